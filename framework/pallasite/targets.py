@@ -1,0 +1,73 @@
+"""What a chip can do: a :class:`Target` is plain data that a plugin contributes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """One instruction set that kernels can be compiled for.
+
+    Attributes:
+      name: the public name, as in ``CompilerParams(target="sm_90a")``.
+      ptx_version: version of the PTX ISA that is emitted, times ten (86 is PTX 8.6).
+      compute_capability: major and minor number of the oldest device that runs it.
+      features: names of what rules may rely on, such as ``"tma"``, ``"cluster"``, ``"mbarrier"``.
+        A plugin may invent new ones.
+      max_shared_memory: bytes of shared memory that one block may use (opt-in limit).
+      max_threads: threads per block.
+      max_registers: 32-bit registers per thread.
+      registers_per_block: 32-bit registers that the threads of one block share.
+      max_cluster_size: blocks per cluster (the non-portable limit).
+      tmem_columns: 32-bit columns of tensor memory, 0 where there is none.
+      multiprocessors: how many a full chip has; for estimates only.
+      description: one line for ``pallasite targets``.
+    """
+
+    name: str
+    ptx_version: int
+    compute_capability: tuple[int, int]
+    features: frozenset[str] = frozenset()
+    max_shared_memory: int = 232448
+    max_threads: int = 1024
+    max_registers: int = 255
+    registers_per_block: int = 65536
+    max_cluster_size: int = 16
+    tmem_columns: int = 0
+    multiprocessors: int = 0
+    description: str = ""
+
+    def has(self, *features: str) -> bool:
+        """Whether the target has all the features named."""
+        return all(feature in self.features for feature in features)
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetPredicate:
+    """Which targets a rule is for: those with all ``features`` and, if given, one of ``names``.
+
+    The empty predicate matches every target and is the least specific. A predicate with names is
+    more specific than one without; among equals, the one with more features is.
+    """
+
+    features: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+
+    def matches(self, target: Target) -> bool:
+        """Whether a rule with this predicate may be used for ``target``."""
+        return self.features <= target.features and (not self.names or target.name in self.names)
+
+    @property
+    def specificity(self) -> tuple[int, int]:
+        """Sort key: larger is more specific."""
+        return (1 if self.names else 0, len(self.features))
+
+    def __str__(self) -> str:
+        parts = [", ".join(sorted(self.names))] if self.names else []
+        if self.features:
+            parts.append("with " + ", ".join(sorted(self.features)))
+        return " ".join(parts) or "every target"
+
+
+ANY_TARGET = TargetPredicate()
