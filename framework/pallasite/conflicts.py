@@ -1,0 +1,132 @@
+"""How plugins' contributions are merged, and the errors where they contradict one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from pallasite.errors import PluginError
+from pallasite.extensions import Contribution, LoweringRule, Pass
+from pallasite.targets import Target
+
+
+class Overriding(Protocol):
+    """Anything that a plugin contributes and that may replace that of other plugins."""
+
+    @property
+    def plugin(self) -> str: ...
+    @property
+    def overrides(self) -> tuple[str, ...]: ...
+
+
+def merge_targets(contributions: Iterable[Contribution]) -> dict[str, Target]:
+    """Targets by name; two plugins with a target of the same name raise :class:`PluginError`."""
+    owners: dict[str, str] = {}
+    merged: dict[str, Target] = {}
+    for one in contributions:
+        for target in one.targets:
+            _claim("targets named", target.name, one.plugin, owners)
+            merged[target.name] = target
+    return merged
+
+
+def merge_names(contributions: Iterable[Contribution]) -> dict[str, str]:
+    """Names of ``pallasite.gpu``; the same name from two plugins raises :class:`PluginError`."""
+    owners: dict[str, str] = {}
+    merged: dict[str, str] = {}
+    for one in contributions:
+        for name, path in one.names.items():
+            _claim("names of pallasite.gpu", name, one.plugin, owners)
+            merged[name] = path
+    return merged
+
+
+def _claim(subject: str, name: str, plugin: str, owners: dict[str, str]) -> None:
+    if name in owners:
+        raise _conflict(f"{subject} {name!r}", owners[name], plugin, can_override=False)
+    owners[name] = plugin
+
+
+def unique[Entry: Overriding, Key](
+    subject: str, entries: Iterable[Entry], key: Callable[[Entry], Key]
+) -> dict[Key, Entry]:
+    """One entry for each key: the only one, or the one that overrides all the others."""
+    groups: dict[Key, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    chosen = {}
+    for name, group in groups.items():
+        best = winner(group)
+        if best is None:
+            raise _conflict(f"{subject} {str(name)!r}", *_disputants(group))
+        chosen[name] = best
+    return chosen
+
+
+def _beats(one: Overriding, other: Overriding) -> bool:
+    return (
+        other.plugin in one.overrides
+        and one.plugin != other.plugin
+        and one.plugin not in other.overrides
+    )
+
+
+def winner[Entry: Overriding](group: Sequence[Entry]) -> Entry | None:
+    """The one that overrides all the others, or None."""
+    for one in group:
+        if all(one is other or _beats(one, other) for other in group):
+            return one
+    return None
+
+
+def _disputants(group: Sequence[Overriding]) -> tuple[str, str]:
+    for index, one in enumerate(group):
+        for other in group[index + 1 :]:
+            if not _beats(one, other) and not _beats(other, one):
+                return one.plugin, other.plugin
+    return group[0].plugin, group[1].plugin
+
+
+def check_no_tie(subject: str, rules: Sequence[LoweringRule], target: Target) -> None:
+    """Raises :class:`PluginError` where equally specific rules match a target and none overrides."""
+    groups: dict[tuple[int, int], list[LoweringRule]] = {}
+    for rule in rules:
+        if rule.target.matches(target):
+            groups.setdefault(rule.target.specificity, []).append(rule)
+    for group in groups.values():
+        if len(group) > 1 and winner(group) is None:
+            raise _conflict(
+                f"equally specific {subject} for target {target.name!r}", *_disputants(group)
+            )
+
+
+def _conflict(subject: str, one: str, other: str, *, can_override: bool = True) -> PluginError:
+    if one == other:
+        return PluginError(f"plugin {one!r} registers two {subject}", hint="remove one of them")
+    disable = f"switch one off: PALLASITE_DISABLE_PLUGINS={other}"
+    override = f"list the other plugin in overrides=({one!r},) of the rule that shall win, or "
+    return PluginError(
+        f"plugins {one!r} and {other!r} both register {subject}",
+        hint=(override if can_override else "") + disable,
+    )
+
+
+def in_order(stage: str, passes: Sequence[Pass]) -> list[Pass]:
+    """Sorts by ``before`` and ``after``, keeping the given order where they leave it open."""
+    earlier: dict[str, set[str]] = {entry.name: set() for entry in passes}
+    for entry in passes:
+        earlier[entry.name] |= {name for name in entry.after if name in earlier}
+        for name in entry.before:
+            if name in earlier:
+                earlier[name].add(entry.name)
+    remaining, ordered = list(passes), []
+    done: set[str] = set()
+    while remaining:
+        ready = next((entry for entry in remaining if earlier[entry.name] <= done), None)
+        if ready is None:
+            circle = ", ".join(f"{e.name!r} (plugin {e.plugin!r})" for e in remaining)
+            raise PluginError(f"the order of these {stage} passes is circular: {circle}")
+        remaining.remove(ready)
+        ordered.append(ready)
+        done.add(ready.name)
+    return ordered

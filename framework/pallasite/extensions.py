@@ -1,0 +1,243 @@
+"""What a plugin can contribute, as plain records, and :class:`RuleSet`, which collects rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pallasite.errors import InvalidValueError
+from pallasite.targets import ANY_TARGET, Target, TargetPredicate
+
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
+
+Stage = Literal["jaxpr", "mlir", "llvm", "ptx"]
+"""The stages at which a pass can run, in the order in which a kernel goes through them."""
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+class Semantics(enum.Enum):
+    """What one user thread is.
+
+    LANE: a warpgroup of 128 lanes whose arrays have explicit register layouts.
+    WARP: one warp, inside a warp-mapped region.
+    WARPGROUP: a warpgroup whose layouts are inferred.
+    """
+
+    LANE = "lane"
+    WARP = "warp"
+    WARPGROUP = "warpgroup"
+
+    # Members are singletons, and rules are looked up for each equation: hash by identity.
+    __hash__ = object.__hash__
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweringRule:
+    """How to emit one primitive: ``function(ctx, *operands, **params)`` returns its results.
+
+    Attributes:
+      primitive: the JAX primitive.
+      semantics: what one user thread is where the rule applies.
+      function: the rule.
+      target: the targets that it is for; the most specific rule wins.
+      overrides: names of plugins whose equally specific rules this one replaces.
+      plugin: who contributed it; the registry fills it in.
+    """
+
+    primitive: Primitive
+    semantics: Semantics
+    function: Callable[..., Any]
+    target: TargetPredicate = ANY_TARGET
+    overrides: tuple[str, ...] = ()
+    plugin: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResourceRule:
+    """What one primitive needs on chip: ``function(ctx, *avals, **params)`` returns ``Resources``."""
+
+    primitive: Primitive
+    function: Callable[..., Any]
+    overrides: tuple[str, ...] = ()
+    plugin: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutRule:
+    """How layouts of one primitive's operands and results constrain one another."""
+
+    primitive: Primitive
+    function: Callable[..., Any]
+    overrides: tuple[str, ...] = ()
+    plugin: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One transformation of a kernel; any can be switched off by its name.
+
+    Attributes:
+      name: unique name, as in ``PALLASITE_DISABLE_PASSES=name``.
+      stage: ``"jaxpr"``, ``"mlir"``, ``"llvm"`` or ``"ptx"``.
+      run: ``run(value, context)`` takes what the stage holds (a jaxpr, an ``ir.Module``, an
+        llvmlite module, PTX text) and returns its replacement, or None if it changed it in place.
+      before: names of passes of the same stage that must come later, if they are there.
+      after: names of passes of the same stage that must come earlier, if they are there.
+      target: the targets for which it runs.
+      overrides: names of plugins whose pass of the same name this one replaces.
+      description: one line for ``pallasite passes``.
+    """
+
+    name: str
+    stage: Stage
+    run: Callable[[Any, Any], Any]
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    target: TargetPredicate = ANY_TARGET
+    overrides: tuple[str, ...] = ()
+    description: str = ""
+    plugin: str = ""
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise InvalidValueError(
+                f"pass {self.name!r} has an unknown stage",
+                got=repr(self.stage),
+                expected="one of " + ", ".join(STAGES),
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Executor:
+    """A way to run compiled kernels.
+
+    Attributes:
+      name: unique name, as in ``pytest --executor=name``.
+      platforms: JAX platforms on which it can serve (``"cuda"``, ``"cpu"``).
+      run: ``run(compiled, *operands)`` returns the list of outputs; it is traced by JAX, so it
+        must be made of JAX operations (an FFI call, a callback).
+      available: whether it can work in this process; None means always.
+      priority: the largest that is available for a platform is chosen.
+      overrides: names of plugins whose executor of the same name this one replaces.
+      description: one line for ``pallasite doctor``.
+    """
+
+    name: str
+    platforms: tuple[str, ...]
+    run: Callable[..., Any]
+    available: Callable[[], bool] | None = None
+    priority: int = 0
+    overrides: tuple[str, ...] = ()
+    description: str = ""
+    plugin: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+    """All that one plugin contributes, under the plugin's name."""
+
+    plugin: str
+    targets: tuple[Target, ...] = ()
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lowering_rules: tuple[LoweringRule, ...] = ()
+    resource_rules: tuple[ResourceRule, ...] = ()
+    layout_rules: tuple[LayoutRule, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    executors: tuple[Executor, ...] = ()
+
+
+class RuleSet:
+    """Collects the rules of one module by decorators, which stack and return the function unchanged.
+
+    The lists ``lowering_rules``, ``resource_rules`` and ``layout_rules`` are what the plugin's hook
+    implementations return.
+    """
+
+    def __init__(self) -> None:
+        self.lowering_rules: list[LoweringRule] = []
+        self.resource_rules: list[ResourceRule] = []
+        self.layout_rules: list[LayoutRule] = []
+
+    def lowering[Function: Callable[..., Any]](
+        self,
+        primitive: Primitive,
+        *semantics: Semantics,
+        requires: Iterable[str] = (),
+        targets: Iterable[str] = (),
+        overrides: Iterable[str] = (),
+    ) -> Callable[[Function], Function]:
+        """Registers ``function(ctx, *operands, **params)`` as a lowering rule of ``primitive``.
+
+        Args:
+          primitive: the JAX primitive.
+          *semantics: where the rule applies; at least one.
+          requires: features that a target must have.
+          targets: names of the only targets that it is for; empty means any.
+          overrides: names of plugins whose equally specific rules it replaces.
+        """
+        for one in semantics:
+            if not isinstance(one, Semantics):
+                raise InvalidValueError(
+                    f"the rule of {primitive} has a wrong semantics",
+                    got=repr(one),
+                    expected="members of Semantics: LANE, WARP, WARPGROUP",
+                )
+        if not semantics:
+            raise InvalidValueError(
+                f"the rule of {primitive} does not say for which semantics it is",
+                expected="one or more of Semantics.LANE, Semantics.WARP, Semantics.WARPGROUP",
+            )
+        predicate = TargetPredicate(_names("requires", requires), _names("targets", targets))
+        replaced = tuple(sorted(_names("overrides", overrides)))
+
+        def register(function: Function) -> Function:
+            self.lowering_rules += [
+                LoweringRule(primitive, one, function, predicate, replaced) for one in semantics
+            ]
+            return function
+
+        return register
+
+    def resources[Function: Callable[..., Any]](
+        self, primitive: Primitive, *, overrides: Iterable[str] = ()
+    ) -> Callable[[Function], Function]:
+        """Registers ``function(ctx, *avals, **params)`` as the estimator rule of ``primitive``."""
+        replaced = tuple(sorted(_names("overrides", overrides)))
+
+        def register(function: Function) -> Function:
+            self.resource_rules.append(ResourceRule(primitive, function, replaced))
+            return function
+
+        return register
+
+    def layout[Function: Callable[..., Any]](
+        self, primitive: Primitive, *, overrides: Iterable[str] = ()
+    ) -> Callable[[Function], Function]:
+        """Registers ``function`` as the layout-inference rule of ``primitive``."""
+        replaced = tuple(sorted(_names("overrides", overrides)))
+
+        def register(function: Function) -> Function:
+            self.layout_rules.append(LayoutRule(primitive, function, replaced))
+            return function
+
+        return register
+
+    def extend(self, *others: RuleSet) -> None:
+        """Adds all the rules of ``others``, for a plugin whose rules are in several modules."""
+        for other in others:
+            self.lowering_rules += other.lowering_rules
+            self.resource_rules += other.resource_rules
+            self.layout_rules += other.layout_rules
+
+
+def _names(what: str, values: Iterable[str]) -> frozenset[str]:
+    """A set of names; a plain string is a common slip and would become its letters."""
+    if isinstance(values, str):
+        raise InvalidValueError(
+            f"{what} takes a tuple of names", got=repr(values), hint=f"{what}=({values!r},)"
+        )
+    return frozenset(values)
