@@ -3,132 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from typing import Any
 
-from pallasite.errors import SourceLocation
+from pallasite.launch import (
+    Allocation as Allocation,
+    ArrayParameter as ArrayParameter,
+    Buffer as Buffer,
+    BufferKind as BufferKind,
+    LaunchParameters as LaunchParameters,
+    Parameter as Parameter,
+    ResourceReport as ResourceReport,
+    TensorMapParameter as TensorMapParameter,
+    canonical_order as canonical_order,
+)
+from pallasite.lowering.result import LoweredKernel as LoweredKernel
 from pallasite.targets import Target
-
-
-class BufferKind(enum.Enum):
-    """Where a kernel parameter's memory comes from."""
-
-    INPUT = "input"
-    OUTPUT = "output"
-    SCRATCH = "scratch"
-
-
-@dataclasses.dataclass(frozen=True)
-class Buffer:
-    """One array in global memory that the kernel gets: the ``index``-th input, output or scratch.
-
-    ``zeroed`` scratch must hold zeros when the kernel starts.
-    """
-
-    kind: BufferKind
-    index: int
-    shape: tuple[int, ...]
-    dtype: Any
-    zeroed: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayParameter:
-    """A kernel parameter that is a 64-bit global pointer, aligned to ``alignment`` bytes."""
-
-    buffer: Buffer
-    alignment: int = 256
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorMapParameter:
-    """A kernel parameter that is a TMA descriptor (128 bytes, by value, aligned to 64).
-
-    ``shape``, ``strides`` and ``box`` are in elements, major to minor; the last stride is 1.
-    ``element_type`` is the code of spec A4; ``swizzle`` in bytes (16 means none); ``zero_fill``
-    says that out-of-bounds elements read as zeros.
-    """
-
-    buffer: Buffer
-    element_type: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle: int
-    location: SourceLocation | None = None
-
-
-Parameter = ArrayParameter | TensorMapParameter
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchParameters:
-    """How to launch a kernel: CUDA dimensions (x, y, z), shared memory, and its parameters.
-
-    ``grid`` counts blocks, so it includes the cluster extents. ``aliases`` pairs input and output
-    numbers that share memory.
-    """
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
-    shared_memory_bytes: int
-    parameters: tuple[Parameter, ...]
-    inputs: tuple[Buffer, ...]
-    outputs: tuple[Buffer, ...]
-    scratch: tuple[Buffer, ...] = ()
-    aliases: tuple[tuple[int, int], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Allocation:
-    """One request for an on-chip resource, and the user's line that made it.
-
-    ``space`` is ``"smem"``, ``"barrier"`` or ``"tmem"``; ``amount`` is in bytes (TMEM: columns);
-    ``offset`` is where it lies, in the same unit.
-    """
-
-    space: str
-    what: str
-    amount: int
-    offset: int
-    location: SourceLocation | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ResourceReport:
-    """On-chip resources of a kernel: who asked for what, and what the assembler says.
-
-    The assembler's figures are None until the kernel has been assembled. Stack and spills are in
-    bytes per thread, registers in 32-bit registers per thread.
-    """
-
-    shared_memory_bytes: int = 0
-    shared_memory_limit: int = 0
-    barriers: int = 0
-    tmem_columns: int = 0
-    allocations: tuple[Allocation, ...] = ()
-    registers: int | None = None
-    spill_store_bytes: int | None = None
-    spill_load_bytes: int | None = None
-    stack_bytes: int | None = None
-    constant_bytes: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class LoweredKernel:
-    """What the lowering hands to code generation: a verified MLIR module and its launch.
-
-    ``module`` is an ``ir.Module`` that holds one ``llvm.func`` named ``name``.
-    """
-
-    name: str
-    module: Any
-    target: Target
-    launch: LaunchParameters
-    resources: ResourceReport
-    jaxpr: Any = None
-    options: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""MLIR helpers: types, constants, memory operations and structured control flow in few words."""

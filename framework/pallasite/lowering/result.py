@@ -1,0 +1,27 @@
+"""What lowering hands to code generation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pallasite.launch import LaunchParameters, ResourceReport
+from pallasite.targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweredKernel:
+    """What the lowering hands to code generation: a verified MLIR module and its launch.
+
+    ``module`` is an ``ir.Module`` that holds one ``llvm.func`` named ``name``.
+    """
+
+    name: str
+    module: Any
+    target: Target
+    launch: LaunchParameters
+    resources: ResourceReport
+    jaxpr: Any = None
+    options: Any = None
+
+
