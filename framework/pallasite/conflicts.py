@@ -88,7 +88,7 @@ def _disputants(group: Sequence[Overriding]) -> tuple[str, str]:
 
 
 def check_no_tie(subject: str, rules: Sequence[LoweringRule], target: Target) -> None:
-    """Raises :class:`PluginError` where equally specific rules match a target and none overrides."""
+    """Raises :class:`PluginError` if equally specific rules match a target and none overrides."""
     groups: dict[tuple[int, int], list[LoweringRule]] = {}
     for rule in rules:
         if rule.target.matches(target):

@@ -89,6 +89,10 @@ class ResourceError(InvalidValueError):
     """A kernel asks for more shared memory, registers, TMEM or barriers than the target has."""
 
 
+class MissingNameError(PallasiteError, AttributeError):
+    """A name of ``pallasite.gpu`` that does not exist, or whose plugin is not there."""
+
+
 class TargetError(InvalidValueError):
     """An unknown target, or one whose plugin is not installed."""
 

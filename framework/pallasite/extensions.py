@@ -58,7 +58,7 @@ class LoweringRule:
 
 @dataclasses.dataclass(frozen=True)
 class ResourceRule:
-    """What one primitive needs on chip: ``function(ctx, *avals, **params)`` returns ``Resources``."""
+    """What one primitive needs on chip: ``function(ctx, *avals, **params) -> Resources``."""
 
     primitive: Primitive
     function: Callable[..., Any]
@@ -151,7 +151,7 @@ class Contribution:
 
 
 class RuleSet:
-    """Collects the rules of one module by decorators, which stack and return the function unchanged.
+    """Collects a module's rules by decorators, which stack and return the function unchanged.
 
     The lists ``lowering_rules``, ``resource_rules`` and ``layout_rules`` are what the plugin's hook
     implementations return.

@@ -6,6 +6,7 @@ This table is data for messages only: nothing is looked up in it unless somethin
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,8 +26,22 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
         name="hopper",
         install="pip install pallasite[hopper]",
         targets=("sm_90a",),
-        names=("set_max_registers", "wgmma", "wgmma_wait", "ACC", "WGMMAAccumulatorRef"),
-        primitives=("set_max_registers", "wgmma_ref", "wgmma_wait", "wgmma_accumulator_deref"),
+        names=(
+            "ACC",
+            "WGMMAAccumulatorRef",
+            "set_max_registers",
+            "wgmma",
+            "wgmma_accumulator_load",
+            "wgmma_wait",
+        ),
+        primitives=(
+            "set_max_registers",
+            "wgmma",
+            "wgmma_accumulator_deref",
+            "wgmma_accumulator_store",
+            "wgmma_ref",
+            "wgmma_wait",
+        ),
     ),
     KnownPlugin(
         name="blackwell",
@@ -35,34 +50,53 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
         names=(
             "TMEM",
             "TMEMLayout",
-            "tcgen05_mma",
-            "tcgen05_commit_arrive",
+            "TryClusterCancelResult",
+            "async_copy_scales_to_tmem",
+            "async_copy_smem_to_tmem",
+            "async_copy_sparse_metadata_to_tmem",
             "async_load_tmem",
             "async_store_tmem",
-            "wait_load_tmem",
             "commit_tmem",
-            "async_copy_scales_to_tmem",
-            "async_copy_sparse_metadata_to_tmem",
-            "try_cluster_cancel",
+            "dynamic_scheduling_loop",
             "query_cluster_cancel",
+            "tcgen05_commit_arrive",
+            "tcgen05_mma",
+            "try_cluster_cancel",
+            "wait_load_tmem",
         ),
         primitives=(
-            "tcgen05_mma",
-            "tcgen05_commit_arrive",
+            "async_copy_scales_to_tmem",
+            "async_copy_smem_to_tmem",
+            "async_copy_sparse_metadata_to_tmem",
             "async_load_tmem",
             "async_store_tmem",
-            "wait_load_tmem",
             "commit_tmem",
-            "async_copy_to_tmem",
-            "try_cluster_cancel",
             "query_cluster_cancel",
+            "tcgen05_commit_arrive",
+            "tcgen05_mma",
+            "try_cluster_cancel",
+            "wait_load_tmem",
         ),
     ),
     KnownPlugin(
         name="multigpu",
         install="pip install pallasite[multigpu]",
-        names=("remote_ref", "multicast_ref", "multimem_load_reduce", "multimem_store"),
-        primitives=("multimem_load_reduce", "multimem_store"),
+        names=(
+            "PeerMemRef",
+            "SemaphoreSignal",
+            "multicast_ref",
+            "multimem_load_reduce",
+            "multimem_store",
+            "remote_ref",
+            "semaphore_signal_multicast",
+            "semaphore_signal_parallel",
+        ),
+        primitives=(
+            "multimem_load_reduce",
+            "multimem_store",
+            "semaphore_signal_multicast",
+            "semaphore_signal_parallel",
+        ),
     ),
     KnownPlugin(
         name="simulator",
@@ -83,3 +117,30 @@ def provider(kind: str, name: str) -> KnownPlugin | None:
         if name in getattr(plugin, kind):
             return plugin
     return None
+
+
+def remedy(kind: str, name: str, present: Mapping[str, str]) -> str | None:
+    """What to do about something missing that a known plugin provides; None if none does.
+
+    Args:
+      kind: as for :func:`provider`.
+      name: what is missing.
+      present: by name of installed plugin, why it is of no use: ``"disabled"``, ``"failed: ..."``,
+        or empty for a plugin that is loaded and well.
+    """
+    plugin = provider(kind, name)
+    if plugin is None:
+        return None
+    reason = present.get(plugin.name)
+    if reason is None:
+        return f"{plugin.install} (plugin {plugin.name!r} provides it and is not installed)"
+    if reason == "disabled":
+        return (
+            f"enable plugin {plugin.name!r}, which provides it:"
+            " it is listed in PALLASITE_DISABLE_PLUGINS or config disabled_plugins"
+        )
+    if reason:
+        return f"repair plugin {plugin.name!r}, which provides it; it {reason}"
+    return (
+        f"upgrade plugin {plugin.name!r}: a later version provides it ({plugin.install} --upgrade)"
+    )

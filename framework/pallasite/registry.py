@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pallasite.conflicts import check_no_tie, in_order, merge_names, merge_targets, unique, winner
@@ -20,7 +20,7 @@ from pallasite.extensions import (
     Semantics,
     Stage,
 )
-from pallasite.known_plugins import provider
+from pallasite.known_plugins import remedy
 from pallasite.targets import Target, TargetPredicate
 
 if TYPE_CHECKING:
@@ -56,8 +56,17 @@ class Registry:
       plugins: names of the plugins, in the order of loading.
     """
 
-    def __init__(self, contributions: Iterable[Contribution]):
+    def __init__(
+        self, contributions: Iterable[Contribution], absences: Mapping[str, str] | None = None
+    ):
+        """Merges and checks contributions.
+
+        Args:
+          contributions: what each plugin contributes; the core's first.
+          absences: by name of installed plugin, why it is of no use (see ``remedy``).
+        """
         contributions = tuple(contributions)
+        self._present = {one.plugin: "" for one in contributions} | dict(absences or {})
         self.plugins = tuple(one.plugin for one in contributions)
         self.targets: dict[str, Target] = merge_targets(contributions)
         self.names: dict[str, str] = merge_names(contributions)
@@ -175,14 +184,15 @@ class Registry:
     ) -> MissingRuleError:
         rules = self.lowering_rules(primitive)
         name = str(primitive)
-        known = provider("primitives", name)
+        suitable = sorted({t for rule in rules for t in self._targets_of(rule, semantics)})
+        others = sorted({rule.semantics.name for rule in rules if rule.target.matches(target)})
         hint = None
-        if known is not None and known.name not in self.plugins:
-            hint = f"{known.install} (the plugin {known.name!r} is known to provide it)"
-        elif suitable := sorted({t for rule in rules for t in self._targets_of(rule, semantics)}):
+        if suitable:
             hint = f"compile for {' or '.join(suitable)}"
-        elif others := sorted({r.semantics.name for r in rules if r.target.matches(target)}):
+        elif others:
             hint = f"use it under {' or '.join(others)} semantics"
+        elif not rules:
+            hint = remedy("primitives", name, self._present)
         installed = "; ".join(
             f"{rule.semantics.name} on {_describe(rule.target)} (plugin {rule.plugin!r})"
             for rule in rules

@@ -1,0 +1,232 @@
+"""Configuration: typed options, each settable by the program and by an environment variable.
+
+An option's value is the first that is set: a surrounding ``with config.scoped(...)``, its
+environment variable (so that the command line wins over the program), :func:`update`, its default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pallasite.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option: ``parse`` turns what a user gives into its value, or raises ``ValueError``."""
+
+    name: str
+    variable: str
+    default: Callable[[], Any]
+    parse: Callable[[Any], Any]
+    accepts: str
+    description: str
+
+
+def _boolean(value: Any) -> bool:
+    words = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}
+    if isinstance(value, bool):
+        return value
+    try:
+        return words[str(value).strip().lower()]
+    except KeyError:
+        raise ValueError from None
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, (tuple, list, set, frozenset)):
+        raise ValueError
+    if not all(isinstance(name, str) for name in value):
+        raise ValueError
+    return tuple(sorted({name.strip() for name in value} - {""}))
+
+
+def _optional_name(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError
+    return value.strip() or None
+
+
+def _path(value: Any) -> pathlib.Path:
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise ValueError
+    return pathlib.Path(value).expanduser()
+
+
+def _optional_path(value: Any) -> pathlib.Path | None:
+    return None if value is None or value == "" else _path(value)
+
+
+def _assembler(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str) or not (value in ("auto", "off") or os.sep in value):
+        raise ValueError
+    return value
+
+
+def _default_cache_dir() -> pathlib.Path:
+    if sys.platform == "darwin":
+        return pathlib.Path("~/Library/Caches/pallasite").expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return pathlib.Path(base).expanduser() / "pallasite"
+
+
+OPTIONS: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option(
+            "target",
+            "PALLASITE_TARGET",
+            lambda: None,
+            _optional_name,
+            "the name of a target such as 'sm_90a', or None for the local GPU",
+            "what kernels are compiled for",
+        ),
+        Option(
+            "disabled_plugins",
+            "PALLASITE_DISABLE_PLUGINS",
+            tuple,
+            _names,
+            "names of plugins, as a sequence or separated by commas",
+            "plugins that are not loaded",
+        ),
+        Option(
+            "disabled_passes",
+            "PALLASITE_DISABLE_PASSES",
+            tuple,
+            _names,
+            "names of passes, as a sequence or separated by commas",
+            "passes that do not run",
+        ),
+        Option(
+            "dump",
+            "PALLASITE_DUMP",
+            lambda: None,
+            _optional_path,
+            "a directory, or None",
+            "where each stage of each kernel is written",
+        ),
+        Option(
+            "cache",
+            "PALLASITE_CACHE",
+            lambda: True,
+            _boolean,
+            "on or off (also 1, 0, true, false)",
+            "whether compiled kernels are kept on disk",
+        ),
+        Option(
+            "cache_dir",
+            "PALLASITE_CACHE_DIR",
+            _default_cache_dir,
+            _path,
+            "a directory",
+            "where compiled kernels are kept",
+        ),
+        Option(
+            "ptxas",
+            "PALLASITE_PTXAS",
+            lambda: "auto",
+            _assembler,
+            "'auto' (the installed wheel or PATH), 'off', or a path to the program",
+            "the assembler that turns PTX into machine code and counts registers",
+        ),
+        Option(
+            "sanitize",
+            "PALLASITE_SANITIZE",
+            lambda: False,
+            _boolean,
+            "on or off (also 1, 0, true, false)",
+            "whether kernels are built with run-time checks",
+        ),
+    )
+}
+
+_updated: dict[str, Any] = {}
+_scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
+    "pallasite_config", default={}
+)
+
+
+def get(name: str) -> Any:
+    """The present value of an option.
+
+    Raises:
+      ConfigError: there is no such option, or its environment variable has a value it rejects.
+    """
+    return source(name)[0]
+
+
+def source(name: str) -> tuple[Any, str]:
+    """The value of an option, and where it comes from: ``"context"``, a variable's name,
+    ``"update"`` or ``"default"``."""
+    option = _option(name)
+    scoped_values = _scoped.get()
+    if name in scoped_values:
+        return scoped_values[name], "context"
+    text = os.environ.get(option.variable, "")
+    if text:
+        return _parse(option, text, f"environment variable {option.variable}"), option.variable
+    if name in _updated:
+        return _updated[name], "update"
+    return option.default(), "default"
+
+
+def update(name: str, value: Any) -> None:
+    """Sets an option for the whole process; its environment variable, if set, still wins.
+
+    Raises:
+      ConfigError: there is no such option, or it does not accept the value.
+    """
+    option = _option(name)
+    _updated[name] = _parse(option, value, f"option {name!r}")
+
+
+def reset(name: str | None = None) -> None:
+    """Forgets what :func:`update` set, for one option or for all."""
+    if name is None:
+        _updated.clear()
+    else:
+        _updated.pop(_option(name).name, None)
+
+
+@contextlib.contextmanager
+def scoped(**values: Any) -> Iterator[None]:
+    """Sets options within a ``with`` block, for the present thread or task only."""
+    parsed = {
+        name: _parse(_option(name), value, f"option {name!r}") for name, value in values.items()
+    }
+    token = _scoped.set({**_scoped.get(), **parsed})
+    try:
+        yield
+    finally:
+        _scoped.reset(token)
+
+
+def _option(name: str) -> Option:
+    try:
+        return OPTIONS[name]
+    except KeyError:
+        raise ConfigError(
+            f"there is no configuration option {name!r}", expected="one of " + ", ".join(OPTIONS)
+        ) from None
+
+
+def _parse(option: Option, value: Any, what: str) -> Any:
+    try:
+        return option.parse(value)
+    except ValueError:
+        raise ConfigError(
+            f"{what} does not accept this value", got=repr(value), expected=option.accepts
+        ) from None

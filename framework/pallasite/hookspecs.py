@@ -1,0 +1,75 @@
+"""The extension surface: what a plugin may contribute, one hook for each kind.
+
+A plugin is a module (or object) with functions of these names, marked with :data:`hookimpl`, and an
+entry point in the group ``pallasite.plugins`` that leads to it::
+
+    from pallasite import hookimpl
+
+    @hookimpl
+    def pallasite_targets():
+        return [Target(name="sm_90a", ...)]
+
+The module that the entry point names should import little: it is loaded when the first target or
+plugin name is asked for. Import rules inside the hook functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pallasite.extensions import Executor, LayoutRule, LoweringRule, Pass, ResourceRule
+    from pallasite.targets import Target
+
+PROJECT = "pallasite"
+ENTRY_POINT_GROUP = "pallasite.plugins"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function as the implementation of the hook of its name."""
+
+
+@hookspec
+def pallasite_targets() -> Iterable[Target]:  # type: ignore[empty-body]
+    """Targets that kernels can be compiled for. Called when a target is first looked up by name;
+    the names must not be those of another plugin's targets."""
+
+
+@hookspec
+def pallasite_names() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Names to add to ``pallasite.gpu``: name to ``"module:attribute"``. Called when a name that is
+    not the core's own is first used; the module is imported only when that very name is."""
+
+
+@hookspec
+def pallasite_lowering_rules() -> Iterable[LoweringRule]:  # type: ignore[empty-body]
+    """Rules that emit code for primitives, usually ``rules.lowering_rules`` of a ``RuleSet``. Called
+    once, before the first kernel is lowered. The rule whose target predicate is most specific wins;
+    a tie between plugins is an error unless one rule's ``overrides`` names the other plugin."""
+
+
+@hookspec
+def pallasite_resource_rules() -> Iterable[ResourceRule]:  # type: ignore[empty-body]
+    """Rules that say what shared memory, barriers and tensor memory a primitive needs, usually
+    ``rules.resource_rules``. Called once, before the first kernel is lowered."""
+
+
+@hookspec
+def pallasite_layout_rules() -> Iterable[LayoutRule]:  # type: ignore[empty-body]
+    """Rules that relate the layouts of a primitive's operands and results, usually
+    ``rules.layout_rules``. Called once, before the first kernel is lowered."""
+
+
+@hookspec
+def pallasite_passes() -> Iterable[Pass]:  # type: ignore[empty-body]
+    """Passes over the jaxpr, the MLIR module, the LLVM module or the PTX. Called once, before the
+    first kernel is lowered; names must be unique."""
+
+
+@hookspec
+def pallasite_executors() -> Iterable[Executor]:  # type: ignore[empty-body]
+    """Ways to run compiled kernels. Called once, before the first kernel is lowered; for a
+    platform, the executor with the highest priority among those available is used."""

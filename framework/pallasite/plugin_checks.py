@@ -1,0 +1,83 @@
+"""Checks of a plugin when it is loaded: its hooks fit the specifications and return what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pluggy
+
+from pallasite import extensions, hookspecs
+from pallasite.errors import PluginError
+from pallasite.targets import Target
+
+FIELDS: Mapping[str, str] = {
+    f"pallasite_{field.name}": field.name
+    for field in dataclasses.fields(extensions.Contribution)
+    if field.name != "plugin"
+}
+"""For each hook, the field of a :class:`Contribution` that it fills."""
+
+_RECORDS: Mapping[str, type] = {
+    "pallasite_targets": Target,
+    "pallasite_lowering_rules": extensions.LoweringRule,
+    "pallasite_resource_rules": extensions.ResourceRule,
+    "pallasite_layout_rules": extensions.LayoutRule,
+    "pallasite_passes": extensions.Pass,
+    "pallasite_executors": extensions.Executor,
+}
+
+
+def implementations(plugin: Any, name: str) -> dict[str, Callable[[], Any]]:
+    """A plugin's hook implementations by name of hook.
+
+    Raises:
+      PluginError: it has none, or one that no specification knows or whose arguments differ.
+    """
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    expected = "functions marked with pallasite.hookimpl, named " + ", ".join(FIELDS)
+    try:
+        manager.register(plugin, name=name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(
+            f"plugin {name!r} does not fit the hook specifications: {error}", expected=expected
+        ) from error
+    callers = {hook: getattr(manager.hook, hook) for hook in FIELDS}
+    found = {hook: caller for hook, caller in callers.items() if caller.get_hookimpls()}
+    if not found:
+        raise PluginError(f"plugin {name!r} implements no hook", expected=expected)
+    return {hook: functools.partial(_call, caller) for hook, caller in found.items()}
+
+
+def checked(plugin: str, hook: str, value: Any) -> Any:
+    """What a hook returned, as a tuple of records or a dictionary.
+
+    Raises:
+      PluginError: it is something else.
+    """
+    if hook == "pallasite_names":
+        if isinstance(value, Mapping) and all(":" in str(path) for path in value.values()):
+            return dict(value)
+        expected = 'a mapping of name to "module:attribute"'
+    else:
+        record = _RECORDS[hook]
+        entries = tuple(value) if isinstance(value, Iterable) else (value,)
+        wrong = [entry for entry in entries if not isinstance(entry, record)]
+        if not wrong:
+            return entries
+        value, expected = wrong[0], f"an iterable of {record.__name__}"
+    raise PluginError(
+        f"{hook} of plugin {plugin!r} returned the wrong thing", got=repr(value), expected=expected
+    )
+
+
+def _call(caller: pluggy.HookCaller) -> Any:
+    # pluggy leaves out an implementation that returned None, which here means "nothing".
+    results = caller()
+    if results:
+        return results[0]
+    return {} if caller.name == "pallasite_names" else ()

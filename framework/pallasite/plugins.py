@@ -1,0 +1,270 @@
+"""The plugin manager: finds plugins, loads them when first needed, and builds the registry.
+
+Plugins are found through the entry-point group ``pallasite.plugins``; their names are known without
+importing them. The core's own targets, rules and passes come in through the same hooks, as the
+plugin ``pallasite``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pallasite import config, hookspecs
+from pallasite.conflicts import merge_names, merge_targets
+from pallasite.errors import PluginError
+from pallasite.extensions import Contribution
+from pallasite.plugin_checks import FIELDS, checked, implementations
+from pallasite.registry import Registry
+from pallasite.targets import Target
+
+CORE = "pallasite"
+
+BUILTIN_MODULES: Mapping[str, str] = {
+    "pallasite_targets": "pallasite.builtin_targets",
+    "pallasite_lowering_rules": "pallasite.lowering.builtin",
+    "pallasite_resource_rules": "pallasite.lowering.builtin",
+    "pallasite_layout_rules": "pallasite.lowering.builtin",
+    "pallasite_passes": "pallasite.passes.builtin",
+}
+"""The core's hook implementations: the module that holds each, imported when it is called."""
+
+class PluginWarning(UserWarning):
+    """A plugin that is installed but cannot be used."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PluginInfo:
+    """What is known of one plugin.
+
+    Attributes:
+      name: its entry-point name.
+      distribution: the installed distribution and version, or ``"in process"``.
+      state: ``"found"`` (not imported yet), ``"loaded"``, ``"disabled"`` or ``"failed"``.
+      error: for a failed one, the end of its traceback.
+    """
+
+    name: str
+    distribution: str
+    state: str
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """A plugin that can be loaded; ``load`` imports it."""
+
+    name: str
+    distribution: str
+    load: Callable[[], Any]
+
+
+def _core_plugin(modules: Mapping[str, str]) -> dict[str, Callable[[], Any]]:
+    def call(hook: str) -> Any:
+        return getattr(importlib.import_module(modules[hook]), hook)()
+
+    return {hook: functools.partial(call, hook) for hook in modules}
+
+
+def _entry_points() -> Iterable[importlib.metadata.EntryPoint]:
+    return importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP)
+
+
+class PluginManager:
+    """Finds, loads and checks plugins. One serves the process; tests make their own.
+
+    Args:
+      builtins: for each hook, the module with the core's own implementation.
+      entry_points: gives the installed entry points.
+    """
+
+    def __init__(
+        self,
+        builtins: Mapping[str, str] = BUILTIN_MODULES,
+        entry_points: Callable[[], Iterable[importlib.metadata.EntryPoint]] = _entry_points,
+    ):
+        self._core = _core_plugin(builtins)
+        self._entry_points = entry_points
+        self._installed: dict[str, _Found] | None = None
+        self._registered: dict[str, _Found] = {}
+        self._objects: dict[str, Any] = {}
+        self._errors: dict[str, str] = {}
+        self._contributions: dict[tuple[str, str], Any] = {}
+        self._built: tuple[frozenset[str], Registry] | None = None
+        self._lock = threading.RLock()
+
+    def register(self, plugin: Any, name: str | None = None) -> str:
+        """Adds a plugin object (module, class instance) to this process and returns its name.
+
+        Raises:
+          PluginError: a plugin of that name is there already, or a hook of it is wrong.
+        """
+        name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
+        with self._lock:
+            if name == CORE or name in self._registered or name in self._find():
+                raise PluginError(f"a plugin named {name!r} is already there", hint="name=...")
+            implementations(plugin, name)
+            self._registered[name] = _Found(name, "in process", lambda: plugin)
+            self._built = None
+        return name
+
+    def unregister(self, name: str) -> None:
+        """Removes a plugin that :meth:`register` added.
+
+        Raises:
+          PluginError: there is none of that name.
+        """
+        with self._lock:
+            if self._registered.pop(name, None) is None:
+                raise PluginError(
+                    f"no plugin named {name!r} was registered in this process",
+                    expected="one of " + (", ".join(self._registered) or "(none)"),
+                )
+            self._objects.pop(name, None)
+            self._errors.pop(name, None)
+            for key in [key for key in self._contributions if key[0] == name]:
+                del self._contributions[key]
+            self._built = None
+
+    def plugins(self) -> tuple[PluginInfo, ...]:
+        """All plugins that are installed or registered, without importing any."""
+        with self._lock:
+            disabled = config.get("disabled_plugins")
+            found = [*self._find().values(), *self._registered.values()]
+            return tuple(
+                PluginInfo(
+                    one.name,
+                    one.distribution,
+                    self._state(one.name, disabled),
+                    self._errors.get(one.name, ""),
+                )
+                for one in found
+            )
+
+    def absences(self) -> dict[str, str]:
+        """By name of installed plugin, why it is of no use, or an empty string."""
+        reasons = {}
+        for one in self.plugins():
+            last = one.error.strip().splitlines()[-1:]
+            failed = f"failed to load: {last[0]}" if last else "failed to load"
+            reasons[one.name] = {"disabled": "disabled", "failed": failed}.get(one.state, "")
+        return reasons
+
+    def targets(self) -> dict[str, Target]:
+        """Targets by name, without loading any rules."""
+        return merge_targets(self._contribute(("pallasite_targets",)))
+
+    def names(self) -> dict[str, str]:
+        """Plugins' names for ``pallasite.gpu``, each with its ``"module:attribute"``."""
+        return merge_names(self._contribute(("pallasite_names",)))
+
+    def registry(self) -> Registry:
+        """All rules, targets, passes and executors of the enabled plugins.
+
+        The same object is returned until a plugin is registered, removed, disabled or enabled.
+
+        Raises:
+          PluginError: two plugins contradict each other.
+        """
+        disabled = frozenset(config.get("disabled_plugins"))
+        with self._lock:
+            if self._built is None or self._built[0] != disabled:
+                contributions = self._contribute(tuple(FIELDS))
+                self._built = (disabled, Registry(contributions, self.absences()))
+            return self._built[1]
+
+    def _find(self) -> dict[str, _Found]:
+        """Entry points by name, sorted; the first distribution on the path has a name."""
+        if self._installed is None:
+            found: dict[str, _Found] = {}
+            for point in sorted(self._entry_points(), key=lambda point: point.name):
+                distribution = getattr(point, "dist", None)
+                label = f"{distribution.name} {distribution.version}" if distribution else "?"
+                found.setdefault(point.name, _Found(point.name, label, point.load))
+            self._installed = found
+        return self._installed
+
+    def _state(self, name: str, disabled: Iterable[str]) -> str:
+        if name in disabled:
+            return "disabled"
+        if name in self._errors:
+            return "failed"
+        return "loaded" if name in self._objects else "found"
+
+    def _contribute(self, hooks: tuple[str, ...]) -> list[Contribution]:
+        """What each enabled plugin returns from some hooks; a plugin that fails gives nothing."""
+        with self._lock:
+            disabled = config.get("disabled_plugins")
+            contributions = [self._collect(CORE, hooks, self._core)]
+            for one in [*self._find().values(), *self._registered.values()]:
+                if one.name in disabled or one.name in self._errors:
+                    continue
+                try:
+                    contributions.append(self._collect(one.name, hooks, self._load(one)))
+                except Exception as error:
+                    self._fail(one, error)
+            return contributions
+
+    def _load(self, found: _Found) -> dict[str, Callable[[], Any]]:
+        """A plugin's hook implementations by name."""
+        if found.name not in self._objects:
+            self._objects[found.name] = implementations(found.load(), found.name)
+        loaded: dict[str, Callable[[], Any]] = self._objects[found.name]
+        return loaded
+
+    def _collect(
+        self, name: str, hooks: tuple[str, ...], loaded: Mapping[str, Callable[[], Any]]
+    ) -> Contribution:
+        values: dict[str, Any] = {}
+        for hook in hooks:
+            if hook in loaded:
+                if (name, hook) not in self._contributions:
+                    self._contributions[name, hook] = checked(name, hook, loaded[hook]())
+                values[FIELDS[hook]] = self._contributions[name, hook]
+        return Contribution(name, **values)
+
+    def _fail(self, found: _Found, error: Exception) -> None:
+        summary = traceback.format_exception(error, limit=-3)
+        self._errors[found.name] = "".join(summary).strip()
+        self._built = None
+        warnings.warn(
+            f"plugin {found.name!r} ({found.distribution}) is not used, since it failed to load:"
+            f" {type(error).__name__}: {error}",
+            PluginWarning,
+            stacklevel=2,
+        )
+
+
+_manager = PluginManager()
+
+
+def manager() -> PluginManager:
+    """The plugin manager of this process."""
+    return _manager
+
+
+def register(plugin: Any, name: str | None = None) -> str:
+    """Adds a plugin object to this process; see :meth:`PluginManager.register`."""
+    return _manager.register(plugin, name)
+
+
+def unregister(name: str) -> None:
+    """Removes a plugin that :func:`register` added."""
+    _manager.unregister(name)
+
+
+def plugins() -> tuple[PluginInfo, ...]:
+    """All plugins that are installed or registered, without importing any."""
+    return _manager.plugins()
+
+
+def registry() -> Registry:
+    """The current registry; it is built anew when plugins were added, removed or switched."""
+    return _manager.registry()
