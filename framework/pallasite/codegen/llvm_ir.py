@@ -1,0 +1,101 @@
+"""MLIR to LLVM IR: :func:`translate` writes a module of ``llvm.func`` as LLVM IR text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallasite.codegen.translation.arith import ARITH
+from pallasite.codegen.translation.control import CONTROL
+from pallasite.codegen.translation.emitter import Emitter, HandlerTable
+from pallasite.codegen.translation.functions import (
+    ATTRIBUTE_GROUPS,
+    declare,
+    define,
+    global_variable,
+)
+from pallasite.codegen.translation.llvm_ops import LLVM
+from pallasite.codegen.translation.locations import Metadata, source_location
+from pallasite.codegen.translation.math import MATH
+from pallasite.codegen.translation.memory import MEMORY
+from pallasite.codegen.translation.types import TypeTable
+from pallasite.codegen.translation.vector import VECTOR
+from pallasite.errors import CompilationError, PallasiteError, SourceLocation
+
+_HANDLERS = HandlerTable(ARITH, MATH, CONTROL, LLVM, MEMORY, VECTOR)
+
+DEVICE_TRIPLE = "nvptx64-nvidia-cuda"
+DATA_LAYOUTS = {
+    DEVICE_TRIPLE: "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64",
+}
+"""Data layouts by triple; without the right one LLVM assumes wrong default alignments."""
+
+
+def translate(
+    module: Any,
+    *,
+    triple: str = DEVICE_TRIPLE,
+    data_layout: str | None = None,
+    debug_info: bool = True,
+) -> str:
+    """Writes a verified MLIR module as LLVM IR text.
+
+    Args:
+      module: an ``ir.Module`` of ``llvm.func`` and ``llvm.mlir.global``, with bodies of arith,
+        math, scf, llvm, and static operations of vector.
+      triple: the target triple; another one than the default is for tests on the host.
+      data_layout: data layout string; needed for a triple that is not in ``DATA_LAYOUTS``.
+      debug_info: whether operations keep their source locations.
+
+    Raises:
+      CompilationError: an operation, type or constant has no translation; names it and its line.
+    """
+    types = TypeTable()
+    metadata = Metadata()
+    device = triple.startswith("nvptx")
+    layout = data_layout or DATA_LAYOUTS.get(triple)
+    lines = [f'target triple = "{triple}"']
+    if layout is not None:
+        lines.insert(0, f'target datalayout = "{layout}"')
+    for operation in module.body.operations:
+        try:
+            name = operation.operation.name
+            if name == "llvm.mlir.global":
+                lines.append(global_variable(operation, types))
+            elif name == "llvm.func" and not operation.regions[0].blocks:
+                lines.append(declare(operation, types))
+            elif name == "llvm.func":
+                lines += _function(operation, types, metadata, device, debug_info)
+            else:
+                raise CompilationError(
+                    f"operation {name!r} at the top of the module",
+                    expected="llvm.func and llvm.mlir.global",
+                )
+        except PallasiteError as error:
+            raise error.at(source_location(operation.location)) from None
+    lines += ATTRIBUTE_GROUPS
+    lines += metadata.lines()
+    lines.append("")
+    return "\n".join(lines)
+
+
+def _function(
+    operation: Any, types: TypeTable, metadata: Metadata, device: bool, debug_info: bool
+) -> list[str]:
+    debug = None
+    if debug_info:
+        where = source_location(operation.location) or _first_location(operation)
+        if where is not None:
+            debug = metadata.function(operation.attributes["sym_name"].value, where)
+    emitter = Emitter(_HANDLERS, types, debug, metadata, device)
+    define(operation, emitter, debug.subprogram if debug else None)
+    return emitter.lines
+
+
+def _first_location(operation: Any) -> SourceLocation | None:
+    """The first location in a function that has a file."""
+    for block in operation.regions[0].blocks:
+        for one in block.operations:
+            found = source_location(one.location)
+            if found is not None:
+                return found
+    return None

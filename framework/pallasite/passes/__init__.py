@@ -1,0 +1,1 @@
+"""The pass pipeline and the built-in passes."""
