@@ -1,0 +1,401 @@
+"""The only door to private JAX: every other module imports what it needs from here, by plain names.
+
+When a new JAX release moves something, this file is the one to change. It holds re-exports, grouped
+by subject, and a few thin helpers whose signatures belong to Pallasite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import api as _api
+from jax._src import api_util as _api_util
+from jax._src import checkify as _checkify
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import custom_batching as _custom_batching
+from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import debugging as _debugging
+from jax._src import dtypes as _dtypes
+from jax._src import effects as _effects
+from jax._src import flattree as _flattree
+from jax._src import literals as _literals
+from jax._src import pjit as _pjit
+from jax._src import pretty_printer as _pretty_printer
+from jax._src import source_info_util as _source_info_util
+from jax._src import state as _state
+from jax._src import traceback_util as _traceback_util
+from jax._src import tree_util as _tree_util
+from jax._src import ad_checkpoint as _ad_checkpoint
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import lax as _lax
+from jax._src.lax import parallel as _parallel
+from jax._src.lax.control_flow import conditionals as _conditionals
+from jax._src.lax.control_flow import loops as _loops
+from jax._src.pallas import core as _pallas_core
+from jax._src.pallas import mpmd as _mpmd
+from jax._src.pallas import pallas_call as _pallas_call
+from jax._src.pallas import primitives as _pallas_primitives
+from jax._src.state import discharge as _discharge
+from jax._src.state import indexing as _indexing
+from jax._src.state import primitives as _state_primitives
+from jax._src.state import types as _state_types
+
+from pallasite.errors import SourceLocation
+
+# --- Jaxprs -----------------------------------------------------------------------------------
+# Since JAX 0.11 a closed jaxpr and a jaxpr are one class: ``jaxpr.consts`` are the values of
+# ``jaxpr.constvars``, which come before ``jaxpr.invars``.
+Atom = _core.Atom
+ClosedJaxpr = _core.ClosedJaxpr
+DropVar = _core.DropVar
+Jaxpr = _core.Jaxpr
+JaxprEqn = _core.JaxprEqn
+JaxprPpContext = _core.JaxprPpContext
+JaxprPpSettings = _core.JaxprPpSettings
+Literal = _core.Literal
+Primitive = _core.Primitive
+Tracer = _core.Tracer
+TypedNdArray = _literals.TypedNdArray
+Var = _core.Var
+DebugInfo = _core.DebugInfo
+check_jaxpr = _core.check_jaxpr
+eval_jaxpr = _core.eval_jaxpr
+jaxprs_in_params = _core.jaxprs_in_params
+subjaxprs = _core.subjaxprs
+typeof = _core.typeof
+is_concrete = _core.is_concrete
+to_concrete_value = _core.to_concrete_value
+custom_typechecks = _core.custom_typechecks
+pp_eqn_rules = _core.pp_eqn_rules
+pp_var = _core.pp_var
+pp_eqn = _core.pp_eqn
+dce_rules = _partial_eval.dce_rules
+convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
+dce_jaxpr = _partial_eval.dce_jaxpr
+partial_eval_jaxpr_custom_rules = _partial_eval.partial_eval_jaxpr_custom_rules
+
+# --- Abstract values and dtypes -----------------------------------------------------------------
+AbstractValue = _core.AbstractValue
+ShapedArray = _core.ShapedArray
+DeviceMemorySpace = _core.MemorySpace
+ExtendedDType = _dtypes.ExtendedDType
+extended = _dtypes.extended
+prng_key_dtype = _dtypes.prng_key
+issubdtype = _dtypes.issubdtype
+dtype_of = _dtypes.dtype
+itemsize_bits = _dtypes.itemsize_bits
+pytype_aval_mappings = _core.pytype_aval_mappings
+NotSpecified = _api.NotSpecified
+
+# --- References and their transforms ------------------------------------------------------------
+AbstractRef = _state_types.AbstractRef
+BitcastTransform = _state_types.BitcastTransform
+NDIndexer = _indexing.NDIndexer
+Ref = _core.Ref
+RefIndexer = _state_types.RefIndexer
+ReshapeTransform = _state_types.ReshapeTransform
+SelectTransform = _state_types.SelectTransform
+Slice = _indexing.Slice
+Transform = _state_types.Transform
+TransformedRef = _state_types.TransformedRef
+TransposeTransform = _state_types.TransposeTransform
+transform_type = _state_types.transform_type
+aval_method = _core.aval_method
+aval_property = _core.aval_property
+get_ref_and_transforms = _state_primitives.get_ref_and_transforms
+#: Which abstract reference (and initial value) ``pl.run_state`` makes of a Python object, by type.
+ref_type_aval_mappings = _state_types._ref_type_aval_mappings
+uninitialized = _state_types.uninitialized
+undo_transforms = _pallas_core.undo_transforms
+
+# --- Effects ------------------------------------------------------------------------------------
+AccumEffect = _state_types.AccumEffect
+Effect = _effects.Effect
+JaxprInputEffect = _effects.JaxprInputEffect
+NamedAxisEffect = _core.NamedAxisEffect
+ReadEffect = _state_types.ReadEffect
+RefEffect = _state_types.RefEffect
+WriteEffect = _state_types.WriteEffect
+comms_effect = _pallas_core.comms_effect
+debug_effect = _debugging.debug_effect
+ordered_debug_effect = _debugging.ordered_debug_effect
+control_flow_allowed_effects = _effects.control_flow_allowed_effects
+kernel_local_effects = _pallas_core.kernel_local_effects
+lowerable_effects = _effects.lowerable_effects
+
+# --- Primitives: references ---------------------------------------------------------------------
+addupdate_p = _state_primitives.addupdate_p
+broadcast_to_p = _state_primitives.broadcast_to_p
+get_p = _state_primitives.get_p
+swap_p = _state_primitives.swap_p
+new_ref_p = _core.ref_p
+empty_ref_p = _core.empty_ref_p
+freeze_p = _core.freeze_p
+ref_get = _state_primitives.ref_get
+ref_set = _state_primitives.ref_set
+ref_swap = _state_primitives.ref_swap
+run_state_p = _discharge.run_state_p
+
+# --- Primitives: Pallas -------------------------------------------------------------------------
+check_p = _checkify.check_p
+debug_print_p = _debugging.debug_print_p
+debug_callback_p = _debugging.debug_callback_p
+delay_p = _pallas_primitives.delay_p
+get_global_p = _pallas_primitives.get_global_p
+masked_load_p = _pallas_primitives.load_p
+masked_swap_p = _pallas_primitives.swap_p
+mpmd_map_p = _mpmd.mpmd_map_p
+multiple_of_p = _pallas_primitives.multiple_of_p
+num_programs_p = _pallas_primitives.num_programs_p
+pallas_call_p = _pallas_call.pallas_call_p
+program_id_p = _pallas_primitives.program_id_p
+reciprocal_p = _pallas_primitives.reciprocal_p
+run_scoped_p = _pallas_primitives.run_scoped_p
+semaphore_read_p = _pallas_primitives.semaphore_read_p
+semaphore_signal_p = _pallas_primitives.semaphore_signal_p
+semaphore_wait_p = _pallas_primitives.semaphore_wait_p
+DeviceIdType = _pallas_primitives.DeviceIdType
+device_id_to_logical = _pallas_primitives.device_id_to_logical
+mpmd_map = _mpmd.mpmd_map
+
+# --- Primitives: control flow and calls -----------------------------------------------------------
+axis_index_p = _parallel.axis_index_p
+call_p = _core.call_p
+closed_call_p = _core.closed_call_p
+cond_p = _conditionals.cond_p
+custom_jvp_call_p = _custom_derivatives.custom_jvp_call_p
+custom_vjp_call_p = _custom_derivatives.custom_vjp_call_p
+custom_vmap_p = _custom_batching.custom_vmap_p
+eval_jaxpr_p = _partial_eval.eval_jaxpr_p
+jit_p = _pjit.jit_p
+remat_p = _ad_checkpoint.remat_p
+scan_p = _loops.scan_p
+while_p = _loops.while_p
+lax_primitives = _lax  # ``lax_primitives.add_p`` and so on
+
+# --- Pallas core ----------------------------------------------------------------------------------
+BarrierSemaphore = _pallas_core.BarrierSemaphore
+Blocked = _pallas_core.Blocked
+BlockMapping = _pallas_core.BlockMapping
+BoundedSlice = _pallas_core.BoundedSlice
+Buffered = _pallas_core.Buffered
+Element = _pallas_core.Element
+GridMapping = _pallas_core.GridMapping
+Indirect = _pallas_core.Indirect
+MemoryRef = _pallas_core.MemoryRef
+PallasBlockSpec = _pallas_core.BlockSpec
+PallasMemorySpace = _pallas_core.MemorySpace
+PallasMesh = _pallas_core.Mesh
+Semaphore = _pallas_core.Semaphore
+Squeezed = _pallas_core.Squeezed
+semaphore_dtype = _pallas_core.semaphore_dtype
+current_grid_env = _pallas_core.current_grid_env
+GridAxis = _pallas_core.GridAxis
+grid_env = _pallas_core.grid_env
+tracing_grid_env = _pallas_core.tracing_grid_env
+
+# --- Pretty printing ------------------------------------------------------------------------------
+pretty_printer = _pretty_printer
+
+# --- Transformations: batching, discharge, lowering -----------------------------------------------
+primitive_batchers = _batching.primitive_batchers
+fancy_primitive_batchers = _batching.fancy_primitive_batchers
+primitive_jvps = _ad.primitive_jvps
+DischargeContext = _discharge.DischargeContext
+discharge_state = _discharge.discharge_state
+discharged_aval = _discharge.discharged_aval
+register_discharge_rule = _discharge.register_discharge_rule
+register_neutral_memory_space = _discharge.register_neutral_memory_space
+register_lowering = _mlir.register_lowering
+lower_fun = _mlir.lower_fun
+LoweringRuleContext = _mlir.LoweringRuleContext
+
+
+# --- Source locations -----------------------------------------------------------------------------
+_PACKAGE_PATH = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def hide_frames_of(path: str) -> None:
+    """Makes a file or folder count as library code, so that locations name its caller."""
+    _source_info_util.register_exclusion(path)
+
+
+hide_frames_of(_PACKAGE_PATH)
+
+
+def _location_of_frame(frame: Any) -> SourceLocation | None:
+    if frame is None:
+        return None
+    return SourceLocation(
+        frame.file_name, frame.start_line, frame.start_column, frame.function_name
+    )
+
+
+def user_location(source_info: Any) -> SourceLocation | None:
+    """The user's innermost frame in ``equation.source_info``, or None when there is none."""
+    if source_info is None:
+        return None
+    return _location_of_frame(_source_info_util.user_frame(source_info.traceback))
+
+
+def current_user_location() -> SourceLocation | None:
+    """The user's innermost frame on the current Python stack."""
+    return user_location(_source_info_util.current())
+
+
+def name_stack(source_info: Any) -> str:
+    """The ``jax.named_scope`` names around an equation, joined by ``/``."""
+    return str(source_info.name_stack)
+
+
+def api_boundary[Function: Callable[..., Any]](function: Function) -> Function:
+    """Marks a public function, so that JAX may shorten tracebacks that pass through it."""
+    return _traceback_util.api_boundary(function)
+
+
+# --- Trees ----------------------------------------------------------------------------------------
+def flatten_with_references(tree: Any) -> tuple[list[Any], Any]:
+    """Flattens a tree in which a transformed reference is a node, not a leaf.
+
+    The leaves of a transformed reference are the reference itself and the traced indices of its
+    transforms; static parts go to the returned tree definition, which is hashable and has
+    ``unflatten``.
+    """
+    leaves, tree_definition = _tree_util.tracing_registry.flatten(tree)
+    return leaves, tree_definition
+
+
+# --- Tracing --------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def extend_axis_env(axes: Sequence[tuple[Any, int]]) -> Iterator[None]:
+    """Makes named axes known to ``lax.axis_index`` and ``lax.axis_size`` while tracing."""
+    with _core.extend_axis_env_nd(axes):
+        yield
+
+
+def axis_size(name: Any) -> int:
+    """The size of a named axis; raises NameError when it is unbound."""
+    size: int = _core.get_axis_env().axis_size(name)
+    return size
+
+
+def axis_exists(name: Any) -> bool:
+    """Whether a named axis is bound while tracing."""
+    return bool(_core.get_axis_env().axis_exists(name))
+
+
+@contextlib.contextmanager
+def no_check_of_varying_axes() -> Iterator[None]:
+    """Switches off the check of varying manual axes, which kernels do not take part in."""
+    with _config._check_vma(False):
+        yield
+
+
+@contextlib.contextmanager
+def no_check_of_mutable_arrays() -> Iterator[None]:
+    """Permits closing over references while tracing an inner function."""
+    with _config.mutable_array_checks(False):
+        yield
+
+
+def make_debug_info(
+    traced_for: str, function: Callable[..., Any], args: Sequence[Any], name: str | None = None
+) -> Any:
+    """Debug information for a trace: where the function is and what its arguments are called."""
+    info = _api_util.debug_info(traced_for, function, tuple(args), {})
+    return info if name is None else info.replace_func_name(name)
+
+
+def trace_to_jaxpr(
+    function: Callable[..., Any],
+    in_avals: Sequence[Any],
+    *,
+    traced_for: str = "pallasite kernel",
+    debug_info: Any = None,
+) -> tuple[Any, Any]:
+    """Traces ``function`` on flat abstract values.
+
+    Returns the jaxpr, whose ``consts`` are the values that the function captured, and the tree
+    definition of what it returned.
+    """
+    if debug_info is None:
+        debug_info = make_debug_info(traced_for, function, in_avals)
+    with no_check_of_mutable_arrays():
+        jaxpr, outs = _partial_eval.trace_to_jaxpr_nocache(
+            function, _flattree.flatten_args(*in_avals), debug_info
+        )
+    return jaxpr, outs.tree
+
+
+def new_var(aval: Any) -> Any:
+    """A fresh jaxpr variable."""
+    return _core.Var(aval)
+
+
+def bind_equation(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Binds an equation again on new operands, under its own location and name scopes."""
+    params = equation.primitive.get_bind_params(equation.params)
+    subfuns: Sequence[Any] = ()
+    if isinstance(params, tuple):
+        subfuns, params = params
+    stack = _source_info_util.current_name_stack() + equation.source_info.name_stack
+    with (
+        _source_info_util.user_context(equation.source_info.traceback, name_stack=stack),
+        equation.ctx.manager,
+    ):
+        results = equation.primitive.bind(*subfuns, *operands, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+@contextlib.contextmanager
+def location_of_equation(equation: Any) -> Iterator[None]:
+    """Gives everything that is traced inside the location and name scopes of ``equation``."""
+    stack = _source_info_util.current_name_stack() + equation.source_info.name_stack
+    with _source_info_util.user_context(equation.source_info.traceback, name_stack=stack):
+        yield
+
+
+def jit_impl(primitive: Any) -> None:
+    """Gives a primitive the usual eager behaviour: compile with ``jax.jit`` and run."""
+
+    def impl(*args: Any, **params: Any) -> Any:
+        def run(*operands: Any) -> Any:
+            return primitive.bind(*operands, **params)
+
+        with _config.disable_jit(False):
+            return jax.jit(run)(*args)
+
+    primitive.def_impl(impl)
+
+
+def convert_out_type(out_type: Any) -> Any:
+    """The array type that an entry of ``out_type=`` stands for."""
+    return _pallas_core._convert_out_shape_to_aval(out_type)
+
+
+def strip_memory_space(aval: Any) -> Any:
+    """An array type with the memory space that the outside world uses."""
+    if isinstance(aval, ShapedArray) and not isinstance(aval.memory_space, DeviceMemorySpace):
+        return aval.update(memory_space=DeviceMemorySpace.Device)
+    return aval
+
+
+def append_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
+    """The jaxpr with further inputs, which it does not use."""
+    info = jaxpr.debug_info
+    if info.arg_names is not None:
+        info = info._replace(arg_names=(*info.arg_names, *("",) * len(variables)))
+    return jaxpr.replace(invars=[*jaxpr.invars, *variables], debug_info=info)
+
+
+def trace_context() -> Any:
+    """A hashable summary of the settings that a trace depends on."""
+    return (_config.trace_context(), _core.get_axis_env())

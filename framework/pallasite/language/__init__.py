@@ -1,0 +1,1 @@
+"""What kernel authors touch: memory, references, primitives, kernels and pipelines."""

@@ -1,0 +1,184 @@
+"""Parameters of a kernel and of its blocks, apart from the mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar
+
+from pallasite import _jax
+from pallasite.language import checks
+
+
+class LoweringSemantics(enum.Enum):
+    """What one thread of the kernel is, and who chooses the layouts of arrays."""
+
+    #: A thread is a warpgroup of 128 lanes; arrays have explicit register layouts.
+    Lane = enum.auto()
+    #: A thread is a warpgroup; layouts, tilings and swizzles are inferred.
+    Warpgroup = enum.auto()
+
+
+class TraceScope(enum.Enum):
+    """Who records profiler events."""
+
+    WARP = "warp"
+    WARPGROUP = "warpgroup"
+
+
+class OOBFillMode(enum.IntEnum):
+    """What a copy does where its window leaves the array in global memory."""
+
+    #: The bytes have no defined value.
+    UNDEFINED = 0
+    #: The user promises that the window stays inside.
+    PROMISE_IN_BOUNDS = 1
+    #: Zeros.
+    ZEROS = 2
+
+
+class CopyPartition:
+    """How a collective copy that only its leader block tracks spreads over the cluster.
+
+    ``CopyPartition.PARTITIONED(axis)``: each block gets its slice of the window along ``axis``.
+    ``CopyPartition.REPLICATED``: every block gets the whole window.
+    """
+
+    PARTITIONED: ClassVar[type[Partitioned]]
+    REPLICATED: ClassVar[ReplicatedCopy]
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioned(CopyPartition):
+    """Each block gets its slice along ``axis`` of the window (after integer indices)."""
+
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicatedCopy(CopyPartition):
+    """Every block gets the whole window."""
+
+
+CopyPartition.PARTITIONED = Partitioned
+CopyPartition.REPLICATED = ReplicatedCopy()
+
+_DIMENSION_SEMANTICS = ("parallel", "sequential")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompilerParams:
+    """Compiler parameters of one kernel.
+
+    Attributes:
+      approx_math: permits faster, less exact exp, log, tanh and so on.
+      dimension_semantics: for ``pl.pallas_call``: "parallel" or "sequential" for each axis of the
+        grid. Sequential axes become a software pipeline. None means all parallel.
+      max_concurrent_steps: for ``pl.pallas_call``: how many steps of that pipeline are in flight.
+      unsafe_no_auto_barriers: leaves out the barriers that keep loads and stores of a thread in
+        program order; safe if no thread both reads and writes one region of memory, and none reads
+        what it committed before it starts an asynchronous copy into the same place.
+      reduction_scratch_bytes: shared memory for reductions across warps, in bytes.
+      profile_space: profiler events that one block can record; needs ``profile_dir``.
+      profile_dir: folder that profiles are written to.
+      profile_trace_scope: whether each warp or each warpgroup records.
+      profile_bounds_check: drops events beyond ``profile_space`` instead of overwriting memory.
+      lowering_semantics: Lane or Warpgroup. Warpgroup is accepted here and refused by the lowering
+        as long as no installed plugin implements it.
+      skip_device_barrier: leaves out the barrier between devices before a kernel that has
+        references to peers.
+      target: the name of the target to compile for; None selects it as the configuration says.
+    """
+
+    BACKEND: ClassVar[str] = "pallasite"
+
+    approx_math: bool = False
+    dimension_semantics: Sequence[str] | None = None
+    max_concurrent_steps: int = 1
+    unsafe_no_auto_barriers: bool = False
+    reduction_scratch_bytes: int = 128 * 4 * 4
+    profile_space: int = 0
+    profile_dir: str = ""
+    profile_trace_scope: TraceScope = TraceScope.WARPGROUP
+    profile_bounds_check: bool = False
+    lowering_semantics: LoweringSemantics = LoweringSemantics.Lane
+    skip_device_barrier: bool = False
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dimension_semantics is not None:
+            semantics = tuple(self.dimension_semantics)
+            for position, name in enumerate(semantics):
+                if name not in _DIMENSION_SEMANTICS:
+                    raise checks.value_error(
+                        f"dimension_semantics[{position}] is unknown",
+                        got=repr(name),
+                        expected='"parallel" or "sequential"',
+                    )
+            object.__setattr__(self, "dimension_semantics", semantics)
+        checks.count(self.max_concurrent_steps, "max_concurrent_steps", minimum=1)
+        checks.count(self.reduction_scratch_bytes, "reduction_scratch_bytes")
+        checks.count(self.profile_space, "profile_space")
+        if bool(self.profile_space) != bool(self.profile_dir):
+            raise checks.value_error(
+                "profile_space and profile_dir go together",
+                got=f"profile_space={self.profile_space}, profile_dir={self.profile_dir!r}",
+                expected="both or neither",
+            )
+        if not isinstance(self.lowering_semantics, LoweringSemantics):
+            name = getattr(self.lowering_semantics, "name", None)
+            if name not in LoweringSemantics.__members__:
+                raise checks.type_error(
+                    "lowering_semantics is unknown",
+                    got=self.lowering_semantics,
+                    expected="LoweringSemantics.Lane or LoweringSemantics.Warpgroup",
+                )
+            object.__setattr__(self, "lowering_semantics", LoweringSemantics[name])
+        if self.target is not None and not isinstance(self.target, str):
+            raise checks.type_error(
+                "target is not a name", got=self.target, expected='a string such as "sm_90a"'
+            )
+
+    def replace(self, **changes: Any) -> CompilerParams:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass
+class BlockSpec(_jax.PallasBlockSpec):  # type: ignore[misc]
+    """A ``pl.BlockSpec`` with what a GPU pipeline needs to know besides.
+
+    Attributes:
+      transforms: how a block lies in shared memory.
+      delay_release: how many further steps a block stays untouched after the step that used it,
+        because an asynchronous operation may still read it.
+      collective_axes: cluster axes along which all blocks need the same block of the operand.
+      oob_fill_mode: what is read where a block leaves the array.
+    """
+
+    transforms: Sequence[Any] = ()
+    delay_release: int = 0
+    collective_axes: tuple[Hashable, ...] | None = None
+    oob_fill_mode: OOBFillMode = OOBFillMode.ZEROS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.transforms = tuple(self.transforms)
+        checks.count(self.delay_release, "delay_release")
+
+    def to_block_mapping(self, origin: Any, array_aval: Any, **context: Any) -> Any:
+        """The canonical form that ``pl.pallas_call`` works with."""
+        if self.collective_axes:
+            raise checks.value_error(
+                f"collective_axes of {origin} cannot be used in pallas_call",
+                hint="write the kernel with gpu.kernel and a pipeline inside",
+            )
+        mapping = super().to_block_mapping(origin, array_aval, **context)
+        physical = mapping.block_aval.inner_aval
+        for transform in self.transforms:
+            physical = transform.transform_type(physical)
+        return mapping.replace(
+            transformed_block_aval=mapping.block_aval.update(inner_aval=physical),
+            transforms=self.transforms,
+        )
