@@ -1,5 +1,6 @@
 """Register and memory layouts as plain data, with the algebra that lowering rules need."""
 
+from pallasite.layouts.access import Access, AccessPlan, ThreadTerm, plan_access
 from pallasite.layouts.construct import (
     Replicated,
     Tiling,
@@ -18,13 +19,23 @@ from pallasite.layouts.memory import (
     row_major,
     swizzle_bytes,
 )
+from pallasite.layouts.named import broadcast_candidates, describe, resolve
 from pallasite.layouts.reduction import LaneRotation, ReductionPlan
 from pallasite.layouts.registers import Layout, Rearrangement, RegisterLayout, SplatLayout
+from pallasite.layouts.tma import plan_tensor_map
+from pallasite.layouts.tma_types import (
+    TensorMapPlan,
+    WindowDimension,
+    element_code,
+    reduction_operator,
+)
 
 __all__ = [
     "LANES",
     "THREADS",
     "WARPS",
+    "Access",
+    "AccessPlan",
     "Conversion",
     "ConversionKind",
     "Digit",
@@ -40,10 +51,20 @@ __all__ = [
     "RegisterLayout",
     "Replicated",
     "SplatLayout",
+    "TensorMapPlan",
+    "ThreadTerm",
     "Tiling",
+    "WindowDimension",
+    "broadcast_candidates",
     "conversion",
     "default_strided",
     "default_vector_length",
+    "describe",
+    "element_code",
+    "plan_access",
+    "plan_tensor_map",
+    "reduction_operator",
+    "resolve",
     "row_major",
     "strided",
     "swizzle_bytes",

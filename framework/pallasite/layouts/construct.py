@@ -108,8 +108,12 @@ def _factors(shape: tuple[int, ...], tiling: Tiling) -> list[_Factor]:
                     f"{extent} of {tiling} does not divide {factor.size}",
                     expected=f"dimension {factor.dim} to be a multiple of {factor.weight * extent}",
                 )
-        counts = [_Factor(f.dim, f.size // t, f.weight * t) for f, t in zip(tiled, tile)]
-        factors = kept + counts + [_Factor(f.dim, t, f.weight) for f, t in zip(tiled, tile)]
+        counts = [
+            _Factor(f.dim, f.size // t, f.weight * t) for f, t in zip(tiled, tile, strict=True)
+        ]
+        factors = (
+            kept + counts + [_Factor(f.dim, t, f.weight) for f, t in zip(tiled, tile, strict=True)]
+        )
     return factors
 
 

@@ -332,11 +332,11 @@ def rearranged(
 
     A register digit of stride 0 makes copies. ``first_register`` is added to every old register.
     """
-    dims = tuple(tuple(dim) for dim in dims)
-    everything = [d for dim in dims for d in dim if d.size > 1]
+    own = tuple(tuple(dim) for dim in dims)
+    everything = [d for dim in own for d in dim if d.size > 1]
     vectors = sorted((d for d in everything if d.owner is Owner.VECTOR), key=lambda d: -d.stride)
     elements = _enumerate(vectors)
-    layout = RegisterLayout(tuple(shape), dims, len(elements), flat)
+    layout = RegisterLayout(tuple(shape), own, len(elements), flat)
     old = _enumerate([d for d in everything if d.owner is Owner.REGISTER])
     return Rearrangement(
         layout, tuple(tuple((first_register + r, e) for e in elements) for r in old)

@@ -1,0 +1,279 @@
+"""Plans of transfers between registers and memory.
+
+A plan splits the element offset of every element into a part that depends on the thread, a list
+of terms, and a static part for each access, so that code needs few additions, and says how wide
+the accesses can be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+from pallasite.errors import InvalidValueError
+from pallasite.layouts import digits as dg
+from pallasite.layouts.digits import LANES, WARPS, Digit, Owner
+from pallasite.layouts.memory import MemoryLayout, swizzle_bytes
+from pallasite.layouts.registers import RegisterLayout, Source
+
+BANKS = 32
+BANK_BYTES = 4
+MAXIMUM_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreadTerm:
+    """``((lane or warp) // divisor % modulus) * stride`` elements."""
+
+    owner: Owner
+    divisor: int
+    modulus: int
+    stride: int
+
+    def value(self, warp: int, lane: int) -> int:
+        """The term for a known thread."""
+        thread = warp if self.owner is Owner.WARP else lane
+        return thread // self.divisor % self.modulus * self.stride
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """One load or store of :attr:`AccessPlan.width` consecutive elements.
+
+    Attributes:
+      offset: static element offset, to be added to the thread's offset.
+      parts: the (register, vector element) of each element, in the order of memory.
+      swizzle_xor: if the plan is separable, what to exclusive-or into the thread's swizzled byte
+        offset ...
+      swizzle_add: ... and then how many bytes to add.
+    """
+
+    offset: int
+    parts: tuple[Source, ...]
+    swizzle_xor: int = 0
+    swizzle_add: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class AccessPlan:
+    """How the lanes of a warpgroup transfer an array.
+
+    The byte address of an access is ``base + swizzle(bytes(thread offset + access offset))`` for
+    a base aligned to the memory layout's ``atom_bytes``. If ``swizzle_separable`` it is also
+    ``base + (swizzle(bytes(thread offset)) ^ access.swizzle_xor) + access.swizzle_add``.
+
+    Attributes:
+      thread_terms: their sum is the thread's element offset.
+      register_offsets: static element offset of each register's first element.
+      vector_offsets: element offset of each vector element relative to the first.
+      width: elements for each access.
+      accesses: all accesses, by increasing offset.
+      swizzle_separable: the thread's and the accesses' offsets share no bits that the swizzle
+        touches.
+      lane_mask: lanes to let through to store every element once.
+      warp_mask: the same for warps.
+      element_bits: bits of one element.
+      swizzle: of the memory layout, in bytes.
+    """
+
+    thread_terms: tuple[ThreadTerm, ...]
+    register_offsets: tuple[int, ...]
+    vector_offsets: tuple[int, ...]
+    width: int
+    accesses: tuple[Access, ...]
+    swizzle_separable: bool
+    lane_mask: int
+    warp_mask: int
+    element_bits: int
+    swizzle: int
+
+    @property
+    def width_bytes(self) -> int:
+        """Bytes for each access."""
+        return self.width * self.element_bits // 8
+
+    def thread_offset(self, warp: int, lane: int) -> int:
+        """The thread's element offset."""
+        return sum(term.value(warp, lane) for term in self.thread_terms)
+
+    def byte_address(self, access: Access, warp: int, lane: int) -> int:
+        """The swizzled byte address of an access from the base."""
+        offset = self.thread_offset(warp, lane) + access.offset
+        return swizzle_bytes(offset * self.element_bits // 8, self.swizzle)
+
+    @functools.cached_property
+    def wavefronts(self) -> int:
+        """Passes through shared memory that warp 0 needs for all accesses, by simulation."""
+        return sum(self._wavefronts(access) for access in self.accesses)
+
+    @functools.cached_property
+    def ideal_wavefronts(self) -> int:
+        """The same if no two different words met in a bank."""
+        return sum(len(p) for p in map(self._phases, self.accesses))
+
+    @property
+    def conflict_factor(self) -> float:
+        """Passes relative to the ideal: 1.0 means no bank conflicts."""
+        return self.wavefronts / self.ideal_wavefronts
+
+    def _phases(self, access: Access) -> list[list[int]]:
+        step = min(LANES, BANKS * BANK_BYTES // max(self.width_bytes, BANK_BYTES))
+        return [
+            [self.byte_address(access, 0, lane) for lane in range(first, first + step)]
+            for first in range(0, LANES, step)
+        ]
+
+    def _wavefronts(self, access: Access) -> int:
+        passes = 0
+        for addresses in self._phases(access):
+            words = {
+                word
+                for address in addresses
+                for word in range(
+                    address // BANK_BYTES, -(-(address + self.width_bytes) // BANK_BYTES)
+                )
+            }
+            passes += max(Counter(word % BANKS for word in words).values())
+        return passes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """A digit of the index that lies within one extent of memory."""
+
+    digit: Digit
+    stride: int
+
+
+def _pieces(layout: RegisterLayout, memory: MemoryLayout) -> list[_Piece]:
+    if layout.flat:
+        extents = [[e for dim in memory.dims for e in dim]]
+    else:
+        extents = [list(dim) for dim in memory.dims]
+    pieces: list[_Piece] = []
+    for dim, (digits, own) in enumerate(zip(layout.dims, extents, strict=True)):
+        # A digit that is cut scales its stride, exactly as an extent does.
+        pairs = dg.refine(digits, [Digit(e.size, Owner.REGISTER, e.stride) for e in own])
+        if pairs is None:
+            where = "the flattened array" if layout.flat else f"dimension {dim}"
+            raise InvalidValueError(
+                f"registers in the layout {layout} cannot be transferred to or from memory laid "
+                f"out as {memory}: along {where} the factors "
+                f"{'x'.join(str(d.size) for d in digits)} of the registers and "
+                f"{'x'.join(str(e.size) for e in own)} of the memory do not divide one another",
+                hint="use another register layout, or a tiling whose extents divide the layout's",
+            )
+        pieces += [_Piece(digit, memory_digit.stride) for digit, memory_digit in pairs]
+    return pieces
+
+
+def _static_offsets(pieces: Sequence[_Piece], owner: Owner, total: int) -> tuple[int, ...]:
+    own = [p for p in pieces if p.digit.owner is owner]
+    return tuple(sum(p.digit.value(i) * p.stride for p in own) for i in range(total))
+
+
+def _width(
+    offsets: dict[int, Source], thread_strides: Sequence[int], bits: int, alignment_bytes: int
+) -> int:
+    """The largest number of elements that every access can move at once."""
+    for width in (128, 64, 32, 16, 8, 4, 2, 1):
+        size = width * bits
+        if size % 8 or size > 8 * min(MAXIMUM_BYTES, alignment_bytes):
+            continue
+        if any(stride % width for stride in thread_strides):
+            continue
+        starts = [offset for offset in offsets if offset % width == 0]
+        if len(starts) * width == len(offsets) and all(
+            start + step in offsets for start in starts for step in range(width)
+        ):
+            return width
+    return 0
+
+
+def plan_access(
+    layout: RegisterLayout, memory: MemoryLayout, alignment_bytes: int = MAXIMUM_BYTES
+) -> AccessPlan:
+    """Plans the transfer of an array between registers and memory.
+
+    Args:
+      layout: where the elements are in registers.
+      memory: where they are in memory; the same shape.
+      alignment_bytes: what the address of element 0 is known to be a multiple of.
+
+    Raises:
+      InvalidValueError: the shapes differ, the two layouts cut a dimension in ways that do not
+        fit together, or elements of less than a byte would have to be addressed singly.
+    """
+    if layout.shape != memory.shape:
+        raise InvalidValueError(
+            f"registers of shape {layout.shape} and memory of shape {memory.shape} differ"
+        )
+    bits = memory.element_bits
+    pieces = _pieces(layout, memory)
+    threads = [p for p in pieces if p.digit.owner.is_thread]
+    terms = tuple(
+        ThreadTerm(p.digit.owner, p.digit.stride, p.digit.size, p.stride) for p in threads
+    )
+    registers = _static_offsets(pieces, Owner.REGISTER, layout.registers)
+    vector = _static_offsets(pieces, Owner.VECTOR, layout.vector_length)
+    places = [
+        (r + v, (i, j))
+        for (i, r), (j, v) in itertools.product(enumerate(registers), enumerate(vector))
+    ]
+    offsets = dict(places)
+    if len(offsets) == len(places):
+        width = _width(offsets, [t.stride for t in terms], bits, alignment_bytes)
+    else:  # Several elements share an address (stride 0).
+        width = 1 if bits >= 8 else 0
+    if width == 0:
+        raise InvalidValueError(
+            f"elements of {bits} bits in the layout {layout} are not stored in whole bytes of "
+            f"memory laid out as {memory}",
+            expected=f"{8 // bits} neighbouring elements in every thread",
+        )
+    if len(offsets) == len(places):
+        accesses = [
+            Access(start, tuple(offsets[start + step] for step in range(width)))
+            for start in sorted(offsets)
+            if start % width == 0
+        ]
+    else:
+        accesses = [Access(offset, (place,)) for offset, place in places]
+    plan = AccessPlan(
+        thread_terms=terms,
+        register_offsets=registers,
+        vector_offsets=vector,
+        width=width,
+        accesses=tuple(accesses),
+        swizzle_separable=True,
+        lane_mask=layout.lane_mask,
+        warp_mask=layout.warp_mask,
+        element_bits=bits,
+        swizzle=memory.swizzle,
+    )
+    return _with_swizzle(plan, memory)
+
+
+def _with_swizzle(plan: AccessPlan, memory: MemoryLayout) -> AccessPlan:
+    """Fills in the swizzle of the accesses, or says that it cannot be separated."""
+    bits = plan.element_bits
+    atom = memory.atom_bytes - 1
+    thread_bits = 0
+    for warp, lane in itertools.product(range(WARPS), range(LANES)):
+        thread_bits |= plan.thread_offset(warp, lane) * bits // 8
+    byte_offsets = [access.offset * bits // 8 for access in plan.accesses]
+    if any(offset & thread_bits & atom for offset in byte_offsets):
+        return dataclasses.replace(plan, swizzle_separable=False)
+    chunk = (memory.swizzle // 16 - 1) << 4
+    accesses = tuple(
+        dataclasses.replace(
+            access,
+            swizzle_xor=swizzle_bytes(offset, memory.swizzle) & chunk,
+            swizzle_add=offset & ~chunk,
+        )
+        for access, offset in zip(plan.accesses, byte_offsets, strict=True)
+    )
+    return dataclasses.replace(plan, accesses=accesses)
