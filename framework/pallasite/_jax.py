@@ -399,3 +399,10 @@ def append_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
 def trace_context() -> Any:
     """A hashable summary of the settings that a trace depends on."""
     return (_config.trace_context(), _core.get_axis_env())
+
+
+# --- Lowering -------------------------------------------------------------------------------------
+def scan_operand_counts(ft_in: Any) -> tuple[int, int]:
+    """How many of a scan's operands are constants and carries, from its ``ft_in`` parameter."""
+    consts, carries, _ = ft_in.unpack()
+    return len(consts), len(carries)

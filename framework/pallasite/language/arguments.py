@@ -1,0 +1,238 @@
+"""How primitives carry their arguments: flat operands and one static tree.
+
+A primitive that takes references binds the leaves of its argument tuple and the parameter
+``args_tree``; a rule gets the arguments back with ``args_tree.unflatten(operands)``. A reference
+comes back as a ``TransformedRef`` (without transforms if it had none), an argument that was not
+given as None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallasite import _jax
+from pallasite.language import checks
+from pallasite.language.memory import (
+    SMEM,
+    BarrierType,
+    ClusterBarrierType,
+    MemorySpace,
+    barrier_dtype,
+    memory_space_of,
+)
+from pallasite.language.transforms import as_transformed
+
+
+def bind(primitive: Any, *arguments: Any, **params: Any) -> Any:
+    """Binds ``primitive`` on the leaves of ``arguments``."""
+    operands, args_tree = _jax.flatten_with_references(arguments)
+    return primitive.bind(*operands, args_tree=args_tree, **params)
+
+
+def reference(
+    value: Any, what: str, *spaces: MemorySpace, views: Sequence[type] | None = None
+) -> Any:
+    """``value`` as a TransformedRef to data in one of ``spaces``.
+
+    Raises InvalidTypeError for anything but a reference to numbers, InvalidValueError for another
+    memory space. ``views`` lists the only transforms that are permitted, if given.
+    """
+    ref = as_transformed(value, what)
+    aval = _jax.typeof(ref.ref)
+    space = memory_space_of(aval)
+    dtype = getattr(ref, "dtype", None)
+    if isinstance(dtype, _jax.ExtendedDType):
+        raise checks.type_error(
+            f"{what} is a reference to a {dtype}, not to data",
+            got=aval,
+            expected=_of_spaces(spaces),
+        )
+    if spaces and space not in spaces:
+        raise checks.value_error(
+            f"{what} is in {_name_of(space)}",
+            got=aval,
+            expected=_of_spaces(spaces),
+        )
+    if views is not None:
+        for transform in ref.transforms:
+            if not isinstance(transform, tuple(views)):
+                raise checks.unsupported(
+                    f"{what} may not be a view made by {type(transform).__name__}", got=aval
+                )
+    return ref
+
+
+def _name_of(space: Any) -> str:
+    return space.name if isinstance(space, MemorySpace) else str(space)
+
+
+def _of_spaces(spaces: Sequence[MemorySpace]) -> str:
+    names = " or ".join(space.name for space in spaces)
+    return f"a reference to data in {names}" if names else "a reference to data"
+
+
+def barrier(value: Any, what: str = "barrier", *, allow_cluster: bool = True) -> Any:
+    """``value`` as a TransformedRef to exactly one barrier.
+
+    Raises InvalidTypeError for anything but a barrier, InvalidValueError for a group of several.
+    """
+    ref = as_transformed(value, what)
+    aval = _jax.typeof(ref.ref)
+    dtype = aval.dtype
+    if not isinstance(dtype, BarrierType | ClusterBarrierType):
+        raise checks.type_error(
+            f"{what} is not a barrier",
+            got=aval,
+            expected="a reference to a Barrier" + (" or ClusterBarrier" if allow_cluster else ""),
+        )
+    if memory_space_of(aval) is not SMEM:
+        raise checks.value_error(f"{what} is not in shared memory", got=aval)
+    for transform in ref.transforms:
+        if not isinstance(transform, _jax.NDIndexer):
+            raise checks.value_error(
+                f"{what} is a view made by {type(transform).__name__}",
+                expected="barriers are only indexed: barrier.at[i]",
+            )
+    shape = ref.shape
+    if math.prod(shape) != 1:
+        raise checks.value_error(
+            f"{what} is a group of {math.prod(shape)} barriers, of shape {shape}",
+            expected="one barrier",
+            hint=f"choose one of the group: {what}.at[i]",
+        )
+    if not allow_cluster and isinstance(dtype, ClusterBarrierType):
+        raise checks.type_error(
+            f"{what} is a ClusterBarrier, which cannot count the bytes of a copy",
+            got=aval,
+            expected="a Barrier",
+            hint="give the copy a Barrier; then arrive on the ClusterBarrier once it completed",
+        )
+    return ref
+
+
+def is_barrier(aval: Any) -> bool:
+    """Whether a reference type is one of barriers."""
+    return getattr(getattr(aval, "dtype", None), "type", None) is barrier_dtype
+
+
+def predicate(value: Any) -> Any:
+    """``value`` as a boolean scalar, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    aval = _jax.typeof(value)
+    if not isinstance(aval, _jax.ShapedArray) or aval.shape != () or aval.dtype != np.bool_:
+        raise checks.type_error(
+            "predicate is not a boolean scalar", got=aval, expected="a bool or a bool[] array"
+        )
+    return value
+
+
+def same_dtype(a: Any, what_a: str, b: Any, what_b: str) -> None:
+    """An InvalidValueError unless two references or arrays have one dtype."""
+    if a.dtype != b.dtype:
+        raise checks.value_error(
+            f"{what_a} and {what_b} have different dtypes",
+            got=f"{what_a}: {a.dtype}, {what_b}: {b.dtype}",
+            expected="the same dtype",
+            hint="convert in registers: read, astype, write",
+        )
+
+
+def same_shape(a: Any, what_a: str, b: Any, what_b: str) -> None:
+    """An InvalidValueError unless two references or arrays have one shape."""
+    if tuple(a.shape) != tuple(b.shape):
+        raise checks.value_error(
+            f"{what_a} and {what_b} have different shapes",
+            got=f"{what_a}: {tuple(a.shape)}, {what_b}: {tuple(b.shape)}",
+            expected="the same shape",
+        )
+
+
+def array(value: Any, what: str) -> Any:
+    """``value`` as an array, or an InvalidTypeError when it is a reference."""
+    if isinstance(value, _jax.TransformedRef) or isinstance(_jax.typeof(value), _jax.AbstractRef):
+        raise checks.type_error(
+            f"{what} is a reference, not an array", got=value, hint="read it first: ref[...]"
+        )
+    return value
+
+
+def operand_of(args_tree: Any, num_operands: int, argument: int) -> int:
+    """The position among the operands of the reference that is argument number ``argument``."""
+    positions = args_tree.unflatten(list(range(num_operands)))
+    found = positions[argument]
+    if isinstance(found, _jax.TransformedRef):
+        found = found.ref
+    return int(found)
+
+
+def reference_effects(
+    args_tree: Any,
+    num_operands: int,
+    *,
+    read: Sequence[int] = (),
+    written: Sequence[int] = (),
+) -> set[Any]:
+    """Read and write effects on the references that are the given arguments (if present)."""
+    positions = args_tree.unflatten(list(range(num_operands)))
+    effects: set[Any] = set()
+    for make, arguments in ((_jax.ReadEffect, read), (_jax.WriteEffect, written)):
+        for argument in arguments:
+            if positions[argument] is not None:
+                effects.add(make(positions[argument].ref))
+    return effects
+
+
+def no_discharge(primitive: Any) -> None:
+    """Makes discharging a reference that ``primitive`` uses a clear error."""
+
+    @_jax.register_discharge_rule(primitive)
+    def _(ctx: Any, *operands: Any, **params: Any) -> Any:
+        del ctx, operands, params
+        raise checks.unsupported(
+            f"{primitive} works on memory and has no meaning on values",
+            hint="use it on references of the kernel, not on those of pl.run_state",
+        )
+
+
+def pretty(primitive: Any, describe: Callable[..., list[str]]) -> None:
+    """Prints equations of ``primitive`` as ``name words...``; ``describe`` gets the arguments."""
+
+    def rule(equation: Any, context: Any, settings: Any) -> Any:
+        del settings
+        printer = _jax.pretty_printer
+        arguments = equation.params["args_tree"].unflatten(equation.invars)
+        printed = [
+            None if argument is None else _print_argument(argument, context)
+            for argument in arguments
+        ]
+        words: list[Any] = [printer.text(primitive.name)]
+        for word in describe(printed, equation.params):
+            words.append(printer.text(" "))
+            words.append(word if isinstance(word, printer.Doc) else printer.text(str(word)))
+        line = printer.concat(words)
+        if equation.outvars and not equation.primitive.multiple_results:
+            result = _jax.pp_var(equation.outvars[0], context)
+            aval = printer.text(":" + equation.outvars[0].aval.str_short(short_dtypes=True) + " = ")
+            line = printer.concat([result, aval, line])
+        return line
+
+    _jax.pp_eqn_rules[primitive] = rule
+
+
+def _print_argument(argument: Any, context: Any) -> Any:
+    printer = _jax.pretty_printer
+    if isinstance(argument, _jax.TransformedRef):
+        parts = [_jax.pp_var(argument.ref, context)]
+        parts += [transform.pretty_print(context) for transform in argument.transforms]
+        return printer.concat(parts)
+    if isinstance(argument, _jax.Var | _jax.Literal):
+        return _jax.pp_var(argument, context)
+    return printer.text(str(jax.tree.leaves(argument)))

@@ -1,0 +1,1 @@
+"""Primitives over references, by subject; each module says how its arguments are bound."""
