@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from pallasite.errors import InvalidValueError
-from pallasite.layouts import construct, conversion
+from pallasite.layouts import conversion
 from pallasite.layouts import digits as dg
 from pallasite.layouts import registers as rg
 from pallasite.layouts.digits import Digit, Digits, Owner
@@ -56,6 +56,14 @@ def transpose(layout: rg.Layout, permutation: Sequence[int]) -> rg.Rearrangement
     return rg.rearranged(shape, [dims[p] for p in permutation])
 
 
+def _is_linear(layout: rg.RegisterLayout) -> bool:
+    """True if consecutive vectors of the flattened array go to consecutive threads."""
+    order = [Owner.REGISTER, Owner.WARP, Owner.LANE, Owner.VECTOR]
+    digits = dg.merge(layout.digits)
+    places = [order.index(d.owner) for d in digits]
+    return places == sorted(set(places)) and all(d.stride == 1 for d in digits)
+
+
 def reshape(layout: rg.Layout, shape: Sequence[int]) -> rg.Rearrangement:
     """The same row-major sequence of elements in another shape.
 
@@ -75,7 +83,7 @@ def reshape(layout: rg.Layout, shape: Sequence[int]) -> rg.Rearrangement:
     dims = dg.split_at_dimensions(layout.digits, shape)
     if dims is not None:
         return rg.rearranged(shape, dims)
-    if not layout.flat and layout != construct.strided(layout.shape, layout.vector_length):
+    if not layout.flat and not _is_linear(layout):
         raise InvalidValueError(
             f"cannot reshape {layout.shape} to {shape} in the layout {layout}: a factor that one "
             "thread or register number describes would straddle two dimensions",
