@@ -37,6 +37,7 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 from jax._src.lax import parallel as _parallel
+from jax._src.lax import special as _special
 from jax._src.lax.control_flow import conditionals as _conditionals
 from jax._src.lax.control_flow import loops as _loops
 from jax._src.pallas import core as _pallas_core
@@ -406,3 +407,12 @@ def scan_operand_counts(ft_in: Any) -> tuple[int, int]:
     """How many of a scan's operands are constants and carries, from its ``ft_in`` parameter."""
     consts, carries, _ = ft_in.unpack()
     return len(consts), len(carries)
+
+
+# More primitives for the built-in rules.
+RoundingMethod = _lax.RoundingMethod
+finfo = _dtypes.finfo
+erf_p = _special.erf_p
+erfc_p = _special.erfc_p
+erf_inv_p = _special.erf_inv_p
+slice_p = jax.lax.slice_p

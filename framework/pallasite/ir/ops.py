@@ -9,7 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf, vector
 
-from pallasite.ir.types import parse_type, pointer_type
+from pallasite.ir.types import parse_type, pointer_type, vector_type
 
 _DYNAMIC = -(2**31)
 

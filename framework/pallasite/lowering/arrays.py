@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from pallasite.errors import InternalError, InvalidTypeError, InvalidValueError
 from pallasite.ir import ops, types
 from pallasite.layouts.named import describe
-from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
+from pallasite.layouts.registers import Layout, Rearrangement, RegisterLayout, SplatLayout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,3 +158,37 @@ def elementwise(
         spread.append(array.materialize(layout).registers)
     registers = [function(*values) for values in zip(*spread, strict=True)]
     return RegisterArray(tuple(registers), layout, dtype)
+
+
+def rearrange(array: RegisterArray, rearrangement: Rearrangement) -> RegisterArray:
+    """The array under a new layout of elements that every thread already holds."""
+    whole = rearrangement.registers
+    if whole is not None and rearrangement.layout.vector_length == array.vector_length:
+        registers = tuple(array.registers[source] for source in whole)
+        return RegisterArray(registers, rearrangement.layout, array.dtype)
+    return RegisterArray(
+        gather(array.registers, rearrangement.sources), rearrangement.layout, array.dtype
+    )
+
+
+def gather(
+    registers: Sequence[ir.Value], sources: Sequence[Sequence[tuple[int, int]]]
+) -> tuple[ir.Value, ...]:
+    """New registers, each made of the (old register, element) pairs given for it."""
+    results = []
+    for elements in sources:
+        first, start = elements[0]
+        length = ops.vector_length(registers[first])
+        run = [(first, start + i) for i in range(len(elements))]
+        if list(elements) == run:
+            if length == len(elements):
+                results.append(registers[first])
+            else:
+                results.append(ops.slice_vector(registers[first], start, len(elements)))
+            continue
+        values = [ops.extract(registers[register], element) for register, element in elements]
+        if len(set(elements)) == 1:
+            results.append(ops.broadcast(values[0], len(values)))
+        else:
+            results.append(ops.from_elements(values))
+    return tuple(results)

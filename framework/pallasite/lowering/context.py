@@ -1,0 +1,191 @@
+"""What a lowering rule gets to work with: one kernel's shared state, the mode, the equation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallasite.errors import InvalidValueError, SourceLocation, UnsupportedError
+from pallasite.ir import ops
+from pallasite.layouts.registers import Layout
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.geometry import Geometry
+from pallasite.lowering.launch import LaunchContext
+from pallasite.lowering.memory_plan import SharedStack
+from pallasite.registry import Registry, Semantics
+from pallasite.targets import Target
+
+type Value = Any
+"""A jaxpr value while lowering: RegisterArray, MemoryReference, BarrierReference, or whatever a
+plugin's rules hand to each other."""
+
+
+@dataclasses.dataclass
+class KernelContext:
+    """State of one kernel while it is lowered, shared by all of its rules.
+
+    Attributes:
+      target: what is compiled for.
+      params: the kernel's ``CompilerParams``.
+      registry: where rules come from.
+      launch: ids, parameters, barriers, synchronisation.
+      geometry: grid, cluster and threads.
+      shared: the stack of scoped shared-memory allocations.
+      mesh_axes: sizes of the axes of the JAX device mesh around the kernel, by name.
+      extra: a place for plugins to keep state, by plugin name.
+    """
+
+    target: Target
+    params: Any
+    registry: Registry
+    launch: LaunchContext
+    geometry: Geometry
+    shared: SharedStack
+    mesh_axes: dict[Hashable, int]
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)
+    name_stack: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """What changes as lowering enters nested regions.
+
+    Attributes:
+      semantics: what one user thread is.
+      program_ids: what ``pl.program_id`` returns for each grid axis, or None where the launch
+        decides.
+      warp_axis: name of the warp axis inside a warp-mapped region.
+    """
+
+    semantics: Semantics
+    program_ids: tuple[RegisterArray | None, ...] | None = None
+    warp_axis: Hashable | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleContext:
+    """The context of one equation, handed to its rule.
+
+    Attributes:
+      kernel: the kernel's shared state.
+      mode: semantics and the like; replace it for nested regions.
+      primitive: the primitive being lowered.
+      avals_in, avals_out: abstract values of operands and results.
+      used: for each result, whether anything uses it.
+      layout_hint: the register layout that a later cast asks of the (first) result, or None.
+      location: the user's source line.
+    """
+
+    kernel: KernelContext
+    mode: Mode
+    primitive: Any
+    avals_in: tuple[Any, ...]
+    avals_out: tuple[Any, ...]
+    used: tuple[bool, ...] = ()
+    layout_hint: Layout | None = None
+    location: SourceLocation | None = None
+
+    @property
+    def target(self) -> Target:
+        """What is compiled for."""
+        return self.kernel.target
+
+    @property
+    def params(self) -> Any:
+        """The kernel's ``CompilerParams``."""
+        return self.kernel.params
+
+    @property
+    def launch(self) -> LaunchContext:
+        """Ids, kernel parameters, barriers, synchronisation."""
+        return self.kernel.launch
+
+    @property
+    def semantics(self) -> Semantics:
+        """What one user thread is here."""
+        return self.mode.semantics
+
+    @property
+    def in_warp(self) -> bool:
+        """Whether one user thread is a single warp here."""
+        return self.mode.semantics is Semantics.WARP
+
+    @property
+    def auto_barriers(self) -> bool:
+        """Whether rules insert the barriers that make loads and stores look synchronous."""
+        return not self.kernel.params.unsafe_no_auto_barriers
+
+    @property
+    def leader(self) -> ir.Value:
+        """True in one lane of the user's thread (a warpgroup, or a warp), always the same one."""
+        return self.launch.elected_lane if self.in_warp else self.launch.warpgroup_leader
+
+    def synchronize(self) -> None:
+        """All lanes of the user's thread meet; shared and global memory is consistent after."""
+        if self.in_warp:
+            self.launch.warp_barrier()
+        else:
+            self.launch.warpgroup_barrier()
+
+    def lower(
+        self, jaxpr: Any, args: Sequence[Value], *, mode: Mode | None = None
+    ) -> list[Value]:
+        """Lowers a nested jaxpr in place; returns the values of its results."""
+        from pallasite.lowering.walker import lower_jaxpr
+
+        return lower_jaxpr(self.kernel, mode or self.mode, jaxpr, args)
+
+    def lower_function(self, function: Any, *args: Value, avals: Sequence[Any]) -> list[Value]:
+        """Traces a JAX function on the abstract values given and lowers it on ``args``."""
+        from pallasite import _jax
+
+        jaxpr, _ = _jax.trace_to_jaxpr(function, tuple(avals), traced_for="lowering rule")
+        return self.lower(jaxpr, args)
+
+    def scalar(self, value: Value, type: ir.Type | None = None) -> ir.Value:
+        """The scalar MLIR value of an operand (a number, an IR value or a scalar array)."""
+        if isinstance(value, RegisterArray):
+            result = value.scalar
+        elif isinstance(value, ir.Value):
+            result = value
+        else:
+            return ops.constant(value, type or ops.i32())
+        if type is not None and result.type != type:
+            if isinstance(result.type, ir.IntegerType) and isinstance(type, ir.IntegerType):
+                result = ops.cast_integer(result, type)
+            else:
+                raise InvalidValueError(f"expected a scalar of type {type}, got {result.type}")
+        return result
+
+    def static_integer(self, value: Value, what: str) -> int:
+        """The number behind an operand that must be known at compile time.
+
+        Raises:
+          UnsupportedError: it is computed in the kernel.
+        """
+        if isinstance(value, int):
+            return value
+        scalar = value.scalar if isinstance(value, RegisterArray) else value
+        if isinstance(scalar, ir.Value):
+            owner = scalar.owner
+            operation = owner if not isinstance(owner, ir.Block) else None
+            if operation is not None and operation.name == "arith.constant":
+                return int(ir.IntegerAttr(operation.attributes["value"]).value)
+        raise UnsupportedError(
+            f"{what} is computed in the kernel", expected="a number known at compile time"
+        )
+
+    @contextlib.contextmanager
+    def scratch(self, size: int, what: str) -> Iterator[tuple[ir.Value, int]]:
+        """Shared memory for the rule's own use, one region per user thread.
+
+        Yields a shared pointer to this thread's region and its size in bytes, which is ``size``
+        rounded up to 16. The caller synchronises before it reads what others wrote and before it
+        leaves.
+        """
+        yield self.kernel.shared.thread_scratch(self.launch, size, what, self.location)

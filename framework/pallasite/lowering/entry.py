@@ -1,0 +1,172 @@
+"""From a traced kernel to a verified MLIR module: the entry point of lowering."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite import _jax, plugins
+from pallasite.errors import CompilationError, PallasiteError, SourceLocation, UnsupportedError
+from pallasite.ir.context import make_context
+from pallasite.language.kernel import KernelSpec
+from pallasite.language.params import LoweringSemantics
+from pallasite.launch import Allocation, Buffer, BufferKind, ResourceReport
+from pallasite.lowering.context import KernelContext, Mode, Value
+from pallasite.lowering.geometry import launch_geometry
+from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext, shared_memory_error
+from pallasite.lowering.memory_plan import SharedStack
+from pallasite.lowering.references import global_reference
+from pallasite.lowering.resources import EstimatorContext, Resources
+from pallasite.lowering.result import LoweredKernel
+from pallasite.lowering.walker import lower_jaxpr, mlir_location
+from pallasite.registry import Semantics
+from pallasite.targets import Target
+
+
+def _kernel_location(spec: KernelSpec) -> SourceLocation | None:
+    location: SourceLocation | None = getattr(spec, "location", None)
+    if location is not None:
+        return location
+    for equation in spec.jaxpr.eqns:
+        found = _jax.user_location(equation.source_info)
+        if found is not None:
+            return found
+    return None
+
+
+def estimate_kernel(spec: KernelSpec, target: Target) -> Resources:
+    """The on-chip resources that a kernel reserves on ``target``, before it is lowered.
+
+    Raises:
+      ResourceError: more shared memory than the target has; the message lists who asked.
+    """
+    geometry = launch_geometry(spec.mesh, target, _kernel_location(spec))
+    estimator = EstimatorContext(plugins.registry(), target, geometry, spec.params)
+    resources = estimator.estimate(spec.jaxpr)
+    total = resources.shared_bytes + BARRIER_BYTES * resources.barrier_count
+    if total > target.max_shared_memory:
+        raise shared_memory_error(spec.name, total, target, resources.allocations).at(
+            _kernel_location(spec)
+        )
+    return resources
+
+
+def _memory_used_both_ways(spec: KernelSpec) -> set[int]:
+    """Positions of the kernel's references whose memory is (or may be) read by the kernel."""
+    variables = list(spec.jaxpr.invars)
+    read = {
+        position
+        for effect in spec.jaxpr.effects
+        if isinstance(effect, _jax.ReadEffect)
+        for position, variable in enumerate(variables)
+        if effect.input is variable or effect.input == position
+    }
+    count = len(spec.in_avals)
+    for given, output in spec.input_output_aliases:
+        if given in read or count + output in read:
+            read |= {given, count + output}
+    return read
+
+
+def lower_kernel(
+    spec: KernelSpec, target: Target, *, mesh_axes: Mapping[Hashable, int] | None = None
+) -> LoweredKernel:
+    """Lowers a traced kernel for a target to a verified MLIR module and its launch.
+
+    Args:
+      spec: the traced kernel.
+      target: what to compile for.
+      mesh_axes: sizes of the JAX device mesh around the call, by axis name.
+
+    Raises:
+      PallasiteError: anything in the kernel that cannot work; it names the user's line.
+    """
+    if spec.params.lowering_semantics is not LoweringSemantics.Lane:
+        raise UnsupportedError(
+            "this version has no warpgroup semantics",
+            expected="CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)",
+            location=_kernel_location(spec),
+        )
+    estimate = estimate_kernel(spec, target)
+    location = _kernel_location(spec)
+    geometry = launch_geometry(spec.mesh, target, location)
+    with make_context(), ir.Location.unknown():
+        module = ir.Module.create()
+        launch = LaunchContext(spec.name, target, geometry, module, estimate.shared_bytes)
+        launch.buffers_in = _buffers(BufferKind.INPUT, spec.in_avals)
+        launch.buffers_out = _buffers(BufferKind.OUTPUT, spec.out_avals)
+        launch.aliases = tuple(spec.input_output_aliases)
+        launch.allocations = list(estimate.allocations)
+        kernel = KernelContext(
+            target=target,
+            params=spec.params,
+            registry=plugins.registry(),
+            launch=launch,
+            geometry=geometry,
+            shared=SharedStack(estimate.shared_bytes),
+            mesh_axes=dict(mesh_axes or {}),
+        )
+        read = _memory_used_both_ways(spec)
+        references: list[Value] = [
+            global_reference(launch, buffer, may_be_read=position in read)
+            for position, buffer in enumerate((*launch.buffers_in, *launch.buffers_out))
+        ]
+        with mlir_location(location):
+            try:
+                with launch.body():
+                    lower_jaxpr(kernel, Mode(Semantics.LANE), spec.jaxpr, references)
+                parameters = launch.finish()
+            except PallasiteError as error:
+                error.at(location)
+                raise
+        _verify(module, spec.name)
+        return LoweredKernel(
+            name=spec.name,
+            module=module,
+            target=target,
+            launch=parameters,
+            resources=ResourceReport(
+                shared_memory_bytes=parameters.shared_memory_bytes,
+                shared_memory_limit=target.max_shared_memory,
+                barriers=sum(
+                    row.amount // BARRIER_BYTES
+                    for row in launch.allocations
+                    if row.space == "barrier"
+                ),
+                tmem_columns=estimate.tmem_columns + estimate.tmem_collective_columns,
+                allocations=_ordered(launch.allocations),
+            ),
+            jaxpr=spec.jaxpr,
+            options=spec.params,
+        )
+
+
+def _ordered(allocations: list[Allocation]) -> tuple[Allocation, ...]:
+    return tuple(sorted(allocations, key=lambda row: (row.space, row.offset)))
+
+
+def _buffers(kind: BufferKind, avals: tuple[Any, ...]) -> tuple[Buffer, ...]:
+    return tuple(
+        Buffer(kind, index, tuple(aval.shape), np.dtype(aval.dtype))
+        for index, aval in enumerate(avals)
+    )
+
+
+def _verify(module: ir.Module, name: str) -> None:
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise CompilationError(
+            f"lowering kernel {name} produced invalid MLIR: {error}",
+            hint="a rule emitted an operation with operands of the wrong types; the module can be"
+            " dumped with PALLASITE_DUMP",
+        ) from error
+
+
+def replace_options(lowered: LoweredKernel, **changes: Any) -> LoweredKernel:
+    """A copy of a lowered kernel with some fields replaced."""
+    return dataclasses.replace(lowered, **changes)

@@ -1,0 +1,120 @@
+"""Bringing an array from one register layout into another."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from pallasite.errors import InvalidValueError
+from pallasite.ir import ops, types
+from pallasite.language.memory import MemorySpace
+from pallasite.layouts import transforms as tf
+from pallasite.layouts.conversion import ConversionKind, conversion
+from pallasite.layouts.memory import row_major
+from pallasite.layouts.named import describe
+from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
+from pallasite.lowering.arrays import RegisterArray, gather
+from pallasite.lowering.context import RuleContext
+from pallasite.lowering.references import MemoryReference
+from pallasite.lowering.transfers import load_array, store_array
+
+
+def relayout(ctx: RuleContext, array: RegisterArray, target: Layout) -> RegisterArray:
+    """The array in another layout of the same shape.
+
+    If every thread already holds its elements, this only renames registers. Otherwise the array
+    goes through the kernel's scratch shared memory, slice by slice.
+
+    Raises:
+      InvalidValueError: a distributed array cannot become a splat, or does not fit the scratch.
+    """
+    if array.layout == target:
+        return array
+    if array.is_splat:
+        if isinstance(target, SplatLayout):
+            return array
+        assert isinstance(target, RegisterLayout)
+        return array.materialize(target)
+    plan = conversion(array.layout, target)
+    if plan.kind is not ConversionKind.SHARED_MEMORY:
+        assert plan.sources is not None
+        return RegisterArray(gather(array.registers, plan.sources), target, array.dtype)
+    assert isinstance(target, RegisterLayout)
+    return _through_shared_memory(ctx, array, target)
+
+
+def _through_shared_memory(
+    ctx: RuleContext, array: RegisterArray, target: RegisterLayout
+) -> RegisterArray:
+    limit = max(ctx.params.reduction_scratch_bytes, 512)
+    bits = types.bit_width(array.dtype)
+    extent = array.shape[0] if array.shape else 1
+    if array.size * bits // 8 <= limit or extent == 1:
+        return _exchange(ctx, array, target, limit)
+    # Slices along the first dimension, as small as both layouts can be cut.
+    for pieces in range(2, extent + 1):
+        if extent % pieces or array.size // pieces * bits // 8 > limit:
+            continue
+        size = extent // pieces
+        try:
+            return _in_pieces(ctx, array, target, size, limit)
+        except InvalidValueError:
+            continue
+    return _exchange(ctx, array, target, max(limit, array.size * bits // 8))
+
+
+def _part(layout: Layout, start: int, size: int) -> tf.rg.Rearrangement:
+    starts = [start] + [0] * (len(layout.shape) - 1)
+    return tf.slice_(layout, starts, [size, *layout.shape[1:]])
+
+
+def _in_pieces(
+    ctx: RuleContext, array: RegisterArray, target: RegisterLayout, size: int, limit: int
+) -> RegisterArray:
+    starts = range(0, array.shape[0], size)
+    sources = [_part(array.layout, start, size) for start in starts]
+    targets = [_part(target, start, size) for start in starts]
+    registers: list[ir.Value | None] = [None] * target.registers
+    for source, part in zip(sources, targets, strict=True):
+        piece = RegisterArray(gather(array.registers, source.sources), source.layout, array.dtype)
+        assert isinstance(part.layout, RegisterLayout)
+        moved = _exchange(ctx, piece, part.layout, limit)
+        numbers = part.registers
+        if numbers is None:
+            raise InvalidValueError("the pieces cut vectors apart")
+        for number, register in zip(numbers, moved.registers, strict=True):
+            registers[number] = register
+    return RegisterArray(tuple(r for r in registers if r is not None), target, array.dtype)
+
+
+def _exchange(
+    ctx: RuleContext, array: RegisterArray, target: RegisterLayout, limit: int
+) -> RegisterArray:
+    bits = types.bit_width(array.dtype)
+    size = -(-array.size * bits // 8)
+    if size > ctx.target.max_shared_memory // 2:
+        raise InvalidValueError(
+            "an array is too large to change its layout through shared memory",
+            got=f"{array.dtype}{list(array.shape)} from {describe(array.layout)} to"
+            f" {describe(target)}",
+            hint="load it in the layout that is needed",
+        )
+    with ctx.scratch(max(size, limit), "scratch for layout changes and reductions") as (
+        pointer,
+        _,
+    ):
+        memory = MemoryReference(
+            pointer=pointer,
+            layout=row_major(array.shape, bits),
+            dtype=array.dtype,
+            space=MemorySpace.SMEM,
+            alignment=16,
+        )
+        ctx.synchronize()
+        store_array(ctx.launch, memory, array)
+        ctx.synchronize()
+        return load_array(ctx.launch, memory, target)
+
+
+def scratch_pointer(pointer: ir.Value, offset: int) -> ir.Value:
+    """A pointer into scratch memory, ``offset`` bytes on."""
+    return ops.byte_pointer(pointer, offset)

@@ -1,0 +1,1 @@
+"""The built-in lowering and resource rules, grouped by subject."""

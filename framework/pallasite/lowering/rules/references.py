@@ -1,0 +1,297 @@
+"""Reading and writing references, and allocating them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir.dialects import llvm
+
+from pallasite import _jax
+from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from pallasite.ir import ops, types
+from pallasite.language.memory import BarrierType, ClusterBarrierType, MemorySpace
+from pallasite.launch import Allocation
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.context import RuleContext, Value
+from pallasite.lowering.geometry import Geometry
+from pallasite.lowering.launch import BARRIER_BYTES, buffer_bytes
+from pallasite.lowering.memory_plan import aligned
+from pallasite.lowering.references import BarrierReference, MemoryReference, shared_reference
+from pallasite.lowering.resources import EstimatorContext, Resources
+from pallasite.lowering.transfers import load_array, store_array
+from pallasite.lowering.views import resolve
+from pallasite.registry import RuleSet, Semantics
+
+rules = RuleSet()
+_ALL = (Semantics.LANE, Semantics.WARP)
+
+MAXIMUM_BARRIERS = 32
+
+
+def _require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
+    if ctx.in_warp and math.prod(shape) != 1:
+        raise UnsupportedError(
+            f"a single warp {what} an array",
+            got=f"shape {list(shape)}",
+            expected="scalars inside a warp-mapped region",
+            hint="move the access out of the region, or index single elements",
+        )
+
+
+def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> RegisterArray:
+    """Loads what a reference views, in the hinted layout if there is one."""
+    memory = resolve(ctx, reference, transforms)
+    aval = ctx.avals_out[0]
+    _require_scalar(ctx, aval.shape, "reads")
+    return load_array(ctx.launch, memory, ctx.layout_hint)
+
+
+def write(
+    ctx: RuleContext, memory: MemoryReference, value: RegisterArray, *, exchanged: bool = False
+) -> None:
+    """Stores a value so that all lanes of the thread see it afterwards.
+
+    Memory that the kernel never reads needs no barriers.
+    """
+    _require_scalar(ctx, memory.shape, "writes")
+    ordered = ctx.auto_barriers and (memory.space is MemorySpace.SMEM or memory.may_be_read)
+    if ordered:
+        ctx.synchronize()
+    if ctx.in_warp or (memory.layout.size == 1 and not exchanged):
+        # One lane stores a scalar; the others would store the same.
+        with ops.when(ctx.leader):
+            store_array(ctx.launch, memory, value)
+    else:
+        store_array(ctx.launch, memory, value)
+    if ordered:
+        ctx.synchronize()
+
+
+@rules.lowering(_jax.get_p, *_ALL)
+def _get(ctx: RuleContext, reference: Value, *leaves: Value, tree: Any, **params: Any) -> Value:
+    if hasattr(reference, "read"):
+        return reference.read(ctx, jax.tree.unflatten(tree, leaves))
+    return read(ctx, reference, jax.tree.unflatten(tree, leaves))
+
+
+@rules.lowering(_jax.swap_p, *_ALL)
+def _swap(
+    ctx: RuleContext, reference: Value, value: RegisterArray, *leaves: Value, tree: Any, **params: Any
+) -> Value:
+    transforms = jax.tree.unflatten(tree, leaves)
+    if hasattr(reference, "write"):
+        return reference.write(ctx, transforms, value)
+    memory = resolve(ctx, reference, transforms)
+    used = any(ctx.used)
+    old: RegisterArray | None = None
+    if used:
+        layout = None if value.is_splat else value.layout
+        old = load_array(ctx.launch, memory, layout)
+    write(ctx, memory, value)
+    return old if old is not None else value
+
+
+@rules.lowering(_jax.addupdate_p, *_ALL)
+def _addupdate(
+    ctx: RuleContext, reference: Value, value: RegisterArray, *leaves: Value, tree: Any, **params: Any
+) -> Sequence[Value]:
+    from pallasite.lowering.rules.arithmetic import binary
+
+    transforms = jax.tree.unflatten(tree, leaves)
+    memory = resolve(ctx, reference, transforms)
+    layout = None if value.is_splat else value.layout
+    old = load_array(ctx.launch, memory, layout)
+    write(ctx, memory, binary(ctx, "add", old, value, old.dtype))
+    return ()
+
+
+# Scoped allocation ----------------------------------------------------------------------------
+
+
+def barrier_arrivals(dtype: Any, geometry: Geometry) -> tuple[int, tuple[tuple[int, ...], ...] | None]:
+    """Hardware arrivals per phase, and the cluster dimensions of a cluster barrier.
+
+    An arrival of a user's thread is 128 hardware arrivals, one per lane. A barrier that orders
+    tensor-core work gets one from an elected lane. A cluster barrier gets one from each warpgroup
+    and block that differs from its own along one collective axis.
+    """
+    if isinstance(dtype, ClusterBarrierType):
+        dimensions = tuple(
+            tuple(
+                geometry.cluster_dimension(name)
+                for name in (axes if isinstance(axes, tuple) else (axes,))
+            )
+            for axes in dtype.collective_axes
+        )
+        extents = [math.prod(geometry.cluster[d] for d in group) for group in dimensions]
+        return dtype.num_arrivals * (sum(extents) - len(extents) + 1), dimensions
+    if dtype.orders_tensor_core:
+        return dtype.num_arrivals, None
+    return 128 * dtype.num_arrivals, None
+
+
+def is_barrier(aval: Any) -> bool:
+    """Whether a reference type is one of barriers."""
+    return isinstance(getattr(aval, "dtype", None), BarrierType | ClusterBarrierType)
+
+
+def _check_collective(geometry: Geometry, collective_axes: Any) -> tuple[Any, ...]:
+    axes = collective_axes if isinstance(collective_axes, tuple) else (collective_axes,)
+    axes = tuple(axis for axis in axes if axis is not None)
+    if axes and axes != (geometry.thread_name,):
+        raise InvalidValueError(
+            "an allocation is shared by other axes than the kernel's threads",
+            got=f"collective_axes={axes}",
+            expected=f"({geometry.thread_name!r},) or none"
+            if geometry.thread_name is not None
+            else "none: the kernel has a single thread per block",
+        )
+    return axes
+
+
+def _describe(aval: Any) -> str:
+    if is_barrier(aval):
+        return f"{aval.dtype} x {math.prod(aval.shape)}"
+    return f"{aval.dtype}{list(aval.shape)}"
+
+
+@rules.resources(_jax.run_scoped_p)
+def _run_scoped_resources(
+    ctx: EstimatorContext, *avals: Any, jaxpr: Any, collective_axes: Any, **params: Any
+) -> Resources:
+    total = ctx.estimate(jaxpr)
+    axes = _check_collective(ctx.geometry, collective_axes)
+    for variable in jaxpr.invars:
+        aval = variable.aval
+        total = total + scoped_resources(ctx, aval, axes)
+    return total
+
+
+def scoped_resources(ctx: EstimatorContext, aval: Any, axes: tuple[Any, ...]) -> Resources:
+    """What one scoped allocation reserves.
+
+    A plugin's reference type says it itself with ``scoped_resources(ctx, axes)``.
+    """
+    if hasattr(aval, "scoped_resources"):
+        result: Resources = aval.scoped_resources(ctx, axes)
+        return result
+    if is_barrier(aval):
+        arrivals, _ = barrier_arrivals(aval.dtype, ctx.geometry)
+        return Resources(barriers=Counter({(aval.dtype, arrivals): math.prod(aval.shape)}))
+    if aval.memory_space is MemorySpace.SMEM:
+        size = buffer_bytes(aval.shape, aval.dtype)
+        return Resources(
+            shared_bytes=aligned(size),
+            allocations=(Allocation("smem", _describe(aval), size, 0, ctx.location),),
+        )
+    if _jax.issubdtype(aval.dtype, _jax.semaphore_dtype):
+        return Resources(semaphores=Counter({"block": math.prod(aval.shape)}))
+    if aval.memory_space is MemorySpace.REGS:
+        return Resources()
+    raise UnsupportedError(
+        f"an allocation in {aval.memory_space}",
+        got=_describe(aval),
+        expected="plgpu.SMEM, plgpu.Barrier, plgpu.ClusterBarrier or a semaphore",
+    )
+
+
+@rules.lowering(_jax.run_scoped_p, Semantics.LANE)
+def _run_scoped(
+    ctx: RuleContext, *consts: Value, jaxpr: Any, collective_axes: Any, **params: Any
+) -> list[Value]:
+    geometry = ctx.kernel.geometry
+    axes = _check_collective(geometry, collective_axes)
+    with contextlib.ExitStack() as scope:
+        references = []
+        memory = False
+        for variable in jaxpr.invars:
+            aval = variable.aval
+            if hasattr(aval, "allocate"):
+                references.append(scope.enter_context(aval.allocate(ctx, axes)))
+                continue
+            if geometry.threads > 1 and not axes and not _is_semaphore(aval):
+                raise InvalidValueError(
+                    "each thread of the block would allocate its own memory",
+                    got=f"{_describe(aval)} with collective_axes=()",
+                    expected=f"collective_axes={geometry.thread_name!r}",
+                )
+            memory = True
+            references.append(scope.enter_context(_allocate(ctx, aval)))
+        if axes and memory:
+            # Every thread must have left earlier scopes before their memory is used again.
+            ctx.launch.block_barrier()
+        return ctx.lower(jaxpr, [*consts, *references])
+
+
+def _is_semaphore(aval: Any) -> bool:
+    return bool(_jax.issubdtype(aval.dtype, _jax.semaphore_dtype))
+
+
+@contextlib.contextmanager
+def _allocate(ctx: RuleContext, aval: Any) -> Any:
+    if is_barrier(aval):
+        with allocate_barriers(ctx, aval) as barrier:
+            yield barrier
+        return
+    if _is_semaphore(aval):
+        from pallasite.lowering.rules.semaphores import block_semaphores
+
+        with block_semaphores(ctx, aval) as reference:
+            yield reference
+        return
+    if aval.memory_space is not MemorySpace.SMEM:
+        raise UnsupportedError(f"an allocation in {aval.memory_space}", got=_describe(aval))
+    with ctx.kernel.shared.allocate(buffer_bytes(aval.shape, aval.dtype)) as offset:
+        yield shared_reference(ctx.launch, offset, aval.shape, aval.dtype)
+
+
+@contextlib.contextmanager
+def allocate_barriers(ctx: RuleContext, aval: Any) -> Any:
+    """Barriers for a scope; those of equal kind from earlier scopes serve again.
+
+    A barrier that comes back keeps its phase: all of its completions were awaited.
+    """
+    count = math.prod(aval.shape)
+    if count > MAXIMUM_BARRIERS:
+        raise InvalidValueError(
+            f"an array of {count} barriers", expected=f"at most {MAXIMUM_BARRIERS} in one array"
+        )
+    arrivals, dimensions = barrier_arrivals(aval.dtype, ctx.kernel.geometry)
+    key = (aval.dtype, arrivals, dimensions, count)
+    free = ctx.kernel.free_barriers.setdefault(key, [])
+    if free:
+        storage, phases = free.pop()
+    else:
+        storage = ctx.launch.new_barriers(
+            count, arrivals, what=_describe(aval), location=ctx.location
+        )
+        with ctx.launch.at_entry():
+            phases = llvm.alloca(types.pointer_type(5), ops.i32_constant(1), ops.i32())
+            ops.store(ops.i32_constant(0), phases, alignment=4)
+    if dimensions is not None and math.prod(ctx.kernel.geometry.cluster) > 1:
+        ctx.launch.uses_cluster_memory = True
+    yield BarrierReference(
+        storage=storage,
+        dtype=aval.dtype,
+        shape=tuple(aval.shape),
+        index=0,
+        phases=phases,
+        launch=ctx.launch,
+        cluster_dimensions=dimensions,
+    )
+    free.append((storage, phases))
+
+
+def check_dtype(value: RegisterArray, dtype: Any, what: str) -> None:
+    """Raises unless ``value`` has the dtype."""
+    if value.dtype != np.dtype(dtype):
+        raise InvalidTypeError(what, got=str(value.dtype), expected=str(dtype))
+
+
+__all__ = ["BARRIER_BYTES", "allocate_barriers", "barrier_arrivals", "read", "rules", "write"]

@@ -1,0 +1,268 @@
+"""Moving arrays between registers and memory, by the access plans of the layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.ir import ops, types
+from pallasite.language.memory import MemorySpace
+from pallasite.layouts.access import Access, AccessPlan, plan_access
+from pallasite.layouts.construct import strided
+from pallasite.layouts.digits import LANES, WARPS, Owner
+from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
+from pallasite.lowering.arrays import RegisterArray, gather
+from pallasite.lowering.launch import LaunchContext
+from pallasite.lowering.references import MemoryReference
+
+MAXIMUM_BITS = 128
+
+
+def default_layout(reference: MemoryReference) -> RegisterLayout:
+    """The strided layout with the widest vectors that the reference's memory allows."""
+    extents = reference.layout.flat_extents
+    run = extents[-1].size if extents and extents[-1].stride == 1 else 1
+    size = reference.layout.size
+    bits = reference.element_bits
+    limit = min(MAXIMUM_BITS, 8 * reference.offset_alignment)
+    if reference.layout.swizzle != 16:
+        limit = min(limit, MAXIMUM_BITS)
+    width = 1
+    for candidate in (128, 64, 32, 16, 8, 4, 2):
+        if candidate * bits <= limit and run % candidate == 0 and size % candidate == 0:
+            width = candidate
+            break
+    while width > 1 and size // width % (LANES * WARPS) and width * bits > 8:
+        # Fewer elements for each thread, but every thread takes part.
+        width //= 2
+    return strided(reference.shape, max(width, 1))
+
+
+def thread_offset(launch: LaunchContext, plan: AccessPlan) -> ir.Value:
+    """The element offset that depends on the thread (i32), computed once for each plan."""
+    key = f"thread_offset.{plan.thread_terms}"
+
+    lane, warp = launch.lane_id, launch.warp_id
+
+    def build() -> ir.Value:
+        total: ir.Value | None = None
+        for term in plan.thread_terms:
+            index = lane if term.owner is Owner.LANE else warp
+            limit = LANES if term.owner is Owner.LANE else WARPS
+            value = ops.divide_unsigned(index, term.divisor)
+            if term.divisor * term.modulus < limit:
+                value = ops.remainder_unsigned(value, term.modulus)
+            elif limit % (term.divisor * term.modulus):
+                value = ops.remainder_unsigned(value, term.modulus)
+            value = ops.multiply(value, term.stride)
+            total = value if total is None else ops.add(total, value)
+        return ops.i32_constant(0) if total is None else total
+
+    return launch.emit_once(key, build)
+
+
+def _swizzle(address: ir.Value, swizzle: int) -> ir.Value:
+    mask = swizzle // 16 - 1
+    row = ops.bitwise_and(ops.divide_unsigned(address, 128), mask)
+    return ops.bitwise_xor(address, ops.multiply(row, 16))
+
+
+def _addresses(
+    launch: LaunchContext, reference: MemoryReference, plan: AccessPlan
+) -> Callable[[Access], ir.Value]:
+    """A function that emits the address of an access of the calling thread."""
+    element = types.memory_type(reference.dtype)
+    thread = thread_offset(launch, plan)
+    bits = reference.element_bits
+    if plan.swizzle == 16:
+        offset = ops.cast_integer(thread, reference.index_type, signed=False)
+        dynamic = reference.dynamic_offset()
+        if dynamic is not None:
+            offset = ops.add(offset, dynamic)
+        if bits < 8:
+            base = ops.byte_pointer(reference.pointer, reference.byte_offset(offset))
+            start = reference.byte_offset(reference.offset)
+            return lambda access: ops.byte_pointer(base, start + access.offset * bits // 8)
+        base = ops.element_pointer(reference.pointer, offset, element)
+        return lambda access: ops.element_pointer(
+            base, reference.offset + access.offset, element
+        )
+    atom = reference.layout.atom_bytes
+    if reference.offset_alignment % atom == 0 and plan.swizzle_separable:
+        address = reference.byte_offset(thread)
+        swizzled = _swizzle(address, plan.swizzle) if not isinstance(address, int) else address
+        start = reference.byte_offset(reference.element_offset())
+        base = ops.byte_pointer(reference.pointer, start)
+        columns: dict[int, ir.Value] = {}
+
+        def emit(access: Access) -> ir.Value:
+            column = columns.get(access.swizzle_xor)
+            if column is None:
+                offset = ops.bitwise_xor(swizzled, access.swizzle_xor)
+                column = columns[access.swizzle_xor] = ops.byte_pointer(base, offset)
+            return ops.byte_pointer(column, access.swizzle_add)
+
+        return emit
+    start = reference.byte_offset(reference.element_offset())
+    moved = ops.add(reference.byte_offset(thread), start)  # type: ignore[arg-type]
+
+    def emit_whole(access: Access) -> ir.Value:
+        address = ops.add(moved, access.offset * bits // 8)
+        return ops.byte_pointer(reference.pointer, _swizzle(address, plan.swizzle))
+
+    return emit_whole
+
+
+def _check_window(reference: MemoryReference) -> None:
+    """A plain access must not leave the array, as far as that is known."""
+    if reference.window is None or reference.buffer is None:
+        return
+    for dim, (start, extent) in enumerate(
+        zip(reference.window, reference.buffer.shape, strict=True)
+    ):
+        outside = start.size > extent if start.dynamic else start.static + start.size > extent
+        if outside:
+            raise InvalidValueError(
+                f"the access leaves dimension {dim} of the array, which has {extent} elements",
+                got=f"{start.size} elements"
+                + ("" if start.dynamic else f" from {start.static}"),
+                expected="a window inside the array",
+                hint="copy_gmem_to_smem fills what lies outside with zeros",
+            )
+
+
+def load_array(
+    launch: LaunchContext, reference: MemoryReference, layout: Layout | None = None
+) -> RegisterArray:
+    """Loads the elements that a reference views into registers.
+
+    Args:
+      launch: the kernel's launch context.
+      reference: in global memory or this block's shared memory.
+      layout: the register layout; by default a strided one with the widest vectors.
+
+    Raises:
+      InvalidValueError: the layout and the memory do not fit together.
+    """
+    _check_window(reference)
+    reference = _remote_pointer(reference)
+    if reference.shape == () or (layout is None and reference.layout.size == 1):
+        value = _load_scalar(reference)
+        return RegisterArray.splat(value, reference.dtype, reference.shape)
+    if isinstance(layout, SplatLayout):
+        raise InvalidValueError(
+            "a load into a splat", got=f"shape {list(reference.shape)}", expected="another layout"
+        )
+    if layout is None:
+        layout = default_layout(reference)
+    assert isinstance(layout, RegisterLayout)
+    plan = plan_access(layout, reference.layout, min(16, reference.offset_alignment))
+    address_of = _addresses(launch, reference, plan)
+    memory = types.memory_type(reference.dtype)
+    vector = ops.vector_type(memory, plan.width)
+    elements: dict[tuple[int, int], tuple[int, int]] = {}
+    loaded = []
+    for number, access in enumerate(plan.accesses):
+        loaded.append(
+            ops.load(vector, address_of(access), alignment=max(1, plan.width_bytes))
+        )
+        for position, part in enumerate(access.parts):
+            elements[part] = (number, position)
+    sources = [
+        [elements[register, element] for element in range(layout.vector_length)]
+        for register in range(layout.registers)
+    ]
+    registers = [from_memory(value, reference.dtype) for value in gather(loaded, sources)]
+    return RegisterArray(tuple(registers), layout, reference.dtype)
+
+
+def store_array(launch: LaunchContext, reference: MemoryReference, array: RegisterArray) -> None:
+    """Stores an array to the memory that a reference views.
+
+    Where several threads hold an element they store equal values.
+
+    Raises:
+      InvalidTypeError: another dtype.
+      InvalidValueError: another shape, or a layout that does not fit the memory.
+    """
+    if array.dtype != reference.dtype:
+        raise InvalidTypeError(
+            "the value and the reference differ in dtype",
+            got=str(array.dtype),
+            expected=str(reference.dtype),
+        )
+    if array.shape != reference.shape:
+        raise InvalidValueError(
+            "the value and the reference differ in shape",
+            got=str(list(array.shape)),
+            expected=str(list(reference.shape)),
+        )
+    _check_window(reference)
+    reference = _remote_pointer(reference)
+    if reference.layout.size == 1:
+        _store_scalar(launch, reference, array.scalar)
+        return
+    if array.is_splat:
+        array = array.materialize(default_layout(reference))
+    layout = array.layout
+    assert isinstance(layout, RegisterLayout)
+    plan = plan_access(layout, reference.layout, min(16, reference.offset_alignment))
+    address_of = _addresses(launch, reference, plan)
+    values = [to_memory(register, reference.dtype) for register in array.registers]
+    vectors = gather(values, [list(access.parts) for access in plan.accesses])
+    for access, value in zip(plan.accesses, vectors, strict=True):
+        ops.store(value, address_of(access), alignment=max(1, plan.width_bytes))
+
+
+def _remote_pointer(reference: MemoryReference) -> MemoryReference:
+    if reference.remote is None:
+        return reference
+    raise InvalidValueError(
+        "shared memory of another block is accessed directly",
+        hint="copy it, or use the asynchronous primitives that take cluster references",
+    )
+
+
+def _load_scalar(reference: MemoryReference) -> ir.Value:
+    pointer = _scalar_address(reference)
+    size = max(1, reference.element_bits // 8)
+    value = ops.load(types.memory_type(reference.dtype), pointer, alignment=size)
+    return from_memory(value, reference.dtype)
+
+
+def _store_scalar(launch: LaunchContext, reference: MemoryReference, value: ir.Value) -> None:
+    pointer = _scalar_address(reference)
+    size = max(1, reference.element_bits // 8)
+    ops.store(to_memory(value, reference.dtype), pointer, alignment=size)
+
+
+def _scalar_address(reference: MemoryReference) -> ir.Value:
+    if reference.element_bits < 8:
+        raise InvalidTypeError(
+            f"a single element of {reference.dtype} is accessed", expected="at least a byte"
+        )
+    if reference.layout.swizzle == 16 or reference.space is not MemorySpace.SMEM:
+        return reference.address()
+    offset = reference.byte_offset(reference.element_offset())
+    if isinstance(offset, int):
+        return ops.byte_pointer(reference.pointer, reference.layout.swizzle_bytes(offset))
+    return ops.byte_pointer(reference.pointer, _swizzle(offset, reference.layout.swizzle))
+
+
+def from_memory(value: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
+    """A value as registers hold it: booleans are bytes in memory and bits in registers."""
+    if not types.is_bool(dtype):
+        return value
+    return ops.arith.cmpi(ops.arith.CmpIPredicate.ne, value, ops.constant(0, value.type))
+
+
+def to_memory(value: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
+    """The inverse of :func:`from_memory`."""
+    if not types.is_bool(dtype):
+        return value
+    length = ops.vector_length(value)
+    return ops.arith.extui(ops.vector_type(ops.i8(), length), value)

@@ -1,0 +1,161 @@
+"""The jaxpr walker: lowers equation by equation. It knows no primitive by name; rules do it all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite import _jax
+from pallasite.errors import InternalError, PallasiteError, SourceLocation, UnsupportedError
+from pallasite.layouts.registers import Layout
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.context import KernelContext, Mode, RuleContext, Value
+
+
+def constant_value(value: Any, dtype: Any) -> RegisterArray:
+    """The register array of a literal or a captured constant.
+
+    Raises:
+      UnsupportedError: an array whose elements differ; it must be passed as an input.
+    """
+    array = np.asarray(value, dtype=dtype)
+    if array.size == 0 or (array.size > 1 and not bool(np.all(array == array.flat[0]))):
+        raise UnsupportedError(
+            "the kernel captures an array constant",
+            got=f"{array.dtype}{list(array.shape)}",
+            expected="scalars, or arrays of one repeated value",
+            hint="pass the array to the kernel as an input",
+        )
+    return RegisterArray.constant(array.flat[0], array.dtype, array.shape)
+
+
+def lower_jaxpr(
+    kernel: KernelContext, mode: Mode, jaxpr: Any, args: Sequence[Value]
+) -> list[Value]:
+    """Lowers the equations of ``jaxpr`` at the current insertion point.
+
+    Args:
+      kernel: the kernel's shared state.
+      mode: the semantics and surroundings.
+      jaxpr: a jaxpr; constants that it holds become constants of the kernel.
+      args: a value for each of its inputs (and for each constvar that has no constant, first).
+
+    Returns:
+      A value for each output.
+    """
+    environment: dict[Any, Value] = {}
+    binders = [*jaxpr.constvars, *jaxpr.invars]
+    constants = list(getattr(jaxpr, "consts", ()) or ())
+    if constants and len(args) == len(jaxpr.invars):
+        values: list[Value] = [
+            constant_value(c, v.aval.dtype) for c, v in zip(constants, jaxpr.constvars, strict=True)
+        ]
+        values += list(args)
+    else:
+        values = list(args)
+    if len(values) != len(binders):
+        raise InternalError(f"{len(values)} values for a jaxpr with {len(binders)} inputs")
+    environment.update(zip(binders, values, strict=True))
+
+    def read(atom: Any) -> Value:
+        if isinstance(atom, _jax.Literal):
+            return constant_value(atom.val, atom.aval.dtype)
+        return environment[atom]
+
+    hints = layout_hints(kernel, jaxpr)
+    used = {atom for equation in jaxpr.eqns for atom in equation.invars if _is_variable(atom)}
+    used |= {atom for atom in jaxpr.outvars if _is_variable(atom)}
+    for equation in jaxpr.eqns:
+        location = _jax.user_location(equation.source_info)
+        context = RuleContext(
+            kernel=kernel,
+            mode=mode,
+            primitive=equation.primitive,
+            avals_in=tuple(atom.aval for atom in equation.invars),
+            avals_out=tuple(variable.aval for variable in equation.outvars),
+            used=tuple(variable in used for variable in equation.outvars),
+            layout_hint=hints.get(equation.outvars[0]) if equation.outvars else None,
+            location=location,
+        )
+        with mlir_location(location), _errors_at(location):
+            rule = kernel.registry.lowering_rule(
+                equation.primitive, mode.semantics, kernel.target
+            )
+            operands = [read(atom) for atom in equation.invars]
+            results = rule.function(context, *operands, **equation.params)
+            if equation.primitive.multiple_results:
+                results = () if results is None else tuple(results)
+            else:
+                results = (results,)
+            _check_results(equation, results)
+        environment.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _is_variable(atom: Any) -> bool:
+    return not isinstance(atom, _jax.Literal)
+
+
+def layout_hints(kernel: KernelContext, jaxpr: Any) -> dict[Any, Layout]:
+    """Which register layout the uses of each variable ask for, from a walk back over the jaxpr.
+
+    A primitive's layout rule says what its operands should be laid out like, given the layout that
+    is wanted of its results; the earliest use in program order decides.
+    """
+    hints: dict[Any, Layout] = {}
+    for equation in reversed(jaxpr.eqns):
+        rule = kernel.registry.layout_rule(equation.primitive)
+        if rule is None:
+            continue
+        wanted = [hints.get(variable) for variable in equation.outvars]
+        with _errors_at(_jax.user_location(equation.source_info)):
+            proposals = rule.function(
+                [atom.aval for atom in equation.invars],
+                [variable.aval for variable in equation.outvars],
+                wanted,
+                **equation.params,
+            )
+        for atom, proposal in zip(equation.invars, proposals, strict=True):
+            if proposal is not None and not isinstance(atom, _jax.Literal):
+                hints[atom] = proposal
+    return hints
+
+
+@contextlib.contextmanager
+def _errors_at(location: SourceLocation | None) -> Iterator[None]:
+    try:
+        yield
+    except PallasiteError as error:
+        error.at(location)
+        raise
+
+
+@contextlib.contextmanager
+def mlir_location(location: SourceLocation | None) -> Iterator[None]:
+    """Gives the operations emitted inside the user's source line."""
+    if location is None:
+        yield
+        return
+    with ir.Location.file(location.file, location.line, location.column):
+        yield
+
+
+def _check_results(equation: Any, results: Sequence[Value]) -> None:
+    name = equation.primitive.name
+    if len(results) != len(equation.outvars):
+        raise InternalError(
+            f"the rule for {name} returned {len(results)} values, not {len(equation.outvars)}"
+        )
+    for variable, value in zip(equation.outvars, results, strict=True):
+        aval = variable.aval
+        if not isinstance(value, RegisterArray) or not isinstance(aval, _jax.ShapedArray):
+            continue
+        if value.shape != aval.shape or value.dtype != np.dtype(aval.dtype):
+            raise InternalError(
+                f"the rule for {name} returned {value.dtype}{list(value.shape)}"
+                f" for {aval.dtype}{list(aval.shape)}"
+            )
