@@ -143,6 +143,7 @@ freeze_p = _core.freeze_p
 ref_get = _state_primitives.ref_get
 ref_set = _state_primitives.ref_set
 ref_swap = _state_primitives.ref_swap
+run_state = _discharge.run_state
 run_state_p = _discharge.run_state_p
 
 # --- Primitives: Pallas -------------------------------------------------------------------------
@@ -416,3 +417,9 @@ erf_p = _special.erf_p
 erfc_p = _special.erfc_p
 erf_inv_p = _special.erf_inv_p
 slice_p = jax.lax.slice_p
+
+
+def scan_operand_counts(params: Any) -> tuple[int, int, int]:
+    """How many operands of a ``scan`` equation are constants, carried values and scanned arrays."""
+    consts, carry, scanned = params["ft_in"].unpack()
+    return len(consts), len(carry), len(scanned)
