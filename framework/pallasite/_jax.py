@@ -403,11 +403,6 @@ def trace_context() -> Any:
     return (_config.trace_context(), _core.get_axis_env())
 
 
-# --- Lowering -------------------------------------------------------------------------------------
-def scan_operand_counts(ft_in: Any) -> tuple[int, int]:
-    """How many of a scan's operands are constants and carries, from its ``ft_in`` parameter."""
-    consts, carries, _ = ft_in.unpack()
-    return len(consts), len(carries)
 
 
 # More primitives for the built-in rules.

@@ -10,7 +10,9 @@ from pallasite.registry import LayoutRule, LoweringRule, ResourceRule, RuleSet
 
 RULE_MODULES = (
     "arithmetic",
+    "barriers",
     "control_flow",
+    "copies",
     "ids",
     "references",
     "reductions",

@@ -71,10 +71,10 @@ def _swizzle(address: ir.Value, swizzle: int) -> ir.Value:
     return ops.bitwise_xor(address, ops.multiply(row, 16))
 
 
-def _addresses(
+def access_addresses(
     launch: LaunchContext, reference: MemoryReference, plan: AccessPlan
 ) -> Callable[[Access], ir.Value]:
-    """A function that emits the address of an access of the calling thread."""
+    """A function that emits the address (a pointer) of an access of the calling thread."""
     element = types.memory_type(reference.dtype)
     thread = thread_offset(launch, plan)
     bits = reference.element_bits
@@ -161,7 +161,7 @@ def load_array(
         layout = default_layout(reference)
     assert isinstance(layout, RegisterLayout)
     plan = plan_access(layout, reference.layout, min(16, reference.offset_alignment))
-    address_of = _addresses(launch, reference, plan)
+    address_of = access_addresses(launch, reference, plan)
     memory = types.memory_type(reference.dtype)
     vector = ops.vector_type(memory, plan.width)
     elements: dict[tuple[int, int], tuple[int, int]] = {}
@@ -211,7 +211,7 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
     layout = array.layout
     assert isinstance(layout, RegisterLayout)
     plan = plan_access(layout, reference.layout, min(16, reference.offset_alignment))
-    address_of = _addresses(launch, reference, plan)
+    address_of = access_addresses(launch, reference, plan)
     values = [to_memory(register, reference.dtype) for register in array.registers]
     vectors = gather(values, [list(access.parts) for access in plan.accesses])
     for access, value in zip(plan.accesses, vectors, strict=True):

@@ -194,7 +194,7 @@ def _scan(
     ft_in: Any,
     **params: Any,
 ) -> list[Value]:
-    consts_count, carry_count = _jax.scan_operand_counts(ft_in)
+    consts_count, carry_count = _jax.scan_operand_counts({"ft_in": ft_in})[:2]
     consts = list(args[:consts_count])
     carries = list(args[consts_count : consts_count + carry_count])
     if len(args) > consts_count + carry_count:

@@ -1,0 +1,205 @@
+"""Arriving on and waiting for mbarriers, and the fence before asynchronous accesses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite.errors import UnsupportedError
+from pallasite.ir import ops
+from pallasite.language.primitives import barriers as prim
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.context import RuleContext, Value
+from pallasite.lowering.references import BarrierReference
+from pallasite.lowering.views import resolve_barrier
+from pallasite.registry import RuleSet, Semantics
+
+rules = RuleSet()
+_ALL = (Semantics.LANE, Semantics.WARP)
+
+SUSPEND_HINT = 0x989680
+"""How long a failing try_wait may suspend the thread, in nanoseconds."""
+
+
+@rules.lowering(prim.barrier_arrive_p, *_ALL, requires=("mbarrier",))
+def _barrier_arrive(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value]:
+    reference, predicate = args_tree.unflatten(operands)
+    barrier = resolve_barrier(ctx, reference)
+    condition = None if predicate is None else ctx.scalar(predicate)
+    orders = getattr(barrier.dtype, "orders_tensor_core", False)
+    before = ctx.kernel.extra.get("before_tensor_core_arrive")
+    if orders and before is None:
+        raise UnsupportedError(
+            "a barrier that orders tensor-core work needs the plugin of a generation that has it",
+            hint="pip install 'pallasite[blackwell]', or leave orders_tensor_core out",
+        )
+    if barrier.cluster_dimensions is not None:
+        _arrive_in_cluster(ctx, barrier, condition, before if orders else None)
+        return ()
+    if orders:
+        ctx.synchronize()
+        before(ctx)
+        guard = ctx.leader if condition is None else ops.arith.andi(ctx.leader, condition)
+        with ops.when(guard):
+            _arrive(barrier, 1)
+        return ()
+    if ctx.in_warp:
+        # The barrier counts 128 lanes for one arrival; each of the warp's 32 counts for four.
+        _maybe(condition, lambda: _arrive(barrier, 4))
+    else:
+        _maybe(condition, lambda: _arrive(barrier, 1))
+    return ()
+
+
+def _maybe(condition: ir.Value | None, emit: Any) -> None:
+    if condition is None:
+        emit()
+        return
+    with ops.when(condition):
+        emit()
+
+
+def _arrive(barrier: BarrierReference, count: int) -> None:
+    amount = "" if count == 1 else f", {count}"
+    ops.inline_assembly(
+        f"mbarrier.arrive.release.cta.shared::cta.b64 _, [$0]{amount};",
+        "r,~{memory}",
+        barrier.address(),
+    )
+
+
+def _arrive_in_cluster(
+    ctx: RuleContext, barrier: BarrierReference, condition: ir.Value | None, before: Any
+) -> None:
+    """One arrival of this thread on the barrier of every block along the collective axes."""
+    launch = ctx.launch
+    dimensions = barrier.cluster_dimensions
+    assert dimensions is not None
+    cluster = launch.geometry.cluster
+    groups = [g for g in dimensions if math.prod(cluster[d] for d in g) > 1]
+    # All lanes' accesses come before the arrival of the one that signals.
+    ctx.synchronize()
+    if before is not None:
+        before(ctx)
+    if not groups:
+        guard = ctx.leader if condition is None else ops.arith.andi(ctx.leader, condition)
+        with ops.when(guard):
+            _arrive(barrier, 1)
+        return
+    launch.uses_cluster_memory = True
+    if ctx.in_warp:
+        lane = launch.lane_id
+    else:
+        lane = launch.emit_once(
+            "warpgroup_lane",
+            lambda: ops.bitwise_and(launch.thread_id, 127),
+        )
+    mask: ir.Value | None = None
+    if getattr(barrier.dtype, "leader_tracked", False):
+        mask = _leader_mask(ctx, groups)
+    else:
+        for group in groups:
+            wide = ops.cast_integer(launch.multicast_mask(group), ops.i32(), signed=False)
+            mask = wide if mask is None else ops.arith.ori(mask, wide)
+    assert mask is not None
+    total = math.prod(cluster)
+    inside = ops.compare("ult", lane, total)
+    bit = ops.bitwise_and(ops.arith.shrui(mask, ops.bitwise_and(lane, 15)), 1)
+    guard = ops.arith.andi(inside, ops.compare("ne", bit, 0))
+    if condition is not None:
+        guard = ops.arith.andi(guard, condition)
+    with ops.when(guard):
+        ops.inline_assembly(
+            "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;\n\t"
+            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }",
+            "r,r,~{memory}",
+            barrier.address(),
+            lane,
+        )
+
+
+def _leader_mask(ctx: RuleContext, groups: Sequence[Sequence[int]]) -> ir.Value:
+    """The mask of the one block whose coordinates along the collective axes are 0."""
+    if len(groups) != 1 or len(groups[0]) != 1:
+        raise UnsupportedError(
+            "a leader-tracked cluster barrier over several axes", expected="one cluster axis"
+        )
+    launch = ctx.launch
+    cluster = launch.geometry.cluster
+    strides = (1, cluster[0], cluster[0] * cluster[1])
+    rank: ir.Value | None = None
+    for dimension in range(3):
+        if dimension in groups[0] or cluster[dimension] == 1:
+            continue
+        term = ops.multiply(launch.cluster_block_id(dimension), strides[dimension])
+        rank = term if rank is None else ops.add(rank, term)
+    one = ops.i32_constant(1)
+    return one if rank is None else ops.arith.shli(one, rank)
+
+
+def _phase_bit(barrier: BarrierReference) -> tuple[ir.Value, ir.Value | int]:
+    word = ops.load(ops.i32(), barrier.phases, alignment=4)
+    if isinstance(barrier.index, int):
+        return ops.bitwise_and(ops.divide_unsigned(word, 1 << barrier.index), 1), 1 << barrier.index
+    bit = ops.bitwise_and(ops.arith.shrui(word, barrier.index), 1)
+    return bit, ops.arith.shli(ops.i32_constant(1), barrier.index)
+
+
+def wait(ctx: RuleContext, barrier: BarrierReference) -> None:
+    """Waits for the next phase of a barrier and flips this thread's phase bit."""
+    bit, flip = _phase_bit(barrier)
+    word = ops.load(ops.i32(), barrier.phases, alignment=4)
+    ops.store(ops.bitwise_xor(word, flip), barrier.phases, alignment=4)
+    scope = "cluster" if _spans_cluster(ctx, barrier) else "cta"
+    ops.inline_assembly(
+        "{ .reg .pred complete;\n\t"
+        "WAIT_${:uid}:\n\t"
+        f"mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64 complete, [$0], $1, {SUSPEND_HINT};\n\t"
+        "@!complete bra WAIT_${:uid};\n\t}",
+        "r,r,~{memory}",
+        barrier.address(),
+        bit,
+    )
+    after = ctx.kernel.extra.get("after_tensor_core_wait")
+    if getattr(barrier.dtype, "orders_tensor_core", False) and after is not None:
+        after(ctx)
+
+
+def _spans_cluster(ctx: RuleContext, barrier: BarrierReference) -> bool:
+    return barrier.cluster_dimensions is not None and math.prod(ctx.kernel.geometry.cluster) > 1
+
+
+@rules.lowering(prim.barrier_wait_p, *_ALL, requires=("mbarrier",))
+def _barrier_wait(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value]:
+    (reference,) = args_tree.unflatten(operands)
+    wait(ctx, resolve_barrier(ctx, reference))
+    return ()
+
+
+@rules.lowering(prim.barrier_test_p, *_ALL, requires=("mbarrier",))
+def _barrier_test(ctx: RuleContext, *operands: Value, args_tree: Any) -> RegisterArray:
+    (reference,) = args_tree.unflatten(operands)
+    barrier = resolve_barrier(ctx, reference)
+    bit, _ = _phase_bit(barrier)
+    scope = "cluster" if _spans_cluster(ctx, barrier) else "cta"
+    complete = ops.inline_assembly(
+        "{ .reg .pred complete;\n\t"
+        f"mbarrier.test_wait.parity.acquire.{scope}.shared::cta.b64 complete, [$1], $2;\n\t"
+        "selp.u32 $0, 1, 0, complete; }",
+        "=r,r,r,~{memory}",
+        barrier.address(),
+        bit,
+        results=[ops.i32()],
+    )
+    return RegisterArray.splat(ops.compare("ne", complete, 0), np.bool_)
+
+
+@rules.lowering(prim.commit_smem_p, *_ALL, requires=("tma",))
+def _commit_smem(ctx: RuleContext) -> Sequence[Value]:
+    ops.inline_assembly("fence.proxy.async.shared::cta;", "~{memory}")
+    ctx.synchronize()
+    return ()

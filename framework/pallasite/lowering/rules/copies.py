@@ -1,0 +1,263 @@
+"""Asynchronous copies between global and shared memory, and waiting for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallasite.errors import InvalidValueError, UnsupportedError
+from pallasite.ir import ops
+from pallasite.language.params import CopyPartition, OOBFillMode, Partitioned
+from pallasite.language.primitives import copies as prim
+from pallasite.layouts.access import plan_access
+from pallasite.layouts.construct import strided
+from pallasite.layouts.digits import LANES, WARPS
+from pallasite.layouts.memory import row_major
+from pallasite.layouts.tma_types import reduction_operator
+from pallasite.lowering import tensor_copies as tma
+from pallasite.lowering.context import RuleContext, Value
+from pallasite.lowering.references import BarrierReference, MemoryReference
+from pallasite.lowering.transfers import access_addresses
+from pallasite.lowering.views import resolve, resolve_barrier
+from pallasite.registry import RuleSet, Semantics
+
+rules = RuleSet()
+_ALL = (Semantics.LANE, Semantics.WARP)
+
+
+def collective_dimensions(ctx: RuleContext, axes: Any) -> tuple[int, ...]:
+    """CUDA cluster dimensions of collective axes; nested tuples count as their members."""
+    names: list[Any] = []
+    for axis in axes or ():
+        names += axis if isinstance(axis, tuple) else (axis,)
+    return tuple(ctx.kernel.geometry.cluster_dimension(name) for name in names)
+
+
+def _guard(ctx: RuleContext, predicate: Value) -> ir.Value:
+    leader = ctx.leader
+    if predicate is None:
+        return leader
+    return ops.arith.andi(leader, ctx.scalar(predicate))
+
+
+def expect(ctx: RuleContext, barrier: BarrierReference, size: int | ir.Value) -> None:
+    """One arrival of the user's thread that also announces ``size`` bytes.
+
+    One lane does it for all: it announces the bytes first and then counts for the 128 lanes whose
+    arrivals the barrier expects. The caller elects that lane.
+    """
+    amount = ops.i32_constant(size) if isinstance(size, int) else size
+    ops.inline_assembly(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;\n\t"
+        "mbarrier.arrive.release.cta.shared::cta.b64 _, [$0], 128;",
+        "r,r,~{memory}",
+        barrier.address(),
+        amount,
+    )
+
+
+@rules.lowering(prim.copy_gmem_to_smem_p, *_ALL)
+def _copy_gmem_to_smem(
+    ctx: RuleContext,
+    *operands: Value,
+    args_tree: Any,
+    collective_axes: Any,
+    leader_tracked: CopyPartition | None,
+    oob_mode: OOBFillMode | None,
+) -> Sequence[Value]:
+    src, dst, barrier, predicate = args_tree.unflatten(operands)
+    destination = resolve(ctx, dst)
+    if barrier is None or not ctx.target.has("tma"):
+        if collective_axes or leader_tracked is not None:
+            raise UnsupportedError(
+                f"a copy that blocks share without a barrier, or on {ctx.target.name}",
+                expected="a barrier, and a target with TMA (sm_90 or later)",
+            )
+        _copy_by_threads(ctx, resolve(ctx, src), destination, barrier, predicate)
+        return ()
+    source = resolve(ctx, src, pointer=False)
+    selected = resolve_barrier(ctx, barrier)
+    dimensions = collective_dimensions(ctx, collective_axes)
+    blocks = math.prod(ctx.kernel.geometry.cluster[d] for d in dimensions)
+    if leader_tracked is not None and blocks > 1:
+        _leader_tracked(ctx, source, destination, selected, predicate, dimensions, leader_tracked)
+        return ()
+    tma.check_shared_alignment(destination)
+    copy = tma.plan_copy(ctx, source, destination.layout, blocks=blocks)
+    if blocks > 1:
+        ctx.launch.uses_cluster_memory = True
+        ctx.launch.cluster_index(dimensions)
+        ctx.launch.multicast_mask(dimensions)
+    if ctx.auto_barriers and not ctx.in_warp:
+        ctx.synchronize()
+    size: int | ir.Value = copy.plan.expected_bytes
+    leader = ctx.leader
+    if predicate is None:
+        with ops.when(leader):
+            expect(ctx, selected, size)
+            tma.issue_load(ctx, copy, destination, selected.address(), collective=dimensions)
+        return ()
+    wanted = ctx.scalar(predicate)
+    size = ops.arith.select(wanted, ops.i32_constant(copy.plan.expected_bytes), ops.i32_constant(0))
+    with ops.when(leader):
+        expect(ctx, selected, size)
+        with ops.when(wanted):
+            tma.issue_load(ctx, copy, destination, selected.address(), collective=dimensions)
+    return ()
+
+
+def _leader_tracked(
+    ctx: RuleContext,
+    source: MemoryReference,
+    destination: MemoryReference,
+    barrier: BarrierReference,
+    predicate: Value,
+    dimensions: tuple[int, ...],
+    mode: CopyPartition,
+) -> None:
+    """A copy spread over a pair of blocks whose completion only the first block's barrier counts."""
+    handler = ctx.kernel.extra.get("leader_tracked_copy")
+    if handler is None or not ctx.target.has("cta_pair"):
+        name = "PARTITIONED" if isinstance(mode, Partitioned) else "REPLICATED"
+        raise UnsupportedError(
+            f"CopyPartition.{name}: {ctx.target.name} cannot signal another block's barrier from a"
+            " copy",
+            expected="a target with block pairs (sm_100a and its relatives)",
+            hint="leave leader_tracked out: every block then waits on its own barrier",
+        )
+    handler(ctx, source, destination, barrier, predicate, dimensions, mode)
+
+
+def _copy_by_threads(
+    ctx: RuleContext,
+    source: MemoryReference,
+    destination: MemoryReference,
+    barrier: Value,
+    predicate: Value,
+) -> None:
+    """The copy by ``cp.async`` of all lanes (PTX ISA 9.7.9.25.3); closes one group per call."""
+    if ctx.in_warp:
+        raise UnsupportedError(
+            "a copy by a single warp without TMA", hint="issue the copy outside of the warp region"
+        )
+    bits = destination.element_bits
+    size = destination.layout.size
+    plans = None
+    for width_bytes in (16, 8, 4):
+        width = width_bytes * 8 // bits
+        if width < 1 or size % (width * LANES * WARPS):
+            continue
+        try:
+            layout = strided(destination.shape, width)
+            pair = (
+                plan_access(layout, source.layout, min(16, source.offset_alignment)),
+                plan_access(layout, destination.layout, min(16, destination.offset_alignment)),
+            )
+        except InvalidValueError:
+            continue
+        if all(plan.width == width for plan in pair):
+            plans = (width_bytes, *pair)
+            break
+    if plans is None:
+        raise InvalidValueError(
+            "the copy cannot be dealt out to the lanes",
+            got=f"{destination.dtype}{list(destination.shape)}",
+            expected="at least 4 contiguous, aligned bytes for each of the 128 lanes",
+        )
+    width_bytes, from_plan, to_plan = plans
+    if ctx.auto_barriers:
+        ctx.synchronize()
+    read = access_addresses(ctx.launch, source, from_plan)
+    write = access_addresses(ctx.launch, destination, to_plan)
+    by_part = {access.parts: access for access in to_plan.accesses}
+    cache = "cg" if width_bytes == 16 else "ca"
+    condition = None if predicate is None else ctx.scalar(predicate)
+    for access in from_plan.accesses:
+        address = ops.shared_address(write(by_part[access.parts]))
+        pointer = read(access)
+        text = f"cp.async.{cache}.shared.global [$0], [$1], {width_bytes}"
+        if condition is None:
+            ops.inline_assembly(text + ";", "r,l,~{memory}", address, pointer)
+        else:
+            count = ops.arith.select(
+                condition, ops.i32_constant(width_bytes), ops.i32_constant(0)
+            )
+            ops.inline_assembly(text + ", $2;", "r,l,r,~{memory}", address, pointer, count)
+    if barrier is not None:
+        selected = resolve_barrier(ctx, barrier)
+        ops.inline_assembly(
+            "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];",
+            "r,~{memory}",
+            selected.address(),
+        )
+    ops.inline_assembly("cp.async.commit_group;", "~{memory}")
+
+
+@rules.lowering(prim.copy_smem_to_gmem_p, *_ALL, requires=("tma",))
+def _copy_smem_to_gmem(
+    ctx: RuleContext,
+    *operands: Value,
+    args_tree: Any,
+    commit_group: bool,
+    reduction_op: str | None,
+) -> Sequence[Value]:
+    src, dst, predicate = args_tree.unflatten(operands)
+    source = resolve(ctx, src)
+    destination = resolve(ctx, dst, pointer=False)
+    tma.check_shared_alignment(source)
+    copy = tma.plan_copy(ctx, destination, source.layout, reduction=reduction_op)
+    operator = None
+    if reduction_op is not None:
+        operator = reduction_operator(reduction_op, str(source.dtype))
+    with ops.when(_guard(ctx, predicate)):
+        tma.issue_store(ctx, copy, source, operator)
+    if commit_group:
+        _commit()
+    return ()
+
+
+def _commit() -> None:
+    # Every lane closes a group, so that all of them count alike; most groups are empty.
+    ops.inline_assembly("cp.async.bulk.commit_group;", "~{memory}")
+
+
+@rules.lowering(prim.commit_group_p, *_ALL, requires=("tma",))
+def _commit_group(ctx: RuleContext) -> Sequence[Value]:
+    _commit()
+    return ()
+
+
+@rules.lowering(prim.wait_smem_to_gmem_p, *_ALL, requires=("tma",))
+def _wait_smem_to_gmem(ctx: RuleContext, *, n: int, wait_read_only: bool) -> Sequence[Value]:
+    kind = ".read" if wait_read_only else ""
+    ops.inline_assembly(f"cp.async.bulk.wait_group{kind} {n};", "~{memory}")
+    ctx.synchronize()
+    return ()
+
+
+@rules.lowering(prim.wait_gmem_to_smem_p, Semantics.LANE)
+def _wait_gmem_to_smem(ctx: RuleContext, *, n: int, **params: Any) -> Sequence[Value]:
+    ops.inline_assembly(f"cp.async.wait_group {n};", "~{memory}")
+    ctx.synchronize()
+    return ()
+
+
+@rules.lowering(prim.async_prefetch_p, *_ALL, requires=("tma",))
+def _async_prefetch(
+    ctx: RuleContext,
+    *operands: Value,
+    args_tree: Any,
+    collective_axes: Any,
+    leader_tracked: CopyPartition | None,
+) -> Sequence[Value]:
+    ref, predicate = args_tree.unflatten(operands)
+    source = resolve(ctx, ref, pointer=False)
+    dimensions = collective_dimensions(ctx, collective_axes)
+    blocks = math.prod(ctx.kernel.geometry.cluster[d] for d in dimensions)
+    copy = tma.plan_copy(ctx, source, row_major(source.shape, source.element_bits))
+    with ops.when(_guard(ctx, predicate)):
+        tma.issue_prefetch(ctx, copy, dimensions, blocks)
+    return ()

@@ -1,0 +1,255 @@
+"""Copies by the TMA engine: descriptors, coordinates, instructions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallasite.errors import InvalidValueError, UnsupportedError
+from pallasite.ir import ops
+from pallasite.language.memory import MemorySpace
+from pallasite.launch import TensorMapParameter
+from pallasite.layouts.memory import MemoryLayout, row_major
+from pallasite.layouts.tma import plan_tensor_map
+from pallasite.layouts.tma_types import (
+    SHARED_ALIGNMENT,
+    Issue,
+    TensorMapPlan,
+    WindowDimension,
+)
+from pallasite.lowering.context import RuleContext
+from pallasite.lowering.references import MemoryReference, WindowStart
+
+
+def require_window(ctx: RuleContext, reference: MemoryReference) -> tuple[WindowStart, ...]:
+    """The window of the kernel argument that a global reference views.
+
+    Raises:
+      UnsupportedError: the view is more than integers and slices.
+    """
+    if reference.window is None or reference.buffer is None:
+        raise UnsupportedError(
+            f"{ctx.primitive} works on a window of a kernel argument",
+            expected="a reference in global memory with indices and slices only",
+            hint="transposes, reshapes and bitcasts go to the shared-memory side",
+        )
+    return reference.window
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorCopy:
+    """A planned copy: its descriptor argument, the plan, and where the window starts."""
+
+    plan: TensorMapPlan
+    descriptor: ir.Value
+    coordinates: tuple[ir.Value, ...]
+
+    def issue_coordinates(self, issue: Issue, moved: Sequence[ir.Value | None]) -> list[ir.Value]:
+        """Coordinates of one instruction, minor to major as PTX wants them."""
+        result = []
+        for position, base in enumerate(self.coordinates):
+            value = ops.add(base, issue.coordinates[position])
+            shift = moved[position]
+            result.append(value if shift is None else ops.add(value, shift))
+        return result[::-1]
+
+
+def _start_value(start: WindowStart) -> ir.Value:
+    total: ir.Value | None = None
+    for part in start.dynamic:
+        total = part if total is None else ops.add(total, part)
+    assert total is not None
+    return ops.add(total, start.static)
+
+
+def plan_copy(
+    ctx: RuleContext,
+    source: MemoryReference,
+    shared: MemoryLayout,
+    *,
+    blocks: int = 1,
+    reduction: str | None = None,
+) -> TensorCopy:
+    """Plans the copy between a window of a kernel argument and shared memory of a layout.
+
+    Args:
+      ctx: the rule's context.
+      source: the reference in global memory.
+      shared: layout of the shared memory, of the same shape.
+      blocks: how many blocks share the work by multicast.
+      reduction: how a store combines with what is there.
+
+    Raises:
+      InvalidValueError: what the TMA engine cannot do.
+    """
+    window = require_window(ctx, source)
+    buffer = source.buffer
+    assert buffer is not None
+    root = row_major(buffer.shape, source.element_bits)
+    strides = [dim[0].stride if dim else 1 for dim in root.dims]
+    plan = plan_tensor_map(
+        buffer.shape,
+        _unit_strides(buffer.shape, strides),
+        str(source.dtype),
+        [
+            WindowDimension(None if start.dynamic else start.static, start.size, start.squeezed)
+            for start in window
+        ],
+        shared,
+        blocks=blocks,
+        reduction=reduction,
+    )
+    descriptor = ctx.launch.parameter(
+        TensorMapParameter(
+            buffer=buffer,
+            element_type=plan.code,
+            shape=plan.shape,
+            strides=plan.strides,
+            box=plan.box,
+            swizzle=plan.swizzle,
+        )
+    )
+    coordinates = []
+    starts: dict[int, ir.Value] = {}
+    for coordinate in plan.coordinates:
+        total: ir.Value | None = None
+        for term in coordinate.terms:
+            if term.dim not in starts:
+                starts[term.dim] = _start_value(window[term.dim])
+            value = ops.divide_unsigned(starts[term.dim], term.divisor)
+            value = ops.multiply(value, term.scale)
+            total = value if total is None else ops.add(total, value)
+        if total is None:
+            coordinates.append(ops.i32_constant(coordinate.constant))
+        else:
+            coordinates.append(ops.add(total, coordinate.constant))
+    return TensorCopy(plan, descriptor, tuple(coordinates))
+
+
+def _unit_strides(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Row-major strides where extents of 1 dropped out of the layout."""
+    result = list(strides)
+    for dim, extent in enumerate(shape):
+        if extent == 1:
+            result[dim] = math.prod(shape[dim + 1 :])
+    return result
+
+
+def check_shared_alignment(reference: MemoryReference) -> None:
+    """Shared memory of a TMA copy begins at a multiple of 128 bytes, and of its swizzle's period.
+
+    Raises:
+      InvalidValueError: it does not.
+    """
+    needed = max(SHARED_ALIGNMENT, reference.layout.atom_bytes)
+    if reference.space is not MemorySpace.SMEM or reference.offset_alignment % needed:
+        raise InvalidValueError(
+            "the shared memory of an asynchronous copy is not aligned",
+            got=f"a multiple of {reference.offset_alignment} bytes",
+            expected=f"a multiple of {needed} bytes",
+            hint="index the shared reference by whole rows or tiles of that size",
+        )
+
+
+def issue_load(
+    ctx: RuleContext,
+    copy: TensorCopy,
+    destination: MemoryReference,
+    barrier: ir.Value,
+    *,
+    collective: Sequence[int] = (),
+) -> None:
+    """Emits the load instructions; the caller elects one lane.
+
+    Args:
+      ctx: the rule's context.
+      copy: the plan.
+      destination: the shared memory.
+      barrier: 32-bit shared address of the mbarrier.
+      collective: CUDA cluster dimensions whose blocks share the copy by multicast.
+    """
+    plan = copy.plan
+    multicast = plan.blocks > 1
+    address = ops.shared_address(destination.address())
+    moved: list[ir.Value | None] = [None] * plan.rank
+    if multicast:
+        index = ctx.launch.cluster_index(collective)
+        for term in plan.block_terms:
+            place = ops.remainder_unsigned(ops.divide_unsigned(index, term.divisor), term.modulus)
+            step = ops.multiply(place, term.coordinate_step)
+            old = moved[term.tensor_dim]
+            moved[term.tensor_dim] = step if old is None else ops.add(old, step)
+            bits = plan.element_bits
+            address = ops.add(address, ops.multiply(place, term.shared_stride * bits // 8))
+    rank = plan.rank
+    names = ", ".join(f"${2 + i}" for i in range(rank))
+    suffix = ".multicast::cluster" if multicast else ""
+    text = (
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
+        f".mbarrier::complete_tx::bytes{suffix} [$0], [$1, {{{names}}}], [${2 + rank}]"
+        + (f", ${3 + rank};" if multicast else ";")
+    )
+    constraints = "r,l," + "r," * (rank + 1) + ("h," if multicast else "") + "~{memory}"
+    extra = [ctx.launch.multicast_mask(collective)] if multicast else []
+    for issue in plan.issues:
+        target = ops.add(address, issue.shared_offset * plan.element_bits // 8)
+        ops.inline_assembly(
+            text,
+            constraints,
+            target,
+            descriptor_address(copy.descriptor),
+            *copy.issue_coordinates(issue, moved),
+            barrier,
+            *extra,
+        )
+
+
+def descriptor_address(descriptor: ir.Value) -> ir.Value:
+    """The 64-bit generic address of a descriptor in parameter space."""
+    return ops.llvm.ptrtoint(ops.i64(), descriptor)
+
+
+def issue_store(
+    ctx: RuleContext, copy: TensorCopy, source: MemoryReference, operator: str | None
+) -> None:
+    """Emits the store instructions; the caller elects one lane and commits the group."""
+    plan = copy.plan
+    address = ops.shared_address(source.address())
+    rank = plan.rank
+    names = ", ".join(f"${2 + i}" for i in range(rank))
+    if operator is None:
+        name = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
+    else:
+        name = f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{operator}.tile.bulk_group"
+    for issue in plan.issues:
+        ops.inline_assembly(
+            f"{name} [$1, {{{names}}}], [$0];",
+            "r,l," + "r," * rank + "~{memory}",
+            ops.add(address, issue.shared_offset * plan.element_bits // 8),
+            descriptor_address(copy.descriptor),
+            *copy.issue_coordinates(issue, [None] * rank),
+        )
+
+
+def issue_prefetch(
+    ctx: RuleContext, copy: TensorCopy, collective: Sequence[int], blocks: int
+) -> None:
+    """Emits prefetches to L2; the issues are dealt out to the blocks that share the work."""
+    plan = copy.plan
+    rank = plan.rank
+    names = ", ".join(f"${1 + i}" for i in range(rank))
+    text = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile [$0, {{{names}}}];"
+    index: Any = ctx.launch.cluster_index(collective) if blocks > 1 else None
+    for number, issue in enumerate(plan.issues):
+        coordinates = copy.issue_coordinates(issue, [None] * rank)
+        arguments = (descriptor_address(copy.descriptor), *coordinates)
+        constraints = "l," + "r," * rank + "~{memory}"
+        if index is None:
+            ops.inline_assembly(text, constraints, *arguments)
+            continue
+        with ops.when(ops.compare("eq", index, number % blocks)):
+            ops.inline_assembly(text, constraints, *arguments)
