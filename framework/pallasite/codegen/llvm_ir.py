@@ -87,7 +87,7 @@ def _function(
         if where is not None:
             debug = metadata.function(operation.attributes["sym_name"].value, where)
     emitter = Emitter(_HANDLERS, types, debug, metadata, device)
-    define(operation, emitter, debug.subprogram if debug else None)
+    define(operation, emitter, debug.subprogram if debug is not None else None)
     return emitter.lines
 
 
