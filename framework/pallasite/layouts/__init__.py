@@ -11,6 +11,7 @@ from pallasite.layouts.construct import (
 )
 from pallasite.layouts.conversion import Conversion, ConversionKind, conversion
 from pallasite.layouts.digits import LANES, THREADS, WARPS, Digit, Owner
+from pallasite.layouts.indexed import IndexedAccessPlan, plan_indexed_access
 from pallasite.layouts.memory import (
     Extent,
     MemoryLayout,
@@ -40,6 +41,7 @@ __all__ = [
     "ConversionKind",
     "Digit",
     "Extent",
+    "IndexedAccessPlan",
     "LaneRotation",
     "Layout",
     "MemoryLayout",
@@ -62,6 +64,7 @@ __all__ = [
     "describe",
     "element_code",
     "plan_access",
+    "plan_indexed_access",
     "plan_tensor_map",
     "reduction_operator",
     "resolve",

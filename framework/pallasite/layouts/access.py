@@ -150,7 +150,7 @@ class _Piece:
 
 def _pieces(layout: RegisterLayout, memory: MemoryLayout) -> list[_Piece]:
     if layout.flat:
-        extents = [[e for dim in memory.dims for e in dim]]
+        extents = [list(memory.flat_extents)]
     else:
         extents = [list(dim) for dim in memory.dims]
     pieces: list[_Piece] = []
@@ -164,7 +164,8 @@ def _pieces(layout: RegisterLayout, memory: MemoryLayout) -> list[_Piece]:
                 f"out as {memory}: along {where} the factors "
                 f"{'x'.join(str(d.size) for d in digits)} of the registers and "
                 f"{'x'.join(str(e.size) for e in own)} of the memory do not divide one another",
-                hint="use another register layout, or a tiling whose extents divide the layout's",
+                hint="use another register layout, or a tiling whose extents divide the layout's; "
+                "or compute every index with plan_indexed_access",
             )
         pieces += [_Piece(digit, memory_digit.stride) for digit, memory_digit in pairs]
     return pieces
