@@ -145,6 +145,14 @@ class CompilerParams:
         return dataclasses.replace(self, **changes)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelinedBlockMapping(_jax.BlockMapping):  # type: ignore[misc]
+    """A block mapping of ``pl.pallas_call`` that keeps what our :class:`BlockSpec` says besides."""
+
+    delay_release: int = 0
+    oob_fill_mode: OOBFillMode = OOBFillMode.ZEROS
+
+
 @dataclasses.dataclass
 class BlockSpec(_jax.PallasBlockSpec):  # type: ignore[misc]
     """A ``pl.BlockSpec`` with what a GPU pipeline needs to know besides.
@@ -178,7 +186,12 @@ class BlockSpec(_jax.PallasBlockSpec):  # type: ignore[misc]
         physical = mapping.block_aval.inner_aval
         for transform in self.transforms:
             physical = transform.transform_type(physical)
-        return mapping.replace(
-            transformed_block_aval=mapping.block_aval.update(inner_aval=physical),
-            transforms=self.transforms,
+        fields = {f.name: getattr(mapping, f.name) for f in dataclasses.fields(mapping)}
+        fields["transformed_block_aval"] = mapping.block_aval.update(inner_aval=physical)
+        fields["transforms"] = self.transforms
+        return PipelinedBlockMapping(
+            **fields,
+            allow_captured_consts=True,
+            delay_release=self.delay_release,
+            oob_fill_mode=self.oob_fill_mode,
         )

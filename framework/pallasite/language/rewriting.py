@@ -7,7 +7,7 @@ put before those of each access. Inner functions are traced again, and capture w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,6 +43,7 @@ def evaluate(
     args: Sequence[Any],
     *,
     program_id: Callable[[int], Any] | None = None,
+    axis_index: Mapping[Any, Any] | None = None,
     purpose: str = "rewriting",
 ) -> list[Any]:
     """Evaluates ``jaxpr`` in the current trace.
@@ -51,12 +52,13 @@ def evaluate(
       jaxpr: a kernel body, or part of one.
       args: values for its inputs; views stand for references.
       program_id: what ``pl.program_id(axis)`` gives; as it is, if None.
+      axis_index: what ``lax.axis_index`` gives for some axes; as it is for the others.
       purpose: what this is done for, for the error message when a primitive cannot take a view.
 
     Raises:
       UnsupportedError: a view reaches a primitive that does not say how its references are bound.
     """
-    return _Evaluator(program_id, purpose).evaluate(jaxpr, jaxpr.consts, args)
+    return _Evaluator(program_id, axis_index or {}, purpose).evaluate(jaxpr, jaxpr.consts, args)
 
 
 class _Initial:
@@ -71,8 +73,14 @@ _jax.ref_type_aval_mappings[_Initial] = lambda initial: (initial.aval, initial.v
 
 
 class _Evaluator:
-    def __init__(self, program_id: Callable[[int], Any] | None, purpose: str):
+    def __init__(
+        self,
+        program_id: Callable[[int], Any] | None,
+        axis_index: Mapping[Any, Any],
+        purpose: str,
+    ):
         self.program_id = program_id
+        self.axis_index = axis_index
         self.purpose = purpose
 
     def evaluate(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -94,6 +102,8 @@ class _Evaluator:
         primitive, params = equation.primitive, dict(equation.params)
         if primitive is _jax.program_id_p and self.program_id is not None:
             return [self.program_id(params["axis"])]
+        if primitive is _jax.axis_index_p and params["axis_name"] in self.axis_index:
+            return [self.axis_index[params["axis_name"]]]
         if primitive in _INLINED:
             jaxpr = params[_INLINED[primitive]]
             return self.evaluate(jaxpr, jaxpr.consts, operands)

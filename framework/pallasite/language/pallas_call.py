@@ -1,0 +1,254 @@
+"""``pl.pallas_call``: makes a :class:`KernelSpec` of a traced Pallas kernel and its block specs.
+
+Parallel axes of the grid become the grid of blocks; sequential axes become a software pipeline.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import _jax
+from pallasite.errors import InvalidValueError, SourceLocation, UnsupportedError
+from pallasite.language.kernel import KernelSpec, trace_kernel
+from pallasite.language.memory import GMEM
+from pallasite.language.mesh import Mesh
+from pallasite.language.params import BlockSpec, CompilerParams, PipelinedBlockMapping
+from pallasite.language.pipeline import emit_pipeline, physical_view
+from pallasite.language.rewriting import evaluate
+
+
+class GridAxisName:
+    """The name of a grid axis that the user did not name."""
+
+    def __init__(self, position: int):
+        self.position = position
+
+    def __repr__(self) -> str:
+        return f"axis{self.position}"
+
+
+class _Scratch:
+    """An allocation given by its reference type."""
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+
+    def get_ref_aval(self) -> Any:
+        return self.aval
+
+
+def _location(jaxpr: Any) -> SourceLocation | None:
+    """Where the kernel function is defined, from ``name at file:line``."""
+    info = getattr(jaxpr.debug_info, "func_src_info", None) or ""
+    name, _, place = info.partition(" at ")
+    file, _, line = place.rpartition(":")
+    return SourceLocation(file, int(line), 0, name) if file and line.isdigit() else None
+
+
+def _check_block(mapping: Any, location: SourceLocation | None) -> None:
+    def details() -> str:
+        return (
+            f"block shape {tuple(map(str, mapping.block_shape))} of an array of shape "
+            f"{mapping.array_aval.shape}, memory space {mapping.transformed_block_aval.memory_space}"
+            f", index map {mapping.index_map_jaxpr}"
+        )
+
+    space = mapping.transformed_block_aval.memory_space
+    if space in (GMEM, _jax.PallasMemorySpace.ANY) and not mapping.has_trivial_window():
+        raise UnsupportedError(
+            f"the block spec of {mapping.origin} cuts an array in global memory into blocks",
+            got=details(),
+            expected="the whole array, with an index map that returns zeros",
+            hint="leave the block shape out and take the window inside the kernel: ref.at[...]",
+            location=location,
+        )
+    for dim in mapping.block_shape:
+        padded = isinstance(dim, pl.Element) and tuple(dim.padding) != (0, 0)
+        if padded or not isinstance(dim, int | pl.Blocked | pl.Squeezed | pl.Element | None):
+            raise UnsupportedError(
+                f"the block spec of {mapping.origin} has a dimension {dim!r}",
+                got=details(),
+                expected="an integer, None, pl.Squeezed, pl.Blocked or pl.Element without padding",
+                location=location,
+            )
+    if mapping.pipeline_mode is not None:
+        raise UnsupportedError(
+            f"the block spec of {mapping.origin} has a pipeline_mode",
+            got=details(),
+            hint="use CompilerParams(max_concurrent_steps=...)",
+            location=location,
+        )
+
+
+def _check_grid(grid_mapping: Any, location: SourceLocation | None) -> None:
+    if grid_mapping.num_dynamic_grid_bounds:
+        raise UnsupportedError(
+            "pallas_call with a grid whose size is not known while compiling", location=location
+        )
+    if grid_mapping.num_index_operands:
+        raise UnsupportedError(
+            "pallas_call with scalar prefetch operands",
+            hint="pass them as inputs in GMEM and read them in the kernel",
+            location=location,
+        )
+
+
+def _is_parallel(
+    grid_mapping: Any, params: CompilerParams, location: SourceLocation | None
+) -> list[bool]:
+    """For each axis of the grid; axes that ``jax.vmap`` added are parallel."""
+    batched = set(grid_mapping.vmapped_dims)
+    own_axes = len(grid_mapping.grid) - len(batched)
+    semantics = params.dimension_semantics or ("parallel",) * own_axes
+    if len(semantics) != own_axes:
+        raise InvalidValueError(
+            f"dimension_semantics has {len(semantics)} entries for a grid of {own_axes} axes",
+            got=f"dimension_semantics={semantics}, grid={tuple(grid_mapping.grid)}",
+            expected="one entry for each axis",
+            location=location,
+        )
+    remaining = iter(semantics)
+    return [
+        axis in batched or next(remaining) == "parallel" for axis in range(len(grid_mapping.grid))
+    ]
+
+
+def pallas_call_spec(
+    jaxpr: Any,
+    grid_mapping: Any,
+    params: CompilerParams | None = None,
+    *,
+    name: str | None = None,
+    input_output_aliases: Sequence[tuple[int, int]] = (),
+    debug: bool = False,
+) -> KernelSpec:
+    """The kernel that a ``pl.pallas_call`` equation stands for.
+
+    Args:
+      jaxpr: the kernel; its inputs are references to the blocks of inputs and outputs, then the
+        scratch references.
+      grid_mapping: the grid and the block mappings.
+      params: compiler parameters.
+      name: the kernel's name; that of its function if None.
+      input_output_aliases: pairs (input, output).
+      debug: prints the resulting jaxpr.
+
+    Raises:
+      UnsupportedError, InvalidValueError: with the location of the kernel function, for block
+        specs, grids and captured values that cannot be handled.
+    """
+    params = params or CompilerParams()
+    location = _location(jaxpr)
+    _check_grid(grid_mapping, location)
+    mappings = grid_mapping.block_mappings
+    for mapping in mappings:
+        _check_block(mapping, location)
+    if jaxpr.consts:
+        raise UnsupportedError(
+            "the kernel function of a pallas_call captures references", location=location
+        )
+    parallel = _is_parallel(grid_mapping, params, location)
+    grid = tuple(grid_mapping.grid)
+    names = grid_mapping.grid_names or tuple(GridAxisName(i) for i in range(len(grid)))
+    names = tuple(GridAxisName(i) if name is None else name for i, name in enumerate(names))
+    parallel_axes = [axis for axis in range(len(grid)) if parallel[axis]]
+    sequential_axes = [axis for axis in range(len(grid)) if not parallel[axis]]
+    # What the kernel calls axis i is the i-th axis that jax.vmap did not add.
+    own_axes = [axis for axis in range(len(grid)) if axis not in set(grid_mapping.vmapped_dims)]
+    mesh = Mesh(
+        grid=tuple(grid[axis] for axis in parallel_axes),
+        grid_names=tuple(names[axis] for axis in parallel_axes),
+        kernel_name=name,
+    )
+    num_inputs = grid_mapping.num_inputs
+    scratch = [var.aval for var in jaxpr.invars[len(mappings) :]]
+
+    def positions(sequential: Sequence[Any]) -> list[Any]:
+        """The program's position in the whole grid, given that in its sequential axes."""
+        result: list[Any] = [None] * len(grid)
+        for axis, index in zip(sequential_axes, sequential, strict=True):
+            result[axis] = index
+        for rank, axis in enumerate(parallel_axes):
+            result[axis] = lax.axis_index(mesh.grid_names[rank])
+        return result
+
+    def block_spec(mapping: Any) -> BlockSpec:
+        def index_map(*sequential: Any) -> tuple[Any, ...]:
+            return tuple(
+                evaluate(mapping.index_map_jaxpr, positions(sequential), purpose="pallas_call")
+            )
+
+        return BlockSpec(
+            mapping.block_shape,
+            index_map,
+            memory_space=mapping.transformed_block_aval.memory_space,
+            transforms=tuple(mapping.transforms),
+            **_own_fields(mapping),
+        )
+
+    def run(gmem_refs: Sequence[Any], *scratch_refs: Any) -> None:
+        def step(sequential: Sequence[Any], *refs: Any) -> None:
+            whole = positions(sequential)
+            views = [
+                _block_view(ref, mapping) for ref, mapping in zip(refs, mappings, strict=True)
+            ]
+            evaluate(
+                jaxpr,
+                [*views, *scratch_refs],
+                program_id=lambda axis: whole[own_axes[axis]],
+                axis_index={names[axis]: whole[axis] for axis in sequential_axes},
+                purpose="pallas_call",
+            )
+
+        emit_pipeline(
+            step,
+            grid=[grid[axis] for axis in sequential_axes],
+            in_specs=[block_spec(mapping) for mapping in mappings[:num_inputs]],
+            out_specs=[block_spec(mapping) for mapping in mappings[num_inputs:]],
+            max_concurrent_steps=params.max_concurrent_steps,
+        )(*gmem_refs)
+
+    def body(*gmem_refs: Any) -> None:
+        if scratch:
+            pl.run_scoped(functools.partial(run, gmem_refs), *map(_Scratch, scratch))
+        else:
+            run(gmem_refs)
+
+    avals = [mapping.array_aval for mapping in mappings]
+    spec, captured = trace_kernel(
+        body,
+        avals[:num_inputs],
+        [_jax.ShapedArray(aval.shape, aval.dtype) for aval in avals[num_inputs:]],
+        name=name or jaxpr.debug_info.func_name,
+        mesh=mesh,
+        params=params,
+        input_output_aliases=tuple(input_output_aliases),
+        location=location,
+        debug=debug,
+    )
+    assert not captured
+    if debug:
+        print(f"{spec.name}:\n{spec.jaxpr}")
+    return spec
+
+
+def _own_fields(mapping: Any) -> dict[str, Any]:
+    """What our BlockSpec says beyond that of Pallas."""
+    if not isinstance(mapping, PipelinedBlockMapping):
+        return {}
+    return {"delay_release": mapping.delay_release, "oob_fill_mode": mapping.oob_fill_mode}
+
+
+def _block_view(ref: Any, mapping: Any) -> Any:
+    """The reference that stands for a block in the kernel's jaxpr."""
+    if mapping.transformed_block_aval.memory_space not in (GMEM, _jax.PallasMemorySpace.ANY):
+        return physical_view(ref)
+    squeezed = [isinstance(dim, pl.Squeezed) for dim in mapping.block_shape]
+    if not any(squeezed):
+        return ref
+    return ref.at[tuple(0 if gone else slice(None) for gone in squeezed)]

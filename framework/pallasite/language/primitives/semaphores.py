@@ -1,0 +1,130 @@
+"""Semaphores: 32-bit counters in global memory, signalled and awaited by blocks and devices.
+
+Bound arguments: ``gpu_semaphore_signal`` (semaphore, inc, device_id or None), parameter
+``memory_scope``; ``gpu_semaphore_wait`` (semaphore, value), parameters ``decrement`` and
+``memory_scope``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallasite import _jax
+from pallasite.language import arguments, checks
+from pallasite.language.effects import memory_effect
+from pallasite.language.memory import GMEM, memory_space_of
+from pallasite.language.transforms import as_transformed
+
+_SCOPES = ("sys", "gpu")
+
+semaphore_signal_p = _jax.Primitive("gpu_semaphore_signal")
+semaphore_signal_p.multiple_results = True
+semaphore_wait_p = _jax.Primitive("gpu_semaphore_wait")
+semaphore_wait_p.multiple_results = True
+
+
+@semaphore_signal_p.def_effectful_abstract_eval
+def _signal_abstract_eval(*avals: Any, args_tree: Any, memory_scope: str) -> Any:
+    del memory_scope
+    _, _, device_id = args_tree.unflatten(avals)
+    return (), {memory_effect} if device_id is None else {memory_effect, _jax.comms_effect}
+
+
+@semaphore_wait_p.def_effectful_abstract_eval
+def _wait_abstract_eval(*avals: Any, args_tree: Any, **params: Any) -> Any:
+    del avals, args_tree, params
+    return (), {memory_effect}
+
+
+arguments.no_discharge(semaphore_signal_p)
+arguments.no_discharge(semaphore_wait_p)
+
+
+def _semaphore(value: Any) -> Any:
+    ref = as_transformed(value, "semaphore")
+    aval = _jax.typeof(ref.ref)
+    if not _jax.issubdtype(aval.dtype, _jax.semaphore_dtype):
+        raise checks.type_error(
+            "semaphore is not a semaphore", got=aval, expected="a reference to a SemaphoreType"
+        )
+    if memory_space_of(aval) is not GMEM:
+        raise checks.value_error("semaphore is not in global memory", got=aval)
+    if math.prod(ref.shape) != 1:
+        raise checks.value_error(
+            f"semaphore is a group of {math.prod(ref.shape)} semaphores",
+            hint="choose one of the group: semaphore.at[i]",
+        )
+    return ref
+
+
+def _count(value: Any, what: str) -> Any:
+    aval = _jax.typeof(value)
+    if aval.shape != () or aval.dtype.kind not in "iu":
+        raise checks.type_error(
+            f"{what} is not an integer scalar", got=aval, expected="an int or an i32[] array"
+        )
+    return jnp.asarray(value, jnp.int32)
+
+
+def _scope(memory_scope: Any) -> str:
+    if memory_scope not in _SCOPES:
+        raise checks.value_error(
+            "memory_scope is unknown", got=repr(memory_scope), expected='"sys" or "gpu"'
+        )
+    return str(memory_scope)
+
+
+def semaphore_signal(
+    semaphore: Any, inc: Any = 1, *, device_id: Any = None, memory_scope: str = "sys"
+) -> None:
+    """Adds ``inc`` to a semaphore; what this thread wrote before is visible to those who wait.
+
+    Args:
+      semaphore: a reference to one semaphore.
+      inc: an integer scalar.
+      device_id: mesh coordinates of the device whose semaphore it is; this device if None.
+      memory_scope: who can wait: "sys" for all devices, "gpu" for this one only.
+
+    Raises InvalidTypeError or InvalidValueError for anything else.
+
+    PTX ISA: ``red.release``.
+    """
+    if device_id is not None and memory_scope == "gpu":
+        raise checks.value_error(
+            'memory_scope="gpu" does not reach another device', hint='use memory_scope="sys"'
+        )
+    arguments.bind(
+        semaphore_signal_p,
+        _semaphore(semaphore),
+        _count(inc, "inc"),
+        None if device_id is None else jax.tree.map(lambda i: _count(i, "device_id"), device_id),
+        memory_scope=_scope(memory_scope),
+    )
+
+
+def semaphore_wait(
+    semaphore: Any, value: Any = 1, *, decrement: bool = True, memory_scope: str = "sys"
+) -> None:
+    """Waits until a semaphore is at least ``value``, and then subtracts it.
+
+    Args:
+      semaphore: a reference to one semaphore.
+      value: an integer scalar.
+      decrement: False leaves the semaphore as it is.
+      memory_scope: whose signals count: "sys" for all devices, "gpu" for this one only.
+
+    Raises InvalidTypeError or InvalidValueError for anything else.
+
+    PTX ISA: ``ld.acquire``, ``atom.acquire.cas``.
+    """
+    arguments.bind(
+        semaphore_wait_p,
+        _semaphore(semaphore),
+        _count(value, "value"),
+        decrement=bool(decrement),
+        memory_scope=_scope(memory_scope),
+    )
