@@ -32,7 +32,8 @@ _machines: dict[tuple[str, int], Any] = {}
 _initialized = False
 
 _DEBUG_NOISE = re.compile(
-    r"^(?:\$L__(?:tmp|func_begin|func_end)\d+:|\t\.section\s+\.debug_macinfo\s*\{\s*\})\n", re.MULTILINE
+    r"^(?:\$L__(?:tmp|func_begin|func_end)\d+:|\t\.section\s+\.debug_macinfo\s*\{\s*\})\n",
+    re.MULTILINE,
 )
 _POSITION = re.compile(r":(\d+):\d+: error: (.*)")
 

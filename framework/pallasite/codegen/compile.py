@@ -1,0 +1,78 @@
+"""The whole of code generation: from a lowered kernel to PTX and, on request, machine code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallasite.codegen import ptx as ptx_emission
+from pallasite.codegen.assembler import assemble as assemble_ptx
+from pallasite.codegen.assembler import disassemble as disassemble_cubin
+from pallasite.codegen.compiled import CompiledKernel, LoweredKernel
+from pallasite.codegen.llvm_ir import translate
+from pallasite.passes.pipeline import PassContext, run_stage
+
+
+def compile_lowered(
+    lowered: LoweredKernel,
+    *,
+    assemble: bool = False,
+    disassemble: bool = False,
+    keep: bool = True,
+    context: PassContext | None = None,
+) -> CompiledKernel:
+    """Compiles a lowered kernel to PTX, and further if asked.
+
+    The passes of the stages ``mlir``, ``llvm`` and ``ptx`` run; those on MLIR change the module of
+    ``lowered``.
+
+    Args:
+      lowered: what the lowering returned.
+      assemble: whether to make machine code and count registers.
+      disassemble: whether to show machine code as text; implies ``assemble``.
+      keep: whether the result holds the text of the jaxpr, the MLIR and the LLVM IR.
+      context: the context of the jaxpr passes, whose timings are continued; by default a new one.
+
+    Raises:
+      CompilationError: a stage refuses the kernel; names the source line where it is known, or
+        there is no assembler.
+    """
+    if context is None:
+        context = PassContext(lowered.name, lowered.target, lowered.options)
+    target = lowered.target
+    with lowered.module.context:
+        module = run_stage("mlir", lowered.module, context)
+        mlir = _text(module) if keep else None
+        with context.timed("translate"):
+            llvm = translate(module)
+    with context.timed("llvm-parse"):
+        llvm_module = ptx_emission.parse(llvm)
+    llvm_module = run_stage("llvm", llvm_module, context)
+    with context.timed("ptx-emit"):
+        ptx = ptx_emission.emit(llvm_module, target)
+    ptx = run_stage("ptx", ptx, context)
+    resources, cubin, sass = lowered.resources, None, None
+    if assemble or disassemble:
+        with context.timed("ptxas"):
+            assembly = assemble_ptx(ptx, lowered.name)
+        resources, cubin = assembly.add_to(resources), assembly.cubin
+    if cubin is not None and disassemble:
+        with context.timed("disassemble"):
+            sass = disassemble_cubin(cubin)
+        context.dump("sass", "sass", lambda: sass or "")
+    return CompiledKernel(
+        name=lowered.name,
+        target=target,
+        launch=lowered.launch,
+        resources=resources,
+        jaxpr=str(lowered.jaxpr) if keep and lowered.jaxpr is not None else None,
+        mlir=mlir,
+        llvm=llvm if keep else None,
+        ptx=ptx,
+        cubin=cubin,
+        sass=sass,
+        timings=tuple(context.timings),
+    )
+
+
+def _text(module: Any) -> str:
+    return str(module.operation.get_asm(enable_debug_info=False))

@@ -1,0 +1,189 @@
+"""Running passes: in order, with those switched off left out, checked, timed and dumped.
+
+A kernel goes through four stages. What a pass gets and returns is at stage
+
+* ``"jaxpr"`` a closed or open jaxpr,
+* ``"mlir"`` an ``ir.Module``, which is verified after each pass,
+* ``"llvm"`` an llvmlite module,
+* ``"ptx"`` a string.
+
+With the option ``dump`` (``PALLASITE_DUMP=directory``) each stage is written to
+``<kernel>.<number>.<what>.<extension>``, where ``what`` is the name of a stage or of the pass that
+has just run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pallasite import config, plugins
+from pallasite.codegen.translation.locations import source_location
+from pallasite.errors import CompilationError, ConfigError, PallasiteError
+from pallasite.extensions import Pass, Stage
+from pallasite.targets import Target
+
+_EXTENSIONS: dict[str, str] = {"jaxpr": "txt", "mlir": "mlir", "llvm": "ll", "ptx": "ptx"}
+_FIRST_NUMBER: dict[str, int] = {"jaxpr": 0, "mlir": 20, "llvm": 40, "ptx": 60}
+
+
+@dataclasses.dataclass
+class PassContext:
+    """What passes know about the kernel that they work on.
+
+    Attributes:
+      kernel: its name.
+      target: what it is compiled for.
+      options: the kernel's ``CompilerParams``, or None.
+      timings: seconds by name of pass or step, in order; the pipeline appends to it.
+    """
+
+    kernel: str
+    target: Target
+    options: Any = None
+    timings: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+    _numbers: dict[str, Iterator[int]] = dataclasses.field(default_factory=dict, repr=False)
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the duration of a ``with`` block to the timings."""
+        start = time.perf_counter()
+        yield
+        self.timings.append((name, time.perf_counter() - start))
+
+    def dump(self, stage: str, what: str, text: Callable[[], str]) -> None:
+        """Writes a stage to the dump directory, if there is one; ``text`` is called only then.
+
+        The file appears under its name only when it is complete.
+        """
+        folder = config.get("dump")
+        if folder is None:
+            return
+        if stage not in self._numbers:
+            self._numbers[stage] = itertools.count(_FIRST_NUMBER.get(stage, 80))
+        number = next(self._numbers[stage])
+        kernel = re.sub(r"[^\w.-]", "_", self.kernel)
+        extension = _EXTENSIONS.get(stage, stage)
+        write_atomically(
+            pathlib.Path(folder) / f"{kernel}.{number:02d}.{what}.{extension}", text().encode()
+        )
+
+
+def write_atomically(path: pathlib.Path, data: bytes) -> None:
+    """Writes a file through a temporary one in the same folder, which is created if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        pathlib.Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def run_stage(
+    stage: Stage, value: Any, context: PassContext, *, passes: Sequence[Pass] | None = None
+) -> Any:
+    """Runs the passes of one stage on a value and returns what comes out.
+
+    Args:
+      stage: the stage.
+      value: what the stage holds.
+      context: the kernel; gets the timings.
+      passes: the passes in their order; by default those of the registry for the target.
+
+    Raises:
+      CompilationError: a pass failed, or left an MLIR module that does not verify.
+      ConfigError: the option ``disabled_passes`` names a pass that does not exist.
+    """
+    disabled = frozenset(config.get("disabled_passes"))
+    if passes is None:
+        registry = plugins.registry()
+        passes = registry.passes(stage, target=context.target)
+        if disabled:
+            _check_names(disabled, {entry.name for entry in registry.passes()})
+    context.dump(stage, stage, lambda: _text(stage, value))
+    if stage == "mlir":
+        verify(value, "the lowering")
+    for entry in passes:
+        if entry.name in disabled:
+            continue
+        with context.timed(entry.name), _attributed(entry):
+            result = entry.run(value, context)
+        value = value if result is None else result
+        if stage == "mlir" and entry.plugin != "pallasite":
+            verify(value, f"pass {entry.name!r}")
+        context.dump(stage, entry.name, lambda: _text(stage, value))  # noqa: B023
+    return value
+
+
+def verify(module: Any, after: str) -> None:
+    """Verifies an MLIR module.
+
+    Raises:
+      CompilationError: it is not valid; shows the first operation that is not, at its source line.
+    """
+    from jaxlib.mlir import ir
+
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise mlir_error(error, f"{after} left invalid MLIR") from None
+
+
+def mlir_error(error: Any, what: str) -> CompilationError:
+    """A :class:`CompilationError` from an ``ir.MLIRError``, at the source line of its operation."""
+    diagnostics = list(error.error_diagnostics)
+    if not diagnostics:
+        return CompilationError(f"{what}: {error.message}")
+    first = diagnostics[0]
+    shown = next((str(note.message) for note in first.notes), None)
+    if shown is not None:
+        shown = shown.removeprefix("see current operation: ").strip()
+        shown = shown if len(shown) < 2000 else shown[:2000] + " ..."
+    location = source_location(first.location)
+    return CompilationError(f"{what}: {first.message}", got=shown, location=location)
+
+
+@contextlib.contextmanager
+def _attributed(entry: Pass) -> Iterator[None]:
+    """Turns what a pass raises into an error that names the pass."""
+    from jaxlib.mlir import ir
+
+    try:
+        yield
+    except PallasiteError:
+        raise
+    except ir.MLIRError as error:
+        raise mlir_error(error, f"pass {entry.name!r} failed") from None
+    except Exception as error:
+        raise CompilationError(
+            f"pass {entry.name!r} of plugin {entry.plugin or 'unknown'!r} failed:"
+            f" {type(error).__name__}: {error}",
+            hint=f"PALLASITE_DISABLE_PASSES={entry.name} switches it off",
+        ) from error
+
+
+def _check_names(disabled: frozenset[str], known: set[str]) -> None:
+    unknown = sorted(disabled - known)
+    if unknown:
+        raise ConfigError(
+            "the option disabled_passes names passes that do not exist",
+            got=", ".join(unknown),
+            expected="some of " + ", ".join(sorted(known)),
+        )
+
+
+def _text(stage: Stage, value: Any) -> str:
+    if stage == "mlir":
+        return str(value.operation.get_asm(enable_debug_info=True))
+    return str(value)
