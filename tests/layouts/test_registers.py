@@ -311,16 +311,11 @@ def test_strided_reductions(shape: tuple[int, ...]) -> None:
 def test_conversion(data: st.DataObject) -> None:
     source = data.draw(layouts(2))
     order = [list(data.draw(st.permutations(dim))) for dim in source.dims]
-    same_threads = all(
-        [d for d in a if d.owner.is_thread] == [d for d in b if d.owner.is_thread]
-        for a, b in zip(source.dims, order, strict=True)
-    )
     target = RegisterLayout(source.shape, tuple(map(tuple, order)), source.vector_length)
     found = conversion(source, target)
     if found.sources is None:
         assert source != target
         return
-    del same_threads
     array = numbered(source.shape)
     check(source, array, Rearrangement(target, found.sources), array)
 

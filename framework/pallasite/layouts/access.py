@@ -194,6 +194,7 @@ def _width(
     return 0
 
 
+@functools.lru_cache(maxsize=1024)
 def plan_access(
     layout: RegisterLayout, memory: MemoryLayout, alignment_bytes: int = MAXIMUM_BYTES
 ) -> AccessPlan:
