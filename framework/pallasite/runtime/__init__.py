@@ -1,0 +1,1 @@
+"""Running compiled kernels from JAX: compilation with caches, launching, platform rules."""
