@@ -405,6 +405,11 @@ def trace_context() -> Any:
 
 
 
+# What rules of debugging primitives need.
+FailedCheckError = _checkify.FailedCheckError
+debug_checks_enabled = _pallas_core.debug_checks_enabled
+merge_callback_args = _debugging.merge_callback_args
+
 # More primitives for the built-in rules.
 RoundingMethod = _lax.RoundingMethod
 finfo = _dtypes.finfo

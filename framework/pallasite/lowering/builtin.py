@@ -10,9 +10,11 @@ from pallasite.registry import LayoutRule, LoweringRule, ResourceRule, RuleSet
 
 RULE_MODULES = (
     "arithmetic",
+    "atomics",
     "barriers",
     "control_flow",
     "copies",
+    "debug",
     "ids",
     "references",
     "reductions",

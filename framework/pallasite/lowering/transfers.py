@@ -117,7 +117,7 @@ def access_addresses(
     return emit_whole
 
 
-def _check_window(reference: MemoryReference) -> None:
+def check_window(reference: MemoryReference) -> None:
     """A plain access must not leave the array, as far as that is known."""
     if reference.window is None or reference.buffer is None:
         return
@@ -148,7 +148,7 @@ def load_array(
     Raises:
       InvalidValueError: the layout and the memory do not fit together.
     """
-    _check_window(reference)
+    check_window(reference)
     reference = _remote_pointer(reference)
     if reference.shape == () or (layout is None and reference.layout.size == 1):
         value = _load_scalar(reference)
@@ -201,7 +201,7 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
             got=str(list(array.shape)),
             expected=str(list(reference.shape)),
         )
-    _check_window(reference)
+    check_window(reference)
     reference = _remote_pointer(reference)
     if reference.layout.size == 1:
         _store_scalar(launch, reference, array.scalar)
@@ -228,19 +228,20 @@ def _remote_pointer(reference: MemoryReference) -> MemoryReference:
 
 
 def _load_scalar(reference: MemoryReference) -> ir.Value:
-    pointer = _scalar_address(reference)
+    pointer = scalar_address(reference)
     size = max(1, reference.element_bits // 8)
     value = ops.load(types.memory_type(reference.dtype), pointer, alignment=size)
     return from_memory(value, reference.dtype)
 
 
 def _store_scalar(launch: LaunchContext, reference: MemoryReference, value: ir.Value) -> None:
-    pointer = _scalar_address(reference)
+    pointer = scalar_address(reference)
     size = max(1, reference.element_bits // 8)
     ops.store(to_memory(value, reference.dtype), pointer, alignment=size)
 
 
-def _scalar_address(reference: MemoryReference) -> ir.Value:
+def scalar_address(reference: MemoryReference) -> ir.Value:
+    """A pointer to the one element that a reference views, swizzle included."""
     if reference.element_bits < 8:
         raise InvalidTypeError(
             f"a single element of {reference.dtype} is accessed", expected="at least a byte"

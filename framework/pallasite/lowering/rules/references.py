@@ -34,7 +34,8 @@ _ALL = (Semantics.LANE, Semantics.WARP)
 MAXIMUM_BARRIERS = 32
 
 
-def _require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
+def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
+    """Raises if a single warp accesses an array: it has no layout for one warp."""
     if ctx.in_warp and math.prod(shape) != 1:
         raise UnsupportedError(
             f"a single warp {what} an array",
@@ -48,7 +49,7 @@ def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> 
     """Loads what a reference views, in the hinted layout if there is one."""
     memory = resolve(ctx, reference, transforms)
     aval = ctx.avals_out[0]
-    _require_scalar(ctx, aval.shape, "reads")
+    require_scalar(ctx, aval.shape, "reads")
     return load_array(ctx.launch, memory, ctx.layout_hint)
 
 
@@ -59,7 +60,7 @@ def write(
 
     Memory that the kernel never reads needs no barriers.
     """
-    _require_scalar(ctx, memory.shape, "writes")
+    require_scalar(ctx, memory.shape, "writes")
     ordered = ctx.auto_barriers and (memory.space is MemorySpace.SMEM or memory.may_be_read)
     if ordered:
         ctx.synchronize()
@@ -215,7 +216,7 @@ def _run_scoped(
             if hasattr(aval, "allocate"):
                 references.append(scope.enter_context(aval.allocate(ctx, axes)))
                 continue
-            if geometry.threads > 1 and not axes and not _is_semaphore(aval):
+            if geometry.threads > 1 and not axes:
                 raise InvalidValueError(
                     "each thread of the block would allocate its own memory",
                     got=f"{_describe(aval)} with collective_axes=()",
@@ -294,4 +295,13 @@ def check_dtype(value: RegisterArray, dtype: Any, what: str) -> None:
         raise InvalidTypeError(what, got=str(value.dtype), expected=str(dtype))
 
 
-__all__ = ["BARRIER_BYTES", "allocate_barriers", "barrier_arrivals", "read", "rules", "write"]
+__all__ = [
+    "BARRIER_BYTES",
+    "allocate_barriers",
+    "barrier_arrivals",
+    "check_dtype",
+    "read",
+    "require_scalar",
+    "rules",
+    "write",
+]

@@ -1,0 +1,91 @@
+"""Operations that must happen exactly once for every element of an array.
+
+A register layout may keep an element in several lanes or warps. Loads and stores may repeat what
+they do, atomic operations and printing may not: only the first holder of an element acts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from jaxlib.mlir import ir
+
+from pallasite.ir import ops
+from pallasite.layouts.digits import LANES, WARPS, Owner
+from pallasite.layouts.registers import RegisterLayout
+from pallasite.lowering.launch import LaunchContext
+
+
+def _bit(mask: int, index: ir.Value) -> ir.Value:
+    if mask & (mask + 1) == 0:
+        return ops.compare("ult", index, mask.bit_length())
+    shifted = ops.arith.shrui(ops.i32_constant(mask), index)
+    return ops.compare("ne", ops.bitwise_and(shifted, 1), 0)
+
+
+def first_holder(launch: LaunchContext, layout: RegisterLayout) -> ir.Value | None:
+    """True (i1) in the threads that are the first to hold their elements; None if all are."""
+    lanes, warps = layout.lane_mask, layout.warp_mask
+    conditions = []
+    if lanes != (1 << LANES) - 1:
+        lane = launch.lane_id
+        conditions.append(launch.emit_once(f"first_lane.{lanes}", lambda: _bit(lanes, lane)))
+    if warps != (1 << WARPS) - 1:
+        warp = launch.warp_id
+        conditions.append(launch.emit_once(f"first_warp.{warps}", lambda: _bit(warps, warp)))
+    if not conditions:
+        return None
+    return conditions[0] if len(conditions) == 1 else ops.arith.andi(*conditions)
+
+
+@contextlib.contextmanager
+def once_per_element(launch: LaunchContext, layout: RegisterLayout) -> Iterator[None]:
+    """Emits what follows for the first holders of elements only."""
+    condition = first_holder(launch, layout)
+    if condition is None:
+        yield
+        return
+    with ops.when(condition):
+        yield
+
+
+def element_indices(
+    launch: LaunchContext, layout: RegisterLayout
+) -> Iterator[tuple[int, int, list[ir.Value]]]:
+    """Yields (register, vector element, index of the element along each dimension, i32) for all
+    elements of the calling thread."""
+    threads = [_thread_part(launch, layout, dim) for dim in range(len(layout.dims))]
+    for register in range(layout.registers):
+        for element in range(layout.vector_length):
+            place = {Owner.REGISTER: register, Owner.VECTOR: element}
+            parts = []
+            for thread, dim in zip(threads, layout.weighted_dims, strict=True):
+                known = sum(
+                    digit.value(place[digit.owner]) * weight
+                    for digit, weight in dim
+                    if not digit.owner.is_thread
+                )
+                parts.append(ops.i32_constant(known) if thread is None else ops.add(thread, known))
+            yield register, element, _unravel(parts[0], layout.shape) if layout.flat else parts
+
+
+def _thread_part(launch: LaunchContext, layout: RegisterLayout, dim: int) -> ir.Value | None:
+    total: ir.Value | None = None
+    for digit, weight in layout.weighted_dims[dim]:
+        if not digit.owner.is_thread:
+            continue
+        index = launch.lane_id if digit.owner is Owner.LANE else launch.warp_id
+        value = ops.divide_unsigned(index, digit.stride)
+        value = ops.multiply(ops.remainder_unsigned(value, digit.size), weight)
+        total = value if total is None else ops.add(total, value)
+    return total
+
+
+def _unravel(linear: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
+    indices = []
+    for position, extent in enumerate(reversed(shape)):
+        last = position == len(shape) - 1
+        indices.append(linear if last else ops.remainder_unsigned(linear, extent))
+        linear = ops.divide_unsigned(linear, extent)
+    return indices[::-1]
