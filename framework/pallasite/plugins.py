@@ -59,11 +59,12 @@ class PluginInfo:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """A plugin that can be loaded; ``load`` imports it."""
+    """A plugin that can be loaded; ``load`` imports it. ``package`` is that of an installed one."""
 
     name: str
     distribution: str
     load: Callable[[], Any]
+    package: str = ""
 
 
 def _core_plugin(modules: Mapping[str, str]) -> dict[str, Callable[[], Any]]:
@@ -148,6 +149,11 @@ class PluginManager:
                 for one in found
             )
 
+    def packages(self) -> frozenset[str]:
+        """Names of the top-level packages of installed plugins."""
+        with self._lock:
+            return frozenset(one.package for one in self._find().values())
+
     def absences(self) -> dict[str, str]:
         """By name of installed plugin, why it is of no use, or an empty string."""
         reasons = {}
@@ -187,7 +193,8 @@ class PluginManager:
             for point in sorted(self._entry_points(), key=lambda point: point.name):
                 distribution = getattr(point, "dist", None)
                 label = f"{distribution.name} {distribution.version}" if distribution else "?"
-                found.setdefault(point.name, _Found(point.name, label, point.load))
+                package = point.module.partition(".")[0]
+                found.setdefault(point.name, _Found(point.name, label, point.load, package))
             self._installed = found
         return self._installed
 

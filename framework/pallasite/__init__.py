@@ -1,0 +1,91 @@
+"""Pallasite: a plugin-based compiler for GPU kernels written in JAX Pallas.
+
+Kernel authors change one import line, ``from pallasite import gpu as plgpu``. Everything here is
+loaded when it is first used: importing this package imports neither JAX nor any plugin.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_SUBMODULES = ("config", "errors", "gpu", "plugins")
+
+_EXPORTS = {
+    "CompiledKernel": "pallasite.codegen.compiled",
+    "CompilerParams": "pallasite.language.params",
+    "Executor": "pallasite.extensions",
+    "Pass": "pallasite.extensions",
+    "RuleSet": "pallasite.extensions",
+    "Semantics": "pallasite.extensions",
+    "Target": "pallasite.targets",
+    "compile": "pallasite.runtime",
+    "compile_all": "pallasite.runtime",
+    "hookimpl": "pallasite.hookspecs",
+    "target": "pallasite.target_selection",
+    **dict.fromkeys(
+        (
+            "CompilationError",
+            "ConfigError",
+            "ExecutionError",
+            "InternalError",
+            "InvalidTypeError",
+            "InvalidValueError",
+            "MissingNameError",
+            "MissingRuleError",
+            "PallasiteError",
+            "PluginError",
+            "ResourceError",
+            "TargetError",
+            "UnsupportedError",
+        ),
+        "pallasite.errors",
+    ),
+}
+
+__all__ = ["__version__", *_SUBMODULES, *_EXPORTS]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from pallasite import config as config
+    from pallasite import errors as errors
+    from pallasite import gpu as gpu
+    from pallasite import plugins as plugins
+    from pallasite.codegen.compiled import CompiledKernel as CompiledKernel
+    from pallasite.errors import CompilationError as CompilationError
+    from pallasite.errors import ConfigError as ConfigError
+    from pallasite.errors import ExecutionError as ExecutionError
+    from pallasite.errors import InternalError as InternalError
+    from pallasite.errors import InvalidTypeError as InvalidTypeError
+    from pallasite.errors import InvalidValueError as InvalidValueError
+    from pallasite.errors import MissingNameError as MissingNameError
+    from pallasite.errors import MissingRuleError as MissingRuleError
+    from pallasite.errors import PallasiteError as PallasiteError
+    from pallasite.errors import PluginError as PluginError
+    from pallasite.errors import ResourceError as ResourceError
+    from pallasite.errors import TargetError as TargetError
+    from pallasite.errors import UnsupportedError as UnsupportedError
+    from pallasite.extensions import Executor as Executor
+    from pallasite.extensions import Pass as Pass
+    from pallasite.extensions import RuleSet as RuleSet
+    from pallasite.extensions import Semantics as Semantics
+    from pallasite.hookspecs import hookimpl as hookimpl
+    from pallasite.language.params import CompilerParams as CompilerParams
+    from pallasite.target_selection import target as target
+    from pallasite.targets import Target as Target
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"pallasite.{name}")
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module 'pallasite' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

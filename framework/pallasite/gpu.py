@@ -1,0 +1,77 @@
+"""The language of GPU kernels: ``from pallasite import gpu as plgpu``.
+
+The names of the core come from ``pallasite.language``, those of hardware generations (``wgmma``,
+``tcgen05_mma``) from plugins. Each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from pallasite.errors import MissingNameError, PluginError
+from pallasite.known_plugins import remedy
+
+
+def __getattr__(name: str) -> Any:
+    path = _public_names().get(name)
+    if path is not None:
+        value = _resolve(path)
+        globals()[name] = value
+        return value
+    if name.startswith("__"):
+        raise AttributeError(f"module 'pallasite.gpu' has no attribute {name!r}")
+    path = _plugin_names().get(name)
+    from pallasite import plugins
+
+    if path is not None:
+        package = path.partition(".")[0]
+        if package in plugins.manager().packages():
+            _hide_frames_of(package)
+        return _resolve(path)
+    hint = remedy("names", name, plugins.manager().absences())
+    if hint is None:
+        import difflib
+
+        close = difflib.get_close_matches(name, __dir__(), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else None
+    raise MissingNameError(f"pallasite.gpu has no name {name!r}", hint=hint)
+
+
+def __dir__() -> list[str]:
+    return sorted({*_public_names(), *_plugin_names()})
+
+
+def _public_names() -> dict[str, str]:
+    names: dict[str, str] = importlib.import_module("pallasite.language").PUBLIC_NAMES
+    return names
+
+
+def _plugin_names() -> dict[str, str]:
+    from pallasite import plugins
+
+    names = plugins.manager().names()
+    clashes = sorted(set(names) & set(_public_names()))
+    if clashes:
+        raise PluginError(
+            f"a plugin's hook pallasite_names returns names that the core has: {', '.join(clashes)}"
+        )
+    return names
+
+
+@functools.cache
+def _hide_frames_of(package: str) -> None:
+    """Keeps a plugin's own lines out of the source locations that errors and profilers show."""
+    from jax.extend import source_info_util
+
+    for folder in getattr(importlib.import_module(package), "__path__", ()):
+        source_info_util.register_exclusion(folder)
+
+
+def _resolve(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError as error:
+        raise PluginError(f"{path} does not exist: {error}") from error

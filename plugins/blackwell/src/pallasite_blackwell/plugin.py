@@ -1,0 +1,51 @@
+"""The hook implementations of the plugin."""
+
+from __future__ import annotations
+
+from pallasite.builtin_targets import BASELINE_FEATURES
+from pallasite.hookspecs import hookimpl
+from pallasite.targets import Target
+
+COMMON_FEATURES = BASELINE_FEATURES | {"cluster_launch_control", "setmaxnreg", "tma_gather"}
+"""Features of all Blackwell chips; ``tma_gather`` is the gather into a block's own memory."""
+
+DATACENTER_FEATURES = COMMON_FEATURES | {"tcgen05", "tma_gather_cluster", "tma_scatter"}
+
+SM_100A = Target(
+    name="sm_100a",
+    ptx_version=86,
+    compute_capability=(10, 0),
+    features=DATACENTER_FEATURES,
+    max_cluster_size=16,
+    tmem_columns=512,
+    multiprocessors=148,
+    description="Blackwell (B200): tensor memory and its matrix products",
+)
+
+SM_103A = Target(
+    name="sm_103a",
+    ptx_version=88,
+    compute_capability=(10, 3),
+    features=DATACENTER_FEATURES,
+    max_cluster_size=16,
+    tmem_columns=512,
+    multiprocessors=148,
+    description="Blackwell Ultra (B300): as sm_100a",
+)
+
+SM_120A = Target(
+    name="sm_120a",
+    ptx_version=87,
+    compute_capability=(12, 0),
+    features=COMMON_FEATURES,
+    max_shared_memory=101376,
+    max_cluster_size=8,
+    multiprocessors=188,
+    description="Blackwell workstation (RTX): 99 KiB of shared memory, no tensor memory",
+)
+
+
+@hookimpl
+def pallasite_targets() -> list[Target]:
+    """Blackwell with its architecture-specific instructions."""
+    return [SM_100A, SM_103A, SM_120A]

@@ -1,0 +1,1 @@
+"""Hopper for Pallasite: target ``sm_90a`` and what only such chips have."""
