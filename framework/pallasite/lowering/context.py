@@ -16,6 +16,7 @@ from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.geometry import Geometry
 from pallasite.lowering.launch import LaunchContext
 from pallasite.lowering.memory_plan import SharedStack
+from pallasite.lowering.resources import Resources
 from pallasite.registry import Registry, Semantics
 from pallasite.targets import Target
 
@@ -36,6 +37,7 @@ class KernelContext:
       geometry: grid, cluster and threads.
       shared: the stack of scoped shared-memory allocations.
       mesh_axes: sizes of the axes of the JAX device mesh around the kernel, by name.
+      estimate: what the resource estimator found for the whole kernel.
       extra: a place for plugins to keep state, by plugin name.
     """
 
@@ -46,6 +48,7 @@ class KernelContext:
     geometry: Geometry
     shared: SharedStack
     mesh_axes: dict[Hashable, int]
+    estimate: Resources = dataclasses.field(default_factory=Resources)
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)
     name_stack: list[str] = dataclasses.field(default_factory=list)

@@ -109,6 +109,7 @@ def lower_kernel(
             geometry=geometry,
             shared=SharedStack(estimate.shared_bytes),
             mesh_axes=dict(mesh_axes or {}),
+            estimate=estimate,
         )
         read = _memory_used_both_ways(spec)
         references: list[Value] = [

@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import ops, types
+from pallasite.ir.divisibility import known_divisor
 from pallasite.language.memory import MemorySpace
 from pallasite.launch import Buffer
 from pallasite.layouts.memory import Extent, MemoryLayout, OffsetTerm, row_major
@@ -32,6 +33,15 @@ class DynamicOffset:
 
     index: ir.Value
     term: OffsetTerm
+
+    @property
+    def divisor(self) -> int:
+        """What the offset is known to be a multiple of, in elements."""
+        whole = known_divisor(self.index)
+        places = whole // self.term.divisor if whole % self.term.divisor == 0 else 1
+        if self.term.modulus is not None:
+            places = math.gcd(places, self.term.modulus)
+        return places * self.term.stride
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +104,7 @@ class MemoryReference:
     @property
     def offset_alignment(self) -> int:
         """Bytes that the address of the first element is known to be a multiple of."""
-        elements = math.gcd(self.offset, *[part.term.stride for part in self.dynamic])
+        elements = math.gcd(self.offset, *[part.divisor for part in self.dynamic])
         if elements == 0:
             return self.alignment
         return math.gcd(self.alignment, max(1, elements * self.element_bits // 8))

@@ -236,6 +236,7 @@ LLVM: dict[str, Handler] = {
     "llvm.mlir.constant": _constant,
     "llvm.mlir.undef": _literal("undef"),
     "llvm.mlir.poison": _literal("poison"),
+    "ub.poison": _literal("poison"),
     "llvm.mlir.zero": _literal("zeroinitializer"),
     "llvm.mlir.addressof": _address_of,
     "llvm.extractvalue": _extract_value,

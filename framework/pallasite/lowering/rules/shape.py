@@ -238,7 +238,7 @@ def iota(
 
 @rules.lowering(layout_cast_p, Semantics.LANE)
 def _layout_cast(ctx: RuleContext, x: RegisterArray, *, new_layout: Any) -> RegisterArray:
-    target = new_layout.resolve(x.shape, types.bit_width(x.dtype))
+    target = new_layout.resolve(x.shape, x.dtype)
     return relayout(ctx, x, target)
 
 
@@ -247,7 +247,7 @@ def _layout_cast_hint(
     avals_in: Any, avals_out: Any, wanted: Any, *, new_layout: Any
 ) -> list[Layout | None]:
     aval = avals_in[0]
-    return [new_layout.resolve(aval.shape, types.bit_width(aval.dtype))]
+    return [new_layout.resolve(aval.shape, aval.dtype)]
 
 
 @rules.lowering(lax.optimization_barrier_p, *_ALL)

@@ -1,0 +1,152 @@
+"""Code of the user's that builds MLIR, spliced into a kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallasite import _jax
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.language import transforms as tr
+from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu_p
+from pallasite.layouts.memory import MemoryLayout
+from pallasite.layouts.named import describe
+from pallasite.layouts.registers import RegisterLayout
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.context import RuleContext, Value
+from pallasite.lowering.references import MemoryReference
+from pallasite.lowering.views import resolve
+from pallasite.registry import RuleSet, Semantics
+
+rules = RuleSet()
+
+
+@rules.lowering(inline_mgpu_p, Semantics.LANE)
+def _inline(
+    ctx: RuleContext,
+    *operands: Value,
+    args_tree: Any,
+    arg_types: tuple[Any, ...],
+    in_tree: Any,
+    return_types: tuple[ShapeDtypeStruct, ...],
+    return_tree: Any,
+    function: Any,
+) -> Sequence[Value]:
+    """Calls ``function(launch context, *args)`` with references and register arrays.
+
+    A reference keeps its logical shape; its memory layout holds the tiling and the swizzle, which
+    are checked against the declared transforms. Views that the program makes, such as one slot of
+    a buffer, are part of the reference and are not declared.
+    """
+    flat = args_tree.unflatten(operands)
+    checked = [
+        _reference(ctx, value, wanted, number)
+        if isinstance(wanted, RefType)
+        else _array(value, wanted, number)
+        for number, (value, wanted) in enumerate(zip(flat, arg_types, strict=True))
+    ]
+    results = function(ctx.launch, *jax.tree.unflatten(in_tree, checked))
+    leaves, tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, RegisterArray))
+    if tree != return_tree:
+        raise InvalidTypeError(
+            f"inlined code {_name(function)} returned another structure than return_type",
+            got=tree,
+            expected=str(return_tree),
+        )
+    return [
+        _result(value, wanted, number)
+        for number, (value, wanted) in enumerate(zip(leaves, return_types, strict=True))
+    ]
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", "function")
+
+
+def _reference(ctx: RuleContext, value: Value, wanted: RefType, number: int) -> MemoryReference:
+    memory = resolve(ctx, value)
+    if not _laid_out_like(memory.layout, wanted.transforms):
+        raise InvalidValueError(
+            f"argument {number} of inlined code lies in memory in another way than declared",
+            got=f"{memory.dtype}{list(memory.shape)} at {memory.layout}",
+            expected=f"RefType(transforms={wanted.transforms})",
+            hint="declare the transforms of the allocation, in the same order",
+        )
+    return memory
+
+
+def _laid_out_like(layout: MemoryLayout, transforms: Sequence[Any]) -> bool:
+    """Whether memory is a plain array once the transforms are applied to its logical shape.
+
+    Outer strides may be anything, so that views of larger arrays qualify; a tile is contiguous.
+    """
+    swizzle = 16
+    tile_rank = 0
+    for transform in transforms:
+        match transform:
+            case tr.TilingTransform():
+                try:
+                    layout = layout.tile(transform.tiling)
+                except InvalidValueError:
+                    return False
+                tile_rank = len(transform.tiling)
+            case tr.SwizzleTransform():
+                swizzle = transform.swizzle
+            case _jax.TransposeTransform():
+                layout = layout.transpose(transform.permutation)
+            case _:
+                return False
+    if layout.swizzle != swizzle or any(len(dim) > 1 for dim in layout.dims):
+        return False
+    minor = layout.with_dims(layout.dims[len(layout.dims) - tile_rank :]).with_swizzle(16)
+    return minor.is_contiguous or math.prod(minor.shape) == 1
+
+
+def _array(value: Value, wanted: Any, number: int) -> RegisterArray:
+    if not isinstance(value, RegisterArray):
+        raise InvalidTypeError(
+            f"argument {number} of inlined code is not an array in registers",
+            got=type(value).__name__,
+        )
+    layout = wanted.resolve(value.shape, value.dtype)
+    if value.is_splat and isinstance(layout, RegisterLayout):
+        return value.materialize(layout)
+    if value.layout != layout:
+        raise InvalidValueError(
+            f"argument {number} of inlined code has another layout than declared",
+            got=f"{value.dtype}{list(value.shape)} with layout {describe(value.layout)}",
+            expected=describe(layout),
+            hint="cast it first: plgpu.layout_cast(x, layout)",
+        )
+    return value
+
+
+def _result(value: Any, wanted: ShapeDtypeStruct, number: int) -> RegisterArray:
+    what = f"result {number} of inlined code"
+    if not isinstance(value, RegisterArray):
+        raise InvalidTypeError(
+            f"{what} is not a register array",
+            got=type(value).__name__,
+            expected="pallasite.lowering.arrays.RegisterArray",
+        )
+    dtype = np.dtype(wanted.dtype)
+    if value.dtype != dtype or value.shape != wanted.shape:
+        raise InvalidTypeError(
+            f"{what} has another shape or dtype than return_type says",
+            got=f"{value.dtype}{list(value.shape)}",
+            expected=f"{dtype}{list(wanted.shape)}",
+        )
+    layout = wanted.layout.resolve(wanted.shape, dtype)
+    if value.is_splat and isinstance(layout, RegisterLayout):
+        return value.materialize(layout)
+    if value.layout != layout:
+        raise InvalidValueError(
+            f"{what} has another layout than return_type says",
+            got=describe(value.layout),
+            expected=describe(layout),
+        )
+    return value
