@@ -12,6 +12,7 @@ import dataclasses
 import os
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -155,7 +156,8 @@ OPTIONS: Mapping[str, Option] = {
 
 _updated: dict[str, Any] = {}
 _scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
-    "pallasite_config", default={}
+    "pallasite_config",
+    default=types.MappingProxyType({}),
 )
 
 

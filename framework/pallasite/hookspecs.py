@@ -46,9 +46,10 @@ def pallasite_names() -> Mapping[str, str]:  # type: ignore[empty-body]
 
 @hookspec
 def pallasite_lowering_rules() -> Iterable[LoweringRule]:  # type: ignore[empty-body]
-    """Rules that emit code for primitives, usually ``rules.lowering_rules`` of a ``RuleSet``. Called
-    once, before the first kernel is lowered. The rule whose target predicate is most specific wins;
-    a tie between plugins is an error unless one rule's ``overrides`` names the other plugin."""
+    """Rules that emit code for primitives, usually ``rules.lowering_rules`` of a ``RuleSet``.
+    Called once, before the first kernel is lowered. The rule whose target predicate is most
+    specific wins; a tie between plugins is an error unless one rule's ``overrides`` names the
+    other plugin."""
 
 
 @hookspec

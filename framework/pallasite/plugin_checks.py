@@ -1,4 +1,4 @@
-"""Checks of a plugin when it is loaded: its hooks fit the specifications and return what they say."""
+"""Checks of a plugin when it is loaded: its hooks fit the specifications and what they return."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ BUILTIN_MODULES: Mapping[str, str] = {
 }
 """The core's hook implementations: the module that holds each, imported when it is called."""
 
+
 class PluginWarning(UserWarning):
     """A plugin that is installed but cannot be used."""
 

@@ -73,7 +73,9 @@ def find_target(name: str, source: str = "") -> Target:
     available = manager().targets()
     if name in available:
         return available[name]
-    origin = {"update": "config.update", "context": "with pallasite.target(...)"}.get(source, source)
+    origin = {"update": "config.update", "context": "with pallasite.target(...)"}.get(
+        source, source
+    )
     raise TargetError(
         f"no target named {name!r}" + (f" (from {origin})" if origin else ""),
         expected="one of " + ", ".join(sorted(available)),
@@ -83,7 +85,7 @@ def find_target(name: str, source: str = "") -> Target:
 
 @functools.cache
 def local_compute_capability() -> tuple[int, int] | None:
-    """Major and minor compute capability of JAX's first GPU; None where JAX does not run on CUDA."""
+    """Compute capability (major, minor) of JAX's first GPU; None where JAX is not on CUDA."""
     import jax
 
     if jax.default_backend() not in ("gpu", "cuda"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from jax.extend.core import Primitive
+
 from pallasite.extensions import RuleSet, Semantics
 from pallasite.ir import ops
 from pallasite.language import checks
@@ -20,9 +21,11 @@ set_max_registers_p.multiple_results = True
 rules = RuleSet()
 
 
-@set_max_registers_p.def_effectful_abstract_eval
 def _abstract_evaluation(*, n: int, action: str) -> tuple[tuple[()], set[Any]]:
     return (), {memory_effect}
+
+
+set_max_registers_p.def_effectful_abstract_eval(_abstract_evaluation)
 
 
 def set_max_registers(n: int, *, action: Literal["increase", "decrease"]) -> None:
@@ -66,9 +69,7 @@ def set_max_registers(n: int, *, action: Literal["increase", "decrease"]) -> Non
     set_max_registers_p.bind(n=int(n), action=action)
 
 
-@rules.lowering(
-    set_max_registers_p, Semantics.LANE, Semantics.WARPGROUP, requires=("setmaxnreg",)
-)
+@rules.lowering(set_max_registers_p, Semantics.LANE, Semantics.WARPGROUP, requires=("setmaxnreg",))
 def _lower(ctx: Any, *, n: int, action: str) -> tuple[()]:
     ops.inline_assembly(f"setmaxnreg.{_INSTRUCTIONS[action]}.sync.aligned.u32 {n};", "")
     return ()

@@ -1,0 +1,32 @@
+# `make demo` and `make test` set everything up first. PYTHON=... uses another environment as it is.
+
+ifdef PYTHON
+python := $(PYTHON)
+else
+python := .venv/bin/python
+endif
+
+.PHONY: setup demo test lint format clean
+
+setup:
+ifndef PYTHON
+	@tools/setup
+endif
+
+demo: setup
+	$(python) examples/demo.py
+
+test: setup
+	$(python) -m pytest $(ARGS)
+
+lint: setup
+	$(python) -m ruff check
+	$(python) -m ruff format --check
+	$(python) -m mypy
+
+format: setup
+	$(python) -m ruff check --fix
+	$(python) -m ruff format
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
