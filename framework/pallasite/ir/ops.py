@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf, vector
+from jaxlib.mlir.dialects import arith as arith
+from jaxlib.mlir.dialects import llvm, scf, vector
 
-from pallasite.ir.types import parse_type, pointer_type, vector_type
+from pallasite.ir.types import parse_type, pointer_type
 
 _DYNAMIC = -(2**31)
 

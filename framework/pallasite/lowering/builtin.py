@@ -12,13 +12,18 @@ RULE_MODULES = (
     "arithmetic",
     "atomics",
     "barriers",
+    "cluster_stores",
     "control_flow",
     "copies",
     "debug",
     "ids",
+    "inline",
+    "loads",
     "references",
     "reductions",
+    "semaphores",
     "shape",
+    "warp",
 )
 
 

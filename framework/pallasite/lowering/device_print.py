@@ -65,9 +65,7 @@ def call_external(
     return None if kind is None else operation.result
 
 
-def promoted(
-    kernel: KernelContext, value: ir.Value, dtype: np.dtype[Any]
-) -> tuple[str, ir.Value]:
+def promoted(kernel: KernelContext, value: ir.Value, dtype: np.dtype[Any]) -> tuple[str, ir.Value]:
     """The format directive of a scalar, and the value as C passes it to a variadic function."""
     if types.is_bool(dtype):
         words = string_pointer(kernel, "True"), string_pointer(kernel, "False")
@@ -102,9 +100,7 @@ def printf(kernel: KernelContext, text: str, values: Sequence[ir.Value]) -> None
     size = max(8, -(-end // 8) * 8)
 
     def allocate() -> ir.Value:
-        return llvm.alloca(
-            types.pointer_type(0), ops.i32_constant(size), ops.i8(), alignment=8
-        )
+        return llvm.alloca(types.pointer_type(0), ops.i32_constant(size), ops.i8(), alignment=8)
 
     # One buffer for each size serves all prints: vprintf has read it when it returns.
     buffer = kernel.launch.emit_once(f"printf_buffer.{size}", allocate)

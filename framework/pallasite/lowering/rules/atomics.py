@@ -114,9 +114,7 @@ def _unsupported(operation: str, memory: MemoryReference) -> UnsupportedError:
 
 
 @rules.lowering(atomic_p, Semantics.LANE, Semantics.WARP)
-def _atomic(
-    ctx: RuleContext, *operands: Value, args_tree: Any, operation: str
-) -> Sequence[Value]:
+def _atomic(ctx: RuleContext, *operands: Value, args_tree: Any, operation: str) -> Sequence[Value]:
     reference, value = args_tree.unflatten(operands)
     memory = resolve(ctx, reference)
     check_dtype(value, memory.dtype, "the value and the reference differ in dtype")
@@ -229,7 +227,7 @@ def _words(value: ir.Value, form: Update) -> list[ir.Value]:
     word = types.parse_type(f"i{form.bits}")
     if form.registers == 1:
         return [ops.bitcast(value, word)]
-    vector = ops.bitcast(value, ops.vector_type(word, form.registers))
+    vector = ops.bitcast(value, types.vector_type(word, form.registers))
     return [ops.extract(vector, position) for position in range(form.registers)]
 
 

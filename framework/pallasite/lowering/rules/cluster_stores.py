@@ -139,7 +139,7 @@ def _store(
 def _store_words(
     address: ir.Value, vector: ir.Value, barrier: ir.Value, count: int, bits: int
 ) -> None:
-    words = ops.bitcast(vector, ops.vector_type(types.parse_type(f"i{bits}"), count))
+    words = ops.bitcast(vector, types.vector_type(types.parse_type(f"i{bits}"), count))
     values = [ops.extract(words, position) for position in range(count)]
     names = ", ".join(f"${position + 2}" for position in range(count))
     form, text = ("", names) if count == 1 else (f".v{count}", f"{{{names}}}")

@@ -188,9 +188,7 @@ def _sleep(nanoseconds: ir.Value) -> None:
 
 
 @rules.lowering(print_layout_p, *_ALL)
-def _print_layout(
-    ctx: RuleContext, *operands: Value, args_tree: Any, fmt: str
-) -> Sequence[Value]:
+def _print_layout(ctx: RuleContext, *operands: Value, args_tree: Any, fmt: str) -> Sequence[Value]:
     """Prints while the kernel is compiled; no code is emitted."""
     (value,) = args_tree.unflatten(operands)
     if isinstance(value, RegisterArray):

@@ -15,7 +15,7 @@ from pallasite.language import transforms as tr
 from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu_p
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.named import describe
-from pallasite.layouts.registers import RegisterLayout
+from pallasite.layouts.registers import Layout, RegisterLayout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.references import MemoryReference
@@ -61,6 +61,20 @@ def _inline(
         _result(value, wanted, number)
         for number, (value, wanted) in enumerate(zip(leaves, return_types, strict=True))
     ]
+
+
+@rules.layout(inline_mgpu_p)
+def _inline_hints(
+    avals_in: Any, avals_out: Any, wanted: Any, *, args_tree: Any, arg_types: Any, **params: Any
+) -> list[Layout | None]:
+    """What makes an argument should make it in the layout that is declared."""
+    hints: list[Layout | None] = [None] * len(avals_in)
+    positions = args_tree.unflatten(list(range(len(avals_in))))
+    for position, declared in zip(positions, arg_types, strict=True):
+        if isinstance(position, int) and not isinstance(declared, RefType):
+            aval = avals_in[position]
+            hints[position] = declared.resolve(aval.shape, aval.dtype)
+    return hints
 
 
 def _name(function: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -77,9 +77,7 @@ def _passes(layout: RegisterLayout, memory: MemoryReference) -> int:
 
 
 @rules.lowering(load_p, *_ALL)
-def _load(
-    ctx: RuleContext, *operands: Value, args_tree: Any, optimized: bool
-) -> RegisterArray:
+def _load(ctx: RuleContext, *operands: Value, args_tree: Any, optimized: bool) -> RegisterArray:
     (reference,) = args_tree.unflatten(operands)
     memory = resolve(ctx, reference)
     require_scalar(ctx, memory.shape, "reads")

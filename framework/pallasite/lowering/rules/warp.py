@@ -61,9 +61,7 @@ def _warp_map(
                 expected="references and scalars",
                 hint="write the array to shared memory before the region",
             )
-    mode = dataclasses.replace(
-        ctx.mode, semantics=Semantics.WARP, warp_axis=mesh.axis_name
-    )
+    mode = dataclasses.replace(ctx.mode, semantics=Semantics.WARP, warp_axis=mesh.axis_name)
     if ctx.auto_barriers:
         ctx.synchronize()
     ctx.lower(jaxpr, operands, mode=mode)

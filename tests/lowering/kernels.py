@@ -1,0 +1,78 @@
+"""Compiling small kernels down to PTX, for tests of lowering rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallasite import plugins
+from pallasite.codegen.assembler import assemble
+from pallasite.codegen.llvm_ir import translate
+from pallasite.codegen.ptx import to_ptx
+from pallasite.codegen.tools import find_tool
+from pallasite.language.kernel import KernelSpec, kernel, kernel_call_p
+from pallasite.lowering.entry import lower_kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """The stages of one kernel; ``launch`` says what it needs of its launch."""
+
+    mlir: str
+    llvm: str
+    ptx: str
+    launch: Any
+    resources: Any
+
+
+def spec_of(function: Callable[..., Any], *args: Any) -> KernelSpec:
+    """The one kernel that a function calls when it is traced on ``args``."""
+    found: list[KernelSpec] = []
+
+    def visit(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            if equation.primitive is kernel_call_p:
+                found.append(equation.params["spec"])
+            for value in jax.tree.leaves(equation.params):
+                if hasattr(value, "eqns"):
+                    visit(value)
+
+    visit(jax.make_jaxpr(function)(*args).jaxpr)
+    (spec,) = found
+    return spec
+
+
+def compile_kernel(
+    function: Callable[..., Any], *args: Any, target: str = "sm_90", check: bool = True
+) -> Compiled:
+    """Compiles the kernel that ``function`` calls, and assembles it if there is an assembler."""
+    lowered = lower_kernel(spec_of(function, *args), plugins.registry().targets[target])
+    llvm = translate(lowered.module)
+    ptx = to_ptx(llvm, lowered.target)
+    if check and find_tool("ptxas").path is not None:
+        assemble(ptx, lowered.name)
+    return Compiled(str(lowered.module), llvm, ptx, lowered.launch, lowered.resources)
+
+
+def compile_to_ptx(function: Callable[..., Any], *args: Any, target: str = "sm_90") -> str:
+    """The PTX of the kernel that ``function`` calls."""
+    return compile_kernel(function, *args, target=target).ptx
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """An argument of a kernel, by shape and dtype."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def make(out_shape: Any, out_dtype: Any = jnp.float32, **arguments: Any) -> Any:
+    """A decorator like ``kernel`` for one output, given by shape and dtype."""
+    return functools.partial(_make, out_shape, out_dtype, arguments)
+
+
+def _make(shape: Any, dtype: Any, arguments: dict[str, Any], body: Any) -> Any:
+    return kernel(body, out_type=jax.ShapeDtypeStruct(shape, dtype), **arguments)
