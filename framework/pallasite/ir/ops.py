@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import arith as arith
 from jaxlib.mlir.dialects import llvm, scf, vector
 
 from pallasite.ir.types import parse_type, pointer_type
+from pallasite.ir.types import vector_type as vector_type
 
 _DYNAMIC = -(2**31)
 
