@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -250,7 +251,14 @@ def user_location(source_info: Any) -> SourceLocation | None:
 
 def current_user_location() -> SourceLocation | None:
     """The user's innermost frame on the current Python stack."""
-    return user_location(_source_info_util.current())
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        is_generated = code.co_filename == "<string>" and code.co_name == "__init__"
+        if not is_generated and _source_info_util.is_user_filename(code.co_filename):
+            return SourceLocation(code.co_filename, frame.f_lineno, 0, code.co_name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def name_stack(source_info: Any) -> str:
