@@ -1,0 +1,281 @@
+"""Rules: which one wins, which contradict each other, and what is said when there is none."""
+
+from __future__ import annotations
+
+import pytest
+from core_support import LANE, NEW, OLD, WARP, WARPGROUP, contribution, dedent, names, rule
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.extend.core import Primitive
+
+from pallasite.errors import InvalidValueError, MissingRuleError, PluginError
+from pallasite.registry import Contribution, Executor, Pass, Registry, RuleSet
+from pallasite.targets import Target
+
+ADD = Primitive("add")
+WGMMA = Primitive("wgmma")
+
+
+def test_decorators_stack_and_return_the_function():
+    rules = RuleSet()
+
+    @rules.lowering(ADD, LANE, WARP, requires=("tma",))
+    @rules.lowering(ADD, WARPGROUP)
+    @rules.resources(ADD)
+    @rules.layout(ADD)
+    def lower(ctx):
+        return "lowered"
+
+    assert lower(None) == "lowered"
+    assert [(one.semantics, str(one.target)) for one in rules.lowering_rules] == [
+        (WARPGROUP, "every target"),
+        (LANE, "with tma"),
+        (WARP, "with tma"),
+    ]
+    assert rules.resource_rules[0].function is rules.layout_rules[0].function is lower
+
+
+def test_rule_without_semantics_is_refused():
+    with pytest.raises(InvalidValueError, match="does not say for which semantics"):
+        RuleSet().lowering(ADD)
+    with pytest.raises(InvalidValueError, match="members of Semantics"):
+        RuleSet().lowering(ADD, "lane")
+
+
+def test_names_given_as_one_string_are_refused():
+    with pytest.raises(InvalidValueError) as error:
+        RuleSet().lowering(ADD, LANE, requires="tma")
+    assert "requires=('tma',)" in str(error.value)
+
+
+def test_most_specific_rule_wins():
+    general, featured, named = (
+        rule(ADD),
+        rule(ADD, requires=("tma", "mma")),
+        rule(ADD, targets=("new",)),
+    )
+    one_feature = rule(ADD, requires=("tma",))
+    registry = Registry([contribution("pallasite", general, one_feature, featured)])
+    assert registry.lowering_rule(ADD, LANE, OLD).function is general.lowering_rules[0].function
+    assert registry.lowering_rule(ADD, LANE, NEW).function is featured.lowering_rules[0].function
+    registry = Registry([contribution("pallasite", general, featured), contribution("p", named)])
+    found = registry.lowering_rule(ADD, LANE, NEW)
+    assert (found.function, found.plugin) == (named.lowering_rules[0].function, "p")
+
+
+@given(st.sets(st.sets(st.sampled_from("abcde")).map(frozenset)), st.sets(st.sampled_from("abcde")))
+def test_winner_matches_and_no_other_matching_rule_is_more_specific(requirements, features):
+    target = Target(
+        name="t", ptx_version=80, compute_capability=(8, 0), features=frozenset(features)
+    )
+    by_size = {len(required): required for required in requirements}  # no ties
+    sets = [rule(ADD, requires=required) for required in by_size.values()]
+    registry = Registry([contribution("pallasite", *sets, targets=(target,))])
+    fitting = [size for size, required in by_size.items() if required <= features]
+    if fitting:
+        found = registry.lowering_rule(ADD, LANE, target)
+        assert found.target.features == by_size[max(fitting)]
+    else:
+        assert not registry.has_lowering_rule(ADD, LANE, target)
+
+
+def test_lookup_is_cached_per_target_object():
+    registry = Registry([contribution("pallasite", rule(ADD, requires=("tma",)))])
+    found = registry.lowering_rule(ADD, LANE, NEW)
+    assert registry.lowering_rule(ADD, LANE, NEW) is found
+    namesake = Target(name="new", ptx_version=86, compute_capability=(9, 0))
+    with pytest.raises(MissingRuleError):
+        registry.lowering_rule(ADD, LANE, namesake)
+
+
+def test_equally_specific_rules_of_two_plugins_are_an_error():
+    with pytest.raises(PluginError) as error:
+        Registry(
+            [
+                contribution("pallasite"),
+                contribution("first", rule(ADD, requires=("tma",))),
+                contribution("second", rule(ADD, requires=("mma",))),
+            ]
+        )
+    assert str(error.value) == dedent(
+        """
+        plugins 'first' and 'second' both register equally specific LANE lowering rules of \
+primitive 'add' for target 'new'
+          try: list the other plugin in overrides=('first',) of the rule that shall win, or \
+switch one off: PALLASITE_DISABLE_PLUGINS=second
+        """
+    )
+
+
+def test_equally_specific_rules_that_no_target_has_in_common_are_fine():
+    Registry(
+        [
+            contribution("pallasite"),
+            contribution("first", rule(ADD, targets=("old",))),
+            contribution("second", rule(ADD, targets=("new",)), rule(ADD, WARP)),
+        ]
+    )
+
+
+def test_one_plugin_with_two_equal_rules_is_an_error():
+    with pytest.raises(PluginError, match="plugin 'pallasite' registers two equally specific"):
+        Registry([contribution("pallasite", rule(ADD), rule(ADD))])
+
+
+def test_override_settles_a_tie():
+    mine = rule(ADD, overrides=("pallasite",))
+    for order in (1, -1):
+        plugins = [contribution("pallasite", rule(ADD)), contribution("mine", mine)][::order]
+        assert Registry(plugins).lowering_rule(ADD, LANE, NEW).plugin == "mine"
+
+
+def test_override_does_not_beat_a_more_specific_rule():
+    registry = Registry(
+        [
+            contribution("pallasite", rule(ADD, requires=("tma",))),
+            contribution("mine", rule(ADD, overrides=("pallasite",))),
+        ]
+    )
+    assert registry.lowering_rule(ADD, LANE, NEW).plugin == "pallasite"
+
+
+def test_mutual_and_circular_overrides_are_errors():
+    with pytest.raises(PluginError, match="'a' and 'b'"):
+        Registry(
+            [
+                contribution("pallasite"),
+                contribution("a", rule(ADD, overrides=("b",))),
+                contribution("b", rule(ADD, overrides=("a",))),
+            ]
+        )
+    with pytest.raises(PluginError):
+        Registry(
+            [
+                contribution("pallasite"),
+                contribution("a", rule(ADD, overrides=("b",))),
+                contribution("b", rule(ADD, overrides=("c",))),
+                contribution("c", rule(ADD, overrides=("a",))),
+            ]
+        )
+
+
+def test_resource_and_layout_rules_conflict_and_override():
+    def rules(**options):
+        result = RuleSet()
+        result.resources(ADD, **options)(lambda ctx: 1)
+        result.layout(ADD, **options)(lambda ctx: 1)
+        return result
+
+    with pytest.raises(PluginError, match="'a' and 'b' both register resource rules of primitive"):
+        Registry([contribution("a", rules()), contribution("b", rules())])
+    registry = Registry([contribution("a", rules()), contribution("b", rules(overrides=("a",)))])
+    assert registry.resource_rule(ADD).plugin == registry.layout_rule(ADD).plugin == "b"
+    assert registry.resource_rule(WGMMA) is None
+    assert registry.layout_rule(WGMMA) is None
+
+
+def test_same_name_twice_is_an_error():
+    with pytest.raises(PluginError, match="'a' and 'b' both register targets named 'old'"):
+        Registry([Contribution("a", targets=(OLD,)), Contribution("b", targets=(OLD,))])
+    with pytest.raises(PluginError, match=r"'b' both register names of pallasite\.gpu 'f'"):
+        Registry([Contribution("a", names={"f": "m:f"}), Contribution("b", names={"f": "m:f"})])
+    entry = Pass(name="p", stage="mlir", run=lambda value, context: None)
+    with pytest.raises(PluginError, match="'a' and 'b' both register passes named 'p'"):
+        Registry([Contribution("a", passes=(entry,)), Contribution("b", passes=(entry,))])
+
+
+def missing(registry: Registry, primitive: Primitive, semantics=LANE, target=NEW) -> str:
+    with pytest.raises(MissingRuleError) as error:
+        registry.lowering_rule(primitive, semantics, target)
+    assert isinstance(error.value, NotImplementedError)
+    return str(error.value)
+
+
+def test_missing_rule_names_the_targets_that_have_one():
+    registry = Registry([contribution("pallasite", rule(ADD, requires=("tma",)))])
+    assert missing(registry, ADD, target=OLD) == dedent(
+        """
+        no lowering rule for primitive 'add' under LANE semantics on target 'old'
+          expected: a case that has a rule: LANE on targets with tma (plugin 'pallasite')
+          try: compile for new
+        """
+    )
+
+
+def test_missing_rule_names_the_semantics_that_have_one():
+    registry = Registry([contribution("pallasite", rule(ADD, WARP))])
+    assert missing(registry, ADD) == dedent(
+        """
+        no lowering rule for primitive 'add' under LANE semantics on target 'new'
+          expected: a case that has a rule: WARP on every target (plugin 'pallasite')
+          try: use it under WARP semantics
+        """
+    )
+
+
+def test_missing_rule_names_the_plugin_to_install():
+    registry = Registry([contribution("pallasite")])
+    assert missing(registry, WGMMA) == dedent(
+        """
+        no lowering rule for primitive 'wgmma' under LANE semantics on target 'new'
+          expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
+          try: pip install pallasite[hopper] (plugin 'hopper' provides it and is not installed)
+        """
+    )
+
+
+def test_missing_rule_says_why_an_installed_plugin_is_of_no_use():
+    registry = Registry([contribution("pallasite")], {"hopper": "disabled"})
+    assert "try: enable plugin 'hopper', which provides it" in missing(registry, WGMMA)
+    registry = Registry([contribution("pallasite")], {"hopper": "failed to load: boom"})
+    assert "repair plugin 'hopper', which provides it; it failed to load: boom" in missing(
+        registry, WGMMA
+    )
+
+
+def run_pass(value, context):
+    return None
+
+
+def passes(*entries: Pass) -> Registry:
+    return Registry([Contribution("pallasite", passes=entries)])
+
+
+def test_passes_are_ordered_by_stage_then_constraints_then_registration():
+    registry = passes(
+        Pass(name="tidy", stage="mlir", run=run_pass),
+        Pass(name="cse", stage="mlir", run=run_pass, after=("hoist", "not installed")),
+        Pass(name="infer", stage="jaxpr", run=run_pass),
+        Pass(name="hoist", stage="mlir", run=run_pass, before=("tidy",)),
+        Pass(name="last", stage="mlir", run=run_pass),
+    )
+    assert names(registry.passes()) == ["infer", "hoist", "tidy", "cse", "last"]
+    assert names(registry.passes("jaxpr")) == ["infer"]
+
+
+def test_circular_passes_are_an_error():
+    registry = passes(
+        Pass(name="a", stage="mlir", run=run_pass, before=("b",)),
+        Pass(name="b", stage="mlir", run=run_pass, before=("a",)),
+    )
+    with pytest.raises(PluginError, match=r"circular: 'a' \(plugin 'pallasite'\), 'b'"):
+        registry.passes("mlir")
+
+
+def test_pass_with_unknown_stage_is_refused():
+    with pytest.raises(InvalidValueError, match="one of jaxpr, mlir, llvm, ptx"):
+        Pass(name="a", stage="sass", run=run_pass)
+
+
+def test_executor_of_highest_priority_that_is_available():
+    def executor(name, **options):
+        return Executor(name=name, platforms=("cpu",), run=run_pass, **options)
+
+    entries = (
+        executor("slow"),
+        executor("fast", priority=2, available=lambda: False),
+        executor("middle", priority=1),
+    )
+    registry = Registry([Contribution("pallasite", executors=entries)])
+    assert registry.executor_for("cpu").name == "middle"
+    assert registry.executor_for("cuda") is None
