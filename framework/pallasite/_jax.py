@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import api as _api
 from jax._src import api_util as _api_util
 from jax._src import checkify as _checkify
@@ -28,10 +29,8 @@ from jax._src import literals as _literals
 from jax._src import pjit as _pjit
 from jax._src import pretty_printer as _pretty_printer
 from jax._src import source_info_util as _source_info_util
-from jax._src import state as _state
 from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
-from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
@@ -52,7 +51,7 @@ from jax._src.state import types as _state_types
 
 from pallasite.errors import SourceLocation
 
-# --- Jaxprs -----------------------------------------------------------------------------------
+# --- Jaxprs ---
 # Since JAX 0.11 a closed jaxpr and a jaxpr are one class: ``jaxpr.consts`` are the values of
 # ``jaxpr.constvars``, which come before ``jaxpr.invars``.
 Atom = _core.Atom
@@ -84,7 +83,7 @@ convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
 dce_jaxpr = _partial_eval.dce_jaxpr
 partial_eval_jaxpr_custom_rules = _partial_eval.partial_eval_jaxpr_custom_rules
 
-# --- Abstract values and dtypes -----------------------------------------------------------------
+# --- Abstract values and dtypes ---
 AbstractValue = _core.AbstractValue
 ShapedArray = _core.ShapedArray
 DeviceMemorySpace = _core.MemorySpace
@@ -97,7 +96,7 @@ itemsize_bits = _dtypes.itemsize_bits
 pytype_aval_mappings = _core.pytype_aval_mappings
 NotSpecified = _api.NotSpecified
 
-# --- References and their transforms ------------------------------------------------------------
+# --- References and their transforms ---
 AbstractRef = _state_types.AbstractRef
 BitcastTransform = _state_types.BitcastTransform
 NDIndexer = _indexing.NDIndexer
@@ -118,7 +117,7 @@ ref_type_aval_mappings = _state_types._ref_type_aval_mappings
 uninitialized = _state_types.uninitialized
 undo_transforms = _pallas_core.undo_transforms
 
-# --- Effects ------------------------------------------------------------------------------------
+# --- Effects ---
 AccumEffect = _state_types.AccumEffect
 Effect = _effects.Effect
 JaxprInputEffect = _effects.JaxprInputEffect
@@ -133,7 +132,7 @@ control_flow_allowed_effects = _effects.control_flow_allowed_effects
 kernel_local_effects = _pallas_core.kernel_local_effects
 lowerable_effects = _effects.lowerable_effects
 
-# --- Primitives: references ---------------------------------------------------------------------
+# --- Primitives: references ---
 addupdate_p = _state_primitives.addupdate_p
 broadcast_to_p = _state_primitives.broadcast_to_p
 get_p = _state_primitives.get_p
@@ -147,7 +146,7 @@ ref_swap = _state_primitives.ref_swap
 run_state = _discharge.run_state
 run_state_p = _discharge.run_state_p
 
-# --- Primitives: Pallas -------------------------------------------------------------------------
+# --- Primitives: Pallas ---
 check_p = _checkify.check_p
 debug_print_p = _debugging.debug_print_p
 debug_callback_p = _debugging.debug_callback_p
@@ -169,7 +168,7 @@ DeviceIdType = _pallas_primitives.DeviceIdType
 device_id_to_logical = _pallas_primitives.device_id_to_logical
 mpmd_map = _mpmd.mpmd_map
 
-# --- Primitives: control flow and calls -----------------------------------------------------------
+# --- Primitives: control flow and calls ---
 axis_index_p = _parallel.axis_index_p
 call_p = _core.call_p
 closed_call_p = _core.closed_call_p
@@ -184,7 +183,7 @@ scan_p = _loops.scan_p
 while_p = _loops.while_p
 lax_primitives = _lax  # ``lax_primitives.add_p`` and so on
 
-# --- Pallas core ----------------------------------------------------------------------------------
+# --- Pallas core ---
 BarrierSemaphore = _pallas_core.BarrierSemaphore
 Blocked = _pallas_core.Blocked
 BlockMapping = _pallas_core.BlockMapping
@@ -205,10 +204,10 @@ GridAxis = _pallas_core.GridAxis
 grid_env = _pallas_core.grid_env
 tracing_grid_env = _pallas_core.tracing_grid_env
 
-# --- Pretty printing ------------------------------------------------------------------------------
+# --- Pretty printing ---
 pretty_printer = _pretty_printer
 
-# --- Transformations: batching, discharge, lowering -----------------------------------------------
+# --- Transformations: batching, discharge, lowering ---
 primitive_batchers = _batching.primitive_batchers
 fancy_primitive_batchers = _batching.fancy_primitive_batchers
 primitive_jvps = _ad.primitive_jvps
@@ -222,7 +221,7 @@ lower_fun = _mlir.lower_fun
 LoweringRuleContext = _mlir.LoweringRuleContext
 
 
-# --- Source locations -----------------------------------------------------------------------------
+# --- Source locations ---
 _PACKAGE_PATH = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -268,10 +267,11 @@ def name_stack(source_info: Any) -> str:
 
 def api_boundary[Function: Callable[..., Any]](function: Function) -> Function:
     """Marks a public function, so that JAX may shorten tracebacks that pass through it."""
-    return _traceback_util.api_boundary(function)
+    marked: Function = _traceback_util.api_boundary(function)
+    return marked
 
 
-# --- Trees ----------------------------------------------------------------------------------------
+# --- Trees ---
 def flatten_with_references(tree: Any) -> tuple[list[Any], Any]:
     """Flattens a tree in which a transformed reference is a node, not a leaf.
 
@@ -283,7 +283,7 @@ def flatten_with_references(tree: Any) -> tuple[list[Any], Any]:
     return leaves, tree_definition
 
 
-# --- Tracing --------------------------------------------------------------------------------------
+# --- Tracing ---
 @contextlib.contextmanager
 def extend_axis_env(axes: Sequence[tuple[Any, int]]) -> Iterator[None]:
     """Makes named axes known to ``lax.axis_index`` and ``lax.axis_size`` while tracing."""
@@ -411,8 +411,6 @@ def trace_context() -> Any:
     return (_config.trace_context(), _core.get_axis_env())
 
 
-
-
 # What rules of debugging primitives need.
 FailedCheckError = _checkify.FailedCheckError
 debug_checks_enabled = _pallas_core.debug_checks_enabled
@@ -431,3 +429,24 @@ def scan_operand_counts(params: Any) -> tuple[int, int, int]:
     """How many operands of a ``scan`` equation are constants, carried values and scanned arrays."""
     consts, carry, scanned = params["ft_in"].unpack()
     return len(consts), len(carry), len(scanned)
+
+
+# --- Rules of primitives ---
+def abstract_eval[Function: Callable[..., Any]](primitive: Any) -> Callable[[Function], Function]:
+    """A decorator for the rule that gives a primitive's result types and effects, as a pair."""
+
+    def register(function: Function) -> Function:
+        primitive.def_effectful_abstract_eval(function)
+        return function
+
+    return register
+
+
+def discharge_rule[Function: Callable[..., Any]](primitive: Any) -> Callable[[Function], Function]:
+    """A decorator for the rule that replaces references of a primitive's operands by values."""
+
+    def register(function: Function) -> Function:
+        _discharge.register_discharge_rule(primitive)(function)
+        return function
+
+    return register

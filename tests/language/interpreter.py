@@ -1,8 +1,8 @@
 """Runs traced kernels on NumPy arrays, with asynchronous copies as late as they may be.
 
-A load poisons its destination when it is issued and fills it when its barrier is waited for; a store
-reads its source when its group is waited for. So a missing or early wait shows up as wrong numbers.
-Each block runs on its own, one after the other; there is one thread per block.
+A load poisons its destination when it is issued and fills it when its barrier is waited for; a
+store reads its source when its group is waited for. So a missing or early wait shows up as wrong
+numbers. Each block runs on its own, one after the other; there is one thread per block.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def _view(array: np.ndarray, transform: Any) -> np.ndarray:
         case tr.UntilingTransform(tiling):
             rank = len(tiling)
             lead = array.ndim - 2 * rank
-            order = [*range(lead), *itertools.chain(*((lead + i, lead + rank + i) for i in range(rank)))]
+            order = [
+                *range(lead),
+                *itertools.chain(*((lead + i, lead + rank + i) for i in range(rank))),
+            ]
             counts = array.shape[lead : lead + rank]
             shape = (*array.shape[:lead], *(c * t for c, t in zip(counts, tiling, strict=True)))
             return array.transpose(order).reshape(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
 import subprocess
 import sys
 
@@ -11,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.language.interpreter import run_kernel, spec_of
 
 from pallasite.errors import InvalidValueError
 from pallasite.language import PUBLIC_NAMES
 from pallasite.language.helpers import nd_loop, planar_snake
 from pallasite.language.kernel import kernel
-from tests.language.interpreter import run_kernel, spec_of
 
 
 def visited(grid, programs, **arguments):
@@ -91,16 +92,16 @@ def test_nd_loop_errors(message, arguments):
 def test_planar_snake(shape, minor_dim, tile_width):
     """Visits everything once; steps inside a strip go to a neighbour."""
     count = shape[0] * shape[1]
-    positions = jax.vmap(
-        lambda i: jnp.stack(planar_snake(i, shape, minor_dim, tile_width))
-    )(jnp.arange(count, dtype=jnp.int32))
+    positions = jax.vmap(lambda i: jnp.stack(planar_snake(i, shape, minor_dim, tile_width)))(
+        jnp.arange(count, dtype=jnp.int32)
+    )
     positions = [tuple(p) for p in np.asarray(positions)]
     assert sorted(positions) == list(itertools.product(*map(range, shape)))
     for a, b in itertools.pairwise(positions):
         assert max(abs(a[0] - b[0]), abs(a[1] - b[1])) <= max(tile_width, 1)
 
 
-# --- The public names ----------------------------------------------------------------------------------
+# --- The public names ---
 def resolve(name):
     module, attribute = PUBLIC_NAMES[name].split(":")
     return getattr(__import__(module, fromlist=[attribute]), attribute)
@@ -155,4 +156,5 @@ def test_upstream_names_are_there_or_in_a_plugin():
 
 def test_the_package_imports_nothing_by_itself():
     code = "import sys, pallasite.language; assert 'jax' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

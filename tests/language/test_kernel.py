@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
+from tests.language.interpreter import run_kernel, spec_of
 
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite.language.helpers import warp_map
@@ -18,7 +19,6 @@ from pallasite.language.memory import GMEM, SMEM, Barrier
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams, LoweringSemantics
 from pallasite.language.primitives.arrays import atomic_add
-from tests.language.interpreter import run_kernel, spec_of
 
 F32 = jnp.float32
 X = jax.ShapeDtypeStruct((8, 32), F32)
@@ -36,7 +36,7 @@ def ones(*shape):
     return jnp.ones(shape, F32)
 
 
-# --- Structure ---------------------------------------------------------------------------------------
+# --- Structure ---
 def test_spec():
     k = kernel(
         copy_body,
@@ -93,9 +93,7 @@ def test_scratch_is_shared_by_threads():
     def body(o, scratch):
         scratch[...] = o[...]
 
-    k = kernel(
-        body, out_type=X, scratch_types=[SMEM((8, 32), F32)], num_threads=2, thread_name="t"
-    )
+    k = kernel(body, out_type=X, scratch_types=[SMEM((8, 32), F32)], num_threads=2, thread_name="t")
     (equation,) = spec_of(k).jaxpr.eqns
     assert equation.params["collective_axes"] == ("t",)
 
@@ -153,7 +151,7 @@ def test_warp_map():
     assert list(equation.params["meshes"][0].shape.values()) == [4]
 
 
-# --- Captured values ---------------------------------------------------------------------------------
+# --- Captured values ---
 def test_captured_scalars():
     """A known scalar becomes a literal, a traced one an input of shape ()."""
     known = jnp.float32(3)
@@ -195,7 +193,7 @@ def test_captured_array_is_an_error():
     assert "as an operand" in str(caught.value) and "test_kernel.py" in str(caught.value)
 
 
-# --- References --------------------------------------------------------------------------------------
+# --- References ---
 def test_reference_operand_is_updated():
     def body(x_ref, o):
         o[...] = x_ref[...]
@@ -269,7 +267,7 @@ def test_aliases():
         spec_of(kernel(copy_body, out_type=X, input_output_aliases={1: 0}), ones(8, 32))
 
 
-# --- vmap --------------------------------------------------------------------------------------------
+# --- vmap ---
 def test_vmap():
     def body(x, y, o, scratch):
         def step(i, total):
@@ -345,7 +343,7 @@ def test_vmap_of_references():
     del k
 
 
-# --- Errors ------------------------------------------------------------------------------------------
+# --- Errors ---
 @pytest.mark.parametrize(
     ("error", "message", "arguments"),
     [
@@ -436,7 +434,7 @@ def test_mesh_is_hashable_and_replaceable():
     assert mesh.replace(grid=(3,)).shape == {"a": 3}
 
 
-# --- Parameters --------------------------------------------------------------------------------------
+# --- Parameters ---
 def test_params():
     params = CompilerParams()
     assert params.lowering_semantics is LoweringSemantics.Lane and params.target is None

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
+from tests.language.interpreter import spec_of
 
 from pallasite import _jax
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -23,7 +24,6 @@ from pallasite.language.memory import (
     RefUnion,
     SemaphoreType,
 )
-from tests.language.interpreter import spec_of
 
 F16 = jnp.float16
 

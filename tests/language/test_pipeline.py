@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
+from tests.language.interpreter import run_kernel, spec_of
 
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite.language.kernel import kernel
@@ -15,7 +16,6 @@ from pallasite.language.memory import GMEM, SMEM
 from pallasite.language.params import BlockSpec, CompilerParams
 from pallasite.language.pipeline import emit_pipeline
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
-from tests.language.interpreter import run_kernel, spec_of
 
 TILED = (TilingTransform((8, 32)), SwizzleTransform(128))
 
@@ -40,7 +40,10 @@ def test_elementwise(steps_in_flight, transforms):
 
         block = BlockSpec((16, 32), lambda i, j: (i, j), transforms=transforms)
         emit_pipeline(
-            step, grid=(3, 4), in_specs=[block], out_specs=[block],
+            step,
+            grid=(3, 4),
+            in_specs=[block],
+            out_specs=[block],
             max_concurrent_steps=steps_in_flight,
         )(x, o)
 
@@ -140,7 +143,8 @@ def test_mixed_delays_and_outputs():
     k = kernel(
         body,
         out_type=[
-            jax.ShapeDtypeStruct(x.shape, jnp.float32), jax.ShapeDtypeStruct((16, 32), jnp.float32)
+            jax.ShapeDtypeStruct(x.shape, jnp.float32),
+            jax.ShapeDtypeStruct((16, 32), jnp.float32),
         ],
     )
     (out, total), (block,) = run_kernel(spec_of(k, x, y), x, y)
@@ -266,7 +270,9 @@ def test_single_step_has_no_loop():
     x = random(8, 32)
     out, _, spec = run(body, x.shape, x)
     np.testing.assert_array_equal(out, x)
-    assert not {"scan", "while"} & {e.primitive.name for e in spec.jaxpr.eqns[0].params["jaxpr"].eqns}
+    assert not {"scan", "while"} & {
+        e.primitive.name for e in spec.jaxpr.eqns[0].params["jaxpr"].eqns
+    }
 
 
 def test_inside_a_grid_of_blocks():
@@ -336,7 +342,7 @@ def test_errors(error, message, arguments):
     assert "test_pipeline.py" in str(caught.value)
 
 
-# --- pallas_call --------------------------------------------------------------------------------------
+# --- pallas_call ---
 def call_spec(function, *operands):
     from pallasite.language.pallas_call import pallas_call_spec
 
@@ -397,7 +403,9 @@ def test_pallas_call_sequential_before_parallel():
     """Program numbers are right for either order of sequential and parallel axes."""
 
     def number(o):
-        o[...] = jnp.full(o.shape, 100 * pl.program_id(0) + 10 * pl.program_id(1) + pl.program_id(2))
+        o[...] = jnp.full(
+            o.shape, 100 * pl.program_id(0) + 10 * pl.program_id(1) + pl.program_id(2)
+        )
 
     call = pl.pallas_call(
         number,
@@ -457,7 +465,11 @@ def test_pallas_call_keeps_delay_release():
     ("message", "spec", "params"),
     [
         ("global memory into blocks", BlockSpec((8, 32), lambda i: (i, 0), memory_space=GMEM), {}),
-        ("pipeline_mode", pl.BlockSpec((8, 32), lambda i: (i, 0), pipeline_mode=pl.Buffered(2)), {}),
+        (
+            "pipeline_mode",
+            pl.BlockSpec((8, 32), lambda i: (i, 0), pipeline_mode=pl.Buffered(2)),
+            {},
+        ),
         ("dimension", pl.BlockSpec((pl.Element(8, (1, 1)), 32), lambda i: (i, 0)), {}),
         (
             "2 entries for a grid of 1",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from tests.language.interpreter import spec_of
 
 from pallasite import _jax
 from pallasite.errors import InvalidTypeError, InvalidValueError, PallasiteError, UnsupportedError
@@ -16,7 +17,6 @@ from pallasite.language.memory import SMEM, Barrier, ClusterBarrier, SemaphoreTy
 from pallasite.language.params import CopyPartition, OOBFillMode
 from pallasite.language.primitives import arrays, barriers, copies, inline, semaphores
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
-from tests.language.interpreter import spec_of
 
 F32 = jnp.float32
 TILED = (TilingTransform((8, 32)), SwizzleTransform(128))
@@ -25,7 +25,7 @@ TILED = (TilingTransform((8, 32)), SwizzleTransform(128))
 def traced(body):
     """Traces ``body(x, i, o, smem, barrier, group, cluster)`` and returns the equations.
 
-    x and o are f32[64, 64] in GMEM, i is i32[8] in GMEM, smem is f32[32, 32]; barrier is one Barrier,
+    x and o are f32[64, 64] in GMEM, i is i32[8] there, smem is f32[32, 32]; barrier is one Barrier,
     group are three, cluster is a ClusterBarrier.
     """
     k = kernel(
@@ -52,21 +52,25 @@ def only(body, primitive):
 
 def effects(equation):
     """Effects as (name, operand position)."""
-    return {
-        (type(e).__name__, getattr(e, "input", None)) for e in equation.effects
-    }
+    return {(type(e).__name__, getattr(e, "input", None)) for e in equation.effects}
 
 
 def ref_effects(equation):
     found = set()
     for effect in equation.effects:
         if isinstance(effect, _jax.RefEffect):
-            found.add((type(effect).__name__, equation.invars.index(effect.input)
-                       if isinstance(effect.input, _jax.Var) else effect.input))
+            found.add(
+                (
+                    type(effect).__name__,
+                    equation.invars.index(effect.input)
+                    if isinstance(effect.input, _jax.Var)
+                    else effect.input,
+                )
+            )
     return found
 
 
-# --- Copies ------------------------------------------------------------------------------------------
+# --- Copies ---
 def test_copy_gmem_to_smem():
     def body(x, i, o, smem, barrier, group, cluster):
         row = i[0]
@@ -158,7 +162,7 @@ def test_async_prefetch_and_store():
     assert {name for name, _ in ref_effects(store)} == {"ReadEffect", "WriteEffect"}
 
 
-# --- Barriers ----------------------------------------------------------------------------------------
+# --- Barriers ---
 def test_barriers():
     def body(x, i, o, smem, barrier, group, cluster):
         barriers.barrier_arrive(barrier)
@@ -185,7 +189,7 @@ def test_barriers():
     assert all("MemoryEffect" in {name for name, _ in effects(e)} for e in equations)
 
 
-# --- Arrays ------------------------------------------------------------------------------------------
+# --- Arrays ---
 def test_load():
     def body(x, i, o, smem, *_):
         value = arrays.load(smem, layout=Layout.WGMMA, optimized=False)
@@ -242,7 +246,7 @@ def test_layouts():
         Layout.WGMMA.resolve((60, 16), F32)
 
 
-# --- inline_mgpu -------------------------------------------------------------------------------------
+# --- inline_mgpu ---
 def test_inline_mgpu():
     def body(x, i, o, smem, *_):
         @inline.inline_mgpu(
@@ -261,7 +265,7 @@ def test_inline_mgpu():
     assert {name for name, _ in ref_effects(equation)} == {"ReadEffect", "WriteEffect"}
 
 
-# --- Semaphores --------------------------------------------------------------------------------------
+# --- Semaphores ---
 def test_semaphores():
     def body(x, i, *_):
         semaphore = pl.get_global(SemaphoreType.REGULAR((2,)))
@@ -277,7 +281,7 @@ def test_semaphores():
     assert len(device) == 2
 
 
-# --- Errors ------------------------------------------------------------------------------------------
+# --- Errors ---
 def gmem_to_smem(**changes):
     def call(x, i, o, smem, barrier, group, cluster):
         scope = dict(locals())
@@ -476,7 +480,7 @@ CASES = [
 
 @pytest.mark.parametrize(("body", "error", "message"), CASES, ids=[case[2] for case in CASES])
 def test_errors(body, error, message):
-    """Each error has its class and its message, says what would be accepted or what to do, and names
+    """Each error has its class and message, says what would be accepted or what to do, and names
     the line of this file that the user would look at."""
     with pytest.raises(error, match=message) as caught:
         traced(body)
@@ -490,9 +494,7 @@ def test_tensor_core_barrier_is_no_target_of_copies():
     def body(x, smem, barrier):
         copies.copy_gmem_to_smem(x.at[:32, :32], smem, barrier)
 
-    k = kernel(
-        body, scratch_types=[SMEM((32, 32), F32), Barrier(orders_tensor_core=True)]
-    )
+    k = kernel(body, scratch_types=[SMEM((32, 32), F32), Barrier(orders_tensor_core=True)])
     with pytest.raises(InvalidValueError, match="orders the tensor core"):
         k(jnp.ones((64, 64), F32))
 

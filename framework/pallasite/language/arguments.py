@@ -193,7 +193,7 @@ def reference_effects(
 def no_discharge(primitive: Any) -> None:
     """Makes discharging a reference that ``primitive`` uses a clear error."""
 
-    @_jax.register_discharge_rule(primitive)
+    @_jax.discharge_rule(primitive)
     def _(ctx: Any, *operands: Any, **params: Any) -> Any:
         del ctx, operands, params
         raise checks.unsupported(

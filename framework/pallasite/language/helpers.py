@@ -130,8 +130,8 @@ def planar_snake(
     """Maps a linear index to a position in a plane so that neighbours share operands in the cache.
 
     The plane is cut into strips of ``tile_width`` along ``minor_dim``. A strip is walked along the
-    other dimension, ``tile_width`` positions at a time, and every other strip backwards, so that the
-    way from one strip to the next is short. The last strip may be narrower.
+    other dimension, ``tile_width`` positions at a time, and every other strip backwards, so that
+    the way from one strip to the next is short. The last strip may be narrower.
 
     Args:
       lin_idx: an int32 scalar below ``shape[0] * shape[1]``.

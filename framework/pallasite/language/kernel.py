@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -60,23 +61,26 @@ class KernelSpec:
         return dataclasses.replace(self, **changes)
 
 
-# --- The primitive ---------------------------------------------------------------------------------
+# --- The primitive ---
 kernel_call_p = _jax.Primitive("pallasite_kernel")
 kernel_call_p.multiple_results = True
 
 
 @functools.lru_cache(maxsize=1024)
 def _jitted(spec: KernelSpec) -> Callable[..., Any]:
-    return jax.jit(functools.partial(kernel_call_p.bind, spec=spec))
+    compiled: Callable[..., Any] = jax.jit(functools.partial(kernel_call_p.bind, spec=spec))
+    return compiled
 
 
-@kernel_call_p.def_impl
 def _impl(*operands: Any, spec: KernelSpec) -> Any:
     with jax.disable_jit(False):
         return _jitted(spec)(*operands)
 
 
-@kernel_call_p.def_effectful_abstract_eval
+kernel_call_p.def_impl(_impl)
+
+
+@_jax.abstract_eval(kernel_call_p)
 def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], set[Any]]:
     for aval in (*in_avals, *spec.out_avals):
         if isinstance(aval, _jax.ShapedArray) and any(p is not None for p in aval.sharding.spec):
@@ -95,7 +99,9 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
         elif isinstance(effect, _jax.NamedAxisEffect):
             if effect.name not in spec.mesh.shape:
                 effects.add(effect)
-        elif not (spec.mesh.discharges_effect(effect) or _jax.kernel_local_effects.contains(effect)):
+        elif not (
+            spec.mesh.discharges_effect(effect) or _jax.kernel_local_effects.contains(effect)
+        ):
             effects.add(effect)
     return spec.out_avals, effects
 
@@ -111,7 +117,7 @@ def _written_inputs(spec: KernelSpec) -> set[int]:
     return {position for position in written if position < len(spec.in_avals)}
 
 
-@_jax.register_discharge_rule(kernel_call_p)
+@_jax.discharge_rule(kernel_call_p)
 def _discharge(ctx: Any, *operands: Any, spec: KernelSpec) -> tuple[list[Any], list[Any]]:
     """Mutable arrays become inputs that are aliased to additional outputs."""
     updated = sorted(
@@ -162,9 +168,7 @@ def _batch(
             value, dim = jnp.broadcast_to(value, (size, *value.shape)), 0
         values.append(value if is_ref or dim is None else jnp.moveaxis(value, dim, 0))
         batched.append(dim is not None)
-    mesh = spec.mesh.replace(
-        grid=(size, *spec.mesh.grid), grid_names=(axis, *spec.mesh.grid_names)
-    )
+    mesh = spec.mesh.replace(grid=(size, *spec.mesh.grid), grid_names=(axis, *spec.mesh.grid_names))
     with _tracing(mesh):
         jaxpr = prepend_axis(spec.jaxpr, [*batched, *[True] * len(spec.out_avals)], axis, size)
 
@@ -196,7 +200,17 @@ def _jvp(primals: Any, tangents: Any, *, spec: KernelSpec) -> Any:
 _jax.primitive_jvps[kernel_call_p] = _jvp
 
 
-# --- Tracing ---------------------------------------------------------------------------------------
+def _lower(platform: str | None, ctx: Any, *operands: Any, spec: KernelSpec) -> Any:
+    # The runtime is a later layer: it is loaded when the first kernel is lowered.
+    runtime = importlib.import_module("pallasite.runtime.jax_lowering")
+    return runtime.lower_kernel_call(ctx, *operands, spec=spec, platform=platform)
+
+
+for _platform in (None, "cuda", "cpu"):
+    _jax.register_lowering(kernel_call_p, functools.partial(_lower, _platform), platform=_platform)
+
+
+# --- Tracing ---
 class _tracing:  # noqa: N801  (a context manager)
     """Everything that the body of a kernel may rely on while it is traced."""
 
@@ -327,7 +341,8 @@ def _lift_captured(
 
     avals = [v.aval for v in jaxpr.invars]
     lifted_avals = [
-        _gmem_ref(_jax.typeof(value)) if _is_scalar(_jax.typeof(value))
+        _gmem_ref(_jax.typeof(value))
+        if _is_scalar(_jax.typeof(value))
         else _gmem_ref(_jax.typeof(value).inner_aval)
         for value in captured
     ]
@@ -339,7 +354,7 @@ def _lift_captured(
     return new.replace(debug_info=new.debug_info.replace_func_name(info.func_name)), captured
 
 
-# --- The entry point ---------------------------------------------------------------------------------
+# --- The entry point ---
 def kernel(
     body: Callable[..., None] | None = None,
     *,
@@ -469,7 +484,7 @@ class _Kernel:
         if not isinstance(scratch_types, Sequence | Mapping):
             scratch_types = (scratch_types,)
         self.scratch_types = scratch_types
-        self.name = mesh.kernel_name or getattr(_function_of(body), "__name__", "kernel")
+        self.name = str(mesh.kernel_name or getattr(_function_of(body), "__name__", "kernel"))
         self.traced: dict[Any, tuple[KernelSpec, Any]] = {}
         functools.update_wrapper(self, _function_of(body), updated=())
 

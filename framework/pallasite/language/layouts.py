@@ -184,10 +184,10 @@ def _base_tile(
 layout_cast_p = _jax.Primitive("layout_cast")
 
 
-@layout_cast_p.def_abstract_eval
+@_jax.abstract_eval(layout_cast_p)
 def _layout_cast_abstract_eval(x: Any, *, new_layout: Any) -> Any:
     del new_layout
-    return x
+    return x, set()
 
 
 def layout_cast(x: Any, new_layout: SomeLayout) -> Any:

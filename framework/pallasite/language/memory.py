@@ -20,7 +20,7 @@ SMEM_ALIGNMENT = 1024
 
 
 class MemorySpace(enum.Enum):
-    """Where data lives. Calling a space describes an allocation: ``SMEM((64, 64), jnp.float16)``."""
+    """Where data lives. Calling one describes an allocation: ``SMEM((64, 64), jnp.float16)``."""
 
     #: Global memory: the operands and results of the kernel.
     GMEM = "gmem"
@@ -211,10 +211,10 @@ def flatten_ref_union(ref_union: Any) -> tuple[Any, ...]:
 class RefUnion(GPUMemoryRef):
     """Groups of allocations that share the same memory.
 
-    ``RefUnion(a, (b, c))`` is as large as the larger of ``a`` and ``b`` plus ``c``; the body unpacks
-    the reference the same way: ``a_ref, (b_ref, c_ref) = union_ref``. Groups must not be live at
-    the same time: data are read through the member that wrote them. Every member begins at a
-    multiple of 1024 bytes. Raises InvalidValueError unless all members are in shared memory.
+    ``RefUnion(a, (b, c))`` is as large as the larger of ``a`` and ``b`` plus ``c``; the body
+    unpacks the reference the same way: ``a_ref, (b_ref, c_ref) = union_ref``. Groups must not
+    be live at the same time: data are read through the member that wrote them. Every member begins
+    at a multiple of 1024 bytes. Raises InvalidValueError unless all members are in shared memory.
     """
 
     refs: tuple[Any, ...] = ()
@@ -262,7 +262,7 @@ class SemaphoreType(enum.Enum):
         return self(()).get_ref_aval()
 
 
-class barrier_dtype(_jax.extended):  # type: ignore[misc]  # noqa: N801  (dtype classes are lower case)
+class barrier_dtype(_jax.extended):  # type: ignore[misc]  # noqa: N801
     """Scalar type of barriers."""
 
 

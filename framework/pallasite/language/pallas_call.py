@@ -54,8 +54,9 @@ def _check_block(mapping: Any, location: SourceLocation | None) -> None:
     def details() -> str:
         return (
             f"block shape {tuple(map(str, mapping.block_shape))} of an array of shape "
-            f"{mapping.array_aval.shape}, memory space {mapping.transformed_block_aval.memory_space}"
-            f", index map {mapping.index_map_jaxpr}"
+            f"{mapping.array_aval.shape}, "
+            f"memory space {mapping.transformed_block_aval.memory_space}, "
+            f"index map {mapping.index_map_jaxpr}"
         )
 
     space = mapping.transformed_block_aval.memory_space
@@ -194,9 +195,7 @@ def pallas_call_spec(
     def run(gmem_refs: Sequence[Any], *scratch_refs: Any) -> None:
         def step(sequential: Sequence[Any], *refs: Any) -> None:
             whole = positions(sequential)
-            views = [
-                _block_view(ref, mapping) for ref, mapping in zip(refs, mappings, strict=True)
-            ]
+            views = [_block_view(ref, mapping) for ref, mapping in zip(refs, mappings, strict=True)]
             evaluate(
                 jaxpr,
                 [*views, *scratch_refs],

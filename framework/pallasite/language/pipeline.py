@@ -31,7 +31,7 @@ from pallasite.language.primitives.copies import (
 from pallasite.language.transforms import as_transformed, batch_transform
 
 
-# --- Block specifications ----------------------------------------------------------------------------
+# --- Block specifications ---
 @dataclasses.dataclass(frozen=True)
 class _Block:
     """One operand of a pipeline: its block specification, made explicit.
@@ -160,7 +160,7 @@ def _block(spec: Any, array_shape: tuple[int, ...], grid: _Grid, what: str) -> _
     return _Block(what, spec, dims, index_map, in_smem, varies, always_changes)
 
 
-# --- Walking through the grid ------------------------------------------------------------------------
+# --- Walking through the grid ---
 class _Grid:
     """The steps of a pipeline: positions in a grid, in row-major order."""
 
@@ -249,7 +249,7 @@ def _product(sizes: Sequence[Any]) -> Any:
     return functools.reduce(lambda a, b: a * b, (_int32(size) for size in sizes))
 
 
-# --- Buffers -------------------------------------------------------------------------------------------
+# --- Buffers ---
 @dataclasses.dataclass(frozen=True)
 class _Buffer:
     """One operand with its place in shared memory.
@@ -307,7 +307,7 @@ def _allocation(block: _Block, gmem_ref: Any, num_slots: int) -> Any:
     return SMEM((*leading, *block.shape), gmem_ref.dtype, transforms=transforms)
 
 
-# --- The pipeline ------------------------------------------------------------------------------------
+# --- The pipeline ---
 def emit_pipeline(
     body: Callable[..., Any],
     *,
@@ -326,9 +326,9 @@ def emit_pipeline(
         steps with the same block index, so it can be accumulated into; it is not read from global
         memory first.
       grid: sizes; integers or integer scalars. The last dimension moves fastest.
-      in_specs, out_specs: one BlockSpec per operand. Dimensions may be None (or ``pl.Squeezed``), or
-        ``pl.Element``. With ``memory_space=GMEM`` the body gets the whole array as it is. Blocks may
-        leave the array: there inputs are filled with zeros, and outputs are dropped.
+      in_specs, out_specs: one BlockSpec per operand. Dimensions may be None (or ``pl.Squeezed``),
+        or ``pl.Element``. With ``memory_space=GMEM`` the body gets the whole array as it is. Blocks
+        may leave the array: there inputs are filled with zeros, and outputs are dropped.
       max_concurrent_steps: how many steps are in flight; so many slots each operand gets.
       init_carry: the first value that is carried from step to step.
 
@@ -336,8 +336,8 @@ def emit_pipeline(
     below ``max_concurrent_steps``.
 
     Returns:
-      A function of the GMEM references of inputs and outputs that runs the pipeline, and returns the
-      last carry if there is one.
+      A function of the GMEM references of inputs and outputs that runs the pipeline, and returns
+      the last carry if there is one.
 
     Raises:
       InvalidValueError, InvalidTypeError, UnsupportedError: for specs that cannot be copied.
@@ -401,9 +401,7 @@ def emit_pipeline(
                 _allocation(block, ref, n)
                 for block, ref, n in zip(blocks, gmem_refs, slots, strict=True)
             ],
-            stream_barrier=Barrier(
-                num_arrivals=streamed, num_barriers=() if depth == 1 else depth
-            )
+            stream_barrier=Barrier(num_arrivals=streamed, num_barriers=() if depth == 1 else depth)
             if streamed
             else None,
             constant_barrier=Barrier(num_arrivals=constant) if constant else None,
@@ -504,9 +502,7 @@ class _Loop:
         next_carried = steps.advance(carried)
         if self.stored:
             next_position = steps.position(step, 1, next_carried)
-            held_slots = self.store(
-                step, slot, position, next_position, held_slots, every_step
-            )
+            held_slots = self.store(step, slot, position, next_position, held_slots, every_step)
         self.fetch_ahead(step, fetch_carried)
         return (
             next_carried,

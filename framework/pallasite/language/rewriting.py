@@ -258,9 +258,7 @@ def _mpmd_map(e: _Evaluator, params: dict[str, Any], operands: list[Any]) -> lis
     def body() -> None:
         e.evaluate(jaxpr, jaxpr.consts, operands)
 
-    _jax.mpmd_map(
-        [(mesh, body)], compiler_params=params["compiler_params"], name=params["name"]
-    )()
+    _jax.mpmd_map([(mesh, body)], compiler_params=params["compiler_params"], name=params["name"])()
     return []
 
 

@@ -21,9 +21,7 @@ from pallasite.language import checks
 SWIZZLES = (16, 32, 64, 128)
 
 
-def _map_array_type(
-    transform: Any, x: Any, function: Callable[[Any], Any]
-) -> Any:
+def _map_array_type(transform: Any, x: Any, function: Callable[[Any], Any]) -> Any:
     """Applies ``function`` to the array type inside ``x``, which may be a reference type."""
     match x:
         case _jax.ShapedArray():

@@ -8,6 +8,7 @@ Bound arguments:
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from pallasite.language.memory import GMEM, SMEM
 load_p = _jax.Primitive("load")
 
 
-@load_p.def_effectful_abstract_eval
+@_jax.abstract_eval(load_p)
 def _load_abstract_eval(*avals: Any, args_tree: Any, optimized: bool) -> Any:
     del optimized
     (ref,) = args_tree.unflatten(avals)
@@ -37,14 +38,17 @@ arguments.pretty(
 
 
 def load(
-    src: Any, idx: Any = _jax.NotSpecified(), *, layout: SomeLayout | None = None,
+    src: Any,
+    idx: Any = None,
+    *,
+    layout: SomeLayout | None = None,
     optimized: bool = True,
 ) -> Any:
     """Reads a reference into registers.
 
     Args:
       src: a reference in SMEM or GMEM, or a view of one.
-      idx: an index into it; the same as ``src.at[idx]``.
+      idx: an index into it; the same as ``src.at[idx]``. None means everything.
       layout: the register layout of the result.
       optimized: an error if the read would be slow (bank conflicts, no vectors); False permits it.
 
@@ -56,7 +60,7 @@ def load(
       InvalidValueError: another memory space.
     """
     ref = arguments.reference(src, "src", SMEM, GMEM)
-    if not isinstance(idx, _jax.NotSpecified) and idx is not None:
+    if idx is not None:
         ref = ref.at[idx]
     result = arguments.bind(load_p, ref, optimized=bool(optimized))
     return result if layout is None else layout_cast(result, layout)
@@ -80,7 +84,7 @@ print_layout_p = _jax.Primitive("print_layout")
 print_layout_p.multiple_results = True
 
 
-@print_layout_p.def_effectful_abstract_eval
+@_jax.abstract_eval(print_layout_p)
 def _print_layout_abstract_eval(*avals: Any, args_tree: Any, fmt: str) -> Any:
     del avals, args_tree, fmt
     return (), {_jax.debug_effect}
@@ -99,11 +103,13 @@ def print_layout(fmt: str, x: Any) -> None:
     if not isinstance(fmt, str):
         raise checks.type_error("fmt is not a string", got=fmt, expected='such as "x: {}"')
     try:
-        fmt.format("")
-    except (IndexError, KeyError, ValueError) as error:
+        fields = [field for _, field, _, _ in string.Formatter().parse(fmt) if field is not None]
+    except ValueError:
+        fields = []
+    if len(fields) != 1 or fields[0] not in ("", "0"):
         raise checks.value_error(
             "fmt does not have exactly one placeholder", got=repr(fmt), expected='such as "x: {}"'
-        ) from error
+        )
     is_view = isinstance(x, _jax.TransformedRef)
     if is_view or isinstance(_jax.typeof(x), _jax.AbstractRef):
         x = arguments.reference(x, "x")
@@ -114,7 +120,7 @@ atomic_p = _jax.Primitive("atomic")
 atomic_p.multiple_results = True
 
 
-@atomic_p.def_effectful_abstract_eval
+@_jax.abstract_eval(atomic_p)
 def _atomic_abstract_eval(*avals: Any, args_tree: Any, operation: str) -> Any:
     del operation
     return (), arguments.reference_effects(args_tree, len(avals), read=(0,), written=(0,))

@@ -18,22 +18,24 @@ barrier_arrive_p = _jax.Primitive("barrier_arrive")
 barrier_arrive_p.multiple_results = True
 
 
-@barrier_arrive_p.def_effectful_abstract_eval
+@_jax.abstract_eval(barrier_arrive_p)
 def _barrier_arrive_abstract_eval(*avals: Any, args_tree: Any) -> Any:
     del avals, args_tree
     return (), {memory_effect}
 
 
 arguments.no_discharge(barrier_arrive_p)
-arguments.pretty(barrier_arrive_p, lambda args, _: [args[0], *([] if args[1] is None else ["if", args[1]])])
+arguments.pretty(
+    barrier_arrive_p, lambda args, _: [args[0], *([] if args[1] is None else ["if", args[1]])]
+)
 
 
 def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
     """Records one arrival of this thread on a barrier.
 
     Everything that the thread did to memory before is visible to those who wait for the phase that
-    this arrival helps to complete. On a ``ClusterBarrier``, the arrival reaches the barrier of every
-    block along its collective axes.
+    this arrival helps to complete. On a ``ClusterBarrier``, the arrival reaches the barrier of
+    every block along its collective axes.
 
     Args:
       barrier: a reference to one Barrier or ClusterBarrier.
@@ -53,7 +55,7 @@ barrier_wait_p = _jax.Primitive("barrier_wait")
 barrier_wait_p.multiple_results = True
 
 
-@barrier_wait_p.def_effectful_abstract_eval
+@_jax.abstract_eval(barrier_wait_p)
 def _barrier_wait_abstract_eval(*avals: Any, args_tree: Any) -> Any:
     del avals, args_tree
     return (), {memory_effect}
@@ -81,7 +83,7 @@ def barrier_wait(barrier: Any) -> None:
 barrier_test_p = _jax.Primitive("barrier_test")
 
 
-@barrier_test_p.def_effectful_abstract_eval
+@_jax.abstract_eval(barrier_test_p)
 def _barrier_test_abstract_eval(*avals: Any, args_tree: Any) -> Any:
     del avals, args_tree
     return _jax.ShapedArray((), jnp.bool_), {memory_effect}

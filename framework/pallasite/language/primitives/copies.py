@@ -33,7 +33,7 @@ copy_gmem_to_smem_p = _jax.Primitive("copy_gmem_to_smem")
 copy_gmem_to_smem_p.multiple_results = True
 
 
-@copy_gmem_to_smem_p.def_effectful_abstract_eval
+@_jax.abstract_eval(copy_gmem_to_smem_p)
 def _copy_gmem_to_smem_abstract_eval(*avals: Any, args_tree: Any, **params: Any) -> Any:
     del params
     return (), arguments.reference_effects(args_tree, len(avals), read=(0,), written=(1,))
@@ -136,9 +136,7 @@ def copy_gmem_to_smem(
     if isinstance(leader_tracked, Partitioned):
         axis = checks.count(leader_tracked.axis, "the axis of CopyPartition.PARTITIONED")
         if axis >= len(expected):
-            raise checks.value_error(
-                f"dst has no axis {axis} to partition", got=f"dst: {expected}"
-            )
+            raise checks.value_error(f"dst has no axis {axis} to partition", got=f"dst: {expected}")
         expected = (*expected[:axis], expected[axis] * blocks, *expected[axis + 1 :])
     if tuple(source.shape) != expected:
         spread = f", spread over {blocks} blocks" if isinstance(leader_tracked, Partitioned) else ""
@@ -174,7 +172,7 @@ copy_smem_to_gmem_p = _jax.Primitive("copy_smem_to_gmem")
 copy_smem_to_gmem_p.multiple_results = True
 
 
-@copy_smem_to_gmem_p.def_effectful_abstract_eval
+@_jax.abstract_eval(copy_smem_to_gmem_p)
 def _copy_smem_to_gmem_abstract_eval(
     *avals: Any, args_tree: Any, commit_group: bool, reduction_op: str | None
 ) -> Any:
@@ -248,7 +246,7 @@ async_prefetch_p = _jax.Primitive("async_prefetch")
 async_prefetch_p.multiple_results = True
 
 
-@async_prefetch_p.def_effectful_abstract_eval
+@_jax.abstract_eval(async_prefetch_p)
 def _async_prefetch_abstract_eval(*avals: Any, args_tree: Any, **params: Any) -> Any:
     del params
     return (), arguments.reference_effects(args_tree, len(avals), read=(0,))
@@ -297,7 +295,7 @@ async_store_smem_p = _jax.Primitive("async_store_smem")
 async_store_smem_p.multiple_results = True
 
 
-@async_store_smem_p.def_effectful_abstract_eval
+@_jax.abstract_eval(async_store_smem_p)
 def _async_store_smem_abstract_eval(*avals: Any, args_tree: Any, **params: Any) -> Any:
     read = () if params["atomic"] is None else (1,)
     effects = arguments.reference_effects(args_tree, len(avals), read=read, written=(1,))
@@ -374,7 +372,7 @@ wait_smem_to_gmem_p = _jax.Primitive("wait_smem_to_gmem")
 wait_smem_to_gmem_p.multiple_results = True
 
 
-@wait_smem_to_gmem_p.def_effectful_abstract_eval
+@_jax.abstract_eval(wait_smem_to_gmem_p)
 def _wait_smem_to_gmem_abstract_eval(*, n: int, wait_read_only: bool) -> Any:
     del n, wait_read_only
     return (), {memory_effect}
@@ -401,7 +399,7 @@ wait_gmem_to_smem_p = _jax.Primitive("wait_gmem_to_smem")
 wait_gmem_to_smem_p.multiple_results = True
 
 
-@wait_gmem_to_smem_p.def_effectful_abstract_eval
+@_jax.abstract_eval(wait_gmem_to_smem_p)
 def _wait_gmem_to_smem_abstract_eval(*, n: int) -> Any:
     del n
     return (), {memory_effect}
@@ -422,7 +420,7 @@ commit_group_p = _jax.Primitive("commit_group")
 commit_group_p.multiple_results = True
 
 
-@commit_group_p.def_effectful_abstract_eval
+@_jax.abstract_eval(commit_group_p)
 def _commit_group_abstract_eval() -> Any:
     return (), {memory_effect}
 
@@ -433,5 +431,3 @@ def commit_smem_to_gmem_group() -> None:
     PTX ISA: ``cp.async.bulk.commit_group``.
     """
     commit_group_p.bind()
-
-

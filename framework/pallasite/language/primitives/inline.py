@@ -51,7 +51,7 @@ inline_mgpu_p = _jax.Primitive("inline_mgpu")
 inline_mgpu_p.multiple_results = True
 
 
-@inline_mgpu_p.def_effectful_abstract_eval
+@_jax.abstract_eval(inline_mgpu_p)
 def _inline_mgpu_abstract_eval(
     *avals: Any, args_tree: Any, return_types: tuple[Any, ...], **params: Any
 ) -> Any:
@@ -72,8 +72,8 @@ def inline_mgpu(
     """A decorator that makes a function over MLIR values callable in a kernel.
 
     The function is called while the kernel is compiled, as ``function(context, *args)``: references
-    and register arrays of the lowering, in the tree structure of ``arg_types``. All 128 lanes of the
-    thread run what it builds.
+    and register arrays of the lowering, in the tree structure of ``arg_types``. All 128 lanes of
+    the thread run what it builds.
 
     Args:
       arg_types: one tree per argument; its leaves are :class:`RefType` for references and layouts

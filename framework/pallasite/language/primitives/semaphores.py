@@ -27,14 +27,14 @@ semaphore_wait_p = _jax.Primitive("gpu_semaphore_wait")
 semaphore_wait_p.multiple_results = True
 
 
-@semaphore_signal_p.def_effectful_abstract_eval
+@_jax.abstract_eval(semaphore_signal_p)
 def _signal_abstract_eval(*avals: Any, args_tree: Any, memory_scope: str) -> Any:
     del memory_scope
     _, _, device_id = args_tree.unflatten(avals)
     return (), {memory_effect} if device_id is None else {memory_effect, _jax.comms_effect}
 
 
-@semaphore_wait_p.def_effectful_abstract_eval
+@_jax.abstract_eval(semaphore_wait_p)
 def _wait_abstract_eval(*avals: Any, args_tree: Any, **params: Any) -> Any:
     del avals, args_tree, params
     return (), {memory_effect}
