@@ -24,7 +24,7 @@ class PallasiteSpillWarning(UserWarning):
 
 
 class PallasiteSerializationWarning(UserWarning):
-    """The assembler serializes asynchronous matrix instructions, which costs most of their speed."""
+    """The assembler serializes asynchronous matrix instructions, which makes them slow."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,20 @@ _OPTIONS = ("-disable-nvptx-load-store-vectorizer=true", "-opt-disable=slsr")
 _CODEGEN_LEVEL = 2
 _DEFAULT_SPEED_LEVEL = 1
 
+# The back end ends the process for a version below these.
+_OLDEST_VERSION = {
+    **dict.fromkeys(("sm_80",), 70),
+    **dict.fromkeys(("sm_86",), 71),
+    **dict.fromkeys(("sm_87",), 74),
+    **dict.fromkeys(("sm_89", "sm_90"), 78),
+    **dict.fromkeys(("sm_90a",), 80),
+    **dict.fromkeys(("sm_100", "sm_100a", "sm_101a"), 86),
+    **dict.fromkeys(("sm_120", "sm_120a"), 87),
+    **dict.fromkeys(("sm_100f", "sm_103", "sm_103a", "sm_103f", "sm_120f"), 88),
+    **dict.fromkeys(("sm_121", "sm_121a", "sm_121f"), 88),
+    **dict.fromkeys(("sm_88", "sm_110", "sm_110a", "sm_110f"), 90),
+}
+
 _lock = threading.RLock()
 _machines: dict[tuple[str, int], Any] = {}
 _initialized = False
@@ -53,7 +67,17 @@ def _binding() -> Any:
 
 
 def target_machine(target: Target) -> Any:
-    """The LLVM target machine of a target; kept for the life of the process."""
+    """The LLVM target machine of a target; kept for the life of the process.
+
+    Raises:
+      CompilationError: the target needs a later version of the PTX instruction set.
+    """
+    oldest = _OLDEST_VERSION.get(target.name, 0)
+    if target.ptx_version < oldest:
+        raise CompilationError(
+            f"target {target.name} with PTX version {target.ptx_version / 10}",
+            expected=f"ptx_version of {oldest} or more",
+        )
     key = (target.name, target.ptx_version)
     with _lock:
         machine = _machines.get(key)
@@ -98,6 +122,8 @@ def optimize(module: Any, target: Target, *, speed_level: int = _DEFAULT_SPEED_L
     with _lock:
         binding = _binding()
         options = binding.create_pipeline_tuning_options(speed_level=speed_level)
+        # Loops are unrolled on request only: by the lowering or by the attribute ``unroll``.
+        options.loop_unrolling = False
         options.slp_vectorization = False
         options.loop_vectorization = False
         builder = binding.create_pass_builder(target_machine(target), options)

@@ -16,8 +16,11 @@ from pallasite.codegen.translation.types import (
 )
 from pallasite.errors import CompilationError
 
-INTEGER_PREDICATES = "eq ne slt sle sgt sge ult ule ugt uge".split()
-FLOAT_PREDICATES = "false oeq ogt oge olt ole one ord ueq ugt uge ult ule une uno true".split()
+INTEGER_PREDICATES = ["eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge"]
+FLOAT_PREDICATES = [
+    *("false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord"),
+    *("ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true"),
+]
 
 
 def binary(mnemonic: str, flags: Callable[[Any], str] | None = None) -> Handler:

@@ -30,6 +30,10 @@ def _locate(location: Any, function: str) -> SourceLocation | None:
             return SourceLocation(
                 location.filename, location.start_line, location.start_col, function
             )
+        case "Location":
+            # Diagnostics have locations of the base class.
+            precise = ir.Location.from_attr(location.attr, location.context)
+            return None if type(precise) is type(location) else _locate(precise, function)
         case "NameLoc":
             return _locate(location.child_loc, location.name_str)
         case "CallSiteLoc":
@@ -71,7 +75,7 @@ class DebugInfo(dict[Any, str]):
 
 
 class Metadata:
-    """The metadata of one module, as nodes that are numbered from ``!0``; equal nodes are shared."""
+    """The metadata of one module, as nodes numbered from ``!0``; equal nodes are shared."""
 
     def __init__(self) -> None:
         self.nodes: list[str] = []

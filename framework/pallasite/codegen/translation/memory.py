@@ -1,4 +1,4 @@
-"""Translation of the ``llvm`` dialect: addresses, loads, stores, atomics and fences."""
+"""Translation of the ``llvm`` dialect: addresses, loads, stores and fences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pallasite.codegen.translation.constants import escape
 from pallasite.codegen.translation.emitter import Emitter, Handler
 
 _DYNAMIC = -(2**31)
-_ORDERINGS = {
+ORDERINGS = {
     0: "",
     1: "unordered",
     2: "monotonic",
@@ -17,14 +17,10 @@ _ORDERINGS = {
     6: "acq_rel",
     7: "seq_cst",
 }
-_ATOMICS = (
-    "xchg add sub and nand or xor max min umax umin fadd fsub fmax fmin uinc_wrap udec_wrap"
-    " usub_cond usub_sat fmaximum fminimum"
-).split()
 
 
 def _element_pointer(emitter: Emitter, operation: Any) -> None:
-    """An address. The MLIR bindings do not show ``inbounds``; a unit attribute of this name does."""
+    """An address; a unit attribute ``inbounds`` stands for the flag, which the bindings hide."""
     attributes = operation.attributes
     base, *dynamic = [emitter.values[value] for value in operation.operation.operands]
     remaining = iter(dynamic)
@@ -38,9 +34,9 @@ def _element_pointer(emitter: Emitter, operation: Any) -> None:
     emitter.define(operation, base[0], text)
 
 
-def _ordering(attributes: Any, name: str = "ordering") -> str:
+def ordering(attributes: Any, name: str = "ordering") -> str:
     """``" syncscope(...) ordering"``, or nothing for an access that is not atomic."""
-    word = _ORDERINGS[attributes[name].value] if name in attributes else ""
+    word = ORDERINGS[attributes[name].value] if name in attributes else ""
     if not word:
         return ""
     return f"{_scope(attributes)} {word}"
@@ -52,15 +48,16 @@ def _scope(attributes: Any) -> str:
     return f' syncscope("{escape(attributes["syncscope"].value)}")'
 
 
-def _alignment(attributes: Any) -> str:
+def alignment(attributes: Any) -> str:
+    """``", align n"``, or nothing."""
     return f", align {attributes['alignment'].value}" if "alignment" in attributes else ""
 
 
 def _access(emitter: Emitter, attributes: Any) -> tuple[str, str]:
     """Words before and after the operands of a load or store."""
-    ordering = _ordering(attributes)
-    before = ("atomic " if ordering else "") + ("volatile " if "volatile_" in attributes else "")
-    after = ordering + _alignment(attributes)
+    order = ordering(attributes)
+    before = ("atomic " if order else "") + ("volatile " if "volatile_" in attributes else "")
+    after = order + alignment(attributes)
     if "nontemporal" in attributes:
         after += f", !nontemporal {emitter.metadata.add('!{i32 1}')}"
     if "invariant" in attributes:
@@ -85,39 +82,15 @@ def _allocate(emitter: Emitter, operation: Any) -> None:
     attributes = operation.attributes
     ((count_type, count),) = emitter.operands(operation)
     element = emitter.types[attributes["elem_type"].value]
-    text = f"alloca {element}, {count_type} {count}{_alignment(attributes)}"
+    text = f"alloca {element}, {count_type} {count}{alignment(attributes)}"
     result = emitter.result_type(operation)
     if result != "ptr":
         text += ", " + result.removeprefix("ptr ")
     emitter.define(operation, result, text)
 
 
-def _atomic(emitter: Emitter, operation: Any) -> None:
-    attributes = operation.attributes
-    (pointer_type, pointer), (type_, value) = emitter.operands(operation)
-    volatile = "volatile " if "volatile_" in attributes else ""
-    name = _ATOMICS[attributes["bin_op"].value]
-    order = _ordering(attributes) + _alignment(attributes)
-    text = f"atomicrmw {volatile}{name} {pointer_type} {pointer}, {type_} {value}{order}"
-    emitter.define(operation, type_, text)
-
-
-def _compare_exchange(emitter: Emitter, operation: Any) -> None:
-    attributes = operation.attributes
-    (pointer_type, pointer), (type_, expected), (_, value) = emitter.operands(operation)
-    weak = "weak " if "weak" in attributes else ""
-    volatile = "volatile " if "volatile_" in attributes else ""
-    success = _ordering(attributes, "success_ordering")
-    failure = _ORDERINGS[attributes["failure_ordering"].value]
-    text = (
-        f"cmpxchg {weak}{volatile}{pointer_type} {pointer}, {type_} {expected}, {type_} {value}"
-        f"{success} {failure}{_alignment(attributes)}"
-    )
-    emitter.define(operation, f"{{{type_}, i1}}", text)
-
-
 def _fence(emitter: Emitter, operation: Any) -> None:
-    emitter.statement(f"fence{_ordering(operation.attributes)}")
+    emitter.statement(f"fence{ordering(operation.attributes)}")
 
 
 MEMORY: dict[str, Handler] = {
@@ -125,7 +98,5 @@ MEMORY: dict[str, Handler] = {
     "llvm.load": _load,
     "llvm.store": _store,
     "llvm.alloca": _allocate,
-    "llvm.atomicrmw": _atomic,
-    "llvm.cmpxchg": _compare_exchange,
     "llvm.fence": _fence,
 }
