@@ -11,6 +11,7 @@ import pallasite_blackwell.plugin
 import pallasite_hopper.plugin
 from pallasite import gpu
 from pallasite.errors import InvalidTypeError, InvalidValueError, MissingRuleError
+from pallasite.ir.context import make_context
 from pallasite.registry import Semantics
 from pallasite.target_selection import find_target
 from pallasite_hopper.registers import set_max_registers_p
@@ -65,7 +66,7 @@ def test_unknown_action():
 @pytest.mark.parametrize(("action", "code"), [("increase", "inc"), ("decrease", "dec")])
 def test_rule_emits_the_instruction(semantics, action, code):
     rule = PLUGINS.registry().lowering_rule(set_max_registers_p, semantics, find_target("sm_90a"))
-    with ir.Context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
             assert rule.function(None, n=232, action=action) == ()
