@@ -1,0 +1,168 @@
+"""``kernel_call_p``: the primitive whose only parameter is the :class:`KernelSpec` of a kernel.
+
+Its rules for types and effects, mutable arrays and ``jax.vmap`` are here. What it is compiled to is
+decided by the runtime, which is loaded when the first kernel is lowered.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallasite import _jax
+from pallasite.language import checks
+from pallasite.language.batching import BatchAxis, prepend_axis
+from pallasite.language.spec import KernelSpec
+from pallasite.language.tracing import KernelEnvironment
+
+kernel_call_p = _jax.Primitive("pallasite_kernel")
+kernel_call_p.multiple_results = True
+
+
+@functools.lru_cache(maxsize=1024)
+def _jitted(spec: KernelSpec) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = jax.jit(functools.partial(kernel_call_p.bind, spec=spec))
+    return compiled
+
+
+def _impl(*operands: Any, spec: KernelSpec) -> Any:
+    with jax.disable_jit(False):
+        return _jitted(spec)(*operands)
+
+
+kernel_call_p.def_impl(_impl)
+
+
+@_jax.abstract_eval(kernel_call_p)
+def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], set[Any]]:
+    for aval in (*in_avals, *spec.out_avals):
+        if isinstance(aval, _jax.ShapedArray) and any(p is not None for p in aval.sharding.spec):
+            raise checks.value_error(
+                f"kernel {spec.name} is called on an array that is sharded over a mesh",
+                got=aval,
+                hint="call the kernel inside jax.shard_map, on one device's part",
+            )
+    positions = {var: i for i, var in enumerate(spec.jaxpr.invars)}
+    effects: set[Any] = set()
+    for effect in spec.jaxpr.effects:
+        if isinstance(effect, _jax.JaxprInputEffect):
+            position = positions[effect.input]
+            if position < len(in_avals) and isinstance(in_avals[position], _jax.AbstractRef):
+                effects.add(effect.replace(position))
+        elif isinstance(effect, _jax.NamedAxisEffect):
+            if effect.name not in spec.mesh.shape:
+                effects.add(effect)
+        elif not (
+            spec.mesh.discharges_effect(effect) or _jax.kernel_local_effects.contains(effect)
+        ):
+            effects.add(effect)
+    return spec.out_avals, effects
+
+
+def _written_inputs(spec: KernelSpec) -> set[int]:
+    """Positions of inputs whose reference the body writes."""
+    positions = {var: i for i, var in enumerate(spec.jaxpr.invars)}
+    written = {
+        positions[effect.input]
+        for effect in spec.jaxpr.effects
+        if isinstance(effect, _jax.WriteEffect | _jax.AccumEffect)
+    }
+    return {position for position in written if position < len(spec.in_avals)}
+
+
+@_jax.discharge_rule(kernel_call_p)
+def _discharge(ctx: Any, *operands: Any, spec: KernelSpec) -> tuple[list[Any], list[Any]]:
+    """Mutable arrays become inputs that are aliased to additional outputs."""
+    updated = sorted(
+        position
+        for position in _written_inputs(spec)
+        if ctx.should_discharge[position] and isinstance(ctx.in_avals[position], _jax.AbstractRef)
+    )
+    num_outs = len(spec.out_avals)
+    new_refs = [_jax.new_var(spec.jaxpr.invars[position].aval) for position in updated]
+    aliases = tuple((position, num_outs + i) for i, position in enumerate(updated))
+    jaxpr = spec.jaxpr
+    if new_refs:
+        jaxpr = _jax.append_inputs(jaxpr, new_refs)
+    new = spec.replace(
+        jaxpr=jaxpr,
+        out_avals=(*spec.out_avals, *(spec.in_avals[position] for position in updated)),
+        input_output_aliases=(*spec.input_output_aliases, *aliases),
+    )
+    results = kernel_call_p.bind(*operands, spec=new)
+    new_values: list[Any] = [None] * len(operands)
+    for position, value in zip(updated, results[num_outs:], strict=True):
+        new_values[position] = value
+    return new_values, list(results[:num_outs])
+
+
+def _batch(
+    axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, spec: KernelSpec
+) -> tuple[list[Any], list[Any]]:
+    """``jax.vmap``: a new first grid axis; operands that are not batched are passed as they are."""
+    if all(dim is None for dim in dims):
+        return kernel_call_p.bind(*operands, spec=spec), [None] * len(spec.out_avals)
+    size, axis = axis_data.size, BatchAxis()
+    written, aliased = _written_inputs(spec), {i for i, _ in spec.input_output_aliases}
+    values, batched = [], []
+    for position, (value, dim) in enumerate(zip(operands, dims, strict=True)):
+        is_ref = isinstance(_jax.typeof(value), _jax.AbstractRef)
+        if is_ref and dim is None and position in written:
+            raise checks.value_error(
+                f"jax.vmap of kernel {spec.name} would write one reference from every batch entry",
+                hint="map over the reference too, with in_axes=0",
+            )
+        if is_ref and dim not in (None, 0):
+            raise checks.unsupported(
+                f"jax.vmap of kernel {spec.name} over axis {dim} of a reference",
+                expected="in_axes=0 or None for references",
+            )
+        if dim is None and position in aliased:
+            value, dim = jnp.broadcast_to(value, (size, *value.shape)), 0
+        values.append(value if is_ref or dim is None else jnp.moveaxis(value, dim, 0))
+        batched.append(dim is not None)
+    mesh = spec.mesh.replace(grid=(size, *spec.mesh.grid), grid_names=(axis, *spec.mesh.grid_names))
+    with KernelEnvironment(mesh):
+        jaxpr = prepend_axis(spec.jaxpr, [*batched, *[True] * len(spec.out_avals)], axis, size)
+
+    def add_axis(aval: Any) -> Any:
+        return _jax.ShapedArray((size, *aval.shape), aval.dtype)
+
+    new = spec.replace(
+        jaxpr=jaxpr,
+        in_avals=tuple(
+            add_axis(aval) if b else aval for aval, b in zip(spec.in_avals, batched, strict=True)
+        ),
+        out_avals=tuple(add_axis(aval) for aval in spec.out_avals),
+        mesh=mesh,
+    )
+    return kernel_call_p.bind(*values, spec=new), [0] * len(new.out_avals)
+
+
+_jax.fancy_primitive_batchers[kernel_call_p] = _batch
+
+
+def _jvp(primals: Any, tangents: Any, *, spec: KernelSpec) -> Any:
+    del primals, tangents
+    raise checks.unsupported(
+        f"kernel {spec.name} cannot be differentiated automatically",
+        hint="give it a derivative with jax.custom_vjp or jax.custom_jvp",
+    )
+
+
+_jax.primitive_jvps[kernel_call_p] = _jvp
+
+
+def _lower(platform: str | None, ctx: Any, *operands: Any, spec: KernelSpec) -> Any:
+    # The runtime is a later layer: it is loaded when the first kernel is lowered.
+    runtime = importlib.import_module("pallasite.runtime.jax_lowering")
+    return runtime.lower_kernel_call(ctx, *operands, spec=spec, platform=platform)
+
+
+for _platform in (None, "cuda", "cpu"):
+    _jax.register_lowering(kernel_call_p, functools.partial(_lower, _platform), platform=_platform)

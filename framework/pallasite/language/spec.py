@@ -1,0 +1,44 @@
+"""``KernelSpec``: a traced kernel, as it goes from the language to the compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pallasite.errors import SourceLocation
+from pallasite.language.mesh import Mesh
+from pallasite.language.params import CompilerParams
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelSpec:
+    """A traced kernel: all that the compiler needs. Compared by identity.
+
+    Attributes:
+      name: a valid PTX identifier.
+      jaxpr: the body; no constants and no outputs, its inputs are references to the inputs and then
+        to the outputs, all in global memory.
+      in_avals, out_avals: array types of inputs and outputs.
+      input_output_aliases: pairs (input, output) that share one buffer.
+      mesh: grid, cluster and threads.
+      params: compiler parameters.
+      location: where the body is defined.
+      debug: whether the user asked for the intermediate stages to be printed.
+    """
+
+    name: str
+    jaxpr: Any
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    input_output_aliases: tuple[tuple[int, int], ...]
+    mesh: Mesh
+    params: CompilerParams
+    location: SourceLocation | None = None
+    debug: bool = False
+
+    def __repr__(self) -> str:
+        return f"KernelSpec({self.name}, {dict(self.mesh.shape)})"
+
+    def replace(self, **changes: Any) -> KernelSpec:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)

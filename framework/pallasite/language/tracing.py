@@ -1,0 +1,147 @@
+"""Traces the body of a kernel to a :class:`KernelSpec`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallasite import _jax
+from pallasite.errors import SourceLocation
+from pallasite.language import checks
+from pallasite.language.memory import GMEM
+from pallasite.language.mesh import Mesh
+from pallasite.language.params import CompilerParams
+from pallasite.language.spec import KernelSpec
+
+
+class KernelEnvironment:
+    """Everything that the body of a kernel may rely on while it is traced."""
+
+    def __init__(self, mesh: Mesh):
+        self.contexts = (
+            mesh.tracing_context(),
+            _jax.extend_axis_env(list(mesh.shape.items())),
+            _jax.no_check_of_varying_axes(),
+        )
+
+    def __enter__(self) -> None:
+        for context in self.contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for context in reversed(self.contexts):
+            context.__exit__(*error)
+
+
+def identifier(name: str) -> str:
+    """``name`` with everything replaced that PTX does not allow in an identifier."""
+    cleaned = re.sub(r"[^A-Za-z0-9_$]", "_", name).strip("_") or "kernel"
+    return cleaned if cleaned[0].isalpha() else f"kernel_{cleaned}"
+
+
+def _gmem_ref(aval: Any) -> Any:
+    return _jax.AbstractRef(_jax.ShapedArray(aval.shape, aval.dtype), GMEM)
+
+
+def _is_scalar(aval: Any) -> bool:
+    return isinstance(aval, _jax.ShapedArray) and aval.shape == ()
+
+
+def trace_kernel(
+    body: Callable[..., None],
+    in_avals: Sequence[Any],
+    out_avals: Sequence[Any],
+    *,
+    name: str,
+    mesh: Mesh,
+    params: CompilerParams,
+    input_output_aliases: Sequence[tuple[int, int]] = (),
+    location: SourceLocation | None = None,
+    debug: bool = False,
+) -> tuple[KernelSpec, list[Any]]:
+    """Traces ``body(*input_refs, *output_refs)`` on flat array types.
+
+    Returns the spec and the values that the body captured, which are further operands: they follow
+    the inputs. References are captured as they are; a scalar becomes an input of shape ``()``, or a
+    literal if it is known. Raises InvalidValueError on any other captured array.
+    """
+    in_avals = tuple(_jax.ShapedArray(aval.shape, aval.dtype) for aval in in_avals)
+    ref_avals = [_gmem_ref(aval) for aval in (*in_avals, *out_avals)]
+    info = _jax.make_debug_info("pallasite kernel", body, ref_avals, name)
+    with KernelEnvironment(mesh):
+        jaxpr, _ = _jax.trace_to_jaxpr(body, ref_avals, debug_info=info)
+    captured: list[Any] = []
+    if jaxpr.consts:
+        jaxpr, captured = _lift_captured(jaxpr, len(in_avals), mesh, info, name, location)
+    captured_avals = tuple(
+        _jax.ShapedArray(_jax.typeof(value).shape, _jax.typeof(value).dtype) for value in captured
+    )
+    spec = KernelSpec(
+        name=identifier(name),
+        jaxpr=jaxpr,
+        in_avals=(*in_avals, *captured_avals),
+        out_avals=tuple(out_avals),
+        input_output_aliases=tuple(input_output_aliases),
+        mesh=mesh,
+        params=params,
+        location=location,
+        debug=debug,
+    )
+    return spec, captured
+
+
+def _lift_captured(
+    jaxpr: Any,
+    num_inputs: int,
+    mesh: Mesh,
+    info: Any,
+    name: str,
+    location: SourceLocation | None,
+) -> tuple[Any, list[Any]]:
+    """Makes captured values inputs of the body, after the others."""
+    captured: list[Any] = []
+    sources: list[Any] = []  # for each constant: a literal, or (position, whether to load it)
+    for const in jaxpr.consts:
+        aval = _jax.typeof(const)
+        if not isinstance(aval, _jax.AbstractRef) and not _is_scalar(aval):
+            raise checks.value_error(
+                f"the body of kernel {name} captures an array of shape {aval.shape}",
+                got=aval,
+                expected="only scalars and references are captured",
+                hint="pass the array as an operand of the kernel",
+            ).at(location)
+        if _is_scalar(aval) and not isinstance(const, _jax.Tracer):
+            sources.append(np.asarray(const)[()])
+        else:
+            sources.append((len(captured), _is_scalar(aval)))
+            captured.append(const)
+
+    def body(*refs: Any) -> list[Any]:
+        lifted = refs[num_inputs : num_inputs + len(captured)]
+        consts = []
+        for source in sources:
+            if isinstance(source, tuple):
+                position, load = source
+                consts.append(lifted[position][...] if load else lifted[position])
+            else:
+                consts.append(source)
+        arguments = (*refs[:num_inputs], *refs[num_inputs + len(captured) :])
+        _jax.eval_jaxpr(jaxpr, consts, *arguments)
+        return []
+
+    avals = [v.aval for v in jaxpr.invars]
+    lifted_avals = [
+        _gmem_ref(_jax.typeof(value))
+        if _is_scalar(_jax.typeof(value))
+        else _gmem_ref(_jax.typeof(value).inner_aval)
+        for value in captured
+    ]
+    avals = [*avals[:num_inputs], *lifted_avals, *avals[num_inputs:]]
+    with KernelEnvironment(mesh):
+        new, _ = _jax.trace_to_jaxpr(
+            body, avals, debug_info=_jax.make_debug_info("pallasite kernel", body, avals, name)
+        )
+    return new.replace(debug_info=new.debug_info.replace_func_name(info.func_name)), captured
