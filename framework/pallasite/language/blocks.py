@@ -25,7 +25,7 @@ class Block:
 
     Attributes:
       dims: for each dimension of the array (kind, size): "block", "element" or "squeezed".
-      index_map: block indices of a step, None for an operand that is not cut into blocks.
+      index_map: the block indices of a step.
       in_smem: whether the body gets it in shared memory.
       varies: whether the block index depends on the step at all.
       always_changes: whether it is known to differ between any two consecutive steps.
