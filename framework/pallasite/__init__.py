@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from pallasite.extensions import Semantics as Semantics
     from pallasite.hookspecs import hookimpl as hookimpl
     from pallasite.language.params import CompilerParams as CompilerParams
+    from pallasite.runtime import compile as compile
+    from pallasite.runtime import compile_all as compile_all
     from pallasite.target_selection import target as target
     from pallasite.targets import Target as Target
 
