@@ -198,6 +198,38 @@ def test_inline_assembly():
     assert "not.b32" not in text
 
 
+@pytest.mark.parametrize(
+    ("assembly", "message"),
+    [
+        ('"mov $0, $1;", "=r,x" %i : (i32) -> i32', "unknown assembly constraint 'x'"),
+        ('"mov $0, $1;", "=r,l" %i : (i32) -> i32', "type i32 in a register of 64 bits"),
+        ('"mov $0, $1;", "=r,r" %w : (i64) -> i32', "type i64 in a register of 32 bits"),
+        ('"mov $0, $1;", "=r,0" %w : (i64) -> i32', "tied to a result of another type"),
+        ('"mov $0, $1;", "=r,n" %i : (i32) -> i32', "operand 0 of assembly must be a constant"),
+        ('"mov $0, $1;", "=r,r,r" %i : (i32) -> i32', "with 1 results and 1 operands"),
+    ],
+)
+def test_assembly_that_the_back_end_cannot_do(assembly, message):
+    body = f"%r = llvm.inline_asm has_side_effects {assembly}"
+    with pytest.raises(CompilationError, match=message):
+        to_llvm(kernel(body, "%i: i32, %w: i64"))
+
+
+def test_assembly_operands():
+    body = """%k = arith.constant 3 : i32
+    %b = llvm.inline_asm "setp.eq.u32 $0, $1, $2;", "=b,r,n" %i, %k : (i32, i32) -> i1
+    llvm.inline_asm has_side_effects "st.shared.v2.b32 [$0], {$1, $2};", "r,r,f,~{memory}" %s, %v, %x
+      : (!llvm.ptr<3>, vector<2xbf16>, f32) -> ()
+    llvm.inline_asm has_side_effects "st.shared.b16 [$0], $1;", "r,h,~{memory}" %s, %h : (!llvm.ptr<3>, f16) -> ()
+    llvm.store %b, %s : i1, !llvm.ptr<3>"""
+    parameters = "%i: i32, %s: !llvm.ptr<3>, %v: vector<2xbf16>, %x: f32, %h: f16"
+    check(
+        to_ptx(kernel(body, parameters)),
+        """CHECK-DAG: setp.eq.u32 %p{{[0-9]+}}, %r{{[0-9]+}}, 3;
+        CHECK-DAG: st.shared.v2.b32""",
+    )
+
+
 def test_assembly_without_side_effects_leaves_loops():
     source = kernel(
         """%c0 = arith.constant 0 : i32

@@ -216,6 +216,15 @@ def test_invalid_llvm_shows_the_line():
     assert "fadx" in str(caught.value.got)
 
 
+def test_invalid_intrinsic_points_at_the_kernel():
+    body = '%t = llvm.call_intrinsic "llvm.nvvm.read.ptx.sreg.tid.x"(%i) : (i32) -> i32'
+    located = f'{body} loc("/home/user/kernel.py":31:7)'
+    lowered = _lowered(kernel(located, "%i: i32"))
+    with pytest.raises(CompilationError, match="invalid intrinsic signature") as caught:
+        compile_lowered(lowered)
+    assert str(caught.value.location) == "/home/user/kernel.py:31"
+
+
 @pytest.mark.parametrize(
     ("name", "version", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallasite.codegen.translation.arith import ARITH
+from pallasite.codegen.translation.assembly import ASSEMBLY
 from pallasite.codegen.translation.atomics import ATOMICS
 from pallasite.codegen.translation.control import CONTROL
 from pallasite.codegen.translation.emitter import Emitter, HandlerTable
@@ -22,7 +23,7 @@ from pallasite.codegen.translation.types import TypeTable
 from pallasite.codegen.translation.vector import VECTOR
 from pallasite.errors import CompilationError, PallasiteError, SourceLocation
 
-_HANDLERS = HandlerTable(ARITH, MATH, CONTROL, LLVM, MEMORY, ATOMICS, VECTOR)
+_HANDLERS = HandlerTable(ARITH, MATH, CONTROL, LLVM, ASSEMBLY, MEMORY, ATOMICS, VECTOR)
 
 DEVICE_TRIPLE = "nvptx64-nvidia-cuda"
 DATA_LAYOUTS = {

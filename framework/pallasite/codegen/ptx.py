@@ -15,15 +15,22 @@ instructions:
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from typing import Any
 
-from pallasite.errors import CompilationError
+from pallasite.errors import CompilationError, SourceLocation
 from pallasite.targets import Target
 
 TRIPLE = "nvptx64-nvidia-cuda"
-_OPTIONS = ("-disable-nvptx-load-store-vectorizer=true", "-opt-disable=slsr")
+_OPTIONS = (
+    "-disable-nvptx-load-store-vectorizer=true",
+    "-opt-disable=slsr",
+    # Reading a module with debug information verifies it, and would end the process if it is
+    # broken; it is verified afterwards, where an error can be raised.
+    "-disable-auto-upgrade-debug-info=true",
+)
 _CODEGEN_LEVEL = 2
 _DEFAULT_SPEED_LEVEL = 1
 
@@ -90,7 +97,7 @@ def target_machine(target: Target) -> Any:
 
 
 def parse(llvm: str) -> Any:
-    """An llvmlite module, in a context of its own, from LLVM IR text.
+    """A verified llvmlite module, in a context of its own, from LLVM IR text.
 
     Raises:
       CompilationError: the text is not valid; shows the line of LLVM IR.
@@ -98,9 +105,14 @@ def parse(llvm: str) -> Any:
     with _lock:
         binding = _binding()
         try:
-            return binding.parse_assembly(llvm, binding.create_context())
+            module = binding.parse_assembly(llvm, binding.create_context())
         except RuntimeError as error:
             raise _parse_error(str(error), llvm) from None
+        try:
+            module.verify()
+        except RuntimeError as error:
+            raise _verification_error(str(error), llvm) from None
+        return module
 
 
 def _parse_error(message: str, llvm: str) -> CompilationError:
@@ -114,7 +126,36 @@ def _parse_error(message: str, llvm: str) -> CompilationError:
         f"LLVM refused the code: {match[2]}",
         got=f"LLVM IR line {number}: {line}",
         hint="PALLASITE_DUMP=directory keeps the text of every stage",
+        location=_location(line, llvm),
     )
+
+
+def _verification_error(message: str, llvm: str) -> CompilationError:
+    """The first complaint of the verifier, at the source line of the instruction that it shows."""
+    complaint, _, rest = message.strip().partition("\n")
+    shown = rest.strip().splitlines()
+    instruction = shown[0].strip() if shown else None
+    return CompilationError(
+        f"LLVM refused the code: {complaint}",
+        got=instruction,
+        hint="PALLASITE_DUMP=directory keeps the text of every stage",
+        location=_location(instruction or "", llvm),
+    )
+
+
+def _location(line: str, llvm: str) -> SourceLocation | None:
+    """The source position that the debug location of a line of LLVM IR gives."""
+    node = re.search(r"!dbg (!\d+)", line)
+    position = node and re.search(
+        rf"^{node[1]} = !DILocation\(line: (\d+), column: (\d+), scope: (!\d+)", llvm, re.MULTILINE
+    )
+    file = position and re.search(rf"^{position[3]} = .*file: (!\d+)", llvm, re.MULTILINE)
+    name = file and re.search(
+        rf'^{file[1]} = !DIFile\(filename: "(.*?)", directory: "(.*?)"', llvm, re.MULTILINE
+    )
+    if not position or not name:
+        return None
+    return SourceLocation(os.path.join(name[2], name[1]), int(position[1]), int(position[2]))
 
 
 def optimize(module: Any, target: Target, *, speed_level: int = _DEFAULT_SPEED_LEVEL) -> None:

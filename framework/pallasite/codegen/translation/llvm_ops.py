@@ -1,4 +1,4 @@
-"""Translation of the ``llvm`` dialect: values, aggregates, calls, inline assembly."""
+"""Translation of the ``llvm`` dialect: values, aggregates and calls."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from pallasite.codegen.translation.types import (
     with_element,
 )
 from pallasite.errors import CompilationError
-
-_escaped: dict[str, str] = {}
 
 
 def _constant(emitter: Emitter, operation: Any) -> None:
@@ -186,31 +184,6 @@ def _call(emitter: Emitter, operation: Any) -> None:
     _call_text(emitter, operation, callee, fast_math_llvm(attributes))
 
 
-def _inline_assembly(emitter: Emitter, operation: Any) -> None:
-    """Assembly without side effects neither touches memory nor depends on it.
-
-    Assembly with side effects is convergent: no control dependence may be added to it.
-    """
-    attributes = operation.attributes
-    text, constraints = attributes["asm_string"].value, attributes["constraints"].value
-    escaped = _escaped.get(text)
-    if escaped is None:
-        escaped = _escaped[text] = escape(text)
-    effects = "has_side_effects" in attributes
-    values = emitter.values
-    operands = [values[value] for value in operation.operation.operands]
-    arguments = ", ".join([f"{type_} {name}" for type_, name in operands])
-    results = list(operation.operation.results)
-    type_ = emitter.types[results[0].type] if results else "void"
-    kind = "sideeffect " if effects else ""
-    group = "#0" if effects or "~{memory}" in constraints else "#1"
-    call = f'call {type_} asm {kind}"{escaped}", "{constraints}"({arguments}) {group}'
-    if results:
-        emitter.define(operation, type_, call)
-    else:
-        emitter.statement(call)
-
-
 def _return(emitter: Emitter, operation: Any) -> None:
     operands = emitter.typed(operation)
     emitter.statement(f"ret {operands[0] if operands else 'void'}")
@@ -258,7 +231,6 @@ LLVM: dict[str, Handler] = {
     "llvm.intr.trap": _statement("call void @llvm.trap()"),
     "llvm.call_intrinsic": _call_intrinsic,
     "llvm.call": _call,
-    "llvm.inline_asm": _inline_assembly,
     "llvm.return": _return,
     "llvm.unreachable": _statement("unreachable"),
     **{f"llvm.{name}": binary(llvm) for name, llvm in pairs(_BINARY)},
