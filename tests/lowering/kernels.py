@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -76,3 +77,30 @@ def make(out_shape: Any, out_dtype: Any = jnp.float32, **arguments: Any) -> Any:
 
 def _make(shape: Any, dtype: Any, arguments: dict[str, Any], body: Any) -> Any:
     return kernel(body, out_type=jax.ShapeDtypeStruct(shape, dtype), **arguments)
+
+
+def in_order(text: str, *patterns: str) -> None:
+    """Fails unless regular expressions match one after the other; ``!pattern`` must not match
+    between its neighbours."""
+    position, forbidden = 0, []
+    for pattern in patterns:
+        if pattern.startswith("!"):
+            forbidden.append(pattern[1:])
+            continue
+        match = re.compile(pattern, re.MULTILINE).search(text, position)
+        assert match is not None, f"no match for {pattern!r} in:\n{text[position:]}"
+        for one in forbidden:
+            assert not re.search(one, text[position : match.start()]), f"found {one!r} in:\n{text}"
+        position, forbidden = match.end(), []
+    for one in forbidden:
+        assert not re.search(one, text[position:]), f"found {one!r} in:\n{text[position:]}"
+
+
+def strings_of(ptx: str) -> list[str]:
+    """The constant strings of a kernel, in the order in which it made them."""
+    found = re.findall(r"pallasite_string_(\d+)\[(\d+)\](?: = \{([^}]*)\})?;", ptx)
+    texts = {
+        int(number): bytes(int(word) for word in words.split(",") if word.strip()).rstrip(b"\0")
+        for number, _, words in found
+    }
+    return [texts[number].decode() for number in sorted(texts)]

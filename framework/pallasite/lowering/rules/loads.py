@@ -48,7 +48,8 @@ def check_optimized(memory: MemoryReference, layout: Layout, what: str) -> None:
     """Raises if an access of shared memory is much slower than it could be.
 
     It is if its accesses take :data:`CONFLICT_LIMIT` times the passes that they need without bank
-    conflicts, and a layout chosen for this memory would not.
+    conflicts, and another layout would not: memory without holes can always be accessed in its own
+    order, other memory is compared with its default layout.
 
     Raises:
       InvalidValueError: with the layouts of registers and memory.
@@ -58,8 +59,7 @@ def check_optimized(memory: MemoryReference, layout: Layout, what: str) -> None:
     plan = plan_access(layout, memory.layout, min(16, memory.offset_alignment))
     if plan.conflict_factor < CONFLICT_LIMIT:
         return
-    best = default_layout(memory)
-    if best != layout and _passes(best, memory) * 2 > plan.wavefronts:
+    if not memory.layout.is_dense and _passes(default_layout(memory), memory) * 2 > plan.wavefronts:
         return
     raise InvalidValueError(
         f"{what} has bank conflicts: it takes {plan.conflict_factor:.0f} times as long as needed",

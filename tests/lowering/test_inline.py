@@ -1,0 +1,180 @@
+"""Inlined code: what it gets, what it may return."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import array, compile_to_ptx, in_order, make
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.ir import ops
+from pallasite.language.layouts import Layout, layout_cast
+from pallasite.language.memory import SMEM
+from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu
+from pallasite.language.transforms import SwizzleTransform, TilingTransform
+from pallasite.lowering.arrays import RegisterArray, elementwise
+from pallasite.lowering.transfers import load_array
+
+STRIDED = Layout.WG_STRIDED((256,), vec_size=2)
+RESULT = ShapeDtypeStruct((256,), jnp.float32, STRIDED)
+TRANSFORMS = (TilingTransform((8, 32)), SwizzleTransform(128))
+
+
+def run(function):
+    """Compiles a kernel that calls ``function`` on a reference and an array of 256 elements."""
+    inlined = inline_mgpu(arg_types=(RefType(), STRIDED), return_type=RESULT)(function)
+
+    @make((256,))
+    def kernel(x, o):
+        o[...] = inlined(x, x[...])
+
+    return compile_to_ptx(kernel, array(256))
+
+
+def sum_of_both(launch, ref, x):
+    """The code that most tests inline."""
+    loaded = load_array(launch, ref, x.layout)
+    return elementwise(ops.arith.addf, [x, loaded], np.float32)
+
+
+def test_references_and_arrays():
+    # The declared layout is a hint for the load in the kernel.
+    in_order(run(sum_of_both), r"ld\.global\.v2", r"add\.rn\.f32", r"st\.global\.v2")
+
+
+def test_trees_and_scalars():
+    @inline_mgpu(
+        arg_types=({"a": STRIDED, "n": Layout.WG_SPLAT},),
+        return_type=(RESULT, ShapeDtypeStruct((), jnp.int32, Layout.WG_SPLAT)),
+    )
+    def inlined(launch, args):
+        a, n = args["a"], args["n"]
+        assert a.shape == (256,) and n.shape == () and n.dtype == np.int32
+        return a.map(lambda r: ops.arith.mulf(r, r)), RegisterArray.splat(launch.warp_id, np.int32)
+
+    @make((256,))
+    def kernel(x, n, o):
+        y, warp = inlined({"a": x[...], "n": n[0]})
+        o[...] = y + warp.astype(jnp.float32)
+
+    compile_to_ptx(kernel, array(256), array(1, dtype=jnp.int32))
+
+
+def test_splat_results_are_spread():
+    run(lambda launch, ref, x: RegisterArray.constant(1.0, np.float32, (256,)))
+
+
+def test_instructions_of_the_hardware():
+    @inline_mgpu(arg_types=(), return_type=None)
+    def fence(launch):
+        ops.inline_assembly("fence.proxy.async;", "~{memory}")
+
+    @make((256,))
+    def kernel(x, o):
+        fence()
+        o[...] = x[...]
+
+    in_order(compile_to_ptx(kernel, array(256)), r"fence\.proxy\.async;")
+
+
+def slot_kernel(transforms):
+    """Inlined code on one slot of a tiled and swizzled buffer."""
+
+    @inline_mgpu(arg_types=(RefType(transforms),), return_type=None)
+    def store_zero(launch, ref):
+        assert ref.shape == (64, 64)
+        pointer = ref.address()
+        with ops.when(launch.warpgroup_leader):
+            ops.store(ops.constant(0.0, ops.parse_type("f32")), pointer, alignment=4)
+
+    @make((64, 64), scratch_types=[SMEM((2, 64, 64), jnp.float32, transforms=TRANSFORMS)])
+    def kernel(x, n, o, s):
+        store_zero(s.at[n[0]])
+        o[...] = s[0]
+
+    return compile_to_ptx(kernel, array(64, 64), array(1, dtype=jnp.int32))
+
+
+def test_slot_of_a_tiled_buffer():
+    in_order(slot_kernel(TRANSFORMS), r"st\.shared\.b32", r"ld\.shared")
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        (),
+        (TilingTransform((8, 32)),),
+        (TilingTransform((8, 32)), SwizzleTransform(128), TilingTransform((2, 2))),
+        (TilingTransform((16, 32)), SwizzleTransform(128)),
+    ],
+)
+def test_transforms_must_match(transforms):
+    with pytest.raises(InvalidValueError, match="lies in memory in another way") as error:
+        slot_kernel(transforms)
+    assert "test_inline.py" in str(error.value)
+
+
+def test_layout_of_an_argument():
+    @inline_mgpu(arg_types=(Layout.WGMMA,), return_type=None)
+    def inlined(launch, x):
+        del launch, x
+
+    @make((64, 64))
+    def kernel(x, o):
+        value = layout_cast(x[...], Layout.WG_STRIDED((64, 64), vec_size=4))
+        inlined(value + 1.0)
+        o[...] = value
+
+    with pytest.raises(InvalidValueError, match=r"another layout(.|\n)*strided(.|\n)*WGMMA"):
+        compile_to_ptx(kernel, array(64, 64))
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "message"),
+    [
+        (lambda launch, ref, x: (x, x), InvalidTypeError, "another structure"),
+        (lambda launch, ref, x: None, InvalidTypeError, "another structure"),
+        (lambda launch, ref, x: x.registers[0], InvalidTypeError, "not a register array"),
+        (
+            lambda launch, ref, x: RegisterArray.constant(1, np.int32, (256,)),
+            InvalidTypeError,
+            r"int32\[256\](.|\n)*expected: float32\[256\]",
+        ),
+        (
+            lambda launch, ref, x: RegisterArray.constant(1.0, np.float32, (128,)),
+            InvalidTypeError,
+            r"float32\[128\]",
+        ),
+        (
+            lambda launch, ref, x: load_array(
+                launch, ref, Layout.WG_STRIDED((256,), vec_size=1).resolve((256,), np.float32)
+            ),
+            InvalidValueError,
+            "another layout than return_type",
+        ),
+    ],
+)
+def test_wrong_results(function, kind, message):
+    with pytest.raises(kind, match=message):
+        run(function)
+
+
+def test_errors_of_the_users_code_pass_through():
+    def broken(launch, ref, x):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(broken)
+
+
+def test_traced_values_are_checked_when_called():
+    with pytest.raises(InvalidTypeError, match="argument 0 is an array"):
+        inlined = inline_mgpu(arg_types=(RefType(),))(lambda launch, ref: None)
+
+        @make((256,))
+        def kernel(x, o):
+            inlined(x[...])
+
+        jax.make_jaxpr(kernel)(jnp.zeros(256))

@@ -1,0 +1,158 @@
+"""Checked loads, loads and stores under a mask, state in registers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.pallas import primitives as pallas_primitives
+from jax._src.state.discharge import run_state
+
+from kernels import array, compile_to_ptx, in_order, make
+from pallasite.errors import InvalidValueError, UnsupportedError
+from pallasite.language.layouts import Layout
+from pallasite.language.memory import SMEM
+from pallasite.language.primitives.arrays import load
+from pallasite.language.transforms import SwizzleTransform, TilingTransform, transpose_ref
+
+masked_load = pallas_primitives.load
+masked_store = pallas_primitives.store
+
+SWIZZLED = (TilingTransform((8, 32)), SwizzleTransform(128))
+
+
+def loading(view, transforms=(), shape=(64, 64), **options):
+    @make(shape, scratch_types=[SMEM((64, 64), jnp.float32, transforms=transforms)])
+    def kernel(x, o, s):
+        s[...] = x[...]
+        o[...] = load(view(s), **options)
+
+    return compile_to_ptx(kernel, array(64, 64))
+
+
+def test_load_is_vectorised():
+    in_order(loading(lambda s: s), r"ld\.shared\.v4\.b32")
+
+
+def test_load_takes_index_and_layout():
+    ptx = loading(lambda s: s, SWIZZLED, idx=..., layout=Layout.WGMMA)
+    in_order(ptx, r"ld\.shared\.v2\.b32", r"st\.global\.v2\.b32")
+
+
+def test_load_refuses_bank_conflicts():
+    def view(s):
+        return transpose_ref(s, (1, 0))  # columns of an array with rows of 256 bytes
+
+    with pytest.raises(InvalidValueError, match=r"bank conflicts(.|\n)*optimized=False") as error:
+        loading(view, layout=Layout.WGMMA)
+    assert "test_loads.py" in str(error.value)
+    assert "WGMMA" in str(error.value)
+    loading(view, layout=Layout.WGMMA, optimized=False)
+
+
+def test_load_of_a_scalar():
+    @make((128,))
+    def kernel(x, o):
+        o[...] = jnp.full((128,), load(x, 3))
+
+    in_order(compile_to_ptx(kernel, array(128)), r"ld\.global\.b32\s+%r\d+, \[%rd\d+\+12\]")
+
+
+# Masks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "bool", "int64"])
+def test_masked_load_and_store(x64, dtype):
+    @make((256,), dtype)
+    def kernel(x, o):
+        mask = jnp.arange(256, dtype=jnp.int32) < 200
+        value = masked_load(x, slice(None), mask=mask, other=jnp.ones((), dtype))
+        masked_store(o, slice(None), value, mask=mask)
+
+    ptx = compile_to_ptx(kernel, array(256, dtype=dtype))
+    in_order(ptx, r"setp\.[lg]t\.[su]32\s+%p\d+, %r\d+, (200|199)", r"@%p\d+ bra", r"ld\.global\.")
+    in_order(ptx, r"ld\.global\.", r"bra", r"st\.global\.")
+
+
+def test_mask_of_one_scalar():
+    @make((256,))
+    def kernel(x, n, o):
+        value = masked_load(x, slice(None), mask=n[0] > 0)
+        masked_store(o, slice(None), value, mask=n[0] > 1)
+
+    in_order(
+        compile_to_ptx(kernel, array(256), array(1, dtype=jnp.int32)), "setp", "bra", "ld.global"
+    )
+
+
+def test_no_mask():
+    @make((256,))
+    def kernel(x, o):
+        masked_store(o, slice(None), masked_load(x, slice(None)))
+
+    in_order(compile_to_ptx(kernel, array(256)), r"ld\.global\.v2", "!bra", r"st\.global\.v2")
+
+
+def test_masked_scalar_store_is_by_one_lane():
+    @make((4,))
+    def kernel(x, o):
+        masked_store(o, 2, x[1], mask=x[0] > 0)
+
+    in_order(compile_to_ptx(kernel, array(4)), "elect.sync", "and.pred|@%p", r"st\.global\.b32")
+
+
+def test_swap_returns_old_values():
+    @make((256,), input_output_aliases={0: 0})
+    def kernel(x, y, o):
+        mask = jnp.arange(256, dtype=jnp.int32) < 100
+        old = pallas_primitives.swap(o, slice(None), y[...], mask=mask)
+        y[...] = old
+
+    in_order(
+        compile_to_ptx(kernel, array(256), array(256)), r"ld\.global", r"bar\.sync", r"st\.global"
+    )
+
+
+def test_mask_of_another_shape():
+    @make((64, 64))
+    def kernel(x, o):
+        mask = jnp.arange(64, dtype=jnp.int32) < 10
+        o[...] = masked_load(x, (slice(None), slice(None)), mask=mask)
+
+    with pytest.raises(UnsupportedError, match=r"mask does not have the shape(.|\n)*broadcast_to"):
+        compile_to_ptx(kernel, array(64, 64))
+
+
+# State --------------------------------------------------------------------------------------------
+
+
+def test_state_lives_in_registers():
+    @make((128,))
+    def kernel(x, o):
+        def body(refs):
+            a, b = refs
+            a[...] = a[...] + b[...]
+
+            def step(i, carry):
+                b[...] = b[...] * 2.0 + a[...]
+                return carry
+
+            jax.lax.fori_loop(0, 3, step, 0)
+
+        a, b = run_state(body)((x[...], x[...] * 2.0))
+        o[...] = a + b
+
+    ptx = compile_to_ptx(kernel, array(128))
+    in_order(ptx, r"ld\.global", "!st\\.", r"st\.global", "!st\\.")
+
+
+def test_state_next_to_references():
+    @make((128,))
+    def kernel(x, o):
+        def body(ref):
+            ref[...] = ref[...] + x[...]
+            o[...] = ref[...]
+
+        run_state(body)(x[...])
+
+    in_order(compile_to_ptx(kernel, array(128)), r"ld\.global", r"add\.rn\.f32", r"st\.global")
