@@ -169,12 +169,12 @@ def _delay(ctx: RuleContext, nanoseconds: Value) -> Sequence[Value]:
     duration = ctx.scalar(nanoseconds, ops.i32())
     known = constant_integer(duration)
     if known is not None and known <= LONGEST_SLEEP:
-        _sleep(ops.i32_constant(max(0, known)))
+        _sleep(max(0, known))
         return ()
     duration = ops.arith.maxsi(duration, ops.i32_constant(0))
 
     def sleep(_: ir.Value, carries: list[ir.Value]) -> list[ir.Value]:
-        _sleep(ops.i32_constant(LONGEST_SLEEP))
+        _sleep(LONGEST_SLEEP)
         return carries
 
     times = ops.divide_unsigned(duration, LONGEST_SLEEP)
@@ -183,8 +183,11 @@ def _delay(ctx: RuleContext, nanoseconds: Value) -> Sequence[Value]:
     return ()
 
 
-def _sleep(nanoseconds: ir.Value) -> None:
-    ops.inline_assembly("nanosleep.u32 $0;", "ri,~{memory}", nanoseconds)
+def _sleep(nanoseconds: ir.Value | int) -> None:
+    if isinstance(nanoseconds, int):
+        ops.inline_assembly(f"nanosleep.u32 {nanoseconds};", "~{memory}")
+    else:
+        ops.inline_assembly("nanosleep.u32 $0;", "r,~{memory}", nanoseconds)
 
 
 @rules.lowering(print_layout_p, *_ALL)
