@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax._src import ad_checkpoint as _ad_checkpoint
+from jax._src import ad_util as _ad_util
 from jax._src import api as _api
 from jax._src import api_util as _api_util
 from jax._src import checkify as _checkify
@@ -450,3 +451,4 @@ def discharge_rule[Function: Callable[..., Any]](primitive: Any) -> Callable[[Fu
         return function
 
     return register
+stop_gradient_p = _ad_util.stop_gradient_p

@@ -81,6 +81,8 @@ class RuleContext:
       avals_in, avals_out: abstract values of operands and results.
       used: for each result, whether anything uses it.
       layout_hint: the register layout that a later cast asks of the (first) result, or None.
+      vector_limit: how many elements one access should move at most, so that arrays that meet
+        later have one layout; None if nothing is known.
       location: the user's source line.
     """
 
@@ -91,6 +93,7 @@ class RuleContext:
     avals_out: tuple[Any, ...]
     used: tuple[bool, ...] = ()
     layout_hint: Layout | None = None
+    vector_limit: int | None = None
     location: SourceLocation | None = None
 
     @property

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxlib.mlir import ir
 
 from pallasite.errors import InvalidValueError
-from pallasite.ir import ops, types
+from pallasite.ir import types
 from pallasite.language.memory import MemorySpace
 from pallasite.layouts import transforms as tf
 from pallasite.layouts.conversion import ConversionKind, conversion
+from pallasite.layouts.digits import LANES, Digit, Owner
 from pallasite.layouts.memory import row_major
 from pallasite.layouts.named import describe
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
@@ -115,6 +118,18 @@ def _exchange(
         return load_array(ctx.launch, memory, target)
 
 
-def scratch_pointer(pointer: ir.Value, offset: int) -> ir.Value:
-    """A pointer into scratch memory, ``offset`` bytes on."""
-    return ops.byte_pointer(pointer, offset)
+def rows_in_registers(shape: Sequence[int]) -> RegisterLayout:
+    """A layout with the threads along the last dimension and the others in register numbers, so
+    that no factor straddles two dimensions."""
+    last = shape[-1]
+    lanes = max(n for n in range(1, LANES + 1) if last % n == 0)
+    warps = max(n for n in (1, 2, 4) if last // lanes % n == 0)
+    dims: list[tuple[Digit, ...]] = [(Digit(extent, Owner.REGISTER, 1),) for extent in shape[:-1]]
+    dims.append(
+        (
+            Digit(last // lanes // warps, Owner.REGISTER, 1),
+            Digit(warps, Owner.WARP, 1),
+            Digit(lanes, Owner.LANE, 1),
+        )
+    )
+    return RegisterLayout(tuple(shape), tuple(dims), 1)

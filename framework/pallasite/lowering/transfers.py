@@ -22,8 +22,11 @@ from pallasite.lowering.references import MemoryReference
 MAXIMUM_BITS = 128
 
 
-def default_layout(reference: MemoryReference) -> RegisterLayout:
-    """The strided layout with the widest vectors that the reference's memory allows."""
+def default_layout(
+    reference: MemoryReference, vector_limit: int | None = None
+) -> RegisterLayout:
+    """The strided layout with the widest vectors that the reference's memory allows, of at most
+    ``vector_limit`` elements if that is given."""
     extents = reference.layout.flat_extents
     run = extents[-1].size if extents and extents[-1].stride == 1 else 1
     size = reference.layout.size
@@ -33,6 +36,8 @@ def default_layout(reference: MemoryReference) -> RegisterLayout:
         limit = min(limit, MAXIMUM_BITS)
     width = 1
     for candidate in (128, 64, 32, 16, 8, 4, 2):
+        if vector_limit is not None and candidate > max(vector_limit, 8 // bits):
+            continue
         if candidate * bits <= limit and run % candidate == 0 and size % candidate == 0:
             width = candidate
             break
@@ -136,7 +141,10 @@ def check_window(reference: MemoryReference) -> None:
 
 
 def load_array(
-    launch: LaunchContext, reference: MemoryReference, layout: Layout | None = None
+    launch: LaunchContext,
+    reference: MemoryReference,
+    layout: Layout | None = None,
+    vector_limit: int | None = None,
 ) -> RegisterArray:
     """Loads the elements that a reference views into registers.
 
@@ -144,6 +152,7 @@ def load_array(
       launch: the kernel's launch context.
       reference: in global memory or this block's shared memory.
       layout: the register layout; by default a strided one with the widest vectors.
+      vector_limit: elements per access, at most, where the layout is not given.
 
     Raises:
       InvalidValueError: the layout and the memory do not fit together.
@@ -158,7 +167,7 @@ def load_array(
             "a load into a splat", got=f"shape {list(reference.shape)}", expected="another layout"
         )
     if layout is None:
-        layout = default_layout(reference)
+        layout = default_layout(reference, vector_limit)
     assert isinstance(layout, RegisterLayout)
     plan = plan_access(layout, reference.layout, min(16, reference.offset_alignment))
     address_of = access_addresses(launch, reference, plan)

@@ -17,7 +17,7 @@ from pallasite.layouts.registers import RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.math.table import BINARY
-from pallasite.lowering.relayout import relayout
+from pallasite.lowering.relayout import relayout, rows_in_registers
 from pallasite.registry import RuleSet, Semantics
 
 rules = RuleSet()
@@ -84,7 +84,7 @@ def reduce_array(
         plan = reduction_plan(layout, axes)
     except InvalidValueError:
         # Threads run across the reduced dimensions: bring the array into a shape that splits.
-        array = relayout(ctx, array, _row_layout(array))
+        array = relayout(ctx, array, rows_in_registers(array.shape))
         assert isinstance(array.layout, RegisterLayout)
         plan = reduction_plan(array.layout, axes)
     registers = [
@@ -102,27 +102,6 @@ def reduce_array(
     if isinstance(plan.layout, SplatLayout):
         return RegisterArray.splat(ops.extract(registers[0], 0), array.dtype, plan.layout.shape)
     return RegisterArray(tuple(registers), plan.layout, array.dtype)
-
-
-def _row_layout(array: RegisterArray) -> RegisterLayout:
-    """A layout in which no thread factor straddles a dimension: lanes along the last dimension."""
-    from pallasite.layouts.digits import LANES, WARPS, Digit, Owner
-
-    last = array.shape[-1]
-    lanes = max(n for n in range(1, LANES + 1) if last % n == 0)
-    warps = max(n for n in (1, 2, 4) if last // lanes % n == 0)
-    del WARPS
-    dims: list[tuple[Digit, ...]] = [
-        (Digit(extent, Owner.REGISTER, 1),) for extent in array.shape[:-1]
-    ]
-    dims.append(
-        (
-            Digit(last // lanes // warps, Owner.REGISTER, 1),
-            Digit(warps, Owner.WARP, 1),
-            Digit(lanes, Owner.LANE, 1),
-        )
-    )
-    return RegisterLayout(array.shape, tuple(dims), 1)
 
 
 def _reduce_vector(combine: Combine, register: ir.Value, plan: ReductionPlan) -> ir.Value:

@@ -50,7 +50,7 @@ def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> 
     memory = resolve(ctx, reference, transforms)
     aval = ctx.avals_out[0]
     require_scalar(ctx, aval.shape, "reads")
-    return load_array(ctx.launch, memory, ctx.layout_hint)
+    return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
 
 
 def write(
@@ -96,6 +96,26 @@ def _swap(
         old = load_array(ctx.launch, memory, layout)
     write(ctx, memory, value)
     return old if old is not None else value
+
+
+def _no_wishes(
+    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
+) -> list[None]:
+    return [None] * len(avals_in)
+
+
+@rules.layout(_jax.get_p)
+def _get_layout(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[None]:
+    return _no_wishes(avals_in, avals_out, wanted)
+
+
+@rules.layout(_jax.swap_p)
+def _swap_layout(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[None]:
+    return _no_wishes(avals_in, avals_out, wanted)
+
+
+_get_layout.accesses_memory = lambda operands, results: results[0]  # type: ignore[attr-defined]
+_swap_layout.accesses_memory = lambda operands, results: operands[1]  # type: ignore[attr-defined]
 
 
 @rules.lowering(_jax.addupdate_p, *_ALL)

@@ -20,7 +20,7 @@ from pallasite.layouts.named import broadcast_candidates, describe
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray, elementwise, gather, rearrange
 from pallasite.lowering.context import RuleContext, Value
-from pallasite.lowering.relayout import relayout
+from pallasite.lowering.relayout import relayout, rows_in_registers
 from pallasite.registry import RuleSet, Semantics
 
 rules = RuleSet()
@@ -97,7 +97,15 @@ def _slice(
     if strides is not None and any(stride != 1 for stride in strides):
         raise UnsupportedError("a slice of an array with strides", got=strides)
     sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
-    return rearrange(x, tf.slice_(x.layout, start_indices, sizes))
+    try:
+        return rearrange(x, tf.slice_(x.layout, start_indices, sizes))
+    except InvalidValueError:
+        # The slice cuts through what one thread number describes. If only major dimensions are
+        # cut, a layout that spreads the threads over the last dimension will do.
+        if sizes[-1] != x.shape[-1]:
+            raise
+        x = relayout(ctx, x, rows_in_registers(x.shape))
+        return rearrange(x, tf.slice_(x.layout, start_indices, sizes))
 
 
 @rules.lowering(lax.concatenate_p, Semantics.LANE)
@@ -299,6 +307,7 @@ def _broadcast_to(ctx: RuleContext, x: RegisterArray, *, shape: Any) -> Register
     return rearrange(x, tf.broadcast_in_dim(x.layout, shape, dims))
 
 
+@rules.lowering(_jax.stop_gradient_p, *_ALL)
 @rules.lowering(lax.copy_p, *_ALL)
 def _copy(ctx: RuleContext, x: Value) -> Value:
     return x
@@ -317,7 +326,14 @@ def same_layout_hint(
     ]
 
 
-for _primitive in (lax.select_n_p, lax.convert_element_type_p, lax.copy_p):
+same_layout_hint.same_layout = True  # type: ignore[attr-defined]
+
+for _primitive in (
+    lax.select_n_p,
+    lax.convert_element_type_p,
+    lax.copy_p,
+    _jax.stop_gradient_p,
+):
     rules.layout(_primitive)(same_layout_hint)
 
 __all__ = ["ConversionKind", "conversion", "gather", "iota", "rules", "same_layout_hint"]

@@ -1,0 +1,83 @@
+"""Every kernel of the catalog compiles for every target; on a GPU it gives the right numbers."""
+
+from __future__ import annotations
+
+import warnings
+
+import arithmetic_cases
+import control_cases
+import jax
+import jax.numpy as jnp
+import memory_cases
+import numpy as np
+import pytest
+import shape_cases
+from catalog import CASES, wide
+
+from pallasite import compile_all
+from pallasite.codegen.assembler import assemble
+from pallasite.codegen.tools import find_tool
+
+MODULES = (arithmetic_cases, control_cases, memory_cases, shape_cases)
+
+# Assembling takes most of the time; cases that only differ in a dtype are assembled now and then.
+ASSEMBLED = {name for number, name in enumerate(sorted(CASES)) if number % 4 == 0}
+
+
+def _inputs(inputs):
+    return tuple(jnp.asarray(x) for x in inputs)
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_compiles(name, target):
+    """Each kernel compiles; the assembler accepts a part of them for each target."""
+    case = CASES[name]
+    if target != case.targets[0] and name not in ASSEMBLED:
+        pytest.skip("compiled for the first target only")
+    with jax.enable_x64(True) if "float64" in name else jax.enable_x64(False):
+        function, inputs, _ = case.build()
+        compiled = compile_all(function, *_inputs(inputs), target=target)
+    assert compiled
+    for kernel in compiled:
+        assert f".target {target}" in kernel.ptx
+        if name in ASSEMBLED and find_tool("ptxas").path is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                report = assemble(kernel.ptx, kernel.name)
+            assert report.registers > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_numbers(name):
+    """Each kernel agrees with its reference; memory is filled with rubbish beforehand."""
+    case = CASES[name]
+    with jax.enable_x64(True) if "float64" in name else jax.enable_x64(False):
+        function, inputs, reference = case.build()
+        expected = reference(*inputs)
+        arrays = _inputs(inputs)
+        leaves = expected if isinstance(expected, list) else [expected]
+        _poison(sum(np.asarray(leaf).size for leaf in leaves))
+        results = jax.tree.leaves(jax.jit(function)(*arrays))
+    assert len(results) == len(leaves)
+    for result, wanted in zip(results, leaves, strict=True):
+        _compare(np.asarray(result), np.asarray(wanted), case.tolerance)
+
+
+def _poison(elements: int) -> None:
+    """Leaves freed device memory full of a pattern, so that an element never written shows."""
+    for _ in range(2):
+        rubbish = [jnp.full((max(elements, 1) * 2,), 0xAB, jnp.uint8) for _ in range(4)]
+        jax.block_until_ready(rubbish)
+        del rubbish
+
+
+def _compare(result: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
+    assert result.shape == wanted.shape
+    got, want = wide(result), wide(wanted)
+    if tolerance == 0.0 and not jnp.issubdtype(result.dtype, jnp.floating):
+        np.testing.assert_array_equal(got, want)
+        return
+    limit = tolerance or 1e-6
+    np.testing.assert_allclose(got, want, rtol=limit, atol=limit)
