@@ -1,0 +1,57 @@
+"""A transpose through shared memory, with TMA both ways.
+
+``transpose_ref`` is a view of a tile with its dimensions swapped. Reading through it walks down the
+columns of the tile; in the WGMMA register layout and with a swizzled tile the lanes of a warp then
+hit different banks. ``plgpu.load`` checks that: without ``layout=`` it raises an error which says how
+many times slower the read would be.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from examples.catalog import Example, random_arrays
+from examples.tiled_copy import swizzled
+from pallasite import gpu as plgpu
+
+TILE = 64
+
+
+def transpose(x: jax.Array) -> jax.Array:
+    """``x.T`` for a matrix whose sizes are multiples of 64."""
+    rows, columns = x.shape
+
+    def body(x_ref, out_ref, tile, transposed, loaded):
+        row = pl.ds(jax.lax.axis_index("row") * TILE, TILE)
+        column = pl.ds(jax.lax.axis_index("column") * TILE, TILE)
+        plgpu.copy_gmem_to_smem(x_ref.at[row, column], tile, loaded)
+        plgpu.barrier_wait(loaded)
+        view = plgpu.transpose_ref(tile, (1, 0))
+        transposed[...] = plgpu.load(view, layout=plgpu.Layout.WGMMA)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(transposed, out_ref.at[column, row])
+        plgpu.wait_smem_to_gmem(0)
+
+    shared = plgpu.SMEM((TILE, TILE), x.dtype, transforms=swizzled(128, x.dtype))
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((columns, rows), x.dtype),
+        scratch_types=[shared, shared, plgpu.Barrier()],
+        grid=(rows // TILE, columns // TILE),
+        grid_names=("row", "column"),
+        kernel_name="transpose",
+    )
+    return kernel(x)
+
+
+EXAMPLES = [
+    Example(
+        f"transpose_{name}",
+        transpose,
+        random_arrays(((512, 1024), dtype)),
+        lambda x: x.T,
+    )
+    for name, dtype in (("f32", jnp.float32), ("bf16", jnp.bfloat16))
+]
