@@ -1,0 +1,264 @@
+"""From a traced kernel to a :class:`CompiledKernel`, through two caches.
+
+A kernel that this process has compiled is found in memory, first by the identity of its trace, then
+by its content; one that any process has compiled is found on disk (options ``cache`` and
+``cache_dir``). What the content is, and when a kernel is not kept on disk, is in
+:mod:`pallasite.runtime.fingerprint` and :mod:`pallasite.runtime.environment`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import threading
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from pallasite import _jax, config, plugins
+from pallasite.codegen.compiled import CompiledKernel
+from pallasite.language.kernel import KernelSpec
+from pallasite.runtime import serialization
+from pallasite.runtime.disk_cache import DiskCache
+from pallasite.runtime.environment import IN_PROCESS, environment_text
+from pallasite.runtime.fingerprint import Unkeyable, canonical_parts, fingerprint
+from pallasite.target_selection import select_target
+from pallasite.targets import Target
+
+_MEMORY_ENTRIES = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheInfo:
+    """What happened to the kernels that were asked for in this process.
+
+    Attributes:
+      memory_hits: found in memory.
+      disk_hits: found on disk.
+      compiles: compiled, with or without a cache.
+      unkeyable: compiled, and not kept on disk because they cannot be compared between processes.
+    """
+
+    memory_hits: int = 0
+    disk_hits: int = 0
+    compiles: int = 0
+    unkeyable: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """One kernel under everything that affects the result; compared by identity of the trace."""
+
+    spec: KernelSpec
+    target: Target
+    assemble: bool
+    disassemble: bool
+    keep: bool
+    mesh_axes: tuple[tuple[Hashable, int], ...]
+    environment: tuple[Hashable, ...]
+
+
+class _Memory:
+    """A bounded dictionary that forgets what was not used for the longest time."""
+
+    def __init__(self) -> None:
+        self._entries: collections.OrderedDict[Hashable, CompiledKernel] = collections.OrderedDict()
+
+    def get(self, key: Hashable) -> CompiledKernel | None:
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key]
+
+    def put(self, key: Hashable, kernel: CompiledKernel) -> None:
+        self._entries[key] = kernel
+        self._entries.move_to_end(key)
+        while len(self._entries) > _MEMORY_ENTRIES:
+            self._entries.popitem(last=False)
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+
+_lock = threading.RLock()
+_by_request = _Memory()
+_by_content = _Memory()
+_counts: collections.Counter[str] = collections.Counter()
+_stores: dict[Any, DiskCache] = {}
+
+
+def compile_kernel(
+    spec: KernelSpec,
+    target: str | Target | None = None,
+    *,
+    assemble: bool = False,
+    disassemble: bool = False,
+    keep: bool = True,
+    mesh_axes: Mapping[Hashable, int] | None = None,
+) -> CompiledKernel:
+    """Compiles a traced kernel, or finds it in a cache.
+
+    With the option ``dump``, and for kernels with ``debug=True``, the kernel is compiled even if it
+    is in a cache.
+
+    Args:
+      spec: the kernel.
+      target: what to compile for; by default what the kernel's ``CompilerParams`` or else the
+        configuration says.
+      assemble: whether to make machine code and count registers.
+      disassemble: whether to show machine code as text; implies ``assemble``.
+      keep: whether the result holds the text of the jaxpr, the MLIR and the LLVM IR.
+      mesh_axes: sizes of the JAX device mesh around the call, by axis name.
+
+    Raises:
+      PallasiteError: anything in the kernel that cannot work; it names the user's line.
+    """
+    request = _Request(
+        spec,
+        select_target(target if target is not None else spec.params.target),
+        assemble or disassemble,
+        disassemble,
+        keep or spec.debug,
+        tuple((mesh_axes or {}).items()),
+        _environment(),
+    )
+    with _lock:
+        found = _by_request.get(request)
+        if found is None and not request.keep:
+            found = _by_request.get(dataclasses.replace(request, keep=True))
+    if found is not None:
+        _count("memory_hits")
+        return found
+    fresh = spec.debug or config.get("dump") is not None
+    kernel = _compile(request) if fresh else _find_or_compile(request)
+    with _lock:
+        _by_request.put(request, kernel)
+    if spec.debug:
+        print(f"{kernel.name}:\n{kernel.mlir}\n{kernel.ptx}")
+    return kernel
+
+
+def cache_info() -> CacheInfo:
+    """Counts since the process started or :func:`clear_memory` was called."""
+    with _lock:
+        return CacheInfo(**_counts)
+
+
+def clear_memory() -> None:
+    """Forgets the kernels in memory and sets the counts to zero; the disk cache stays."""
+    with _lock:
+        _by_request.clear()
+        _by_content.clear()
+        _counts.clear()
+
+
+def _count(what: str) -> None:
+    with _lock:
+        _counts[what] += 1
+
+
+def _find_or_compile(request: _Request) -> CompiledKernel:
+    try:
+        key = content_key(request)
+    except Unkeyable:
+        _count("unkeyable")
+        return _compile(request)
+    with _lock:
+        found = _by_content.get(key)
+    if found is not None:
+        _count("memory_hits")
+        return found
+    store = _store()
+    kernel = _read(store, key) if store is not None else None
+    if kernel is None:
+        kernel = _compile(request)
+        if store is not None:
+            _write(store, key, kernel)
+    else:
+        _count("disk_hits")
+    with _lock:
+        _by_content.put(key, kernel)
+    return kernel
+
+
+def content_key(request: _Request) -> str:
+    """SHA-256, in hexadecimal, of all that the result of a compilation depends on.
+
+    Raises:
+      Unkeyable: something that cannot be compared between processes.
+    """
+    settings = (request.assemble, request.disassemble, request.keep)
+    parts = [
+        fingerprint(request.spec),
+        *canonical_parts((request.target, settings, request.mesh_axes)),
+        environment_text(assemble=request.assemble),
+    ]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _environment() -> tuple[Hashable, ...]:
+    """What can change within a process: options and plugins."""
+    options = tuple(
+        config.get(name) for name in sorted(config.OPTIONS) if name not in ("cache", "cache_dir")
+    )
+    in_process = any(
+        plugin.distribution == IN_PROCESS and plugin.state != "disabled"
+        for plugin in plugins.manager().plugins()
+    )
+    registry = plugins.registry() if in_process else None
+    return (*options, _jax.debug_checks_enabled(), registry)
+
+
+def _compile(request: _Request) -> CompiledKernel:
+    # These are heavy, and not needed for a kernel that is on disk.
+    from pallasite.codegen.compile import compile_lowered
+    from pallasite.lowering.entry import lower_kernel
+    from pallasite.passes.pipeline import PassContext, run_stage
+
+    _count("compiles")
+    spec = request.spec
+    context = PassContext(spec.name, request.target, spec.params)
+    jaxpr = run_stage("jaxpr", spec.jaxpr, context)
+    if jaxpr is not spec.jaxpr:
+        spec = spec.replace(jaxpr=jaxpr)
+    with context.timed("lower"):
+        lowered = lower_kernel(spec, request.target, mesh_axes=dict(request.mesh_axes))
+    return compile_lowered(
+        lowered,
+        assemble=request.assemble,
+        disassemble=request.disassemble,
+        keep=request.keep,
+        context=context,
+    )
+
+
+def _store() -> DiskCache | None:
+    if not config.get("cache"):
+        return None
+    directory = config.get("cache_dir")
+    with _lock:
+        if directory not in _stores:
+            _stores[directory] = DiskCache(directory)
+        return _stores[directory]
+
+
+def _read(store: DiskCache, key: str) -> CompiledKernel | None:
+    data = store.get(key)
+    if data is None:
+        return None
+    try:
+        return serialization.loads(data)
+    except serialization.CorruptError:
+        store.discard(key)
+        return None
+
+
+def _write(store: DiskCache, key: str, kernel: CompiledKernel) -> None:
+    try:
+        data = serialization.dumps(kernel)
+    except TypeError:
+        _count("unkeyable")
+        return
+    store.put(key, data)
+
+

@@ -1,0 +1,300 @@
+"""A canonical text of a traced kernel: equal in every process for equal kernels.
+
+Two kernels with the same text compile to the same PTX under the same compiler. The text holds the
+jaxpr with its types, parameters and source lines, the mesh, the aliases and the compiler parameters.
+
+* Variables, and objects that are compared by identity (such as an axis name that is an object), are
+  numbered in the order of their appearance. Memory addresses never appear.
+* Source lines are included, because the PTX carries them: moving a kernel to another line or file
+  compiles it again.
+* Dtypes, enumerations, arrays and dataclasses count by value, an identity-compared object by its
+  class, its number and its attributes.
+* A Python function counts by its qualified name if it is a module-level function of JAX, NumPy or
+  Pallasite, whose versions are part of every key. Any other function (an index map kept as Python, a
+  host callback, code that emits MLIR itself) makes the kernel :class:`Unkeyable`: such a kernel is
+  compiled once in each process, and kept in memory only. Parameters that hold the derivative rules
+  of a function are left out, since they do not affect the kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallasite import _jax
+from pallasite.errors import SourceLocation
+from pallasite.language.kernel import KernelSpec
+
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
+_TRUSTED_MODULES = ("jax", "jaxlib", "numpy", "ml_dtypes", "pallasite", "builtins")
+_IGNORED_PARAMETERS: Mapping[str, frozenset[str]] = {
+    "custom_jvp_call": frozenset({"jvp_jaxpr_fun", "symbolic_zeros"}),
+    "custom_vjp_call": frozenset({"fwd_jaxpr_thunk", "bwd", "out_trees", "symbolic_zeros"}),
+    "jit": frozenset(
+        {
+            "in_shardings",
+            "out_shardings",
+            "in_layouts",
+            "out_layouts",
+            "donated_invars",
+            "ctx_mesh",
+            "keep_unused",
+            "compiler_options_kvs",
+        }
+    ),
+}
+"""Parameters of primitives that say nothing about the kernel's code."""
+
+
+class Unkeyable(Exception):  # noqa: N818  (not a failure: the kernel is just not kept on disk)
+    """A kernel holds something that cannot be compared between processes; says what."""
+
+
+def fingerprint(spec: KernelSpec) -> str:
+    """SHA-256, in hexadecimal, of the canonical text of a kernel.
+
+    Raises:
+      Unkeyable: the kernel holds something that cannot be compared between processes.
+    """
+    digest = hashlib.sha256()
+    try:
+        parts = canonical_parts(spec)
+    except RecursionError:
+        raise Unkeyable("values that contain themselves") from None
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogatepass"))
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def canonical_parts(value: Any) -> list[str]:
+    """The canonical text of any value that can be in a kernel, in pieces.
+
+    Raises:
+      Unkeyable: the value cannot be compared between processes.
+    """
+    writer = _Writer()
+    writer.write(value)
+    return writer.parts
+
+
+class _Writer:
+    """Appends canonical text to ``parts``; numbers variables and objects as they appear."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Any] = []  # So that no address is used twice while writing.
+
+    def write(self, value: Any) -> None:
+        kind = type(value)
+        if value is None or kind in (bool, int, float, complex, str, bytes, type(Ellipsis)):
+            self.parts.append(f"{kind.__name__} {value!r}")
+            return
+        for types_, write in _HANDLERS:
+            if isinstance(value, types_):
+                write(self, value)
+                return
+        if dataclasses.is_dataclass(value) and kind.__eq__ is not object.__eq__:
+            self.fields(kind, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+            return
+        self.object(value)
+
+    def number(self, value: Any) -> tuple[int, bool]:
+        """The number of an object, and whether it is new."""
+        known = id(value) in self._numbers
+        if not known:
+            self._numbers[id(value)] = len(self._numbers)
+            self._kept.append(value)
+        return self._numbers[id(value)], not known
+
+    def fields(self, kind: type, fields: Mapping[str, Any]) -> None:
+        self.parts.append(f"{_qualified(kind)} {len(fields)}")
+        for name in fields:
+            self.parts.append(name)
+            self.write(fields[name])
+
+    def sequence(self, label: str, values: Any) -> None:
+        values = list(values)
+        self.parts.append(f"{label} {len(values)}")
+        for value in values:
+            self.write(value)
+
+    def unordered(self, label: str, values: Any) -> None:
+        """Values of a set, in the order of the text that each has on its own."""
+        self.sequence(label, sorted(values, key=_sort_key))
+
+    def mapping(self, value: Mapping[Any, Any]) -> None:
+        self.parts.append(f"mapping {len(value)}")
+        for key in sorted(value, key=_sort_key):
+            self.write(key)
+            self.write(value[key])
+
+    def object(self, value: Any) -> None:
+        """An object compared by identity, or one whose text says all."""
+        kind = type(value)
+        if callable(value) and _is_trusted_global(value):
+            self.function(value)
+            return
+        attributes = _attributes(value)
+        if attributes is None:  # Implemented in C: what it holds is not visible.
+            text = repr(value)
+            if _ADDRESS.search(text):
+                raise Unkeyable(f"{_qualified(kind)}: {text}")
+            attributes = {"repr": text}
+        if kind.__eq__ is not object.__eq__:
+            self.fields(kind, attributes)
+            return
+        number, new = self.number(value)
+        self.parts.append(f"object {number}")
+        if new:
+            self.fields(kind, attributes)
+
+    def function(self, value: Any) -> None:
+        name = f"{value.__module__}.{value.__qualname__}"
+        if not _is_trusted_global(value):
+            raise Unkeyable(f"the Python function {name}")
+        self.parts.append(f"function {name}")
+
+    def partial(self, value: functools.partial[Any]) -> None:
+        self.sequence("partial", [value.func, value.args, value.keywords])
+
+    def array(self, value: Any) -> None:
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise Unkeyable("an array of Python objects")
+        content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        self.parts.append(f"array {array.dtype.name} {array.shape} {content}")
+
+    def tree(self, value: Any) -> None:
+        node = value.node_data()
+        if node is None:
+            self.parts.append(f"tree {'leaf' if value.num_leaves else 'none'}")
+            return
+        self.parts.append(f"tree {_qualified(node[0])}")
+        self.write(node[1])
+        self.sequence("children", value.children())
+
+    def array_type(self, value: Any) -> None:
+        if type(value) is not _jax.ShapedArray:
+            self.object(value)
+            return
+        parts = [value.shape, value.dtype, bool(value.weak_type), value.memory_space]
+        self.sequence("type", parts)
+
+    def reference_type(self, value: Any) -> None:
+        if type(value) is not _jax.AbstractRef:
+            self.object(value)
+            return
+        self.sequence("reference", [value.inner_aval, value.memory_space, value.kind])
+
+    def variable(self, value: Any) -> None:
+        number, new = self.number(value)
+        self.parts.append(f"variable {number}")
+        if new:
+            self.write(value.aval)
+
+    def literal(self, value: Any) -> None:
+        self.parts.append("literal")
+        self.write(value.aval)
+        self.write(value.val)
+
+    def jaxpr(self, value: Any) -> None:
+        # The constants of an inner jaxpr may be tracers left over; then operands take their place.
+        self.sequence("jaxpr", [c for c in value.consts if not isinstance(c, _jax.Tracer)])
+        self.sequence("constvars", value.constvars)
+        self.sequence("invars", value.invars)
+        self.parts.append(f"eqns {len(value.eqns)}")
+        for equation in value.eqns:
+            self.equation(equation)
+        self.sequence("outvars", value.outvars)
+
+    def equation(self, equation: Any) -> None:
+        name = equation.primitive.name
+        self.parts.append(f"equation {name} {_jax.name_stack(equation.source_info)}")
+        location = _jax.user_location(equation.source_info)
+        self.parts.append("" if location is None else f"{location}:{location.column}")
+        for atom in equation.invars:
+            self.write(atom)
+        ignored = _IGNORED_PARAMETERS.get(name, frozenset())
+        for key in sorted(equation.params):
+            if key not in ignored:
+                self.parts.append(key)
+                self.write(equation.params[key])
+        for variable in equation.outvars:
+            self.parts.append("_") if isinstance(variable, _jax.DropVar) else self.write(variable)
+
+    def spec(self, spec: KernelSpec) -> None:
+        self.parts.append(spec.name)
+        self.sequence("avals", [spec.in_avals, spec.out_avals, spec.input_output_aliases])
+        self.sequence("launch", [spec.mesh, spec.params, spec.location])
+        self.jaxpr(spec.jaxpr)
+
+
+def _sort_key(value: Any) -> str:
+    return "\1".join(canonical_parts(value))
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_trusted_global(value: Any) -> bool:
+    """Whether a callable is what its module, one of a versioned library, has under its name."""
+    module = getattr(value, "__module__", None) or ""
+    if module.partition(".")[0] not in _TRUSTED_MODULES or not hasattr(value, "__qualname__"):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """An object's attributes by name, sorted; None if its class does not say what they are."""
+    attributes: dict[str, Any] = dict(getattr(value, "__dict__", {}))
+    visible = hasattr(value, "__dict__") or type(value) is object
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__")
+        if slots is None:
+            continue
+        visible = True
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
+                attributes[slot] = getattr(value, slot)
+    return dict(sorted(attributes.items())) if visible else None
+
+
+_HANDLERS: tuple[tuple[Any, Callable[[_Writer, Any], None]], ...] = (
+    (KernelSpec, _Writer.spec),
+    (_jax.Jaxpr, _Writer.jaxpr),
+    (_jax.Literal, _Writer.literal),
+    (_jax.Var, _Writer.variable),
+    (_jax.ShapedArray, _Writer.array_type),
+    (_jax.AbstractRef, _Writer.reference_type),
+    (SourceLocation, lambda w, v: w.parts.append(f"{v}:{v.column}")),
+    (enum.Enum, lambda w, v: w.parts.append(f"{_qualified(type(v))}.{v.name}")),
+    ((np.ndarray, np.generic, jax.Array, _jax.TypedNdArray), _Writer.array),
+    (np.dtype, lambda w, v: w.parts.append(f"dtype {v.name} {v.str}")),
+    (_jax.ExtendedDType, _Writer.object),
+    (type, lambda w, v: w.parts.append(f"class {_qualified(v)}")),
+    (functools.partial, _Writer.partial),
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType), _Writer.function),
+    (_jax.Primitive, lambda w, v: w.parts.append(f"primitive {v.name}")),
+    (jax.tree_util.PyTreeDef, _Writer.tree),
+    (tuple, lambda w, v: w.sequence(_qualified(type(v)), v)),
+    (list, lambda w, v: w.sequence("list", v)),
+    ((set, frozenset), lambda w, v: w.unordered("set", v)),
+    (Mapping, _Writer.mapping),
+)
+"""How to write values of a class; the first that fits."""

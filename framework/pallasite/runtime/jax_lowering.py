@@ -1,0 +1,216 @@
+"""What JAX does with a kernel when it lowers a program: compile it, and call it on the platform.
+
+On CUDA, the kernel is launched by JAX's own launcher. On CPU, the executor of the highest priority
+that a plugin offers for it runs the PTX. Both are made of JAX operations that take the place of the
+kernel's equation, so kernels work wherever JAX lowers programs: ``jax.jit`` (several kernels in
+one), ``jax.shard_map``, donated buffers, ahead-of-time compilation, and the persistent compilation
+cache, since the same kernel always gives the same program.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from jax.interpreters import mlir
+
+from pallasite import _jax, plugins
+from pallasite.errors import ExecutionError, InvalidTypeError, UnsupportedError
+from pallasite.known_plugins import remedy
+from pallasite.language.kernel import KernelSpec
+from pallasite.language.pallas_call import pallas_call_spec
+from pallasite.language.params import CompilerParams
+from pallasite.runtime.compiler import compile_kernel
+from pallasite.runtime.launch import launch
+from pallasite.target_selection import local_compute_capability
+from pallasite.targets import Target
+
+
+def lower_kernel_call(
+    ctx: Any, *operands: Any, spec: KernelSpec, platform: str | None = None
+) -> Any:
+    """The lowering rule of ``kernel_call_p``.
+
+    Args:
+      ctx: JAX's lowering context.
+      *operands: the kernel's inputs.
+      spec: the kernel.
+      platform: ``"cuda"`` or ``"cpu"``; None for that of the program, which must be one of them.
+
+    Raises:
+      ExecutionError: nothing can run kernels on this platform.
+      PallasiteError: the kernel cannot be compiled.
+    """
+    if platform is None:
+        platform = single_platform(ctx.platforms or ctx.module_context.platforms)
+    check_operands(spec, ctx.avals_in)
+    run = find_executor(platform, spec.name)
+    compiled = compile_kernel(spec, keep=False, mesh_axes=_device_mesh(ctx))
+    if platform == "cuda":
+        check_device(compiled.target, local_compute_capability(), spec.name)
+    rule = mlir.lower_fun(functools.partial(run, compiled), multiple_results=True)
+    return rule(ctx, *operands)
+
+
+def lower_pallas_call(ctx: Any, *operands: Any, **params: Any) -> Any:
+    """The lowering rule of ``pl.pallas_call`` with our :class:`CompilerParams`."""
+    return lower_kernel_call(ctx, *operands, spec=spec_of_pallas_call(params))
+
+
+def lower_pallas_call_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
+    """As :func:`lower_pallas_call`; kernels that are not ours go to Pallas's own rule."""
+    if params["interpret"] or not isinstance(params["compiler_params"], CompilerParams):
+        return mlir._lowerings[_jax.pallas_call_p].rule(ctx, *operands, **params)
+    return lower_kernel_call(ctx, *operands, spec=spec_of_pallas_call(params), platform="cpu")
+
+
+def spec_of_pallas_call(params: dict[str, Any]) -> KernelSpec:
+    """The kernel of a ``pl.pallas_call`` equation with our :class:`CompilerParams`."""
+    return _pallas_call_spec(
+        params["jaxpr"],
+        params["grid_mapping"],
+        params["compiler_params"],
+        params.get("name"),
+        tuple(params["input_output_aliases"]),
+        bool(params["debug"]),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _pallas_call_spec(
+    jaxpr: Any,
+    grid_mapping: Any,
+    compiler_params: CompilerParams,
+    name: str | None,
+    aliases: tuple[tuple[int, int], ...],
+    debug: bool,
+) -> KernelSpec:
+    return pallas_call_spec(
+        jaxpr, grid_mapping, compiler_params, name=name, input_output_aliases=aliases, debug=debug
+    )
+
+
+def single_platform(platforms: Sequence[str]) -> str:
+    """The platform that a program is lowered for.
+
+    Raises:
+      UnsupportedError: several at once.
+      ExecutionError: one on which kernels do not run.
+    """
+    if len(platforms) != 1:
+        raise UnsupportedError(
+            "a kernel is lowered for several platforms at once",
+            got=", ".join(platforms),
+            hint="lower for one platform at a time",
+        )
+    if platforms[0] not in ("cuda", "cpu"):
+        raise no_executor(platforms[0])
+    return platforms[0]
+
+
+def find_executor(platform: str, name: str = "") -> Callable[..., Any]:
+    """What runs kernels on a platform: a function of a compiled kernel and JAX arrays.
+
+    Raises:
+      ExecutionError: there is nothing.
+    """
+    if platform == "cuda":
+        return launch
+    executor = plugins.registry().executor_for(platform)
+    if executor is None:
+        raise no_executor(platform, name)
+    return executor.run
+
+
+def no_executor(platform: str, name: str = "") -> ExecutionError:
+    """The error for a kernel that is called where nothing can run it."""
+    what = f"kernel {name!r}" if name else "this kernel"
+    if platform != "cpu":
+        return ExecutionError(
+            f"{what} cannot run on platform {platform!r}",
+            expected="an NVIDIA GPU (cuda), or the CPU with an executor",
+            hint="move the arrays, or compile without running: pallasite.compile(fn, *args)",
+        )
+    simulator = remedy("executors", "simulator", plugins.manager().absences())
+    return ExecutionError(
+        f"{what} cannot run on the CPU: no installed plugin has an executor for it",
+        expected="a GPU, or an executor such as the simulator",
+        hint=f"{simulator}; or compile without running: pallasite.compile(fn, *args)",
+    )
+
+
+def check_operands(spec: KernelSpec, avals: Sequence[Any]) -> None:
+    """Compares the types of a call's operands with those that the kernel was traced for.
+
+    Raises:
+      InvalidTypeError: names the first operand that differs.
+    """
+    expected = spec.in_avals
+    if len(avals) != len(expected):
+        raise InvalidTypeError(
+            f"kernel {spec.name!r} is called with the wrong number of operands",
+            got=len(avals),
+            expected=str(len(expected)),
+            location=spec.location,
+        )
+    for position, (given, wanted) in enumerate(zip(avals, expected, strict=True)):
+        if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
+            raise InvalidTypeError(
+                f"operand {position} of kernel {spec.name!r} has the wrong type",
+                got=given.str_short(),
+                expected=wanted.str_short(),
+                location=spec.location,
+            )
+
+
+def check_device(target: Target, capability: tuple[int, int] | None, name: str) -> None:
+    """Checks that the local GPU can run code for a target.
+
+    Args:
+      target: what the kernel is compiled for. Code for a target whose name ends in a letter runs on
+        exactly that compute capability, other PTX on all later ones too.
+      capability: of the local GPU, None if there is none (then nothing is checked).
+      name: the kernel's.
+
+    Raises:
+      ExecutionError: it cannot.
+    """
+    if capability is None:
+        return
+    exact = not target.name[-1:].isdigit()
+    if capability == target.compute_capability:
+        return
+    if exact or capability < target.compute_capability:
+        raise ExecutionError(
+            f"kernel {name!r} is compiled for {target.name}, which the local GPU cannot run",
+            got=f"a GPU of compute capability {capability[0]}.{capability[1]}",
+            expected="compute capability {}.{}".format(*target.compute_capability)
+            + ("" if exact else " or later"),
+            hint="leave out the target to compile for the local GPU; to compile for another one"
+            " without running, use pallasite.compile(fn, *args, target=...)",
+        )
+
+
+def _device_mesh(ctx: Any) -> dict[Hashable, int]:
+    """Sizes of the axes of the device mesh over which the call is manually sharded."""
+    context = ctx.module_context.axis_context
+    manual = getattr(context, "manual_axes", frozenset())
+    mesh = getattr(context, "mesh", None)
+    if mesh is None:
+        return {}
+    return {name: size for name, size in mesh.shape.items() if name in manual}
+
+
+def kernel_in_equation(equation: Any) -> KernelSpec | None:
+    """The kernel of an equation that calls one, else None."""
+    if "spec" in equation.params and isinstance(equation.params["spec"], KernelSpec):
+        spec: KernelSpec = equation.params["spec"]
+        return spec
+    params = equation.params
+    if equation.primitive is _jax.pallas_call_p and isinstance(
+        params.get("compiler_params"), CompilerParams
+    ):
+        return spec_of_pallas_call(params)
+    return None
+

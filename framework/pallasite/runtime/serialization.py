@@ -1,0 +1,111 @@
+"""Compiled kernels as bytes: JSON of a fixed set of records, compressed. Nothing is executed."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (makes NumPy know names such as bfloat16)
+import numpy as np
+
+from pallasite.codegen.compiled import CompiledKernel
+from pallasite.errors import SourceLocation
+from pallasite.launch import (
+    Allocation,
+    ArrayParameter,
+    Buffer,
+    BufferKind,
+    LaunchParameters,
+    ResourceReport,
+    TensorMapParameter,
+)
+from pallasite.targets import Target
+
+_RECORDS: dict[str, type] = {
+    record.__name__: record
+    for record in (
+        Allocation,
+        ArrayParameter,
+        Buffer,
+        CompiledKernel,
+        LaunchParameters,
+        ResourceReport,
+        SourceLocation,
+        Target,
+        TensorMapParameter,
+    )
+}
+_KEY = "="
+"""The member of a JSON object that says what it stands for."""
+
+
+class CorruptError(Exception):
+    """Bytes that no :func:`dumps` of this version wrote."""
+
+
+def dumps(kernel: CompiledKernel) -> bytes:
+    """A compiled kernel as bytes.
+
+    Raises:
+      TypeError: it holds something that is not plain data.
+    """
+    return zlib.compress(json.dumps(_encode(kernel)).encode(), 3)
+
+
+def loads(data: bytes) -> CompiledKernel:
+    """The kernel that :func:`dumps` turned into bytes.
+
+    Raises:
+      CorruptError: the bytes are something else.
+    """
+    try:
+        kernel = _decode(json.loads(zlib.decompress(data)))
+    except (zlib.error, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptError(str(error)) from error
+    if not isinstance(kernel, CompiledKernel):
+        raise CorruptError("not a compiled kernel")
+    return kernel
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.integer | np.floating | np.bool_):
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [_encode(item) for item in value]
+    if isinstance(value, frozenset):
+        return {_KEY: "set", "items": [_encode(item) for item in sorted(value)]}
+    if isinstance(value, bytes):
+        return {_KEY: "bytes", "base64": base64.b64encode(value).decode()}
+    if isinstance(value, BufferKind):
+        return {_KEY: "kind", "name": value.name}
+    if _RECORDS.get(type(value).__name__) is type(value):
+        fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {_KEY: type(value).__name__, **fields}
+    if isinstance(value, np.dtype) or isinstance(value, type):
+        return {_KEY: "dtype", "name": np.dtype(value).name}
+    raise TypeError(f"cannot keep a {type(value).__qualname__} on disk: {value!r}")
+
+
+_DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "set": lambda value: frozenset(_decode(value["items"])),
+    "bytes": lambda value: base64.b64decode(value["base64"], validate=True),
+    "kind": lambda value: BufferKind[value["name"]],
+    "dtype": lambda value: np.dtype(value["name"]),
+}
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_decode(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    kind = value.pop(_KEY)
+    if kind in _DECODERS:
+        return _DECODERS[kind](value)
+    return _RECORDS[kind](**{name: _decode(field) for name, field in value.items()})

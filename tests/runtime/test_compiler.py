@@ -1,0 +1,281 @@
+"""Compilation through the caches, and ``pallasite.compile``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from fake_kernels import SM_90A, add_kernel
+from sample_kernels import CASES, by_pallas_call, scaled, shape, specs
+
+import pallasite
+from pallasite import Target, config, plugins
+from pallasite import gpu as plgpu
+from pallasite.errors import InvalidValueError
+from pallasite.runtime import CacheInfo, CacheWarning, cache_info, clear_memory, compile_kernel
+from pallasite.runtime import compiler, environment
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path):
+    clear_memory()
+    # Plugins that the test session registered itself would keep kernels off the disk.
+    names = [plugin.name for plugin in plugins.plugins() if plugin.distribution == "in process"]
+    options = {"cache": True, "cache_dir": tmp_path / "cache", "target": "sm_90"}
+    with config.scoped(disabled_plugins=names, **options):
+        yield
+    clear_memory()
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Replaces compilation; the list of requests that were compiled."""
+    requests = []
+
+    def compile_(request):
+        requests.append(request)
+        compiler._count("compiles")
+        return dataclasses.replace(add_kernel(), name=request.spec.name)
+
+    monkeypatch.setattr(compiler, "_compile", compile_)
+    return requests
+
+
+def spec_of(*args, **kwargs):
+    (spec,) = specs(scaled(*args, **kwargs), shape(128))
+    return spec
+
+
+def entries(tmp_path):
+    return sorted((tmp_path / "cache").glob("??/*"))
+
+
+def test_by_identity_by_content_and_from_disk(fake, tmp_path):
+    spec = spec_of()
+    first = compile_kernel(spec)
+    assert compile_kernel(spec) is first
+    assert cache_info() == CacheInfo(memory_hits=1, compiles=1)
+    assert compile_kernel(spec_of()) is first
+    assert cache_info() == CacheInfo(memory_hits=2, compiles=1)
+    assert len(entries(tmp_path)) == 1
+    clear_memory()
+    assert compile_kernel(spec_of()) == first
+    assert cache_info() == CacheInfo(disk_hits=1)
+    assert len(fake) == 1
+
+
+def test_what_is_compiled_separately(fake):
+    spec = spec_of()
+    compile_kernel(spec)
+    compile_kernel(spec_of(3.0))
+    compile_kernel(spec, assemble=True)
+    compile_kernel(spec, disassemble=True)
+    compile_kernel(spec, SM_90A)
+    compile_kernel(spec, mesh_axes={"x": 2})
+    with config.scoped(sanitize=True):
+        compile_kernel(spec)
+    assert len(fake) == 7
+    assert cache_info().memory_hits == 0
+
+
+def test_texts_need_not_be_kept_but_may_be(fake):
+    spec = spec_of()
+    kernel = compile_kernel(spec, keep=True)
+    assert compile_kernel(spec, keep=False) is kernel
+    other = spec_of(3.0)
+    assert compile_kernel(other, keep=False) is not compile_kernel(other, keep=True)
+
+
+def test_target_of_the_kernel_and_of_the_call(fake):
+    compile_kernel(spec_of(params=plgpu.CompilerParams(target="sm_80")))
+    compile_kernel(spec_of(params=plgpu.CompilerParams(target="sm_80")), target="sm_90")
+    compile_kernel(spec_of())
+    assert [request.target.name for request in fake] == ["sm_80", "sm_90", "sm_90"]
+
+
+def test_cache_off(fake, tmp_path):
+    with config.scoped(cache=False):
+        compile_kernel(spec_of())
+        clear_memory()
+        compile_kernel(spec_of())
+    assert len(fake) == 2
+    assert not entries(tmp_path)
+
+
+def test_dump_compiles_again(fake, tmp_path):
+    compile_kernel(spec_of())
+    with config.scoped(dump=tmp_path / "dump"):
+        compile_kernel(spec_of())
+    assert len(fake) == 2
+
+
+def test_damaged_entries_are_compiled_again(fake, tmp_path):
+    compile_kernel(spec_of())
+    (path,) = entries(tmp_path)
+    path.write_bytes(path.read_bytes()[:-3])
+    clear_memory()
+    with pytest.warns(CacheWarning, match="damaged"):
+        compile_kernel(spec_of())
+    assert len(fake) == 2
+    clear_memory()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compile_kernel(spec_of())
+    assert cache_info() == CacheInfo(disk_hits=1)
+
+
+def test_entries_of_another_format_are_compiled_again(fake, tmp_path):
+    compile_kernel(spec_of())
+    (path,) = entries(tmp_path)
+    compiler._store().put(path.stem, b"well-formed file, but no kernel")
+    clear_memory()
+    with pytest.warns(CacheWarning, match="damaged"):
+        compile_kernel(spec_of())
+    assert len(fake) == 2
+
+
+@pytest.mark.parametrize("what", ["_library_versions", "_package_version"])
+def test_other_versions_compile_again(fake, monkeypatch, what):
+    compile_kernel(spec_of())
+    clear_memory()
+    fake_value = {"jaxlib": "99"} if what == "_library_versions" else "99"
+    monkeypatch.setattr(environment, what, lambda *args: fake_value)
+    compile_kernel(spec_of())
+    assert len(fake) == 2
+
+
+def test_environment_has_versions_and_options():
+    about = json.loads(environment.environment_text(assemble=False))
+    assert about["libraries"]["jaxlib"]
+    assert about["core"]
+    assert "sanitize" in about["options"]
+    assert "cache_dir" not in about["options"]
+    assert about["assembler"] is None
+    assert json.loads(environment.environment_text(assemble=True))["assembler"]
+
+
+def test_sources_of_checkouts_count(tmp_path, monkeypatch):
+    package = tmp_path / "some_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def version():
+        environment._package_version.cache_clear()
+        return environment._package_version("no-such-distribution", "some_package")
+
+    first = version()
+    assert version() == first
+    (package / "__init__.py").write_text("x = 2\n")
+    second = version()
+    (package / "more.py").write_text("")
+    assert len({first, second, version()}) == 3
+
+
+class _Plugin:
+    @pallasite.hookimpl
+    def pallasite_targets(self):
+        return [Target(name="sm_test", ptx_version=80, compute_capability=(8, 0))]
+
+
+def test_plugins_of_this_process_keep_kernels_off_the_disk(fake, tmp_path):
+    spec = spec_of()
+    compile_kernel(spec)
+    name = plugins.register(_Plugin(), "of_this_test")
+    try:
+        compile_kernel(spec)
+        assert compile_kernel(spec) is not None
+        assert cache_info() == CacheInfo(memory_hits=1, compiles=2, unkeyable=1)
+    finally:
+        plugins.unregister(name)
+    assert len(entries(tmp_path)) == 1
+    compile_kernel(spec)
+    assert len(fake) == 2
+
+
+def test_memory_is_bounded(fake, monkeypatch):
+    monkeypatch.setattr(compiler, "_MEMORY_ENTRIES", 2)
+    for factor in (1.0, 2.0, 3.0):
+        compile_kernel(spec_of(factor))
+    assert len(compiler._by_content._entries) == 2
+
+
+def test_compile_finds_kernels_inside_functions(fake):
+    kernel = scaled()
+
+    def program(x):
+        def step(carry, _):
+            return kernel(carry) + 1, None
+
+        y, _ = jax.lax.scan(step, x, length=3)
+        return jax.lax.cond(y[0] > 0, kernel, lambda v: v, y)
+
+    assert pallasite.compile(program, shape(128)).name == "scaled"
+    assert pallasite.compile(jax.jit(program), jnp.ones(128)).name == "scaled"
+    assert len(fake) == 1
+
+
+def test_compile_of_a_pallas_call(fake):
+    assert pallasite.compile(by_pallas_call(), shape(256, 256)).name == "body"
+
+
+def test_compile_with_keyword_arguments(fake):
+    assert pallasite.compile(lambda *, x: scaled()(x), x=shape(128)).name == "scaled"
+
+
+def test_compile_all_and_its_errors(fake):
+    def program(x):
+        return scaled(2.0, name="first")(scaled(3.0, name="second")(x))
+
+    kernels = pallasite.compile_all(program, shape(128))
+    assert [kernel.name for kernel in kernels] == ["second", "first"]
+    with pytest.raises(InvalidValueError, match="program calls 2 different kernels") as error:
+        pallasite.compile(program, shape(128))
+    assert "second, first" in str(error.value)
+    with pytest.raises(InvalidValueError, match="calls no kernel"):
+        pallasite.compile(jnp.sin, shape(128))
+
+
+def test_debug_prints_the_stages(fake, capsys):
+    spec = spec_of().replace(debug=True)
+    compile_kernel(spec)
+    assert ".visible .entry add" in capsys.readouterr().out
+
+
+SCRIPT = """
+import sys
+from sample_kernels import CASES, specs
+import pallasite
+from pallasite.runtime import cache_info
+for name in sys.argv[1:]:
+    make, args = CASES[name]
+    assert pallasite.compile(make(), *args, target="sm_90").ptx
+print(cache_info())
+"""
+
+
+@pytest.mark.parametrize("name", ["scaled", "softmax", "copy"])
+def test_a_second_process_compiles_nothing(tmp_path, name):
+    assert name in CASES
+    environment_ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PALLASITE_CACHE_DIR": str(tmp_path / "shared"),
+        "JAX_PLATFORMS": "cpu",
+    }
+
+    def run():
+        command = [sys.executable, "-c", SCRIPT, name]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, env=environment_
+        ).stdout.strip()
+
+    assert run() == str(CacheInfo(compiles=1))
+    assert run() == str(CacheInfo(disk_hits=1))

@@ -1,0 +1,173 @@
+"""Canonical texts of kernels: equal for equal kernels, in every process, and only for those."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from sample_kernels import CASES, copy_kernel, scaled, specs
+
+from pallasite import gpu as plgpu
+from pallasite.runtime.fingerprint import Unkeyable, canonical_parts, fingerprint
+
+
+def of(fn, *args) -> str:
+    (spec,) = specs(fn, *args)
+    return fingerprint(spec)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_traces_of_one_kernel_are_equal(name):
+    make, args = CASES[name]
+    assert of(make(), *args) == of(make(), *args)
+
+
+def test_all_cases_differ():
+    assert len({of(make(), *args) for make, args in CASES.values()}) == len(CASES)
+
+
+SCRIPT = """
+from sample_kernels import CASES, specs
+from pallasite.runtime.fingerprint import fingerprint
+for make, args in CASES.values():
+    (spec,) = specs(make(), *args)
+    print(fingerprint(spec))
+"""
+
+
+def test_equal_in_every_process():
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu"},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(texts) == 1
+    assert len(texts.pop().split()) == len(CASES)
+
+
+def test_what_makes_a_kernel_another_one():
+    x = jax.ShapeDtypeStruct((128,), jnp.float32)
+    variants = [
+        (scaled(2.0), x),
+        (scaled(3.0), x),
+        (scaled(2.0, name="other"), x),
+        (scaled(2.0, grid=2), x),
+        (scaled(2.0, params=plgpu.CompilerParams(approx_math=True)), x),
+        (scaled(2.0, aliases={0: 0}), x),
+        (scaled(2.0), jax.ShapeDtypeStruct((128,), jnp.bfloat16)),
+    ]
+    keys = [of(*variant) for variant in variants]
+    assert len(set(keys)) == len(keys)
+    assert of(scaled(2.0), x) == keys[0]
+
+
+def test_barrier_types_count():
+    assert of(copy_kernel(arrivals=1), CASES["copy"][1][0]) != of(
+        copy_kernel(arrivals=2), CASES["copy"][1][0]
+    )
+
+
+def test_source_lines_count():
+    source = "def body(x, o):\n  o[...] = x[...]\n"
+    x = jax.ShapeDtypeStruct((128,), jnp.float32)
+    keys = []
+    for text in (source, source, "\n" + source):
+        scope: dict = {}
+        exec(compile(text, "/virtual/kernel.py", "exec"), scope)
+        keys.append(of(plgpu.kernel(scope["body"], out_type=x), x))
+    assert keys[0] == keys[1] != keys[2]
+
+
+class Name:
+    """An object that is compared by identity."""
+
+    def __init__(self, label):
+        self.label = label
+
+
+def test_objects_are_numbered():
+    a, b, c = Name("n"), Name("n"), Name("m")
+    assert canonical_parts((a, a)) == canonical_parts((b, b))
+    assert canonical_parts((a, b)) != canonical_parts((a, a))
+    assert canonical_parts((a, b)) == canonical_parts((b, a))
+    assert canonical_parts(a) != canonical_parts(c)
+
+
+def test_nested_vmap_axes_are_told_apart():
+    @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+    def add(x, y, o):
+        o[...] = x[...] + y[...]
+
+    x, m = jnp.zeros((2, 2, 128)), jnp.zeros((2, 128))
+    inner = jax.vmap(jax.vmap(add, (0, 0)), (0, None))
+    outer = jax.vmap(jax.vmap(add, (0, None)), (0, 0))
+    assert of(inner, x, m) != of(outer, x, m)
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    value: object
+
+
+def values():
+    return [
+        None, 0, False, 0.0, "0", b"0", 1, True, 1.0, -0.0, 1j, Ellipsis,
+        Color.RED, Color.BLUE, Record(1), Record("1"), Record((1,)),
+        (), (1,), ((1,),), [1], {1}, {1: 2}, {2: 1}, {"a": 1, "b": 2},
+        np.float32(1), np.float64(1), np.arange(3), np.arange(3.0), np.arange(3).reshape(3, 1),
+        np.dtype("float32"), jnp.bfloat16, np.dtype(jnp.bfloat16), int, float,
+        jnp.sin, np.sin, functools.partial(jnp.pad, 1), functools.partial(jnp.pad, 2),
+        jax.tree.structure((1, 2)), jax.tree.structure([1, 2]), jax.tree.structure((1, None)),
+        slice(1, 2), slice(1, 3), pl.Element(4),
+    ]  # fmt: skip
+
+
+def test_values_are_told_apart_and_recognised():
+    texts = ["\n".join(canonical_parts(value)) for value in values()]
+    assert texts == ["\n".join(canonical_parts(value)) for value in values()]
+    duplicates = {text for text in texts if texts.count(text) > 1}
+    assert not duplicates
+    assert canonical_parts({"a": 1, "b": 2}) == canonical_parts({"b": 2, "a": 1})
+    assert canonical_parts({"a", "b"}) == canonical_parts({"b", "a"})
+
+
+def local_function():
+    return 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [lambda: 1, local_function, Record(local_function), np.array([object()]), iter([1])],
+    ids=["lambda", "function", "field", "objects", "iterator"],
+)
+def test_values_without_a_text(value):
+    with pytest.raises(Unkeyable):
+        canonical_parts(value)
+
+
+def test_a_value_that_contains_itself():
+    loop: list = []
+    loop.append(loop)
+    with pytest.raises((Unkeyable, RecursionError)):
+        canonical_parts(loop)
+    name = Name("n")
+    name.label = name
+    assert canonical_parts(name)
