@@ -1,0 +1,70 @@
+"""A whole plugin: ``plgpu.count_true(mask)`` counts with warp votes, and a pass signs the PTX."""
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+
+from pallasite import InvalidValueError, Pass, RuleSet, Semantics, hookimpl
+from pallasite.ir import ops
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.resources import Resources
+
+rules = RuleSet()
+count_true_p = Primitive("count_true")
+count_true_p.def_abstract_eval(lambda mask: jax.core.ShapedArray((), np.int32))
+
+
+def count_true(mask: jax.Array) -> jax.Array:
+    """How many elements of a boolean array are true, as an int32 scalar."""
+    return count_true_p.bind(mask)
+
+
+@rules.resources(count_true_p)
+def _resources(ctx, mask):
+    return Resources(shared_bytes=1024 * ctx.geometry.threads)  # Allocations are multiples of 1 KiB.
+
+
+@rules.lowering(count_true_p, Semantics.LANE)
+def _lower(ctx, mask):
+    bits = [ops.extract(r, i) for r in mask.registers for i in range(mask.vector_length)]
+    if mask.is_splat or mask.size != 128 * len(bits):
+        raise InvalidValueError("count_true needs a multiple of 128 elements", got=mask.shape)
+    total = ops.i32_constant(0)
+    for bit in bits:
+        votes = ops.intrinsic(ops.i32(), "llvm.nvvm.vote.ballot.sync", ops.i32_constant(-1), bit)
+        total = ops.add(total, ops.intrinsic(ops.i32(), "llvm.ctpop.i32", votes))
+    with ctx.kernel.shared.allocate(1024 * ctx.kernel.geometry.threads) as offset:
+        base = ctx.launch.shared_pointer(offset)  # Each warpgroup has 1 KiB, each warp a word of it.
+        counts = ops.byte_pointer(base, ops.multiply(ctx.launch.warpgroup_id, 1024))
+        ops.store(total, ops.byte_pointer(counts, ops.multiply(ctx.launch.warp_id, 4)))
+        ctx.synchronize()
+        total = ops.i32_constant(0)
+        for warp in range(4):
+            total = ops.add(total, ops.load(ops.i32(), ops.byte_pointer(counts, 4 * warp)))
+        ctx.synchronize()
+    return RegisterArray.splat(total, np.int32)
+
+
+def sign(ptx, context):
+    """Appends a comment to the PTX of each kernel."""
+    return f"{ptx}\n// signed by pallasite-vote: {context.kernel} for {context.target.name}\n"
+
+
+@hookimpl
+def pallasite_names():
+    return {"count_true": "pallasite_vote:count_true"}
+
+
+@hookimpl
+def pallasite_lowering_rules():
+    return rules.lowering_rules
+
+
+@hookimpl
+def pallasite_resource_rules():
+    return rules.resource_rules
+
+
+@hookimpl
+def pallasite_passes():
+    return [Pass(name="vote-sign", stage="ptx", run=sign, description="signs the PTX")]
