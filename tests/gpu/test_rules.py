@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -420,9 +423,7 @@ def test_combine_in_another_block(operation, dtype):
 def printed(capfd, function, *args):
     """What the device prints when a function runs."""
     capfd.readouterr()
-    jax.block_until_ready(jax.jit(function)(*args))
-    for device in jax.devices():
-        device.synchronize_all_activity()
+    jax.tree.map(np.asarray, jax.jit(function)(*args))
     ctypes.CDLL(None).fflush(None)
     return capfd.readouterr().out
 
@@ -479,3 +480,31 @@ def test_check_that_holds():
 
     with pl.enable_debug_checks(True):
         np.testing.assert_array_equal(jax.jit(body)(jnp.ones(4, jnp.float32)), np.ones(4))
+
+
+FAILING_CHECK = """
+import jax, jax.numpy as jnp
+from jax.experimental import checkify, pallas as pl
+from pallasite.language.kernel import kernel
+
+def body(x, o):
+    checkify.debug_check(x[0] > 0, "not positive: {}", x[0])
+    o[...] = x[...]
+
+with pl.enable_debug_checks(True):
+    f = jax.jit(kernel(body, out_type=jax.ShapeDtypeStruct((4,), jnp.float32)))
+    jax.block_until_ready(f(jnp.full((4,), -2.5, jnp.float32)))
+"""
+
+
+def test_check_that_fails(tmp_path):
+    # A failed check ends the process's use of the device, so it has a process of its own.
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING_CHECK)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode != 0
+    text = done.stdout + done.stderr
+    assert f"{script}:7: check failed: not positive: -2.5" in text
