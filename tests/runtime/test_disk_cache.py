@@ -104,7 +104,7 @@ def _hammer(directory, seed, rounds, failures):
                 found = cache.get(key((number + seed) % 30))
                 if found is not None and found != bytes([(number + seed) % 30]) * 2000:
                     failures.put("wrong content")
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             failures.put(repr(error))
 
 

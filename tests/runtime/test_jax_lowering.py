@@ -1,9 +1,8 @@
-"""Kernels inside JAX programs: lowered for CUDA without a GPU, and run by an executor on the CPU."""
+"""Kernels inside JAX programs: lowered for CUDA without a GPU, run by an executor on the CPU."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import subprocess
 import sys
 
@@ -17,7 +16,7 @@ from sample_kernels import by_pallas_call, scaled, shape, specs
 
 import pallasite
 from pallasite import config, plugins
-from pallasite.errors import ExecutionError, InvalidTypeError, UnsupportedError
+from pallasite.errors import ExecutionError, InvalidTypeError
 from pallasite.language.kernel import kernel_call_p
 from pallasite.launch import ArrayParameter
 from pallasite.runtime import clear_memory, compiler, run_on_host
@@ -134,10 +133,11 @@ def test_shard_map_calls_the_kernel_on_the_part_of_a_device():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "_compile", lambda r: (requests.append(r), compile_(r))[1])
         spec = PartitionSpec("x")
-        fn = jax.shard_map(
-            scaled(), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        fn = jax.shard_map(scaled(), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        x = jax.ShapeDtypeStruct(
+            (256,), jnp.float32, sharding=jax.NamedSharding(mesh, PartitionSpec("x"))
         )
-        pallasite.compile(fn, shape(256))
+        pallasite.compile(fn, x)
     assert requests[0].mesh_axes == (("x", 2),)
     assert requests[0].spec.in_avals[0].shape == (128,)
 
@@ -145,20 +145,17 @@ def test_shard_map_calls_the_kernel_on_the_part_of_a_device():
 SCRIPT = """
 import hashlib, jax
 from sample_kernels import scaled, shape
-import test_jax_lowering as t
-generator = t._fake_compiler.__wrapped__ if hasattr(t._fake_compiler, "__wrapped__") else None
 text = jax.jit(scaled()).trace(shape(128)).lower(lowering_platforms=("cuda",)).as_text()
+assert "triton_kernel_call_ffi" in text
 print(hashlib.sha256(text.encode()).hexdigest())
 """
 
 
 @GPU_WHEEL
-def test_programs_are_the_same_in_every_process(tmp_path):
-    def digest(seed):
-        return subprocess.run(
-            [sys.executable, "-c", SCRIPT.replace("import test_jax_lowering as t\n", "")
-             .replace('generator = t._fake_compiler.__wrapped__ if hasattr('
-                      't._fake_compiler, "__wrapped__") else None\n', "")],
+def test_programs_are_the_same_in_every_process():
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
             check=True,
             capture_output=True,
             text=True,
@@ -170,9 +167,9 @@ def test_programs_are_the_same_in_every_process(tmp_path):
                 "PALLASITE_CACHE": "off",
             },
         ).stdout
-
-    assert digest("1") == digest("2")
-    assert len(digest("1").strip()) == hashlib.sha256().digest_size * 2
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
 
 
 def test_without_an_executor():
@@ -273,10 +270,10 @@ def test_operands_of_the_wrong_type_are_named():
         fn.trace(shape(128)).lower(lowering_platforms=("cuda",))
 
 
-def test_several_platforms_at_once(doubling):
-    text = jax.jit(scaled()).trace(shape(128))
-    with pytest.raises((UnsupportedError, NotImplementedError)):
-        text.lower(lowering_platforms=("cuda", "cpu", "tpu"))
+def test_several_platforms_at_once():
+    traced = jax.jit(scaled()).trace(shape(128))
+    with pytest.raises(ExecutionError, match="'scaled' cannot run on platform 'tpu'"):
+        traced.lower(lowering_platforms=("cuda", "tpu"))
 
 
 PORTABLE = Target(name="sm_90", ptx_version=80, compute_capability=(9, 0))

@@ -90,7 +90,9 @@ def test_second_parameter_of_an_output_is_an_aliased_empty_operand():
 
 def test_users_alias():
     (a, b), (out,) = inputs((128,), (128,)), outputs((128,))
-    compiled = kernel("", [ArrayParameter(a), ArrayParameter(out)], [a, b], [out], aliases=((1, 0),))
+    compiled = kernel(
+        "", [ArrayParameter(a), ArrayParameter(out)], [a, b], [out], aliases=((1, 0),)
+    )
     line = call_line(lowered(lambda a, b: launch(compiled, a, b)[0], array(), array()))
     assert "(%arg0, %arg1)" in line
     assert re.search(r"output_operand_alias<output_tuple_indices = \[\],\s*operand_index = 1", line)

@@ -61,8 +61,7 @@ def check(launch):
             )
     for output, position in enumerate(plan.output_positions):
         touched = any(
-            memory_of(p.buffer, launch.aliases)
-            == memory_of(launch.outputs[output], launch.aliases)
+            memory_of(p.buffer, launch.aliases) == memory_of(launch.outputs[output], launch.aliases)
             for p in launch.parameters
         )
         assert (position is not None) == touched

@@ -16,7 +16,7 @@ from pallasite.runtime.jax_lowering import kernel_in_equation
 from pallasite.targets import Target
 
 
-def compile(  # noqa: A001  (the public name is pallasite.compile)
+def compile(
     fn: Callable[..., Any],
     *args: Any,
     target: str | Target | None = None,

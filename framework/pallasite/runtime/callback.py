@@ -1,7 +1,7 @@
 """Executors that are Python functions on NumPy arrays, as operations that JAX can compile.
 
-``jax.pure_callback`` would hand JAX arrays to the function, and reading those can wait for ever when
-all of XLA's threads are busy; the primitive here hands over NumPy arrays.
+``jax.pure_callback`` would hand JAX arrays to the function, and reading those can wait for ever
+when all of XLA's threads are busy; the primitive here hands over NumPy arrays.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import ExecutionError
 
 HostFunction = Callable[[CompiledKernel, Sequence[np.ndarray]], Sequence[np.ndarray]]
-"""``execute(compiled, inputs)`` returns the outputs. The inputs must not be written to, and must not
-be kept: an output that shares memory with an input starts as a copy of it."""
+"""``execute(compiled, inputs)`` returns the outputs. The inputs must not be written to, and must
+not be kept: an output that shares memory with an input starts as a copy of it."""
 
 
 def run_on_host(
     execute: HostFunction, compiled: CompiledKernel, *operands: jax.Array
 ) -> list[jax.Array]:
-    """Runs a kernel by a Python function; with its first argument bound it is an executor's ``run``.
+    """Runs a kernel by a Python function; with that bound, it is what an executor's ``run`` is.
 
     It works wherever kernels do: eagerly, under ``jax.jit``, and inside ``jax.shard_map``.
     """
@@ -58,12 +58,10 @@ host_call_p = Primitive("pallasite_host_call")
 host_call_p.multiple_results = True
 
 
-@host_call_p.def_impl
 def _impl(*operands: Any, call: _HostCall) -> list[jax.Array]:
     return list(map(jax.numpy.asarray, call(*operands)))
 
 
-@host_call_p.def_abstract_eval
 def _abstract_eval(*operands: Any, call: _HostCall) -> list[Any]:
     del operands
     return [
@@ -86,4 +84,6 @@ def _lower(ctx: Any, *operands: Any, call: _HostCall) -> Any:
     return results
 
 
+host_call_p.def_impl(_impl)
+host_call_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(host_call_p, _lower)

@@ -260,5 +260,3 @@ def _write(store: DiskCache, key: str, kernel: CompiledKernel) -> None:
         _count("unkeyable")
         return
     store.put(key, data)
-
-

@@ -24,9 +24,9 @@ IN_PROCESS = "in process"
 def environment_text(*, assemble: bool) -> str:
     """Everything outside the kernel that its compilation depends on, as one text.
 
-    It has the versions of Python, Pallasite, its libraries and every enabled plugin, the contents of
-    the source files of those that are not installed copies (a checkout, an editable installation),
-    and the options (also Pallas's debug checks) that affect code.
+    It has the versions of Python, Pallasite, its libraries and every enabled plugin, the contents
+    of the source files of those that are not installed copies (a checkout, an editable
+    installation), and the options (also Pallas's debug checks) that affect code.
 
     Args:
       assemble: whether machine code is asked for, so that the assembler counts too.

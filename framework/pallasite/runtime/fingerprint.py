@@ -1,7 +1,7 @@
 """A canonical text of a traced kernel: equal in every process for equal kernels.
 
 Two kernels with the same text compile to the same PTX under the same compiler. The text holds the
-jaxpr with its types, parameters and source lines, the mesh, the aliases and the compiler parameters.
+jaxpr with its types, parameters and source lines, the mesh, the aliases, the compiler parameters.
 
 * Variables, and objects that are compared by identity (such as an axis name that is an object), are
   numbered in the order of their appearance. Memory addresses never appear.
@@ -10,9 +10,9 @@ jaxpr with its types, parameters and source lines, the mesh, the aliases and the
 * Dtypes, enumerations, arrays and dataclasses count by value, an identity-compared object by its
   class, its number and its attributes.
 * A Python function counts by its qualified name if it is a module-level function of JAX, NumPy or
-  Pallasite, whose versions are part of every key. Any other function (an index map kept as Python, a
-  host callback, code that emits MLIR itself) makes the kernel :class:`Unkeyable`: such a kernel is
-  compiled once in each process, and kept in memory only. Parameters that hold the derivative rules
+  Pallasite, whose versions are part of every key. Any other function (a host callback, code that
+  emits MLIR itself) makes the kernel :class:`Unkeyable`: such a kernel is compiled once in each
+  process, and kept in memory only. Parameters that hold the derivative rules
   of a function are left out, since they do not affect the kernel.
 """
 
@@ -56,7 +56,7 @@ _IGNORED_PARAMETERS: Mapping[str, frozenset[str]] = {
 """Parameters of primitives that say nothing about the kernel's code."""
 
 
-class Unkeyable(Exception):  # noqa: N818  (not a failure: the kernel is just not kept on disk)
+class Unkeyable(Exception):
     """A kernel holds something that cannot be compared between processes; says what."""
 
 
@@ -105,7 +105,7 @@ class _Writer:
             if isinstance(value, types_):
                 write(self, value)
                 return
-        if dataclasses.is_dataclass(value) and kind.__eq__ is not object.__eq__:
+        if dataclasses.is_dataclass(value) and not _by_identity(kind):
             self.fields(kind, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
             return
         self.object(value)
@@ -152,7 +152,7 @@ class _Writer:
             if _ADDRESS.search(text):
                 raise Unkeyable(f"{_qualified(kind)}: {text}")
             attributes = {"repr": text}
-        if kind.__eq__ is not object.__eq__:
+        if not _by_identity(kind):
             self.fields(kind, attributes)
             return
         number, new = self.number(value)
@@ -243,6 +243,11 @@ class _Writer:
 
 def _sort_key(value: Any) -> str:
     return "\1".join(canonical_parts(value))
+
+
+def _by_identity(kind: Any) -> bool:
+    """Whether objects of a class are equal only to themselves."""
+    return bool(kind.__eq__ is object.__eq__)
 
 
 def _qualified(kind: type) -> str:

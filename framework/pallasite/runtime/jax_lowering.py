@@ -43,7 +43,7 @@ def lower_kernel_call(
       PallasiteError: the kernel cannot be compiled.
     """
     if platform is None:
-        platform = single_platform(ctx.platforms or ctx.module_context.platforms)
+        platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
     check_operands(spec, ctx.avals_in)
     run = find_executor(platform, spec.name)
     compiled = compile_kernel(spec, keep=False, mesh_axes=_device_mesh(ctx))
@@ -91,8 +91,8 @@ def _pallas_call_spec(
     )
 
 
-def single_platform(platforms: Sequence[str]) -> str:
-    """The platform that a program is lowered for.
+def single_platform(platforms: Sequence[str], name: str) -> str:
+    """The platform that a program is lowered for, which calls the kernel of this name.
 
     Raises:
       UnsupportedError: several at once.
@@ -100,16 +100,16 @@ def single_platform(platforms: Sequence[str]) -> str:
     """
     if len(platforms) != 1:
         raise UnsupportedError(
-            "a kernel is lowered for several platforms at once",
+            f"kernel {name!r} is lowered for several platforms at once",
             got=", ".join(platforms),
             hint="lower for one platform at a time",
         )
     if platforms[0] not in ("cuda", "cpu"):
-        raise no_executor(platforms[0])
+        raise no_executor(platforms[0], name)
     return platforms[0]
 
 
-def find_executor(platform: str, name: str = "") -> Callable[..., Any]:
+def find_executor(platform: str, name: str) -> Callable[..., Any]:
     """What runs kernels on a platform: a function of a compiled kernel and JAX arrays.
 
     Raises:
@@ -123,18 +123,17 @@ def find_executor(platform: str, name: str = "") -> Callable[..., Any]:
     return executor.run
 
 
-def no_executor(platform: str, name: str = "") -> ExecutionError:
+def no_executor(platform: str, name: str) -> ExecutionError:
     """The error for a kernel that is called where nothing can run it."""
-    what = f"kernel {name!r}" if name else "this kernel"
     if platform != "cpu":
         return ExecutionError(
-            f"{what} cannot run on platform {platform!r}",
+            f"kernel {name!r} cannot run on platform {platform!r}",
             expected="an NVIDIA GPU (cuda), or the CPU with an executor",
             hint="move the arrays, or compile without running: pallasite.compile(fn, *args)",
         )
     simulator = remedy("executors", "simulator", plugins.manager().absences())
     return ExecutionError(
-        f"{what} cannot run on the CPU: no installed plugin has an executor for it",
+        f"kernel {name!r} cannot run on the CPU: no installed plugin has an executor for it",
         expected="a GPU, or an executor such as the simulator",
         hint=f"{simulator}; or compile without running: pallasite.compile(fn, *args)",
     )
@@ -195,7 +194,7 @@ def check_device(target: Target, capability: tuple[int, int] | None, name: str) 
 def _device_mesh(ctx: Any) -> dict[Hashable, int]:
     """Sizes of the axes of the device mesh over which the call is manually sharded."""
     context = ctx.module_context.axis_context
-    manual = getattr(context, "manual_axes", frozenset())
+    manual: frozenset[Hashable] = getattr(context, "manual_axes", frozenset())
     mesh = getattr(context, "mesh", None)
     if mesh is None:
         return {}
@@ -213,4 +212,3 @@ def kernel_in_equation(equation: Any) -> KernelSpec | None:
     ):
         return spec_of_pallas_call(params)
     return None
-

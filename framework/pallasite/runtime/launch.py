@@ -40,7 +40,7 @@ _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2
 def nbytes(shape: Sequence[int], dtype: Any) -> int:
     """Bytes of a row-major array in GPU memory."""
     dtype = np.dtype(dtype)
-    bits = _PACKED_BITS.get(dtype.name, dtype.itemsize * 8)
+    bits: int = _PACKED_BITS.get(dtype.name, dtype.itemsize * 8)
     return -(-math.prod(shape) * bits // 8)
 
 

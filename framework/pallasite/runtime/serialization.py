@@ -84,10 +84,10 @@ def _encode(value: Any) -> Any:
         return {_KEY: "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, BufferKind):
         return {_KEY: "kind", "name": value.name}
-    if _RECORDS.get(type(value).__name__) is type(value):
+    if dataclasses.is_dataclass(value) and _RECORDS.get(type(value).__name__) is type(value):
         fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {_KEY: type(value).__name__, **fields}
-    if isinstance(value, np.dtype) or isinstance(value, type):
+    if isinstance(value, np.dtype | type):
         return {_KEY: "dtype", "name": np.dtype(value).name}
     raise TypeError(f"cannot keep a {type(value).__qualname__} on disk: {value!r}")
 

@@ -146,15 +146,15 @@ def encode(parameter: TensorMapParameter) -> TensorMapEncoding:
         "rows no longer than the swizzle",
     )
     require(
-        all(s * element.bytes % 16 == 0 and s * element.bytes < MAX_STRIDE_BYTES
-            for s in strides[:-1]),
+        all(
+            s * element.bytes % 16 == 0 and s * element.bytes < MAX_STRIDE_BYTES
+            for s in strides[:-1]
+        ),
         "rows of the array do not start at multiples of 16 bytes",
         f"strides of {tuple(s * element.bytes for s in strides[:-1])} bytes",
         "multiples of 16 bytes below 2**40",
     )
-    return TensorMapEncoding(
-        element.cuda, _SWIZZLE_ENUM[parameter.swizzle], shape, strides, box
-    )
+    return TensorMapEncoding(element.cuda, _SWIZZLE_ENUM[parameter.swizzle], shape, strides, box)
 
 
 def footprint_elements(parameter: TensorMapParameter) -> int:
