@@ -1,8 +1,8 @@
 """Time from calling a kernel to PTX and to its first result, against JAX's Mosaic GPU.
 
-The same kernel bodies are compiled by both in one process. Every repetition is a different kernel (a
-constant in it differs), so nothing is found in a cache; caches on disk are off. A warm-up kernel
-takes the imports and the first initialisation of both compilers out of the measurement.
+The same kernel bodies are compiled by both in one process. Every repetition is a different kernel
+(a constant in it differs), so nothing is found in a cache; caches on disk are off. A first round
+that is not counted takes imports and initialisation out of the measurement.
 
     python benchmarks/compile_time.py --json compile_time.json
 
@@ -233,7 +233,10 @@ def main() -> None:
     harness.print_table(
         ("kernel", *stages),
         [
-            (row.kernel, *[100 * row.stages_ms.get(s, 0.0) / sum(row.stages_ms.values()) for s in stages])
+            (
+                row.kernel,
+                *[100 * row.stages_ms.get(s, 0.0) / sum(row.stages_ms.values()) for s in stages],
+            )
             for row in rows
         ],
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-import jax  # noqa: E402
+import jax
 
 ROOT = pathlib.Path(__file__).parent.parent
 

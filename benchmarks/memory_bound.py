@@ -246,9 +246,15 @@ def main() -> None:
         header,
         [
             (
-                row.kernel, "x".join(map(str, row.shape)), row.dtype, row.pallasite_ms,
-                row.bandwidth / 1e12, row.share_of_copy, row.xla_ms,
-                None if row.xla_ms is None else row.xla_ms / row.pallasite_ms, row.mosaic_ms,
+                row.kernel,
+                "x".join(map(str, row.shape)),
+                row.dtype,
+                row.pallasite_ms,
+                row.bandwidth / 1e12,
+                row.share_of_copy,
+                row.xla_ms,
+                None if row.xla_ms is None else row.xla_ms / row.pallasite_ms,
+                row.mosaic_ms,
                 None if row.mosaic_ms is None else row.mosaic_ms / row.pallasite_ms,
                 row.mosaic_note,
             )  # fmt: skip

@@ -451,4 +451,6 @@ def discharge_rule[Function: Callable[..., Any]](primitive: Any) -> Callable[[Fu
         return function
 
     return register
+
+
 stop_gradient_p = _ad_util.stop_gradient_p

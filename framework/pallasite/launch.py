@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
 from typing import Any
 
-from pallasite.errors import SourceLocation, UnsupportedError
+from pallasite.errors import SourceLocation
 
 
 class BufferKind(enum.Enum):
@@ -117,64 +116,3 @@ class ResourceReport:
     spill_load_bytes: int | None = None
     stack_bytes: int | None = None
     constant_bytes: int | None = None
-
-
-def canonical_order(
-    parameters: Sequence[Parameter], aliases: Sequence[tuple[int, int]]
-) -> tuple[Parameter, ...]:
-    """The order of a kernel's parameters, as the launcher matches them with buffers.
-
-    The launcher gives each parameter the next buffer: first the operands, then the results. An
-    input that needs several parameters is passed as often. An output is one result; one that needs
-    a second parameter gets it from an operand that shares its memory: the aliased input if there
-    is one, else an uninitialised operand. Scratch is an operand that shares the memory of a hidden
-    result. So: inputs by number, second parameters of outputs, scratch; then outputs by number,
-    hidden results of scratch.
-
-    Args:
-      parameters: what the kernel needs, in any order; each output at least once.
-      aliases: pairs of input and output numbers that share memory.
-
-    Raises:
-      UnsupportedError: an output needs more parameters than it has buffers.
-    """
-    aliased = {output: given for given, output in aliases}
-    inputs: list[tuple[int, Parameter]] = []
-    seconds: list[tuple[int, Parameter]] = []
-    scratch: list[tuple[int, Parameter]] = []
-    results: dict[int, Parameter] = {}
-    hidden: list[tuple[int, Parameter]] = []
-    for parameter in parameters:
-        buffer = parameter.buffer
-        if buffer.kind is BufferKind.INPUT:
-            inputs.append((buffer.index, parameter))
-        elif buffer.kind is BufferKind.SCRATCH:
-            slot = parameter.slot if isinstance(parameter, ArrayParameter) else 0
-            (hidden if slot else scratch).append((buffer.index, parameter))
-        elif buffer.index not in results:
-            results[buffer.index] = parameter
-        else:
-            seconds.append((buffer.index, parameter))
-    taken = [output for output, _ in seconds]
-    passed = {given for given, _ in inputs}
-    for output in taken:
-        if taken.count(output) > 1 or (output in aliased and aliased[output] in passed):
-            needed = [p for p in parameters if p.buffer.kind is BufferKind.OUTPUT]
-            raise UnsupportedError(
-                f"output {output} is accessed in more ways than the launcher can pass",
-                got="; ".join(str(p) for p in needed if p.buffer.index == output),
-                expected="plain accesses and copies of one tile shape, or copies of two tile shapes"
-                " (one of both for an output that shares memory with an input that is read)",
-                hint="use one block shape and one set of transforms for all copies to this output",
-            )
-    # A second parameter of an output that shares an unused input's memory takes that operand.
-    for position, (output, parameter) in reversed(list(enumerate(seconds))):
-        if output in aliased:
-            inputs.append((aliased[output], parameter))
-            del seconds[position]
-    by_number = lambda pair: pair[0]  # noqa: E731
-    operands = [p for _, p in sorted(inputs, key=by_number)]
-    operands += [p for _, p in sorted(seconds, key=by_number)]
-    operands += [p for _, p in sorted(scratch, key=by_number)]
-    outputs = [results[number] for number in sorted(results)]
-    return (*operands, *outputs, *[p for _, p in sorted(hidden, key=by_number)])

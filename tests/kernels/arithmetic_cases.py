@@ -74,7 +74,9 @@ def comparison(name, dtype):
     return kernel, (x, y), lambda x, y: references[name](x, y).astype(np.int32)
 
 
-@case(*[(n, d) for n in ("bitwise_and", "bitwise_or", "bitwise_xor") for d in (jnp.int32, jnp.int8)])
+@case(
+    *[(n, d) for n in ("bitwise_and", "bitwise_or", "bitwise_xor") for d in (jnp.int32, jnp.int8)]
+)
 def bitwise(name, dtype):
     function = getattr(lax, name)
     x, y = random("x", (SIZE,), dtype), random("y", (SIZE,), dtype)

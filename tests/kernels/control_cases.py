@@ -98,7 +98,9 @@ def branches():
             o_ref[row] = -z
 
     def reference(x):
-        y = np.where(np.arange(8)[:, None] % 3 == 0, x, np.where(np.arange(8)[:, None] % 3 == 1, x * 2, 5))
+        y = np.where(
+            np.arange(8)[:, None] % 3 == 0, x, np.where(np.arange(8)[:, None] % 3 == 1, x * 2, 5)
+        )
         z = y + 100 * (np.arange(8) > 4)[:, None]
         z[7] = -z[7]
         return z
@@ -265,9 +267,7 @@ def batched(axis):
 def aliased_buffers():
     x = random("x", (1024,), jnp.int32)
 
-    @plgpu.kernel(
-        out_type=jax.ShapeDtypeStruct((1024,), jnp.int32), input_output_aliases={0: 0}
-    )
+    @plgpu.kernel(out_type=jax.ShapeDtypeStruct((1024,), jnp.int32), input_output_aliases={0: 0})
     def kernel(x_ref, o_ref):
         o_ref[pl.ds(0, 512)] = x_ref[pl.ds(0, 512)] + 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from catalog import block_kernel, case, random, wide
@@ -22,7 +21,9 @@ def swizzle_transforms(swizzle, dtype):
     return (plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(swizzle))
 
 
-@case(*[(s, d, b) for s in (16, 32, 64, 128) for d in DTYPES for b in (1, 2, 4) if b == 1 or s > 32])
+@case(
+    *[(s, d, b) for s in (16, 32, 64, 128) for d in DTYPES for b in (1, 2, 4) if b == 1 or s > 32]
+)
 def tiled_copy(swizzle, dtype, blocks):
     columns = max(swizzle, 128) // np.dtype(dtype).itemsize
     transforms = swizzle_transforms(swizzle, dtype)
@@ -363,6 +364,8 @@ def cluster_ids(*cluster):
         rank = lax.axis_index(names)
         o_ref[row, column, rank] = jnp.full((128,), (pl.program_id(0) * 4 + column) * size + rank)
 
-    return kernel, (), lambda: np.broadcast_to(
-        np.arange(12 * size).reshape(3, 4, size, 1), (3, 4, size, 128)
+    return (
+        kernel,
+        (),
+        lambda: np.broadcast_to(np.arange(12 * size).reshape(3, 4, size, 1), (3, 4, size, 128)),
     )

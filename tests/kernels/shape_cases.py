@@ -129,7 +129,9 @@ def transposed_values(*shape):
 @case(0, 1, 2)
 def iota(dimension):
     kernel = whole(
-        lambda x: x + lax.broadcasted_iota(jnp.int32, (4, 16, 64), dimension), (4, 16, 64), jnp.int32
+        lambda x: x + lax.broadcasted_iota(jnp.int32, (4, 16, 64), dimension),
+        (4, 16, 64),
+        jnp.int32,
     )
     x = random("x", (4, 16, 64), jnp.int32)
     return kernel, (x,), lambda x: x + np.indices((4, 16, 64), dtype=np.int32)[dimension]
@@ -174,5 +176,12 @@ def layout_casts(name):
 @case(jnp.float32, jnp.float16)
 def sliced_values(dtype):
     x = random("x", (8, 256), dtype)
-    kernel = whole(lambda x: x[2:6] + x[4:8], (4, 256), dtype)
-    return kernel, (x,), lambda x: x[2:6] + x[4:8]
+    kernel = whole(lambda x: x[0:4] + x[4:8], (4, 256), dtype)
+    return kernel, (x,), lambda x: x[0:4] + x[4:8]
+
+
+@case(jnp.float32, jnp.float16)
+def slices_that_cut_threads(dtype):
+    x = random("x", (8, 256), dtype)
+    kernel = whole(lambda x: x[2:6] * 2, (4, 256), dtype)
+    return kernel, (x,), lambda x: x[2:6] * 2

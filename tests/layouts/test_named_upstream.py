@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from pallasite.layouts import RegisterLayout, named, resolve
 
 fa = pytest.importorskip("jax.experimental.mosaic.gpu.fragmented_array")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from pallasite.errors import InvalidValueError
 from pallasite.layouts import (
     ConversionKind,

@@ -18,7 +18,7 @@ from pallasite.launch import (
     ResourceReport,
     TensorMapParameter,
 )
-from pallasite.runtime.plan import canonical_order
+from pallasite.launch_plan import canonical_order
 from pallasite.targets import Target
 
 SM_90A = Target(name="sm_90a", ptx_version=86, compute_capability=(9, 0))

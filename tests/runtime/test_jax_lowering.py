@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from fake_kernels import SM_90A, add_kernel, inputs, outputs
 from jax.sharding import PartitionSpec
-from sample_kernels import by_pallas_call, scaled, shape, specs
+from sample_kernels import by_pallas_call, conditional, scaled, shape, specs
 
 import pallasite
 from pallasite import config, plugins
 from pallasite.errors import ExecutionError, InvalidTypeError
 from pallasite.language.kernel import kernel_call_p
 from pallasite.launch import ArrayParameter
+from pallasite.launch_plan import canonical_order
 from pallasite.runtime import clear_memory, compiler, run_on_host
 from pallasite.runtime.jax_lowering import check_device
-from pallasite.runtime.plan import canonical_order
 from pallasite.targets import Target
 
 GPU_WHEEL = pytest.mark.skipif(
@@ -116,6 +116,12 @@ def test_aliased_and_donated_input():
 @GPU_WHEEL
 def test_pallas_call_with_our_parameters():
     assert custom_calls(lowered(by_pallas_call(), shape(256, 256))) == 1
+
+
+@GPU_WHEEL
+def test_kernels_that_print_are_kept():
+    assert "has_side_effect = true" in lowered(lambda x: conditional()(x)[0], shape(128))
+    assert "has_side_effect = true" not in lowered(lambda x: scaled()(x)[0], shape(128))
 
 
 @GPU_WHEEL

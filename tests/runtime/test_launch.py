@@ -155,6 +155,13 @@ def test_empty_outputs_launch_nothing():
     assert launch(compiled, jnp.ones(128))[0].shape == (0, 128)
 
 
+def test_empty_arrays_need_no_descriptor():
+    (x,), (out,) = inputs((0, 128)), outputs((0, 128))
+    parameters = [tensor_map(b, (8, 32)) for b in (x, out)]
+    compiled = kernel("", parameters, [x], [out])
+    assert launch(compiled, jnp.ones((0, 128)))[0].shape == (0, 128)
+
+
 def test_several_kernels_in_one_jit():
     first, second = add_kernel(name="first"), add_kernel(name="second", constant=2.0)
     text = lowered(lambda x: launch(second, launch(first, x)[0])[0], array())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pallasite.errors import InternalError, SourceLocation, UnsupportedError
 from pallasite.launch import ArrayParameter, BufferKind, LaunchParameters
-from pallasite.runtime.plan import canonical_order, plan_launch
+from pallasite.launch_plan import canonical_order, plan_launch
 
 
 def launch_of(parameters, ins=(), outs=(), scratches=(), aliases=(), order=True):

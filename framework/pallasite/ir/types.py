@@ -50,7 +50,7 @@ def is_float(dtype: Any) -> bool:
 
 def is_bool(dtype: Any) -> bool:
     """Whether ``dtype`` is boolean."""
-    return np.dtype(dtype) == np.dtype(np.bool_)
+    return bool(np.dtype(dtype) == np.dtype(np.bool_))
 
 
 def is_integer(dtype: Any) -> bool:
@@ -70,7 +70,7 @@ def bit_width(dtype: Any) -> int:
     dtype = np.dtype(dtype)
     if dtype in _NARROW_INTEGERS:
         return _NARROW_INTEGERS[dtype]
-    return dtype.itemsize * 8
+    return int(dtype.itemsize) * 8
 
 
 @functools.cache

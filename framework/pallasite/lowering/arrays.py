@@ -14,6 +14,7 @@ from pallasite.errors import InternalError, InvalidTypeError, InvalidValueError
 from pallasite.ir import ops, types
 from pallasite.layouts.named import describe
 from pallasite.layouts.registers import Layout, Rearrangement, RegisterLayout, SplatLayout
+from pallasite.layouts.transforms import broadcast_in_dim, broadcast_with_target
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,8 +140,13 @@ def elementwise(
     shape = tuple(shape)
     distributed = [array for array in arrays if not array.is_splat and array.shape == shape]
     if not distributed:
-        value = function(*[array.scalar for array in arrays])
-        return RegisterArray.splat(value, dtype, shape)
+        partial = [array for array in arrays if not array.is_splat and array.size > 1]
+        if not partial:
+            value = function(*[array.scalar for array in arrays])
+            return RegisterArray.splat(value, dtype, shape)
+        rank = len(shape)
+        dims = tuple(range(rank - len(partial[0].shape), rank))
+        distributed = [rearrange(partial[0], broadcast_in_dim(partial[0].layout, shape, dims))]
     layout = distributed[0].layout
     assert isinstance(layout, RegisterLayout)
     for other in distributed[1:]:
@@ -154,10 +160,19 @@ def elementwise(
     spread = []
     for array in arrays:
         if array.shape != shape:
-            array = RegisterArray.splat(array.scalar, array.dtype, shape)
+            array = _stretch(array, layout)
         spread.append(array.materialize(layout).registers)
     registers = [function(*values) for values in zip(*spread, strict=True)]
     return RegisterArray(tuple(registers), layout, dtype)
+
+
+def _stretch(array: RegisterArray, layout: RegisterLayout) -> RegisterArray:
+    """A scalar, or an array of the same rank with extents of 1, repeated to fill ``layout``."""
+    if array.size == 1 or array.is_splat:
+        return RegisterArray.splat(array.scalar, array.dtype, layout.shape)
+    rank = len(layout.shape)
+    dims = tuple(range(rank - len(array.shape), rank))
+    return rearrange(array, broadcast_with_target(array.layout, layout, dims))
 
 
 def rearrange(array: RegisterArray, rearrangement: Rearrangement) -> RegisterArray:

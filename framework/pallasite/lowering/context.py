@@ -138,9 +138,7 @@ class RuleContext:
         else:
             self.launch.warpgroup_barrier()
 
-    def lower(
-        self, jaxpr: Any, args: Sequence[Value], *, mode: Mode | None = None
-    ) -> list[Value]:
+    def lower(self, jaxpr: Any, args: Sequence[Value], *, mode: Mode | None = None) -> list[Value]:
         """Lowers a nested jaxpr in place; returns the values of its results."""
         from pallasite.lowering.walker import lower_jaxpr
 

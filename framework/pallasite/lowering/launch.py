@@ -28,8 +28,8 @@ from pallasite.launch import (
     LaunchParameters,
     Parameter,
     TensorMapParameter,
-    canonical_order,
 )
+from pallasite.launch_plan import canonical_order
 from pallasite.lowering.geometry import Geometry
 from pallasite.targets import Target
 
@@ -143,9 +143,7 @@ class LaunchContext:
     # Ids and predicates ----------------------------------------------------------------------
 
     def _special_register(self, name: str) -> ir.Value:
-        return self._once(
-            name, lambda: ops.intrinsic(ops.i32(), f"llvm.nvvm.read.ptx.sreg.{name}")
-        )
+        return self._once(name, lambda: ops.intrinsic(ops.i32(), f"llvm.nvvm.read.ptx.sreg.{name}"))
 
     @property
     def thread_id(self) -> ir.Value:
@@ -406,10 +404,6 @@ class LaunchContext:
                 # A block must not leave while others may still write to its shared memory.
                 self.cluster_barrier()
             llvm.return_()
-        for buffer in (*self.buffers_in, *self.buffers_out, *self.buffers_scratch):
-            if not any(parameter.buffer == buffer for parameter in self._parameters):
-                if buffer.kind is BufferKind.OUTPUT:
-                    self.parameter(ArrayParameter(buffer))
         order = canonical_order(tuple(self._parameters), self.aliases)
         attributes = []
         texts = []

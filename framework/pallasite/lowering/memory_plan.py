@@ -1,4 +1,4 @@
-"""Where scoped allocations lie in shared memory: a stack with strict discipline, no code at run time.
+"""Where scoped allocations lie in shared memory: a strict stack, with no code at run time.
 
 The resource estimator finds the peak before lowering starts; the stack then hands out offsets.
 """

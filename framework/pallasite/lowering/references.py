@@ -126,9 +126,7 @@ class MemoryReference:
             value = ops.divide_unsigned(index, part.term.divisor)
             if part.term.modulus is not None:
                 value = ops.remainder_unsigned(value, part.term.modulus)
-            value = ops.multiply(
-                ops.cast_integer(value, self.index_type), part.term.stride
-            )
+            value = ops.multiply(ops.cast_integer(value, self.index_type), part.term.stride)
             total = value if total is None else ops.add(total, value)
         return total
 
@@ -221,7 +219,7 @@ class GlobalReference:
         bits = types.bit_width(dtype)
         window = tuple(WindowStart(0, (), size) for size in self.buffer.shape)
         return MemoryReference(
-            pointer=self._launch.array_pointer(self.buffer) if pointer else None,  # type: ignore[arg-type]
+            pointer=self._launch.array_pointer(self.buffer) if pointer else None,
             layout=row_major(self.buffer.shape, bits),
             dtype=np.dtype(dtype),
             space=MemorySpace.GMEM,
@@ -278,17 +276,13 @@ def constant_integer(value: ir.Value) -> int | None:
     return int(ir.IntegerAttr(owner.attributes["value"]).value)
 
 
-def index_reference(
-    reference: MemoryReference, indices: Sequence[Any]
-) -> MemoryReference:
+def index_reference(reference: MemoryReference, indices: Sequence[Any]) -> MemoryReference:
     """The view of a reference by integers and slices, one index per dimension."""
     layout = reference.layout
     offset = reference.offset
     dynamic = list(reference.dynamic)
     window = None if reference.window is None else list(reference.window)
-    free = (
-        [] if window is None else [i for i, start in enumerate(window) if not start.squeezed]
-    )
+    free = [] if window is None else [i for i, start in enumerate(window) if not start.squeezed]
     dim = 0
     for position, index in enumerate(indices):
         is_slice = isinstance(index, _jax.Slice)

@@ -14,7 +14,7 @@ from pallasite.layouts.conversion import ConversionKind, conversion
 from pallasite.layouts.digits import LANES, Digit, Owner
 from pallasite.layouts.memory import row_major
 from pallasite.layouts.named import describe
-from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
+from pallasite.layouts.registers import Layout, Rearrangement, RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray, gather
 from pallasite.lowering.context import RuleContext
 from pallasite.lowering.references import MemoryReference
@@ -65,7 +65,7 @@ def _through_shared_memory(
     return _exchange(ctx, array, target, max(limit, array.size * bits // 8))
 
 
-def _part(layout: Layout, start: int, size: int) -> tf.rg.Rearrangement:
+def _part(layout: Layout, start: int, size: int) -> Rearrangement:
     starts = [start] + [0] * (len(layout.shape) - 1)
     return tf.slice_(layout, starts, [size, *layout.shape[1:]])
 

@@ -23,5 +23,3 @@ class LoweredKernel:
     resources: ResourceReport
     jaxpr: Any = None
     options: Any = None
-
-

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm
 
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import ops
@@ -210,7 +211,7 @@ def issue_load(
 
 def descriptor_address(descriptor: ir.Value) -> ir.Value:
     """The 64-bit generic address of a descriptor in parameter space."""
-    return ops.llvm.ptrtoint(ops.i64(), descriptor)
+    return llvm.ptrtoint(ops.i64(), descriptor)
 
 
 def issue_store(

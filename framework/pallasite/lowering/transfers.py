@@ -22,9 +22,7 @@ from pallasite.lowering.references import MemoryReference
 MAXIMUM_BITS = 128
 
 
-def default_layout(
-    reference: MemoryReference, vector_limit: int | None = None
-) -> RegisterLayout:
+def default_layout(reference: MemoryReference, vector_limit: int | None = None) -> RegisterLayout:
     """The strided layout with the widest vectors that the reference's memory allows, of at most
     ``vector_limit`` elements if that is given."""
     extents = reference.layout.flat_extents
@@ -59,9 +57,7 @@ def thread_offset(launch: LaunchContext, plan: AccessPlan) -> ir.Value:
             index = lane if term.owner is Owner.LANE else warp
             limit = LANES if term.owner is Owner.LANE else WARPS
             value = ops.divide_unsigned(index, term.divisor)
-            if term.divisor * term.modulus < limit:
-                value = ops.remainder_unsigned(value, term.modulus)
-            elif limit % (term.divisor * term.modulus):
+            if term.divisor * term.modulus < limit or limit % (term.divisor * term.modulus):
                 value = ops.remainder_unsigned(value, term.modulus)
             value = ops.multiply(value, term.stride)
             total = value if total is None else ops.add(total, value)
@@ -93,9 +89,7 @@ def access_addresses(
             start = reference.byte_offset(reference.offset)
             return lambda access: ops.byte_pointer(base, start + access.offset * bits // 8)
         base = ops.element_pointer(reference.pointer, offset, element)
-        return lambda access: ops.element_pointer(
-            base, reference.offset + access.offset, element
-        )
+        return lambda access: ops.element_pointer(base, reference.offset + access.offset, element)
     atom = reference.layout.atom_bytes
     if reference.offset_alignment % atom == 0 and plan.swizzle_separable:
         address = reference.byte_offset(thread)
@@ -113,7 +107,7 @@ def access_addresses(
 
         return emit
     start = reference.byte_offset(reference.element_offset())
-    moved = ops.add(reference.byte_offset(thread), start)  # type: ignore[arg-type]
+    moved = ops.add(reference.byte_offset(thread), start)
 
     def emit_whole(access: Access) -> ir.Value:
         address = ops.add(moved, access.offset * bits // 8)
@@ -133,8 +127,7 @@ def check_window(reference: MemoryReference) -> None:
         if outside:
             raise InvalidValueError(
                 f"the access leaves dimension {dim} of the array, which has {extent} elements",
-                got=f"{start.size} elements"
-                + ("" if start.dynamic else f" from {start.static}"),
+                got=f"{start.size} elements" + ("" if start.dynamic else f" from {start.static}"),
                 expected="a window inside the array",
                 hint="copy_gmem_to_smem fills what lies outside with zeros",
             )
@@ -176,9 +169,7 @@ def load_array(
     elements: dict[tuple[int, int], tuple[int, int]] = {}
     loaded = []
     for number, access in enumerate(plan.accesses):
-        loaded.append(
-            ops.load(vector, address_of(access), alignment=max(1, plan.width_bytes))
-        )
+        loaded.append(ops.load(vector, address_of(access), alignment=max(1, plan.width_bytes)))
         for position, part in enumerate(access.parts):
             elements[part] = (number, position)
     sources = [

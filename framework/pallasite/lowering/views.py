@@ -48,9 +48,10 @@ def resolve(
             got=type(reference).__name__,
             expected="a reference to global or shared memory",
         )
+    memory: MemoryReference = reference
     for transform in transforms:
-        reference = apply(ctx, reference, transform)
-    return reference
+        memory = apply(ctx, memory, transform)
+    return memory
 
 
 def apply(ctx: RuleContext, reference: MemoryReference, transform: Any) -> MemoryReference:

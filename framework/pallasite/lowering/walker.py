@@ -85,9 +85,7 @@ def lower_jaxpr(
             location=location,
         )
         with mlir_location(location), _errors_at(location):
-            rule = kernel.registry.lowering_rule(
-                equation.primitive, mode.semantics, kernel.target
-            )
+            rule = kernel.registry.lowering_rule(equation.primitive, mode.semantics, kernel.target)
             operands = [read(atom) for atom in equation.invars]
             results = rule.function(context, *operands, **equation.params)
             if equation.primitive.multiple_results:

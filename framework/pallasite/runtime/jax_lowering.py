@@ -49,6 +49,7 @@ def lower_kernel_call(
     compiled = compile_kernel(spec, keep=False, mesh_axes=_device_mesh(ctx))
     if platform == "cuda":
         check_device(compiled.target, local_compute_capability(), spec.name)
+        run = functools.partial(launch, side_effects=has_side_effects(spec))
     rule = mlir.lower_fun(functools.partial(run, compiled), multiple_results=True)
     return rule(ctx, *operands)
 
@@ -89,6 +90,12 @@ def _pallas_call_spec(
     return pallas_call_spec(
         jaxpr, grid_mapping, compiler_params, name=name, input_output_aliases=aliases, debug=debug
     )
+
+
+def has_side_effects(spec: KernelSpec) -> bool:
+    """Whether a kernel prints or communicates, beside filling its outputs."""
+    visible = (_jax.debug_effect, _jax.ordered_debug_effect, _jax.comms_effect)
+    return any(effect in spec.jaxpr.effects for effect in visible)
 
 
 def single_platform(platforms: Sequence[str], name: str) -> str:

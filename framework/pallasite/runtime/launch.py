@@ -2,7 +2,7 @@
 
 A kernel becomes one custom call whose attribute holds the PTX, the launch dimensions and a
 description of the kernel's parameters. The launcher walks those parameters in order and gives each
-the next buffer of the call: operands first, then results; see :mod:`pallasite.runtime.plan`. It
+the next buffer of the call: operands first, then results; see :mod:`pallasite.launch_plan`. It
 appends two null pointers (global scratch, profiler scratch), which the kernel declares as its last
 parameters. Scratch that must hold zeros is cleared by the launcher, on the same stream.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import ExecutionError, InvalidValueError, UnsupportedError
 from pallasite.launch import ArrayParameter, BufferKind, LaunchParameters
-from pallasite.runtime.plan import LaunchPlan, plan_launch
+from pallasite.launch_plan import LaunchPlan, plan_launch
 from pallasite.runtime.tensor_maps import TENSOR_MAP_BYTES, encode
 
 CUSTOM_CALL_TARGET = "triton_kernel_call_ffi"
@@ -147,7 +147,9 @@ def launches_nothing(launch: LaunchParameters) -> bool:
     return 0 in launch.grid or (bool(sizes) and not any(sizes))
 
 
-def launch(compiled: CompiledKernel, *operands: jax.Array) -> list[jax.Array]:
+def launch(
+    compiled: CompiledKernel, *operands: jax.Array, side_effects: bool = False
+) -> list[jax.Array]:
     """Runs a kernel on the GPU; made of JAX operations, so it works traced and eagerly.
 
     All arrays are row-major. Outputs that the kernel never accesses, and all outputs when there is
@@ -156,9 +158,10 @@ def launch(compiled: CompiledKernel, *operands: jax.Array) -> list[jax.Array]:
     Args:
       compiled: the kernel.
       *operands: one array for each of ``compiled.launch.inputs``.
+      side_effects: whether the kernel does more than fill its outputs (it prints, say), so that it
+        must run even if nobody needs them.
     """
     parameters = compiled.launch
-    plan = validate_launch(parameters, compiled.name)
     input_of = {output: input_ for input_, output in parameters.aliases}
 
     def untouched(output: int) -> jax.Array:
@@ -169,6 +172,7 @@ def launch(compiled: CompiledKernel, *operands: jax.Array) -> list[jax.Array]:
 
     if launches_nothing(parameters):
         return [untouched(output) for output in range(len(parameters.outputs))]
+    plan = validate_launch(parameters, compiled.name)
     arguments = [
         operands[buffer.index]
         if buffer.kind is BufferKind.INPUT
@@ -178,7 +182,7 @@ def launch(compiled: CompiledKernel, *operands: jax.Array) -> list[jax.Array]:
     results = jax.ffi.ffi_call(
         CUSTOM_CALL_TARGET,
         [jax.ShapeDtypeStruct(buffer.shape, buffer.dtype) for buffer in plan.results],
-        has_side_effect=not parameters.outputs,
+        has_side_effect=side_effects or not parameters.outputs,
         input_output_aliases=dict(plan.aliases),
     )(*arguments, opaque=custom_call_attribute(compiled, plan))
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -187,14 +188,13 @@ def _bitcast_convert_type(
 def _reduce_precision(
     ctx: RuleContext, x: RegisterArray, *, exponent_bits: int, mantissa_bits: int
 ) -> RegisterArray:
-    for narrow in ("float16", "bfloat16", "float32"):
-        dtype = _jax.dtype_of(narrow)
-        info = _jax.finfo(dtype)
+    wide = x.dtype
+    for name in ("float16", "bfloat16", "float32"):
+        narrow = np.dtype(_jax.dtype_of(name))
+        info = _jax.finfo(narrow)
         if (info.nexp, info.nmant) == (exponent_bits, mantissa_bits):
-            wide, dtype = x.dtype, np.dtype(dtype)
-            return x.map(
-                lambda v, d=dtype: conversion.convert(conversion.convert(v, wide, d), d, wide)  # type: ignore[misc]
-            )
+            rounded = x.map(partial(conversion.convert, from_dtype=wide, to_dtype=narrow), narrow)
+            return rounded.map(partial(conversion.convert, from_dtype=narrow, to_dtype=wide), wide)
     raise UnsupportedError(
         "reduce_precision to a format without a dtype",
         got=f"{exponent_bits} exponent and {mantissa_bits} mantissa bits",
@@ -214,7 +214,9 @@ for _primitive_name, _name in (("erf_p", "erf"), ("erfc_p", "erfc"), ("erf_inv_p
 
 
 @rules.lowering(_jax.reciprocal_p, *_ALL)
-def _reciprocal(ctx: RuleContext, x: RegisterArray, *, approx: bool, **params: Any) -> RegisterArray:
+def _reciprocal(
+    ctx: RuleContext, x: RegisterArray, *, approx: bool, **params: Any
+) -> RegisterArray:
     one = RegisterArray.constant(1, x.dtype)
     function = BINARY["div"]
     return elementwise(lambda a, b: function(a, b, x.dtype, approx), [one, x], x.dtype, x.shape)

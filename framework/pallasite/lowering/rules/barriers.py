@@ -40,7 +40,7 @@ def _barrier_arrive(ctx: RuleContext, *operands: Value, args_tree: Any) -> Seque
     if barrier.cluster_dimensions is not None:
         _arrive_in_cluster(ctx, barrier, condition, before if orders else None)
         return ()
-    if orders:
+    if orders and before is not None:
         ctx.synchronize()
         before(ctx)
         guard = ctx.leader if condition is None else ops.arith.andi(ctx.leader, condition)
@@ -158,7 +158,8 @@ def wait(ctx: RuleContext, barrier: BarrierReference) -> None:
     ops.inline_assembly(
         "{ .reg .pred complete;\n\t"
         "WAIT_${:uid}:\n\t"
-        f"mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64 complete, [$0], $1, {SUSPEND_HINT};\n\t"
+        f"mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64 complete, [$0], $1,"
+        f" {SUSPEND_HINT};\n\t"
         "@!complete bra WAIT_${:uid};\n\t}",
         "r,r,~{memory}",
         barrier.address(),

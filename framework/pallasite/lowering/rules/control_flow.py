@@ -278,9 +278,7 @@ def _while(
 
         finals = rest.rebuild(ops.for_loop(start, stop, rest.registers, emit))
         # The counter ends at the bound, or where it started if that is beyond the bound.
-        finals.insert(
-            counter, RegisterArray.splat(ops.arith.maxsi(start, stop), dtype, ())
-        )
+        finals.insert(counter, RegisterArray.splat(ops.arith.maxsi(start, stop), dtype, ()))
         return finals
     registers = carry.registers
     operation = scf.WhileOp([r.type for r in registers], registers)
@@ -303,7 +301,7 @@ def _counted_loop(
 
     A for loop has a known number of steps, which the optimiser can unroll and strength-reduce.
     """
-    if cond_nconsts or len(cond_jaxpr.eqns) != 1 or getattr(cond_jaxpr, "consts", ()):
+    if cond_nconsts or len(cond_jaxpr.eqns) != 1 or cond_jaxpr.consts:
         return None
     (comparison,) = cond_jaxpr.eqns
     if comparison.primitive is not _jax.lax_primitives.lt_p:

@@ -118,7 +118,7 @@ def _leader_tracked(
     dimensions: tuple[int, ...],
     mode: CopyPartition,
 ) -> None:
-    """A copy spread over a pair of blocks whose completion only the first block's barrier counts."""
+    """A copy spread over a pair of blocks that only the first block's barrier counts."""
     handler = ctx.kernel.extra.get("leader_tracked_copy")
     if handler is None or not ctx.target.has("cta_pair"):
         name = "PARTITIONED" if isinstance(mode, Partitioned) else "REPLICATED"
@@ -182,9 +182,7 @@ def _copy_by_threads(
         if condition is None:
             ops.inline_assembly(text + ";", "r,l,~{memory}", address, pointer)
         else:
-            count = ops.arith.select(
-                condition, ops.i32_constant(width_bytes), ops.i32_constant(0)
-            )
+            count = ops.arith.select(condition, ops.i32_constant(width_bytes), ops.i32_constant(0))
             ops.inline_assembly(text + ", $2;", "r,l,r,~{memory}", address, pointer, count)
     if barrier is not None:
         selected = resolve_barrier(ctx, barrier)

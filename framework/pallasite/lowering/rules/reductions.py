@@ -116,10 +116,14 @@ def _reduce_vector(combine: Combine, register: ir.Value, plan: ReductionPlan) ->
                 ops.slice_vector(register, 0, length),
                 ops.slice_vector(register, length, length),
             )
-    parts = [
-        _pairwise(combine, [ops.extract(register, element) for element in group])
-        for group in plan.vector_groups
-    ] if ops.vector_length(register) > 1 else [ops.extract(register, 0)]
+    parts = (
+        [
+            _pairwise(combine, [ops.extract(register, element) for element in group])
+            for group in plan.vector_groups
+        ]
+        if ops.vector_length(register) > 1
+        else [ops.extract(register, 0)]
+    )
     return ops.from_elements(parts)
 
 
@@ -130,9 +134,7 @@ def _rotate(ctx: RuleContext, combine: Combine, value: ir.Value, rotation: Any) 
     base = ops.arith.subi(lane, ops.multiply(digit, rotation.stride))
     values = []
     for step in range(rotation.size):
-        values.append(
-            shuffle(value, "idx", ops.add(base, step * rotation.stride))
-        )
+        values.append(shuffle(value, "idx", ops.add(base, step * rotation.stride)))
     return _pairwise(combine, values)
 
 
@@ -155,9 +157,10 @@ def _across_warps(
     batch = max(1, limit // per_register)
     results: list[ir.Value] = []
     warp, lane = launch.warp_id, launch.lane_id
-    with ctx.scratch(
-        max(limit, per_register), "scratch for layout changes and reductions"
-    ) as (pointer, _):
+    with ctx.scratch(max(limit, per_register), "scratch for layout changes and reductions") as (
+        pointer,
+        _,
+    ):
         position = _position(ctx, lane, lanes)
         slot = ops.multiply(position, 4)
         mine = ops.element_pointer(pointer, ops.add(slot, warp), store_type)
@@ -193,7 +196,9 @@ def _across_warps(
                     chosen: list[ir.Value | int] = [0, 1, 2, 3]
                 else:
                     count = len(plan.warp_partners[0])
-                    chosen = [_lookup(warp, [p[k] for p in plan.warp_partners]) for k in range(count)]
+                    chosen = [
+                        _lookup(warp, [p[k] for p in plan.warp_partners]) for k in range(count)
+                    ]
                 loaded = []
                 for other in chosen:
                     word = ops.load(

@@ -83,7 +83,12 @@ def _get(ctx: RuleContext, reference: Value, *leaves: Value, tree: Any, **params
 
 @rules.lowering(_jax.swap_p, *_ALL)
 def _swap(
-    ctx: RuleContext, reference: Value, value: RegisterArray, *leaves: Value, tree: Any, **params: Any
+    ctx: RuleContext,
+    reference: Value,
+    value: RegisterArray,
+    *leaves: Value,
+    tree: Any,
+    **params: Any,
 ) -> Value:
     transforms = jax.tree.unflatten(tree, leaves)
     if hasattr(reference, "write"):
@@ -120,7 +125,12 @@ _swap_layout.accesses_memory = lambda operands, results: operands[1]  # type: ig
 
 @rules.lowering(_jax.addupdate_p, *_ALL)
 def _addupdate(
-    ctx: RuleContext, reference: Value, value: RegisterArray, *leaves: Value, tree: Any, **params: Any
+    ctx: RuleContext,
+    reference: Value,
+    value: RegisterArray,
+    *leaves: Value,
+    tree: Any,
+    **params: Any,
 ) -> Sequence[Value]:
     from pallasite.lowering.rules.arithmetic import binary
 
@@ -135,7 +145,9 @@ def _addupdate(
 # Scoped allocation ----------------------------------------------------------------------------
 
 
-def barrier_arrivals(dtype: Any, geometry: Geometry) -> tuple[int, tuple[tuple[int, ...], ...] | None]:
+def barrier_arrivals(
+    dtype: Any, geometry: Geometry
+) -> tuple[int, tuple[tuple[int, ...], ...] | None]:
     """Hardware arrivals per phase, and the cluster dimensions of a cluster barrier.
 
     An arrival of a user's thread is 128 hardware arrivals, one per lane. A barrier that orders

@@ -65,7 +65,12 @@ def _familiar_broadcast(
 
 @rules.lowering(lax.reshape_p, *_ALL)
 def _reshape(
-    ctx: RuleContext, x: RegisterArray, *dynamic: Value, new_sizes: Any, dimensions: Any, **params: Any
+    ctx: RuleContext,
+    x: RegisterArray,
+    *dynamic: Value,
+    new_sizes: Any,
+    dimensions: Any,
+    **params: Any,
 ) -> RegisterArray:
     if dimensions is not None:
         raise UnsupportedError("a reshape that also permutes dimensions", got=dimensions)
@@ -177,7 +182,7 @@ def _select_n(ctx: RuleContext, which: RegisterArray, *cases: RegisterArray) -> 
     result = cases[-1]
     for number in reversed(range(len(cases) - 1)):
         result = elementwise(
-            lambda p, case, rest, number=number: ops.arith.select(  # type: ignore[misc]
+            lambda p, case, rest, number=number: ops.arith.select(
                 ops.compare("eq", p, number), case, rest
             ),
             [which, cases[number], result],
@@ -315,7 +320,10 @@ def _copy(ctx: RuleContext, x: Value) -> Value:
 
 # Elementwise hints: what is wanted of the result is wanted of every operand of the same shape.
 def same_layout_hint(
-    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Sequence[Layout | None], **params: Any
+    avals_in: Sequence[Any],
+    avals_out: Sequence[Any],
+    wanted: Sequence[Layout | None],
+    **params: Any,
 ) -> list[Layout | None]:
     """Layout rule of element-wise primitives."""
     hint = wanted[0]

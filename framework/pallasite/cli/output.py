@@ -1,0 +1,100 @@
+"""What commands print and write: tables, JSON, and files that are never half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pallasite.errors import InvalidValueError
+
+GAP = "  "
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table with aligned columns; columns of numbers align to the right, empty ones are left
+    out."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    columns = [
+        (header, [row[number] for row in cells])
+        for number, header in enumerate(headers)
+        if any(row[number] for row in cells)
+    ]
+    lines = [""] * (len(cells) + 1)
+    for header, column in columns:
+        width = max(len(text) for text in (header, *column))
+        right = all(text.replace(".", "", 1).isdigit() for text in column if text)
+        for number, text in enumerate((header, *column)):
+            lines[number] += (text.rjust(width) if right else text.ljust(width)) + GAP
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as JSON for other programs."""
+    print(json.dumps(value, indent=2))
+
+
+def indented(text: str, by: int = 2) -> str:
+    """The text with each line moved to the right."""
+    return "\n".join(" " * by + line if line else line for line in text.splitlines())
+
+
+def size(count: int) -> str:
+    """A number of bytes for people: ``1.5 MiB``."""
+    value, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+def write(data: bytes, path: str | None) -> None:
+    """Writes to a file, or to standard output for None and ``-``.
+
+    A file is replaced as a whole when its content is complete, and keeps its permissions; what is
+    not a regular file, such as a pipe, is written to directly.
+
+    Raises:
+      InvalidValueError: the file cannot be written.
+    """
+    if path is None or path == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        _replace(pathlib.Path(path).resolve(), data)
+    except OSError as error:
+        raise InvalidValueError(
+            f"cannot write {path}: {error.strerror}", expected="a file in a folder that exists"
+        ) from error
+
+
+def _replace(path: pathlib.Path, data: bytes) -> None:
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
