@@ -1,1 +1,1 @@
-"""Small kernels, each explained in its module; ``python examples/demo.py`` compiles and runs them."""
+"""Small kernels, each explained in its module; ``python examples/demo.py`` runs them all."""

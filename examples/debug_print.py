@@ -1,8 +1,8 @@
 """Looking into a kernel: printing layouts while it is compiled, and values while it runs.
 
-``plgpu.print_layout`` shows which lane holds which element, at compile time. ``pl.debug_print`` in a
-kernel prints on the GPU: one line per thread of the kernel for scalars, one line per element for an
-array. ``{}`` marks the place of the value.
+``plgpu.print_layout`` shows which lane holds which element, at compile time. ``pl.debug_print`` in
+a kernel prints on the GPU: one line per thread of the kernel for scalars, one line per element for
+an array. ``{}`` marks the place of the value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One copy for all blocks of a cluster: each fetches a share, and the hardware spreads it.
 
-All blocks of a cluster need the same tile of ``shared``. With ``collective_axes`` the copy reads the
-tile from memory once, and it lands in the shared memory of every block. Before a tile may be
+All blocks of a cluster need the same tile of ``shared``. With ``collective_axes`` the copy reads
+the tile from memory once, and it lands in the shared memory of every block. Before a tile may be
 overwritten, *all* blocks must have read it: that is what the ``ClusterBarrier`` is for.
 """
 
@@ -21,7 +21,7 @@ ROWS, COLUMNS = 64, 128
 
 
 def add_to_all(x: jax.Array, shared: jax.Array, *, blocks: int) -> jax.Array:
-    """``x + shared`` for ``x`` of shape (n, *shared.shape): each of n blocks reads all of shared."""
+    """``x + shared`` for ``x`` of shape (n, *shared.shape); ``shared`` has 128 columns."""
     count, rows, _ = x.shape
     tiles = rows // ROWS
 

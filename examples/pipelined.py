@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from examples.catalog import Example, random_arrays
 from pallasite import gpu as plgpu

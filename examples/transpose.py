@@ -1,9 +1,9 @@
 """A transpose through shared memory, with TMA both ways.
 
-``transpose_ref`` is a view of a tile with its dimensions swapped. Reading through it walks down the
-columns of the tile; in the WGMMA register layout and with a swizzled tile the lanes of a warp then
-hit different banks. ``plgpu.load`` checks that: without ``layout=`` it raises an error which says how
-many times slower the read would be.
+``transpose_ref`` is a view of a tile with its dimensions swapped. Reading through it walks down
+the columns of the tile; in the WGMMA register layout and with a swizzled tile the lanes of a warp
+then hit different banks. ``plgpu.load`` checks that: without ``layout=`` it raises an error which
+says how many times slower the read would be.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def count_true(mask: jax.Array) -> jax.Array:
 
 @rules.resources(count_true_p)
 def _resources(ctx, mask):
-    return Resources(shared_bytes=1024 * ctx.geometry.threads)  # Allocations are multiples of 1 KiB.
+    return Resources(shared_bytes=1024 * ctx.geometry.threads)  # In whole KiB.
 
 
 @rules.lowering(count_true_p, Semantics.LANE)
@@ -33,8 +33,9 @@ def _lower(ctx, mask):
     for bit in bits:
         votes = ops.intrinsic(ops.i32(), "llvm.nvvm.vote.ballot.sync", ops.i32_constant(-1), bit)
         total = ops.add(total, ops.intrinsic(ops.i32(), "llvm.ctpop.i32", votes))
+    # One KiB for each warpgroup, one word of it for each of its warps.
     with ctx.kernel.shared.allocate(1024 * ctx.kernel.geometry.threads) as offset:
-        base = ctx.launch.shared_pointer(offset)  # Each warpgroup has 1 KiB, each warp a word of it.
+        base = ctx.launch.shared_pointer(offset)
         counts = ops.byte_pointer(base, ops.multiply(ctx.launch.warpgroup_id, 1024))
         ops.store(total, ops.byte_pointer(counts, ops.multiply(ctx.launch.warp_id, 4)))
         ctx.synchronize()

@@ -8,11 +8,13 @@ import doctest
 import io
 import pathlib
 import re
+from collections.abc import Iterator
 
 import jax
 import pytest
 
 import pallasite
+from pallasite import plugins
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -45,6 +47,17 @@ def blocks_of(page: pathlib.Path) -> list[Block]:
     return blocks
 
 
+@pytest.fixture
+def _plugins_of_this_process() -> Iterator[None]:
+    """Removes the plugins that a page registers."""
+    before = {one.name for one in plugins.plugins()}
+    yield
+    for one in plugins.plugins():
+        if one.name not in before:
+            plugins.unregister(one.name)
+
+
+@pytest.mark.usefixtures("_plugins_of_this_process")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_runs(page: pathlib.Path):
     namespace: dict[str, object] = {"__name__": "document"}

@@ -38,7 +38,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     # fmt: off
     pip = [
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        "--no-input", "--retries=0", "--timeout=15", "--no-deps", f"--target={folder}", str(PROJECT),
+        "--no-input", "--retries=0", "--timeout=15", "--no-deps", f"--target={folder}",
+        str(PROJECT),
     ]
     # fmt: on
     try:
