@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import traceback
-import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 import pallasite
-from pallasite.cli import cache, compile, doctor, inspect, passes, plugins, targets
 from pallasite.errors import InternalError, PallasiteError
 
 PROGRAM = "pallasite"
 
-COMMANDS: Mapping[str, types.ModuleType] = {
-    "compile": compile,
-    "inspect": inspect,
-    "targets": targets,
-    "plugins": plugins,
-    "passes": passes,
-    "doctor": doctor,
-    "cache": cache,
-}
-"""The subcommands in the order of ``pallasite --help``, which shows the first line of each one's
-docstring."""
+COMMANDS = ("compile", "inspect", "targets", "plugins", "passes", "doctor", "cache")
+"""The subcommands, each a module of its name, in the order of ``pallasite --help``, which shows the
+first line of each module's docstring."""
 
 STATUS_ERROR = 1
 STATUS_INTERRUPTED = 130
@@ -44,11 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = make_parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the help or what is wrong
         return stop.code if isinstance(stop.code, int) else STATUS_ERROR
-    command = COMMANDS[arguments.command]
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            status: int = command.run(arguments)
+            status: int = arguments.run(arguments)
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader, such as ``head``, has seen enough. Nothing may be flushed at exit.
@@ -78,7 +68,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {pallasite.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
+    for name in COMMANDS:
+        module = importlib.import_module(f"pallasite.cli.{name}")
         summary, _, details = (module.__doc__ or "").partition("\n")
         subparser = subparsers.add_parser(
             name,
@@ -88,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
             parents=[common],
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        subparser.set_defaults(run=module.run)
         module.add_arguments(subparser)
     return parser
 

@@ -42,9 +42,8 @@ def running(path: pathlib.Path) -> Iterator[None]:
         where = SourceLocation(error.filename or str(path), error.lineno or 0)
         raise UserCodeError(f"SyntaxError: {error.msg}", location=where) from error
     except Exception as error:
-        lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
         raise UserCodeError(
-            "\n    ".join(lines),
+            f"{type(error).__name__}: {error}",
             location=_place(error, path),
             hint="--traceback shows where it was raised",
         ) from error
