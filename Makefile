@@ -6,7 +6,7 @@ else
 python := .venv/bin/python
 endif
 
-.PHONY: setup demo test lint format clean
+.PHONY: setup demo test lint format docs clean
 
 setup:
 ifndef PYTHON
@@ -27,6 +27,9 @@ lint: setup
 format: setup
 	$(python) -m ruff check --fix
 	$(python) -m ruff format
+
+docs: setup
+	$(python) tools/make_api_docs.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,154 @@
+"""Writes the API reference as Markdown pages, from the docstrings and signatures of public names.
+
+Usage: ``python tools/make_api_docs.py [folder]``; the folder is ``build/docs/api`` by default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import pathlib
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import pallasite
+from pallasite import cli, config, errors, gpu, hookspecs
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def main(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Writes all pages into a folder and returns their paths."""
+    pages = {
+        "pallasite": module_page(pallasite, python_names()),
+        "pallasite.gpu": module_page(gpu, dir(gpu)),
+        "pallasite.errors": module_page(errors, classes_of(errors)),
+        "hooks": module_page(hookspecs, [n for n in vars(hookspecs) if n.startswith("pallasite_")]),
+        "options": options_page(),
+        "command-line": command_line_page(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    index = ["# API reference", "", f"Pallasite {pallasite.__version__}.", ""]
+    index += [f"- [{name}]({name}.md)" for name in pages]
+    written = []
+    for name, text in {**pages, "index": "\n".join(index)}.items():
+        path = folder / f"{name}.md"
+        path.write_text(text.rstrip() + "\n")
+        written.append(path)
+    return written
+
+
+def python_names() -> list[str]:
+    """The functions and classes of ``pallasite`` itself; errors have a page of their own."""
+    names = [name for name in pallasite.__all__ if not inspect.ismodule(getattr(pallasite, name))]
+    return [n for n in names if n != "__version__" and not hasattr(errors, n)]
+
+
+def classes_of(module: Any) -> list[str]:
+    """Names of the public classes that a module defines."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and name[0] != "_"
+    ]
+
+
+def module_page(module: Any, names: Iterable[str]) -> str:
+    """A page about some names of a module."""
+    names = list(names)
+    lines = [f"# {module.__name__}", "", as_markdown(inspect.getdoc(module) or ""), ""]
+    lines += [" ".join(f"[`{name}`](#{name.lower()})" for name in names), ""]
+    for name in names:
+        lines += entry(name, getattr(module, name))
+    return "\n".join(lines)
+
+
+def entry(name: str, value: Any) -> list[str]:
+    """The heading, signature and docstring of one name, and of the methods of a class."""
+    lines = [f"## {name}", "", *declaration(name, value)]
+    if isinstance(value, enum.Enum):
+        lines += [f"A member of `{type(value).__name__}`.", ""]
+    lines += [as_markdown(inspect.getdoc(value) or ""), ""]
+    if not inspect.isclass(value):
+        return lines
+    if issubclass(value, enum.Enum):
+        members = [member for member in value.__members__ if not member.startswith("_")]
+        lines += ["Members: " + ", ".join(f"`{member}`" for member in members) + ".", ""]
+    for method, function in vars(value).items():
+        if inspect.isfunction(function) and not method.startswith("_") and function.__doc__:
+            lines += [f"### {name}.{method}", "", *declaration(method, function)]
+            lines += [as_markdown(inspect.getdoc(function) or ""), ""]
+    return lines
+
+
+def declaration(name: str, value: Any) -> list[str]:
+    """The signature as a code block; nothing for what cannot be called."""
+    if not callable(value) or (inspect.isclass(value) and issubclass(value, enum.Enum)):
+        return []
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return []
+    parts = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(p[:1] == "*" for p in parts):
+            parts.append("*")
+        # Annotations that are strings would be shown in quotes.
+        parts.append(re.sub(r": '([^']*)'", r": \1", str(parameter)))
+    text = f"{name}({', '.join(parts)})"
+    if len(text) > 88:
+        text = f"{name}(\n    " + ",\n    ".join(parts) + ",\n)"
+    if not inspect.isclass(value) and signature.return_annotation is not inspect.Signature.empty:
+        text += f" -> {inspect.formatannotation(signature.return_annotation)}"
+    return ["```python", text, "```", ""]
+
+
+def as_markdown(text: str) -> str:
+    """A docstring as Markdown: roles and double backquotes become code, sections become lists."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
+    lines = []
+    in_section = False
+    for line in text.splitlines():
+        section = re.fullmatch(r"(Args|Attributes|Returns|Raises|Yields):", line)
+        member = re.fullmatch(r"  (\*{0,2}[\w, *]+): (.*)", line)
+        if section:
+            in_section = True
+            lines += [f"**{section[1]}**", ""]
+        elif in_section and member:
+            lines.append(f"- `{member[1]}`: {member[2]}")
+        elif in_section and line.startswith("    "):
+            lines.append(f"  {line.strip()}")
+        else:
+            in_section = in_section and (not line or line.startswith(" "))
+            lines.append(line.removeprefix("  ") if in_section else line)
+    return "\n".join(lines)
+
+
+def options_page() -> str:
+    """The table of configuration options."""
+    lines = ["# Options", "", as_markdown(inspect.getdoc(config) or ""), ""]
+    lines += ["| option | variable | accepts | meaning |", "|---|---|---|---|"]
+    for option in config.OPTIONS.values():
+        fields = {field.name: getattr(option, field.name) for field in dataclasses.fields(option)}
+        lines.append(
+            f"| `{fields['name']}` | `{fields['variable']}` | {fields['accepts']} "
+            f"| {fields['description']} |"
+        )
+    return "\n".join(lines)
+
+
+def command_line_page() -> str:
+    """The help texts of all subcommands."""
+    lines = ["# Command line", "", as_markdown(inspect.getdoc(cli) or ""), ""]
+    for name, module in cli.entry.COMMANDS.items():
+        lines += [f"## pallasite {name}", "", "```text", inspect.getdoc(module) or "", "```", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    target = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "docs" / "api"
+    for page in main(target):
+        print(page)
