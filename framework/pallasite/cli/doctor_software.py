@@ -79,8 +79,8 @@ def plugins() -> list[Check]:
             text = f"{len(rules)} lowering rules, {len(passes)} passes, no contradictions"
             checks += [Check("registry", text), *_disabled_passes({one.name for one in passes})]
         except Exception as error:
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            remedy = "pallasite plugins --traceback shows more"
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            remedy = "'pallasite plugins' shows more"
             checks.append(Check("registry", text, PROBLEM, remedy))
         try:
             found = manager().plugins()

@@ -1,0 +1,137 @@
+"""``pallasite doctor`` on a healthy machine and on ones where something is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+import pallasite
+from pallasite import plugins
+from pallasite.cli import doctor_devices
+from pallasite.cli.checks import PROBLEM, WARNING
+
+CPU = {"platform": "cpu", "version": "cpu", "devices": [["cpu", ""]]}
+GPU = {
+    "platform": "gpu",
+    "version": "PJRT C API\ncuda 13000",
+    "devices": [["NVIDIA H200", "9.0"]] * 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch, tmp_path):
+    """What JAX would say; tests change it."""
+    answer = dict(CPU)
+    monkeypatch.setattr(doctor_devices, "ask_jax", lambda: answer)
+    monkeypatch.setattr(doctor_devices, "_DRIVER_VERSION", tmp_path / "no driver")
+    return answer
+
+
+def checks(result):
+    return {one["name"]: one for section in result.json["checks"].values() for one in section}
+
+
+def test_healthy(command):
+    result = command("doctor")
+    assert result.status == 0, result.out
+    for title in ("software", "devices", "tools", "plugins", "cache", "configuration"):
+        assert f"{title}\n" in result.out
+    assert "cpu: 1 x cpu" in result.out
+    assert "Kernels can be compiled." in result.out
+    assert result.err == ""
+    found = checks(command("doctor", "--json"))
+    assert {"Python", "jax", "jaxlib", "llvmlite", "LLVM", "ptxas", "hopper"} <= set(found)
+    assert not [one for one in found.values() if one["state"] == PROBLEM]
+
+
+def test_gpu(command, devices):
+    devices.update(GPU)
+    found = checks(command("doctor", "--json"))
+    assert found["JAX devices"]["text"] == (
+        "gpu: 2 x NVIDIA H200 (compute capability 9.0); cuda 13000"
+    )
+
+
+def test_jax_that_does_not_start(command, devices):
+    devices.clear()
+    devices["error"] = "Fatal: no"
+    result = command("doctor")
+    assert result.status == 0
+    assert "! JAX devices" in result.out
+    assert "JAX does not start: Fatal: no" in result.out
+
+
+def test_driver_without_cuda(command, monkeypatch, tmp_path):
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1\nmore\n")
+    monkeypatch.setattr(doctor_devices, "_DRIVER_VERSION", driver)
+    found = checks(command("doctor", "--json"))
+    assert found["GPU driver"]["state"] == WARNING
+    assert "pallasite[cuda]" in found["GPU driver"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name", "state", "text"),
+    [
+        ("PALLASITE_CACHE", "perhaps", "cache", PROBLEM, "does not accept"),
+        ("PALLASITE_TARGET", "sm_1", "selected target", PROBLEM, "no target named 'sm_1'"),
+        ("PALLASITE_TARGET", "sm_90", "selected target", "ok", "sm_90"),
+        ("PALLASITE_DISABLE_PASSES", "x", "disabled passes", PROBLEM, "do not exist: x"),
+        ("PALLASITE_PTXAS", "off", "ptxas", PROBLEM, ""),
+        ("PALLASITE_CACH", "1", "PALLASITE_CACH", WARNING, "no option reads"),
+        ("PALLASITE_CACHE_DIR", "/dev/null/cache", "cache", WARNING, "cannot be written"),
+    ],
+)
+def test_configuration(command, monkeypatch, variable, value, name, state, text):
+    monkeypatch.setenv(variable, value)
+    result = command("doctor", "--json")
+    section = "tools" if name == "ptxas" else None
+    found = [
+        one
+        for title, section_checks in result.json["checks"].items()
+        for one in section_checks
+        if one["name"] == name and section in (None, title)
+    ]
+    states = {one["state"] for one in found}
+    if name == "ptxas":
+        assert states == {WARNING}
+        assert "switched off" in found[0]["text"]
+        assert result.status == 0
+        return
+    assert state in states
+    assert any(text in one["text"] for one in found)
+    assert result.status == (1 if state == PROBLEM else 0)
+    assert all(one["remedy"] for one in found if one["state"] != "ok")
+
+
+def test_plugin_that_fails(command):
+    class Failing:
+        @pallasite.hookimpl
+        def pallasite_targets(self):
+            raise RuntimeError("no luck")
+
+    plugins.register(Failing(), name="failing")
+    try:
+        result = command("doctor")
+    finally:
+        plugins.unregister("failing")
+    assert result.status == 0
+    assert "! failing" in result.out
+    assert "RuntimeError: no luck" in result.out
+
+
+def test_ask_jax_survives_a_crash(monkeypatch):
+    monkeypatch.undo()
+
+    def crash(*arguments, **keywords):
+        return subprocess.CompletedProcess(arguments, -11, "", "F: check failed\n")
+
+    monkeypatch.setattr(subprocess, "run", crash)
+    assert doctor_devices.ask_jax() == {"error": "F: check failed"}
+
+    def hang(*arguments, **keywords):
+        raise subprocess.TimeoutExpired("python", 1)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert "no answer" in doctor_devices.ask_jax()["error"]

@@ -1,0 +1,154 @@
+"""``pallasite targets | plugins | passes | cache``."""
+
+from __future__ import annotations
+
+import pytest
+
+import pallasite
+from pallasite import plugins
+from pallasite.extensions import Pass
+from pallasite.runtime.disk_cache import DiskCache
+from pallasite.targets import Target
+
+
+class Extra:
+    """A plugin with a target, a name and a pass."""
+
+    @pallasite.hookimpl
+    def pallasite_targets(self):
+        return [Target(name="sm_250x", ptx_version=99, compute_capability=(25, 0))]
+
+    @pallasite.hookimpl
+    def pallasite_names(self):
+        return {"extra_name": "os:getcwd"}
+
+    @pallasite.hookimpl
+    def pallasite_passes(self):
+        return [
+            Pass(name="late", stage="mlir", run=lambda *_: None, after=("mlir-hoist",)),
+            Pass(name="on-jaxpr", stage="jaxpr", run=lambda *_: None, description="does it"),
+        ]
+
+
+class Contrary(Extra):
+    """Contradicts :class:`Extra`."""
+
+
+@pytest.fixture
+def extra():
+    plugins.register(Extra(), name="extra")
+    yield
+    plugins.unregister("extra")
+
+
+def cells(text):
+    return [line.split() for line in text.splitlines()]
+
+
+def test_targets(command, extra):
+    result = command("targets")
+    assert result.status == 0
+    rows = {row[0]: row for row in cells(result.out.partition("\n\n")[0])}
+    assert rows["sm_90"][1:4] == ["pallasite", "8.6", "227"]
+    assert rows["sm_90a"][1] == "hopper"
+    assert rows["sm_250x"][1:3] == ["extra", "9.9"]
+    assert "\nsm_90a also: " in result.out
+
+
+def test_missing_targets(command):
+    result = command("targets", "--json")
+    assert {one["name"] for one in result.json["targets"]} >= {"sm_90", "sm_100", "sm_90a"}
+    assert result.json["missing"] == {}
+    with pallasite.config.scoped(disabled_plugins="hopper"):
+        result = command("targets")
+        assert "not available" in result.out
+        assert "enable plugin 'hopper'" in result.out
+        assert list(command("targets", "--json").json["missing"]) == ["sm_90a"]
+
+
+def test_one_target(command):
+    result = command("targets", "sm_90")
+    assert "sm_90  (plugin pallasite)" in result.out
+    assert "232448  bytes of shared memory per block" in result.out
+    assert command("targets", "sm_90", "--json").json["ptx_version"] == "8.6"
+    result = command("targets", "sm_1")
+    assert (result.status, result.err.splitlines()[0]) == (1, "error: no target named 'sm_1'")
+
+
+def test_plugins(command, extra):
+    result = command("plugins")
+    assert result.status == 0
+    lines = {line.split()[0]: " ".join(line.split()) for line in result.out.splitlines()}
+    assert lines["pallasite"].startswith(f"pallasite built in pallasite {pallasite.__version__}")
+    assert "lowering rules" in lines["pallasite"]
+    assert lines["extra"] == (
+        "extra loaded in process targets sm_250x, names extra_name, passes on-jaxpr late"
+    )
+    assert "not installed" in lines["simulator"]
+    found = {one["name"]: one for one in command("plugins", "--json").json["plugins"]}
+    assert found["extra"]["contributes"]["targets"] == ["sm_250x"]
+    assert found["pallasite"]["contributes"]["lowering rules"] > 100
+
+
+def test_plugin_that_fails(command):
+    class Failing:
+        @pallasite.hookimpl
+        def pallasite_targets(self):
+            raise RuntimeError("no luck")
+
+    plugins.register(Failing(), name="failing")
+    try:
+        result = command("plugins")
+    finally:
+        plugins.unregister("failing")
+    assert result.status == 1
+    assert "failing failed to load:" in result.out
+    assert "RuntimeError: no luck" in result.out
+    assert result.err == ""
+
+
+def test_plugins_that_contradict_each_other(command, extra):
+    plugins.register(Contrary(), name="contrary")
+    try:
+        result = command("plugins")
+    finally:
+        plugins.unregister("contrary")
+    assert result.status == 1
+    assert "plugins contradict each other:" in result.out
+    assert "'extra'" in result.out
+
+
+def test_passes(command, extra):
+    result = command("passes")
+    assert result.status == 0
+    steps = [step["name"] for step in command("passes", "--json").json["steps"]]
+    fixed = ["trace", "lower", "translate", "llvm-parse", "ptx-emit", "ptxas", "disassemble"]
+    assert [name for name in steps if name in fixed] == fixed
+    order = ["trace", "on-jaxpr", "lower", "mlir-canonicalize", "mlir-hoist", "late", "translate"]
+    assert [name for name in steps if name in order] == order
+    rows = {row[1]: row for row in cells(result.out) if "on-jaxpr" in row}
+    assert rows["on-jaxpr"] == ["jaxpr", "on-jaxpr", "on", "extra", "every", "target", "does", "it"]
+
+
+def test_disabled_passes(command, monkeypatch):
+    monkeypatch.setenv("PALLASITE_DISABLE_PASSES", "mlir-hoist,nonsense")
+    result = command("passes", "--target", "sm_90")
+    assert "off (PALLASITE_DISABLE_PASSES)" in result.out
+    assert "names passes that do not exist: nonsense" in result.out
+    report = command("passes", "--json").json
+    assert report["unknown_disabled_passes"] == ["nonsense"]
+
+
+def test_cache(command, tmp_path):
+    result = command("cache")
+    assert f"{tmp_path / 'cache'} (not created yet)" in result.out
+    DiskCache(tmp_path / "cache").put("0123", b"a kernel")
+    report = command("cache", "info", "--json").json
+    assert (report["kernels"], report["enabled"]) == (1, True)
+    assert report["bytes"] > 0
+    assert "1 kernel, " in command("cache").out
+    result = command("cache", "clear")
+    assert result.status == 0
+    assert result.out.startswith("removed 1 kernel, ")
+    assert command("cache", "--json").json["kernels"] == 0
+    assert command("cache", "clear").out.startswith("removed 0 kernels, 0 bytes")
