@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import inspect
 import pathlib
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import pallasite
 from pallasite import cli, config, errors, gpu, hookspecs
+from pallasite.cli import entry as entry_point
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -143,7 +145,8 @@ def options_page() -> str:
 def command_line_page() -> str:
     """The help texts of all subcommands."""
     lines = ["# Command line", "", as_markdown(inspect.getdoc(cli) or ""), ""]
-    for name, module in cli.entry.COMMANDS.items():
+    for name in entry_point.COMMANDS:
+        module = importlib.import_module(f"pallasite.cli.{name}")
         lines += [f"## pallasite {name}", "", "```text", inspect.getdoc(module) or "", "```", ""]
     return "\n".join(lines)
 

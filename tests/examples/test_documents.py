@@ -14,7 +14,7 @@ import jax
 import pytest
 
 import pallasite
-from pallasite import plugins
+from pallasite import cli, plugins
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -94,3 +94,17 @@ def test_kernel_of_the_readme_is_short():
 def test_examples_that_are_named_exist(page: pathlib.Path):
     for name in re.findall(r"`(examples/[\w/.]+)`", page.read_text()):
         assert (ROOT / name).exists(), name
+
+
+def test_commands_of_the_readme_work(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    commands = re.findall(
+        r"^    pallasite (.+?)(?:\s+#.*)?$", (ROOT / "README.md").read_text(), re.M
+    )
+    assert len(commands) >= 6
+    monkeypatch.setenv("PALLASITE_CACHE", "off")
+    for command in commands:
+        words = command.replace("-o softmax.ptx", f"-o {tmp_path / 'softmax.ptx'}").split()
+        words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
+        # What doctor finds missing on this machine is no defect of the page.
+        assert cli.main(words) == 0 or command == "doctor", command
+    assert ".target sm_100a" in (tmp_path / "softmax.ptx").read_text()
