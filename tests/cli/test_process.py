@@ -53,8 +53,14 @@ def test_wrong_usage(arguments):
 
 def test_compiles(kernel, tmp_path):
     done = start(
-        "compile", kernel("add"), "--target", "sm_90", "-o", "add.ptx", cwd=tmp_path,
-    )  # fmt: skip
+        "compile",
+        kernel("add"),
+        "--target",
+        "sm_90",
+        "-o",
+        "add.ptx",
+        cwd=tmp_path,
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert ".entry add(" in (tmp_path / "add.ptx").read_text()
 

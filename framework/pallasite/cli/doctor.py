@@ -51,8 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if essential:
         print(f"Kernels cannot be compiled: {', '.join(check.name for check in essential)}.")
     else:
-        print(
-            "Kernels can be compiled."
-            + (f" {optional} optional things to see to (!)." * bool(optional))
-        )
+        print("Kernels can be compiled.")
+    if optional:
+        print(f"Optional, marked '!': {optional} to see to.")
     return 1 if essential else 0

@@ -89,9 +89,10 @@ def _launcher(on_gpu: bool) -> Check:
 
         launcher()
     except Exception as error:
-        state = WARNING if on_gpu else "ok"
+        if not on_gpu:
+            return Check("GPU launcher", "not installed; needed only to run on a GPU")
         text = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
-        return Check("GPU launcher", text if on_gpu else "not installed", state, _CUDA * on_gpu)
+        return Check("GPU launcher", text, WARNING, _CUDA)
     return Check("GPU launcher", "bindings of JAX's kernel launcher found")
 
 
@@ -109,7 +110,5 @@ def _executors(on_gpu: bool) -> Check:
     if on_gpu:
         return Check("executors", ", ".join(["the GPU", *names]))
     if found["cpu"] is None:
-        return Check(
-            "executors", "none: kernels can be compiled here, not run", "ok",
-        )  # fmt: skip
+        return Check("executors", "none: kernels can be compiled here, not run")
     return Check("executors", ", ".join(names))

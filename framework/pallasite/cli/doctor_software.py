@@ -132,8 +132,8 @@ def configuration() -> list[Check]:
             checks.append(Check(name, f"{error.message}: {error.got}", PROBLEM, remedy))
             continue
         shown = ", ".join(value) or "none" if isinstance(value, tuple) else str(value)
-        checks.append(Check(name, f"{shown}  ({source}; {option.variable})"
-                            if source != option.variable else f"{shown}  ({source})"))  # fmt: skip
+        origin = source if source == option.variable else f"{source}; {option.variable}"
+        checks.append(Check(name, f"{shown}  ({origin})"))
     known = [option.variable for option in config.OPTIONS.values()]
     for variable in sorted(os.environ):
         if variable.startswith("PALLASITE_") and variable not in known:
