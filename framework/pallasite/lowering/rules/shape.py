@@ -208,7 +208,7 @@ def iota(
     ctx: RuleContext, layout: RegisterLayout, dtype: np.dtype[Any], dimension: int
 ) -> RegisterArray:
     """The index of every element along one dimension, in a given layout."""
-    from pallasite.lowering.math.conversion import convert
+    from pallasite.lowering.numerics.conversion import convert
 
     launch = ctx.launch
     entry = 0 if layout.flat else dimension
