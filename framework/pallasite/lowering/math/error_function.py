@@ -138,23 +138,23 @@ _INVERSE_DOUBLE_CENTRE = (
 _INVERSE_DOUBLE_MIDDLE = (
     3.0838856104922203,
     1.0052589676941597,
-    0.005370914553602584,
-    -0.003751208507598201,
-    0.002491442095511968,
-    -0.0016882755553115406,
-    0.0009532893906395885,
-    -0.00035502752822128154,
-    2.4031010583148006e-05,
-    6.82848974504364e-05,
-    -4.731771622648844e-05,
-    1.2475151826618745e-05,
-    2.921898328668815e-06,
-    -4.013579011639471e-06,
-    1.5054575202566403e-06,
-    1.795035811941396e-08,
-    -2.777471733615645e-07,
-    9.08759580951042e-08,
-    3.228685536232361e-09,
+    0.005370914553602698,
+    -0.0037512085075968545,
+    0.002491442095506777,
+    -0.0016882755553489144,
+    0.0009532893907306299,
+    -0.0003550375277606028,
+    2.403100978521212e-05,
+    6.828489446546589e-05,
+    -4.731771230739512e-05,
+    1.2475162718069221e-05,
+    2.921887050042013e-06,
+    -4.0136015043283264e-06,
+    1.5054763866165349e-06,
+    1.7974874231939836e-08,
+    -2.7776414226587963e-07,
+    9.086500607650788e-08,
+    3.2350245581842677e-09,
 )
 _INVERSE_DOUBLE_TAIL = (
     4.849906401408584,
@@ -189,18 +189,26 @@ def _erfc_of_size(size: Real, hardware: Hardware) -> Real:
     return scaled_exp(-square, hardware, low=-low) * (value / size.times_plus(2.0, 1.0))
 
 
+def _erf_near_zero(x: Real) -> Real:
+    """erf(x) / x - 1 for |x| <= 1."""
+    return polynomial(x * x, _ERF_DOUBLE if x.is_double else _ERF_SINGLE)
+
+
 def erf(x: Real, approximate: bool, hardware: Hardware) -> Real:
     """The error function, at most 2 ulp."""
     size = abs(x)
-    small = size.times_plus(polynomial(x * x, _ERF_DOUBLE if x.is_double else _ERF_SINGLE), size)
+    small = size.times_plus(_erf_near_zero(x), size)
     large = 1.0 - _erfc_of_size(size, hardware)
     return (size < 1.0).choose(small, large).with_sign_of(x)
 
 
 def erfc(x: Real, approximate: bool, hardware: Hardware) -> Real:
     """The complement 1 - erf(x), at most 4 ulp also where it is tiny."""
-    value = _erfc_of_size(abs(x), hardware)
-    return (x < 0.0).choose(2.0 - value, value)
+    size = abs(x)
+    tail = _erfc_of_size(size, hardware)
+    value = (x < 0.0).choose(2.0 - tail, tail)
+    near = 1.0 - x.times_plus(_erf_near_zero(x), x)
+    return (size < 0.5).choose(near, value)
 
 
 def erf_inv(x: Real, approximate: bool, hardware: Hardware) -> Real:

@@ -99,7 +99,7 @@ def exp2(x: Real, approximate: bool, hardware: Hardware) -> Real:
 def expm1(x: Real, approximate: bool, hardware: Hardware) -> Real:
     """e**x - 1, at most 2 ulp also near zero."""
     double = x.is_double
-    limited = x.at_most(711.0 if double else 90.0).at_least(-60.0 if double else -30.0)
+    limited = x.at_most(710.0 if double else 89.0).at_least(-60.0 if double else -30.0)
     count = (limited * float(LOG2_E)).round_even()
     head, tail = parts(LN2, x.format, 2)
     reduced = (-count).times_plus(head, limited)

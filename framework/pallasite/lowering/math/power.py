@@ -25,7 +25,7 @@ from pallasite.lowering.math.logarithm import decompose
 from pallasite.lowering.math.values import F32, F64, Mask, Real, Word, polynomial, power_of_two
 
 # 2 artanh(u/2) = u + u^3 (1/12 + u^2 Q(u^2)) on |u| <= 0.4 (f32) or 0.3432 (f64).
-_ARTANH_SINGLE = (0.0124999993, 0.00223217555, 0.000433324109, 9.4971605e-05)
+_ARTANH_SINGLE = (0.0124999983, 0.00223223004, 0.000432674598, 9.74051873e-05)
 _ARTANH_DOUBLE = (
     0.0125,
     0.0022321428571428522,
@@ -235,9 +235,11 @@ def _cbrt_double(size: Real, hardware: Hardware) -> Real:
     """The fraction in [1, 8) goes through f32; Halley's step triples its 22 bits."""
     tiny = size < F64.smallest_normal
     scaled = tiny.choose(size * 2.0**54, size)
-    exponent = (scaled.bits().shift_logical(52)).truncate(32) - 1023
+    bits = scaled.bits()
+    exponent = bits.shift_logical(52).truncate(32) - 1023
     third = (exponent + 3 * 1024).divide_unsigned(3) - 1024
-    fraction = scaled * power_of_two((0 - third) * 3, F64)
+    rest = (exponent - third * 3 + 1023).extend(64) << 52
+    fraction = ((bits & ((1 << 52) - 1)) | rest).real()
     estimate = _cbrt_single(fraction.truncate(F32), hardware).extend(F64)
     square = estimate * estimate
     residual = square.times_plus(estimate, -fraction)

@@ -35,22 +35,32 @@ _COS_DOUBLE = (
     2.0875646961045187e-09,
     -1.1355614288404283e-11,
 )
-# asin(x) = x + x^3 P(x^2) on |x| <= 1/2.
-_ASIN_SINGLE = (0.166666597, 0.0750049576, 0.0445181169, 0.0318006054, 0.0144586936, 0.0374952741)
+# asin(x) = x + x^3 P(x^2) on |x| <= 9/16.
+_ASIN_SINGLE = (
+    0.166666701,
+    0.074997209,
+    0.0447166003,
+    0.0294713732,
+    0.0282559637,
+    -0.00268859463,
+    0.0457664728,
+)
 _ASIN_DOUBLE = (
-    0.1666666666666674,
-    0.07499999999975036,
-    0.04464285717137756,
-    0.030381942837467247,
-    0.022372211847159144,
-    0.017351661464907256,
-    0.013980293227105568,
-    0.011402793851220241,
-    0.01076050121091315,
-    0.00377464552305191,
-    0.021554654477637367,
-    -0.02079903561167916,
-    0.03251239310735172,
+    0.16666666666666693,
+    0.07499999999990747,
+    0.044642857153814205,
+    0.030381943800767565,
+    0.02237218133144411,
+    0.017352268396700243,
+    0.013972395070024264,
+    0.011470596313926183,
+    0.010390564122039675,
+    0.004855601376275333,
+    0.021662674272757743,
+    -0.03484248300087292,
+    0.08649918938724828,
+    -0.09324573095839873,
+    0.06456173610746363,
 )
 # atan(x) = x + x^3 P(x^2) on |x| <= sqrt(2) - 1.
 _ATAN_SINGLE = (-0.333333164, 0.199985266, -0.142444059, 0.105993554, -0.0609053858)
@@ -78,23 +88,28 @@ _BITS = int(TWO_OVER_PI * 2 ** (32 * _WORDS - _LEADING_ZEROS))
 _TWO_OVER_PI_WORDS = tuple(_BITS >> 32 * i & 0xFFFFFFFF for i in reversed(range(_WORDS)))
 
 
-def _reduce(x: Real, hardware: Hardware) -> tuple[Real, Word]:
-    """(r, q) with ``x = q pi/2 + r`` modulo 2 pi and |r| at most about pi/4; q counts modulo 4."""
+def _reduce(x: Real, hardware: Hardware) -> tuple[Real, Real, Word]:
+    """(r, low, q) with ``x = q pi/2 + r + low`` modulo 2 pi; q counts modulo 4.
+
+    |r| is at most about pi/4 (f32: below 1 it may be x itself); ``low`` is below 1 ulp of r.
+    """
     return _reduce_double(x) if x.is_double else _reduce_single(x, hardware)
 
 
-def _reduce_double(x: Real) -> tuple[Real, Word]:
+def _reduce_double(x: Real) -> tuple[Real, Real, Word]:
     count = (x * float(TWO_OVER_PI)).round_even()
-    reduced = x
-    for part in parts(HALF_PI, x.format, 3):
-        reduced = (-count).times_plus(part, reduced)
+    first, second, third = parts(HALF_PI, x.format, 3)
+    head = (-count).times_plus(first, x)
+    reduced = (-count).times_plus(second, head)
+    low = (-count).times_plus(third, (-count).times_plus(second, head - reduced))
+    # Minus zero stays.
     reduced = count.equals(0.0).choose(x, reduced)
     reduced = (abs(x) <= LARGEST_DOUBLE_ANGLE).choose(reduced, math.nan)
     # 1.5 * 2**52 leaves the integer in the low bits.
-    return reduced, (count + 1.5 * 2.0**52).bits().truncate(32)
+    return reduced, low, (count + 1.5 * 2.0**52).bits().truncate(32)
 
 
-def _reduce_single(x: Real, hardware: Hardware) -> tuple[Real, Word]:
+def _reduce_single(x: Real, hardware: Hardware) -> tuple[Real, Real, Word]:
     """Payne and Hanek. The significand times a window of 96 bits of 2/pi is the angle in quarter
     turns, whose top two bits (of 64) count whole ones; bits above the window are multiples of 4.
     """
@@ -112,36 +127,41 @@ def _reduce_single(x: Real, hardware: Hardware) -> tuple[Real, Word]:
     turns = factor * window[1].extend_unsigned(64) + low + high
     fraction = turns << 2
     quarter = turns.shift_logical(62).truncate(32) + fraction.shift_logical(63).truncate(32)
-    reduced = fraction.to_real(F32) * (float(HALF_PI) * 2.0**-64)
     negative = bits < 0
-    reduced = negative.choose(-reduced, reduced)
+    turn = fraction.to_real(F32)
+    turn = negative.choose(-turn, turn)
     quarter = negative.choose(0 - quarter, quarter)
+    head, tail = parts(HALF_PI / 2**64, x.format, 2)
+    reduced = turn * head
+    low = turn.times_plus(tail, turn.times_plus(head, -reduced))
     # Angles below 1 need no reduction, and the window does not reach them.
     size = abs(x)
-    reduced = (size < 1.0).choose(x, (size < math.inf).choose(reduced, math.nan))
-    return reduced, (size < 1.0).choose(quarter.constant(0), quarter)
+    small = size < 1.0
+    reduced = small.choose(x, (size < math.inf).choose(reduced, math.nan))
+    return reduced, small.choose(x.constant(0.0), low), small.choose(quarter.constant(0), quarter)
 
 
-def _sin_polynomial(r: Real, square: Real) -> Real:
+def _sin_polynomial(r: Real, low: Real, square: Real) -> Real:
     series = polynomial(square, _SIN_DOUBLE if r.is_double else _SIN_SINGLE)
-    return (r * square).times_plus(series, r)
+    return r + (r * square).times_plus(series, low)
 
 
-def _cos_polynomial(r: Real, square: Real) -> Real:
+def _cos_polynomial(r: Real, low: Real, square: Real) -> Real:
     series = polynomial(square, _COS_DOUBLE if r.is_double else _COS_SINGLE)
     half = square * -0.5
     whole = half + 1.0
-    # What the rounding of 1 - r^2/2 lost, and the series.
-    return whole + (square * square).times_plus(series, half - (whole - 1.0))
+    # What the rounding of 1 - r^2/2 and of r lost, and the series.
+    lost = (-r).times_plus(low, half - (whole - 1.0))
+    return whole + (square * square).times_plus(series, lost)
 
 
 def _quarter_turns(x: Real, hardware: Hardware, turn: int) -> Real:
-    reduced, quarter = _reduce(x, hardware)
+    reduced, low, quarter = _reduce(x, hardware)
     if turn:
         quarter = quarter + turn
     square = reduced * reduced
     odd = (quarter & 1).differs(0)
-    value = odd.choose(_cos_polynomial(reduced, square), _sin_polynomial(reduced, square))
+    value = odd.choose(_cos_polynomial(reduced, low, square), _sin_polynomial(reduced, low, square))
     return (quarter & 2).differs(0).choose(-value, value)
 
 
@@ -159,17 +179,17 @@ def tan(x: Real, approximate: bool, hardware: Hardware) -> Real:
     """The tangent. Exact: at most 3 ulp. Approximate: the quotient of approximate sin and cos."""
     if approximate:
         return hardware.divide(hardware.sin(x), hardware.cos(x))
-    reduced, quarter = _reduce(x, hardware)
+    reduced, low, quarter = _reduce(x, hardware)
     square = reduced * reduced
-    sine, cosine = _sin_polynomial(reduced, square), _cos_polynomial(reduced, square)
+    sine, cosine = _sin_polynomial(reduced, low, square), _cos_polynomial(reduced, low, square)
     odd = (quarter & 1).differs(0)
     return odd.choose(-cosine, sine) / odd.choose(sine, cosine)
 
 
 def _arcsine_parts(x: Real) -> tuple[Mask, Real]:
-    """Whether |x| is above 1/2, and asin of |x| or, above, of sqrt((1 - |x|) / 2)."""
+    """Whether |x| is above 9/16, and asin of |x| or, above, of sqrt((1 - |x|) / 2)."""
     size = abs(x)
-    large = size > 0.5
+    large = size > 0.5625
     square = large.choose((-size).times_plus(0.5, 0.5), size * size)
     root = large.choose(square.sqrt(), size)
     series = square * polynomial(square, _ASIN_DOUBLE if x.is_double else _ASIN_SINGLE)
@@ -177,7 +197,7 @@ def _arcsine_parts(x: Real) -> tuple[Mask, Real]:
 
 
 def asin(x: Real, approximate: bool, hardware: Hardware) -> Real:
-    """The arcsine, at most 2 ulp: beyond 1/2 it is ``pi/2 - 2 asin(sqrt((1 - x) / 2))``."""
+    """The arcsine, at most 2 ulp: beyond 9/16 it is ``pi/2 - 2 asin(sqrt((1 - x) / 2))``."""
     large, value = _arcsine_parts(x)
     head, tail = parts(HALF_PI, x.format, 2)
     turned = value.times_plus(-2.0, tail) + head
