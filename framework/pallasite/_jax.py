@@ -17,6 +17,7 @@ from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import ad_util as _ad_util
 from jax._src import api as _api
 from jax._src import api_util as _api_util
+from jax._src import callback as _callback
 from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import core as _core
@@ -220,6 +221,8 @@ register_neutral_memory_space = _discharge.register_neutral_memory_space
 register_lowering = _mlir.register_lowering
 lower_fun = _mlir.lower_fun
 LoweringRuleContext = _mlir.LoweringRuleContext
+#: How a host callback is sharded: once per device in ``jax.shard_map``, else on the first device.
+callback_sharding = _callback._callback_op_sharding
 
 
 # --- Source locations ---
@@ -264,6 +267,12 @@ def current_user_location() -> SourceLocation | None:
 def name_stack(source_info: Any) -> str:
     """The ``jax.named_scope`` names around an equation, joined by ``/``."""
     return str(source_info.name_stack)
+
+
+def scope_names(source_info: Any) -> tuple[str, ...]:
+    """The ``jax.named_scope`` names around an equation, outermost first, inside its own jaxpr."""
+    stack = source_info.name_stack.stack
+    return tuple(one.name for one in stack if isinstance(one, _source_info_util.Scope))
 
 
 def api_boundary[Function: Callable[..., Any]](function: Function) -> Function:

@@ -58,10 +58,45 @@ class TensorMapParameter:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
-    location: SourceLocation | None = None
+    location: SourceLocation | None = dataclasses.field(default=None, compare=False)
 
 
 Parameter = ArrayParameter | TensorMapParameter
+
+
+PROFILE_HEADER_WORDS = 8
+PROFILE_EXIT_BIT = 1 << 31
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The record of named regions that a kernel leaves in a hidden output.
+
+    The output has a slot for each recorder of each block (x fastest), in 32-bit words: the number
+    of events; the multiprocessor; the global timer at the start (low, high); the clock at the
+    start; the clock at the end; the global timer at the end (low, high). Then the events, two words
+    each: the region's number, with the highest bit set where it ends, and the clock.
+
+    Attributes:
+      output: which output it is.
+      names: of the regions, by number.
+      scope: what a recorder is, ``"warpgroup"`` or ``"warp"``.
+      recorders: how many of them a block has.
+      events: how many a slot has room for; the count in the slot may be larger.
+      directory: where traces are written.
+    """
+
+    output: int
+    names: tuple[str, ...]
+    scope: str
+    recorders: int
+    events: int
+    directory: str
+
+    @property
+    def words(self) -> int:
+        """Words of one slot."""
+        return PROFILE_HEADER_WORDS + 2 * self.events
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +104,7 @@ class LaunchParameters:
     """How to launch a kernel: CUDA dimensions (x, y, z), shared memory, and its parameters.
 
     ``grid`` counts blocks, so it includes the cluster extents. ``aliases`` pairs input and output
-    numbers that share memory.
+    numbers that share memory. With ``profile``, the last of ``outputs`` is not the user's.
     """
 
     grid: tuple[int, int, int]
@@ -81,14 +116,15 @@ class LaunchParameters:
     outputs: tuple[Buffer, ...]
     scratch: tuple[Buffer, ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
+    profile: Profile | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """One request for an on-chip resource, and the user's line that made it.
+    """One request for a resource, and the user's line that made it.
 
-    ``space`` is ``"smem"``, ``"barrier"`` or ``"tmem"``; ``amount`` is in bytes (TMEM: columns);
-    ``offset`` is where it lies, in the same unit.
+    ``space`` is ``"smem"``, ``"barrier"``, ``"tmem"``, or ``"gmem"`` for the profiler; ``amount``
+    is in bytes (TMEM: columns); ``offset`` is where it lies, in the same unit.
     """
 
     space: str

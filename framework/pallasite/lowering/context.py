@@ -38,6 +38,7 @@ class KernelContext:
       shared: the stack of scoped shared-memory allocations.
       mesh_axes: sizes of the axes of the JAX device mesh around the kernel, by name.
       estimate: what the resource estimator found for the whole kernel.
+      location: the user's line that defines the kernel.
       extra: a place for plugins to keep state, by plugin name.
     """
 
@@ -48,6 +49,7 @@ class KernelContext:
     geometry: Geometry
     shared: SharedStack
     mesh_axes: dict[Hashable, int]
+    location: SourceLocation | None = None
     estimate: Resources = dataclasses.field(default_factory=Resources)
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)

@@ -19,6 +19,7 @@ from pallasite.lowering.context import KernelContext, Mode, Value
 from pallasite.lowering.geometry import launch_geometry
 from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext, shared_memory_error
 from pallasite.lowering.memory_plan import SharedStack
+from pallasite.lowering.profiler import Profiler
 from pallasite.lowering.references import global_reference
 from pallasite.lowering.resources import EstimatorContext, Resources
 from pallasite.lowering.result import LoweredKernel
@@ -45,8 +46,13 @@ def estimate_kernel(spec: KernelSpec, target: Target) -> Resources:
       ResourceError: more shared memory than the target has; the message lists who asked.
     """
     geometry = launch_geometry(spec.mesh, target, _kernel_location(spec))
-    estimator = EstimatorContext(plugins.registry(), target, geometry, spec.params)
-    resources = estimator.estimate(spec.jaxpr)
+    location = _kernel_location(spec)
+    estimator = EstimatorContext(plugins.registry(), target, geometry, spec.params, location)
+    try:
+        resources = estimator.estimate(spec.jaxpr)
+    except PallasiteError as error:
+        error.at(_kernel_location(spec))
+        raise
     total = resources.shared_bytes + BARRIER_BYTES * resources.barrier_count
     if total > target.max_shared_memory:
         raise shared_memory_error(spec.name, total, target, resources.allocations).at(
@@ -100,7 +106,6 @@ def lower_kernel(
         launch.buffers_in = _buffers(BufferKind.INPUT, spec.in_avals)
         launch.buffers_out = _buffers(BufferKind.OUTPUT, spec.out_avals)
         launch.aliases = tuple(spec.input_output_aliases)
-        launch.allocations = list(estimate.allocations)
         kernel = KernelContext(
             target=target,
             params=spec.params,
@@ -109,6 +114,7 @@ def lower_kernel(
             geometry=geometry,
             shared=SharedStack(estimate.shared_bytes),
             mesh_axes=dict(mesh_axes or {}),
+            location=location,
             estimate=estimate,
         )
         read = _memory_used_both_ways(spec)
@@ -118,6 +124,8 @@ def lower_kernel(
         ]
         with mlir_location(location):
             try:
+                if spec.params.profile_space:
+                    launch.profiler = Profiler(launch, spec.params, location)
                 with launch.body():
                     lower_jaxpr(kernel, Mode(Semantics.LANE), spec.jaxpr, references)
                 parameters = launch.finish()
@@ -139,7 +147,9 @@ def lower_kernel(
                     if row.space == "barrier"
                 ),
                 tmem_columns=estimate.tmem_columns + estimate.tmem_collective_columns,
-                allocations=_ordered(launch.allocations),
+                allocations=_ordered(
+                    launch.allocations + ([launch.profiler.allocation] if launch.profiler else [])
+                ),
             ),
             jaxpr=spec.jaxpr,
             options=spec.params,

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
@@ -32,6 +32,9 @@ from pallasite.launch import (
 from pallasite.launch_plan import canonical_order
 from pallasite.lowering.geometry import Geometry
 from pallasite.targets import Target
+
+if TYPE_CHECKING:
+    from pallasite.lowering.profiler import Profiler
 
 SHARED_MEMORY_SYMBOL = "pallasite_shared"
 SHARED_MEMORY_ALIGNMENT = 1024
@@ -61,6 +64,7 @@ class LaunchContext:
         self.geometry = geometry
         self.module = module
         self.uses_cluster_memory = False
+        self.profiler: Profiler | None = None
         self.allocations: list[Allocation] = []
         self._parameters: dict[Parameter, ir.Value] = {}
         self._barriers: list[BarrierStorage] = []
@@ -139,6 +143,12 @@ class LaunchContext:
         )
         self.buffers_scratch.append(buffer)
         return buffer
+
+    @contextlib.contextmanager
+    def named_region(self, name: str) -> Iterator[None]:
+        """What is emitted inside appears under ``name`` in the kernel's profile, if it has one."""
+        with contextlib.nullcontext() if self.profiler is None else self.profiler.record(name):
+            yield
 
     # Ids and predicates ----------------------------------------------------------------------
 
@@ -293,6 +303,11 @@ class LaunchContext:
 
     # Shared memory and barriers --------------------------------------------------------------
 
+    def note(self, allocation: Allocation) -> None:
+        """Records who asked for shared memory; the same request, lowered again, counts once."""
+        if allocation not in self.allocations:
+            self.allocations.append(allocation)
+
     def shared_pointer(self, offset: int = 0) -> ir.Value:
         """A pointer to byte ``offset`` of the block's dynamic shared memory."""
         base = self._once(
@@ -400,6 +415,7 @@ class LaunchContext:
         """
         self._initialise_barriers()
         with ir.InsertionPoint(self.entry):
+            profile = None if self.profiler is None else self.profiler.finish()
             if self.uses_cluster_memory and math.prod(self.geometry.cluster) > 1:
                 # A block must not leave while others may still write to its shared memory.
                 self.cluster_barrier()
@@ -451,6 +467,7 @@ class LaunchContext:
             outputs=self.buffers_out,
             scratch=tuple(self.buffers_scratch),
             aliases=self.aliases,
+            profile=profile,
         )
 
     def shared_memory_error(self) -> ResourceError:

@@ -6,13 +6,14 @@ once add up; alternatives and what follows one another share (the largest counts
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from pallasite import _jax
-from pallasite.errors import PallasiteError, SourceLocation, UnsupportedError
+from pallasite.errors import InternalError, PallasiteError, SourceLocation, UnsupportedError
 from pallasite.launch import Allocation
 from pallasite.lowering.geometry import Geometry
 from pallasite.registry import Registry
@@ -91,6 +92,29 @@ def nothing() -> Resources:
     return _NOTHING
 
 
+@contextlib.contextmanager
+def errors_at_equation(equation: Any) -> Iterator[None]:
+    """Gives the errors of a rule the user's line; exceptions of another kind are ours to mend."""
+    location = _jax.user_location(equation.source_info)
+    try:
+        yield
+    except PallasiteError as error:
+        error.at(location)
+        raise
+    except Exception as error:
+        operands = ", ".join(_type_of(atom.aval) for atom in equation.invars)
+        raise InternalError(
+            f"the rule of primitive {equation.primitive} failed: {type(error).__name__}: {error}",
+            got=f"operands {operands or 'none'}",
+            hint="report this; no kernel should make a rule fail like this",
+            location=location,
+        ) from error
+
+
+def _type_of(aval: Any) -> str:
+    return str(aval.str_short() if isinstance(aval, _jax.ShapedArray) else aval)
+
+
 @dataclasses.dataclass(frozen=True)
 class EstimatorContext:
     """What a resource rule gets to work with.
@@ -100,7 +124,7 @@ class EstimatorContext:
       target: what is compiled for.
       geometry: grid, cluster and threads.
       params: the kernel's ``CompilerParams``.
-      location: the source line of the equation.
+      location: the source line of the equation, or else of the kernel.
     """
 
     registry: Registry
@@ -128,15 +152,12 @@ class EstimatorContext:
                         location=_jax.user_location(equation.source_info),
                     )
                 continue
-            location = _jax.user_location(equation.source_info)
-            try:
+            location = _jax.user_location(equation.source_info) or self.location
+            with errors_at_equation(equation):
                 needed = rule.function(
                     dataclasses.replace(self, location=location),
                     *[atom.aval for atom in equation.invars],
                     **equation.params,
                 )
-            except PallasiteError as error:
-                error.at(location)
-                raise
             total = total | needed
         return total

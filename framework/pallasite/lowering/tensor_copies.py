@@ -112,6 +112,7 @@ def plan_copy(
             strides=plan.strides,
             box=plan.box,
             swizzle=plan.swizzle,
+            location=ctx.location,
         )
     )
     coordinates = []

@@ -15,6 +15,7 @@ from pallasite.ir.types import bit_width
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import KernelContext, Mode, RuleContext, Value
+from pallasite.lowering.regions import OpenRegions
 
 
 def constant_value(value: Any, dtype: Any) -> RegisterArray:
@@ -71,6 +72,7 @@ def lower_jaxpr(
     limits = vector_limits(kernel, jaxpr)
     used = {atom for equation in jaxpr.eqns for atom in equation.invars if _is_variable(atom)}
     used |= {atom for atom in jaxpr.outvars if _is_variable(atom)}
+    regions = OpenRegions(kernel.launch)
     for equation in jaxpr.eqns:
         location = _jax.user_location(equation.source_info)
         context = RuleContext(
@@ -87,6 +89,7 @@ def lower_jaxpr(
         with mlir_location(location), _errors_at(location):
             rule = kernel.registry.lowering_rule(equation.primitive, mode.semantics, kernel.target)
             operands = [read(atom) for atom in equation.invars]
+            regions.move_to(_jax.scope_names(equation.source_info))
             results = rule.function(context, *operands, **equation.params)
             if equation.primitive.multiple_results:
                 results = () if results is None else tuple(results)
@@ -94,6 +97,7 @@ def lower_jaxpr(
                 results = (results,)
             _check_results(equation, results)
         environment.update(zip(equation.outvars, results, strict=True))
+    regions.close()
     return [read(atom) for atom in jaxpr.outvars]
 
 

@@ -20,6 +20,7 @@ from pallasite.launch import (
     Buffer,
     BufferKind,
     LaunchParameters,
+    Profile,
     ResourceReport,
     TensorMapParameter,
 )
@@ -33,6 +34,7 @@ _RECORDS: dict[str, type] = {
         Buffer,
         CompiledKernel,
         LaunchParameters,
+        Profile,
         ResourceReport,
         SourceLocation,
         Target,

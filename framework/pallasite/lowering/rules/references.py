@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
 
 MAXIMUM_BARRIERS = 32
+MAXIMUM_ARRIVALS = 2**20 - 1
+"""Of one phase of an mbarrier; each lane of a thread counts."""
 
 
 def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
@@ -154,6 +157,12 @@ def barrier_arrivals(
     tensor-core work gets one from an elected lane. A cluster barrier gets one from each warpgroup
     and block that differs from its own along one collective axis.
     """
+    limit = MAXIMUM_ARRIVALS // 128
+    if dtype.num_arrivals > limit:
+        raise InvalidValueError(
+            f"a barrier cannot count {dtype.num_arrivals} arrivals",
+            expected=f"num_arrivals of at most {limit}",
+        )
     if isinstance(dtype, ClusterBarrierType):
         dimensions = tuple(
             tuple(
@@ -200,9 +209,15 @@ def _run_scoped_resources(
 ) -> Resources:
     total = ctx.estimate(jaxpr)
     axes = _check_collective(ctx.geometry, collective_axes)
-    for variable in jaxpr.invars:
-        aval = variable.aval
-        total = total + scoped_resources(ctx, aval, axes)
+    names = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
+    for variable, name in zip(jaxpr.invars, names, strict=True):
+        needed = scoped_resources(ctx, variable.aval, axes)
+        if name.isidentifier():
+            rows = tuple(
+                dataclasses.replace(row, what=f"{name}: {row.what}") for row in needed.allocations
+            )
+            needed = dataclasses.replace(needed, allocations=rows)
+        total = total + needed
     return total
 
 
@@ -227,7 +242,11 @@ def scoped_resources(ctx: EstimatorContext, aval: Any, axes: tuple[Any, ...]) ->
         return Resources(semaphores=Counter({"block": math.prod(aval.shape)}))
     if aval.memory_space is MemorySpace.REGS:
         return Resources()
-    raise UnsupportedError(
+    raise _no_such_allocation(aval)
+
+
+def _no_such_allocation(aval: Any) -> UnsupportedError:
+    return UnsupportedError(
         f"an allocation in {aval.memory_space}",
         got=_describe(aval),
         expected="plgpu.SMEM, plgpu.Barrier, plgpu.ClusterBarrier or a semaphore",
@@ -279,8 +298,10 @@ def _allocate(ctx: RuleContext, aval: Any) -> Any:
             yield reference
         return
     if aval.memory_space is not MemorySpace.SMEM:
-        raise UnsupportedError(f"an allocation in {aval.memory_space}", got=_describe(aval))
-    with ctx.kernel.shared.allocate(buffer_bytes(aval.shape, aval.dtype)) as offset:
+        raise _no_such_allocation(aval)
+    size = buffer_bytes(aval.shape, aval.dtype)
+    with ctx.kernel.shared.allocate(size) as offset:
+        ctx.launch.note(Allocation("smem", _describe(aval), size, offset, ctx.location))
         yield shared_reference(ctx.launch, offset, aval.shape, aval.dtype)
 
 
