@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     from pallasite import plugins
 
     if path is not None:
-        package = path.partition(".")[0]
+        package = path.partition(":")[0].partition(".")[0]
         if package in plugins.manager().packages():
             _hide_frames_of(package)
         return _resolve(path)
@@ -65,8 +65,9 @@ def _hide_frames_of(package: str) -> None:
     """Keeps a plugin's own lines out of the source locations that errors and profilers show."""
     from jax.extend import source_info_util
 
-    for folder in getattr(importlib.import_module(package), "__path__", ()):
-        source_info_util.register_exclusion(folder)
+    module = importlib.import_module(package)
+    for path in getattr(module, "__path__", None) or [module.__file__]:
+        source_info_util.register_exclusion(path)
 
 
 def _resolve(path: str) -> Any:

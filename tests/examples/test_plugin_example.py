@@ -142,6 +142,8 @@ def test_needs_a_multiple_of_128_elements(installed: pathlib.Path):
     assert result.returncode != 0
     assert "InvalidValueError" in result.stderr
     assert "count_true needs a multiple of 128 elements" in result.stderr
+    # The line is that of the kernel, not one of the plugin.
+    assert "InvalidValueError: <string>:8 (body): count_true" in result.stderr
 
 
 def test_is_under_sixty_lines():
