@@ -61,6 +61,8 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
             spec.mesh.discharges_effect(effect) or _jax.kernel_local_effects.contains(effect)
         ):
             effects.add(effect)
+    if spec.params.profile_space:
+        effects.add(_jax.debug_effect)  # The host writes a trace.
     return spec.out_avals, effects
 
 

@@ -84,10 +84,11 @@ class CompilerParams:
         program order; safe if no thread both reads and writes one region of memory, and none reads
         what it committed before it starts an asynchronous copy into the same place.
       reduction_scratch_bytes: shared memory for reductions across warps, in bytes.
-      profile_space: profiler events that one block can record; needs ``profile_dir``.
-      profile_dir: folder that profiles are written to.
+      profile_space: how many regions of ``jax.named_scope`` one recorder can profile, counting
+        each pass through a loop; 0 switches the profiler off. Needs ``profile_dir``.
+      profile_dir: folder that a Chrome trace is written to at each launch.
       profile_trace_scope: whether each warp or each warpgroup records.
-      profile_bounds_check: drops events beyond ``profile_space`` instead of overwriting memory.
+      profile_bounds_check: drops what is beyond ``profile_space``; otherwise it overwrites memory.
       lowering_semantics: Lane or Warpgroup. Warpgroup is accepted here and refused by the lowering
         as long as no installed plugin implements it.
       skip_device_barrier: leaves out the barrier between devices before a kernel that has

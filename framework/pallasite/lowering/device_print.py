@@ -73,7 +73,7 @@ def promoted(kernel: KernelContext, value: ir.Value, dtype: np.dtype[Any]) -> tu
     if types.is_float(dtype):
         digits = _FLOAT_DIGITS[dtype.itemsize] if not types.is_float8(dtype) else 4
         if dtype.itemsize < 4:
-            from pallasite.lowering.numerics.conversion import convert
+            from pallasite.lowering.math.conversion import convert
 
             value = convert(value, dtype, np.dtype(np.float32))
         if dtype.itemsize < 8:

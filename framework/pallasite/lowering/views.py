@@ -13,11 +13,13 @@ from pallasite.ir import ops, types
 from pallasite.language import transforms as tr
 from pallasite.language.memory import MemorySpace
 from pallasite.layouts.memory import row_major
+from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.references import (
     BarrierReference,
     GlobalReference,
     MemoryReference,
+    constant_integer,
     index_reference,
 )
 
@@ -64,6 +66,13 @@ def apply(ctx: RuleContext, reference: MemoryReference, transform: Any) -> Memor
                     got=f"indices of shape {list(transform.int_indexer_shape)}",
                     expected="scalars and slices",
                 )
+            for index in transform.indices:
+                start = index.start if isinstance(index, _jax.Slice) else index
+                if isinstance(start, RegisterArray) and not types.is_integer(start.dtype):
+                    raise InvalidTypeError(
+                        f"primitive {ctx.primitive} indexes a reference by a {start.dtype}",
+                        expected="an integer, or a slice that starts at one",
+                    )
             return index_reference(reference, transform.indices)
         case _jax.TransposeTransform():
             return reference.with_layout(reference.layout.transpose(transform.permutation))
@@ -206,9 +215,10 @@ def _index_barrier(ctx: RuleContext, barrier: BarrierReference, indices: Any) ->
                 )
             kept.append(extent)
             continue
-        value = index if isinstance(index, int) else ctx.scalar(index, ops.i32())
-        if isinstance(value, int) or hasattr(value, "item"):
-            value = int(value)
+        value: Any = index if isinstance(index, int) else ctx.scalar(index, ops.i32())
+        known = value if isinstance(value, int) else constant_integer(value)
+        if known is not None:
+            value = known
             if not 0 <= value < extent:
                 raise InvalidValueError(
                     f"barrier {value} of {extent}", expected=f"an index from 0 to {extent - 1}"

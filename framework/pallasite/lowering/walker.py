@@ -10,12 +10,13 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallasite import _jax
-from pallasite.errors import InternalError, PallasiteError, SourceLocation, UnsupportedError
+from pallasite.errors import InternalError, SourceLocation, UnsupportedError
 from pallasite.ir.types import bit_width
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import KernelContext, Mode, RuleContext, Value
 from pallasite.lowering.regions import OpenRegions
+from pallasite.lowering.resources import errors_at_equation
 
 
 def constant_value(value: Any, dtype: Any) -> RegisterArray:
@@ -74,7 +75,7 @@ def lower_jaxpr(
     used |= {atom for atom in jaxpr.outvars if _is_variable(atom)}
     regions = OpenRegions(kernel.launch)
     for equation in jaxpr.eqns:
-        location = _jax.user_location(equation.source_info)
+        location = _jax.user_location(equation.source_info) or kernel.location
         context = RuleContext(
             kernel=kernel,
             mode=mode,
@@ -86,7 +87,8 @@ def lower_jaxpr(
             vector_limit=limits.get(equation.outvars[0]) if equation.outvars else None,
             location=location,
         )
-        with mlir_location(location), _errors_at(location):
+        with mlir_location(location), errors_at_equation(equation):
+            _check_elements(equation)
             rule = kernel.registry.lowering_rule(equation.primitive, mode.semantics, kernel.target)
             operands = [read(atom) for atom in equation.invars]
             regions.move_to(_jax.scope_names(equation.source_info))
@@ -117,7 +119,7 @@ def layout_hints(kernel: KernelContext, jaxpr: Any) -> dict[Any, Layout]:
         if rule is None:
             continue
         wanted = [hints.get(variable) for variable in equation.outvars]
-        with _errors_at(_jax.user_location(equation.source_info)):
+        with errors_at_equation(equation):
             proposals = rule.function(
                 [atom.aval for atom in equation.invars],
                 [variable.aval for variable in equation.outvars],
@@ -172,15 +174,6 @@ def vector_limits(kernel: KernelContext, jaxpr: Any) -> dict[Any, int]:
 
 
 @contextlib.contextmanager
-def _errors_at(location: SourceLocation | None) -> Iterator[None]:
-    try:
-        yield
-    except PallasiteError as error:
-        error.at(location)
-        raise
-
-
-@contextlib.contextmanager
 def mlir_location(location: SourceLocation | None) -> Iterator[None]:
     """Gives the operations emitted inside the user's source line."""
     if location is None:
@@ -188,6 +181,16 @@ def mlir_location(location: SourceLocation | None) -> Iterator[None]:
         return
     with ir.Location.file(location.file, location.line, location.column):
         yield
+
+
+def _check_elements(equation: Any) -> None:
+    for variable in equation.outvars:
+        if 0 in getattr(variable.aval, "shape", ()):
+            raise UnsupportedError(
+                f"{equation.primitive} makes an array without elements",
+                got=variable.aval.str_short(),
+                expected="extents of at least 1",
+            )
 
 
 def _check_results(equation: Any, results: Sequence[Value]) -> None:

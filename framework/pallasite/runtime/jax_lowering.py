@@ -23,6 +23,7 @@ from pallasite.language.pallas_call import pallas_call_spec
 from pallasite.language.params import CompilerParams
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.launch import launch
+from pallasite.runtime.profile_dump import run_profiled
 from pallasite.target_selection import local_compute_capability
 from pallasite.targets import Target
 
@@ -50,7 +51,8 @@ def lower_kernel_call(
     if platform == "cuda":
         check_device(compiled.target, local_compute_capability(), spec.name)
         run = functools.partial(launch, side_effects=has_side_effects(spec))
-    rule = mlir.lower_fun(functools.partial(run, compiled), multiple_results=True)
+    run = functools.partial(run_profiled, run, compiled)
+    rule = mlir.lower_fun(run, multiple_results=True)
     return rule(ctx, *operands)
 
 

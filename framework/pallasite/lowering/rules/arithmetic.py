@@ -13,8 +13,8 @@ from pallasite import _jax
 from pallasite.errors import UnsupportedError
 from pallasite.lowering.arrays import RegisterArray, elementwise
 from pallasite.lowering.context import RuleContext, Value
-from pallasite.lowering.numerics import conversion, power
-from pallasite.lowering.numerics.table import BINARY, UNARY
+from pallasite.lowering.math import conversion, power
+from pallasite.lowering.math.table import BINARY, UNARY
 from pallasite.lowering.rules.shape import same_layout_hint
 from pallasite.registry import RuleSet, Semantics
 

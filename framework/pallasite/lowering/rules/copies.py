@@ -78,6 +78,7 @@ def _copy_gmem_to_smem(
             )
         _copy_by_threads(ctx, resolve(ctx, src), destination, barrier, predicate)
         return ()
+    _check_gather(ctx, src)
     source = resolve(ctx, src, pointer=False)
     selected = resolve_barrier(ctx, barrier)
     dimensions = collective_dimensions(ctx, collective_axes)
@@ -107,6 +108,16 @@ def _copy_gmem_to_smem(
         with ops.when(wanted):
             tma.issue_load(ctx, copy, destination, selected.address(), collective=dimensions)
     return ()
+
+
+def _check_gather(ctx: RuleContext, src: Any) -> None:
+    gathers = any(getattr(view, "int_indexer_shape", ()) for view in getattr(src, "transforms", ()))
+    if gathers and not ctx.target.has("tma_gather"):
+        raise UnsupportedError(
+            f"a copy that gathers rows, which {ctx.target.name} cannot do",
+            expected="a target whose TMA gathers (sm_100 and later), or indices that are scalars"
+            " and slices",
+        )
 
 
 def _leader_tracked(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pallasite import _jax
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.errors import InvalidTypeError, InvalidValueError, PallasiteError
 from pallasite.language import transforms as tr
 from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu_p
 from pallasite.layouts.memory import MemoryLayout
@@ -49,7 +49,14 @@ def _inline(
         else _array(value, wanted, number)
         for number, (value, wanted) in enumerate(zip(flat, arg_types, strict=True))
     ]
-    results = function(ctx.launch, *jax.tree.unflatten(in_tree, checked))
+    try:
+        results = function(ctx.launch, *jax.tree.unflatten(in_tree, checked))
+    except PallasiteError:
+        raise
+    except Exception as error:
+        raise InvalidValueError(
+            f"inlined code {_name(function)} failed: {type(error).__name__}: {error}"
+        ) from error
     leaves, tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, RegisterArray))
     if tree != return_tree:
         raise InvalidTypeError(

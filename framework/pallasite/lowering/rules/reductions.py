@@ -16,7 +16,7 @@ from pallasite.layouts.reduction import ReductionPlan, reduction_plan
 from pallasite.layouts.registers import RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
-from pallasite.lowering.numerics.table import BINARY
+from pallasite.lowering.math.table import BINARY
 from pallasite.lowering.relayout import relayout, rows_in_registers
 from pallasite.registry import RuleSet, Semantics
 
@@ -245,7 +245,7 @@ def _lookup(index: ir.Value, values: Sequence[int]) -> ir.Value:
 def _splat_reduction(ctx: RuleContext, name: str, x: RegisterArray, count: int) -> RegisterArray:
     shape = ctx.avals_out[0].shape
     if name == "add":
-        from pallasite.lowering.numerics.conversion import convert
+        from pallasite.lowering.math.conversion import convert
 
         number = np.asarray(count)
         value = convert(ops.constant(int(number), ops.i64()), np.dtype(np.int64), x.dtype)
@@ -273,7 +273,7 @@ def _register(primitive: Any, name: str) -> None:
             return _splat_reduction(ctx, name, x, count)
         wide, back = _accumulate_in(name, x.dtype)
         if wide != x.dtype:
-            from pallasite.lowering.numerics.conversion import convert
+            from pallasite.lowering.math.conversion import convert
 
             source = x.dtype
             x = x.map(lambda r: convert(r, source, wide), wide)

@@ -100,7 +100,12 @@ def _slice(
     strides: Sequence[int] | None,
 ) -> RegisterArray:
     if strides is not None and any(stride != 1 for stride in strides):
-        raise UnsupportedError("a slice of an array with strides", got=strides)
+        raise UnsupportedError(
+            "a slice of an array with strides",
+            got=strides,
+            expected="stride 1",
+            hint="read a slice of the reference instead: ref[start:stop:stride]",
+        )
     sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
     try:
         return rearrange(x, tf.slice_(x.layout, start_indices, sizes))
@@ -208,7 +213,7 @@ def iota(
     ctx: RuleContext, layout: RegisterLayout, dtype: np.dtype[Any], dimension: int
 ) -> RegisterArray:
     """The index of every element along one dimension, in a given layout."""
-    from pallasite.lowering.numerics.conversion import convert
+    from pallasite.lowering.math.conversion import convert
 
     launch = ctx.launch
     entry = 0 if layout.flat else dimension
