@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import ad_util as _ad_util
 from jax._src import api as _api
@@ -226,6 +228,9 @@ callback_sharding = _callback._callback_op_sharding
 
 
 # --- Source locations ---
+_NEUTRAL_PATHS = tuple(
+    os.path.dirname(os.path.abspath(module.__file__)) + os.sep for module in (contextlib, np)
+)
 _PACKAGE_PATH = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -240,9 +245,8 @@ hide_frames_of(_PACKAGE_PATH)
 def _location_of_frame(frame: Any) -> SourceLocation | None:
     if frame is None:
         return None
-    return SourceLocation(
-        frame.file_name, frame.start_line, frame.start_column, frame.function_name
-    )
+    function = frame.function_name.rpartition(".")[2]
+    return SourceLocation(frame.file_name, frame.start_line, frame.start_column, function)
 
 
 def user_location(source_info: Any) -> SourceLocation | None:
@@ -262,6 +266,47 @@ def current_user_location() -> SourceLocation | None:
             return SourceLocation(code.co_filename, frame.f_lineno, 0, code.co_name)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def caller_of_library(error: BaseException) -> SourceLocation | None:
+    """The user's line from which the library code was called that raised an exception.
+
+    None if the user's own code raised it. Frames of the standard library and of NumPy belong to
+    whoever called them.
+    """
+    location, inside = None, False
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if code.co_filename.startswith(("<", *_NEUTRAL_PATHS)):
+            continue
+        inside = not _source_info_util.is_user_filename(code.co_filename)
+        if not inside:
+            location = SourceLocation(code.co_filename, line, 0, code.co_name)
+    return location if inside else None
+
+
+@contextlib.contextmanager
+def whole_tracebacks() -> Iterator[None]:
+    """Keeps JAX from removing its frames from the tracebacks of exceptions."""
+    with _config.traceback_filtering("off"):
+        yield
+
+
+def current_traceback() -> Any:
+    """The current Python stack, for :func:`traced_at`."""
+    return _source_info_util.current().traceback
+
+
+@contextlib.contextmanager
+def traced_at(stack: Any) -> Iterator[None]:
+    """Gives the equations traced inside the location of a stack; None means their own again."""
+    state = _source_info_util._source_info_context
+    outer = state.context
+    state.context = _source_info_util.SourceInfo(stack, outer.name_stack)
+    try:
+        yield
+    finally:
+        state.context = outer
 
 
 def name_stack(source_info: Any) -> str:

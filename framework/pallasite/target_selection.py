@@ -49,7 +49,7 @@ def select_target(
     if isinstance(explicit, Target):
         return explicit
     if explicit is not None:
-        return find_target(explicit, "CompilerParams(target=...)")
+        return find_target(explicit, "target=...")
     name, source = config.source("target")
     if name is not None:
         return find_target(name, source)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from pallasite._jax import current_user_location
-from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from pallasite._jax import caller_of_library, current_user_location, whole_tracebacks
+from pallasite.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    PallasiteError,
+    SourceLocation,
+    UnsupportedError,
+)
 
 
 def value_error(message: str, **details: Any) -> InvalidValueError:
@@ -76,3 +84,118 @@ def axis_names(axes: Any, what: str) -> tuple[Any, ...] | None:
     if not names:
         raise value_error(f"{what} is empty", expected="None, an axis name or a tuple of names")
     return tuple(names)
+
+
+# What JAX says when kernels do what they often try: (class of the exception, pattern of the
+# message, what we say instead; {0} is the first group of the pattern).
+_EXPLANATIONS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (
+        "AttributeError",
+        "'AbstractRef' object",
+        {"message": "a reference is used as an array", "hint": "read it first: ref[...]"},
+    ),
+    (
+        "AssertionError",
+        "DShapedArray",
+        {
+            "message": "the size of a window is computed in the kernel",
+            "expected": "a size that is known while tracing; the start may be computed",
+        },
+    ),
+    (
+        "TracerBoolConversionError",
+        "",
+        {
+            "message": "Python cannot branch on a value that the kernel computes",
+            "hint": "pl.when, jax.lax.cond or jnp.where",
+        },
+    ),
+    (
+        "TracerIntegerConversionError",
+        "",
+        {
+            "message": "Python needs a number here, but the kernel computes the value",
+            "hint": "pl.loop or jax.lax.fori_loop for loops; sizes must be known while tracing",
+        },
+    ),
+    (
+        "ValueError",
+        r"Invalid shape for `\w+`.*Expected shape: (\(.*?\)). Value shape: (\(.*?\))",
+        {
+            "message": "the array that is stored does not have the shape of the reference",
+            "got": "{1}",
+            "expected": "{0}",
+        },
+    ),
+    (
+        "ValueError",
+        r"Invalid dtype for `\w+`. Ref dtype: (\w+). Value dtype: (\w+)",
+        {
+            "message": "the array that is stored does not have the dtype of the reference",
+            "got": "{1}",
+            "expected": "{0}",
+            "hint": "x.astype(ref.dtype)",
+        },
+    ),
+    (
+        "ValueError",
+        r"Out of bound slice: start=(\d+), size=(\d+), stride=(\d+), dim=(\d+)",
+        {
+            "message": "the window leaves a dimension of {3} elements",
+            "got": "{1} elements from {0}, stride {2}",
+            "expected": "a window inside the array",
+        },
+    ),
+    (
+        "ValueError",
+        r"captures non-scalar array constants \[(.*)\]",
+        {
+            "message": "a warp-mapped region captures an array",
+            "got": "{0}",
+            "expected": "references and scalars",
+            "hint": "write the array to shared memory before the region",
+        },
+    ),
+    (
+        "NameError",
+        r"Found an unbound axis name: (\w+)",
+        {
+            "message": "there is no axis named '{0}'",
+            "expected": "one of grid_names, cluster_names or thread_name of the kernel",
+        },
+    ),
+)
+
+
+@contextlib.contextmanager
+def errors_at_user_line() -> Iterator[None]:
+    """Turns what JAX raises while a kernel is traced into an error at the user's line.
+
+    What the user's own code raises passes through.
+    """
+    with whole_tracebacks():
+        try:
+            yield
+        except PallasiteError:
+            raise
+        except Exception as error:
+            location = caller_of_library(error)
+            if location is None:
+                raise
+            raise _explained(error, location) from error
+
+
+def _explained(error: Exception, location: SourceLocation) -> PallasiteError:
+    text = str(error).partition("\nThe error occurred while tracing")[0].strip()
+    details: dict[str, Any] = {"message": text or type(error).__name__}
+    for kind, pattern, explanation in _EXPLANATIONS:
+        found = re.search(pattern, text) if type(error).__name__ == kind else None
+        if found is not None:
+            details = {name: said.format(*found.groups()) for name, said in explanation.items()}
+    message = details["message"]
+    rest = {name: value for name, value in details.items() if name != "message"}
+    if isinstance(error, NotImplementedError):
+        return UnsupportedError(message, location=location, **rest)
+    if isinstance(error, TypeError | AttributeError):
+        return InvalidTypeError(message, location=location, **rest)
+    return InvalidValueError(message, location=location, **rest)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -122,6 +123,26 @@ def _location_of(body: Callable[..., Any]) -> SourceLocation | None:
     return SourceLocation(code.co_filename, code.co_firstlineno, 0, code.co_name)
 
 
+def _signature_of(body: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(body)
+    except (TypeError, ValueError):
+        return None
+
+
+def _name_parameters(run: Any, body: Callable[..., Any], before: int, count: int) -> None:
+    """Gives the parameters of ``run`` the names that the body has for its scratch, if it has."""
+    signature = _signature_of(body)
+    parameters = [] if signature is None else list(signature.parameters.values())
+    if len(parameters) != before + count or any(
+        p.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters
+    ):
+        return
+    run.__signature__ = inspect.Signature(
+        [p.replace(default=inspect.Parameter.empty) for p in parameters[before:]]
+    )
+
+
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
     if value is not None and old_value is not None:
         raise checks.value_error(
@@ -165,6 +186,7 @@ class _Kernel:
         self.aliases = aliases
         self.debug = debug
         self.location = _location_of(body)
+        self.definition = _jax.current_traceback()
         self.single_output = not isinstance(out_type, tuple | list)
         self.out_type = (out_type,) if self.single_output else out_type
         if not isinstance(scratch_types, Sequence | Mapping):
@@ -225,7 +247,9 @@ class _Kernel:
         """Runs the body on its references, with the scratch allocated around it."""
 
         def run(*scratch: Any, **named_scratch: Any) -> None:
-            result = self.body(*refs, *scratch, **named_scratch)
+            self.check_signature(refs, scratch, named_scratch)
+            with _jax.traced_at(None), checks.errors_at_user_line():
+                result = self.body(*refs, *scratch, **named_scratch)
             if result is not None:
                 raise InvalidTypeError(
                     f"the body of kernel {self.name} returns a value",
@@ -238,10 +262,33 @@ class _Kernel:
             run()
             return
         axes = () if self.mesh.thread_name is None else (self.mesh.thread_name,)
-        if isinstance(self.scratch_types, Mapping):
-            pl.run_scoped(run, **self.scratch_types, collective_axes=axes)
-        else:
-            pl.run_scoped(run, *self.scratch_types, collective_axes=axes)
+        named = isinstance(self.scratch_types, Mapping)
+        with _jax.traced_at(self.definition):
+            if named:
+                pl.run_scoped(run, **self.scratch_types, collective_axes=axes)
+            else:
+                _name_parameters(run, self.body, len(refs), len(self.scratch_types))
+                pl.run_scoped(run, *self.scratch_types, collective_axes=axes)
+
+    def check_signature(
+        self, refs: Sequence[Any], scratch: Sequence[Any], named_scratch: Mapping[str, Any]
+    ) -> None:
+        """Raises InvalidTypeError if the body does not take the references that it gets."""
+        signature = _signature_of(self.body)
+        if signature is None:
+            return
+        try:
+            signature.bind(*refs, *scratch, **named_scratch)
+        except TypeError as error:
+            outputs = len(self.out_type)
+            raise InvalidTypeError(
+                f"the body of kernel {self.name} cannot take its references: {error}",
+                got=f"{len(refs) - outputs} inputs, {outputs} outputs,"
+                f" {len(scratch) + len(named_scratch)} scratch allocations",
+                expected="one parameter for each, in this order; the body is"
+                f" {self.name}{signature}",
+                location=self.location,
+            ) from None
 
 
 def _check_operand(value: Any, position: int, name: str) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pallasite import _jax
+from pallasite.errors import InvalidValueError
 from pallasite.language import checks
 from pallasite.layouts.construct import Replicated, Tiling
 
@@ -101,6 +102,13 @@ class ReducedLayout(SomeLayout):
         from pallasite.layouts import transforms
 
         rank = len(shape) + len(self.axes)
+        for axis in self.axes:
+            if not -rank <= axis < rank:
+                raise InvalidValueError(
+                    f"a layout of {rank} dimensions is reduced along dimension {axis}",
+                    got=str(self),
+                    expected=f"dimensions from 0 to {rank - 1}",
+                )
         gone = {axis % rank for axis in self.axes}
         tile = self.layout.base_tile(dtype)
         smallest = (1,) * (rank - len(tile)) + tile

@@ -68,7 +68,16 @@ class MemorySpace(enum.Enum):
                 f"packed, collective and layout describe tensor memory, not {self.name}",
                 hint="use transforms= to say how data lies in shared memory",
             )
-        return GPUMemoryRef(_array_type(shape, dtype), self, tuple(transforms))
+        aval = _array_type(shape, dtype)
+        if self is MemorySpace.SMEM and 0 in aval.shape:
+            raise checks.value_error(
+                "an allocation without elements",
+                got=f"SMEM({aval.shape}, {aval.dtype})",
+                expected="extents of at least 1",
+            )
+        allocation = GPUMemoryRef(aval, self, tuple(transforms))
+        allocation.get_ref_aval()  # Transforms that do not fit are an error here, at this line.
+        return allocation
 
     def like(self, shape_dtype_like: Any) -> Any:
         """An allocation with the shape and dtype of another object."""
@@ -92,7 +101,12 @@ def _array_type(shape: Sequence[int], dtype: Any) -> Any:
             "the shape of an allocation is an integer", got=shape, expected=f"({shape},)"
         )
     sizes = tuple(checks.count(size, f"shape[{i}]") for i, size in enumerate(shape))
-    return _jax.ShapedArray(sizes, dtype)
+    try:
+        return _jax.ShapedArray(sizes, dtype)
+    except TypeError as error:
+        raise checks.type_error(
+            "the dtype of an allocation is unknown", got=repr(dtype), expected="jnp.float32, say"
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +167,13 @@ class AbstractRefUnion(_jax.AbstractRef):  # type: ignore[misc]
                 got=idx,
                 expected="a Python integer",
             )
-        return flatten_ref_union(tracer)[idx]
+        groups = flatten_ref_union(tracer)
+        if not -len(groups) <= idx < len(groups):
+            raise checks.value_error(
+                f"a RefUnion of {len(groups)} members has no member {idx}",
+                expected=f"an index from 0 to {len(groups) - 1}",
+            )
+        return groups[idx]
 
     def _setitem(self, tracer: Any, idx: Any, value: Any) -> None:
         del tracer, idx, value
@@ -220,6 +240,14 @@ class RefUnion(GPUMemoryRef):
     refs: tuple[Any, ...] = ()
 
     def __new__(cls, *refs: Any) -> Any:
+        for number, group in enumerate(refs):
+            leaves = jax.tree.leaves(group)
+            if not leaves or not all(hasattr(leaf, "memory_space") for leaf in leaves):
+                raise checks.type_error(
+                    f"member {number} of a RefUnion is not memory",
+                    got=repr(group),
+                    expected="an allocation such as SMEM(shape, dtype), or a tuple of them",
+                )
         spaces = {leaf.memory_space for leaf in jax.tree.leaves(refs)}
         if len(spaces) == 1 and (constructor := UNION_CONSTRUCTORS.get(*spaces)):
             return constructor(*refs)
@@ -227,6 +255,7 @@ class RefUnion(GPUMemoryRef):
             raise checks.value_error(
                 "the members of a RefUnion must all be in shared memory",
                 got=", ".join(sorted(str(space) for space in spaces)) or "no members",
+                expected="allocations described by SMEM(shape, dtype)",
             )
         return super().__new__(cls)
 

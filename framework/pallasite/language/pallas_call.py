@@ -89,7 +89,9 @@ def _check_block(mapping: Any, location: SourceLocation | None) -> None:
 def _check_grid(grid_mapping: Any, location: SourceLocation | None) -> None:
     if grid_mapping.num_dynamic_grid_bounds:
         raise UnsupportedError(
-            "pallas_call with a grid whose size is not known while compiling", location=location
+            "pallas_call with a grid whose size is not known while compiling",
+            expected="a grid of Python integers",
+            location=location,
         )
     if grid_mapping.num_index_operands:
         raise UnsupportedError(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallasite import _jax
-from pallasite.errors import SourceLocation
-from pallasite.language import checks
+from pallasite.errors import InvalidValueError, SourceLocation
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
@@ -93,6 +92,18 @@ def trace_kernel(
     return spec, captured
 
 
+def _first_use(jaxpr: Any, variable: Any) -> SourceLocation | None:
+    """The source line of the first equation that uses a variable, inside of scopes too."""
+    for equation in jaxpr.eqns:
+        if not any(atom is variable for atom in equation.invars):
+            continue
+        if equation.primitive is _jax.run_scoped_p:
+            inner = equation.params["jaxpr"]
+            return _first_use(inner, inner.constvars[equation.invars.index(variable)])
+        return _jax.user_location(equation.source_info)
+    return None
+
+
 def _lift_captured(
     jaxpr: Any,
     num_inputs: int,
@@ -104,15 +115,16 @@ def _lift_captured(
     """Makes captured values inputs of the body, after the others."""
     captured: list[Any] = []
     sources: list[Any] = []  # for each constant: a literal, or (position, whether to load it)
-    for const in jaxpr.consts:
+    for variable, const in zip(jaxpr.constvars, jaxpr.consts, strict=True):
         aval = _jax.typeof(const)
         if not isinstance(aval, _jax.AbstractRef) and not _is_scalar(aval):
-            raise checks.value_error(
+            raise InvalidValueError(
                 f"the body of kernel {name} captures an array of shape {aval.shape}",
                 got=aval,
                 expected="only scalars and references are captured",
                 hint="pass the array as an operand of the kernel",
-            ).at(location)
+                location=_first_use(jaxpr, variable) or location,
+            )
         if _is_scalar(aval) and not isinstance(const, _jax.Tracer):
             sources.append(np.asarray(const)[()])
         else:

@@ -222,6 +222,7 @@ def _groups(tensors: list[_Tensor], swizzle: int) -> list[_Group]:
         raise InvalidValueError(
             f"the copy needs a tensor map of {len(groups)} dimensions "
             f"{tuple(g.size for g in groups)}, but TMA has at most {tt.MAXIMUM_RANK}",
+            expected=f"at most {tt.MAXIMUM_RANK} dimensions that the copy does not cover whole",
             hint="merge dimensions of the array, or tile fewer of them",
         )
     return groups
@@ -234,12 +235,14 @@ def _check(groups: list[_Group], bits: int, swizzle: int, innermost_shared_strid
             "TMA needs one dimension that is contiguous in both global and shared memory, but the "
             f"innermost in shared memory has stride {inner.stride} in global memory and "
             f"{innermost_shared_stride} in shared memory",
+            expected="the same innermost dimension, with stride 1, on both sides",
         )
     for group in groups[:-1]:
         if group.stride * bits % (8 * tt.STRIDE_ALIGNMENT):
             raise InvalidValueError(
                 f"a stride of {group.stride} elements of {bits} bits in global memory is not a "
                 f"multiple of {tt.STRIDE_ALIGNMENT} bytes",
+                expected=f"a multiple of {8 * tt.STRIDE_ALIGNMENT // bits} elements",
                 hint="pad the array, or copy it without TMA",
             )
         if group.stride * bits >= 8 * tt.MAXIMUM_STRIDE_BYTES:
@@ -251,6 +254,7 @@ def _check(groups: list[_Group], bits: int, swizzle: int, innermost_shared_strid
             raise InvalidValueError(
                 f"a TMA copy of {group.box} elements along one dimension exceeds "
                 f"{tt.MAXIMUM_BOX} and cannot be split evenly",
+                expected=f"at most {tt.MAXIMUM_BOX}, or a multiple of a number up to that",
                 hint="tile the shared memory, or use an extent with a divisor below 257",
             )
     row = inner.box * bits

@@ -43,12 +43,14 @@ class PassContext:
       kernel: its name.
       target: what it is compiled for.
       options: the kernel's ``CompilerParams``, or None.
+      mesh: the kernel's grid, cluster and threads, or None.
       timings: seconds by name of pass or step, in order; the pipeline appends to it.
     """
 
     kernel: str
     target: Target
     options: Any = None
+    mesh: Any = None
     timings: list[tuple[str, float]] = dataclasses.field(default_factory=list)
     _numbers: dict[str, Iterator[int]] = dataclasses.field(default_factory=dict, repr=False)
 

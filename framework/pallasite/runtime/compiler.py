@@ -217,7 +217,7 @@ def _compile(request: _Request) -> CompiledKernel:
 
     _count("compiles")
     spec = request.spec
-    context = PassContext(spec.name, request.target, spec.params)
+    context = PassContext(spec.name, request.target, spec.params, spec.mesh)
     jaxpr = run_stage("jaxpr", spec.jaxpr, context)
     if jaxpr is not spec.jaxpr:
         spec = spec.replace(jaxpr=jaxpr)
