@@ -114,10 +114,58 @@ def _host() -> tuple[str, str]:
 
 
 def _machine() -> Any:
+    features = llvm.get_host_cpu_features()
+    for name in ("avx512bf16", "avxneconvert"):
+        # Their conversions to bf16 flush denormals.
+        if name in features:
+            features[name] = False
     return llvm.Target.from_triple(_host()[0]).create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1
+        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=1
     )
 
+
+# What LLVM calls for conversions that the host has no instruction for.
+_ROUNDING = """
+define bfloat @__truncsfbf2(float %x) {
+  %b = bitcast float %x to i32
+  %s = lshr i32 %b, 16
+  %t = and i32 %s, 1
+  %h = add i32 %t, 32767
+  %r = add i32 %b, %h
+  %q = lshr i32 %r, 16
+  %n = or i32 %s, 64
+  %nan = fcmp uno float %x, 0.0
+  %v = select i1 %nan, i32 %n, i32 %q
+  %i = trunc i32 %v to i16
+  %f = bitcast i16 %i to bfloat
+  ret bfloat %f
+}
+define float @odd(double %x) {
+  %f = fptrunc double %x to float
+  %d = fpext float %f to double
+  %b = bitcast float %f to i32
+  %inexact = fcmp one double %d, %x
+  %ad = call double @llvm.fabs.f64(double %d)
+  %ax = call double @llvm.fabs.f64(double %x)
+  %up = fcmp ogt double %ad, %ax
+  %one = zext i1 %up to i32
+  %c = sub i32 %b, %one
+  %o = or i32 %c, 1
+  %v = select i1 %inexact, i32 %o, i32 %b
+  %r = bitcast i32 %v to float
+  ret float %r
+}
+define bfloat @__truncdfbf2(double %x) {
+  %f = call float @odd(double %x)
+  %r = call bfloat @__truncsfbf2(float %f)
+  ret bfloat %r
+}
+define half @__truncdfhf2(double %x) {
+  %f = call float @odd(double %x)
+  %r = fptrunc float %f to half
+  ret half %r
+}
+"""
 
 _kept: list[Any] = []
 
@@ -195,7 +243,7 @@ def run(emit: Emit, arrays: Sequence[np.ndarray], output: Any, length: int = 4) 
     triple, layout = _host()
     with module.context, ir.Location.unknown():
         text = translate(module, triple=triple, data_layout=layout, debug_info=False)
-    compiled = llvm.parse_assembly(text)
+    compiled = llvm.parse_assembly(text + _ROUNDING)
     compiled.verify()
     engine = llvm.create_mcjit_compiler(compiled, _machine())
     engine.finalize_object()

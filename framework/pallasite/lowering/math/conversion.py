@@ -257,14 +257,18 @@ def _to_float8(
 
 
 def _to_float8_pairs(number: Real, format: Float8, saturate: bool, hardware: Hardware) -> ir.Value:
-    """The instruction saturates; numbers out of range are replaced afterwards."""
-    packed = Word(hardware.float8_from_single(number, format.instruction))
+    """The instruction saturates; without infinities, NaN takes the place of what is beyond first.
+
+    With infinities, they are put in afterwards. NaN loses its sign.
+    """
     if saturate:
-        return packed.value
-    size = abs(number)
-    beyond = (size >= format.limit) if format.limit_overflows else (size > format.limit)
-    special = (packed & 0x80) | format.overflow
-    return beyond.choose(special, packed).value
+        return hardware.float8_from_single(number, format.instruction)
+    if not format.limit_overflows:
+        number = (abs(number) > format.limit).choose(number.constant(math.nan), number)
+        return hardware.float8_from_single(number, format.instruction)
+    packed = Word(hardware.float8_from_single(number, format.instruction))
+    infinity = (packed & 0x80) | format.overflow
+    return (abs(number) >= format.limit).choose(infinity, packed).value
 
 
 def _bits_of(number: float) -> int:

@@ -102,8 +102,6 @@ def _reduce_double(x: Real) -> tuple[Real, Real, Word]:
     head = (-count).times_plus(first, x)
     reduced = (-count).times_plus(second, head)
     low = (-count).times_plus(third, (-count).times_plus(second, head - reduced))
-    # Minus zero stays.
-    reduced = count.equals(0.0).choose(x, reduced)
     reduced = (abs(x) <= LARGEST_DOUBLE_ANGLE).choose(reduced, math.nan)
     # 1.5 * 2**52 leaves the integer in the low bits.
     return reduced, low, (count + 1.5 * 2.0**52).bits().truncate(32)
@@ -165,9 +163,16 @@ def _quarter_turns(x: Real, hardware: Hardware, turn: int) -> Real:
     return (quarter & 2).differs(0).choose(-value, value)
 
 
+def _keep_zero(x: Real, value: Real) -> Real:
+    """The value, or x where it is a zero of either sign."""
+    return x.equals(0.0).choose(x, value)
+
+
 def sin(x: Real, approximate: bool, hardware: Hardware) -> Real:
     """The sine. Exact: at most 1.5 ulp. Approximate: absolute error 2**-20.5 for |x| <= 2 pi."""
-    return hardware.sin(x) if approximate else _quarter_turns(x, hardware, 0)
+    if approximate:
+        return hardware.sin(x)
+    return _keep_zero(x, _quarter_turns(x, hardware, 0))
 
 
 def cos(x: Real, approximate: bool, hardware: Hardware) -> Real:
@@ -183,7 +188,7 @@ def tan(x: Real, approximate: bool, hardware: Hardware) -> Real:
     square = reduced * reduced
     sine, cosine = _sin_polynomial(reduced, low, square), _cos_polynomial(reduced, low, square)
     odd = (quarter & 1).differs(0)
-    return odd.choose(-cosine, sine) / odd.choose(sine, cosine)
+    return _keep_zero(x, odd.choose(-cosine, sine) / odd.choose(sine, cosine))
 
 
 def _arcsine_parts(x: Real) -> tuple[Mask, Real]:
