@@ -1,8 +1,8 @@
 """Profiles of kernels: reading what a kernel recorded, and showing it as a Chrome trace.
 
 The form of the words is described at :class:`pallasite.launch.Profile`. A trace is JSON that
-``chrome://tracing`` and https://ui.perfetto.dev open: a process for each multiprocessor, a thread for
-each warpgroup (or warp) of each block, and a pair of events for each region.
+``chrome://tracing`` and https://ui.perfetto.dev open: a process for each multiprocessor, a thread
+for each warpgroup (or warp) of each block, and a pair of events for each region.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pallasite.errors import InvalidValueError
 from pallasite.launch import PROFILE_EXIT_BIT, PROFILE_HEADER_WORDS, Profile
 
 _PLAUSIBLE_CLOCKS = (0.05, 20.0)
-"""Cycles per nanosecond. What is measured outside comes from kernels shorter than the timer's step."""
+"""Cycles per nanosecond. Others are measured where a kernel is shorter than the timer's step."""
 _FALLBACK_CLOCK = 1.0
 
 
@@ -78,8 +78,8 @@ def decode(words: Any, profile: Profile) -> list[Event]:
 def recordings(words: Any, profile: Profile) -> list[Recording]:
     """What each recorder of a launch left behind; see :func:`decode`.
 
-    The clock has 32 bits, and counts on from zero when they are full: after about two seconds. Times
-    are right as long as no two events that follow each other are further apart than that.
+    The clock has 32 bits, and counts on from zero when they are full: after about two seconds.
+    Times are right as long as no two events that follow each other are further apart than that.
     """
     slots = _slots(words, profile)
     counts = slots[:, 0].astype(np.int64)

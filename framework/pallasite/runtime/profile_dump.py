@@ -1,4 +1,4 @@
-"""Brings the profile of a kernel to the host when a program runs, and writes its trace to a file."""
+"""Brings the profile of a kernel to the host when a program runs, and writes it to a file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from jax.interpreters import mlir
 
 from pallasite import _jax
 from pallasite.codegen.compiled import CompiledKernel
+from pallasite.errors import UnsupportedError
 from pallasite.runtime.profile import chrome_trace
 
 _TEST_OUTPUTS = "sponge"
@@ -49,8 +50,8 @@ def run_profiled(
 def write_trace(words: Any, compiled: CompiledKernel) -> pathlib.Path | None:
     """Writes the trace of one launch to a new file in ``profile_dir``.
 
-    The name is ``{kernel}-{time in ns}-{counter}-trace.json``. The file appears when it is complete,
-    and never takes the place of another one.
+    The name is ``{kernel}-{time in ns}-{counter}-trace.json``. The file appears when it is
+    complete, and never takes the place of another one.
 
     Returns:
       The file, or None if it could not be written, which gives a :class:`ProfileWarning`.
@@ -68,8 +69,8 @@ def write_trace(words: Any, compiled: CompiledKernel) -> pathlib.Path | None:
     lost = trace["otherData"]["lost events"]
     if lost:
         warnings.warn(
-            f"kernel {compiled.name!r} recorded {lost} more profiler events than there was room for:"
-            f" a {launch.profile.scope} has room for {launch.profile.events}; raise profile_space",
+            f"kernel {compiled.name!r} recorded {lost} more profiler events than it has room for:"
+            f" {launch.profile.events} for each {launch.profile.scope}; raise profile_space",
             ProfileWarning,
             stacklevel=2,
         )
@@ -84,9 +85,7 @@ def write_trace(words: Any, compiled: CompiledKernel) -> pathlib.Path | None:
 
 def _folder(directory: str) -> pathlib.Path:
     if directory == _TEST_OUTPUTS:
-        return pathlib.Path(
-            os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR") or tempfile.gettempdir()
-        )
+        return pathlib.Path(os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR") or tempfile.gettempdir())
     return pathlib.Path(directory)
 
 
@@ -143,6 +142,15 @@ def _impl(words: Any, *, writer: _Writer) -> list[Any]:
 
 
 def _lower(ctx: Any, words: Any, *, writer: _Writer) -> Any:
+    try:
+        ctx.module_context.get_backend()
+    except ValueError as error:
+        raise UnsupportedError(
+            f"kernel {writer.compiled.name!r} is profiled, in a program for another machine",
+            got=f"{error}",
+            expected="the platform of this process: the program calls back into it",
+            hint="leave out profile_space, or look at the kernel with pallasite.compile",
+        ) from error
     results, _, _ = mlir.emit_python_callback(
         ctx,
         writer,
