@@ -57,8 +57,9 @@ def rms_norm(gpu: Any, constant: float) -> tuple[Callable[..., Any], tuple[Any, 
     """RMSNorm of rows of 8192."""
 
     def compute(x, combine, w):
+        x = x.astype(jnp.float32)
         total = combine(jnp.add, jnp.sum(x * x), 0)
-        return x * lax.rsqrt(total / 8192 + constant * 1e-6) * w
+        return x * lax.rsqrt(total / 8192 + constant * 1e-6) * w()
 
     kernel = memory_bound.row_kernel(gpu, 1024, 8192, jnp.bfloat16, "rms_norm", compute)
     return kernel, ((1024, 8192, jnp.bfloat16), (8192, jnp.bfloat16))
@@ -68,7 +69,7 @@ def softmax(gpu: Any, constant: float) -> tuple[Callable[..., Any], tuple[Any, .
     """Scaled softmax of rows of 8192."""
 
     def compute(x, combine):
-        x = x * constant
+        x = x.astype(jnp.float32) * constant
         e = jnp.exp(x - combine(jnp.maximum, jnp.max(x), 0))
         return e * (1.0 / combine(jnp.add, jnp.sum(e), 1))
 

@@ -22,14 +22,12 @@ from jax.experimental.pallas import mosaic_gpu as mosaic
 
 from pallasite import gpu as pallasite
 
-THREAD_ELEMENTS = 8192
-"""Elements of a row that one warpgroup holds in registers."""
 
-
-def options(gpu: Any) -> dict[str, Any]:
-    """Keyword arguments of ``kernel`` for lane semantics."""
+def options(gpu: Any, min_blocks: int = 1) -> dict[str, Any]:
+    """Keyword arguments of ``kernel`` for lane semantics; only Pallasite knows ``min_blocks``."""
     semantics = gpu.LoweringSemantics.Lane
-    return dict(compiler_params=gpu.CompilerParams(lowering_semantics=semantics))
+    own = dict(min_blocks=min_blocks) if gpu is pallasite else {}
+    return dict(compiler_params=gpu.CompilerParams(lowering_semantics=semantics, **own))
 
 
 def copy_kernel(gpu: Any, size: int, dtype: Any, block: int = 1024) -> Callable[..., Any]:
@@ -49,14 +47,21 @@ def copy_kernel(gpu: Any, size: int, dtype: Any, block: int = 1024) -> Callable[
 
 
 def row_kernel(
-    gpu: Any, rows: int, columns: int, dtype: Any, name: str, compute: Callable[..., Any]
+    gpu: Any,
+    rows: int,
+    columns: int,
+    dtype: Any,
+    name: str,
+    compute: Callable[..., Any],
+    threads: int = 1,
+    min_blocks: int = 1,
 ) -> Callable[..., Any]:
-    """A kernel that works on one row per block, spread over as many warpgroups as it needs.
+    """A kernel that works on one row per block, spread over a number of warpgroups.
 
-    ``compute(x, combine, *vectors)`` gets the thread's part of the row in f32 and parts of further
-    inputs; ``combine(reduce, value, slot)`` reduces a scalar over the threads of the block.
+    ``compute(x, combine, *vectors)`` gets the thread's part of the row, and a function for each
+    further input that loads the thread's part of it in f32; ``combine(reduce, value, slot)``
+    reduces a scalar over the threads of the block.
     """
-    threads = max(1, columns // THREAD_ELEMENTS)
     part_size = columns // threads
     several: dict[str, Any] = {}
     if threads > 1:
@@ -87,8 +92,8 @@ def row_kernel(
                 total = reduce(total, partial[slot, other])
             return total
 
-        vectors = [ref[part].astype(jnp.float32) for ref in vector_refs]
-        result = compute(x_ref[row, part].astype(jnp.float32), combine, *vectors)
+        vectors = [lambda ref=ref: ref[part].astype(jnp.float32) for ref in vector_refs]
+        result = compute(x_ref[row, part], combine, *vectors)
         o_ref[row, part] = result.astype(dtype)
 
     body.__name__ = name
@@ -98,7 +103,7 @@ def row_kernel(
         grid=(rows,),
         grid_names=("row",),
         **several,
-        **options(gpu),
+        **options(gpu, min_blocks),
     )
 
 
@@ -106,21 +111,26 @@ def rms_norm(gpu: Any, rows: int, columns: int, dtype: Any) -> Callable[..., Any
     """x / sqrt(mean(x^2) + eps) * w for every row."""
 
     def compute(x, combine, w):
+        x = x.astype(jnp.float32)
         total = combine(jnp.add, jnp.sum(x * x), 0)
-        return x * lax.rsqrt(total / columns + 1e-6) * w
+        return x * lax.rsqrt(total / columns + 1e-6) * w()
 
-    return row_kernel(gpu, rows, columns, dtype, "rms_norm", compute)
+    threads = 1 if columns <= 8192 else columns // 4096
+    return row_kernel(gpu, rows, columns, dtype, "rms_norm", compute, threads)
 
 
 def softmax(gpu: Any, rows: int, columns: int, dtype: Any) -> Callable[..., Any]:
     """Softmax of every row."""
 
     def compute(x, combine):
-        largest = combine(jnp.maximum, jnp.max(x), 0)
-        e = jnp.exp(x - largest)
+        largest = combine(jnp.maximum, jnp.max(x).astype(jnp.float32), 0)
+        e = jnp.exp(x.astype(jnp.float32) - largest)
         return e * (1.0 / combine(jnp.add, jnp.sum(e), 1))
 
-    return row_kernel(gpu, rows, columns, dtype, "softmax", compute)
+    threads, min_blocks = 1 if columns <= 16384 else columns // 8192, 1
+    if jnp.dtype(dtype).itemsize == 2 and columns <= 16384:
+        threads, min_blocks = (1, 4) if columns <= 8192 else (2, 3)
+    return row_kernel(gpu, rows, columns, dtype, "softmax", compute, threads, min_blocks)
 
 
 def xla_rms_norm(x, w):

@@ -93,6 +93,8 @@ class CompilerParams:
         as long as no installed plugin implements it.
       skip_device_barrier: leaves out the barrier between devices before a kernel that has
         references to peers.
+      min_blocks: how many blocks should fit on one multiprocessor at once; this caps the registers
+        of a thread, and more blocks hide more of one another's waiting.
       target: the name of the target to compile for; None selects it as the configuration says.
     """
 
@@ -109,6 +111,7 @@ class CompilerParams:
     profile_bounds_check: bool = False
     lowering_semantics: LoweringSemantics = LoweringSemantics.Lane
     skip_device_barrier: bool = False
+    min_blocks: int = 1
     target: str | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +128,7 @@ class CompilerParams:
         checks.count(self.max_concurrent_steps, "max_concurrent_steps", minimum=1)
         checks.count(self.reduction_scratch_bytes, "reduction_scratch_bytes")
         checks.count(self.profile_space, "profile_space")
+        checks.count(self.min_blocks, "min_blocks", minimum=1)
         if bool(self.profile_space) != bool(self.profile_dir):
             raise checks.value_error(
                 "profile_space and profile_dir go together",

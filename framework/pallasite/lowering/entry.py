@@ -106,6 +106,7 @@ def lower_kernel(
         launch.buffers_in = _buffers(BufferKind.INPUT, spec.in_avals)
         launch.buffers_out = _buffers(BufferKind.OUTPUT, spec.out_avals)
         launch.aliases = tuple(spec.input_output_aliases)
+        launch.min_blocks = spec.params.min_blocks
         kernel = KernelContext(
             target=target,
             params=spec.params,

@@ -64,6 +64,7 @@ class LaunchContext:
         self.geometry = geometry
         self.module = module
         self.uses_cluster_memory = False
+        self.min_blocks = 1
         self.profiler: Profiler | None = None
         self.allocations: list[Allocation] = []
         self._parameters: dict[Parameter, ir.Value] = {}
@@ -450,7 +451,7 @@ class LaunchContext:
         function.attributes["nvvm.kernel"] = ir.UnitAttr.get()
         threads = self.geometry.block_threads
         function.attributes["nvvm.reqntid"] = ir.DenseI32ArrayAttr.get([threads])
-        function.attributes["nvvm.minctasm"] = ir.IntegerAttr.get(ops.i32(), 1)
+        function.attributes["nvvm.minctasm"] = ir.IntegerAttr.get(ops.i32(), self.min_blocks)
         if math.prod(self.geometry.cluster) > 1:
             function.attributes["nvvm.cluster_dim"] = ir.DenseI32ArrayAttr.get(
                 list(self.geometry.cluster)
