@@ -63,6 +63,11 @@ def _refuse(name: str, dtype: Any) -> InvalidTypeError:
     return InvalidTypeError(f"{name} is not defined for {np.dtype(dtype)} values")
 
 
+def _require_integer(name: str, dtype: Any) -> None:
+    if not types.is_integer(dtype):
+        raise _refuse(name, dtype)
+
+
 def arithmetic(name: str, real: Operation, integer: Operation) -> BinaryFunction:
     """A function of two values that is one operation for floats and another for integers."""
 
@@ -186,6 +191,7 @@ def multiply_high(
     x: ir.Value, y: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
 ) -> ir.Value:
     """The upper half of the product of two integers."""
+    _require_integer("mul_hi", dtype)
     signed = types.is_signed(dtype)
     operation = arith.MulSIExtendedOp if signed else arith.MulUIExtendedOp
     return operation(x, y).high
@@ -201,8 +207,7 @@ def shift(name: str, arithmetic_shift: bool, operation: Operation) -> BinaryFunc
         approximate: bool = False,
         hardware: Hardware = PTX,
     ) -> ir.Value:
-        if not types.is_integer(dtype):
-            raise _refuse(name, dtype)
+        _require_integer(name, dtype)
         count = Word(y)
         last = count.width - 1
         fits = count.compare("ule", last)
@@ -217,6 +222,7 @@ def population_count(
     value: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
 ) -> ir.Value:
     """The number of bits that are set."""
+    _require_integer("population_count", dtype)
     return mlir_math.ctpop(value)
 
 
@@ -224,6 +230,7 @@ def clz(
     value: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
 ) -> ir.Value:
     """The number of leading zeros; the width for zero."""
+    _require_integer("clz", dtype)
     return mlir_math.ctlz(value)
 
 
