@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import ad_util as _ad_util
@@ -229,7 +230,7 @@ callback_sharding = _callback._callback_op_sharding
 
 # --- Source locations ---
 _NEUTRAL_PATHS = tuple(
-    os.path.dirname(os.path.abspath(module.__file__)) + os.sep for module in (contextlib, np)
+    os.path.dirname(os.path.abspath(file)) + os.sep for file in (contextlib.__file__, np.__file__, jaxlib.__file__)
 )
 _PACKAGE_PATH = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -268,21 +269,27 @@ def current_user_location() -> SourceLocation | None:
     return None
 
 
-def caller_of_library(error: BaseException) -> SourceLocation | None:
-    """The user's line from which the library code was called that raised an exception.
+def raised_by_user(error: BaseException) -> bool:
+    """Whether the user's own code raised an exception, not JAX or Pallasite.
 
-    None if the user's own code raised it. Frames of the standard library and of NumPy belong to
-    whoever called them.
+    Frames of the standard library, NumPy and jaxlib belong to whoever called them.
     """
-    location, inside = None, False
+    frames = list(_frames_that_count(error))
+    return bool(frames) and frames[-1][1]
+
+
+def last_user_frame(error: BaseException) -> SourceLocation | None:
+    """The user's last line in the traceback of an exception."""
+    users = [location for location, is_user in _frames_that_count(error) if is_user]
+    return users[-1] if users else None
+
+
+def _frames_that_count(error: BaseException) -> Iterator[tuple[SourceLocation, bool]]:
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if code.co_filename.startswith(("<", *_NEUTRAL_PATHS)):
-            continue
-        inside = not _source_info_util.is_user_filename(code.co_filename)
-        if not inside:
+        if not code.co_filename.startswith(("<", *_NEUTRAL_PATHS)):
             location = SourceLocation(code.co_filename, line, 0, code.co_name)
-    return location if inside else None
+            yield location, _source_info_util.is_user_filename(code.co_filename)
 
 
 @contextlib.contextmanager

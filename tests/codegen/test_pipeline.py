@@ -194,7 +194,7 @@ def test_invalid_lowering_shows_the_operation_and_its_line():
 
 def test_dump(tmp_path):
     with config.scoped(dump=tmp_path / "out"):
-        run_stage("jaxpr", "the jaxpr", PassContext("k", HOPPER))
+        run_stage("jaxpr", "the jaxpr", PassContext("k", HOPPER), passes=())
         compile_lowered(_lowered())
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == [

@@ -16,6 +16,7 @@ from pallasite.errors import (
     MissingRuleError,
     UnsupportedError,
 )
+from pallasite.ir import ops
 
 WGMMA = plgpu.Layout.WGMMA
 STRIDED = plgpu.Layout.WG_STRIDED((128, 64), vec_size=2)
@@ -609,22 +610,48 @@ def test_host_callback():
 @refused(
     InvalidValueError,
     r"""
-    HERE: inlined code twice failed: AttributeError: 'RegisterArray' object has no attribute \
-        'nothing'
+    HERE: inlined code twice failed: ValueError: Operand 1 of operation "arith.addi" must be a \
+        Value (contained a None item)
     """,
 )
-def test_error_in_inline_code():
+def test_inline_code_that_uses_the_library_wrongly():
+    layout = plgpu.Layout.WG_STRIDED((128,), 1)
+
     @make((128,))
     def kernel(x_ref, o_ref):
         @plgpu.inline_mgpu(
-            arg_types=(plgpu.Layout.WG_STRIDED((128,), 1),),
-            return_type=plgpu.ShapeDtypeStruct(
-                (128,), jnp.float32, plgpu.Layout.WG_STRIDED((128,), 1)
-            ),
+            arg_types=(layout,), return_type=plgpu.ShapeDtypeStruct((128,), jnp.float32, layout)
         )
         def twice(ctx, x):
-            return x.nothing
+            return x.map(lambda value: ops.add(value, None))
 
         o_ref[...] = twice(x_ref[...])  # here
 
     build(kernel, array(128))
+
+
+@refused(
+    InvalidValueError,
+    r"""
+    HERE: result 0 of inlined code has another layout than return_type says
+      got: strided(vector 1)
+      expected: strided(vector 2)
+    """,
+)
+def test_inline_code_that_returns_another_layout():
+    layout = plgpu.Layout.WG_STRIDED((256,), 1)
+
+    @make((256,))
+    def kernel(x_ref, o_ref):
+        @plgpu.inline_mgpu(
+            arg_types=(layout,),
+            return_type=plgpu.ShapeDtypeStruct(
+                (256,), jnp.float32, plgpu.Layout.WG_STRIDED((256,), 2)
+            ),
+        )
+        def same(ctx, x):
+            return x
+
+        o_ref[...] = same(x_ref[...])  # here
+
+    build(kernel, array(256))

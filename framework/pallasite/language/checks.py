@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from pallasite._jax import caller_of_library, current_user_location, whole_tracebacks
+from pallasite._jax import (
+    current_user_location,
+    last_user_frame,
+    raised_by_user,
+    whole_tracebacks,
+)
 from pallasite.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -179,8 +184,8 @@ def errors_at_user_line() -> Iterator[None]:
         except PallasiteError:
             raise
         except Exception as error:
-            location = caller_of_library(error)
-            if location is None:
+            location = last_user_frame(error)
+            if location is None or raised_by_user(error):
                 raise
             raise _explained(error, location) from error
 

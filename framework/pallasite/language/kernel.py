@@ -262,9 +262,8 @@ class _Kernel:
             run()
             return
         axes = () if self.mesh.thread_name is None else (self.mesh.thread_name,)
-        named = isinstance(self.scratch_types, Mapping)
         with _jax.traced_at(self.definition):
-            if named:
+            if isinstance(self.scratch_types, Mapping):
                 pl.run_scoped(run, **self.scratch_types, collective_axes=axes)
             else:
                 _name_parameters(run, self.body, len(refs), len(self.scratch_types))

@@ -94,7 +94,10 @@ def nothing() -> Resources:
 
 @contextlib.contextmanager
 def errors_at_equation(equation: Any) -> Iterator[None]:
-    """Gives the errors of a rule the user's line; exceptions of another kind are ours to mend."""
+    """Gives the errors of a rule the user's line; exceptions of another kind are ours to mend.
+
+    What the user's own code raises, if a rule calls some, passes through.
+    """
     location = _jax.user_location(equation.source_info)
     try:
         yield
@@ -102,6 +105,8 @@ def errors_at_equation(equation: Any) -> Iterator[None]:
         error.at(location)
         raise
     except Exception as error:
+        if _jax.raised_by_user(error):
+            raise
         operands = ", ".join(_type_of(atom.aval) for atom in equation.invars)
         raise InternalError(
             f"the rule of primitive {equation.primitive} failed: {type(error).__name__}: {error}",

@@ -34,6 +34,9 @@ from pallasite.targets import Target
 _EXTENSIONS: dict[str, str] = {"jaxpr": "txt", "mlir": "mlir", "llvm": "ll", "ptx": "ptx"}
 _FIRST_NUMBER: dict[str, int] = {"jaxpr": 0, "mlir": 20, "llvm": 40, "ptx": 60}
 
+_IMMUTABLE = ("jaxpr", "ptx")
+"""Stages that a pass changes only by returning something."""
+
 
 @dataclasses.dataclass
 class PassContext:
@@ -121,6 +124,8 @@ def run_stage(
             continue
         with context.timed(entry.name), _attributed(entry):
             result = entry.run(value, context)
+        if result is None and stage in _IMMUTABLE:
+            continue
         value = value if result is None else result
         if stage == "mlir" and entry.plugin != "pallasite":
             verify(value, f"pass {entry.name!r}")

@@ -54,6 +54,8 @@ def _inline(
     except PallasiteError:
         raise
     except Exception as error:
+        if _jax.raised_by_user(error):
+            raise
         raise InvalidValueError(
             f"inlined code {_name(function)} failed: {type(error).__name__}: {error}"
         ) from error

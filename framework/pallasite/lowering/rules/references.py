@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -212,6 +213,7 @@ def _run_scoped_resources(
     names = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
     for variable, name in zip(jaxpr.invars, names, strict=True):
         needed = scoped_resources(ctx, variable.aval, axes)
+        name = re.sub(r"^named_scratch\['(\w+)'\]$", r"\1", name)
         if name.isidentifier():
             rows = tuple(
                 dataclasses.replace(row, what=f"{name}: {row.what}") for row in needed.allocations
