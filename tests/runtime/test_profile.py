@@ -382,6 +382,18 @@ def test_vmap_and_loops(fake, tmp_path):
     assert len(read_all(tmp_path)) == 5
 
 
+def test_pallas_call(fake, tmp_path):
+    def body(x, o):
+        with jax.named_scope("outer"):
+            o[...] = x[...]
+
+    params = plgpu.CompilerParams(profile_space=4, profile_dir=str(tmp_path))
+    fn = pl.pallas_call(body, out_shape=shape(128), grid=(2,), compiler_params=params)
+    finish(jax.jit(fn)(jnp.ones(128)))
+    (trace,) = read_all(tmp_path)
+    assert trace["otherData"]["grid"] == [2, 1, 1]
+
+
 def test_shard_map(fake, tmp_path):
     mesh = jax.make_mesh((1,), ("x",))
     spec = PartitionSpec("x")
