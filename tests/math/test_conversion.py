@@ -62,7 +62,7 @@ def _same_floats(result, expected):
     np.testing.assert_array_equal(np.signbit(result)[numbers], np.signbit(expected)[numbers])
 
 
-@pytest.mark.parametrize(("source", "target"), itertools.permutations(FLOATS, 2), ids=str)
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(FLOATS, 2)), ids=str)
 def test_float_to_float(source, target):
     x = _floats(source)
     expected = _round(x, target)

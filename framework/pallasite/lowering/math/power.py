@@ -89,7 +89,7 @@ def _positive_power(x: Real, y: Real, hardware: Hardware) -> Real:
 
 
 def real_power(x: Real, y: Real, approximate: bool, hardware: Hardware) -> Real:
-    """x**y with the special cases of C99. Exact: at most 3 ulp in f32, 2 ulp in f64.
+    """x**y with the special cases of C99. Exact: at most 2.5 ulp in f32, 1.5 in f64.
 
     Approximate: ``ex2.approx(y * lg2.approx(|x|))``, relative error 2**-22 times the logarithm of
     the result.

@@ -4,6 +4,9 @@
 scalars or vectors in the register representation of ``dtype`` and return a value of the same
 dtype, or ``i1`` for predicates. ``dtype`` is that of the operands. ``DTYPES[name]`` says which
 kinds a function accepts.
+
+The error bounds that the functions state, in units of the last place, hold with the errors of the
+hardware's instructions included; they were checked on an H200 with millions of arguments each.
 """
 
 from __future__ import annotations
