@@ -405,10 +405,21 @@ def map_elements(function: Callable[..., Any], *values: ir.Value) -> ir.Value:
     if not _is_vector(values[0]):
         return function(*values)
     count = length(values[0])
-    results = [function(*(ops.extract(v, i) for v in values)) for i in range(count)]
+    columns = [_elements(value, count) for value in values]
+    results = [function(*row) for row in zip(*columns, strict=True)]
     if count > 1:
         return ops.from_elements(results)
     return vector.from_elements(ir.VectorType.get((1,), results[0].type), results)
+
+
+def _elements(value: ir.Value, count: int) -> list[ir.Value]:
+    """The elements of a vector; a constant with equal elements is one scalar constant."""
+    owner = value.owner
+    if not isinstance(owner, ir.Block) and owner.name == "arith.constant":
+        attribute = ir.DenseElementsAttr(owner.attributes["value"])
+        if attribute.is_splat:
+            return [arith.constant(value.type.element_type, attribute.get_splat_value())] * count
+    return [ops.extract(value, index) for index in range(count)]
 
 
 def any_of(masks: Sequence[Mask]) -> Mask:
