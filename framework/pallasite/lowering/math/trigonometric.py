@@ -120,9 +120,9 @@ def _reduce_single(x: Real, hardware: Hardware) -> tuple[Real, Real, Word]:
     table = [middle.choose(table[i + 1], table[i]) for i in range(4)]
     window = [hardware.funnel_left(table[i], table[i + 1], start) for i in range(3)]
     factor = significand.extend_unsigned(64)
-    low = (factor * window[2].extend_unsigned(64)).shift_logical(32)
+    carried = (factor * window[2].extend_unsigned(64)).shift_logical(32)
     high = (significand * window[0]).extend_unsigned(64) << 32
-    turns = factor * window[1].extend_unsigned(64) + low + high
+    turns = factor * window[1].extend_unsigned(64) + carried + high
     fraction = turns << 2
     quarter = turns.shift_logical(62).truncate(32) + fraction.shift_logical(63).truncate(32)
     negative = bits < 0
