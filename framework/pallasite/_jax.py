@@ -230,7 +230,8 @@ callback_sharding = _callback._callback_op_sharding
 
 # --- Source locations ---
 _NEUTRAL_PATHS = tuple(
-    os.path.dirname(os.path.abspath(file)) + os.sep for file in (contextlib.__file__, np.__file__, jaxlib.__file__)
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (contextlib.__file__, np.__file__, jaxlib.__file__)
 )
 _PACKAGE_PATH = os.path.dirname(os.path.abspath(__file__)) + os.sep
 

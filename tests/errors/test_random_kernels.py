@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental import pallas as pl
 from refusals import make
 
 import pallasite
@@ -173,6 +174,19 @@ def compiled(functions, shape, dtype, shared):
     return pallasite.compile(kernel, jax.ShapeDtypeStruct(shape, dtype), target="sm_90a")
 
 
+def _check(make_kernel, number):
+    """An error is at a line of this file; of the kernels, those with number 0 are assembled."""
+    try:
+        kernel = make_kernel()
+    except PallasiteError as error:
+        assert not isinstance(error, InternalError), str(error)
+        assert error.location is not None
+        assert error.location.file == __file__
+        return
+    if kernel is not None and number == 0 and find_tool("ptxas").path is not None:
+        assemble(kernel.ptx, kernel.name)
+
+
 @pytest.mark.filterwarnings("ignore")
 @settings(
     max_examples=100,
@@ -182,12 +196,68 @@ def compiled(functions, shape, dtype, shared):
 )
 @given(steps(), shapes, st.sampled_from(DTYPES), st.booleans(), st.integers(0, 9))
 def test_ptx_or_an_error(functions, shape, dtype, shared, number):
-    try:
-        kernel = compiled(functions, tuple(shape), dtype, shared)
-    except PallasiteError as error:
-        assert not isinstance(error, InternalError), str(error)
-        assert error.location is not None
-        assert error.location.file == __file__
-        return
-    if kernel is not None and number == 0 and find_tool("ptxas").path is not None:
-        assemble(kernel.ptx, kernel.name)
+    _check(lambda: compiled(functions, tuple(shape), dtype, shared), number)
+
+
+TRANSFORMS = (
+    *((), (), (), ()),
+    (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)),
+    (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
+    (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128)),
+    (plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(32)),
+    (plgpu.TilingTransform((4, 16)),),
+    (plgpu.TilingTransform((16,)),),
+)
+BOXES = (8, 16, 32, 64, 64, 64, 128, 256, 300, 3)
+windows = st.tuples(
+    st.sampled_from((0, 0, 1, 8, 64)), st.sampled_from(BOXES), st.sampled_from((0, 0, 1, 8, 64))
+)
+
+
+def copied(dimensions, dtype, transforms, blocks, view):
+    """A kernel that copies a window in and out, and reads it in between."""
+    shape = tuple(start + size + rest for start, size, rest in dimensions)
+    box = tuple(size for _, size, _ in dimensions)
+    cluster = dict(cluster=(blocks,), cluster_names=("pair",)) if blocks > 1 else {}
+    scratch = [plgpu.SMEM(box, dtype, transforms=transforms), plgpu.Barrier(num_barriers=2)]
+
+    @make(shape, dtype, scratch_types=scratch, **cluster)
+    def kernel(x_ref, o_ref, tile, barriers):
+        window = tuple(pl.ds(start, size) for start, size, _ in dimensions)
+        source, target = x_ref.at[window], tile
+        if view == "transposed":
+            target = plgpu.transpose_ref(target, tuple(reversed(range(len(box)))))
+        if view == "first":
+            source, target = source.at[0], target.at[0]
+        if view == "half":
+            half = pl.ds(0, max(1, box[0] // 2))
+            source, target = source.at[half], target.at[half]
+        axes = "pair" if blocks > 1 else None
+        plgpu.copy_gmem_to_smem(source, target, barriers.at[1], collective_axes=axes)
+        plgpu.barrier_wait(barriers.at[1])
+        value = target[...]
+        target[...] = value + value
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(target, o_ref.at[window])
+        plgpu.wait_smem_to_gmem(0)
+
+    return pallasite.compile(kernel, jax.ShapeDtypeStruct(shape, dtype), target="sm_90a")
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    st.lists(windows, min_size=1, max_size=3),
+    st.sampled_from(DTYPES),
+    st.sampled_from(TRANSFORMS),
+    st.sampled_from((1, 1, 2, 4)),
+    st.sampled_from(("whole", "transposed", "first", "half")),
+    st.integers(0, 9),
+)
+def test_copies_or_an_error(dimensions, dtype, transforms, blocks, view, number):
+    _check(lambda: copied(dimensions, dtype, transforms, blocks, view), number)

@@ -1,0 +1,36 @@
+"""What is nobody's bad input: exceptions of the user's own code, and defects of rules."""
+
+from __future__ import annotations
+
+import pytest
+from refusals import array, build, make, normalised
+
+from pallasite.errors import InternalError
+from pallasite.layouts import transforms
+
+
+def test_exceptions_of_the_body_pass_through():
+    @make()
+    def kernel(x_ref, o_ref):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        build(kernel)
+
+
+def test_failing_rule(monkeypatch):
+    monkeypatch.setattr(transforms, "transpose", lambda layout, permutation: None)
+
+    @make((64, 128))
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...].T  # here
+
+    with pytest.raises(InternalError) as caught:
+        build(kernel, array(128, 64))
+    assert normalised(str(caught.value), test_failing_rule) == (
+        "HERE: the rule of primitive transpose failed: AttributeError:"
+        " 'NoneType' object has no attribute 'registers'\n"
+        "  got: operands float32[128,64]\n"
+        "  try: report this; no kernel should make a rule fail like this"
+    )
+    assert isinstance(caught.value.__cause__, AttributeError)
