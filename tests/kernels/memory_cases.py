@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 
-DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32, jnp.int8)
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32, jnp.int8, jnp.int64)
 
 
 def swizzle_transforms(swizzle, dtype):
@@ -369,3 +369,42 @@ def cluster_ids(*cluster):
         (),
         lambda: np.broadcast_to(np.arange(12 * size).reshape(3, 4, size, 1), (3, 4, size, 128)),
     )
+
+
+@case((64, 64), (8, 1024), (128,), (1024,))
+def copies_by_the_lanes(*shape):
+    x = random("x", (2, *shape), jnp.float32)
+
+    @block_kernel(
+        (2, *shape),
+        jnp.float32,
+        grid=(2,),
+        grid_names=("half",),
+        scratch_types=[plgpu.SMEM(shape, jnp.float32)],
+    )
+    def kernel(x_ref, o_ref, buffer):
+        half = lax.axis_index("half")
+        plgpu.copy_gmem_to_smem(x_ref.at[half], buffer)
+        plgpu.wait_gmem_to_smem(0)
+        o_ref[half] = buffer[...] * 2
+
+    return kernel, (x,), lambda x: x * 2
+
+
+@case(32, 64, 128)
+def swizzled_copies_by_the_lanes(swizzle):
+    columns = swizzle // 2
+    x = random("x", (64, columns), jnp.bfloat16)
+    transforms = swizzle_transforms(swizzle, jnp.bfloat16)
+
+    @block_kernel(
+        (64, columns),
+        jnp.bfloat16,
+        scratch_types=[plgpu.SMEM((64, columns), jnp.bfloat16, transforms=transforms)],
+    )
+    def kernel(x_ref, o_ref, tile):
+        plgpu.copy_gmem_to_smem(x_ref, tile)
+        plgpu.wait_gmem_to_smem(0)
+        o_ref[...] = -tile[...]
+
+    return kernel, (x,), lambda x: -x

@@ -27,6 +27,8 @@ COMPLETE = "mbarrier::complete_tx::bytes"
 ROWS = "{%r1, %r1, %r1, %r1, %r1}"
 
 INSTRUCTIONS = {
+    "cta_pair": f"{COPY}.shared::cluster.global.tile.{COMPLETE}.cta_group::2"
+    " [%r1], [%rd1, {%r1, %r1}], [%r1];",
     "cluster": "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;",
     "cluster_launch_control": (
         f"clusterlaunchcontrol.try_cancel.async.shared::cta.{COMPLETE}.b128 [%r1], [%r1];"

@@ -130,9 +130,7 @@ def test_descriptors_are_accepted():
     bfloat16 = dataclasses.replace(maps[0], element_type=7, strides=(512, 1))
     body = store("%p5", "3.0")
     parameters = [maps[0], maps[1], bfloat16, maps[2]]
-    compiled = kernel(
-        body.replace("%p5", "%p4"), [*parameters, ArrayParameter(out)], [x], [out]
-    )
+    compiled = kernel(body.replace("%p5", "%p4"), [*parameters, ArrayParameter(out)], [x], [out])
     result = launch(compiled, jnp.zeros((256, 256)))[0]
     np.testing.assert_array_equal(result.reshape(-1)[:128], np.full(128, 3.0))
 

@@ -164,6 +164,8 @@ def issue_load(
     barrier: ir.Value,
     *,
     collective: Sequence[int] = (),
+    space: str = "shared::cluster",
+    modifier: str = "",
 ) -> None:
     """Emits the load instructions; the caller elects one lane.
 
@@ -173,6 +175,8 @@ def issue_load(
       destination: the shared memory.
       barrier: 32-bit shared address of the mbarrier.
       collective: CUDA cluster dimensions whose blocks share the copy by multicast.
+      space: the state space of the destination.
+      modifier: what a generation adds to the instruction, such as ``.cta_group::2``.
     """
     plan = copy.plan
     multicast = plan.blocks > 1
@@ -191,8 +195,8 @@ def issue_load(
     names = ", ".join(f"${2 + i}" for i in range(rank))
     suffix = ".multicast::cluster" if multicast else ""
     text = (
-        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
-        f".mbarrier::complete_tx::bytes{suffix} [$0], [$1, {{{names}}}], [${2 + rank}]"
+        f"cp.async.bulk.tensor.{rank}d.{space}.global.tile"
+        f".mbarrier::complete_tx::bytes{suffix}{modifier} [$0], [$1, {{{names}}}], [${2 + rank}]"
         + (f", ${3 + rank};" if multicast else ";")
     )
     constraints = "r,l," + "r," * (rank + 1) + ("h," if multicast else "") + "~{memory}"

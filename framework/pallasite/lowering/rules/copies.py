@@ -60,7 +60,7 @@ def expect(ctx: RuleContext, barrier: BarrierReference, size: int | ir.Value) ->
 
 
 @rules.lowering(prim.copy_gmem_to_smem_p, *_ALL)
-def _copy_gmem_to_smem(
+def copy_gmem_to_smem(
     ctx: RuleContext,
     *operands: Value,
     args_tree: Any,
@@ -68,6 +68,7 @@ def _copy_gmem_to_smem(
     leader_tracked: CopyPartition | None,
     oob_mode: OOBFillMode | None,
 ) -> Sequence[Value]:
+    """The rule of the copy from global to shared memory; plugins' rules may fall back on it."""
     src, dst, barrier, predicate = args_tree.unflatten(operands)
     destination = resolve(ctx, dst)
     if barrier is None or not ctx.target.has("tma"):
@@ -84,8 +85,7 @@ def _copy_gmem_to_smem(
     dimensions = collective_dimensions(ctx, collective_axes)
     blocks = math.prod(ctx.kernel.geometry.cluster[d] for d in dimensions)
     if leader_tracked is not None and blocks > 1:
-        _leader_tracked(ctx, source, destination, selected, predicate, dimensions, leader_tracked)
-        return ()
+        raise _refuse_leader(ctx, leader_tracked)
     tma.check_shared_alignment(destination)
     copy = tma.plan_copy(ctx, source, destination.layout, blocks=blocks)
     if blocks > 1:
@@ -120,26 +120,13 @@ def _check_gather(ctx: RuleContext, src: Any) -> None:
         )
 
 
-def _leader_tracked(
-    ctx: RuleContext,
-    source: MemoryReference,
-    destination: MemoryReference,
-    barrier: BarrierReference,
-    predicate: Value,
-    dimensions: tuple[int, ...],
-    mode: CopyPartition,
-) -> None:
-    """A copy spread over a pair of blocks that only the first block's barrier counts."""
-    handler = ctx.kernel.extra.get("leader_tracked_copy")
-    if handler is None or not ctx.target.has("cta_pair"):
-        name = "PARTITIONED" if isinstance(mode, Partitioned) else "REPLICATED"
-        raise UnsupportedError(
-            f"CopyPartition.{name}: {ctx.target.name} cannot signal another block's barrier from a"
-            " copy",
-            expected="a target with block pairs (sm_100a and its relatives)",
-            hint="leave leader_tracked out: every block then waits on its own barrier",
-        )
-    handler(ctx, source, destination, barrier, predicate, dimensions, mode)
+def _refuse_leader(ctx: RuleContext, mode: CopyPartition) -> UnsupportedError:
+    name = "PARTITIONED" if isinstance(mode, Partitioned) else "REPLICATED"
+    return UnsupportedError(
+        f"CopyPartition.{name}: {ctx.target.name} cannot signal a peer's barrier from a copy",
+        expected="a target with pairs of blocks (sm_100a and its relatives)",
+        hint="leave leader_tracked out: every block then waits on its own barrier",
+    )
 
 
 def _copy_by_threads(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pallasite.builtin_targets import BASELINE_FEATURES
+from pallasite.extensions import LoweringRule
 from pallasite.hookspecs import hookimpl
 from pallasite.targets import Target
 
 COMMON_FEATURES = BASELINE_FEATURES | {"cluster_launch_control", "setmaxnreg", "tma_gather"}
 """Features of all Blackwell chips; ``tma_gather`` is the gather into a block's own memory."""
 
-DATACENTER_FEATURES = COMMON_FEATURES | {"tcgen05", "tma_gather_cluster", "tma_scatter"}
+DATACENTER_FEATURES = COMMON_FEATURES | {
+    "cta_pair",
+    "tcgen05",
+    "tma_gather_cluster",
+    "tma_scatter",
+}
+"""Those of the data-center chips; with ``cta_pair`` two blocks can act as one."""
 
 SM_100A = Target(
     name="sm_100a",
@@ -49,3 +56,11 @@ SM_120A = Target(
 def pallasite_targets() -> list[Target]:
     """Blackwell with its architecture-specific instructions."""
     return [SM_100A, SM_103A, SM_120A]
+
+
+@hookimpl
+def pallasite_lowering_rules() -> list[LoweringRule]:
+    """Copies that pairs of blocks share."""
+    from pallasite_blackwell import copies
+
+    return copies.rules.lowering_rules

@@ -1,0 +1,124 @@
+"""Copies that a pair of blocks shares and that only the first block's barrier counts.
+
+The two blocks of a pair act as one for the matrix unit, which the first block's thread drives. So
+it is enough, and saves a cluster barrier, that all bytes are announced to and counted by the
+barrier of the first block (PTX ISA, ``cp.async.bulk.tensor`` with ``.cta_group::2``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite import _jax
+from pallasite.errors import UnsupportedError
+from pallasite.extensions import RuleSet, Semantics
+from pallasite.ir import ops
+from pallasite.language.params import CopyPartition, OOBFillMode, Partitioned
+from pallasite.language.primitives.copies import copy_gmem_to_smem_p
+from pallasite.lowering import tensor_copies as tma
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.context import RuleContext, Value
+from pallasite.lowering.references import MemoryReference, index_reference
+from pallasite.lowering.rules import copies
+from pallasite.lowering.views import resolve, resolve_barrier
+
+rules = RuleSet()
+
+
+@rules.lowering(copy_gmem_to_smem_p, Semantics.LANE, Semantics.WARP, requires=("cta_pair",))
+def _copy_gmem_to_smem(
+    ctx: RuleContext,
+    *operands: Value,
+    args_tree: Any,
+    collective_axes: Any,
+    leader_tracked: CopyPartition | None,
+    oob_mode: OOBFillMode | None,
+) -> Sequence[Value]:
+    dimensions = copies.collective_dimensions(ctx, collective_axes)
+    blocks = math.prod(ctx.launch.geometry.cluster[d] for d in dimensions)
+    if leader_tracked is None or blocks == 1:
+        return copies.copy_gmem_to_smem(
+            ctx,
+            *operands,
+            args_tree=args_tree,
+            collective_axes=collective_axes,
+            leader_tracked=None,
+            oob_mode=oob_mode,
+        )
+    if blocks != 2:
+        raise UnsupportedError(
+            f"a copy that its leader tracks, shared by {blocks} blocks",
+            expected="a cluster axis of 2 blocks",
+        )
+    src, dst, barrier, predicate = args_tree.unflatten(operands)
+    destination = resolve(ctx, dst)
+    source = resolve(ctx, src, pointer=False)
+    selected = resolve_barrier(ctx, barrier)
+    tma.check_shared_alignment(destination)
+    launch = ctx.launch
+    launch.uses_cluster_memory = True
+    index = launch.cluster_index(dimensions)
+    partitioned = isinstance(leader_tracked, Partitioned)
+    if isinstance(leader_tracked, Partitioned):
+        source = _share(source, leader_tracked.axis, index, destination.shape)
+    else:
+        launch.multicast_mask(dimensions)
+    copy = tma.plan_copy(ctx, source, destination.layout, blocks=1 if partitioned else 2)
+    leader_rank = _leader_rank(ctx, dimensions)
+    if ctx.auto_barriers and not ctx.in_warp:
+        ctx.synchronize()
+    size: ir.Value | int = 2 * copy.plan.expected_bytes
+    wanted = None if predicate is None else ctx.scalar(predicate)
+    if wanted is not None:
+        size = ops.arith.select(wanted, ops.i32_constant(size), ops.i32_constant(0))
+    leader = ctx.leader
+    with ops.when(leader):
+        with ops.when(ops.compare("eq", index, 0)):
+            copies.expect(ctx, selected, size)
+        address = ops.inline_assembly(
+            "mapa.shared::cluster.u32 $0, $1, $2;",
+            "=r,r,r",
+            selected.address(),
+            leader_rank,
+            results=[ops.i32()],
+        )
+        with ops.when(ops.i1_constant(True) if wanted is None else wanted):
+            tma.issue_load(
+                ctx,
+                copy,
+                destination,
+                address,
+                collective=dimensions,
+                space="shared::cta" if partitioned else "shared::cluster",
+                modifier=".cta_group::2",
+            )
+    return ()
+
+
+def _share(
+    source: MemoryReference, axis: int, index: ir.Value, shape: Sequence[int]
+) -> MemoryReference:
+    """This block's part of the window along ``axis``."""
+    indices: list[Any] = [_jax.Slice(0, extent) for extent in source.shape]
+    start = RegisterArray.splat(ops.multiply(index, shape[axis]), np.int32)
+    indices[axis] = _jax.Slice(start, shape[axis])
+    return index_reference(source, indices)
+
+
+def _leader_rank(ctx: RuleContext, dimensions: Sequence[int]) -> ir.Value:
+    """The cluster rank of the block with coordinate 0 along ``dimensions``."""
+    launch = ctx.launch
+    cluster = launch.geometry.cluster
+    strides = (1, cluster[0], cluster[0] * cluster[1])
+    rank: ir.Value | None = None
+    for dimension in range(3):
+        if dimension in dimensions or cluster[dimension] == 1:
+            continue
+        term = ops.multiply(launch.cluster_block_id(dimension), strides[dimension])
+        rank = term if rank is None else ops.add(rank, term)
+    return ops.i32_constant(0) if rank is None else rank
