@@ -107,6 +107,84 @@ def row_kernel(
     )
 
 
+def streamed_row_kernel(
+    gpu: Any,
+    rows: int,
+    columns: int,
+    dtype: Any,
+    name: str,
+    compute: Callable[..., Any],
+    threads: int = 4,
+    stages: int = 2,
+    blocks: int = 132,
+) -> Callable[..., Any]:
+    """A kernel for rows of which a multiprocessor holds few: it loads the next ones in advance.
+
+    One block per multiprocessor takes every ``blocks``-th row. TMA copies the rows into ``stages``
+    buffers; a buffer is filled again as soon as all warpgroups have their part of it in registers.
+    ``compute`` is that of ``row_kernel``.
+    """
+    part_size = columns // threads
+
+    def body(x_ref, *refs):
+        *vector_refs, o_ref, buffers, partial, loaded, written = refs
+        block, thread = lax.axis_index("block"), lax.axis_index("thread")
+        part = pl.ds(thread * part_size, part_size)
+        vectors = [lambda ref=ref: ref[part].astype(jnp.float32) for ref in vector_refs]
+
+        def fetch(step):
+            row = block + step * blocks
+
+            @pl.when((thread == 0) & (row < rows))
+            def _():
+                slot = lax.rem(step, stages)
+                gpu.copy_gmem_to_smem(x_ref.at[row], buffers.at[slot], loaded.at[slot])
+
+        for step in range(stages):
+            fetch(jnp.int32(step))
+
+        @pl.loop(0, (rows - block + blocks - 1) // blocks)
+        def _(step):
+            slot = lax.rem(step, stages)
+
+            def combine(reduce, value, which):
+                partial[which, thread] = value
+                gpu.barrier_arrive(written)
+                gpu.barrier_wait(written)
+                if which == 0:
+                    fetch(step + stages)
+                total = partial[which, 0]
+                for other in range(1, threads):
+                    total = reduce(total, partial[which, other])
+                return total
+
+            gpu.barrier_wait(loaded.at[slot])
+            result = compute(buffers[slot, part], combine, *vectors)
+            o_ref[block + step * blocks, part] = result.astype(dtype)
+
+    body.__name__ = name
+    return gpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((rows, columns), dtype),
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=threads,
+        thread_name="thread",
+        scratch_types=[
+            gpu.SMEM((stages, columns), dtype),
+            gpu.SMEM((2, threads), jnp.float32),
+            gpu.Barrier(num_barriers=stages),
+            gpu.Barrier(num_arrivals=threads),
+        ],
+        **options(gpu),
+    )
+
+
+def is_streamed(columns: int, dtype: Any) -> bool:
+    """Whether a row needs so many registers that too few rows would be in flight otherwise."""
+    return columns > 16384 and jnp.dtype(dtype).itemsize == 2
+
+
 def rms_norm(gpu: Any, rows: int, columns: int, dtype: Any) -> Callable[..., Any]:
     """x / sqrt(mean(x^2) + eps) * w for every row."""
 
@@ -115,6 +193,8 @@ def rms_norm(gpu: Any, rows: int, columns: int, dtype: Any) -> Callable[..., Any
         total = combine(jnp.add, jnp.sum(x * x), 0)
         return x * lax.rsqrt(total / columns + 1e-6) * w()
 
+    if is_streamed(columns, dtype):
+        return streamed_row_kernel(gpu, rows, columns, dtype, "rms_norm", compute)
     threads = 1 if columns <= 8192 else columns // 4096
     return row_kernel(gpu, rows, columns, dtype, "rms_norm", compute, threads)
 
@@ -127,6 +207,8 @@ def softmax(gpu: Any, rows: int, columns: int, dtype: Any) -> Callable[..., Any]
         e = jnp.exp(x.astype(jnp.float32) - largest)
         return e * (1.0 / combine(jnp.add, jnp.sum(e), 1))
 
+    if is_streamed(columns, dtype):
+        return streamed_row_kernel(gpu, rows, columns, dtype, "softmax", compute)
     threads, min_blocks = 1 if columns <= 16384 else columns // 8192, 1
     if jnp.dtype(dtype).itemsize == 2 and columns <= 16384:
         threads, min_blocks = (1, 4) if columns <= 8192 else (2, 3)
