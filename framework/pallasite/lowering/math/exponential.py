@@ -54,8 +54,8 @@ def _exp_single(x: Real, hardware: Hardware, low: Real | None, halve: bool) -> R
     fraction = hardware.fma_saturate(x, x.constant(high / 252), x.constant(0.5))
     shifter = float(3 << 22) + 1
     shifted = hardware.fma_down(fraction, x.constant(252.0), x.constant(shifter))
-    offset = shifted - (shifter + (125 if halve else 126))
-    reduced = x.times_plus(rest, x.times_plus(high, -offset))
+    minus_n = x.constant(shifter + (125 if halve else 126)) - shifted
+    reduced = x.times_plus(rest, x.times_plus(high, minus_n))
     if low is not None:
         reduced = low.times_plus(high, reduced)
     scale = (shifted.bits() << 23).real()
