@@ -30,8 +30,9 @@ def options(gpu: Any, min_blocks: int = 1) -> dict[str, Any]:
     return dict(compiler_params=gpu.CompilerParams(lowering_semantics=semantics, **own))
 
 
-def copy_kernel(gpu: Any, size: int, dtype: Any, block: int = 1024) -> Callable[..., Any]:
-    """Copies a vector, ``block`` elements for each block."""
+def copy_kernel(gpu: Any, size: int, dtype: Any) -> Callable[..., Any]:
+    """Copies a vector; each lane of a warpgroup one vector of 16 bytes."""
+    block = 128 * 16 // jnp.dtype(dtype).itemsize
 
     @gpu.kernel(
         out_type=jax.ShapeDtypeStruct((size,), dtype),

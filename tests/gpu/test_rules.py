@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas import primitives as pallas_primitives
-from jax._src.state.discharge import run_state
 from jax.experimental import checkify
 from jax.experimental import pallas as pl
 
+from pallasite._jax import masked_load, masked_store, masked_swap, run_state
 from pallasite.ir import ops
 from pallasite.language.helpers import warp_map
 from pallasite.language.kernel import kernel
@@ -280,9 +279,9 @@ def test_masks(dtype, count):
     @functools.partial(kernel, out_type=out((256,), dtype))
     def body(x, n, o):
         inside = jnp.arange(256, dtype=jnp.int32) < n[0]
-        value = pallas_primitives.load(x, slice(None), mask=inside, other=jnp.ones((), dtype))
-        pallas_primitives.store(o, slice(None), value, mask=inside)
-        pallas_primitives.store(o, slice(None), value, mask=jnp.logical_not(inside))
+        value = masked_load(x, slice(None), mask=inside, other=jnp.ones((), dtype))
+        masked_store(o, slice(None), value, mask=inside)
+        masked_store(o, slice(None), value, mask=jnp.logical_not(inside))
 
     x = values((256,), "int32").astype(dtype)
     expected = np.where(np.arange(256) < count, np.asarray(x, np.float32), np.float32(1))
@@ -294,7 +293,7 @@ def test_masked_swap():
     @functools.partial(kernel, out_type=[out((256,)), out((256,))], input_output_aliases={0: 0})
     def body(x, y, o, old):
         even = jnp.arange(256, dtype=jnp.int32) % 2 == 0
-        old[...] = pallas_primitives.swap(o, slice(None), y[...], mask=even)
+        old[...] = masked_swap(o, slice(None), y[...], mask=even)
 
     x, y = values((256,), "float32", 1), values((256,), "float32", 2)
     even = np.arange(256) % 2 == 0

@@ -5,18 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from jax._src.pallas import primitives as pallas_primitives
-from jax._src.state.discharge import run_state
 
 from kernels import array, compile_to_ptx, in_order, make
+from pallasite._jax import masked_load, masked_store, masked_swap, run_state
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.language.layouts import Layout
 from pallasite.language.memory import SMEM
 from pallasite.language.primitives.arrays import load
 from pallasite.language.transforms import SwizzleTransform, TilingTransform, transpose_ref
-
-masked_load = pallas_primitives.load
-masked_store = pallas_primitives.store
 
 SWIZZLED = (TilingTransform((8, 32)), SwizzleTransform(128))
 
@@ -105,7 +101,7 @@ def test_swap_returns_old_values():
     @make((256,), input_output_aliases={0: 0})
     def kernel(x, y, o):
         mask = jnp.arange(256, dtype=jnp.int32) < 100
-        old = pallas_primitives.swap(o, slice(None), y[...], mask=mask)
+        old = masked_swap(o, slice(None), y[...], mask=mask)
         y[...] = old
 
     in_order(
