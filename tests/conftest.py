@@ -6,11 +6,16 @@ import importlib
 import importlib.metadata
 import os
 import pathlib
+import subprocess
 import tomllib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pallasite import config, plugins
+from pallasite.codegen import compile as code_generation
+from pallasite.codegen.tools import find_tool
 
 ROOT = pathlib.Path(__file__).parent.parent
 GROUP = "pallasite.plugins"
@@ -37,6 +42,45 @@ def _clean_configuration(monkeypatch: pytest.MonkeyPatch):
     config.reset()
     yield
     config.reset()
+
+
+@pytest.fixture(scope="session")
+def _assemble(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], None] | None:
+    """Fails unless ptxas accepts the PTX; None where there is no ptxas."""
+    assembler = find_tool("ptxas").path
+    if assembler is None:
+        return None
+    source = tmp_path_factory.mktemp("ptx") / "kernel.ptx"
+    accepted: set[str] = set()
+
+    def check(ptx: str, target: str) -> None:
+        if ptx in accepted:
+            return
+        source.write_text(ptx)
+        command = [assembler, f"-arch={target}", "-O0", source, "-o", os.devnull]
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, f"ptxas refuses the PTX of a kernel:\n{result.stderr}"
+        accepted.add(ptx)
+
+    return check
+
+
+@pytest.fixture(autouse=True)
+def _every_ptx_assembles(
+    monkeypatch: pytest.MonkeyPatch, _assemble: Callable[[str, str], None] | None
+):
+    """Whatever a test compiles is assembled for its target."""
+    if _assemble is None:
+        return
+    run_stage = code_generation.run_stage
+
+    def run_and_assemble(stage: str, program: Any, context: Any) -> Any:
+        result = run_stage(stage, program, context)
+        if stage == "ptx":
+            _assemble(result, context.target.name)
+        return result
+
+    monkeypatch.setattr(code_generation, "run_stage", run_and_assemble)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
