@@ -25,6 +25,7 @@ MODULES = (
     "multicast",
     "pipelined",
     "sequential_grid",
+    "persistent_softmax",
     "warp_specialized",
     "debug_print",
 )

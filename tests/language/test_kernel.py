@@ -138,6 +138,18 @@ def test_body_runs_under_jit_and_keeps_locations():
     assert location.file.endswith("test_kernel.py") and location.function == "copy_body"
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_array_stands_for_its_type(wrap):
+    types = []
+
+    def call(x):
+        types.append(jax.eval_shape(kernel(copy_body, out_type=x), x))
+        return x
+
+    wrap(call)(ones(8, 32))
+    assert types == [jax.ShapeDtypeStruct((8, 32), F32)]
+
+
 def test_warp_map():
     def body(o):
         @warp_map

@@ -55,8 +55,9 @@ def kernel(
 
     Args:
       body: the kernel body.
-      out_type: a tree of ``jax.ShapeDtypeStruct`` (or allocations in GMEM) for the outputs. A list
-        or tuple is spread over the body's arguments, anything else is one argument.
+      out_type: a tree of ``jax.ShapeDtypeStruct`` for the outputs; allocations in GMEM and arrays
+        stand for their type. A list or tuple is spread over the body's arguments, anything else is
+        one argument.
       scratch_types: a list or tuple of allocations and barriers, or a dictionary of them, which is
         passed by keyword. All threads of a block share them.
       compiler_params: a :class:`CompilerParams`.
@@ -334,6 +335,8 @@ def _check_distinct_references(values: Sequence[Any], name: str) -> None:
 
 
 def _output_type(out_type: Any, position: int, name: str) -> Any:
+    if isinstance(out_type, jax.Array):
+        out_type = _jax.typeof(out_type)  # a traced array has no attribute for its memory space
     try:
         aval = _jax.convert_out_type(out_type)
     except ValueError as error:
