@@ -20,6 +20,10 @@ def aligned(size: int, alignment: int = SHARED_MEMORY_ALIGNMENT) -> int:
     return -(-size // alignment) * alignment
 
 
+_SMALL_SCRATCH = 4096
+"""Up to this size in bytes scratch memory comes in powers of two."""
+
+
 class SharedStack:
     """Byte offsets of scoped shared-memory allocations, up to the estimated peak ``limit``."""
 
@@ -48,11 +52,14 @@ class SharedStack:
     ) -> tuple[ir.Value, int]:
         """This user thread's region of scratch memory, of at least ``size`` bytes.
 
-        One region serves all uses in a kernel: it lies behind the scoped allocations, and every
-        thread has its own part, so concurrent uses by several threads do not meet. It keeps the
-        size of the first use, so callers ask for the same size.
+        A region serves all uses in a kernel that fit: it lies behind the scoped allocations, and
+        every thread has its own part, so concurrent uses by several threads do not meet. A use that
+        does not fit gets a new region; small sizes are powers of two, so all of them together take
+        less than twice the largest.
         """
         size = aligned(size, 16)
+        if size <= _SMALL_SCRATCH:
+            size = 1 << (size - 1).bit_length()
         if self._scratch is None or self._scratch[1] < size:
             threads = launch.geometry.threads
             offset = launch.reserve_shared(

@@ -52,17 +52,17 @@ def _through_shared_memory(
     bits = types.bit_width(array.dtype)
     extent = array.shape[0] if array.shape else 1
     if array.size * bits // 8 <= limit or extent == 1:
-        return _exchange(ctx, array, target, limit)
+        return _exchange(ctx, array, target)
     # Slices along the first dimension, as small as both layouts can be cut.
     for pieces in range(2, extent + 1):
         if extent % pieces or array.size // pieces * bits // 8 > limit:
             continue
         size = extent // pieces
         try:
-            return _in_pieces(ctx, array, target, size, limit)
+            return _in_pieces(ctx, array, target, size)
         except InvalidValueError:
             continue
-    return _exchange(ctx, array, target, max(limit, array.size * bits // 8))
+    return _exchange(ctx, array, target)
 
 
 def _part(layout: Layout, start: int, size: int) -> Rearrangement:
@@ -71,7 +71,7 @@ def _part(layout: Layout, start: int, size: int) -> Rearrangement:
 
 
 def _in_pieces(
-    ctx: RuleContext, array: RegisterArray, target: RegisterLayout, size: int, limit: int
+    ctx: RuleContext, array: RegisterArray, target: RegisterLayout, size: int
 ) -> RegisterArray:
     starts = range(0, array.shape[0], size)
     sources = [_part(array.layout, start, size) for start in starts]
@@ -80,7 +80,7 @@ def _in_pieces(
     for source, part in zip(sources, targets, strict=True):
         piece = RegisterArray(gather(array.registers, source.sources), source.layout, array.dtype)
         assert isinstance(part.layout, RegisterLayout)
-        moved = _exchange(ctx, piece, part.layout, limit)
+        moved = _exchange(ctx, piece, part.layout)
         numbers = part.registers
         if numbers is None:
             raise InvalidValueError("the pieces cut vectors apart")
@@ -89,9 +89,7 @@ def _in_pieces(
     return RegisterArray(tuple(r for r in registers if r is not None), target, array.dtype)
 
 
-def _exchange(
-    ctx: RuleContext, array: RegisterArray, target: RegisterLayout, limit: int
-) -> RegisterArray:
+def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) -> RegisterArray:
     bits = types.bit_width(array.dtype)
     size = -(-array.size * bits // 8)
     if size > ctx.target.max_shared_memory // 2:
@@ -101,10 +99,7 @@ def _exchange(
             f" {describe(target)}",
             hint="load it in the layout that is needed",
         )
-    with ctx.scratch(max(size, limit), "scratch for layout changes and reductions") as (
-        pointer,
-        _,
-    ):
+    with ctx.scratch(size, "scratch for layout changes and reductions") as (pointer, _):
         memory = MemoryReference(
             pointer=pointer,
             layout=row_major(array.shape, bits),

@@ -154,10 +154,10 @@ def _across_warps(
     size = max(1, types_bits(store_type) // 8)
     per_register = 4 * len(lanes) * size
     limit = max(ctx.params.reduction_scratch_bytes, 512)
-    batch = max(1, limit // per_register)
+    batch = min(max(1, limit // per_register), len(registers))
     results: list[ir.Value] = []
     warp, lane = launch.warp_id, launch.lane_id
-    with ctx.scratch(max(limit, per_register), "scratch for layout changes and reductions") as (
+    with ctx.scratch(batch * per_register, "scratch for layout changes and reductions") as (
         pointer,
         _,
     ):

@@ -286,8 +286,7 @@ def _read(ctx: RuleContext, *operands: Value, args_tree: Any) -> RegisterArray:
     )
     if ctx.in_warp:
         return RegisterArray.splat(shuffle(seen, "idx", 0), np.int32)
-    size = max(ctx.params.reduction_scratch_bytes, 512)
-    with ctx.scratch(size, "scratch for layout changes and reductions") as (scratch, _):
+    with ctx.scratch(_BYTES, "scratch for layout changes and reductions") as (scratch, _):
         ctx.synchronize()
         with ops.when(ctx.leader):
             ops.store(seen, scratch, alignment=_BYTES)
