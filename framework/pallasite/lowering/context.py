@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxlib.mlir import ir
 from pallasite.errors import InvalidValueError, SourceLocation, UnsupportedError
 from pallasite.ir import ops
 from pallasite.layouts.registers import Layout
+from pallasite.lowering.access_widths import AccessWidths
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.geometry import Geometry
 from pallasite.lowering.launch import LaunchContext
@@ -54,6 +56,11 @@ class KernelContext:
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)
     name_stack: list[str] = dataclasses.field(default_factory=list)
+
+    @functools.cached_property
+    def access_widths(self) -> AccessWidths:
+        """How many elements loads should move at once."""
+        return AccessWidths(self.registry)
 
 
 @dataclasses.dataclass(frozen=True)

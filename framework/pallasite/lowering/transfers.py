@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,15 @@ def default_layout(reference: MemoryReference, vector_limit: int | None = None) 
         # Fewer elements for each thread, but every thread takes part.
         width //= 2
     return strided(reference.shape, max(width, 1))
+
+
+def dense_layout(shape: Sequence[int], vector_limit: int) -> RegisterLayout:
+    """The layout that a load chooses for an array of this shape that lies densely in memory."""
+    size = math.prod(shape)
+    width = max(n for n in (128, 64, 32, 16, 8, 4, 2, 1) if n <= vector_limit and size % n == 0)
+    while width > 1 and size // width % (LANES * WARPS):
+        width //= 2
+    return strided(shape, width)
 
 
 def thread_offset(launch: LaunchContext, plan: AccessPlan) -> ir.Value:

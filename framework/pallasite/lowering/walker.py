@@ -11,7 +11,6 @@ from jaxlib.mlir import ir
 
 from pallasite import _jax
 from pallasite.errors import InternalError, SourceLocation, UnsupportedError
-from pallasite.ir.types import bit_width
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import KernelContext, Mode, RuleContext, Value
@@ -70,7 +69,7 @@ def lower_jaxpr(
         return environment[atom]
 
     hints = layout_hints(kernel, jaxpr)
-    limits = vector_limits(kernel, jaxpr)
+    kernel.access_widths.add(jaxpr)
     used = {atom for equation in jaxpr.eqns for atom in equation.invars if _is_variable(atom)}
     used |= {atom for atom in jaxpr.outvars if _is_variable(atom)}
     regions = OpenRegions(kernel.launch)
@@ -84,7 +83,9 @@ def lower_jaxpr(
             avals_out=tuple(variable.aval for variable in equation.outvars),
             used=tuple(variable in used for variable in equation.outvars),
             layout_hint=hints.get(equation.outvars[0]) if equation.outvars else None,
-            vector_limit=limits.get(equation.outvars[0]) if equation.outvars else None,
+            vector_limit=kernel.access_widths.limit(equation.outvars[0])
+            if equation.outvars
+            else None,
             location=location,
         )
         with mlir_location(location), errors_at_equation(equation):
@@ -130,47 +131,6 @@ def layout_hints(kernel: KernelContext, jaxpr: Any) -> dict[Any, Layout]:
             if proposal is not None and not isinstance(atom, _jax.Literal):
                 hints[atom] = proposal
     return hints
-
-
-def vector_limits(kernel: KernelContext, jaxpr: Any) -> dict[Any, int]:
-    """For each variable, how many elements one memory access should move at most.
-
-    Arrays that meet in element-wise operations need one layout. Where none is asked for, loads
-    choose strided layouts whose vectors fit 16 bytes of the widest element type that any load or
-    store among them moves. Layout rules say which primitives keep layouts (``same_layout``) and
-    which move data between memory and registers (``accesses_memory``: a function from the
-    equation's operands and results to the variable that is moved).
-    """
-    parents: dict[Any, Any] = {}
-
-    def find(variable: Any) -> Any:
-        while parents.setdefault(variable, variable) is not variable:
-            parents[variable] = parents[parents[variable]]
-            variable = parents[variable]
-        return variable
-
-    moved: list[Any] = []
-    for equation in jaxpr.eqns:
-        rule = kernel.registry.layout_rule(equation.primitive)
-        if rule is None:
-            continue
-        accesses = getattr(rule.function, "accesses_memory", None)
-        if accesses is not None:
-            variable = accesses(equation.invars, equation.outvars)
-            if _is_variable(variable):
-                moved.append(variable)
-                find(variable)
-        if getattr(rule.function, "same_layout", False) and equation.outvars:
-            result = equation.outvars[0]
-            for atom in equation.invars:
-                if _is_variable(atom) and atom.aval.shape == result.aval.shape:
-                    parents[find(atom)] = find(result)
-    widest: dict[Any, int] = {}
-    for variable in moved:
-        bits = max(8, bit_width(variable.aval.dtype))
-        root = find(variable)
-        widest[root] = max(widest.get(root, 0), bits)
-    return {variable: 128 // widest[find(variable)] for variable in moved}
 
 
 @contextlib.contextmanager

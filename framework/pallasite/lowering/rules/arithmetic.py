@@ -15,7 +15,7 @@ from pallasite.lowering.arrays import RegisterArray, elementwise
 from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.math import conversion, power
 from pallasite.lowering.math.table import BINARY, UNARY
-from pallasite.lowering.rules.shape import same_layout_hint
+from pallasite.lowering.rules.shape import same_layout_hint, stretchable
 from pallasite.registry import RuleSet, Semantics
 
 rules = RuleSet()
@@ -116,7 +116,7 @@ def _register_binary(primitive: Any, name: str) -> None:
         function, approximate, operand = BINARY[name], ctx.params.approx_math, x.dtype
         return elementwise(
             lambda a, b: function(a, b, operand, approximate),
-            [x, y],
+            stretchable(ctx, [x, y], _shape(ctx)),
             ctx.avals_out[0].dtype,
             _shape(ctx),
         )
@@ -221,5 +221,15 @@ def _reciprocal(
     function = BINARY["div"]
     return elementwise(lambda a, b: function(a, b, x.dtype, approx), [one, x], x.dtype, x.shape)
 
+
+for _primitive in (
+    lax.integer_pow_p,
+    lax.clamp_p,
+    lax.round_p,
+    lax.bitcast_convert_type_p,
+    lax.reduce_precision_p,
+    _jax.reciprocal_p,
+):
+    rules.layout(_primitive)(same_layout_hint)
 
 __all__ = ["Value", "Sequence", "binary", "ir", "rules", "unary"]

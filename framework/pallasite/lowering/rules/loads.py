@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -81,10 +81,19 @@ def _load(ctx: RuleContext, *operands: Value, args_tree: Any, optimized: bool) -
     (reference,) = args_tree.unflatten(operands)
     memory = resolve(ctx, reference)
     require_scalar(ctx, memory.shape, "reads")
-    array = load_array(ctx.launch, memory, ctx.layout_hint)
+    array = load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
     if optimized:
         check_optimized(memory, array.layout, "the load")
     return array
+
+
+@rules.layout(load_p)
+@rules.layout(_jax.masked_load_p)
+def _load_layout(avals_in: Sequence[Any], avals_out: Any, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(avals_in)
+
+
+_load_layout.accesses_memory = lambda operands, results: results[0]  # type: ignore[attr-defined]
 
 
 # Masked loads and stores ------------------------------------------------------------------------
@@ -146,7 +155,7 @@ def _layout_for(ctx: RuleContext, memory: MemoryReference, *arrays: Any) -> Regi
             layout = array.layout
             assert isinstance(layout, RegisterLayout)
             return layout
-    return default_layout(memory)
+    return default_layout(memory, ctx.vector_limit)
 
 
 def _load_if(
@@ -192,7 +201,7 @@ def _masked_load_rule(
     memory = resolve(ctx, reference, transforms)
     require_scalar(ctx, memory.shape, "reads")
     if mask is None:
-        return load_array(ctx.launch, memory, ctx.layout_hint)
+        return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
     return _masked_load(ctx, memory, mask, other)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray, elementwise, gather, rearrange
 from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.relayout import relayout, rows_in_registers
+from pallasite.lowering.transfers import dense_layout
 from pallasite.registry import RuleSet, Semantics
 
 rules = RuleSet()
@@ -61,6 +63,36 @@ def _familiar_broadcast(
             continue
         return candidate
     return None
+
+
+def stretchable(
+    ctx: RuleContext, arrays: Sequence[RegisterArray], shape: Sequence[int]
+) -> list[RegisterArray]:
+    """Operands of an element-wise operation, in layouts that stretch to that of the result.
+
+    Arrays with extents of 1 that lie otherwise over the threads are brought into the layout of an
+    array of the result's shape, reduced over those extents.
+    """
+    shape = tuple(shape)
+    spread = [array for array in arrays if not array.is_splat and array.size > 1]
+    narrow = [array for array in spread if array.shape != shape and len(array.shape) == len(shape)]
+    if not narrow:
+        return list(arrays)
+    full = next((array.layout for array in spread if array.shape == shape), None)
+    dims = tuple(range(len(shape)))
+    target = tf.broadcast_in_dim(narrow[0].layout, shape, dims).layout if full is None else full
+    assert isinstance(target, RegisterLayout)
+    return [_stretchable(ctx, a, target) if a in narrow else a for a in arrays]
+
+
+def _stretchable(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) -> RegisterArray:
+    dims = tuple(range(len(target.shape)))
+    with contextlib.suppress(InvalidValueError):
+        tf.broadcast_with_target(array.layout, target, dims)
+        return array
+    stretched = [d for d in dims if array.shape[d] != target.shape[d]]
+    reduced = tf.expand_dims(tf.reduce(target, stretched), stretched).layout
+    return relayout(ctx, array, reduced)
 
 
 @rules.lowering(lax.reshape_p, *_ALL)
@@ -205,7 +237,11 @@ def _iota(
     shape = tuple(ctx.avals_out[0].shape)
     dtype = np.dtype(dtype)
     if not isinstance(layout, RegisterLayout):
-        layout = default_strided(shape, types.bit_width(dtype))
+        layout = (
+            default_strided(shape, types.bit_width(dtype))
+            if ctx.vector_limit is None
+            else dense_layout(shape, ctx.vector_limit)
+        )
     return iota(ctx, layout, dtype, dimension)
 
 
@@ -278,6 +314,16 @@ def _optimization_barrier(ctx: RuleContext, *values: Value) -> list[Value]:
     return results
 
 
+@rules.layout(lax.optimization_barrier_p)
+def _optimization_barrier_hint(
+    avals_in: Any, avals_out: Any, wanted: Sequence[Layout | None]
+) -> list[Layout | None]:
+    return list(wanted)
+
+
+_optimization_barrier_hint.same_layout = True  # type: ignore[attr-defined]
+
+
 def _opaque(value: ir.Value) -> ir.Value:
     """The same value, in a way that optimisation cannot look through."""
     bits = types_bits(value.type)
@@ -288,6 +334,10 @@ def _opaque(value: ir.Value) -> ir.Value:
             "", f"={letter},0", ops.bitcast(value, integer), results=[integer]
         )
         return ops.bitcast(moved, value.type)
+    if bits < 16:
+        narrow, wide = ir.IntegerType.get_signless(bits), ir.IntegerType.get_signless(16)
+        word = ops.cast_integer(ops.bitcast(value, narrow), wide, signed=False)
+        return ops.bitcast(ops.cast_integer(_opaque(word), narrow), value.type)
     if ops.vector_length(value) > 1:
         half = ops.vector_length(value) // 2
         parts = [
@@ -295,7 +345,7 @@ def _opaque(value: ir.Value) -> ir.Value:
             _opaque(ops.slice_vector(value, half, ops.vector_length(value) - half)),
         ]
         return ops.concatenate(parts)
-    return value
+    raise UnsupportedError("a barrier to optimization around such a value", got=str(value.type))
 
 
 def types_bits(type: ir.Type) -> int:

@@ -1,0 +1,105 @@
+"""How many elements one memory access of an array should move, found before code is emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pallasite import _jax
+from pallasite.ir.types import bit_width
+from pallasite.registry import Registry
+
+
+class AccessWidths:
+    """For each variable of a kernel, how many elements one memory access should move at most.
+
+    Arrays that meet in element-wise operations need one layout. Where none is asked for, loads
+    choose strided layouts whose vectors fit 16 bytes of the widest element type that any load or
+    store among them moves. Layout rules say which primitives keep layouts (``same_layout``) and
+    which move data between memory and registers (``accesses_memory``: a function from the
+    equation's operands and results to the variable that is moved).
+
+    Arrays keep their layout on the way into and out of calls, loops and branches, whatever the
+    primitive: their jaxprs take the last operands of the equation and give its results.
+    """
+
+    def __init__(self, registry: Registry):
+        self._registry = registry
+        self._parents: dict[Any, Any] = {}
+        self._moved: list[Any] = []
+        self._known: dict[int, Any] = {}
+        self._widest: dict[Any, int] | None = None
+
+    def add(self, jaxpr: Any) -> None:
+        """Takes account of a jaxpr and of those inside it, unless it has already."""
+        if id(jaxpr) in self._known:
+            return
+        self._known[id(jaxpr)] = jaxpr  # Kept alive, so that nothing else gets its id.
+        self._widest = None
+        for equation in jaxpr.eqns:
+            self._add_equation(equation)
+
+    def limit(self, variable: Any) -> int | None:
+        """Elements per access of what an equation loads, or None if it loads nothing."""
+        if self._widest is None:
+            self._widest = {}
+            for moved in self._moved:
+                root = self._find(moved)
+                bits = max(8, bit_width(moved.aval.dtype))
+                self._widest[root] = max(self._widest.get(root, 0), bits)
+        if variable not in self._parents:
+            return None
+        widest = self._widest.get(self._find(variable))
+        return None if widest is None else 128 // widest
+
+    def _add_equation(self, equation: Any) -> None:
+        rule = self._registry.layout_rule(equation.primitive)
+        accesses = getattr(rule.function, "accesses_memory", None) if rule is not None else None
+        if accesses is not None:
+            variable = accesses(equation.invars, equation.outvars)
+            if not isinstance(variable, _jax.Literal):
+                self._moved.append(variable)
+                self._find(variable)
+        if rule is not None and getattr(rule.function, "same_layout", False):
+            results = equation.outvars
+            if len(results) == 1:
+                results = results * len(equation.invars)
+            for atom, result in zip(equation.invars, results, strict=False):
+                self._link(atom, result)
+        for inner in _jax.jaxprs_in_params(equation.params):
+            self.add(inner)
+            for one, other in _passed(equation, inner):
+                self._link(one, other)
+
+    def _link(self, one: Any, other: Any) -> None:
+        """Two variables that have one layout, if they are arrays of one shape."""
+        if any(isinstance(atom, _jax.Literal) for atom in (one, other)):
+            return
+        if not all(isinstance(atom.aval, _jax.ShapedArray) for atom in (one, other)):
+            return
+        if one.aval.shape == other.aval.shape != ():
+            self._parents[self._find(one)] = self._find(other)
+
+    def _find(self, variable: Any) -> Any:
+        parents = self._parents
+        while parents.setdefault(variable, variable) is not variable:
+            parents[variable] = parents[parents[variable]]
+            variable = parents[variable]
+        return variable
+
+
+def _passed(equation: Any, inner: Any) -> Iterator[tuple[Any, Any]]:
+    """Pairs of variables outside and inside of an equation's jaxpr that may be the same array.
+
+    Pairs that are not only make accesses narrower than they could be.
+    """
+    outside, inside = equation.invars, inner.invars
+    if inner.constvars and not inner.consts:
+        yield from zip(outside, inner.constvars, strict=False)
+    yield from zip(reversed(outside), reversed(inside), strict=False)
+    if len(inner.outvars) == len(equation.outvars):
+        yield from zip(equation.outvars, inner.outvars, strict=True)
+    # What a loop carries starts as an operand and ends as a result.
+    for operand, result in zip(reversed(outside), reversed(equation.outvars), strict=False):
+        if operand.aval == result.aval:
+            yield operand, result
