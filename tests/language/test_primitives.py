@@ -275,10 +275,12 @@ def test_semaphores():
 
     equations = [e for e in traced(body) if "semaphore" in e.primitive.name]
     signal, local, wait = equations
+    assert (signal.primitive, wait.primitive) == (_jax.semaphore_signal_p, _jax.semaphore_wait_p)
     assert _jax.comms_effect in signal.effects and _jax.comms_effect not in local.effects
-    assert wait.params["decrement"] is False
-    _, _, device = signal.params["args_tree"].unflatten(signal.invars)
+    *_, device, _ = signal.params["args_tree"].unflatten(signal.invars)
     assert len(device) == 2
+    *_, decrement = wait.params["args_tree"].unflatten(wait.invars)
+    assert not decrement.val
 
 
 # --- Errors ---

@@ -12,6 +12,7 @@ from pallasite import plugins
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.language.helpers import warp_map
 from pallasite.language.memory import SMEM, SemaphoreType
+from pallasite.language.primitives import semaphores
 from pallasite.launch import BufferKind
 from pallasite.lowering.entry import estimate_kernel
 
@@ -42,6 +43,42 @@ def test_signal_and_wait_in_a_scope():
         r"atom\.acquire\.gpu\.global\.cas\.b32 found",
         r"bar\.sync",
     )
+
+
+@pytest.mark.parametrize("memory_scope", ["sys", "gpu"])
+@pytest.mark.parametrize("in_warp", [False, True])
+def test_functions_of_the_language(memory_scope, in_warp):
+    @make((128,))
+    def kernel(x, o):
+        semaphore = pl.get_global(REGULAR)
+
+        def body(_=None):
+            semaphores.semaphore_signal(semaphore, 2, memory_scope=memory_scope)
+            semaphores.semaphore_wait(semaphore, decrement=False, memory_scope=memory_scope)
+            semaphores.semaphore_wait(semaphore, 2, memory_scope=memory_scope)
+
+        if in_warp:
+            warp_map(body)
+        else:
+            body()
+        o[...] = x[...]
+
+    in_order(
+        compile_kernel(kernel, array(128)).ptx,
+        r"red\.release\.gpu\.global\.add\.s32",
+        r"ld\.acquire\.gpu\.global\.s32 seen",
+        r"atom\.acquire\.gpu\.global\.cas\.b32 found",
+    )
+
+
+def test_signal_to_another_device_names_the_plugin():
+    @make((128,))
+    def kernel(x, o):
+        semaphores.semaphore_signal(pl.get_global(REGULAR), device_id=(1,))
+        o[...] = x[...]
+
+    with pytest.raises(UnsupportedError, match=r"another device.*\n.*\n.*pallasite\[multigpu\]"):
+        compile_to_ptx(kernel, array(128))
 
 
 def test_scratch_is_zeroed_and_paired_with_a_hidden_result():

@@ -1,8 +1,8 @@
 """Semaphores: 32-bit counters in global memory, signalled and awaited by blocks and devices.
 
-Bound arguments: ``gpu_semaphore_signal`` (semaphore, inc, device_id or None), parameter
-``memory_scope``; ``gpu_semaphore_wait`` (semaphore, value), parameters ``decrement`` and
-``memory_scope``.
+These bind the primitives of ``pl.semaphore_signal`` and ``pl.semaphore_wait``. Their rules take the
+scope of the whole system wherever another device can reach the semaphore, and that of the device
+otherwise, so that what either ``memory_scope`` promises holds.
 """
 
 from __future__ import annotations
@@ -12,36 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
 from pallasite import _jax
-from pallasite.language import arguments, checks
-from pallasite.language.effects import memory_effect
+from pallasite.language import checks
 from pallasite.language.memory import GMEM, memory_space_of
 from pallasite.language.transforms import as_transformed
 
 _SCOPES = ("sys", "gpu")
-
-semaphore_signal_p = _jax.Primitive("gpu_semaphore_signal")
-semaphore_signal_p.multiple_results = True
-semaphore_wait_p = _jax.Primitive("gpu_semaphore_wait")
-semaphore_wait_p.multiple_results = True
-
-
-@_jax.abstract_eval(semaphore_signal_p)
-def _signal_abstract_eval(*avals: Any, args_tree: Any, memory_scope: str) -> Any:
-    del memory_scope
-    _, _, device_id = args_tree.unflatten(avals)
-    return (), {memory_effect} if device_id is None else {memory_effect, _jax.comms_effect}
-
-
-@_jax.abstract_eval(semaphore_wait_p)
-def _wait_abstract_eval(*avals: Any, args_tree: Any, **params: Any) -> Any:
-    del avals, args_tree, params
-    return (), {memory_effect}
-
-
-arguments.no_discharge(semaphore_signal_p)
-arguments.no_discharge(semaphore_wait_p)
 
 
 def _semaphore(value: Any) -> Any:
@@ -70,12 +48,11 @@ def _count(value: Any, what: str) -> Any:
     return jnp.asarray(value, jnp.int32)
 
 
-def _scope(memory_scope: Any) -> str:
+def _check_scope(memory_scope: Any) -> None:
     if memory_scope not in _SCOPES:
         raise checks.value_error(
             "memory_scope is unknown", got=repr(memory_scope), expected='"sys" or "gpu"'
         )
-    return str(memory_scope)
 
 
 def semaphore_signal(
@@ -93,16 +70,15 @@ def semaphore_signal(
 
     PTX ISA: ``red.release``.
     """
+    _check_scope(memory_scope)
     if device_id is not None and memory_scope == "gpu":
         raise checks.value_error(
             'memory_scope="gpu" does not reach another device', hint='use memory_scope="sys"'
         )
-    arguments.bind(
-        semaphore_signal_p,
+    pl.semaphore_signal(
         _semaphore(semaphore),
         _count(inc, "inc"),
-        None if device_id is None else jax.tree.map(lambda i: _count(i, "device_id"), device_id),
-        memory_scope=_scope(memory_scope),
+        device_id=jax.tree.map(lambda i: _count(i, "device_id"), device_id),
     )
 
 
@@ -121,10 +97,5 @@ def semaphore_wait(
 
     PTX ISA: ``ld.acquire``, ``atom.acquire.cas``.
     """
-    arguments.bind(
-        semaphore_wait_p,
-        _semaphore(semaphore),
-        _count(value, "value"),
-        decrement=bool(decrement),
-        memory_scope=_scope(memory_scope),
-    )
+    _check_scope(memory_scope)
+    pl.semaphore_wait(_semaphore(semaphore), _count(value, "value"), decrement=bool(decrement))
