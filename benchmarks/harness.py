@@ -47,7 +47,12 @@ def kernel_milliseconds(function: Callable[..., Any], *args: Any, repeats: int =
 def copy_bandwidth(size: int, repeats: int = 20) -> tuple[float, str]:
     """Bandwidth of a device-to-device copy of ``size`` bytes in bytes per second, counting bytes
     read and written, and how it was measured."""
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise SystemExit(
+            "the copy bandwidth is measured with PyTorch: pip install torch"
+        ) from error
 
     source = torch.randn(size // 4, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)

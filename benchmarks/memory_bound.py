@@ -296,6 +296,8 @@ def main() -> None:
     parser.add_argument("--gibibytes", type=float, default=1.0, help="size of each array")
     parser.add_argument("--columns", type=int, nargs="*", default=[4096, 8192, 16384, 32768])
     arguments = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
     size = int(arguments.gibibytes * 2**30)
     peak, how = harness.copy_bandwidth(size)
     print(f"{harness.machine()}\ncopy bandwidth {peak / 1e12:.3f} TB/s ({how})")

@@ -35,7 +35,8 @@ def main(names: list[str]) -> int:
     start = time.perf_counter()
     examples = [e for e in all_examples() if not names or any(n in e.name for n in names)]
     if not examples:
-        print(f"no example has {' or '.join(names)} in its name")
+        print(f"no example has {' or '.join(names)} in its name; there are")
+        print("\n".join(f"  {example.name}" for example in all_examples()))
         return 1
     failures = compile_all(examples) + run_all(examples)
     print(f"\n{time.perf_counter() - start:.0f} seconds, {len(failures)} failures")

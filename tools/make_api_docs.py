@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import inspect
+import os
 import pathlib
 import re
 import sys
@@ -16,10 +16,20 @@ from collections.abc import Iterable
 from typing import Any
 
 import pallasite
-from pallasite import cli, config, errors, gpu, hookspecs
+from pallasite import cli, config, errors, gpu, hookspecs, launch
 from pallasite.cli import entry as entry_point
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+BORROWED = (
+    (pallasite.hookimpl, "Marks a function as the implementation of the hook of its name."),
+    (
+        gpu.Transform,
+        "JAX's type of what is done to a reference: a view of it, or how its data lie in memory,"
+        " such as :class:`TilingTransform`. For annotations.",
+    ),
+)
+"""Names of other libraries, whose docstrings are about these libraries."""
 
 
 def main(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -28,6 +38,7 @@ def main(folder: pathlib.Path) -> list[pathlib.Path]:
         "pallasite": module_page(pallasite, python_names()),
         "pallasite.gpu": module_page(gpu, dir(gpu)),
         "pallasite.errors": module_page(errors, classes_of(errors)),
+        "pallasite.launch": module_page(launch, classes_of(launch)),
         "hooks": module_page(hookspecs, [n for n in vars(hookspecs) if n.startswith("pallasite_")]),
         "options": options_page(),
         "command-line": command_line_page(),
@@ -70,10 +81,13 @@ def module_page(module: Any, names: Iterable[str]) -> str:
 
 def entry(name: str, value: Any) -> list[str]:
     """The heading, signature and docstring of one name, and of the methods of a class."""
+    if isinstance(value, enum.Enum) and callable(value):
+        call = type(value).__call__
+        lines = [f"## {name}", "", *declaration(name, call.__get__(value))]
+        lines += [f"A member of `{type(value).__name__}`. {as_markdown(documentation(call))}", ""]
+        return lines
     lines = [f"## {name}", "", *declaration(name, value)]
-    if isinstance(value, enum.Enum):
-        lines += [f"A member of `{type(value).__name__}`.", ""]
-    lines += [as_markdown(inspect.getdoc(value) or ""), ""]
+    lines += [as_markdown(documentation(value)), ""]
     if not inspect.isclass(value):
         return lines
     if issubclass(value, enum.Enum):
@@ -82,8 +96,13 @@ def entry(name: str, value: Any) -> list[str]:
     for method, function in vars(value).items():
         if inspect.isfunction(function) and not method.startswith("_") and function.__doc__:
             lines += [f"### {name}.{method}", "", *declaration(method, function)]
-            lines += [as_markdown(inspect.getdoc(function) or ""), ""]
+            lines += [as_markdown(documentation(function)), ""]
     return lines
+
+
+def documentation(value: Any) -> str:
+    """The docstring, or what stands for it where the name comes from another library."""
+    return next((text for one, text in BORROWED if one is value), inspect.getdoc(value) or "")
 
 
 def declaration(name: str, value: Any) -> list[str]:
@@ -99,12 +118,12 @@ def declaration(name: str, value: Any) -> list[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and not any(p[:1] == "*" for p in parts):
             parts.append("*")
         # Annotations that are strings would be shown in quotes.
-        parts.append(re.sub(r": '([^']*)'", r": \1", str(parameter)))
+        parts.append(re.sub(r": (['\"])(.*?)\1(?= = |$)", r": \2", str(parameter)))
     text = f"{name}({', '.join(parts)})"
     if len(text) > 88:
         text = f"{name}(\n    " + ",\n    ".join(parts) + ",\n)"
     if not inspect.isclass(value) and signature.return_annotation is not inspect.Signature.empty:
-        text += f" -> {inspect.formatannotation(signature.return_annotation)}"
+        text += f" -> {inspect.formatannotation(signature.return_annotation).strip('\'"')}"
     return ["```python", text, "```", ""]
 
 
@@ -115,7 +134,7 @@ def as_markdown(text: str) -> str:
     in_section = False
     for line in text.splitlines():
         section = re.fullmatch(r"(Args|Attributes|Returns|Raises|Yields):", line)
-        member = re.fullmatch(r"  (\*{0,2}[\w, *]+): (.*)", line)
+        member = re.fullmatch(r"  (\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)", line)
         if section:
             in_section = True
             lines += [f"**{section[1]}**", ""]
@@ -144,10 +163,14 @@ def options_page() -> str:
 
 def command_line_page() -> str:
     """The help texts of all subcommands."""
+    os.environ["COLUMNS"] = "100"  # the width of what argparse prints
     lines = ["# Command line", "", as_markdown(inspect.getdoc(cli) or ""), ""]
-    for name in entry_point.COMMANDS:
-        module = importlib.import_module(f"pallasite.cli.{name}")
-        lines += [f"## pallasite {name}", "", "```text", inspect.getdoc(module) or "", "```", ""]
+    subparsers = entry_point.make_parser()._subparsers
+    assert subparsers is not None
+    (commands,) = subparsers._group_actions
+    assert isinstance(commands.choices, dict)
+    for name, parser in commands.choices.items():
+        lines += [f"## pallasite {name}", "", "```text", parser.format_help().rstrip(), "```", ""]
     return "\n".join(lines)
 
 

@@ -116,7 +116,7 @@ class Executor:
     """A way to run compiled kernels.
 
     Attributes:
-      name: unique name, as in ``pytest --executor=name``.
+      name: unique name, as in ``pallasite doctor``.
       platforms: JAX platforms on which it can serve (``"cuda"``, ``"cpu"``).
       run: ``run(compiled, *operands)`` returns the list of outputs; it is traced by JAX, so it
         must be made of JAX operations (an FFI call, a callback).

@@ -75,6 +75,11 @@ def assemble(ptx: str, name: str, *, line_info: bool = True) -> Assembly:
         messages = done.stderr + done.stdout
         if done.returncode != 0:
             raise refusal(messages, ptx, name)
+        if not output.is_file():
+            raise CompilationError(
+                f"{program} made no machine code of kernel {name!r}",
+                hint="PALLASITE_PTXAS=auto, or the path of NVIDIA's ptxas",
+            )
         cubin = output.read_bytes()
     result = read_figures(messages, cubin)
     _warn(result, ptx, name)
@@ -95,7 +100,9 @@ def refusal(messages: str, ptx: str, name: str) -> CompilationError:
             got=f"PTX line {number}: {shown}" if shown else None,
             location=source_of(ptx, number),
         )
-    return CompilationError(f"ptxas failed on kernel {name!r}: {messages.strip()}")
+    return CompilationError(
+        f"ptxas failed on kernel {name!r}: {messages.strip() or 'it gave no reason'}"
+    )
 
 
 def source_of(ptx: str, line: int) -> SourceLocation | None:

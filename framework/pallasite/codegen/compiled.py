@@ -36,8 +36,18 @@ from pallasite.targets import Target
 class CompiledKernel:
     """One compiled kernel, every stage of it as text, and how to launch it.
 
-    Stages that were not asked for are None (``cubin`` and ``sass`` need an assembler).
-    ``timings`` gives seconds by stage name, in order.
+    Attributes:
+      name: the kernel's name, which is that of its entry point in the PTX.
+      target: what it was compiled for.
+      launch: grid, block and cluster, shared memory and parameters.
+      resources: shared memory, barriers and, once assembled, registers and spills.
+      jaxpr: the traced body, as text; None if it was not kept.
+      mlir: the module after the passes, as text; None if it was not kept.
+      llvm: the optimized LLVM IR, as text; None if it was not kept.
+      ptx: the PTX.
+      cubin: the machine code; None unless ``assemble`` was asked for.
+      sass: the machine code as text; None unless ``disassemble`` was asked for.
+      timings: pairs of a stage's name and its time in seconds, in their order.
     """
 
     name: str

@@ -299,7 +299,15 @@ def _append(ref: Any, transform: Any) -> Any:
 
 
 def transpose_ref(ref: Any, permutation: tuple[int, ...]) -> Any:
-    """A view of ``ref`` with its dimensions permuted: result[i, j] is ref[j, i] for (1, 0)."""
+    """A view of ``ref`` with its dimensions permuted: result[i, j] is ref[j, i] for (1, 0).
+
+    Args:
+      ref: a reference in SMEM or GMEM, or a view of one.
+      permutation: for each dimension of the view, which dimension of ``ref`` it is.
+
+    Raises:
+      InvalidValueError: ``permutation`` does not name each dimension once.
+    """
     base = as_transformed(ref)
     if getattr(base.memory_space, "value", None) == "tmem":
         raise checks.value_error("tensor memory has no transposed view")
@@ -336,7 +344,8 @@ def multicast_ref(ref: Any, collective_axes: Hashable | tuple[Hashable, ...]) ->
 def cluster_ref(ref: Any, block_id: Mapping[Any, Any]) -> Any:
     """A view of a shared-memory reference in another block of the cluster.
 
-    ``block_id`` maps names of cluster axes to indices along them, for instance ``{"x": 1}``.
+    ``block_id`` maps names of cluster axes to indices along them, for instance ``{"x": 1}``. Raises
+    InvalidTypeError unless it is a dictionary with an entry.
     """
     if not isinstance(block_id, Mapping) or not block_id:
         raise checks.type_error(

@@ -68,6 +68,9 @@ class PassContext:
         """Writes a stage to the dump directory, if there is one; ``text`` is called only then.
 
         The file appears under its name only when it is complete.
+
+        Raises:
+          ConfigError: the directory cannot be made or written.
         """
         folder = config.get("dump")
         if folder is None:
@@ -77,9 +80,17 @@ class PassContext:
         number = next(self._numbers[stage])
         kernel = re.sub(r"[^\w.-]", "_", self.kernel)
         extension = _EXTENSIONS.get(stage, stage)
-        write_atomically(
-            pathlib.Path(folder) / f"{kernel}.{number:02d}.{what}.{extension}", text().encode()
-        )
+        data = text().encode()
+        try:
+            write_atomically(
+                pathlib.Path(folder) / f"{kernel}.{number:02d}.{what}.{extension}", data
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the option dump is {str(folder)!r}, where nothing can be written",
+                got=error.strerror,
+                expected="a directory that can be made and written",
+            ) from error
 
 
 def write_atomically(path: pathlib.Path, data: bytes) -> None:

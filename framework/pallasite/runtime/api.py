@@ -60,8 +60,17 @@ def compile_all(
     disassemble: bool = False,
     **kwargs: Any,
 ) -> list[CompiledKernel]:
-    """Compiles all kernels that a function calls, in the order of their first call; see
-    :func:`compile`. Calls of the same kernel count once."""
+    """Compiles all kernels that a function calls; needs no GPU and runs nothing.
+
+    The arguments are those of :func:`compile`.
+
+    Returns:
+      The kernels in the order of their first call; calls of the same kernel count once.
+
+    Raises:
+      InvalidValueError: the function calls no kernel.
+      PallasiteError: a kernel cannot be compiled.
+    """
     traced = (fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)).trace(
         *args, **kwargs
     )

@@ -69,7 +69,18 @@ def load(
 def broadcasted_iota(
     dtype: Any, shape: Sequence[int], dimension: int, *, layout: SomeLayout | None = None
 ) -> Any:
-    """An array that counts 0, 1, 2, ... along ``dimension``, in the given register layout."""
+    """An array that counts 0, 1, 2, ... along one dimension.
+
+    Args:
+      dtype: an integer or floating-point dtype.
+      shape: the array's shape.
+      dimension: along which dimension it counts; negative numbers count from the last.
+      layout: the register layout; None leaves it to the compiler.
+
+    Raises:
+      InvalidValueError: ``shape`` has no such dimension.
+      InvalidTypeError: ``layout`` is not a layout.
+    """
     shape = tuple(shape)
     if not -len(shape) <= dimension < len(shape):
         raise checks.value_error(
@@ -99,6 +110,10 @@ def print_layout(fmt: str, x: Any) -> None:
     Args:
       fmt: a format string with one placeholder, such as ``"accumulator: {}"``.
       x: an array, or a reference, which may be a view.
+
+    Raises:
+      InvalidTypeError: ``fmt`` is not a string.
+      InvalidValueError: it has not exactly one placeholder.
     """
     if not isinstance(fmt, str):
         raise checks.type_error("fmt is not a string", got=fmt, expected='such as "x: {}"')
