@@ -216,7 +216,7 @@ class PluginManager:
                     continue
                 try:
                     contributions.append(self._collect(one.name, hooks, self._load(one)))
-                except Exception as error:
+                except (Exception, SystemExit) as error:  # A plugin may not end the program.
                     self._fail(one, error)
             return contributions
 
@@ -238,7 +238,7 @@ class PluginManager:
                 values[FIELDS[hook]] = self._contributions[name, hook]
         return Contribution(name, **values)
 
-    def _fail(self, found: _Found, error: Exception) -> None:
+    def _fail(self, found: _Found, error: BaseException) -> None:
         summary = traceback.format_exception(error, limit=-3)
         self._errors[found.name] = "".join(summary).strip()
         self._built = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 import types
 import warnings
 
@@ -102,6 +103,16 @@ def test_plugin_that_cannot_be_imported_is_reported_and_others_work():
         "broken": "failed to load: ImportError: no module named cutlass",
         "toy": "",
     }
+
+
+def test_plugin_that_ends_the_program_is_reported_and_others_work():
+    def load():
+        sys.exit("this plugin needs a licence")
+
+    plugin_manager = manager(FakeEntryPoint("stubborn", load), entry_point()[0])
+    with pytest.warns(plugins.PluginWarning, match="'stubborn'.*SystemExit: this plugin needs"):
+        assert "toy" in plugin_manager.targets()
+    assert states(plugin_manager) == {"stubborn": "failed", "toy": "loaded"}
 
 
 @pytest.mark.parametrize(
