@@ -185,3 +185,33 @@ def slices_that_cut_threads(dtype):
     x = random("x", (8, 256), dtype)
     kernel = whole(lambda x: x[2:6] * 2, (4, 256), dtype)
     return kernel, (x,), lambda x: x[2:6] * 2
+
+
+@case((64, 64), (8, 1024), (7, 96), (3, 5), (4, 16, 32), tolerance=1e-5)
+def rows_and_columns_stretch(*shape):
+    x = random("x", shape, jnp.bfloat16)
+    y, z = random("y", shape[:1], jnp.float32), random("z", shape[-1:], jnp.float32)
+    others = list(range(1, len(shape)))
+
+    def body(x, y, z):
+        return x.astype(jnp.float32) * jnp.expand_dims(y, others) + z
+
+    def reference(x, y, z):
+        return wide(x) * np.expand_dims(wide(y), others) + wide(z)
+
+    return whole(body, shape, jnp.float32), (x, y, z), reference
+
+
+@case((jnp.bfloat16, jnp.float32), (jnp.int8, jnp.float32), (jnp.int8, jnp.int32), tolerance=1e-5)
+def element_types_meet_after_calls_and_loops(narrow, broad):
+    x, y = random("x", (1024,), narrow, 0, 9), random("y", (1024,), broad, 0, 9)
+
+    def body(x, y):
+        index = lax.broadcasted_iota(jnp.int32, (1024,), 0)
+        x = lax.fori_loop(0, 3, lambda _, carry: carry * 2, jnp.where(index % 3 == 0, x, 1))
+        return jnp.clip(x.astype(broad), 2, 60) + y
+
+    def reference(x, y):
+        return np.clip(np.where(np.arange(1024) % 3 == 0, wide(x), 1) * 8, 2, 60) + wide(y)
+
+    return whole(body, (1024,), broad), (x, y), reference
