@@ -49,13 +49,19 @@ class PluginInfo:
       name: its entry-point name.
       distribution: the installed distribution and version, or ``"in process"``.
       state: ``"found"`` (not imported yet), ``"loaded"``, ``"disabled"`` or ``"failed"``.
-      error: for a failed one, the end of its traceback.
+      error: for a failed one, what Pallasite says against it, or else the end of its traceback.
     """
 
     name: str
     distribution: str
     state: str
     error: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The error in one line."""
+        lines = self.error.splitlines() or [""]
+        return lines[-1 if lines[0].startswith("Traceback") else 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +165,7 @@ class PluginManager:
         """By name of installed plugin, why it is of no use, or an empty string."""
         reasons = {}
         for one in self.plugins():
-            last = one.error.strip().splitlines()[-1:]
-            failed = f"failed to load: {last[0]}" if last else "failed to load"
+            failed = f"failed to load: {one.reason}" if one.reason else "failed to load"
             reasons[one.name] = {"disabled": "disabled", "failed": failed}.get(one.state, "")
         return reasons
 
@@ -188,14 +193,25 @@ class PluginManager:
             return self._built[1]
 
     def _find(self) -> dict[str, _Found]:
-        """Entry points by name, sorted; the first distribution on the path has a name."""
+        """Entry points by name, sorted; a second one of a name is reported and not used."""
         if self._installed is None:
             found: dict[str, _Found] = {}
             for point in sorted(self._entry_points(), key=lambda point: point.name):
                 distribution = getattr(point, "dist", None)
                 label = f"{distribution.name} {distribution.version}" if distribution else "?"
                 package = point.module.partition(".")[0]
-                found.setdefault(point.name, _Found(point.name, label, point.load, package))
+                taken = CORE if point.name == CORE else None
+                if point.name in found:
+                    taken = found[point.name].distribution
+                if taken is None:
+                    found[point.name] = _Found(point.name, label, point.load, package)
+                else:
+                    warnings.warn(
+                        f"plugin {point.name!r} ({label}) is not used, since {taken} has a plugin"
+                        " of that name: uninstall one of the two",
+                        PluginWarning,
+                        stacklevel=2,
+                    )
             self._installed = found
         return self._installed
 
@@ -239,8 +255,10 @@ class PluginManager:
         return Contribution(name, **values)
 
     def _fail(self, found: _Found, error: BaseException) -> None:
-        summary = traceback.format_exception(error, limit=-3)
-        self._errors[found.name] = "".join(summary).strip()
+        if isinstance(error, PluginError):
+            self._errors[found.name] = str(error)
+        else:
+            self._errors[found.name] = "".join(traceback.format_exception(error, limit=-3)).strip()
         self._built = None
         warnings.warn(
             f"plugin {found.name!r} ({found.distribution}) is not used, since it failed to load:"

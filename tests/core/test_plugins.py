@@ -105,6 +105,21 @@ def test_plugin_that_cannot_be_imported_is_reported_and_others_work():
     }
 
 
+def test_second_plugin_of_a_name_is_reported_and_not_used():
+    first, second, core = (
+        FakeEntryPoint(name, Toy, dist=types.SimpleNamespace(name=distribution, version="1.0"))
+        for name, distribution in (("toy", "one"), ("toy", "two"), ("pallasite", "three"))
+    )
+    plugin_manager = manager(first, second, core)
+    with pytest.warns(plugins.PluginWarning) as caught:
+        assert [one.distribution for one in plugin_manager.plugins()] == ["one 1.0"]
+    assert [str(one.message).partition(":")[0] for one in caught] == [
+        "plugin 'pallasite' (three 1.0) is not used, since pallasite has a plugin of that name",
+        "plugin 'toy' (two 1.0) is not used, since one 1.0 has a plugin of that name",
+    ]
+    assert "toy" in plugin_manager.targets()
+
+
 def test_plugin_that_ends_the_program_is_reported_and_others_work():
     def load():
         sys.exit("this plugin needs a licence")
