@@ -19,9 +19,9 @@ DTYPES = ("bool", *INTEGERS, *FLOATS)
 
 FUNCTIONS = """abs acos acosh asin asinh atan atanh bitwise_not cbrt ceil clz cos cosh erf erf_inv
     erfc exp exp2 expm1 floor is_finite log log1p logistic neg population_count round rsqrt sign
-    sin sinh sqrt square tan tanh""".split()
+    sin sinh sqrt square tan tanh"""
 OPERATIONS = """add atan2 bitwise_and bitwise_or bitwise_xor div eq ge gt le lt max min mul ne pow
-    rem shift_left shift_right_arithmetic shift_right_logical sub""".split()
+    rem shift_left shift_right_arithmetic shift_right_logical sub"""
 
 
 def conversions(x):
@@ -43,10 +43,10 @@ def flow(x, y):
 def results(x, y):
     """What all primitives that take the type make of two values."""
     found = [*conversions(x), *flow(x, y), lax.clamp(x, y, x), lax.select_n(lax.eq(x, y), x, y)]
-    unary = [getattr(lax, name) for name in FUNCTIONS]
+    unary = [getattr(lax, name) for name in FUNCTIONS.split()]
     unary += [functools.partial(lax.integer_pow, y=exponent) for exponent in (0, 2, 3, -1)]
     calls = [functools.partial(function, x) for function in unary]
-    calls += [functools.partial(getattr(lax, name), x, y) for name in OPERATIONS]
+    calls += [functools.partial(getattr(lax, name), x, y) for name in OPERATIONS.split()]
     for call in calls:
         try:
             found.append(call())
