@@ -28,7 +28,9 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
         targets=("sm_90a",),
         names=(
             "ACC",
+            "PipelinePipeline",
             "WGMMAAccumulatorRef",
+            "emit_pipeline_warp_specialized",
             "set_max_registers",
             "wgmma",
             "wgmma_accumulator_load",
@@ -58,6 +60,7 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
             "async_store_tmem",
             "commit_tmem",
             "dynamic_scheduling_loop",
+            "format_tcgen05_sparse_metadata",
             "query_cluster_cancel",
             "tcgen05_commit_arrive",
             "tcgen05_mma",

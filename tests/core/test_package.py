@@ -69,7 +69,12 @@ def test_name_of_a_disabled_plugin():
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("wgmma", "hopper"), ("tcgen05_mma", "blackwell"), ("remote_ref", "multigpu")],
+    [
+        ("wgmma", "hopper"),
+        ("emit_pipeline_warp_specialized", "hopper"),
+        ("tcgen05_mma", "blackwell"),
+        ("remote_ref", "multigpu"),
+    ],
 )
 def test_name_of_a_plugin_that_is_not_installed(monkeypatch, name, extra):
     monkeypatch.setattr(plugins, "_manager", manager())
