@@ -130,6 +130,7 @@ def declaration(name: str, value: Any) -> list[str]:
 def as_markdown(text: str) -> str:
     """A docstring as Markdown: roles and double backquotes become code, sections become lists."""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
+    text = re.sub(r"::$", ":", text, flags=re.MULTILINE)  # the code below is indented
     lines = []
     in_section = False
     for line in text.splitlines():

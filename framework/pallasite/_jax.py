@@ -94,7 +94,6 @@ ShapedArray = _core.ShapedArray
 DeviceMemorySpace = _core.MemorySpace
 ExtendedDType = _dtypes.ExtendedDType
 extended = _dtypes.extended
-prng_key_dtype = _dtypes.prng_key
 issubdtype = _dtypes.issubdtype
 dtype_of = _dtypes.dtype
 itemsize_bits = _dtypes.itemsize_bits
@@ -142,7 +141,6 @@ addupdate_p = _state_primitives.addupdate_p
 broadcast_to_p = _state_primitives.broadcast_to_p
 get_p = _state_primitives.get_p
 swap_p = _state_primitives.swap_p
-new_ref_p = _core.ref_p
 empty_ref_p = _core.empty_ref_p
 freeze_p = _core.freeze_p
 ref_get = _state_primitives.ref_get
@@ -416,40 +414,12 @@ def new_var(aval: Any) -> Any:
     return _core.Var(aval)
 
 
-def bind_equation(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Binds an equation again on new operands, under its own location and name scopes."""
-    params = equation.primitive.get_bind_params(equation.params)
-    subfuns: Sequence[Any] = ()
-    if isinstance(params, tuple):
-        subfuns, params = params
-    stack = _source_info_util.current_name_stack() + equation.source_info.name_stack
-    with (
-        _source_info_util.user_context(equation.source_info.traceback, name_stack=stack),
-        equation.ctx.manager,
-    ):
-        results = equation.primitive.bind(*subfuns, *operands, **params)
-    return list(results) if equation.primitive.multiple_results else [results]
-
-
 @contextlib.contextmanager
 def location_of_equation(equation: Any) -> Iterator[None]:
     """Gives everything that is traced inside the location and name scopes of ``equation``."""
     stack = _source_info_util.current_name_stack() + equation.source_info.name_stack
     with _source_info_util.user_context(equation.source_info.traceback, name_stack=stack):
         yield
-
-
-def jit_impl(primitive: Any) -> None:
-    """Gives a primitive the usual eager behaviour: compile with ``jax.jit`` and run."""
-
-    def impl(*args: Any, **params: Any) -> Any:
-        def run(*operands: Any) -> Any:
-            return primitive.bind(*operands, **params)
-
-        with _config.disable_jit(False):
-            return jax.jit(run)(*args)
-
-    primitive.def_impl(impl)
 
 
 def convert_out_type(out_type: Any) -> Any:

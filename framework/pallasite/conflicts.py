@@ -14,9 +14,12 @@ class Overriding(Protocol):
     """Anything that a plugin contributes and that may replace that of other plugins."""
 
     @property
-    def plugin(self) -> str: ...
+    def plugin(self) -> str:
+        """Whose it is."""
+
     @property
-    def overrides(self) -> tuple[str, ...]: ...
+    def overrides(self) -> tuple[str, ...]:
+        """Names of the plugins that it may replace."""
 
 
 def merge_targets(contributions: Iterable[Contribution]) -> dict[str, Target]:

@@ -88,7 +88,7 @@ def plugins() -> list[Check]:
             return checks  # the configuration's own check says what is wrong
     for plugin in found:
         if plugin.state == "failed":
-            text = f"{plugin.distribution}, failed: {plugin.error.splitlines()[-1]}"
+            text = f"{plugin.distribution}, failed: {plugin.reason}"
             remedy = f"{install.get(plugin.name, 'reinstall it')}; 'pallasite plugins' shows more"
             checks.append(Check(plugin.name, text, WARNING, remedy))
         else:

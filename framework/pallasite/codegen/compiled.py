@@ -41,9 +41,9 @@ class CompiledKernel:
       target: what it was compiled for.
       launch: grid, block and cluster, shared memory and parameters.
       resources: shared memory, barriers and, once assembled, registers and spills.
-      jaxpr: the traced body, as text; None if it was not kept.
-      mlir: the module after the passes, as text; None if it was not kept.
-      llvm: the optimized LLVM IR, as text; None if it was not kept.
+      jaxpr: the body after the passes of stage ``jaxpr``, as text; None if it was not kept.
+      mlir: the module after the passes of stage ``mlir``, as text; None if it was not kept.
+      llvm: the LLVM IR before the passes of stage ``llvm``; None if it was not kept.
       ptx: the PTX.
       cubin: the machine code; None unless ``assemble`` was asked for.
       sass: the machine code as text; None unless ``disassemble`` was asked for.

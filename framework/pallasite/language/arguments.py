@@ -164,15 +164,6 @@ def array(value: Any, what: str) -> Any:
     return value
 
 
-def operand_of(args_tree: Any, num_operands: int, argument: int) -> int:
-    """The position among the operands of the reference that is argument number ``argument``."""
-    positions = args_tree.unflatten(list(range(num_operands)))
-    found = positions[argument]
-    if isinstance(found, _jax.TransformedRef):
-        found = found.ref
-    return int(found)
-
-
 def reference_effects(
     args_tree: Any,
     num_operands: int,

@@ -41,6 +41,7 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The extents of the block, without squeezed dimensions."""
         return tuple(size for kind, size in self.dims if kind != "squeezed")
 
     def window(self, gmem_ref: Any, indices: Sequence[Any]) -> Any:

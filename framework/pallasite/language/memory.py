@@ -51,6 +51,10 @@ class MemorySpace(enum.Enum):
           dtype: element type.
           transforms: how the data lies in shared memory; applied to the logical shape in order.
           packed, collective, layout: tensor memory only.
+
+        Raises:
+          InvalidValueError: an extent of 0 in shared memory, or an argument of another space.
+          UnsupportedError: tensor memory without the plugin that provides it.
         """
         arguments = dict(
             transforms=tuple(transforms), packed=packed, collective=collective, layout=layout

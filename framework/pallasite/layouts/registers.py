@@ -50,11 +50,6 @@ class Layout(abc.ABC):
     def replication(self) -> int:
         """How many threads hold each element."""
 
-    @property
-    def is_replicated(self) -> bool:
-        """True if some element is held by more than one thread."""
-        return self.replication > 1
-
     def transpose(self, permutation: Sequence[int]) -> Rearrangement:
         """Dimension ``i`` of the result is dimension ``permutation[i]``."""
         return transforms.transpose(self, permutation)
@@ -137,10 +132,6 @@ class SplatLayout(Layout):
         """Every thread holds the value."""
         return LANES * WARPS
 
-    def with_shape(self, shape: Sequence[int]) -> SplatLayout:
-        """The splat of another shape; the register does not change."""
-        return SplatLayout(tuple(shape))
-
     def __str__(self) -> str:
         return f"splat{list(self.shape)}"
 
@@ -202,10 +193,6 @@ class RegisterLayout(Layout):
     def replication(self) -> int:
         """How many threads hold an element, at most (fewer if a count does not divide)."""
         return -(-LANES // self.lane_count) * -(-WARPS // self.warp_count)
-
-    def thread_digits(self, dim: int) -> Digits:
-        """The lane and warp digits of a dimension (of the flattened array if ``flat``)."""
-        return tuple(d for d in self.dims[dim] if d.owner.is_thread)
 
     @functools.cached_property
     def weighted_dims(self) -> tuple[tuple[tuple[Digit, int], ...], ...]:

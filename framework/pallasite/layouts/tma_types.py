@@ -197,11 +197,6 @@ class TensorMapPlan:
         return len(self.shape)
 
     @property
-    def descriptor_key(self) -> tuple[object, ...]:
-        """Copies of one array with equal keys can share a descriptor."""
-        return (self.code, self.shape, self.strides, self.box, self.swizzle)
-
-    @property
     def issue_bytes(self) -> int:
         """Bytes that one instruction writes, out-of-bounds fill included."""
         elements = 1

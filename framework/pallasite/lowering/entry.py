@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -177,8 +176,3 @@ def _verify(module: ir.Module, name: str) -> None:
             hint="a rule emitted an operation with operands of the wrong types; the module can be"
             " dumped with PALLASITE_DUMP",
         ) from error
-
-
-def replace_options(lowered: LoweredKernel, **changes: Any) -> LoweredKernel:
-    """A copy of a lowered kernel with some fields replaced."""
-    return dataclasses.replace(lowered, **changes)

@@ -50,11 +50,6 @@ class Geometry:
         return 128 * self.threads
 
     @property
-    def cluster_size(self) -> int:
-        """Blocks per cluster."""
-        return math.prod(self.cluster)
-
-    @property
     def blocks(self) -> int:
         """Blocks in the whole grid."""
         return math.prod(self.cuda_grid)

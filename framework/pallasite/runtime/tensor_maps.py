@@ -8,7 +8,6 @@ bytes here. What it or the driver would refuse at run time is refused here, at t
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from pallasite.codegen.compiled import TensorMapParameter
@@ -155,11 +154,3 @@ def encode(parameter: TensorMapParameter) -> TensorMapEncoding:
         "multiples of 16 bytes below 2**40",
     )
     return TensorMapEncoding(element.cuda, _SWIZZLE_ENUM[parameter.swizzle], shape, strides, box)
-
-
-def footprint_elements(parameter: TensorMapParameter) -> int:
-    """How many elements from the start of its buffer a descriptor can reach."""
-    if not math.prod(parameter.shape):
-        return 0
-    pairs = zip(parameter.shape, parameter.strides, strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -420,8 +419,3 @@ def _elements(value: ir.Value, count: int) -> list[ir.Value]:
         if attribute.is_splat:
             return [arith.constant(value.type.element_type, attribute.get_splat_value())] * count
     return [ops.extract(value, index) for index in range(count)]
-
-
-def any_of(masks: Sequence[Mask]) -> Mask:
-    """Whether one of several conditions holds."""
-    return functools.reduce(operator.or_, masks)
