@@ -1,0 +1,112 @@
+"""What the resource estimator finds: sums, maxima, control flow, and primitives without a rule."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.extend.core import Primitive
+
+from kernels import array, compile_kernel, make
+from pallasite.errors import UnsupportedError
+from pallasite.language.memory import SMEM
+
+KIB = 1024
+
+
+def using(size, ref, then=None):
+    """Allocates shared memory of so many bytes for a scope."""
+
+    def scope(scratch):
+        scratch[0] = ref[0]
+        if then is not None:
+            then()
+        ref[1] = scratch[0]
+
+    pl.run_scoped(scope, SMEM((size // 4,), jnp.float32))
+
+
+def one_after_the_other(o):
+    using(4 * KIB, o)
+    using(2 * KIB, o)
+
+
+def nested(o):
+    using(4 * KIB, o, lambda: using(2 * KIB, o))
+
+
+def branches(o):
+    lax.switch(
+        pl.program_id(0),
+        [lambda: using(1 * KIB, o), lambda: using(8 * KIB, o), lambda: using(2 * KIB, o)],
+    )
+
+
+def counted_loop(o):
+    lax.fori_loop(0, 5, lambda i, c: (using(3 * KIB, o), c)[1], 0)
+
+
+def conditional_loop(o):
+    def condition(number):
+        using(5 * KIB, o)
+        return o[0] > number.astype(jnp.float32)
+
+    def body(number):
+        using(6 * KIB, o)
+        return number + 1
+
+    lax.while_loop(condition, body, 0)
+
+
+def call(o):
+    jax.jit(lambda: using(7 * KIB, o))()
+
+
+def rounded(o):
+    using(4, o)
+
+
+@pytest.mark.parametrize(
+    ("body", "kibibytes"),
+    [
+        (one_after_the_other, 4), (nested, 6), (branches, 8), (counted_loop, 3),
+        (conditional_loop, 6), (call, 7), (rounded, 1),
+    ],
+)  # fmt: skip
+def test_shared_memory(body, kibibytes):
+    kernel = make((4,), grid=(3,), grid_names=("i",))(lambda x, o: body(o))
+    assert compile_kernel(kernel, array(4)).resources.shared_memory_bytes == kibibytes * KIB
+
+
+def test_primitive_that_holds_a_jaxpr_needs_a_rule():
+    unknown = Primitive("unknown_call")
+    unknown.def_abstract_eval(lambda x, bodies: x)
+
+    @make((4,))
+    def kernel(x, o):
+        inner = jax.make_jaxpr(lambda x: x + 1)(jnp.float32(0))
+        o[0] = unknown.bind(x[0], bodies=(inner.jaxpr,))
+
+    with pytest.raises(UnsupportedError, match="unknown_call holds a jaxpr") as caught:
+        compile_kernel(kernel, array(4))
+    assert caught.value.location is not None
+    assert caught.value.location.file == __file__
+
+
+@jax.custom_vjp
+def doubled(x):
+    return x * 2
+
+
+doubled.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
+
+
+@pytest.mark.parametrize("function", [doubled, jax.checkpoint(jnp.tanh), jax.nn.relu])
+def test_calls_of_other_kinds(function):
+    @make((128,))
+    def kernel(x, o):
+        o[...] = function(x[...])
+
+    compile_kernel(kernel, array(128))
