@@ -196,3 +196,16 @@ def _layouts(x, o, s):
     print_layout("s: {}", s)
     print_layout("row: {}", s.at[3])
     o[...] = x[...]
+
+
+def test_layout_in_a_loop_is_printed_once(capsys):
+    @make((128,))
+    def kernel(x, o):
+        def step(_, carry):
+            print_layout("layout {}", carry)
+            return carry + x[...]
+
+        o[...] = jax.lax.fori_loop(0, 3, step, jnp.zeros((128,), jnp.float32))
+
+    compile_to_ptx(kernel, array(128))
+    assert capsys.readouterr().out == "layout strided(vector 1)\n"

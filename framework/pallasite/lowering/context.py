@@ -42,6 +42,7 @@ class KernelContext:
       estimate: what the resource estimator found for the whole kernel.
       location: the user's line that defines the kernel.
       extra: a place for plugins to keep state, by plugin name.
+      on_trial: whether the code that is being emitted will be thrown away.
     """
 
     target: Target
@@ -56,6 +57,7 @@ class KernelContext:
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)
     name_stack: list[str] = dataclasses.field(default_factory=list)
+    on_trial: bool = False
 
     @functools.cached_property
     def access_widths(self) -> AccessWidths:

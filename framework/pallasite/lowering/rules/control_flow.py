@@ -139,9 +139,11 @@ class discarded:  # noqa: N801  (used like a function)
     """
 
     def __init__(self, ctx: RuleContext):
-        del ctx
+        self._kernel = ctx.kernel
+        self._outer = ctx.kernel.on_trial
 
     def __enter__(self) -> None:
+        self._kernel.on_trial = True
         self._operation = scf.ExecuteRegionOp([])
         self._block = self._operation.regions[0].blocks.append()
         self._point = ir.InsertionPoint(self._block)
@@ -150,6 +152,7 @@ class discarded:  # noqa: N801  (used like a function)
     def __exit__(self, *exception: Any) -> None:
         self._point.__exit__(*exception)
         self._operation.operation.erase()
+        self._kernel.on_trial = self._outer
 
 
 # Calls ----------------------------------------------------------------------------------------

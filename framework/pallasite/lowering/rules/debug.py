@@ -193,6 +193,8 @@ def _sleep(nanoseconds: ir.Value | int) -> None:
 @rules.lowering(print_layout_p, *_ALL)
 def _print_layout(ctx: RuleContext, *operands: Value, args_tree: Any, fmt: str) -> Sequence[Value]:
     """Prints while the kernel is compiled; no code is emitted."""
+    if ctx.kernel.on_trial:
+        return ()
     (value,) = args_tree.unflatten(operands)
     if isinstance(value, RegisterArray):
         text = describe(value.layout)
