@@ -98,6 +98,17 @@ def whole(starts: Sequence[int], sizes: Sequence[int], dynamic: bool) -> list[Wi
     return [WindowDimension(None if dynamic else s, n) for s, n in zip(starts, sizes, strict=True)]
 
 
+@pytest.mark.parametrize("swizzle", [32, 64, 128])
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_swizzled_rows_one_after_the_other(bits: int, swizzle: int) -> None:
+    """Tiles of one row are no tiles at all: their rows join to longer ones than a box can have."""
+    columns = 8 * swizzle // bits
+    shared = tiled((16, 4 * columns), bits, swizzle, rows=1)
+    starts = (8, columns)
+    plan = check((40, 8 * columns), starts, whole(starts, (16, 4 * columns), False), shared)
+    assert plan.box == (16, 4, columns) and len(plan.issues) == 1
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("swizzle", [16, 32, 64, 128])
 @pytest.mark.parametrize("bits", [8, 16, 32])

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from pallasite.errors import InvalidValueError
 from pallasite.layouts import tma_types as tt
-from pallasite.layouts.memory import MemoryLayout
+from pallasite.layouts.memory import Extent, Extents, MemoryLayout
 from pallasite.layouts.tma_types import (
     BlockTerm,
     Coordinate,
@@ -72,6 +72,7 @@ def _axes(
         if not extents:
             alone.append(_Tensor(size, stride, 1, part.start, dim, 1, part.squeezed))
             continue
+        extents = _by_swizzled_rows(extents, shared)
         weights = [math.prod(e.size for e in extents[i + 1 :]) for i in range(len(extents))]
         factored = size % weights[0] == 0 and part.aligned(weights[0])
         if factored:
@@ -87,6 +88,15 @@ def _axes(
         for extent, weight in zip(extents, weights, strict=True):
             axes.append(_Axis(tensor, weight, extent.size, extent.stride, weight == 1))
     return alone, sorted(axes, key=lambda axis: -axis.shared_stride)
+
+
+def _by_swizzled_rows(extents: Extents, shared: MemoryLayout) -> Extents:
+    """Cuts the innermost run of a swizzled layout into the rows that a box can have."""
+    row = 8 * shared.swizzle // shared.element_bits
+    inner = extents[-1]
+    if shared.swizzle == 16 or inner.stride != 1 or inner.size <= row or inner.size % row:
+        return extents
+    return (*extents[:-1], Extent(inner.size // row, row), Extent(row, 1))
 
 
 type _BlockPart = tuple[_Axis, int, int, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -203,25 +204,29 @@ def resolve_barrier(ctx: RuleContext, reference: Value, transforms: Any = ()) ->
 
 def _index_barrier(ctx: RuleContext, barrier: BarrierReference, indices: Any) -> BarrierReference:
     offset = barrier.index
-    kept = []
+    kept: list[int] = []
     stride = int(np.prod(barrier.shape))
     for index, extent in zip(indices, barrier.shape, strict=True):
         stride //= extent
+        size = 1
         if isinstance(index, _jax.Slice):
-            if index.start != 0 or index.size != extent:
+            size = index.size
+            # The selected barriers lie one after the other, so only the first dimension is cut.
+            if index.stride != 1 or (size != extent and math.prod(kept) != 1):
                 raise InvalidValueError(
-                    "part of an array of barriers is selected by a slice",
-                    expected="an index, or the whole dimension",
+                    "barriers that do not lie one after the other are selected by a slice",
+                    expected="a slice of the first dimension, without steps",
                 )
-            kept.append(extent)
-            continue
+            kept.append(size)
+            index = index.start
         value: Any = index if isinstance(index, int) else ctx.scalar(index, ops.i32())
         known = value if isinstance(value, int) else constant_integer(value)
         if known is not None:
             value = known
-            if not 0 <= value < extent:
+            if not 0 <= value <= extent - size:
                 raise InvalidValueError(
-                    f"barrier {value} of {extent}", expected=f"an index from 0 to {extent - 1}"
+                    f"barrier {value} of {extent}",
+                    expected=f"an index from 0 to {extent - size}",
                 )
             value = value * stride
         else:
