@@ -51,21 +51,8 @@ def sign(ptx, context):
     return f"{ptx}\n// signed by pallasite-vote: {context.kernel} for {context.target.name}\n"
 
 
-@hookimpl
-def pallasite_names():
-    return {"count_true": "pallasite_vote:count_true"}
-
-
-@hookimpl
-def pallasite_lowering_rules():
-    return rules.lowering_rules
-
-
-@hookimpl
-def pallasite_resource_rules():
-    return rules.resource_rules
-
-
-@hookimpl
-def pallasite_passes():
-    return [Pass(name="vote-sign", stage="ptx", run=sign, description="signs the PTX")]
+vote_sign = Pass(name="vote-sign", stage="ptx", run=sign, description="signs the PTX")
+pallasite_names = hookimpl(lambda: {"count_true": "pallasite_vote:count_true"})
+pallasite_lowering_rules = hookimpl(lambda: rules.lowering_rules)
+pallasite_resource_rules = hookimpl(lambda: rules.resource_rules)
+pallasite_passes = hookimpl(lambda: [vote_sign])
