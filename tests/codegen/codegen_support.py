@@ -49,7 +49,8 @@ def to_llvm(source: str, **options: Any) -> str:
     module = parse(source)
     options.setdefault("debug_info", False)
     text = translate(module, **options)
-    ptx.parse(text).verify()
+    with ptx.parsed(text) as llvm_module:
+        llvm_module.verify()
     return text
 
 

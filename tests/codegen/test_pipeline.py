@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import threading
 import warnings
@@ -15,7 +16,7 @@ from pallasite import config
 from pallasite.codegen import assembler, ptx, tools
 from pallasite.codegen.compile import compile_lowered
 from pallasite.codegen.compiled import LoweredKernel
-from pallasite.errors import CompilationError, ConfigError
+from pallasite.errors import CompilationError, ConfigError, PallasiteError
 from pallasite.extensions import Contribution, Pass
 from pallasite.launch import LaunchParameters, ResourceReport
 from pallasite.passes.builtin import pallasite_passes
@@ -149,6 +150,34 @@ def test_passes_of_every_stage_run_in_order(registry):
     assert compiled.ptx.endswith("// end\n")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_llvm_module_is_closed_before_its_context(registry, fails):
+    """Not by the garbage collector, which may take the context first: LLVM crashes then."""
+    closed: list[str] = []
+    modules = []
+
+    def record(name, dispose):
+        closed.append(name)
+        dispose()
+
+    def watch(module, context):
+        module.cycle = [module]
+        modules.append(module)
+        for what in (module, module._context):
+            what._dispose = functools.partial(record, type(what).__name__, what._dispose)
+        if fails:
+            raise RuntimeError("no")
+
+    registry.append(Pass(name="watch", stage="llvm", run=watch))
+    if fails:
+        with pytest.raises(PallasiteError):
+            compile_lowered(_lowered())
+    else:
+        compile_lowered(_lowered())
+    assert closed == ["ModuleRef", "ContextRef"]
+    assert modules[0].closed
+
+
 def test_disabled_passes():
     with config.scoped(disabled_passes="mlir-hoist,llvm-optimize"):
         compiled = compile_lowered(_lowered())
@@ -212,7 +241,7 @@ def test_dump(tmp_path):
 def test_invalid_llvm_shows_the_line():
     text = to_llvm(SOURCE).replace("fadd", "fadx")
     with pytest.raises(CompilationError, match="LLVM refused the code") as caught:
-        ptx.parse(text)
+        ptx.to_ptx(text, HOPPER)
     assert "fadx" in str(caught.value.got)
 
 

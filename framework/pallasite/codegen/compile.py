@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from pallasite.codegen import ptx as ptx_emission
@@ -44,11 +45,12 @@ def compile_lowered(
         mlir = _text(module) if keep else None
         with context.timed("translate"):
             llvm = translate(module)
-    with context.timed("llvm-parse"):
-        llvm_module = ptx_emission.parse(llvm)
-    llvm_module = run_stage("llvm", llvm_module, context)
-    with context.timed("ptx-emit"):
-        ptx = ptx_emission.emit(llvm_module, target)
+    with contextlib.ExitStack() as stack:
+        with context.timed("llvm-parse"):
+            llvm_module = stack.enter_context(ptx_emission.parsed(llvm))
+        llvm_module = run_stage("llvm", llvm_module, context)
+        with context.timed("ptx-emit"):
+            ptx = ptx_emission.emit(llvm_module, target)
     ptx = run_stage("ptx", ptx, context)
     resources, cubin, sass = lowered.resources, None, None
     if assemble or disassemble:

@@ -15,9 +15,11 @@ instructions:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from pallasite.errors import CompilationError, SourceLocation
@@ -96,23 +98,30 @@ def target_machine(target: Target) -> Any:
     return machine
 
 
-def parse(llvm: str) -> Any:
+@contextlib.contextmanager
+def parsed(llvm: str) -> Iterator[Any]:
     """A verified llvmlite module, in a context of its own, from LLVM IR text.
+
+    Both are closed in the end, the module first. The garbage collector must not do it: it finalises
+    the members of a cycle, such as an exception's traceback with its frames, in any order, and LLVM
+    crashes if the context goes before the module.
 
     Raises:
       CompilationError: the text is not valid; shows the line of LLVM IR.
     """
     with _lock:
         binding = _binding()
+    with binding.create_context() as context:
         try:
-            module = binding.parse_assembly(llvm, binding.create_context())
+            module = binding.parse_assembly(llvm, context)
         except RuntimeError as error:
             raise _parse_error(str(error), llvm) from None
-        try:
-            module.verify()
-        except RuntimeError as error:
-            raise _verification_error(str(error), llvm) from None
-        return module
+        with module:
+            try:
+                module.verify()
+            except RuntimeError as error:
+                raise _verification_error(str(error), llvm) from None
+            yield module
 
 
 def _parse_error(message: str, llvm: str) -> CompilationError:
@@ -167,8 +176,8 @@ def optimize(module: Any, target: Target, *, speed_level: int = _DEFAULT_SPEED_L
         options.loop_unrolling = False
         options.slp_vectorization = False
         options.loop_vectorization = False
-        builder = binding.create_pass_builder(target_machine(target), options)
-        builder.getModulePassManager().run(module, builder)
+        with binding.create_pass_builder(target_machine(target), options) as builder:
+            builder.getModulePassManager().run(module, builder)
 
 
 def emit(module: Any, target: Target) -> str:
@@ -192,7 +201,7 @@ def emit(module: Any, target: Target) -> str:
 
 
 def to_ptx(llvm: str, target: Target, *, speed_level: int = _DEFAULT_SPEED_LEVEL) -> str:
-    """LLVM IR text to PTX in one step: :func:`parse`, :func:`optimize` and :func:`emit`."""
-    module = parse(llvm)
-    optimize(module, target, speed_level=speed_level)
-    return emit(module, target)
+    """LLVM IR text to PTX in one step: :func:`parsed`, :func:`optimize` and :func:`emit`."""
+    with parsed(llvm) as module:
+        optimize(module, target, speed_level=speed_level)
+        return emit(module, target)
