@@ -1,0 +1,43 @@
+"""Errors of the simulator, all of them members of Pallasite's one family."""
+
+from __future__ import annotations
+
+from pallasite.errors import CompilationError, ExecutionError, SourceLocation
+from pallasite_simulator.ptx.syntax import Position
+
+
+class PtxError(CompilationError):
+    """PTX that is malformed, or that holds something that the simulator does not know.
+
+    Args:
+      message: what is wrong.
+      position: where in the PTX.
+      instruction: the text of the instruction or line.
+      got, expected, hint, location: as for :class:`pallasite.errors.PallasiteError`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        position: Position,
+        instruction: str = "",
+        got: object = None,
+        expected: str | None = None,
+        hint: str | None = None,
+        location: SourceLocation | None = None,
+    ):
+        where = f"PTX {position}: {message}"
+        if instruction:
+            where += f", in: {instruction}"
+        super().__init__(where, got=got, expected=expected, hint=hint, location=location)
+        self.position = position
+        self.instruction = instruction
+
+
+class SimulationError(ExecutionError):
+    """A kernel did something at run time that has no meaning, such as an access out of bounds."""
+
+
+class DeadlockError(SimulationError):
+    """No thread of the kernel can go on; the message says who waits for what."""

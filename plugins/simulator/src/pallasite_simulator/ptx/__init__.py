@@ -1,0 +1,1 @@
+"""PTX as data: lexer, syntax tree and parser."""

@@ -1,0 +1,171 @@
+"""Initial values of variables (PTX ISA 5.4.4)."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from pallasite_simulator.ptx.constants import Expressions, float_value, literal, plain_integer
+from pallasite_simulator.ptx.lexer import Reader
+from pallasite_simulator.ptx.syntax import Immediate, Symbol
+from pallasite_simulator.ptx.types import TYPE_BYTES
+
+#: Initial contents longer than this are refused rather than held.
+MOST_BYTES = 1 << 30
+
+
+class Initializer:
+    """Reads what stands after ``=``.
+
+    Args:
+      reader: at the first word after ``=``.
+      symbols: names of variables and functions whose address may be taken.
+      type_: of an element.
+      address_bytes: size of an address.
+
+    Attributes:
+      data: the contents, up to the last byte that is given.
+      addresses: byte offsets with the symbols whose addresses stand there.
+      count: how many elements the outermost braces hold.
+    """
+
+    def __init__(self, reader: Reader, symbols: dict[str, Symbol], type_: str, address_bytes: int):
+        self.data = bytearray()
+        self.addresses: list[tuple[int, Symbol]] = []
+        self.count = 0
+        self._reader = reader
+        self._symbols = symbols
+        self._type = type_
+        self._element = TYPE_BYTES[type_]
+        self._address_bytes = address_bytes
+        self._expressions = Expressions(reader)
+        # Of an address that is given byte by byte: its symbol and how many bytes are there.
+        self._masked: Symbol | None = None
+        self._masked_bytes = 0
+
+    def read(self, dimensions: tuple[int | None, ...]) -> None:
+        """Reads values for these dimensions; the first may be None for as many as are given.
+
+        Raises:
+          PtxError: too many values, braces that do not fit, or values that do not fit the type.
+        """
+        if dimensions:
+            self._braces(0, dimensions, outermost=True)
+        else:
+            self._value(0)
+        if self._masked is not None:
+            self._reader.fail("an address is given in part")
+
+    def _braces(
+        self, offset: int, dimensions: tuple[int | None, ...], outermost: bool = False
+    ) -> None:
+        reader = self._reader
+        reader.expect("{")
+        stride = self._element * math.prod(one or 0 for one in dimensions[1:])
+        count = 0
+        while not reader.accept("}"):
+            if count:
+                reader.expect(",")
+            if dimensions[0] is not None and count >= dimensions[0]:
+                reader.fail(f"more than {dimensions[0]} initial values")
+            if dimensions[1:]:
+                self._braces(offset + count * stride, dimensions[1:])
+            else:
+                self._value(offset + count * stride)
+            count += 1
+        if outermost:
+            self.count = count
+
+    def _put(self, offset: int, data: bytes) -> None:
+        if offset + len(data) > MOST_BYTES:
+            self._reader.fail(f"more than {MOST_BYTES} bytes of initial values")
+        self.data.extend(bytes(max(offset + len(data) - len(self.data), 0)))
+        self.data[offset : offset + len(data)] = data
+
+    def _value(self, offset: int) -> None:
+        reader = self._reader
+        word = reader.words[reader.index]
+        if reader.words[reader.index + 1] == "(" and literal(word) is not None:
+            self._masked_byte(offset)
+            return
+        if self._masked is not None:
+            reader.fail("an address is given in part")
+        if word == "generic" or word in self._symbols:
+            symbol = self._symbol()
+            if self._element != self._address_bytes or self._type[0] == "f":
+                reader.fail(
+                    f"an address of {self._address_bytes} bytes in an element of type "
+                    f".{self._type}",
+                    index=reader.index - 1,
+                )
+            self._put(offset, bytes(self._element))
+            self.addresses.append((offset, symbol))
+            return
+        at = reader.index
+        self._put(offset, self._encoded(self._expressions.constant(), at))
+
+    def _symbol(self) -> Symbol:
+        """Reads ``name``, ``name+4``, ``generic(name)`` or ``generic(name)+4``."""
+        reader = self._reader
+        generic = reader.accept("generic")
+        if generic:
+            reader.expect("(")
+        at = reader.index
+        name = reader.name("the name of a variable")
+        symbol = self._symbols.get(name)
+        if symbol is None:
+            reader.fail(f"undeclared name {name!r}", index=at)
+        if generic:
+            reader.expect(")")
+        offset = 0
+        while reader.accept("+"):
+            offset += plain_integer(reader, "an offset")
+        return Symbol(symbol.name, offset, generic)
+
+    def _masked_byte(self, offset: int) -> None:
+        """Reads ``0xff00(name)``: one byte of an address (PTX ISA 5.4.4, mask operator).
+
+        Only all bytes of an address in order have a meaning here.
+        """
+        reader = self._reader
+        at = reader.index
+        mask = plain_integer(reader, "a mask")
+        reader.expect("(")
+        symbol = self._symbol()
+        reader.expect(")")
+        if mask != 0xFF << 8 * self._masked_bytes or self._element != 1:
+            reader.fail("only whole addresses, byte by byte in order, are supported", index=at)
+        if self._masked is None:
+            self.addresses.append((offset, symbol))
+        elif symbol != self._masked or offset != self.addresses[-1][0] + self._masked_bytes:
+            reader.fail("an address is given in part", index=at)
+        self._put(offset, b"\0")
+        self._masked = symbol
+        self._masked_bytes += 1
+        if self._masked_bytes == self._address_bytes:
+            self._masked = None
+            self._masked_bytes = 0
+
+    def _encoded(self, value: Immediate, at: int) -> bytes:
+        reader = self._reader
+        bits = 8 * self._element
+        if self._type in ("f32", "f64"):
+            if value.kind == "int":
+                reader.fail(f"an integer for the type .{self._type}", index=at)
+            if value.kind == self._type:
+                return value.value.to_bytes(self._element, "little")
+            try:
+                return struct.pack("<f" if self._type == "f32" else "<d", float_value(value))
+            except OverflowError:
+                # Beyond the largest float: rounding to nearest gives infinity.
+                return struct.pack("<f", math.copysign(math.inf, float_value(value)))
+        if value.kind != "int":
+            # Bits are written as they are.
+            if self._type == {"f32": "b32", "f64": "b64"}[value.kind]:
+                return value.value.to_bytes(self._element, "little")
+            reader.fail(f"a float for the type .{self._type}", index=at)
+        if self._type in ("f16", "f16x2"):
+            reader.fail(f"an integer for the type .{self._type}", index=at)
+        if not -(1 << bits - 1) <= value.value < 1 << bits:
+            reader.fail(f"{value.value} does not fit the type .{self._type}", index=at)
+        return (value.value & (1 << bits) - 1).to_bytes(self._element, "little")
