@@ -136,6 +136,25 @@ class Executor:
     plugin: str = ""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InstructionRule:
+    """What PTX instructions do, for executors that interpret PTX.
+
+    Attributes:
+      name: dotted beginning of the instructions' names, such as ``"cp.async.bulk"``; the rule with
+        the longest one that fits is taken.
+      bind: ``bind(instruction, binder)`` returns the function that executes one instruction.
+      needs_warp: whether the lanes of a warp execute it together.
+      overrides: names of plugins whose rule of the same name this one replaces.
+    """
+
+    name: str
+    bind: Callable[..., Any]
+    needs_warp: bool = False
+    overrides: tuple[str, ...] = ()
+    plugin: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Contribution:
     """All that one plugin contributes, under the plugin's name."""
@@ -148,6 +167,7 @@ class Contribution:
     layout_rules: tuple[LayoutRule, ...] = ()
     passes: tuple[Pass, ...] = ()
     executors: tuple[Executor, ...] = ()
+    instructions: tuple[InstructionRule, ...] = ()
 
 
 class RuleSet:

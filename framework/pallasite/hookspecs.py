@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from pallasite.extensions import Executor, LayoutRule, LoweringRule, Pass, ResourceRule
+    from pallasite.extensions import (
+        Executor,
+        InstructionRule,
+        LayoutRule,
+        LoweringRule,
+        Pass,
+        ResourceRule,
+    )
     from pallasite.targets import Target
 
 PROJECT = "pallasite"
@@ -74,3 +81,10 @@ def pallasite_passes() -> Iterable[Pass]:  # type: ignore[empty-body]
 def pallasite_executors() -> Iterable[Executor]:  # type: ignore[empty-body]
     """Ways to run compiled kernels. Called once, before the first kernel is lowered; for a
     platform, the executor with the highest priority among those available is used."""
+
+
+@hookspec
+def pallasite_instructions() -> Iterable[InstructionRule]:  # type: ignore[empty-body]
+    """What PTX instructions do, for executors that interpret PTX, such as the simulator. Called
+    once, when the first kernel is interpreted; of two rules for an instruction, the one with the
+    longer name is taken, and names must be unique."""

@@ -27,6 +27,7 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_layout_rules": extensions.LayoutRule,
     "pallasite_passes": extensions.Pass,
     "pallasite_executors": extensions.Executor,
+    "pallasite_instructions": extensions.InstructionRule,
 }
 
 

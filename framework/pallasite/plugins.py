@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pallasite import config, hookspecs
-from pallasite.conflicts import merge_names, merge_targets
+from pallasite.conflicts import merge_names, merge_targets, unique
 from pallasite.errors import PluginError
-from pallasite.extensions import Contribution
+from pallasite.extensions import Contribution, InstructionRule
 from pallasite.plugin_checks import FIELDS, checked, implementations
 from pallasite.registry import Registry
 from pallasite.targets import Target
@@ -35,6 +35,10 @@ BUILTIN_MODULES: Mapping[str, str] = {
     "pallasite_passes": "pallasite.passes.builtin",
 }
 """The core's hook implementations: the module that holds each, imported when it is called."""
+
+
+INSTRUCTIONS = "pallasite_instructions"
+"""The hook that is called only when a kernel is interpreted, since it imports much."""
 
 
 class PluginWarning(UserWarning):
@@ -188,9 +192,26 @@ class PluginManager:
         disabled = frozenset(config.get("disabled_plugins"))
         with self._lock:
             if self._built is None or self._built[0] != disabled:
-                contributions = self._contribute(tuple(FIELDS))
+                hooks = tuple(hook for hook in FIELDS if hook != INSTRUCTIONS)
+                contributions = self._contribute(hooks)
                 self._built = (disabled, Registry(contributions, self.absences()))
             return self._built[1]
+
+    def instructions(self) -> dict[str, InstructionRule]:
+        """What PTX instructions do, by the beginning of their names.
+
+        Raises:
+          PluginError: two plugins contradict each other.
+        """
+        return unique(
+            "rules of PTX instruction",
+            (
+                dataclasses.replace(rule, plugin=one.plugin)
+                for one in self._contribute((INSTRUCTIONS,))
+                for rule in one.instructions
+            ),
+            lambda rule: rule.name,
+        )
 
     def _find(self) -> dict[str, _Found]:
         """Entry points by name, sorted; a second one of a name is reported and not used."""

@@ -1,0 +1,470 @@
+"""Memory: state spaces, allocations, and how addresses become places in NumPy arrays.
+
+Addresses are those that a program sees. A generic address of global memory is its global address;
+other spaces have windows in the generic space (PTX ISA 6.4.1). A shared address holds the rank of
+its block within the cluster above bit 24, as on hardware, so it is valid as ``shared::cluster``
+too; the first 1024 bytes of each block's shared memory belong to the system.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pallasite_simulator.engine.lanes import Lanes
+from pallasite_simulator.engine.observer import Access
+from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.types import Array, Values
+
+if TYPE_CHECKING:
+    from pallasite_simulator.engine.wave import Wave
+
+GLOBAL_BASE = 0x7F00_0000_0000
+SHARED_WINDOW = 0x7E00_0000_0000
+LOCAL_WINDOW = 0x7D00_0000_0000
+PARAM_WINDOW = 0x7C00_0000_0000
+WINDOW_SHIFT = 40
+
+SHARED_BASE = 1024
+RANK_SHIFT = 24
+RANK_MASK = (1 << RANK_SHIFT) - 1
+
+GUARD = 256
+"""Bytes between allocations in global memory that belong to none of them."""
+
+WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
+_SPACE_OF_WINDOW = {
+    GLOBAL_BASE >> WINDOW_SHIFT: "global",
+    SHARED_WINDOW >> WINDOW_SHIFT: "shared",
+    LOCAL_WINDOW >> WINDOW_SHIFT: "local",
+    PARAM_WINDOW >> WINDOW_SHIFT: "param",
+}
+
+_WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+"""Bytes of an access to the type that copies so many at once. Complex numbers are moved, never
+computed with."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Allocation:
+    """A piece of a memory: ``offset`` and ``size`` in bytes."""
+
+    name: str
+    offset: int
+    size: int
+    writable: bool = True
+
+
+class Region:
+    """The memory of one space: a byte array and typed views of it.
+
+    Attributes:
+      space: its name.
+      bytes: the contents (uint8); its size is a multiple of 16.
+      views: by bytes of an access.
+    """
+
+    def __init__(self, space: str, contents: Array):
+        self.space = space
+        self.bytes = contents
+        self.views: dict[int, Any] = {
+            width: contents.view(dtype) for width, dtype in _WIDTHS.items()
+        }
+
+
+def aligned_bytes(size: int) -> Array:
+    """A zeroed byte array of at least ``size`` bytes, padded to a multiple of 16."""
+    return np.zeros(-(-size // 16) * 16, np.uint8)
+
+
+class GlobalMemory:
+    """Global memory of a launch, which all its blocks share.
+
+    Attributes:
+      allocations: ascending by offset.
+      region: the memory; made by :meth:`seal`.
+    """
+
+    def __init__(self) -> None:
+        self.allocations: list[Allocation] = []
+        self.region: Region
+        self._size = 0
+        self._offsets: list[int] = []
+        self._starts: Array
+        self._ends: Array
+
+    def allocate(
+        self,
+        name: str,
+        size: int,
+        alignment: int = 256,
+        writable: bool = True,
+        offset: int | None = None,
+    ) -> int:
+        """Reserves memory, behind what there is unless ``offset`` is given; returns its address."""
+        if offset is None:
+            offset = -(-(self._size + GUARD) // alignment) * alignment
+        self.allocations.append(Allocation(name, offset, size, writable))
+        self._size = offset + size
+        return GLOBAL_BASE + offset
+
+    @property
+    def size(self) -> int:
+        """Bytes that :meth:`seal` needs."""
+        return -(-(self._size + GUARD) // 16) * 16
+
+    def seal(self, contents: Array | None = None) -> None:
+        """Makes the memory, zeroed unless given; nothing can be allocated afterwards."""
+        self.region = Region("global", aligned_bytes(self.size) if contents is None else contents)
+        self._offsets = [one.offset for one in self.allocations]
+        self._starts = np.array(self._offsets, np.int64)
+        self._ends = np.array([one.offset + one.size for one in self.allocations], np.int64)
+
+    def bytes_at(self, address: int, size: int) -> Array:
+        """A view of the bytes at an address."""
+        offset = address - GLOBAL_BASE
+        return self.region.bytes[offset : offset + size]
+
+    def allocation_at(self, offset: int) -> Allocation | None:
+        """The allocation that holds a byte offset, or None."""
+        place = bisect.bisect_right(self._offsets, offset) - 1
+        if place < 0:
+            return None
+        found = self.allocations[place]
+        return found if offset < found.offset + found.size else None
+
+    def outside(self, low: int, high: int, offsets: Array, size: int) -> Array | None:
+        """Which accesses are not inside one allocation; None if all are.
+
+        Args:
+          low, high: the smallest and the largest of the offsets.
+          offsets: of the accesses.
+          size: of each.
+        """
+        found = self.allocation_at(low)
+        if found is not None and high + size <= found.offset + found.size:
+            return None
+        if not len(self._starts):
+            return np.ones(len(offsets), np.bool_)
+        place = np.searchsorted(self._starts, offsets, "right") - 1
+        wrong: Array = (place < 0) | (offsets + size > self._ends[place])
+        return wrong if wrong.any() else None
+
+
+class Memory:
+    """All memory that the lanes of one wave see.
+
+    Attributes:
+      regions: by space. Shared memory has ``shared_stride`` bytes for each block, local memory
+        ``local_stride`` for each lane, one after the other.
+      bytes_moved: bytes by (space, ``"read"``, ``"write"`` or ``"atomic"``).
+    """
+
+    def __init__(
+        self,
+        wave: Wave,
+        global_memory: GlobalMemory,
+        parameters: Array,
+        shared_bytes: int,
+        local_bytes: int,
+    ):
+        self.wave = wave
+        self.global_memory = global_memory
+        self.shared_limit = SHARED_BASE + shared_bytes
+        self.shared_stride = -(-self.shared_limit // 1024) * 1024
+        self.local_limit = local_bytes
+        self.local_stride = -(-local_bytes // 16) * 16
+        self.regions = {
+            "global": global_memory.region,
+            "shared": Region("shared", aligned_bytes(self.shared_stride * wave.block_count)),
+            "local": Region("local", aligned_bytes(self.local_stride * wave.lane_count)),
+            "param": Region("param", parameters),
+        }
+        self.regions["const"] = self.regions["global"]
+        self.regions["shared::cluster"] = self.regions["shared::cta"] = self.regions["shared"]
+        self.bytes_moved: dict[tuple[str, str], int] = {}
+        self._parameter_bytes = len(parameters)
+
+    # Access ---------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        lanes: Lanes,
+        space: str,
+        addresses: Values,
+        size: int,
+        instruction: Instruction,
+        kind: str = "read",
+    ) -> Array:
+        """Reads ``size`` bytes (1, 2, 4, 8, 16, or 32) for each lane.
+
+        Args:
+          lanes: who.
+          space: a state space; ``"generic"`` for generic addresses.
+          addresses: one for each lane, or a scalar.
+          size: bytes for each lane; addresses must be multiples of it.
+          instruction: for messages.
+          kind: ``"read"``, or ``"atomic"`` for strong accesses.
+
+        Returns:
+          A new array of ``size`` bytes for each lane: unsigned integers up to 8 bytes, complex
+          numbers for 16; for 32 bytes it has two columns of 16. Use ``.view`` to get at the parts.
+
+        Raises:
+          SimulationError: misaligned, or out of bounds.
+        """
+        parts = self._parts(lanes, space, addresses)
+        if len(parts) > 1:
+            width = min(size, 16)
+            shape = (lanes.count,) if size <= 16 else (lanes.count, 2)
+            result: Array = np.empty(shape, _WIDTHS[width])
+            for one, mask, inner in parts:
+                assert mask is not None
+                chosen = lanes.where(mask)
+                assert chosen is not None
+                result[mask] = self.load(chosen, one, inner, size, instruction, kind)
+            return result
+        ((space, _, addresses),) = parts
+        region, offsets = self.locate(lanes, space, addresses, size, instruction, kind)
+        if size == 32:
+            places = offsets >> 4
+            view = region.views[16]
+            return np.stack([view[places], view[places + 1]], axis=1)
+        found: Array = region.views[size][offsets >> (size.bit_length() - 1)]
+        return found
+
+    def store(
+        self,
+        lanes: Lanes,
+        space: str,
+        addresses: Values,
+        values: Array,
+        size: int,
+        instruction: Instruction,
+        kind: str = "write",
+    ) -> None:
+        """Writes ``size`` bytes for each lane; ``values`` as :meth:`load` returns them.
+
+        Of several lanes that write to one place, the last wins.
+        """
+        parts = self._parts(lanes, space, addresses)
+        if len(parts) > 1:
+            for one, mask, inner in parts:
+                assert mask is not None
+                chosen = lanes.where(mask)
+                assert chosen is not None
+                self.store(chosen, one, inner, values[mask], size, instruction, kind)
+            return
+        ((space, _, addresses),) = parts
+        region, offsets = self.locate(lanes, space, addresses, size, instruction, kind)
+        self.wave.progress += 1
+        if size == 32:
+            places = offsets >> 4
+            region.views[16][places] = values[:, 0]
+            region.views[16][places + 1] = values[:, 1]
+        else:
+            region.views[size][offsets >> (size.bit_length() - 1)] = values
+
+    def locate(
+        self,
+        lanes: Lanes,
+        space: str,
+        addresses: Values,
+        size: int,
+        instruction: Instruction,
+        kind: str,
+    ) -> tuple[Region, Array]:
+        """Where in a region the addresses are (byte offsets, int64), after all checks.
+
+        ``space`` must not be generic. Tells the observer, and counts the bytes.
+
+        Raises:
+          SimulationError: misaligned, out of bounds, or a write to constants or parameters.
+        """
+        addresses = np.asarray(addresses)
+        if addresses.ndim == 0:
+            addresses = np.full(lanes.count, addresses)
+        low, high = int(addresses.min()), int(addresses.max())
+        if space in ("global", "const"):
+            offsets = (addresses - np.uint64(GLOBAL_BASE)).view(np.int64)
+            if low < GLOBAL_BASE:
+                self._fail(lanes, space, addresses, addresses < GLOBAL_BASE, size, instruction)
+            wrong = self.global_memory.outside(low - GLOBAL_BASE, high - GLOBAL_BASE, offsets, size)
+            if wrong is not None:
+                self._fail(lanes, space, addresses, wrong, size, instruction)
+        elif space.startswith("shared"):
+            space = "shared"
+            offsets = self.shared_offsets(lanes, addresses, size, instruction, low, high)
+        elif space == "local":
+            if high + size > self.local_limit:
+                wrong = addresses + size > self.local_limit
+                self._fail(lanes, space, addresses, wrong, size, instruction)
+            offsets = addresses.astype(np.int64) + lanes.numbers * self.local_stride
+        elif space == "param":
+            if high + size > self._parameter_bytes:
+                wrong = addresses + size > self._parameter_bytes
+                self._fail(lanes, space, addresses, wrong, size, instruction)
+            offsets = addresses.astype(np.int64)
+        else:
+            raise SimulationError(
+                f"there is no memory for state space {space!r}", location=instruction.location
+            )
+        if size > 1:
+            misaligned = (addresses & np.uint64(size - 1)) != 0
+            if misaligned.any():
+                self._fail(lanes, space, addresses, misaligned, size, instruction, "misaligned")
+        if kind != "read" and (space in ("const", "param") or not self._writable(space, offsets)):
+            everywhere = np.ones(lanes.count, np.bool_)
+            self._fail(lanes, space, addresses, everywhere, size, instruction, "read-only")
+        moved = self.bytes_moved
+        moved[space, kind] = moved.get((space, kind), 0) + size * lanes.count
+        if space == "shared" and self.wave.bank_conflicts is not None:
+            self.wave.bank_conflicts.access(lanes, offsets, size, instruction)
+        observer = self.wave.observer
+        if observer is not None and space != "param":
+            observer.access(Access(kind, space, lanes.numbers, offsets, size, instruction))
+        return self.regions[space], offsets
+
+    def shared_offsets(
+        self,
+        lanes: Lanes,
+        addresses: Array,
+        size: int,
+        instruction: Instruction,
+        low: int,
+        high: int,
+    ) -> Array:
+        """Offsets in the shared memory of the wave, for 32-bit shared addresses (of any block of
+        the lane's cluster) of extent ``size``.
+
+        Raises:
+          SimulationError: out of bounds.
+        """
+        wave = self.wave
+        if wave.cluster_size == 1:
+            if low < SHARED_BASE or high + size > self.shared_limit:
+                wrong = (addresses < SHARED_BASE) | (addresses + size > self.shared_limit)
+                self._fail(lanes, "shared", addresses, wrong, size, instruction)
+            return addresses.astype(np.int64) + lanes.of(wave.lane_shared_offset)
+        places = addresses.astype(np.int64)
+        rank, within = places >> RANK_SHIFT, places & RANK_MASK
+        wrong = (
+            (rank >= wave.cluster_size)
+            | (within < SHARED_BASE)
+            | (within + size > self.shared_limit)
+        )
+        if wrong.any():
+            self._fail(lanes, "shared", addresses, wrong, size, instruction)
+        blocks = lanes.of(wave.lane_cluster_block) + rank
+        found: Array = blocks * self.shared_stride + within
+        return found
+
+    def resolve(self, lanes: Lanes, addresses: Values) -> list[tuple[str, Array | None, Values]]:
+        """Splits generic addresses by state space.
+
+        Returns:
+          For each space: its name, which of the lanes have addresses in it (None: all), and these
+          lanes' addresses in that space.
+        """
+        window = addresses >> np.uint64(WINDOW_SHIFT)
+        names: list[tuple[str, Array | None]]
+        if window.ndim == 0:
+            names = [(_SPACE_OF_WINDOW.get(int(window), "global"), None)]
+        else:
+            first = int(window[0])
+            if (window == window[0]).all():
+                names = [(_SPACE_OF_WINDOW.get(first, "global"), None)]
+            else:
+                split: dict[str, Array] = {}
+                for value in np.unique(window):
+                    name = _SPACE_OF_WINDOW.get(int(value), "global")
+                    mask = window == value
+                    split[name] = split[name] | mask if name in split else mask
+                names = list(split.items())
+        found: list[tuple[str, Array | None, Values]] = []
+        for name, mask in names:
+            chosen = addresses if mask is None else addresses[mask]
+            base = WINDOWS.get(name)
+            found.append((name, mask, chosen if base is None else chosen - np.uint64(base)))
+        return found
+
+    def describe(self, space: str, offset: int) -> str:
+        """Names the allocation of a byte offset, for messages."""
+        if space in ("global", "const"):
+            found = self.global_memory.allocation_at(offset)
+            if found is None:
+                return "no array"
+            return f"byte {offset - found.offset} of {found.name} ({found.size} bytes)"
+        if space == "shared":
+            block, within = divmod(offset, self.shared_stride)
+            return (
+                f"byte {within - SHARED_BASE} of the {self.shared_limit - SHARED_BASE} bytes of"
+                f" shared memory of block {self.wave.block_name(block)}"
+            )
+        return f"byte {offset} of {space} memory"
+
+    # Details --------------------------------------------------------------------------------------
+
+    def _parts(
+        self, lanes: Lanes, space: str, addresses: Values
+    ) -> list[tuple[str, Array | None, Values]]:
+        if space != "generic":
+            return [(space, None, addresses)]
+        return self.resolve(lanes, addresses)
+
+    def _writable(self, space: str, offsets: Array) -> bool:
+        if space != "global":
+            return True
+        found = self.global_memory.allocation_at(int(offsets[0]))
+        return found is None or found.writable
+
+    def _fail(
+        self,
+        lanes: Lanes,
+        space: str,
+        addresses: Array,
+        wrong: Array,
+        size: int,
+        instruction: Instruction,
+        what: str = "out of bounds",
+    ) -> None:
+        """Raises the error for the first of the accesses that are wrong."""
+        first = int(np.flatnonzero(wrong)[0])
+        lane, address = int(lanes.numbers[first]), int(addresses[first])
+        where = f"{size} bytes at {space} address {address:#x}"
+        if space in ("global", "const"):
+            where += f": {self._nearest(address - GLOBAL_BASE)}"
+        elif space.startswith("shared"):
+            where += (
+                f": byte {(address & RANK_MASK) - SHARED_BASE} of"
+                f" {self.shared_limit - SHARED_BASE} bytes of shared memory"
+            )
+        hint = None
+        if what == "misaligned":
+            hint = f"an access of {size} bytes needs an address that is a multiple of {size}"
+        raise SimulationError(
+            f"{self.wave.thread_name(lane)} accesses memory {what}, in: {instruction.text}",
+            got=f"{where} ({int(wrong.sum())} of {lanes.count} lanes)",
+            hint=hint,
+            location=instruction.location,
+        )
+
+    def _nearest(self, offset: int) -> str:
+        """How a global offset lies to the allocation next to it."""
+        memory = self.global_memory
+        inside = memory.allocation_at(offset)
+        if inside is not None:
+            return self.describe("global", offset)
+        best: str | None = None
+        distance = 1 << 62
+        for one in memory.allocations:
+            before, after = one.offset - offset, offset - (one.offset + one.size)
+            if 0 < before < distance:
+                best, distance = f"{before} bytes before {one.name} ({one.size} bytes)", before
+            if 0 <= after < distance:
+                best, distance = f"{after} bytes behind {one.name} ({one.size} bytes)", after
+        return best if best is not None and distance < 1 << 30 else "nowhere near any array"

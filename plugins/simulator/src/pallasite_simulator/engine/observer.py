@@ -1,0 +1,126 @@
+"""What the engine and the instructions tell about an execution: the interface of the sanitizer.
+
+All methods do nothing here. ``Wave.observer`` is None when nobody listens, so callers write
+``if observer is not None``. Lanes are numbers in the wave; sync keys are any hashable values, one
+for each thing (and phase) through which threads synchronize.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.types import Array
+
+if TYPE_CHECKING:
+    from pallasite_simulator.engine.wave import Wave
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Access:
+    """Accesses of the generic proxy that one instruction makes for several lanes.
+
+    Attributes:
+      kind: ``"read"``, ``"write"`` or ``"atomic"`` (which includes mbarrier operations and weak
+        accesses that are marked ``volatile``, ``relaxed``, ``acquire`` or ``release``).
+      space: ``"global"``, ``"shared"``, ``"local"`` or ``"const"``; generic addresses are resolved.
+      lanes: numbers of the accessing lanes.
+      offsets: for each lane, the byte offset in the memory of the space: ``wave.memory`` says to
+        which block and allocation it belongs.
+      size: bytes that each lane accesses.
+      instruction: which instruction.
+    """
+
+    kind: str
+    space: str
+    lanes: Array
+    offsets: Array
+    size: int
+    instruction: Instruction
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class AsyncOperation:
+    """Something that goes on after the instruction that began it: a copy, a matrix product.
+
+    Attributes:
+      engine: ``"tma"`` for bulk copies, ``"cp.async"``, ``"wgmma"``, or a plugin's own name.
+      lanes: numbers of the lanes that began it.
+      instruction: the instruction that did.
+      proxy: ``"async"`` or ``"generic"`` (``cp.async`` without bulk).
+      detail: for the observer's own use.
+    """
+
+    engine: str
+    lanes: Array
+    instruction: Instruction
+    proxy: str = "async"
+    detail: object = None
+
+
+class Observer:
+    """Gets every event of one wave, in the order in which they happen."""
+
+    def attach(self, wave: Wave) -> None:
+        """Called once, before the wave starts."""
+
+    def undefined_register(self, lanes: Array, name: str, instruction: Instruction) -> None:
+        """Lanes read a register that they never wrote."""
+
+    def access(self, access: Access) -> None:
+        """Lanes access memory; called before a read takes place and before a write does."""
+
+    def barrier(self, arrived: Array, left: Array, proxy: str = "generic") -> None:
+        """A barrier is complete: what ``arrived`` lanes did happens before what ``left`` lanes (who
+        waited at it) do from now on."""
+
+    def release(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
+        """All that the lanes did so far becomes part of ``key``."""
+
+    def acquire(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
+        """All that is part of ``key`` happens before what the lanes do from now on."""
+
+    def forget(self, key: Hashable) -> None:
+        """Nobody will use ``key`` again."""
+
+    def proxy_fence(self, lanes: Array, kind: str) -> None:
+        """``fence.proxy.<kind>``: generic accesses before, and accesses of the proxy after."""
+
+    def fence(self, lanes: Array, semantics: str, scope: str) -> None:
+        """``fence.<semantics>.<scope>`` or ``membar``."""
+
+    def begin(self, operation: AsyncOperation) -> None:
+        """An asynchronous operation begins: what its lanes did so far happens before it."""
+
+    def async_access(
+        self, operation: AsyncOperation, kind: str, space: str, offsets: Array, size: int
+    ) -> None:
+        """The operation reads or writes (or, ``"atomic"``, reduces) ``size`` bytes at each of the
+        offsets, which are as in :class:`Access`."""
+
+    def complete_on(self, operation: AsyncOperation, key: Hashable) -> None:
+        """The completion of the operation becomes part of ``key``."""
+
+    def complete_for(
+        self, operations: Sequence[AsyncOperation], lanes: Array, reads_only: bool = False
+    ) -> None:
+        """The lanes have waited for the operations (``reads_only``: only for their reads)."""
+
+    def registers_in_flight(self, operation: AsyncOperation, registers: Sequence[int]) -> None:
+        """The operation uses registers (by number) of its lanes until it is waited for."""
+
+    def registers_touched(
+        self, lanes: Array, registers: frozenset[int], instruction: Instruction
+    ) -> None:
+        """Lanes execute an instruction that uses registers, while an operation is in flight."""
+
+    def misuse(self, lanes: Array, message: str, instruction: Instruction) -> None:
+        """A wrong use of a barrier or an asynchronous operation that is not fatal at once."""
+
+    def exit(self, lanes: Array) -> None:
+        """Lanes end."""
+
+    def finish(self) -> None:
+        """All lanes of the wave have ended."""

@@ -1,0 +1,323 @@
+"""A kernel made ready: its instructions in one list, each bound to what it does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from pallasite.extensions import InstructionRule
+from pallasite_simulator.binder import Binder, Source
+from pallasite_simulator.engine import specials
+from pallasite_simulator.engine.flow import flow_order
+from pallasite_simulator.engine.inline import inline_calls
+from pallasite_simulator.engine.memory import GLOBAL_BASE, SHARED_BASE, GlobalMemory
+from pallasite_simulator.errors import PtxError
+from pallasite_simulator.instruction_set import Step
+from pallasite_simulator.ptx.syntax import (
+    BranchTargets,
+    Function,
+    Immediate,
+    ImplicitDefinition,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    Position,
+    Register,
+    Symbol,
+    Variable,
+)
+from pallasite_simulator.types import TYPES, PtxType
+
+STEP, BRANCH, INDEXED, EXIT, TRAP = "step", "branch", "indexed", "exit", "trap"
+
+_CONTROL = {"bra": BRANCH, "brx": INDEXED, "ret": EXIT, "exit": EXIT, "trap": TRAP}
+
+WHOLE_WARP = Immediate(0xFFFFFFFF)
+
+
+@dataclasses.dataclass(slots=True)
+class Entry:
+    """One instruction, bound.
+
+    Attributes:
+      kind: ``"step"``, or how it leaves the straight way.
+      instruction: as written.
+      guard: its predicate, or None.
+      negated: whether it is executed where the predicate is false.
+      step: what it does.
+      members: the mask of lanes that execute it together, or None.
+      registers: numbers of all registers that it names.
+      leader: whether another way leads here.
+      target: of a branch; ``table`` and ``selector``: of an indexed one.
+    """
+
+    kind: str
+    instruction: Instruction
+    guard: Source | None
+    negated: bool
+    step: Step
+    members: Source | None
+    registers: frozenset[int]
+    leader: bool = False
+    target: int = -1
+    table: tuple[int, ...] = ()
+    selector: Source | None = None
+
+
+class Program:
+    """One kernel of a module, ready to run.
+
+    Attributes:
+      name: of the kernel.
+      module: where it comes from.
+      function: the kernel, with all calls inlined.
+      code: its instructions; the last one ends it.
+      rank: for each instruction, a number that orders the places where lanes can be: those with a
+        smaller one run first.
+      register_types: by number of register.
+      unspecified: registers whose value does not matter where they were not written.
+      parameters: kernel parameters and their offsets in the parameter buffer of
+        ``parameter_bytes``.
+      static_shared_bytes: of shared variables of known size.
+      local_bytes: of each lane's local memory.
+      multiprocessors: of the chip that it is for.
+    """
+
+    specials = specials
+
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        rules: Mapping[str, InstructionRule],
+        multiprocessors: int = 132,
+    ):
+        """Binds all instructions.
+
+        Raises:
+          PtxError: there is no such kernel, or an instruction that no rule knows.
+        """
+        self.module = module
+        self.name = name
+        self.multiprocessors = multiprocessors
+        self._layout = GlobalMemory()
+        self.function = inline_calls(module, self._find(name))
+        self.register_types: list[PtxType] = []
+        self._registers: dict[str, int] = {}
+        self.unspecified: set[int] = set()
+        self._symbols: dict[str, tuple[str, int]] = {}
+        self._initial: list[tuple[Variable, int]] = []
+        self.parameters: list[tuple[Variable, int]] = []
+        self.parameter_bytes = 0
+        self.static_shared_bytes = 0
+        self.local_bytes = 0
+        for register in self.function.registers:
+            self.register(register)
+        self._place_parameters()
+        self._place_variables()
+        self._rules = rules
+        self.code: list[Entry] = []
+        self._assemble()
+
+    # What binding asks ----------------------------------------------------------------------------
+
+    def register(self, register: Register) -> int:
+        """The number of a register."""
+        number = self._registers.get(register.name)
+        if number is None:
+            number = self._registers[register.name] = len(self.register_types)
+            self.register_types.append(TYPES[register.type])
+        return number
+
+    def symbol(self, symbol: Symbol, instruction: Instruction) -> tuple[str, int]:
+        """The state space and the address of a variable or parameter.
+
+        Raises:
+          PtxError: there is none of this name.
+        """
+        found = self._symbols.get(symbol.name)
+        if found is None:
+            raise PtxError(
+                f"unknown symbol {symbol.name!r}",
+                position=instruction.position,
+                instruction=instruction.text,
+                location=instruction.location,
+            )
+        return found
+
+    def register_names(self) -> list[str]:
+        """Names by number."""
+        return list(self._registers)
+
+    def new_memory(self) -> GlobalMemory:
+        """A launch's global memory, which holds the program's global variables."""
+        memory = GlobalMemory()
+        for one in self._layout.allocations:
+            memory.allocate(one.name, one.size, 16, one.writable, offset=one.offset)
+        return memory
+
+    def initialize(self, memory: GlobalMemory) -> None:
+        """Writes the initial contents of global variables, once the memory is sealed."""
+        for variable, address in self._initial:
+            contents = bytearray(variable.initial or b"")
+            for offset, symbol in variable.addresses:
+                target = self._symbols[symbol.name][1] + symbol.offset
+                contents[offset : offset + 8] = target.to_bytes(8, "little")
+            memory.bytes_at(address, len(contents))[:] = memoryview(bytes(contents))
+
+    # Placing --------------------------------------------------------------------------------------
+
+    def _find(self, name: str) -> Function:
+        kernels = [f for f in self.module.functions if f.entry and f.body is not None]
+        for function in kernels:
+            if function.name == name:
+                return function
+        raise PtxError(
+            f"there is no kernel {name!r}",
+            position=Position(1, 1),
+            expected="one of " + (", ".join(f.name for f in kernels) or "none at all"),
+        )
+
+    def _place_parameters(self) -> None:
+        offset = 0
+        for one in self.function.parameters:
+            assert isinstance(one, Variable)
+            offset = -(-offset // one.alignment) * one.alignment
+            self._symbols[one.name] = ("param", offset)
+            self.parameters.append((one, offset))
+            offset += one.bytes
+        self.parameter_bytes = -(-max(offset, 16) // 16) * 16
+
+    def _place_variables(self) -> None:
+        """Gives addresses to all variables: static shared memory comes before the dynamic one."""
+        variables = [*self.module.variables, *self.function.variables]
+        shared = SHARED_BASE
+        for one in variables:
+            if one.space == "shared" and not (one.external and not one.bytes):
+                shared = -(-shared // one.alignment) * one.alignment
+                self._symbols[one.name] = ("shared", shared)
+                shared += one.bytes
+            elif one.space in ("local", "param"):
+                start = -(-self.local_bytes // one.alignment) * one.alignment
+                self._symbols[one.name] = ("local", start)
+                self.local_bytes = start + one.bytes
+            elif one.space in ("global", "const"):
+                address = self._layout.allocate(
+                    one.name, one.bytes, max(one.alignment, 16), one.space == "global"
+                )
+                self._symbols[one.name] = (one.space, address)
+                self._initial.append((one, address))
+        self.static_shared_bytes = shared - SHARED_BASE
+        dynamic = [one for one in variables if one.space == "shared" and one.external]
+        for one in dynamic:
+            if not one.bytes:
+                place = -(-shared // max(one.alignment, 16)) * max(one.alignment, 16)
+                self._symbols[one.name] = ("shared", place)
+                self.static_shared_bytes = max(self.static_shared_bytes, place - SHARED_BASE)
+        for number, function in enumerate(self.module.functions):
+            self._symbols.setdefault(function.name, ("function", GLOBAL_BASE >> 8 | number))
+
+    # Binding --------------------------------------------------------------------------------------
+
+    def _assemble(self) -> None:
+        instructions: list[Instruction] = []
+        labels: dict[str, int] = {}
+        tables: dict[str, tuple[str, ...]] = {}
+        assert self.function.body is not None
+        for statement in self.function.body:
+            if isinstance(statement, Label):
+                labels[statement.name] = len(instructions)
+            elif isinstance(statement, BranchTargets):
+                tables[statement.name] = statement.labels
+            elif isinstance(statement, ImplicitDefinition):
+                self.unspecified.add(self.register(statement.register))
+            else:
+                instructions.append(statement)
+        last = instructions[-1].position if instructions else self.function.position
+        instructions.append(Instruction("ret", (), (), last, "ret"))
+        for instruction in instructions:
+            self.code.append(self._bind(instruction, labels, tables))
+        for place in labels.values():
+            self.code[place].leader = True
+        self.rank = flow_order(
+            [
+                (
+                    entry.kind != STEP,
+                    entry.guard is not None or entry.kind == STEP,
+                    successors(entry),
+                )
+                for entry in self.code
+            ]
+        )
+
+    def _bind(
+        self, instruction: Instruction, labels: Mapping[str, int], tables: Mapping[str, Any]
+    ) -> Entry:
+        binder = Binder(self, instruction)
+        guard = None
+        if instruction.predicate is not None:
+            guard = binder.source(instruction.predicate, TYPES["pred"])
+        kind = _CONTROL.get(instruction.opcode, STEP)
+        registers = frozenset(map(self.register, registers_in(instruction.operands)))
+        entry = Entry(
+            kind, instruction, guard, instruction.predicate_negated, _nothing, None, registers
+        )
+        if kind == BRANCH:
+            entry.target = self._label(binder, instruction.operands[0], labels)
+        elif kind == INDEXED:
+            entry.selector = binder.source(0, TYPES["u32"])
+            table = instruction.operands[1]
+            if not isinstance(table, Symbol) or table.name not in tables:
+                raise binder.error("brx.idx needs a table declared by .branchtargets")
+            entry.table = tuple(labels[name] for name in tables[table.name])
+        elif kind == STEP:
+            rule = self._rule(instruction, binder)
+            entry.step = rule.bind(instruction, binder)
+            if rule.needs_warp:
+                binder.converge_by(WHOLE_WARP)
+            entry.members = binder.members
+        return entry
+
+    def _label(self, binder: Binder, operand: Operand, labels: Mapping[str, int]) -> int:
+        if not isinstance(operand, Symbol) or operand.name not in labels:
+            raise binder.error("a branch needs a label of the function", got=operand)
+        return labels[operand.name]
+
+    def _rule(self, instruction: Instruction, binder: Binder) -> InstructionRule:
+        parts = [instruction.opcode, *instruction.modifiers]
+        for length in range(len(parts), 0, -1):
+            rule = self._rules.get(".".join(parts[:length]))
+            if rule is not None:
+                return rule
+        raise binder.error(
+            "the simulator does not know this instruction",
+            expected="an instruction for which a plugin has a rule",
+        )
+
+
+def _nothing(lanes: Any) -> None:
+    """The step of an instruction that only branches."""
+
+
+def successors(entry: Entry) -> tuple[int, ...]:
+    """Where an instruction branches to."""
+    if entry.kind == BRANCH:
+        return (entry.target,)
+    return entry.table if entry.kind == INDEXED else ()
+
+
+def registers_in(operands: tuple[Operand, ...]) -> list[Register]:
+    """All registers named in operands."""
+    found: list[Register] = []
+    stack: list[Any] = list(operands)
+    while stack:
+        one = stack.pop()
+        if isinstance(one, Register):
+            found.append(one)
+        elif isinstance(one, tuple):
+            stack.extend(one)
+        elif dataclasses.is_dataclass(one):
+            stack.extend(getattr(one, field.name) for field in dataclasses.fields(one))
+    return found

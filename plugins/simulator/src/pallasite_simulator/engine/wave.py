@@ -1,0 +1,513 @@
+"""Some blocks of a grid that run together, lane by lane in step where their paths agree.
+
+All lanes of all blocks of a wave that are at the same instruction execute it in one go: that is
+what makes NumPy worth its while. Lanes that part company at a branch wait in ``ready`` under the
+number of their next instruction, and are joined again there. The set that is earliest in the
+program's order goes first, so that those behind catch up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pallasite_simulator.engine import specials
+from pallasite_simulator.engine.barriers import Barriers
+from pallasite_simulator.engine.geometry import Geometry
+from pallasite_simulator.engine.lanes import ALL, WARP, Lanes
+from pallasite_simulator.engine.memory import GlobalMemory, Memory
+from pallasite_simulator.engine.program import BRANCH, EXIT, INDEXED, STEP, TRAP, Entry, Program
+from pallasite_simulator.engine.wait import Wait
+from pallasite_simulator.errors import DeadlockError, SimulationError
+from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.types import Array, Values
+
+if TYPE_CHECKING:
+    from pallasite_simulator.engine.observer import Observer
+    from pallasite_simulator.statistics.bank_conflicts import BankConflicts
+
+PATIENCE = 5000
+"""How many basic blocks run before a set of lanes that was ready all the time has its turn."""
+
+IDLE_ROUNDS = 4
+"""How many rounds of polling without any effect make a standstill."""
+
+
+class Wave:
+    """Blocks that run together.
+
+    Attributes:
+      program: what they run.
+      geometry: of the grid.
+      blocks: linear numbers of the blocks; whole clusters.
+      block_count, lane_count: how many; each block is padded to whole warps.
+      lanes_per_block: a multiple of 32.
+      registers: by number: an array over all lanes, or None while never written.
+      undefined: for registers that only some lanes have written: which have not.
+      exited: which lanes have ended, or are padding.
+      memory: what they see.
+      barriers: the barriers of blocks and clusters.
+      resources: further state that instructions keep, by a key of their own.
+      observer: who is told of events, or None.
+      progress: grows with everything that another thread could notice.
+      giving_up: which lanes have waited in vain, and may return from that without success once.
+      clock: instructions executed so far, for the clock registers.
+      output: what the kernel printed.
+      counters: numbers for statistics, by name; instructions add their own.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        geometry: Geometry,
+        blocks: Array,
+        global_memory: GlobalMemory,
+        parameters: Array,
+        shared_bytes: int,
+        observer: Observer | None = None,
+        bank_conflicts: BankConflicts | None = None,
+    ):
+        self.program: Program = program
+        self.geometry: Geometry = geometry
+        self.blocks: Array = blocks
+        self.block_count: int = len(blocks)
+        self.lanes_per_block: int = -(-geometry.threads // WARP) * WARP
+        self.lane_count = self.block_count * self.lanes_per_block
+        self.cluster_size: int = geometry.cluster_size
+        self.shared_bytes: int = shared_bytes
+        self.all_numbers = np.arange(self.lane_count)
+        self.lane_block: Array = self.all_numbers // self.lanes_per_block
+        self.lane_thread: Array = self.all_numbers % self.lanes_per_block
+        self.lane_cluster_block = self.lane_block // self.cluster_size * self.cluster_size
+        self.registers: list[Array | None] = [None] * len(program.register_types)
+        self.undefined: dict[int, Array] = {}
+        self.exited = self.lane_thread >= geometry.threads
+        self.observer = observer
+        self.bank_conflicts = bank_conflicts
+        self.memory: Memory = Memory(
+            self, global_memory, parameters, shared_bytes, program.local_bytes
+        )
+        self.lane_shared_offset = self.lane_block * self.memory.shared_stride
+        self.shared_base: Array | None = None
+        if self.cluster_size > 1:
+            self.shared_base = (self.lane_block % self.cluster_size).astype(np.uint64) << np.uint64(
+                24
+            )
+        self.barriers = Barriers(self)
+        self.resources: dict[Hashable, object] = {}
+        self.in_flight: set[int] = set()
+        self.progress = 0
+        self.giving_up = np.zeros(self.lane_count, np.bool_)
+        self.clock: int = 0
+        self.output: list[str] = []
+        self.counters: dict[str, int] = {}
+        self.issued = np.zeros(len(program.code) + 1, np.int64)
+        self._specials: dict[tuple[str, str], Values] = {}
+        self._ready: dict[int, Lanes] = {}
+        self._since: dict[int, int] = {}
+        self._yielded: dict[int, Lanes] = {}
+        self._parked: dict[Hashable, list[tuple[int, Wait]]] = {}
+        self._meeting: dict[int, Array] = {}
+        self._turn = 0
+        self._polled = False
+        self._idle = 0
+        self._seen_progress = -1
+        self._gave_up_at = -1
+        if observer is not None:
+            observer.attach(self)
+        start = Lanes(self, np.flatnonzero(~self.exited)) if self.exited.any() else None
+        self._push(0, start or Lanes(self, ALL))
+
+    # What instructions use ------------------------------------------------------------------------
+
+    def lanes(self, numbers: Array) -> Lanes:
+        """Lanes by their numbers, ascending."""
+        return Lanes(self, ALL if len(numbers) == self.lane_count else numbers)
+
+    def new_register(self, number: int) -> Array:
+        """Zeros for all lanes, of a register's storage dtype."""
+        return np.zeros(self.lane_count, self.program.register_types[number].storage)
+
+    def special(self, name: str, component: str, lanes: Lanes) -> Values:
+        """The value of a special register: one for each of the lanes, or a scalar."""
+        key = (name, component)
+        values = self._specials.get(key)
+        if values is None:
+            values, constant = specials.value(self, name, component)
+            if constant:
+                self._specials[key] = values
+        return values if values.ndim == 0 else lanes.of(values)
+
+    def undefined_register(
+        self, lanes: Lanes, register: int, name: str, instruction: Instruction
+    ) -> Array:
+        """Called when some lane may read a register that it never wrote; returns its contents."""
+        values = self.registers[register]
+        if values is None:
+            values = self.registers[register] = self.new_register(register)
+            self.undefined[register] = np.ones(self.lane_count, np.bool_)
+        if self.observer is not None and register not in self.program.unspecified:
+            wrong = lanes.of(self.undefined[register])
+            if wrong.any():
+                self.observer.undefined_register(lanes.numbers[wrong], name, instruction)
+        return values
+
+    def poll(self) -> None:
+        """Says that the instruction being executed looks whether another thread did something: its
+        loop then lets others go first."""
+        self._polled = True
+
+    def wake(self, key: Hashable) -> None:
+        """Lets the lanes that wait for ``key`` go on."""
+        self.progress += 1
+        for pc, wait in self._parked.pop(key, ()):
+            self._push(pc if wait.again else pc + 1, self.lanes(wait.lanes))
+
+    def waiting(self, key: Hashable) -> bool:
+        """Whether lanes wait for ``key``."""
+        return key in self._parked
+
+    # Names ----------------------------------------------------------------------------------------
+
+    def block_name(self, block: int) -> str:
+        """``(x, y, z)`` of a block of the wave."""
+        return str(self.geometry.block_index(int(self.blocks[block])))
+
+    def thread_name(self, lane: int) -> str:
+        """``thread t of block (x, y, z)``."""
+        block, thread = divmod(lane, self.lanes_per_block)
+        return f"thread {thread} of block {self.block_name(block)}"
+
+    # Running --------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether all lanes have ended."""
+        return not (self._ready or self._yielded or self._parked)
+
+    def run(self) -> bool:
+        """Runs until all lanes have ended, or none can go on by itself; returns whether any lane
+        made progress."""
+        start = self.progress
+        while True:
+            while self._ready:
+                self._next()
+            if self._parked and self._retry():
+                continue
+            if self._yielded and self._idle < IDLE_ROUNDS:
+                self._idle = 0 if self.progress != self._seen_progress else self._idle + 1
+                self._seen_progress = self.progress
+                self._resume_polling()
+                continue
+            if self._parked and self.progress != self._gave_up_at and self._give_up():
+                continue
+            break
+        self._idle = 0
+        self._resume_polling()
+        if self.done and self.observer is not None:
+            self.observer.finish()
+        return self.progress != start
+
+    def standstill(self) -> DeadlockError:
+        """The error for lanes that can never go on."""
+        lines: dict[str, list[Array]] = {}
+        location = None
+        for waits in self._parked.values():
+            for pc, wait in waits:
+                instruction = self.program.code[pc].instruction
+                location = location or instruction.location
+                text = f"wait for {wait.describe()} at {instruction.location or instruction.text}"
+                lines.setdefault(text, []).append(wait.lanes)
+        for pc, lanes in {**self._ready, **self._yielded}.items():
+            instruction = self.program.code[pc].instruction
+            location = location or instruction.location
+            text = f"poll for something that no thread does, near {instruction.location or pc}"
+            lines.setdefault(text, []).append(lanes.numbers)
+        parts = [
+            f"{self._crowd(np.unique(np.concatenate(groups)))} {text}"
+            for text, groups in lines.items()
+        ]
+        shown = parts[:12] + [f"and {len(parts) - 12} more groups"] * (len(parts) > 12)
+        return DeadlockError(
+            f"deadlock in kernel {self.program.name!r}: no thread can go on",
+            got="\n    ".join(["", *shown]),
+            hint="find the thread that should have arrived, signalled or copied, and see above"
+            " what it waits for itself",
+            location=location,
+        )
+
+    def _crowd(self, numbers: Array) -> str:
+        """``threads 0-31, 64 of block (0, 0, 0) and of 3 more blocks``."""
+        blocks, threads = numbers // self.lanes_per_block, numbers % self.lanes_per_block
+        first = threads[blocks == blocks[0]]
+        breaks = np.flatnonzero(np.diff(first) != 1)
+        starts, ends = np.append(0, breaks + 1), np.append(breaks, len(first) - 1)
+        ranges = [
+            str(first[a]) if a == b else f"{first[a]}-{first[b]}"
+            for a, b in zip(starts, ends, strict=True)
+        ]
+        if len(ranges) > 6:
+            ranges = [*ranges[:6], "..."]
+        text = f"threads {', '.join(ranges)} of block {self.block_name(int(blocks[0]))}"
+        others = len(np.unique(blocks)) - 1
+        return text + (f" and of {others} more block{'s' * (others > 1)}" if others else "")
+
+    def _push(self, pc: int, lanes: Lanes, *, yielded: bool = False) -> None:
+        queue = self._yielded if yielded else self._ready
+        there = queue.get(pc)
+        if there is not None:
+            mask = np.zeros(self.lane_count, np.bool_)
+            mask[there.index] = True
+            mask[lanes.index] = True
+            lanes = self.lanes(np.flatnonzero(mask))
+        queue[pc] = lanes
+        self._since.setdefault(pc, self._turn)
+
+    def _next(self) -> None:
+        """Runs the set of lanes whose turn it is, until it parts, waits or ends."""
+        ready, since, rank = self._ready, self._since, self.program.rank
+        if len(ready) == 1:
+            (pc,) = ready
+        else:
+            pc = min(ready, key=rank.__getitem__)
+            oldest = min(ready, key=since.__getitem__)
+            if self._turn - since[oldest] > PATIENCE:
+                pc = oldest
+        lanes = ready.pop(pc)
+        del since[pc]
+        self._execute(pc, lanes)
+
+    def _execute(self, pc: int, lanes: Lanes) -> None:
+        code, rank, ready = self.program.code, self.program.rank, self._ready
+        start = pc
+        self._polled = False
+        while True:
+            entry = code[pc]
+            if entry.leader and pc != start:
+                self._count(start, pc, lanes)
+                start = pc
+                self._turn += 1
+                if ready and self._should_stop(pc):
+                    self._push(pc, lanes)
+                    return
+            if entry.kind is STEP:
+                remaining = self._step(pc, entry, lanes)
+                if remaining is not lanes:
+                    self._count(start, pc + 1, lanes)
+                    if remaining is None:
+                        return
+                    start, lanes = pc + 1, remaining
+                pc += 1
+                continue
+            self._count(start, pc + 1, lanes)
+            taken: Lanes | None = lanes
+            others: Lanes | None = None
+            if entry.guard is not None:
+                mask = entry.guard(lanes)
+                if entry.negated:
+                    mask = np.logical_not(mask)
+                taken = lanes.where(mask)
+                if taken is not lanes:
+                    others = lanes.where(np.logical_not(mask))
+            if taken is None:
+                pc += 1
+                start = pc
+                continue
+            if entry.kind is BRANCH and others is None:
+                back = rank[entry.target] <= rank[pc]
+                if back and self._polled:
+                    self._push(entry.target, taken, yielded=True)
+                    return
+                pc = start = entry.target
+                self._turn += 1
+                if ready and self._should_stop(pc):
+                    self._push(pc, taken)
+                    return
+                continue
+            if others is not None:
+                self._push(pc + 1, others)
+            self._leave(pc, entry, taken)
+            return
+
+    def _should_stop(self, pc: int) -> bool:
+        """Whether other lanes come first, or are at the same place."""
+        rank = self.program.rank
+        mine = rank[pc]
+        if any(rank[other] <= mine for other in self._ready):
+            return True
+        return self._turn % 64 == 0 and any(
+            self._turn - self._since[other] > PATIENCE for other in self._ready
+        )
+
+    def _step(self, pc: int, entry: Entry, lanes: Lanes) -> Lanes | None:
+        """Executes a step; returns the lanes that go on behind it."""
+        active: Lanes | None = lanes
+        if entry.guard is not None:
+            mask = entry.guard(lanes)
+            if entry.negated:
+                mask = np.logical_not(mask)
+            active = lanes.where(mask)
+            if active is None:
+                return lanes
+        assert active is not None
+        if entry.members is not None:
+            met = self._meet(pc, entry, active)
+            if met is not active:
+                passed = None if active is lanes else self._without(lanes, active)
+                if met is None:
+                    return passed
+                lanes = met if passed is None else self._union(passed, met)
+                active = met
+        if self.in_flight and not self.in_flight.isdisjoint(entry.registers):
+            self._touch(entry, active)
+        waits = entry.step(active)
+        if waits is not None:
+            for wait in waits:
+                self._parked.setdefault(wait.key, []).append((pc, wait))
+                left = self._without(lanes, self.lanes(wait.lanes))
+                if left is None:
+                    return None
+                lanes = left
+        return lanes
+
+    def _touch(self, entry: Entry, lanes: Lanes) -> None:
+        observer = self.observer
+        if observer is not None:
+            touched = frozenset(self.in_flight & entry.registers)
+            observer.registers_touched(lanes.numbers, touched, entry.instruction)
+
+    def _leave(self, pc: int, entry: Entry, lanes: Lanes) -> None:
+        """Lanes take a branch that not all take, or end."""
+        if entry.kind is BRANCH:
+            back = self.program.rank[entry.target] <= self.program.rank[pc]
+            self._push(entry.target, lanes, yielded=back and self._polled)
+        elif entry.kind is INDEXED:
+            assert entry.selector is not None
+            choice = entry.selector(lanes)
+            choice = np.broadcast_to(choice, (lanes.count,))
+            if int(choice.max()) >= len(entry.table):
+                raise SimulationError(
+                    f"brx.idx beyond its table, in: {entry.instruction.text}",
+                    got=int(choice.max()),
+                    expected=f"less than {len(entry.table)}",
+                    location=entry.instruction.location,
+                )
+            for number in np.unique(choice):
+                chosen = lanes.where(choice == number)
+                assert chosen is not None
+                self._push(entry.table[int(number)], chosen)
+        elif entry.kind is EXIT:
+            self.exited[lanes.index] = True
+            self.progress += 1
+            if self.observer is not None:
+                self.observer.exit(lanes.numbers)
+        elif entry.kind is TRAP:
+            raise SimulationError(
+                f"{self.thread_name(int(lanes.numbers[0]))} executes a trap",
+                location=entry.instruction.location,
+            )
+
+    def _count(self, start: int, end: int, lanes: Lanes) -> None:
+        warps = lanes.warp_count
+        self.issued[start] += warps
+        self.issued[end] -= warps
+        self.clock += end - start
+
+    # Meeting --------------------------------------------------------------------------------------
+
+    def _meet(self, pc: int, entry: Entry, lanes: Lanes) -> Lanes | None:
+        """Those lanes, of these and of those that came before, whose partners are all there."""
+        assert entry.members is not None
+        members = entry.members(lanes)
+        key = ("meet", pc)
+        if lanes.whole_warps and key not in self._parked and bool((members == 0xFFFFFFFF).all()):
+            return lanes
+        masks = self._meeting.setdefault(pc, np.zeros(self.lane_count, np.uint32))
+        masks[lanes.index] = members
+        numbers, bits = lanes.numbers, (np.uint32(1) << (lanes.numbers % WARP).astype(np.uint32))
+        outside = (masks[numbers] & bits) == 0
+        if outside.any():
+            lane = int(numbers[outside][0])
+            raise SimulationError(
+                f"{self.thread_name(lane)} executes an instruction whose member mask does not name"
+                f" it, in: {entry.instruction.text}",
+                got=f"{int(masks[lane]):#010x} in lane {lane % WARP}",
+                location=entry.instruction.location,
+            )
+        complete = self._complete(masks)
+        met = np.flatnonzero(complete)
+        masks[met] = 0
+        missing = ~complete[numbers]
+        self._unpark(key, complete)
+        if missing.any():
+            late = numbers[missing]
+            self._parked.setdefault(key, []).append(
+                (pc, Wait(late, key, lambda: "other lanes of the warp", again=True))
+            )
+        return self.lanes(met) if len(met) else None
+
+    def _complete(self, masks: Array) -> Array:
+        """Which lanes have all partners that their masks name (masks of absent lanes are 0)."""
+        arrived = np.packbits(masks != 0, bitorder="little").view(np.uint32)
+        ended = np.packbits(self.exited, bitorder="little").view(np.uint32)
+        there = np.repeat(arrived | ended, WARP)
+        complete: Array = (masks != 0) & ((masks & ~there) == 0)
+        return complete
+
+    def _unpark(self, key: Hashable, mask: Array) -> None:
+        """Takes lanes out of those that wait for ``key``."""
+        kept = []
+        for pc, wait in self._parked.pop(key, ()):
+            left = wait.lanes[~mask[wait.lanes]]
+            if len(left):
+                kept.append((pc, Wait(left, key, wait.describe, wait.again, wait.may_give_up)))
+        if kept:
+            self._parked[key] = kept
+
+    # Getting on -----------------------------------------------------------------------------------
+
+    def _resume_polling(self) -> None:
+        yielded, self._yielded = self._yielded, {}
+        for pc, lanes in yielded.items():
+            self._push(pc, lanes)
+
+    def _retry(self) -> bool:
+        """Completes what the end of other lanes has completed; whether anything was."""
+        found = self.barriers.recheck()
+        for pc, masks in self._meeting.items():
+            if self._complete(masks).any():
+                # Executed again, it finds that all partners are there or have ended.
+                key = ("meet", pc)
+                if key in self._parked:
+                    self.wake(key)
+                    found = True
+        return found
+
+    def _give_up(self) -> bool:
+        """Lets those go on that may return without success; whether there were any."""
+        self._gave_up_at = self.progress
+        keys = [k for k, waits in self._parked.items() if any(w.may_give_up for _, w in waits)]
+        if not keys:
+            return False
+        before = self.progress
+        for key in keys:
+            for _, wait in self._parked[key]:
+                self.giving_up[wait.lanes] = True
+            self.wake(key)
+        self.progress = before
+        return True
+
+    def _without(self, lanes: Lanes, some: Lanes) -> Lanes | None:
+        mask = np.zeros(self.lane_count, np.bool_)
+        mask[lanes.index] = True
+        mask[some.index] = False
+        numbers = np.flatnonzero(mask)
+        return self.lanes(numbers) if len(numbers) else None
+
+    def _union(self, *groups: Lanes) -> Lanes:
+        mask = np.zeros(self.lane_count, np.bool_)
+        for one in groups:
+            mask[one.index] = True
+        return self.lanes(np.flatnonzero(mask))

@@ -1,0 +1,40 @@
+"""What PTX instructions do, by subject; each module has an ``InstructionSet`` of its rules."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from pallasite_simulator.instruction_set import InstructionSet
+
+MODULES = (
+    "arithmetic",
+    "integers",
+    "floats",
+    "functions",
+    "logic",
+    "moves",
+    "warp",
+    "compare",
+    "conversions",
+    "loads",
+    "atomics",
+    "fences",
+    "calls",
+    "barriers",
+    "mbarriers",
+    "async_copies",
+    "tensor_copies",
+    "matrices",
+)
+
+
+def all_instructions() -> InstructionSet:
+    """The rules of all modules."""
+    everything = InstructionSet()
+    for name in MODULES:
+        if importlib.util.find_spec(f"{__name__}.{name}") is None:
+            continue
+        module = importlib.import_module(f"{__name__}.{name}")
+        everything.extend(module.instructions)
+    return everything

@@ -1,0 +1,1 @@
+"""What a launch did, in numbers: instructions, bytes, bank conflicts, and a roofline."""
