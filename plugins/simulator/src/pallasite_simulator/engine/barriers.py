@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pallasite_simulator.engine.lanes import Lanes
+from pallasite_simulator.engine.lanes import WARP, Lanes
 from pallasite_simulator.engine.wait import Wait
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.ptx.syntax import Instruction
@@ -84,25 +84,56 @@ class Barriers:
                 expected="0 to 15",
                 location=instruction.location,
             )
-        counts = None if expected is None else np.broadcast_to(expected, (lanes.count,))
         keys = lanes.of(wave.lane_block) * BARRIERS + ids
-        waits: list[Wait] = []
-        for key in np.unique(keys):
-            chosen = keys == key
-            numbers = lanes.numbers[chosen]
-            needed = None if counts is None else int(counts[chosen][0])
-            if needed is not None and (needed <= 0 or needed % 32):
+        order = np.argsort(keys, kind="stable")
+        names, starts, sizes = np.unique(keys[order], return_index=True, return_counts=True)
+        needed = None
+        if expected is not None:
+            needed = np.broadcast_to(expected, (lanes.count,))[order][starts]
+            wrong = (needed <= 0) | (needed % WARP != 0)
+            if wrong.any():
                 raise SimulationError(
                     f"a barrier needs whole warps, in: {instruction.text}",
-                    got=f"{needed} threads",
+                    got=f"{int(needed[wrong][0])} threads",
                     expected="a multiple of 32",
                     location=instruction.location,
                 )
-            name = (int(key) // BARRIERS, int(key) % BARRIERS)
+        if values is None and self._complete_together(lanes, names, sizes, needed):
+            return None
+        waits: list[Wait] = []
+        for number, key in enumerate(names):
+            chosen = order[starts[number] : starts[number] + sizes[number]]
             waits += self._arrive(
-                name, numbers, needed, instruction, wait, None if values is None else values[chosen]
+                (int(key) // BARRIERS, int(key) % BARRIERS),
+                lanes.numbers[chosen],
+                None if needed is None else int(needed[number]),
+                instruction,
+                wait,
+                None if values is None else values[chosen],
             )
         return waits or None
+
+    def _complete_together(
+        self, lanes: Lanes, names: Array, sizes: Array, needed: Array | None
+    ) -> bool:
+        """Whether the lanes complete all their barriers at once, at which nobody was before: the
+        usual case, in which nothing needs to be kept."""
+        wave = self.wave
+        if self._named and any(
+            (int(key) // BARRIERS, int(key) % BARRIERS) in self._named for key in names
+        ):
+            return False
+        if needed is None:
+            needed = wave.living_threads[names // BARRIERS]
+        if not np.array_equal(sizes, needed):
+            return False
+        wave.progress += 1
+        if wave.observer is not None:
+            groups = lanes.of(wave.lane_block)
+            if len(names) != len(np.unique(names // BARRIERS)):
+                return False
+            wave.observer.barriers(lanes.numbers, groups)
+        return True
 
     def _arrive(
         self,
@@ -164,14 +195,12 @@ class Barriers:
     def _count(self, name: tuple[int, int], expected: int | None) -> int:
         if expected is not None:
             return expected
-        wave = self.wave
-        first = name[0] * wave.lanes_per_block
-        return int(np.count_nonzero(~wave.exited[first : first + wave.lanes_per_block]))
+        return int(self.wave.living_threads[name[0]])
 
     def _describe(self, name: tuple[int, int], barrier: Barrier) -> str:
         return (
-            f"barrier {name[1]} (block {self.wave.block_name(name[0])}: {barrier.count} of"
-            f" {self._count(name, barrier.expected)} threads have arrived)"
+            f"barrier {name[1]}, where {barrier.count} of"
+            f" {self._count(name, barrier.expected)} threads have arrived,"
         )
 
     # Cluster barriers -----------------------------------------------------------------------------
@@ -301,5 +330,4 @@ class _Description:
     def __call__(self) -> str:
         count = int(self.barrier.arrived.sum())
         threads = self.wave.geometry.threads * self.wave.cluster_size
-        first = self.wave.block_name(self.cluster * self.wave.cluster_size)
-        return f"the barrier of the cluster of block {first} ({count} of {threads} threads arrived)"
+        return f"the barrier of its cluster, where {count} of {threads} threads have arrived,"

@@ -174,7 +174,7 @@ class Memory:
     ):
         self.wave = wave
         self.global_memory = global_memory
-        self.shared_limit = SHARED_BASE + shared_bytes
+        self.shared_limit: int = SHARED_BASE + shared_bytes
         self.shared_stride = -(-self.shared_limit // 1024) * 1024
         self.local_limit = local_bytes
         self.local_stride = -(-local_bytes // 16) * 16

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array
 
@@ -75,6 +77,13 @@ class Observer:
     def barrier(self, arrived: Array, left: Array, proxy: str = "generic") -> None:
         """A barrier is complete: what ``arrived`` lanes did happens before what ``left`` lanes (who
         waited at it) do from now on."""
+
+    def barriers(self, lanes: Array, groups: Array) -> None:
+        """Many barriers are complete at once: the lanes of each group (``groups`` has a number for
+        each lane) have all arrived and waited at one."""
+        for group in np.unique(groups):
+            members = lanes[groups == group]
+            self.barrier(members, members)
 
     def release(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
         """All that the lanes did so far becomes part of ``key``."""

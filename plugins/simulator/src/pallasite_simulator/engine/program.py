@@ -101,7 +101,7 @@ class Program:
         """
         self.module = module
         self.name = name
-        self.multiprocessors = multiprocessors
+        self.multiprocessors: int = multiprocessors
         self._layout = GlobalMemory()
         self.function = inline_calls(module, self._find(name))
         self.register_types: list[PtxType] = []
@@ -111,7 +111,7 @@ class Program:
         self._initial: list[tuple[Variable, int]] = []
         self.parameters: list[tuple[Variable, int]] = []
         self.parameter_bytes = 0
-        self.static_shared_bytes = 0
+        self.static_shared_bytes: int = 0
         self.local_bytes = 0
         for register in self.function.registers:
             self.register(register)

@@ -110,6 +110,7 @@ class Wave:
         self._yielded: dict[int, Lanes] = {}
         self._parked: dict[Hashable, list[tuple[int, Wait]]] = {}
         self._meeting: dict[int, Array] = {}
+        self._living: Array | None = None
         self._turn = 0
         self._polled = False
         self._idle = 0
@@ -168,6 +169,14 @@ class Wave:
     def waiting(self, key: Hashable) -> bool:
         """Whether lanes wait for ``key``."""
         return key in self._parked
+
+    @property
+    def living_threads(self) -> Array:
+        """How many threads of each block have not ended."""
+        if self._living is None:
+            living = ~self.exited.reshape(self.block_count, self.lanes_per_block)
+            self._living = np.count_nonzero(living, axis=1)
+        return self._living
 
     # Names ----------------------------------------------------------------------------------------
 
@@ -400,6 +409,7 @@ class Wave:
                 self._push(entry.table[int(number)], chosen)
         elif entry.kind is EXIT:
             self.exited[lanes.index] = True
+            self._living = None
             self.progress += 1
             if self.observer is not None:
                 self.observer.exit(lanes.numbers)
