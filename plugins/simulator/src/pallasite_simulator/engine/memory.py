@@ -94,6 +94,7 @@ class GlobalMemory:
         self.region: Region
         self._size = 0
         self._offsets: list[int] = []
+        self._constant: Array
         self._starts: Array
         self._ends: Array
 
@@ -121,6 +122,7 @@ class GlobalMemory:
         """Makes the memory, zeroed unless given; nothing can be allocated afterwards."""
         self.region = Region("global", aligned_bytes(self.size) if contents is None else contents)
         self._offsets = [one.offset for one in self.allocations]
+        self._constant = np.array([not one.writable for one in self.allocations], np.bool_)
         self._starts = np.array(self._offsets, np.int64)
         self._ends = np.array([one.offset + one.size for one in self.allocations], np.int64)
 
@@ -151,7 +153,14 @@ class GlobalMemory:
         if not len(self._starts):
             return np.ones(len(offsets), np.bool_)
         place = np.searchsorted(self._starts, offsets, "right") - 1
-        wrong: Array = (place < 0) | (offsets + size > self._ends[place])
+        wrong: Array = (place < 0) | (offsets > self._ends[place] - size)
+        return wrong if wrong.any() else None
+
+    def read_only(self, offsets: Array) -> Array | None:
+        """Which byte offsets, all inside allocations, cannot be written; None if all can."""
+        if not self._constant.any():
+            return None
+        wrong: Array = self._constant[np.searchsorted(self._starts, offsets, "right") - 1]
         return wrong if wrong.any() else None
 
 
@@ -229,7 +238,7 @@ class Memory:
                 result[mask] = self.load(chosen, one, inner, size, instruction, kind)
             return result
         ((space, _, addresses),) = parts
-        region, offsets = self.locate(lanes, space, addresses, size, instruction, kind)
+        region, offsets = self.locate(lanes, space, addresses, size, instruction, kind, False)
         if size == 32:
             places = offsets >> 4
             view = region.views[16]
@@ -277,10 +286,14 @@ class Memory:
         size: int,
         instruction: Instruction,
         kind: str,
+        writes: bool = True,
     ) -> tuple[Region, Array]:
         """Where in a region the addresses are (byte offsets, int64), after all checks.
 
         ``space`` must not be generic. Tells the observer, and counts the bytes.
+
+        Args:
+          writes: whether the access may change memory (for ``kind`` ``"atomic"``).
 
         Raises:
           SimulationError: misaligned, out of bounds, or a write to constants or parameters.
@@ -288,46 +301,59 @@ class Memory:
         addresses = np.asarray(addresses)
         if addresses.ndim == 0:
             addresses = np.full(lanes.count, addresses)
-        low, high = int(addresses.min()), int(addresses.max())
-        if space in ("global", "const"):
-            offsets = (addresses - np.uint64(GLOBAL_BASE)).view(np.int64)
-            if low < GLOBAL_BASE:
-                self._fail(lanes, space, addresses, addresses < GLOBAL_BASE, size, instruction)
-            wrong = self.global_memory.outside(low - GLOBAL_BASE, high - GLOBAL_BASE, offsets, size)
-            if wrong is not None:
-                self._fail(lanes, space, addresses, wrong, size, instruction)
-        elif space.startswith("shared"):
+        offsets = self.offsets(lanes, space, addresses, size, instruction)
+        if space.startswith("shared"):
             space = "shared"
-            offsets = self.shared_offsets(lanes, addresses, size, instruction, low, high)
-        elif space == "local":
-            if high + size > self.local_limit:
-                wrong = addresses + size > self.local_limit
-                self._fail(lanes, space, addresses, wrong, size, instruction)
-            offsets = addresses.astype(np.int64) + lanes.numbers * self.local_stride
-        elif space == "param":
-            if high + size > self._parameter_bytes:
-                wrong = addresses + size > self._parameter_bytes
-                self._fail(lanes, space, addresses, wrong, size, instruction)
-            offsets = addresses.astype(np.int64)
-        else:
-            raise SimulationError(
-                f"there is no memory for state space {space!r}", location=instruction.location
-            )
         if size > 1:
             misaligned = (addresses & np.uint64(size - 1)) != 0
             if misaligned.any():
                 self._fail(lanes, space, addresses, misaligned, size, instruction, "misaligned")
-        if kind != "read" and (space in ("const", "param") or not self._writable(space, offsets)):
-            everywhere = np.ones(lanes.count, np.bool_)
-            self._fail(lanes, space, addresses, everywhere, size, instruction, "read-only")
+        writes = writes and kind != "read"
+        if writes:
+            wrong = self._read_only(space, offsets)
+            if wrong is not None:
+                self._fail(lanes, space, addresses, wrong, size, instruction, "read-only")
         moved = self.bytes_moved
         moved[space, kind] = moved.get((space, kind), 0) + size * lanes.count
         if space == "shared" and self.wave.bank_conflicts is not None:
             self.wave.bank_conflicts.access(lanes, offsets, size, instruction)
         observer = self.wave.observer
         if observer is not None and space != "param":
-            observer.access(Access(kind, space, lanes.numbers, offsets, size, instruction))
+            observer.access(Access(kind, space, lanes.numbers, offsets, size, instruction, writes))
         return self.regions[space], offsets
+
+    def offsets(
+        self, lanes: Lanes, space: str, addresses: Array, size: int, instruction: Instruction
+    ) -> Array:
+        """Byte offsets in the memory of a space (int64), for accesses of ``size`` bytes.
+
+        Raises:
+          SimulationError: out of bounds.
+        """
+        low, high = int(addresses.min()), int(addresses.max())
+        if space in ("global", "const"):
+            if low < GLOBAL_BASE or high >= GLOBAL_BASE + (1 << WINDOW_SHIFT):
+                wrong = addresses - np.uint64(GLOBAL_BASE) >= np.uint64(1 << WINDOW_SHIFT)
+                self._fail(lanes, space, addresses, wrong, size, instruction)
+            offsets: Array = (addresses - np.uint64(GLOBAL_BASE)).view(np.int64)
+            outside = self.global_memory.outside(
+                low - GLOBAL_BASE, high - GLOBAL_BASE, offsets, size
+            )
+            if outside is not None:
+                self._fail(lanes, space, addresses, outside, size, instruction)
+            return offsets
+        if space.startswith("shared"):
+            return self.shared_offsets(lanes, addresses, size, instruction, low, high)
+        if space not in ("local", "param"):
+            raise SimulationError(
+                f"there is no memory for state space {space!r}", location=instruction.location
+            )
+        limit = self.local_limit if space == "local" else self._parameter_bytes
+        if high + size > limit:
+            wrong = addresses > np.float64(limit - size)
+            self._fail(lanes, space, addresses, wrong, size, instruction)
+        offsets = addresses.astype(np.int64)
+        return offsets + lanes.numbers * self.local_stride if space == "local" else offsets
 
     def shared_offsets(
         self,
@@ -347,13 +373,15 @@ class Memory:
         wave = self.wave
         if wave.cluster_size == 1:
             if low < SHARED_BASE or high + size > self.shared_limit:
-                wrong = (addresses < SHARED_BASE) | (addresses + size > self.shared_limit)
+                low_end, high_end = np.uint64(SHARED_BASE), self.shared_limit - size
+                wrong = (addresses < low_end) | (addresses > np.float64(high_end))
                 self._fail(lanes, "shared", addresses, wrong, size, instruction)
             return addresses.astype(np.int64) + lanes.of(wave.lane_shared_offset)
         places = addresses.astype(np.int64)
         rank, within = places >> RANK_SHIFT, places & RANK_MASK
         wrong = (
-            (rank >= wave.cluster_size)
+            (rank < 0)
+            | (rank >= wave.cluster_size)
             | (within < SHARED_BASE)
             | (within + size > self.shared_limit)
         )
@@ -416,11 +444,11 @@ class Memory:
             return [(space, None, addresses)]
         return self.resolve(lanes, addresses)
 
-    def _writable(self, space: str, offsets: Array) -> bool:
-        if space != "global":
-            return True
-        found = self.global_memory.allocation_at(int(offsets[0]))
-        return found is None or found.writable
+    def _read_only(self, space: str, offsets: Array) -> Array | None:
+        """Which of the offsets (not none) cannot be written; None if all can."""
+        if space in ("const", "param"):
+            return np.ones(len(offsets), np.bool_)
+        return self.global_memory.read_only(offsets) if space == "global" else None
 
     def _fail(
         self,

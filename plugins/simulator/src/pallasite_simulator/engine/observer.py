@@ -33,6 +33,7 @@ class Access:
         which block and allocation it belongs.
       size: bytes that each lane accesses.
       instruction: which instruction.
+      writes: whether it may change memory; of ``"atomic"`` accesses, loads do not.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Access:
     offsets: Array
     size: int
     instruction: Instruction
+    writes: bool
 
 
 @dataclasses.dataclass(slots=True, eq=False)
