@@ -1,0 +1,112 @@
+"""PTX that nvcc made of CUDA C++ runs and gives right numbers."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import numpy as np
+import pytest
+from simulator_support import run_ptx
+
+from pallasite_simulator.engine.tensor_map import TensorMap
+from pallasite_simulator.launch import Descriptor, Pointer, Shared
+
+COMPILER = shutil.which("nvcc")
+SOURCES = pathlib.Path(__file__).parent / "cuda"
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no nvcc here")
+
+
+@functools.cache
+def compiled(name, *options):
+    with tempfile.TemporaryDirectory() as folder:
+        target = pathlib.Path(folder) / "kernel.ptx"
+        command = [COMPILER, "-ptx", "-arch=sm_90a", *options, SOURCES / name, "-o", target]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        return target.read_text()
+
+
+def tile_map(shape):
+    """The encoder of a descriptor of float32 tiles of 32 x 32."""
+    return lambda address: TensorMap(
+        address=address,
+        element_type=7,
+        sizes=shape[::-1],
+        strides=(4 * shape[1],),
+        box=(32, 32),
+        element_strides=(1, 1),
+    ).encode()
+
+
+@pytest.mark.parametrize("options", [(), ("-G",), ("-lineinfo", "-O1")])
+def test_tensor_copies(options):
+    x = np.random.default_rng(1).standard_normal((96, 128)).astype(np.float32)
+    y, sums = np.full((128, 96), np.nan, np.float32), np.full(96, np.nan, np.float32)
+    run_ptx(
+        compiled("tensor_copy.cu", *options),
+        Descriptor(0, tile_map(x.shape)),
+        Descriptor(1, tile_map(y.shape)),
+        Shared(2),
+        arrays=[Pointer(x, "x"), Pointer(y, "y"), Pointer(sums, "sums")],
+        grid=3,
+    )
+    np.testing.assert_array_equal(y, 2 * x.T)
+    np.testing.assert_allclose(sums, x.astype(np.float64).sum(axis=1), rtol=1e-5, atol=1e-5)
+
+
+FUNCTIONS = (
+    lambda x: x + 1,
+    lambda x: x * x,
+    lambda x: np.sqrt(np.abs(x)),
+    lambda x: x / 3,
+    lambda x: np.minimum(x, 0.5),
+    np.floor,
+    np.negative,
+)
+
+
+@pytest.mark.parametrize("options", [(), ("-G",), ("-O0",), ("--use_fast_math",)])
+def test_mixture(options):
+    count, blocks, threads = 500, 6, 96
+    x = np.random.default_rng(2).standard_normal(count).astype(np.float32)
+    y, sums = np.full(count, np.nan, np.float32), np.zeros(1 + blocks, np.int64)
+    coefficients = np.zeros(
+        1,
+        np.dtype(
+            dict(
+                names=["scale", "kind", "shift", "table"],
+                formats=["f4", "i4", "f8", "5i1"],
+                offsets=[0, 4, 8, 16],
+                itemsize=24,
+            )
+        ),
+    )
+    coefficients[0] = (1.5, 2, 0.25, (1, -2, 3, -4, 5))
+    execution = run_ptx(
+        compiled("mixture.cu", *options),
+        x,
+        y,
+        sums,
+        coefficients.tobytes(),
+        np.int32(count),
+        grid=blocks,
+        block=threads,
+        name="mixture",
+    )
+    at = np.arange(blocks * threads)
+    value = np.zeros(len(at))
+    value[:count] = x
+    table = np.stack([FUNCTIONS[(i + 2) % 7](value) for i in range(7)])
+    picked = table[at // 3 % 7, at] * 2.0 ** (at % 8)
+    expected = 1.5 * (picked + 0.25 / (at + 1)) + np.array([1, -2, 3, -4, 5])[at % 5]
+    np.testing.assert_allclose(y, expected[:count], rtol=1e-5, atol=1e-5)
+    assert sums[0] == (at * at % 1013 - at // 7).sum()
+    positive = (value > 0).reshape(blocks, threads).sum(axis=1)
+    # Blocks 0 and 4, and 1 and 5, share a counter; either may be first.
+    assert sums[3] == positive[2] and sums[4] == positive[3]
+    assert max(sums[1], sums[5]) == positive[0] + positive[4]
+    assert "".join(execution.output) == f"block 1 of 6: {value[threads]:.3f} done\n"
