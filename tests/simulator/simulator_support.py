@@ -56,6 +56,40 @@ def run_ptx(
     return run(Launch(load(ptx, name), geometry, values, dynamic_shared_bytes=shared, **options))
 
 
+def body_ptx(
+    body: str,
+    arrays: int,
+    *,
+    shared: int = 0,
+    variables: str = "",
+    target: str = "sm_90a",
+    directives: str = "",
+) -> str:
+    """The PTX that :func:`run_body` runs, for this number of arrays."""
+    names = [f".u64 .ptr .global .align 16 p{number}" for number in range(arrays)]
+    prologue = [
+        ".reg .b32 %thread, %prologue<4>;",
+        ".reg .b64 %offset4, %offset8;",
+        f".reg .b64 %array<{max(1, arrays)}>;",
+        *[f"ld.param.u64 %array{n}, [p{n}];" for n in range(arrays)],
+        "mov.u32 %prologue0, %ctaid.x;",
+        "mov.u32 %prologue1, %ntid.x;",
+        "mov.u32 %prologue2, %tid.x;",
+        "mad.lo.u32 %thread, %prologue0, %prologue1, %prologue2;",
+        "mul.wide.u32 %offset4, %thread, 4;",
+        "mul.wide.u32 %offset8, %thread, 8;",
+    ]
+    if shared:
+        variables = ".extern .shared .align 1024 .b8 dynamic[];\n" + variables
+    return module(
+        "\n".join(prologue) + "\n" + body,
+        names,
+        variables=variables,
+        target=target,
+        directives=directives,
+    )
+
+
 def run_body(
     body: str,
     *arrays: np.ndarray,
@@ -72,23 +106,58 @@ def run_body(
     Also declared and set: ``%thread`` (linear thread in the grid, b32), ``%offset4`` and
     ``%offset8`` (4 and 8 times that, b64). With ``shared``, ``dynamic`` is the shared array.
     """
-    names = [f".u64 .ptr .global .align 16 p{number}" for number in range(len(arrays))]
-    prologue = [
-        ".reg .b32 %thread, %prologue<4>;",
-        ".reg .b64 %offset4, %offset8;",
-        f".reg .b64 %array<{max(1, len(arrays))}>;",
-        *[f"ld.param.u64 %array{n}, [p{n}];" for n in range(len(arrays))],
-        "mov.u32 %prologue0, %ctaid.x;",
-        "mov.u32 %prologue1, %ntid.x;",
-        "mov.u32 %prologue2, %tid.x;",
-        "mad.lo.u32 %thread, %prologue0, %prologue1, %prologue2;",
-        "mul.wide.u32 %offset4, %thread, 4;",
-        "mul.wide.u32 %offset8, %thread, 8;",
-    ]
-    if shared:
-        variables = ".extern .shared .align 1024 .b8 dynamic[];\n" + variables
-    ptx = module("\n".join(prologue) + "\n" + body, names, variables=variables, target=target)
+    ptx = body_ptx(body, len(arrays), shared=shared, variables=variables, target=target)
     return run_ptx(ptx, *arrays, grid=grid, block=block, cluster=cluster, shared=shared, **options)
+
+
+def elementwise_ptx(
+    code: str,
+    inputs: Sequence[np.dtype],
+    result: np.dtype,
+    *,
+    target: str = "sm_90a",
+    registers: str = "",
+) -> str:
+    """The PTX that :func:`run_elementwise` runs: arrays of the inputs, then of the result."""
+    body = [registers]
+    names = {}
+    for number, (letter, dtype) in enumerate(zip("abce", inputs, strict=False)):
+        names[letter] = f"%{letter}"
+        body += _declare(names[letter], dtype)
+        body += _address(number, dtype.itemsize)
+        if dtype.kind == "b":
+            body += [
+                f".reg .b16 %{letter}byte;",
+                f"ld.global.u8 %{letter}byte, [%place{number}];",
+                f"setp.ne.b16 %{letter}, %{letter}byte, 0;",
+            ]
+        else:
+            kind = {1: "u8"}.get(dtype.itemsize, f"b{8 * dtype.itemsize}")
+            body.append(f"ld.global.{kind} {names[letter]}, [%place{number}];")
+    last = len(inputs)
+    names["d"] = "%d"
+    body += _declare("%d", result)
+    body.append(code.format(**names))
+    body += _address(last, result.itemsize)
+    if result.kind == "b":
+        body += [".reg .b16 %dbyte;", "selp.b16 %dbyte, 1, 0, %d;"]
+        body.append(f"st.global.u8 [%place{last}], %dbyte;")
+    else:
+        body.append(f"st.global.b{8 * result.itemsize} [%place{last}], %d;")
+    return body_ptx("\n".join(body), last + 1, target=target)
+
+
+def padded(array: np.ndarray) -> np.ndarray:
+    """A copy with zeros behind, to a multiple of 128 elements; bools become bytes."""
+    memory = np.zeros(-(-len(array) // 128) * 128, array.dtype)
+    memory[: len(array)] = array
+    return memory.view(np.uint8) if array.dtype.kind == "b" else memory
+
+
+def poisoned(count: int, dtype: np.dtype) -> np.ndarray:
+    """An array of bytes that no result has by chance; bools become bytes."""
+    kind = np.uint8 if dtype.kind == "b" else dtype
+    return np.full(count * dtype.itemsize, POISON, np.uint8).view(kind)
 
 
 def run_elementwise(
@@ -114,46 +183,17 @@ def run_elementwise(
       The result, as long as the inputs.
     """
     count, result = len(inputs[0]), np.dtype(result)
-    padded = -(-count // 128) * 128
-    body = [registers]
-    names = {}
-    arrays = []
-    for letter, array in zip("abce", inputs, strict=False):
-        names[letter] = f"%{letter}"
-        number = len(arrays)
-        memory = np.zeros(padded, array.dtype)
-        memory[:count] = array
-        arrays.append(memory.view(np.uint8) if array.dtype == bool else memory)
-        body += _declare(names[letter], array.dtype)
-        body += _address(number, array.dtype.itemsize)
-        if array.dtype == bool:
-            body += [
-                f".reg .b16 %{letter}byte;",
-                f"ld.global.u8 %{letter}byte, [%place{number}];",
-                f"setp.ne.b16 %{letter}, %{letter}byte, 0;",
-            ]
-        else:
-            kind = {1: "u8"}.get(array.dtype.itemsize, f"b{8 * array.dtype.itemsize}")
-            body.append(f"ld.global.{kind} {names[letter]}, [%place{number}];")
-    output = np.full(padded * result.itemsize, POISON, np.uint8).view(
-        np.uint8 if result == bool else result
+    ptx = elementwise_ptx(
+        code, [one.dtype for one in inputs], result, target=target, registers=registers
     )
-    names["d"] = "%d"
-    body += _declare("%d", result)
-    body.append(code.format(**names))
-    body += _address(len(arrays), result.itemsize)
-    if result == bool:
-        body += [".reg .b16 %dbyte;", "selp.b16 %dbyte, 1, 0, %d;"]
-        body.append(f"st.global.u8 [%place{len(arrays)}], %dbyte;")
-    else:
-        kind = f"b{8 * result.itemsize}"
-        body.append(f"st.global.{kind} [%place{len(arrays)}], %d;")
-    run_body("\n".join(body), *arrays, output, grid=padded // 128, target=target, **options)
+    arrays = [padded(one) for one in inputs]
+    output = poisoned(len(arrays[0]), result)
+    run_ptx(ptx, *arrays, output, grid=len(output) // 128, **options)
     return output.view(result)[:count]
 
 
 def _declare(name: str, dtype: np.dtype) -> list[str]:
-    kind = "pred" if dtype == bool else f"b{8 * max(2, dtype.itemsize)}"
+    kind = "pred" if dtype.kind == "b" else f"b{8 * max(2, dtype.itemsize)}"
     return [f".reg .{kind} {name};"]
 
 
