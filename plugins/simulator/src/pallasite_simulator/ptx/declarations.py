@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pallasite_simulator.ptx.constants import plain_integer
 from pallasite_simulator.ptx.initializers import Initializer
 from pallasite_simulator.ptx.lexer import Reader
-from pallasite_simulator.ptx.scopes import Scopes
+from pallasite_simulator.ptx.scopes import Name, Scopes
 from pallasite_simulator.ptx.syntax import Position, Register, Symbol, Variable
 from pallasite_simulator.ptx.types import TYPE_BYTES, type_name
 
@@ -22,6 +22,7 @@ _MOST_REGISTERS = 1 << 20
 _MOST_BYTES = 1 << 48
 
 _LARGEST_VECTOR = 16
+_MOST_DIMENSIONS = 32
 
 
 def read_alignment(reader: Reader) -> int:
@@ -59,6 +60,14 @@ class _Specifiers:
     vector: int = 1
 
 
+def _read_vector_length(reader: Reader) -> int:
+    word = reader.words[reader.index]
+    if word not in (".v2", ".v4"):
+        return 1
+    reader.index += 1
+    return int(word[2:])
+
+
 def _specifiers(reader: Reader) -> _Specifiers:
     """Reads alignment, attributes, vector length and type."""
     found = _Specifiers()
@@ -70,8 +79,7 @@ def _specifiers(reader: Reader) -> _Specifiers:
         elif word == ".attribute":
             skip_attribute(reader, (".managed", ".unified"))
         elif word in (".v2", ".v4"):
-            reader.index += 1
-            found.vector = int(word[2:])
+            found.vector = _read_vector_length(reader)
         else:
             break
     at = reader.index
@@ -94,6 +102,8 @@ def _dimensions(reader: Reader) -> tuple[int | None, ...]:
         else:
             dimensions.append(plain_integer(reader, "the length of an array"))
         reader.expect("]")
+        if len(dimensions) > _MOST_DIMENSIONS:
+            reader.fail(f"more than {_MOST_DIMENSIONS} dimensions")
     return tuple(dimensions)
 
 
@@ -109,7 +119,7 @@ def _bytes(
 
 def read_variables(
     reader: Reader,
-    symbols: dict[str, Symbol],
+    names: Mapping[str, Name],
     address_bytes: int,
     declare: Callable[[str, int], str],
     *,
@@ -119,7 +129,7 @@ def read_variables(
 
     Args:
       reader: at the space, such as ``.global``.
-      symbols: names that initializers may hold, by how they are written.
+      names: what the names mean that initializers may hold.
       address_bytes: size of an address.
       declare: called with each name and the index of its word; gives the unique name.
       external: whether ``.extern`` stands before the declaration.
@@ -141,7 +151,7 @@ def read_variables(
                 reader.fail(f"variables in .{space} cannot have initial values", index=at)
             if specifiers.vector > 1:
                 dimensions = (*dimensions, specifiers.vector)
-            initializer = Initializer(reader, symbols, specifiers.type, address_bytes)
+            initializer = Initializer(reader, names, specifiers.type, address_bytes)
             initializer.read(dimensions)
             if dimensions and dimensions[0] is None:
                 dimensions = (initializer.count, *dimensions[1:])
@@ -170,25 +180,32 @@ def read_variables(
 
 
 def read_registers(reader: Reader, scopes: Scopes) -> list[Register]:
-    """Reads ``.reg .b32 a, %r<10>;`` (PTX ISA 5.1.1 and 5.4.6, parameterized names)."""
+    """Reads ``.reg .b32 a, %r<10>;`` (PTX ISA 5.1.1 and 5.4.7, parameterized names).
+
+    A vector register ``v`` becomes registers ``v.x``, ``v.y`` and so on (PTX ISA 5.4.2).
+    """
     reader.expect(".reg")
-    if reader.words[reader.index] in (".v2", ".v4"):
-        reader.fail("vector registers are not supported", hint="declare registers one by one")
+    length = _read_vector_length(reader)
+    at = reader.index
     type_ = type_name(reader)
+    if length > 1 and (type_ == "pred" or length * TYPE_BYTES[type_] > _LARGEST_VECTOR):
+        reader.fail(f"vectors of {length} elements of type .{type_}", index=at)
     registers: list[Register] = []
     while True:
         at = reader.index
         name = reader.name("the name of a register")
+        names = [name]
         if reader.accept("<"):
             count = plain_integer(reader, "how many registers")
             if count > _MOST_REGISTERS:
                 reader.fail(f"{count} registers", index=at)
             reader.expect(">")
-            registers.extend(
-                scopes.register(f"{name}{number}", type_, at) for number in range(count)
-            )
-        else:
-            registers.append(scopes.register(name, type_, at))
+            names = [f"{name}{number}" for number in range(count)]
+        for one in names:
+            if length == 1:
+                registers.append(scopes.register(one, type_, at))
+            else:
+                registers += scopes.vector_register(one, type_, length, at)
         if reader.accept(";"):
             return registers
         if not reader.accept(","):
@@ -203,6 +220,8 @@ def _read_parameter(
     if reader.accept(".reg"):
         if entry:
             reader.fail("parameters of kernels are in .param", index=reader.index - 1)
+        if reader.words[reader.index] in (".v2", ".v4"):
+            reader.fail("parameters that are vectors are not supported")
         type_ = type_name(reader)
         at = reader.index
         if prototype and reader.accept("_"):
@@ -212,7 +231,7 @@ def _read_parameter(
         reader.fail(f"expected '.param', found {reader.found()}")
     specifiers = _specifiers(reader)
     if specifiers.vector > 1:
-        reader.fail("parameters cannot be vectors", index=reader.index - 1)
+        reader.fail("parameters that are vectors are not supported", index=reader.index - 1)
     if reader.accept(".ptr"):
         if reader.words[reader.index] in _POINTER_SPACES:
             reader.index += 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 
 from pallasite_simulator.ptx.constants import Expressions, float_value, literal, plain_integer
 from pallasite_simulator.ptx.lexer import Reader
+from pallasite_simulator.ptx.scopes import Name
 from pallasite_simulator.ptx.syntax import Immediate, Symbol
 from pallasite_simulator.ptx.types import TYPE_BYTES
 
@@ -19,7 +21,7 @@ class Initializer:
 
     Args:
       reader: at the first word after ``=``.
-      symbols: names of variables and functions whose address may be taken.
+      names: what names mean: addresses of variables and functions may be taken.
       type_: of an element.
       address_bytes: size of an address.
 
@@ -29,12 +31,12 @@ class Initializer:
       count: how many elements the outermost braces hold.
     """
 
-    def __init__(self, reader: Reader, symbols: dict[str, Symbol], type_: str, address_bytes: int):
+    def __init__(self, reader: Reader, names: Mapping[str, Name], type_: str, address_bytes: int):
         self.data = bytearray()
         self.addresses: list[tuple[int, Symbol]] = []
         self.count = 0
         self._reader = reader
-        self._symbols = symbols
+        self._names = names
         self._type = type_
         self._element = TYPE_BYTES[type_]
         self._address_bytes = address_bytes
@@ -90,7 +92,7 @@ class Initializer:
             return
         if self._masked is not None:
             reader.fail("an address is given in part")
-        if word == "generic" or word in self._symbols:
+        if word == "generic" or word in self._names:
             symbol = self._symbol()
             if self._element != self._address_bytes or self._type[0] == "f":
                 reader.fail(
@@ -112,9 +114,9 @@ class Initializer:
             reader.expect("(")
         at = reader.index
         name = reader.name("the name of a variable")
-        symbol = self._symbols.get(name)
-        if symbol is None:
-            reader.fail(f"undeclared name {name!r}", index=at)
+        symbol = self._names.get(name)
+        if not isinstance(symbol, Symbol):
+            reader.fail(f"{name!r} is not the name of a variable or function", index=at)
         if generic:
             reader.expect(")")
         offset = 0

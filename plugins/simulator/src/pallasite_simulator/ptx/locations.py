@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os.path
-import re
 
 from pallasite.errors import SourceLocation
-from pallasite_simulator.ptx.constants import plain_integer
+from pallasite_simulator.ptx.constants import literal, plain_integer
 from pallasite_simulator.ptx.lexer import Reader
-
-_DEBUG_STRINGS = re.compile(r"\.section\s+\.debug_str\s*\{([^{}]*)\}")
-_DEBUG_STRING = re.compile(r"([\w$]+)\s*:((?:\s*\.b8\s+[\d\s,]+)+)", re.ASCII)
 
 
 def read_file(reader: Reader) -> tuple[int, str]:
@@ -51,22 +46,39 @@ def collect_files(reader: Reader) -> dict[int, str]:
     return files
 
 
-class Locations:
-    """Reads ``.loc`` and gives the source lines that they stand for."""
+def read_section(reader: Reader) -> dict[str, str]:
+    """Skips ``.section .debug_info { ... }``, but gives the strings of ``.debug_str`` by label."""
+    reader.expect(".section")
+    if reader.words[reader.index][:1] != ".":
+        reader.fail(f"expected the name of a section, found {reader.found()}")
+    name = reader.next()
+    opening = reader.index
+    reader.skip_block()
+    strings: dict[str, str] = {}
+    if name == ".debug_str":
+        labels = reader.labels.get(opening, [])
+        ends = [*labels[1:], reader.index - 1]
+        for start, end in zip(labels, ends, strict=False):
+            values = (literal(word) for word in reader.words[start + 2 : end])
+            data = bytes(value[0].value & 0xFF for value in values if value is not None)
+            strings[reader.words[start]] = data.split(b"\0", 1)[0].decode(errors="replace")
+    return strings
 
-    def __init__(self, reader: Reader, files: dict[int, str]):
+
+class Locations:
+    """Reads ``.loc`` and gives the source lines that they stand for.
+
+    Args:
+      reader: at ``.loc`` whenever :meth:`read` is called.
+      files: the names of files by their numbers.
+      strings: the strings of ``.debug_str`` by their labels.
+    """
+
+    def __init__(self, reader: Reader, files: dict[int, str], strings: dict[str, str]):
         self._reader = reader
         self._files = files
+        self._strings = strings
         self._made: dict[tuple[int, int, int, str], SourceLocation] = {}
-
-    @functools.cached_property
-    def _strings(self) -> dict[str, str]:
-        strings: dict[str, str] = {}
-        for section in _DEBUG_STRINGS.finditer(self._reader.text):
-            for match in _DEBUG_STRING.finditer(section[1]):
-                data = bytes(int(one) & 0xFF for one in re.findall(r"(?<!b)\d+", match[2]))
-                strings[match[1]] = data.split(b"\0", 1)[0].decode(errors="replace")
-        return strings
 
     def read(self, previous: SourceLocation | None) -> SourceLocation | None:
         """Reads one ``.loc``.

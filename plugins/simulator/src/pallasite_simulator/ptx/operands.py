@@ -44,10 +44,10 @@ class Operands:
     Args:
       reader: at the operands.
       names: the names that can be seen, kept up to date by the caller.
-      functions: the names among them that are functions.
+      functions: the functions that can be called, by their names.
     """
 
-    def __init__(self, reader: Reader, names: dict[str, Name], functions: frozenset[str]):
+    def __init__(self, reader: Reader, names: dict[str, Name], functions: dict[str, Symbol]):
         self.reader = reader
         self.names = names
         self.functions = functions
@@ -121,6 +121,8 @@ class Operands:
             if isinstance(meaning, CodeName):
                 reader.index -= 1
                 self._fail(f"the {meaning.kind} {word!r} cannot be an operand of {self._opcode}")
+            if isinstance(meaning, Vector):
+                return meaning
             return self._symbol(meaning)
         first = word[:1]
         if first.isdigit():
@@ -243,6 +245,8 @@ class Operands:
         coordinates = self._vector().elements
         extra: list[Operand] = []
         while reader.accept(","):
+            if reader.words[reader.index] == "[":
+                self._fail("'[' inside an address")
             extra.append(self.operand())
         if not reader.accept("]"):
             self._fail(f"expected ']' after coordinates, found {reader.found()}")
@@ -252,8 +256,8 @@ class Operands:
         reader = self.reader
         word = reader.words[reader.index]
         meaning = self.names.get(word)
-        if isinstance(meaning, CodeName):
-            self._fail(f"the {meaning.kind} {word!r} is no address")
+        if isinstance(meaning, CodeName | Vector):
+            self._fail(f"{word!r} is no address")
         if meaning is not None:
             reader.index += 1
             return meaning, self._offset()
@@ -312,8 +316,8 @@ class Operands:
             reader.expect(",", start=self._start)
         word = reader.words[reader.index]
         meaning = self.names.get(word)
-        if isinstance(meaning, Symbol) and meaning.name not in self.functions:
-            self._fail(f"{word!r} is not a function")
+        if isinstance(meaning, Symbol) and self.functions.get(word) is not meaning:
+            self._fail(f"{word!r} is not a function that can be called")
         if meaning is None and is_name(word):
             self._fail(f"undeclared function {word!r}")
         if not isinstance(meaning, Register | Symbol):
@@ -328,7 +332,8 @@ class Operands:
             word = reader.words[reader.index]
             known = self.names.get(word)
             if not isinstance(known, CodeName) or known.kind not in (CALL_PROTOTYPE, CALL_TARGETS):
-                if not (isinstance(known, Symbol)):
+                # An array of the functions that may be called.
+                if not isinstance(known, Symbol):
                     self._fail(f"expected a prototype or call targets, found {reader.found()}")
                 operands.append(known)
             else:

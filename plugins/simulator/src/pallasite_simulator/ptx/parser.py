@@ -6,11 +6,17 @@ import dataclasses
 import functools
 import re
 
+from pallasite_simulator.ptx.bodies import Body
 from pallasite_simulator.ptx.constants import plain_integer
 from pallasite_simulator.ptx.declarations import VARIABLE_SPACES, read_variables
-from pallasite_simulator.ptx.functions import Body, Header, read_header, read_pragma
+from pallasite_simulator.ptx.headers import Header, read_header, read_pragma
 from pallasite_simulator.ptx.lexer import Reader
-from pallasite_simulator.ptx.locations import Locations, collect_files, read_file
+from pallasite_simulator.ptx.locations import (
+    Locations,
+    collect_files,
+    read_file,
+    read_section,
+)
 from pallasite_simulator.ptx.scopes import UniqueNames
 from pallasite_simulator.ptx.syntax import Function, Module, Register, Symbol, Variable
 
@@ -47,6 +53,7 @@ class _Parser:
         self.headers: dict[str, Header] = {}
         self.aliases: dict[str, str] = {}
         self.names: dict[str, Symbol] = {}
+        self.strings: dict[str, str] = {}
 
     def module(self) -> Module:
         reader = self.reader
@@ -108,7 +115,7 @@ class _Parser:
             reader.index += 1
             word = reader.words[reader.index]
         if word in (".entry", ".func"):
-            self._function()
+            self._function(external=linking == ".extern")
         elif word in VARIABLE_SPACES or word == ".attribute":
             self._variables(external=linking == ".extern")
         elif linking:
@@ -116,10 +123,7 @@ class _Parser:
         elif word == ".file":
             read_file(reader)
         elif word == ".section":
-            reader.index += 1
-            if reader.next()[:1] != ".":
-                reader.fail("expected the name of a section", index=reader.index - 1)
-            reader.skip_block()
+            self.strings.update(read_section(reader))
         elif word == ".pragma":
             read_pragma(reader)
         elif word == ".alias":
@@ -155,10 +159,10 @@ class _Parser:
             if known is None or known.external:
                 self.variables[variable.name] = variable
 
-    def _function(self) -> None:
+    def _function(self, external: bool) -> None:
         reader = self.reader
         start = reader.index
-        header = read_header(reader)
+        header = read_header(reader, external)
         name = header.name
         known = self.headers.get(name)
         if name in self.variables or (known and known.body and header.body):
@@ -188,16 +192,25 @@ class _Parser:
 
     def _functions(self, files: dict[int, str]) -> tuple[Function, ...]:
         reader = self.reader
-        locations = Locations(reader, files)
+        locations = Locations(reader, files, self.strings)
         unique = UniqueNames(self.names)
-        names = frozenset(self.headers)
+        callable_ = {
+            name: self.names[name] for name, header in self.headers.items() if not header.entry
+        }
         functions: dict[str, Function] = {}
         for name, header in self.headers.items():
             if header.body is None:
                 functions[name] = _declaration(header)
             else:
                 functions[name] = Body(
-                    reader, header, self.names, unique, names, locations, self.address_size // 8
+                    reader,
+                    header,
+                    header.body,
+                    self.names,
+                    unique,
+                    callable_,
+                    locations,
+                    self.address_size // 8,
                 ).read()
         for alias, name in self.aliases.items():
             functions[alias] = dataclasses.replace(functions[name], name=alias)

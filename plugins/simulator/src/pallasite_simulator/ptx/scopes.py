@@ -10,12 +10,15 @@ import dataclasses
 from collections.abc import Iterable
 
 from pallasite_simulator.ptx.lexer import Reader
-from pallasite_simulator.ptx.syntax import Register, Symbol
+from pallasite_simulator.ptx.syntax import Register, Symbol, Vector
 
 LABEL = "label"
 BRANCH_TARGETS = ".branchtargets"
 CALL_TARGETS = ".calltargets"
 CALL_PROTOTYPE = ".callprototype"
+
+# Parts of vector registers can be called as coordinates or as colors (PTX ISA 6.4.3).
+_PARTS = ("xr", "yg", "zb", "wa")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class CodeName:
     kind: str
 
 
-Name = Register | Symbol | CodeName
+Name = Register | Vector | Symbol | CodeName
 
 
 class UniqueNames:
@@ -100,16 +103,31 @@ class Scopes:
         self._declare(name, register, index)
         return register
 
+    def vector_register(
+        self, name: str, type_: str, length: int, index: int | None = None
+    ) -> list[Register]:
+        """Declares a register for each element of a vector register."""
+        elements: list[Register] = []
+        for parts in _PARTS[:length]:
+            element = self.register(f"{name}.{parts[0]}", type_, index)
+            self._declare(f"{name}.{parts[1]}", element, index)
+            elements.append(element)
+        self._declare(name, Vector(tuple(elements)), index)
+        return elements
+
     def variable(self, name: str, index: int | None = None) -> str:
         """Declares a variable of the function, unique in the module, and gives its unique name."""
         unique = self._module_unique.take(name)
+        while unique in self._unique:
+            unique = self._module_unique.take(name)
+        self._unique.take(unique)
         self._declare(name, Symbol(unique), index)
         return unique
 
     def parameter(self, name: str, index: int | None = None) -> str:
         """Declares a variable of space ``.param`` in the body, unique in the function."""
         unique = self._unique.take(name)
-        if unique in self._module_names:
+        while unique in self._module_names:
             unique = self._unique.take(name)
         self._declare(name, Symbol(unique), index)
         return unique
