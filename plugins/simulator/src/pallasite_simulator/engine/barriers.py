@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,8 @@ from pallasite_simulator.types import Array, Values
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
+
+type Deliver = Callable[[Lanes, Array], None]
 
 BARRIERS = 16
 """Named barriers of a block."""
@@ -31,6 +33,8 @@ class Barrier:
       waiting: those of them who wait.
       count: how many threads have arrived.
       instruction: the first that arrived.
+      values: truth values of those who reduce.
+      delivers: groups of lanes that reduce, and what gives them the result.
     """
 
     expected: int | None
@@ -39,6 +43,21 @@ class Barrier:
     waiting: list[Array] = dataclasses.field(default_factory=list)
     count: int = 0
     values: list[Array] = dataclasses.field(default_factory=list)
+    delivers: list[tuple[Array, Deliver]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reduction:
+    """What ``barrier.red`` adds to an arrival.
+
+    Attributes:
+      values: a truth value of each lane.
+      deliver: called with lanes and the truth values of all threads that reduced, when the barrier
+        is complete.
+    """
+
+    values: Array
+    deliver: Deliver
 
 
 class Barriers:
@@ -49,7 +68,6 @@ class Barriers:
         self._named: dict[tuple[int, int], Barrier] = {}
         self._generation: dict[tuple[int, int], int] = {}
         self._clusters: dict[int, _ClusterBarrier] = {}
-        self.results: dict[Hashable, Array] = {}
 
     # Named barriers -------------------------------------------------------------------------------
 
@@ -60,7 +78,7 @@ class Barriers:
         expected: Values | None,
         instruction: Instruction,
         wait: bool,
-        values: Array | None = None,
+        reduction: Reduction | None = None,
     ) -> list[Wait] | None:
         """Lanes arrive at named barriers of their blocks, and wait there if ``wait``.
 
@@ -70,12 +88,19 @@ class Barriers:
           expected: how many threads it needs, or None for all of the block.
           instruction: for messages.
           wait: whether they wait until it is complete.
-          values: for ``barrier.red``: a truth value of each lane, kept with the barrier.
+          reduction: of ``barrier.red``.
 
         Raises:
           SimulationError: a wrong number, or more arrivals than expected.
         """
         wave = self.wave
+        identifiers = np.asarray(identifiers)
+        everybody = lanes.full and identifiers.ndim == 0 and identifiers < BARRIERS
+        if everybody and wait and expected is None and reduction is None and not self._named:
+            wave.progress += 1
+            if wave.observer is not None:
+                wave.observer.barriers(lanes.numbers, wave.lane_block)
+            return None
         ids = np.broadcast_to(identifiers, (lanes.count,)).astype(np.int64)
         if int(ids.max()) >= BARRIERS:
             raise SimulationError(
@@ -98,18 +123,23 @@ class Barriers:
                     expected="a multiple of 32",
                     location=instruction.location,
                 )
-        if values is None and self._complete_together(lanes, names, sizes, needed):
+        if needed is not None and wave.lanes_per_block > wave.geometry.threads:
+            sizes = sizes + np.add.reduceat(self._padding(lanes.numbers[order]), starts)
+        if wait and reduction is None and self._complete_together(lanes, names, sizes, needed):
             return None
         waits: list[Wait] = []
+        ends = np.append(starts[1:], len(order))
         for number, key in enumerate(names):
-            chosen = order[starts[number] : starts[number] + sizes[number]]
+            chosen = order[starts[number] : ends[number]]
             waits += self._arrive(
                 (int(key) // BARRIERS, int(key) % BARRIERS),
                 lanes.numbers[chosen],
                 None if needed is None else int(needed[number]),
                 instruction,
                 wait,
-                None if values is None else values[chosen],
+                None
+                if reduction is None
+                else Reduction(reduction.values[chosen], reduction.deliver),
             )
         return waits or None
 
@@ -142,7 +172,7 @@ class Barriers:
         needed: int | None,
         instruction: Instruction,
         wait: bool,
-        values: Array | None,
+        reduction: Reduction | None,
     ) -> list[Wait]:
         barrier = self._named.get(name)
         if barrier is None:
@@ -158,9 +188,12 @@ class Barriers:
             )
         barrier.arrived.append(numbers)
         barrier.count += len(numbers)
+        if needed is not None:
+            barrier.count += int(self._padding(numbers).sum())
         self.wave.progress += 1
-        if values is not None:
-            barrier.values.append(values)
+        if reduction is not None:
+            barrier.values.append(reduction.values)
+            barrier.delivers.append((numbers, reduction.deliver))
         if barrier.count > self._count(name, needed):
             raise SimulationError(
                 f"too many threads arrive at barrier {name[1]} of block"
@@ -187,10 +220,20 @@ class Barriers:
         arrived = np.concatenate(barrier.arrived)
         left = np.concatenate(barrier.waiting) if barrier.waiting else arrived[:0]
         if barrier.values:
-            self.results["barrier", name, generation] = np.concatenate(barrier.values)
+            values = np.concatenate(barrier.values)
+            for numbers, deliver in barrier.delivers:
+                deliver(self.wave.lanes(numbers), values)
         if self.wave.observer is not None:
             self.wave.observer.barrier(arrived, left)
         self.wave.wake(("barrier", name, generation))
+
+    def _padding(self, numbers: Array) -> Array:
+        """For each lane, how many places without a thread its arrival counts for as well: numbers
+        of threads are in whole warps, and the last thread fills up the last warp."""
+        wave = self.wave
+        last = wave.lane_thread[numbers] == wave.geometry.threads - 1
+        found: Array = last * (wave.lanes_per_block - wave.geometry.threads)
+        return found
 
     def _count(self, name: tuple[int, int], expected: int | None) -> int:
         if expected is not None:
