@@ -304,10 +304,7 @@ class Memory:
         offsets = self.offsets(lanes, space, addresses, size, instruction)
         if space.startswith("shared"):
             space = "shared"
-        if size > 1:
-            misaligned = (addresses & np.uint64(size - 1)) != 0
-            if misaligned.any():
-                self._fail(lanes, space, addresses, misaligned, size, instruction, "misaligned")
+        self.check_alignment(lanes, space, addresses, size, size, instruction)
         writes = writes and kind != "read"
         if writes:
             wrong = self._read_only(space, offsets)
@@ -354,6 +351,25 @@ class Memory:
             self._fail(lanes, space, addresses, wrong, size, instruction)
         offsets = addresses.astype(np.int64)
         return offsets + lanes.numbers * self.local_stride if space == "local" else offsets
+
+    def check_alignment(
+        self,
+        lanes: Lanes,
+        space: str,
+        addresses: Array,
+        size: int,
+        alignment: int,
+        instruction: Instruction,
+    ) -> None:
+        """Raises :class:`SimulationError` unless all addresses are multiples of ``alignment``, a
+        power of two."""
+        if alignment > 1:
+            misaligned = (addresses & np.uint64(alignment - 1)) != 0
+            if misaligned.any():
+                hint = f"the address must be a multiple of {alignment}"
+                self._fail(
+                    lanes, space, addresses, misaligned, size, instruction, "misaligned", hint
+                )
 
     def shared_offsets(
         self,
@@ -459,6 +475,7 @@ class Memory:
         size: int,
         instruction: Instruction,
         what: str = "out of bounds",
+        hint: str | None = None,
     ) -> None:
         """Raises the error for the first of the accesses that are wrong."""
         first = int(np.flatnonzero(wrong)[0])
@@ -471,9 +488,6 @@ class Memory:
                 f": byte {(address & RANK_MASK) - SHARED_BASE} of"
                 f" {self.shared_limit - SHARED_BASE} bytes of shared memory"
             )
-        hint = None
-        if what == "misaligned":
-            hint = f"an access of {size} bytes needs an address that is a multiple of {size}"
         raise SimulationError(
             f"{self.wave.thread_name(lane)} accesses memory {what}, in: {instruction.text}",
             got=f"{where} ({int(wrong.sum())} of {lanes.count} lanes)",

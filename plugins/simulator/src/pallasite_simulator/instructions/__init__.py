@@ -18,6 +18,7 @@ MODULES = (
     "compare",
     "conversions",
     "loads",
+    "caches",
     "atomics",
     "fences",
     "calls",

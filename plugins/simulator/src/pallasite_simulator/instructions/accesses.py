@@ -12,7 +12,7 @@ import numpy as np
 
 from pallasite_simulator.binder import Binder, Source
 from pallasite_simulator.engine.lanes import Lanes
-from pallasite_simulator.ptx.syntax import Address, Instruction, Operand, Symbol
+from pallasite_simulator.ptx.syntax import Address, Instruction, Operand, Register, Symbol
 from pallasite_simulator.types import TYPES, Array, PtxType, Values
 
 SPACES = (
@@ -113,8 +113,12 @@ def bind_address(
                 got=f".{actual}",
                 expected=f".{space}",
             )
-        elif not space and actual in ("shared", "local", "param"):
+        elif not space:
             # Generic addressing of a variable by its name means the variable.
+            if actual not in ("global", "const", "shared", "local"):
+                raise binder.error(
+                    f"{operand.base.name!r} has no generic address", got=f".{actual}"
+                )
             memory = actual
     return memory, source
 
@@ -124,9 +128,21 @@ def bind_cache_policy(binder: Binder, number: int) -> None:
     binder.source(number, U64)
 
 
-def bits_of(kind: PtxType) -> PtxType:
-    """The untyped bits of a type's size."""
-    return TYPES[f"b{kind.bits}"]
+def raw_type(kind: PtxType) -> PtxType:
+    """The type as which registers are read and written in loads and stores of a type.
+
+    PTX ISA 9.4.1: registers may be wider than a float type, and then hold its bits.
+    """
+    return TYPES[f"b{kind.bits}"] if kind.kind in ("float", "packed") else kind
+
+
+def bind_stored(binder: Binder, operand: Operand, kind: PtxType) -> Source:
+    """A value to be stored, of the type or its bits."""
+    return binder.source(operand, raw_type(kind) if isinstance(operand, Register) else kind)
+
+
+def _stored_bits(values: Values, kind: PtxType) -> Values:
+    return values if values.dtype == kind.storage else values.view(kind.storage)
 
 
 def to_memory(values: Values, kind: PtxType, count: int) -> Array:
@@ -135,7 +151,7 @@ def to_memory(values: Values, kind: PtxType, count: int) -> Array:
     if kind.bits == 128:
         words = np.ascontiguousarray(np.broadcast_to(values, (count, 2)))
         return words.view(np.complex128).reshape(count)
-    bits = values if values.dtype == kind.storage else values.view(kind.storage)
+    bits = _stored_bits(values, kind)
     return bits if bits.ndim else np.full(count, bits)
 
 
@@ -160,13 +176,32 @@ def join_vectors(elements: list[Values], kind: PtxType, count: int) -> Array:
         for number, values in enumerate(elements):
             wide[:, number] = values
         return wide.reshape(count, -1).view(np.complex128)
-    joined = np.empty((count, len(elements)), kind.dtype)
+    joined = np.empty((count, len(elements)), kind.storage)
     for number, values in enumerate(elements):
-        joined[:, number] = values
+        joined[:, number] = _stored_bits(values, kind)
     size = kind.bytes * len(elements)
     if size == 32:
         return joined.view(np.complex128)
     return joined.view(np.complex128 if size == 16 else f"u{size}").reshape(count)
+
+
+def check_addresses(
+    lanes: Lanes,
+    space: str,
+    addresses: Values,
+    size: int,
+    instruction: Instruction,
+    alignment: int = 1,
+) -> None:
+    """Checks addresses that an instruction names without an access to them.
+
+    Raises:
+      SimulationError: not all of the ``size`` bytes are in bounds, or misaligned.
+    """
+    memory = lanes.wave.memory
+    for name, chosen, inner in _by_space(lanes, space, addresses):
+        memory.offsets(chosen, name, inner, size, instruction)
+        memory.check_alignment(chosen, name, inner, size, alignment, instruction)
 
 
 # Synchronization ----------------------------------------------------------------------------------
@@ -228,15 +263,20 @@ def places(
 ) -> list[tuple[str, Lanes, Array]]:
     """Byte offsets in the memories of the spaces, of addresses that an access has checked."""
     memory = lanes.wave.memory
+    return [
+        (name.split("::")[0], chosen, memory.offsets(chosen, name, inner, 1, instruction))
+        for name, chosen, inner in _by_space(lanes, space, addresses)
+    ]
+
+
+def _by_space(lanes: Lanes, space: str, addresses: Values) -> list[tuple[str, Lanes, Array]]:
+    """Addresses of lanes by the state space where they are; an array for each."""
     parts: list[tuple[str, Array | None, Values]] = [(space, None, addresses)]
     if space == "generic":
-        parts = memory.resolve(lanes, addresses)
+        parts = lanes.wave.memory.resolve(lanes, addresses)
     found = []
     for name, mask, inner in parts:
         chosen = lanes if mask is None else lanes.where(mask)
         assert chosen is not None
-        wide = np.broadcast_to(inner, (chosen.count,)).astype(np.uint64)
-        found.append(
-            (name.split("::")[0], chosen, memory.offsets(chosen, name, wide, 1, instruction))
-        )
+        found.append((name, chosen, np.broadcast_to(inner, (chosen.count,))))
     return found

@@ -21,14 +21,17 @@ from pallasite_simulator.instructions.accesses import (
     Words,
     bind_address,
     bind_cache_policy,
+    bind_stored,
+    check_addresses,
     from_memory,
     join_vectors,
+    raw_type,
     sort_modifiers,
     split_vectors,
     tell_order,
     to_memory,
 )
-from pallasite_simulator.ptx.syntax import Address, Instruction, Operand, Symbol
+from pallasite_simulator.ptx.syntax import Address, Instruction, Operand, Sink, Symbol
 from pallasite_simulator.types import TYPES, Array, PtxType, Values
 
 instructions = InstructionSet()
@@ -102,14 +105,26 @@ def _access(binder: Binder, words: Words, place: int, value: int, weak: str) -> 
         raise binder.error(
             "wrong number of vector elements", got=len(elements), expected=str(count)
         )
-    if size > 32:
-        raise binder.error("vectors have at most 32 bytes", got=size)
+    if size > 16 or count == 8:
+        _check_wide(binder, count, kind, words["space"])
     space, address = bind_address(binder, place, words["space"])
     strong = words["semantics"] not in ("", "weak")
     if strong and space in ("const", "param"):
         raise binder.error(f".{space} memory has no .{words['semantics']} accesses")
     order = Order.of(words["semantics"], words["scope"])
     return _Access(space, address, kind, elements, size, "atomic" if strong else weak, order)
+
+
+def _check_wide(binder: Binder, count: int, kind: PtxType, space: str) -> None:
+    """PTX ISA 5.4.2: vectors of 32 bytes are only in global memory."""
+    if (count, kind.bytes) not in ((8, 4), (4, 8)):
+        raise binder.error(
+            "there are no such vectors",
+            got=f".v{count}.{kind.name}",
+            expected="at most 16 bytes, or 32 bytes as .v8 of 4 bytes or .v4 of 8 bytes",
+        )
+    if space not in ("", "global"):
+        raise binder.error("vectors of 32 bytes are only in .global", got=f".{space}")
 
 
 def _check_order(binder: Binder, words: Words) -> None:
@@ -121,7 +136,7 @@ def _check_order(binder: Binder, words: Words) -> None:
         raise binder.error(f".{words['scope']} needs .relaxed, .acquire or .release")
     if words["mmio"] and (words["semantics"], words["scope"]) != ("relaxed", "sys"):
         raise binder.error(".mmio needs .relaxed.sys")
-    if words["caching"] and (needs or words["l1"] or words["l2"]):
+    if words["caching"] and (words["semantics"] not in ("", "weak") or words["l1"] or words["l2"]):
         raise binder.error(f".{words['caching']} excludes a memory order and eviction priorities")
 
 
@@ -165,15 +180,11 @@ def _bind_load(instruction: Instruction, binder: Binder, words: Words) -> Step:
 
 def _writer(binder: Binder, access: _Access) -> Destination:
     """Writes what :meth:`Memory.load` returned to the destinations."""
-    kind, count = access.type, len(access.elements)
+    kind, count = raw_type(access.type), len(access.elements)
     writes = [binder.destination(one, kind) for one in access.elements]
     if count == 1:
         (write,) = writes
-
-        def write_one(lanes: Lanes, raw: Array) -> None:
-            write(lanes, from_memory(raw, kind))
-
-        return write_one
+        return lambda lanes, raw: write(lanes, from_memory(raw, kind))
 
     def write_all(lanes: Lanes, raw: Array) -> None:
         for write, values in zip(writes, split_vectors(raw, kind, count), strict=True):
@@ -198,7 +209,7 @@ def _bind_parameter_load(binder: Binder, access: _Access, symbol: Symbol, offset
         )
     if (start + offset) % access.size:
         raise binder.error(f"an access of {access.size} bytes is misaligned", got=offset)
-    kind, width = access.type, access.type.bytes
+    kind, width = raw_type(access.type), access.type.bytes
     places = [(start + offset) // width + number for number in range(len(access.elements))]
     targets = [
         (binder.destination(one, kind), place)
@@ -227,7 +238,9 @@ def bind_store(instruction: Instruction, binder: Binder) -> Step:
         raise binder.error(f".{access.space} memory cannot be written")
     space, address, size, kind = access.space, access.address, access.size, access.kind
     order, element = access.order, access.type
-    reads = [binder.source(one, element) for one in access.elements]
+    if any(isinstance(one, Sink) for one in access.elements):
+        return _bind_partial_store(instruction, binder, access)
+    reads = [bind_stored(binder, one, element) for one in access.elements]
     first = reads[0]
 
     def store(lanes: Lanes) -> None:
@@ -246,3 +259,28 @@ def bind_store(instruction: Instruction, binder: Binder) -> Step:
         tell_order(lanes, space, places, order, instruction)
 
     return releasing_store if order.releases else weak
+
+
+def _bind_partial_store(instruction: Instruction, binder: Binder, access: _Access) -> Step:
+    """Stores of vectors of 32 bytes of which ``_`` leaves out elements: PTX ISA 9.7.9.11."""
+    if access.size < 32:
+        raise binder.error("only vectors of 32 bytes are stored in part, with _ in places")
+    if access.order.releases:
+        raise binder.error("a store of a part of a vector has no memory order")
+    element, width = access.type, access.type.bytes
+    reads = [
+        (np.uint64(number * width), bind_stored(binder, one, element))
+        for number, one in enumerate(access.elements)
+        if not isinstance(one, Sink)
+    ]
+    space, address, size, kind = access.space, access.address, access.size, access.kind
+
+    def store(lanes: Lanes) -> None:
+        places = address(lanes)
+        check_addresses(lanes, space, places, size, instruction, alignment=size)
+        for offset, read in reads:
+            values = to_memory(read(lanes), element, lanes.count)
+            memory = lanes.wave.memory
+            memory.store(lanes, space, places + offset, values, width, instruction, kind)
+
+    return store
