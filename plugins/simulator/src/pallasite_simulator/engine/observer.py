@@ -34,6 +34,7 @@ class Access:
       size: bytes that each lane accesses.
       instruction: which instruction.
       writes: whether it may change memory; of ``"atomic"`` accesses, loads do not.
+      values: what a write is going to write, as :meth:`Memory.store` takes it, if known.
     """
 
     kind: str
@@ -43,17 +44,23 @@ class Access:
     size: int
     instruction: Instruction
     writes: bool
+    values: Array | None = None
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class AsyncOperation:
     """Something that goes on after the instruction that began it: a copy, a matrix product.
 
+    One object stands for what one execution of an instruction begins, for all of its lanes.
+
     Attributes:
       engine: ``"tma"`` for bulk copies, ``"cp.async"``, ``"wgmma"``, or a plugin's own name.
-      lanes: numbers of the lanes that began it.
+      lanes: numbers of the lanes that began it, ascending.
       instruction: the instruction that did.
       proxy: ``"async"`` or ``"generic"`` (``cp.async`` without bulk).
+      together: how many neighbouring threads begin one operation together: 1 for copies, 128 for
+        ``wgmma``. Each such group of ``lanes`` has an operation of its own, which is waited for
+        on its own.
       detail: for the observer's own use.
     """
 
@@ -61,6 +68,7 @@ class AsyncOperation:
     lanes: Array
     instruction: Instruction
     proxy: str = "async"
+    together: int = 1
     detail: object = None
 
 
@@ -81,14 +89,18 @@ class Observer:
         waited at it) do from now on."""
 
     def barriers(self, lanes: Array, groups: Array) -> None:
-        """Many barriers are complete at once: the lanes of each group (``groups`` has a number for
-        each lane) have all arrived and waited at one."""
+        """Many barriers (of blocks, or of warps) are complete at once: the lanes of each group
+        (``groups`` has a number for each lane) have all arrived and waited at one."""
         for group in np.unique(groups):
             members = lanes[groups == group]
             self.barrier(members, members)
 
     def release(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
-        """All that the lanes did so far becomes part of ``key``."""
+        """All that the lanes did so far becomes part of ``key``.
+
+        Keys are those of one wave, but for places in global memory, ``("location", "global",
+        offset)``, which all waves of a launch share.
+        """
 
     def acquire(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
         """All that is part of ``key`` happens before what the lanes do from now on."""
@@ -106,21 +118,39 @@ class Observer:
         """An asynchronous operation begins: what its lanes did so far happens before it."""
 
     def async_access(
-        self, operation: AsyncOperation, kind: str, space: str, offsets: Array, size: int
+        self,
+        operation: AsyncOperation,
+        kind: str,
+        space: str,
+        offsets: Array,
+        size: int,
+        owners: Array | None = None,
     ) -> None:
         """The operation reads or writes (or, ``"atomic"``, reduces) ``size`` bytes at each of the
-        offsets, which are as in :class:`Access`."""
+        offsets, which are as in :class:`Access`.
 
-    def complete_on(self, operation: AsyncOperation, key: Hashable) -> None:
-        """The completion of the operation becomes part of ``key``."""
+        ``owners`` has the number of a lane for each offset: of the one that began the operation, or
+        of any that did together. It may be left out if there is only one group of lanes, or if
+        there is just one offset for each lane, in order.
+        """
+
+    def complete_on(
+        self, operation: AsyncOperation, key: Hashable, lanes: Array | None = None
+    ) -> None:
+        """The completion of the operation (with ``lanes``: of what these lanes began) becomes part
+        of ``key``, such as a phase of an mbarrier."""
 
     def complete_for(
         self, operations: Sequence[AsyncOperation], lanes: Array, reads_only: bool = False
     ) -> None:
-        """The lanes have waited for the operations (``reads_only``: only for their reads)."""
+        """The lanes have waited for what they began with the operations (``reads_only``: only for
+        the reads of it)."""
 
     def registers_in_flight(self, operation: AsyncOperation, registers: Sequence[int]) -> None:
-        """The operation uses registers (by number) of its lanes until it is waited for."""
+        """The operation uses registers (by number) of its lanes until it is waited for.
+
+        The observer keeps ``wave.in_flight``, so that it hears of instructions that touch them.
+        """
 
     def registers_touched(
         self, lanes: Array, registers: frozenset[int], instruction: Instruction
