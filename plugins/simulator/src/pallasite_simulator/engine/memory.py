@@ -269,7 +269,9 @@ class Memory:
                 self.store(chosen, one, inner, values[mask], size, instruction, kind)
             return
         ((space, _, addresses),) = parts
-        region, offsets = self.locate(lanes, space, addresses, size, instruction, kind)
+        region, offsets = self.locate(
+            lanes, space, addresses, size, instruction, kind, values=values
+        )
         self.wave.progress += 1
         if size == 32:
             places = offsets >> 4
@@ -287,6 +289,7 @@ class Memory:
         instruction: Instruction,
         kind: str,
         writes: bool = True,
+        values: Array | None = None,
     ) -> tuple[Region, Array]:
         """Where in a region the addresses are (byte offsets, int64), after all checks.
 
@@ -294,6 +297,7 @@ class Memory:
 
         Args:
           writes: whether the access may change memory (for ``kind`` ``"atomic"``).
+          values: what is going to be written, for the observer, if it is known.
 
         Raises:
           SimulationError: misaligned, out of bounds, or a write to constants or parameters.
@@ -316,7 +320,9 @@ class Memory:
             self.wave.bank_conflicts.access(lanes, offsets, size, instruction)
         observer = self.wave.observer
         if observer is not None and space != "param":
-            observer.access(Access(kind, space, lanes.numbers, offsets, size, instruction, writes))
+            observer.access(
+                Access(kind, space, lanes.numbers, offsets, size, instruction, writes, values)
+            )
         return self.regions[space], offsets
 
     def offsets(
