@@ -7,6 +7,10 @@ import struct
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from pallasite.codegen.tools import find_tool
+
 _NO_BITS = 8
 
 
@@ -53,10 +57,18 @@ def read_cubin(data: bytes) -> Cubin:
     return Cubin(dict(zip(names, contents, strict=True)), symbols)
 
 
+def ptxas(ptx: str, directory: Path, target: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs ptxas on a module; where there is none the test is skipped."""
+    assembler = find_tool("ptxas").path
+    if assembler is None:
+        pytest.skip("ptxas is not installed")
+    (directory / "module.ptx").write_text(ptx)
+    command = [assembler, f"-arch={target}", *options, "-o", "module.cubin", "module.ptx"]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True)
+
+
 def assemble(ptx: str, directory: Path, target: str = "sm_90a", *options: str) -> Cubin:
-    """Lets ptxas assemble a module; it prints its errors and fails if there are any."""
-    source = directory / "module.ptx"
-    source.write_text(ptx)
-    result = directory / "module.cubin"
-    subprocess.run(["ptxas", f"-arch={target}", *options, "-o", result, source], check=True)
-    return read_cubin(result.read_bytes())
+    """What ptxas makes of a module, which it must accept."""
+    result = ptxas(ptx, directory, target, *options)
+    assert result.returncode == 0, result.stderr
+    return read_cubin((directory / "module.cubin").read_bytes())
