@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Iterator
 
 import numpy as np
 

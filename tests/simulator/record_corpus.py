@@ -14,14 +14,13 @@ import pathlib
 import sys
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "simulator")]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax
 import numpy as np
 from corpus import Case, all_cases, sample
 from cuda.bindings import driver
-
 from examples.catalog import all_examples
 
 

@@ -10,9 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from corpus import all_cases, sample
-from simulator_support import run_ptx
-
 from examples.catalog import all_examples
+from simulator_support import run_ptx
 
 FOLDER = pathlib.Path(__file__).parent / "recorded"
 MANTISSA = {2: 10, 4: 23, 8: 52}
