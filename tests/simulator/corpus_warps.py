@@ -211,6 +211,9 @@ def reduction(space: str, operation: str, kind: str = "") -> Case:
         dtype = np.float16 if kind == "f16x2" else ml_dtypes.bfloat16
         # Partial sums stay below the largest integer that bfloat16 has exactly.
         values = generator(name).integers(-3, 4, 2 * THREADS).astype(dtype).view(np.uint32)
+    elif operation[:3] in ("inc", "dec"):
+        # With one limit for all, the order of the threads does not matter.
+        values = np.full(THREADS, 13, np.uint32)
     else:
         values = words(name)
     if space == "global":
