@@ -135,10 +135,12 @@ def plain_integer(reader: Reader, what: str) -> int:
 
 
 class Expressions:
-    """Reads constant expressions: C's operators on 64-bit integers (PTX ISA 4.5.5 and 4.5.6).
+    """Reads constant expressions: C's operators on 64-bit integers (PTX ISA 4.5.4 to 4.5.6).
 
-    A value is an :class:`Immediate` and whether it is of type ``.u64`` rather than ``.s64``. Floats
-    have the four basic operations in double precision; hexadecimal ``.f32`` ones stand alone.
+    Where ptxas gives a result another type than the manual does (those of ``& | ^ % ?:``), the type
+    is that of ptxas. A value is an :class:`Immediate` and whether it is of type ``.u64`` rather than
+    ``.s64``. Floats have the four basic operations in double precision; hexadecimal ``.f32`` ones
+    stand alone.
     """
 
     def __init__(self, reader: Reader):
@@ -188,9 +190,7 @@ class Expressions:
                 other = self._expression(0)
                 if any(one[0].kind != "int" for one in (left, chosen, other)):
                     self._no_floats("?:", at)
-                unsigned = chosen[1] or other[1]
-                value = (chosen if left[0].value else other)[0].value
-                left = Immediate(wrap(value, unsigned)), unsigned
+                left = chosen if left[0].value else other
             else:
                 self._depth -= 1
                 return left
@@ -226,7 +226,7 @@ class Expressions:
         if operator == "!":
             return Immediate(int(not value.value)), False
         if operator == "~":
-            return Immediate(wrap(~value.value, unsigned)), unsigned
+            return Immediate(wrap(~value.value, True)), True
         if operator == "+":
             return value, unsigned
         return Immediate(wrap(-value.value, unsigned)), unsigned
@@ -263,7 +263,8 @@ class Expressions:
                 self.reader.fail(f"shift by {b} in a constant expression", index=at)
             shifted = a << b if operator == "<<" else a >> b
             return Immediate(wrap(shifted, left[1])), left[1]
-        unsigned = left[1] or right[1]
+        # The remainder is always that of .u64.
+        unsigned = left[1] or right[1] or operator == "%"
         a, b = wrap(a, unsigned), wrap(b, unsigned)
         if operator in _COMPARISONS:
             return Immediate(int(_COMPARISONS[operator](a, b))), False
@@ -271,10 +272,11 @@ class Expressions:
             return Immediate(wrap(_ARITHMETIC[operator](a, b), unsigned)), unsigned
         if b == 0:
             self.reader.fail("division by zero in a constant expression", index=at)
+        if operator == "%":
+            return Immediate(a % b), True
         # As in C, the quotient is rounded towards zero.
         quotient = abs(a) // abs(b) if (a < 0) == (b < 0) else -(abs(a) // abs(b))
-        value = quotient if operator == "/" else a - b * quotient
-        return Immediate(wrap(value, unsigned)), unsigned
+        return Immediate(wrap(quotient, unsigned)), unsigned
 
     def _no_floats(self, operator: str, at: int) -> NoReturn:
         self.reader.fail(f"{operator!r} cannot be applied to these constants", index=at)

@@ -15,6 +15,7 @@ from pallasite_simulator.ptx.types import TYPE_BYTES, type_name
 
 #: Spaces of variables that a module or a function declares.
 VARIABLE_SPACES = (".global", ".const", ".shared", ".local", ".param")
+_ATTRIBUTES = (".managed", ".unified")
 _POINTER_SPACES = (".global", ".const", ".shared", ".local")
 
 # More registers than any compiler makes, and larger variables than any memory, are nonsense.
@@ -77,7 +78,7 @@ def _specifiers(reader: Reader) -> _Specifiers:
             reader.index += 1
             found.alignment = read_alignment(reader)
         elif word == ".attribute":
-            skip_attribute(reader, (".managed", ".unified"))
+            skip_attribute(reader, _ATTRIBUTES)
         elif word in (".v2", ".v4"):
             found.vector = _read_vector_length(reader)
         else:
@@ -128,12 +129,16 @@ def read_variables(
     """Reads a declaration from its space to its semicolon (PTX ISA 5.4).
 
     Args:
-      reader: at the space, such as ``.global``.
+      reader: at the space, such as ``.global``, or an attribute before it.
       names: what the names mean that initializers may hold.
       address_bytes: size of an address.
       declare: called with each name and the index of its word; gives the unique name.
       external: whether ``.extern`` stands before the declaration.
     """
+    if reader.words[reader.index] == ".attribute":
+        skip_attribute(reader, _ATTRIBUTES)
+    if reader.words[reader.index] not in VARIABLE_SPACES:
+        reader.fail(f"expected a state space such as .global, found {reader.found()}")
     space = reader.next()[1:]
     specifiers = _specifiers(reader)
     variables: list[Variable] = []

@@ -41,6 +41,7 @@ class Initializer:
         self._element = TYPE_BYTES[type_]
         self._address_bytes = address_bytes
         self._expressions = Expressions(reader)
+        self._row_is_short = False
         # Of an address that is given byte by byte: its symbol and how many bytes are there.
         self._masked: Symbol | None = None
         self._masked_bytes = 0
@@ -77,6 +78,8 @@ class Initializer:
             count += 1
         if outermost:
             self.count = count
+        else:
+            self._row_is_short |= count != dimensions[0]
 
     def _put(self, offset: int, data: bytes) -> None:
         if offset + len(data) > MOST_BYTES:
@@ -87,6 +90,9 @@ class Initializer:
     def _value(self, offset: int) -> None:
         reader = self._reader
         word = reader.words[reader.index]
+        if self._row_is_short:
+            # ptxas moves the later rows up, which is hardly what is meant.
+            reader.fail("a row of an array with too few values before other rows")
         if reader.words[reader.index + 1] == "(" and literal(word) is not None:
             self._masked_byte(offset)
             return
@@ -156,8 +162,10 @@ class Initializer:
                 reader.fail(f"an integer for the type .{self._type}", index=at)
             if value.kind == self._type:
                 return value.value.to_bytes(self._element, "little")
+            if value.kind == "f32":
+                reader.fail("a constant of type .f32 for the type .f64", index=at)
             try:
-                return struct.pack("<f" if self._type == "f32" else "<d", float_value(value))
+                return struct.pack("<f", float_value(value))
             except OverflowError:
                 # Beyond the largest float: rounding to nearest gives infinity.
                 return struct.pack("<f", math.copysign(math.inf, float_value(value)))

@@ -146,12 +146,11 @@ class _Parser:
     def _variables(self, external: bool) -> None:
         reader = self.reader
         at = reader.index
-        space = reader.words[at]
-        if space in (".local", ".param"):
-            reader.fail(f"variables in {space} belong into functions")
         for variable in read_variables(
             reader, self.names, self.address_size // 8, self._declare, external=external
         ):
+            if variable.space in ("local", "param"):
+                reader.fail(f"a variable in .{variable.space} outside of a function", index=at)
             known = self.variables.get(variable.name)
             # An external variable may be declared again, and then be defined.
             if known is not None and not known.external and not variable.external:
