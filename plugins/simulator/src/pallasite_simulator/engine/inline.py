@@ -317,7 +317,8 @@ class _Site:
             else:
                 renamed.append(self._instruction(statement))
         self.end.insert(0, Label(self._leave, self._call.position))
-        self.end.append(Label(self._skip, self._call.position))
+        if self._call.predicate is not None:
+            self.end.append(Label(self._skip, self._call.position))
         return renamed
 
     def _instruction(self, instruction: Instruction) -> Instruction:
