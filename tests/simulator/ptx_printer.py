@@ -64,6 +64,22 @@ def print_statement(statement: syntax.Statement) -> str:
     raise TypeError(statement)
 
 
+def _print_values(variable: syntax.Variable, size: int) -> list[str]:
+    """The initial values as elements of this size; addresses in bytes are given one by one."""
+    assert variable.initial is not None
+    addresses = dict(variable.addresses)
+    values: list[str] = []
+    while (at := len(values) * size) < len(variable.initial):
+        if at not in addresses:
+            values.append(str(int.from_bytes(variable.initial[at : at + size], "little")))
+        elif size == 8:
+            values.append(print_operand(addresses[at]))
+        else:
+            masks = [0xFF << 8 * number for number in range(8)]
+            values += [f"{mask:#x}({print_operand(addresses[at])})" for mask in masks]
+    return values
+
+
 def print_variable(variable: syntax.Variable) -> str:
     """A declaration without semicolon."""
     shown = f".extern .{variable.space}" if variable.external else f".{variable.space}"
@@ -71,18 +87,11 @@ def print_variable(variable: syntax.Variable) -> str:
     type_, count = variable.type, variable.bytes // size
     values = ""
     if variable.initial is not None:
-        if variable.addresses:
-            type_, size, count = "u64", 8, variable.bytes // 8
-        else:
-            type_, size, count = "u8", 1, variable.bytes
+        type_, count = "u8", variable.bytes
         addresses = dict(variable.addresses)
-        elements = [
-            print_operand(addresses[at])
-            if at in addresses
-            else str(int.from_bytes(variable.initial[at : at + size], "little"))
-            for at in range(0, len(variable.initial), size)
-        ]
-        values = " = {" + ", ".join(elements) + "}"
+        if addresses and not any(one % 8 for one in (variable.bytes, *addresses)):
+            type_, count = "u64", variable.bytes // 8
+        values = " = {" + ", ".join(_print_values(variable, TYPE_BYTES[type_])) + "}"
     shown += f" .align {variable.alignment} .{type_} {_identifier(variable.name)}"
     if not variable.bytes:
         return shown + "[]"

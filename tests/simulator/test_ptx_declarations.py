@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from cubin import assemble
+from ptx_texts import HEADER
 
 from pallasite_simulator.errors import PtxError
 from pallasite_simulator.ptx.parser import parse
 from pallasite_simulator.ptx.syntax import Function, Module, Position, Register, Symbol, Variable
-
-HEADER = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 
 
 def module(text: str) -> Module:
@@ -142,6 +141,7 @@ INITIAL = {
     ".global .u8 x[2][2][2] = {{{1, 2}, {3, 4}}, {}};": bytes([1, 2, 3, 4]),
     ".global .u32 x[] = {1, 2, 3};": struct.pack("<3I", 1, 2, 3),
     ".global .b8 x[4] = {};": b"",
+    ".global .u8 x = ~1;": b"\xfe",
     ".global .u32 x = WARP_SZ * 2;": struct.pack("<I", 64),
     ".global .u32 x = (5 > 3 ? 2 : 1);": struct.pack("<I", 2),
 }

@@ -138,7 +138,7 @@ class Expressions:
     """Reads constant expressions: C's operators on 64-bit integers (PTX ISA 4.5.4 to 4.5.6).
 
     Where ptxas gives a result another type than the manual does (those of ``& | ^ % ?:``), the type
-    is that of ptxas. A value is an :class:`Immediate` and whether it is of type ``.u64`` rather than
+    is that of ptxas. A value is an :class:`Immediate` and whether it is of type ``.u64``, not
     ``.s64``. Floats have the four basic operations in double precision; hexadecimal ``.f32`` ones
     stand alone.
     """

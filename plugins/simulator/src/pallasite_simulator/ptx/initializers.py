@@ -176,6 +176,9 @@ class Initializer:
             reader.fail(f"a float for the type .{self._type}", index=at)
         if self._type in ("f16", "f16x2"):
             reader.fail(f"an integer for the type .{self._type}", index=at)
-        if not -(1 << bits - 1) <= value.value < 1 << bits:
+        # Small negative values may have become large ones of type .u64, as in ~1.
+        if not -(1 << bits - 1) <= value.value < 1 << bits and (
+            value.value < (1 << 64) - (1 << bits - 1)
+        ):
             reader.fail(f"{value.value} does not fit the type .{self._type}", index=at)
         return (value.value & (1 << bits) - 1).to_bytes(self._element, "little")

@@ -23,7 +23,8 @@ _WORD = re.compile(
       | \d[\w.]*
       | "(?: [^"\\\n] | \\. )*"
       | << | >> | <= | >= | == | != | && | \|\|
-      | [,;\[\]()+\-*/%&|^~!?<>=@_$]
+      | /(?!\*)
+      | [,;\[\]()+\-*%&|^~!?<>=@_$]
     )
   | (?P<mark> [{}:] )
   | (?P<bad> . )
@@ -129,9 +130,23 @@ class Reader:
             else:
                 self._fail_at(match.start(), f"unexpected character {match[0]!r}")
         if opened:
-            self._fail_at(starts[opened[-1]], "block without end: no '}' for this '{'")
+            self._fail_unclosed(opened[-1])
         words.extend(_END)
         starts.extend([len(self.text)] * len(_END))
+
+    def _fail_unclosed(self, outermost: int) -> NoReturn:
+        """Says which brace is not closed: that of a vector, if there is one, or that of a block."""
+        opened: list[bool] = []
+        for index, word in enumerate(self.words):
+            if word == "{":
+                before = self.words[index - 1] if index else ""
+                # In front of vectors: another operand or the dotted name of an instruction.
+                opened.append(before in (",", "[", "=") or "." in before[1:])
+            elif word == "}":
+                opened.pop()
+            elif word == ";" and opened and opened[-1]:
+                self._fail_at(self.starts[index], "';' inside braces that are not closed")
+        self._fail_at(self.starts[outermost], "block without end: no '}' for this '{'")
 
     def position_at(self, offset: int) -> Position:
         """Line and column of an offset in the text."""
@@ -221,6 +236,8 @@ class Reader:
         word = self.words[self.index]
         if not is_name(word):
             self.fail(f"expected {what}, found {self.found()}")
+        if word == "WARP_SZ":
+            self.fail("'WARP_SZ' is a constant, not a name")
         self.index += 1
         return word
 

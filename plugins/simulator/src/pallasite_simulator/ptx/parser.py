@@ -137,8 +137,10 @@ class _Parser:
         else:
             reader.fail(f"expected a directive, found {reader.found(start)}", index=start)
 
-    def _declare(self, name: str, index: int) -> str:
-        if name in self.headers:
+    def _declare(self, external: bool, name: str, index: int) -> str:
+        known = self.variables.get(name)
+        # An external variable may be declared again, and then be defined.
+        if name in self.headers or (known and not known.external and not external):
             self.reader.fail(f"{name!r} is declared twice", index=index)
         self.names[name] = Symbol(name)
         return name
@@ -146,16 +148,13 @@ class _Parser:
     def _variables(self, external: bool) -> None:
         reader = self.reader
         at = reader.index
+        declare = functools.partial(self._declare, external)
         for variable in read_variables(
-            reader, self.names, self.address_size // 8, self._declare, external=external
+            reader, self.names, self.address_size // 8, declare, external=external
         ):
             if variable.space in ("local", "param"):
                 reader.fail(f"a variable in .{variable.space} outside of a function", index=at)
-            known = self.variables.get(variable.name)
-            # An external variable may be declared again, and then be defined.
-            if known is not None and not known.external and not variable.external:
-                reader.fail(f"{variable.name!r} is declared twice", index=at)
-            if known is None or known.external:
+            if variable.name not in self.variables or not external:
                 self.variables[variable.name] = variable
 
     def _function(self, external: bool) -> None:
