@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pallasite
-from pallasite import cli, config, errors, gpu, hookspecs, launch
+from pallasite import cli, config, errors, gpu, hookspecs, launch, plugins
 from pallasite.cli import entry as entry_point
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -150,7 +150,8 @@ def as_markdown(text: str) -> str:
 
 
 def options_page() -> str:
-    """The table of configuration options."""
+    """The table of configuration options, with those of the plugins."""
+    plugins.registry()
     lines = ["# Options", "", as_markdown(inspect.getdoc(config) or ""), ""]
     lines += ["| option | variable | accepts | meaning |", "|---|---|---|---|"]
     for option in config.OPTIONS.values():

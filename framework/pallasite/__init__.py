@@ -24,6 +24,7 @@ _EXPORTS = {
     "compile": "pallasite.runtime",
     "compile_all": "pallasite.runtime",
     "hookimpl": "pallasite.hookspecs",
+    "kernel_errors": "pallasite.runtime",
     "target": "pallasite.target_selection",
     **dict.fromkeys(
         (
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from pallasite.language.params import CompilerParams as CompilerParams
     from pallasite.runtime import compile as compile
     from pallasite.runtime import compile_all as compile_all
+    from pallasite.runtime import kernel_errors as kernel_errors
     from pallasite.target_selection import target as target
     from pallasite.targets import Target as Target
 

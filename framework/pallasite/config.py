@@ -2,6 +2,7 @@
 
 An option's value is the first that is set: a surrounding ``with config.scoped(...)``, its
 environment variable (so that the command line wins over the program), :func:`update`, its default.
+Plugins add options of their own when they are imported, with :func:`declare`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from pallasite.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One option: ``parse`` turns what a user gives into its value, or raises ``ValueError``."""
+    """One option.
+
+    Attributes:
+      name: as the program names it.
+      variable: its environment variable, ``PALLASITE_...``.
+      default: gives its value where it is not set.
+      parse: turns what a user gives into its value, or raises ``ValueError``.
+      accepts: what that may be, for messages.
+      description: one line for ``pallasite doctor``.
+      affects_code: whether compiled kernels depend on it.
+    """
 
     name: str
     variable: str
@@ -29,9 +40,11 @@ class Option:
     parse: Callable[[Any], Any]
     accepts: str
     description: str
+    affects_code: bool = True
 
 
-def _boolean(value: Any) -> bool:
+def boolean(value: Any) -> bool:
+    """Reads ``on`` or ``off`` (also 1, 0, true, false), for :attr:`Option.parse`."""
     words = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}
     if isinstance(value, bool):
         return value
@@ -84,7 +97,7 @@ def _default_cache_dir() -> pathlib.Path:
     return pathlib.Path(base).expanduser() / "pallasite"
 
 
-OPTIONS: Mapping[str, Option] = {
+OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
         Option(
@@ -123,7 +136,7 @@ OPTIONS: Mapping[str, Option] = {
             "cache",
             "PALLASITE_CACHE",
             lambda: True,
-            _boolean,
+            boolean,
             "on or off (also 1, 0, true, false)",
             "whether compiled kernels are kept on disk",
         ),
@@ -147,9 +160,10 @@ OPTIONS: Mapping[str, Option] = {
             "sanitize",
             "PALLASITE_SANITIZE",
             lambda: False,
-            _boolean,
+            boolean,
             "on or off (also 1, 0, true, false)",
-            "whether kernels are built with run-time checks",
+            "whether executors that can do so check what kernels do",
+            affects_code=False,
         ),
     )
 }
@@ -159,6 +173,23 @@ _scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
     "pallasite_config",
     default=types.MappingProxyType({}),
 )
+
+
+def declare(option: Option) -> None:
+    """Adds an option of a plugin; to add it again changes nothing.
+
+    Raises:
+      ConfigError: another option has its name or its environment variable.
+    """
+    for one in OPTIONS.values():
+        if one.name == option.name and one.variable == option.variable:
+            return
+        if one.name == option.name or one.variable == option.variable:
+            raise ConfigError(
+                f"option {option.name!r} ({option.variable}) clashes with another one",
+                got=f"{one.name!r} ({one.variable})",
+            )
+    OPTIONS[option.name] = option
 
 
 def get(name: str) -> Any:
@@ -183,6 +214,11 @@ def source(name: str) -> tuple[Any, str]:
     if name in _updated:
         return _updated[name], "update"
     return option.default(), "default"
+
+
+def scoped_options() -> Mapping[str, Any]:
+    """What the surrounding ``with scoped(...)`` set, for work that another thread takes over."""
+    return dict(_scoped.get())
 
 
 def update(name: str, value: Any) -> None:

@@ -14,7 +14,8 @@ from pallasite.errors import ConfigError
 def test_defaults(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     monkeypatch.setattr("sys.platform", "linux")
-    assert {name: config.get(name) for name in config.OPTIONS} == {
+    own = [name for name in config.OPTIONS if not name.startswith("simulator_")]
+    assert {name: config.get(name) for name in own} == {
         "target": None,
         "disabled_plugins": (),
         "disabled_passes": (),
@@ -115,3 +116,25 @@ def test_reset_of_one_option():
     config.update("cache", False)
     config.reset("target")
     assert (config.get("target"), config.get("cache")) == (None, False)
+
+
+def test_options_of_plugins(monkeypatch):
+    monkeypatch.setattr(config, "OPTIONS", dict(config.OPTIONS))
+    option = config.Option("depth", "PALLASITE_DEPTH", lambda: 3, int, "a number", "how deep")
+    config.declare(option)
+    config.declare(option)
+    assert config.get("depth") == 3
+    monkeypatch.setenv("PALLASITE_DEPTH", "5")
+    assert config.source("depth") == (5, "PALLASITE_DEPTH")
+    for name, variable in (("depth", "PALLASITE_OTHER"), ("other", "PALLASITE_DEPTH")):
+        with pytest.raises(ConfigError, match="clashes with another one"):
+            config.declare(config.Option(name, variable, lambda: 3, int, "a number", ""))
+
+
+def test_scoped_options_can_be_carried_over():
+    with config.scoped(target="a", cache=False):
+        carried = config.scoped_options()
+    assert config.scoped_options() == {}
+    with config.scoped(**carried):
+        assert config.get("target") == "a"
+        assert config.get("cache") is False

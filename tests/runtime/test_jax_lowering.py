@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from pallasite.launch import ArrayParameter
 from pallasite.launch_plan import canonical_order
 from pallasite.runtime import clear_memory, compiler, run_on_host
 from pallasite.runtime.jax_lowering import check_device
+from pallasite.runtime.override import override
+from pallasite.target_selection import find_target
 from pallasite.targets import Target
 
 GPU_WHEEL = pytest.mark.skipif(
@@ -179,9 +182,12 @@ def test_programs_are_the_same_in_every_process():
 
 
 def test_without_an_executor():
-    with pytest.raises(ExecutionError, match="'scaled' cannot run on the CPU") as error:
+    with (
+        config.scoped(disabled_plugins="simulator"),
+        pytest.raises(ExecutionError, match="'scaled' cannot run on the CPU") as error,
+    ):
         scaled()(jnp.ones(128))
-    assert "pallasite[simulator]" in str(error.value)
+    assert "enable plugin 'simulator'" in str(error.value)
     assert "pallasite.compile" in str(error.value)
 
 
@@ -250,14 +256,95 @@ def test_pallas_calls_that_are_not_ours_are_left_alone():
         pl.pallas_call(body, out_shape=shape(128))(x)
 
 
-def test_executors_that_return_nonsense():
-    plugin = _Doubling(lambda compiled, arrays: [np.zeros(3)])
-    plugins.register(plugin, "nonsense")
+@contextlib.contextmanager
+def executor(execute):
+    plugins.register(_Doubling(execute), "other")
     try:
-        with pytest.raises(Exception, match="wrong outputs of kernel 'scaled'"):
-            jax.block_until_ready(scaled()(jnp.ones(128)))
+        yield
     finally:
-        plugins.unregister("nonsense")
+        plugins.unregister("other")
+
+
+def test_executors_that_return_nonsense():
+    nonsense = executor(lambda compiled, arrays: [np.zeros(3)])
+    with nonsense, pytest.raises(ExecutionError, match="wrong outputs of kernel 'scaled'"):
+        jax.block_until_ready(scaled()(jnp.ones(128)))
+
+
+def fails_on_negative_numbers(compiled, arrays):
+    if arrays[0][0] < 0:
+        raise ExecutionError("a negative number", got=arrays[0][0], hint="try another")
+    return [2 * array for array in arrays]
+
+
+def test_errors_come_out_of_kernels_that_run_eagerly():
+    with executor(fails_on_negative_numbers):
+        np.testing.assert_array_equal(scaled()(jnp.ones(128)), np.full(128, 2.0))
+        with pytest.raises(ExecutionError, match="a negative number") as caught:
+            scaled()(jnp.full(128, -1.0))
+    assert (caught.value.got, caught.value.hint) == (-1.0, "try another")
+
+
+def test_errors_of_jitted_functions():
+    """JAX raises an error of its own; the context gives the original one, again and again."""
+    with executor(fails_on_negative_numbers):
+        fn = jax.jit(lambda x: scaled()(x) + 1)
+        for _ in range(2):
+            with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as caught:
+                jax.block_until_ready(fn(jnp.full(128, -3.0)))
+            assert str(caught.value).endswith(
+                "ExecutionError: a negative number\n  got: -3.0\n  try: try another"
+            )
+            with pytest.raises(ExecutionError, match="got: -2.0"), pallasite.kernel_errors():
+                jax.block_until_ready(fn(jnp.full(128, -2.0)))
+            np.testing.assert_array_equal(fn(jnp.ones(128)), np.full(128, 3.0))
+
+
+def test_other_errors_pass_unchanged():
+    with pytest.raises(ValueError, match="^mine$"), pallasite.kernel_errors():
+        raise ValueError("mine")
+    with executor(lambda compiled, arrays: 1 // 0):
+        with pytest.raises(ZeroDivisionError) as caught, pallasite.kernel_errors():
+            jax.block_until_ready(jax.jit(scaled())(jnp.ones(128)))
+        assert "in <lambda>" in caught.value.__notes__[0]
+
+
+def test_options_around_the_compilation_hold_when_the_program_runs():
+    seen = []
+
+    def note(compiled, arrays):
+        seen.append(config.get("sanitize"))
+        return arrays
+
+    with executor(note):
+        fn = jax.jit(lambda x: scaled()(jnp.sin(x @ x)))
+        with config.scoped(sanitize=True):
+            jax.block_until_ready(fn(jnp.ones((128, 128))[0:128]))
+        jax.block_until_ready(fn(jnp.ones((128, 128))[0:128]))
+    assert seen == [True, True]
+
+
+def test_kernels_whose_outputs_are_equal_run_each():
+    calls = []
+
+    def note(compiled, arrays):
+        calls.append(compiled.name)
+        return arrays
+
+    with executor(note):
+        jax.block_until_ready(jax.jit(lambda x: scaled()(x) + scaled()(x))(jnp.ones(128)))
+    assert len(calls) == 2
+
+
+def test_override():
+    def three(compiled, arrays):
+        return [3 * arrays[0]]
+
+    with override(three, find_target("sm_90a")):
+        (spec,) = specs(scaled(), shape(128))
+        result = jax.jit(lambda x: scaled()(x))(jnp.ones(128))
+    np.testing.assert_array_equal(result, np.full(128, 3.0))
+    assert spec.name == "scaled"
 
 
 def test_host_call_outside_of_a_program():

@@ -31,7 +31,9 @@ def _jitted(spec: KernelSpec) -> Callable[..., Any]:
 
 
 def _impl(*operands: Any, spec: KernelSpec) -> Any:
-    with jax.disable_jit(False):
+    # The runtime is a later layer. What an executor raises comes out as it is.
+    callback = importlib.import_module("pallasite.runtime.callback")
+    with jax.disable_jit(False), callback.kernel_errors():
         return _jitted(spec)(*operands)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pallasite.runtime.api import compile as compile
 from pallasite.runtime.api import compile_all as compile_all
+from pallasite.runtime.callback import kernel_errors as kernel_errors
 from pallasite.runtime.callback import run_on_host as run_on_host
 from pallasite.runtime.compiler import CacheInfo as CacheInfo
 from pallasite.runtime.compiler import cache_info as cache_info

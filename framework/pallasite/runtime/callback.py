@@ -2,12 +2,18 @@
 
 ``jax.pure_callback`` would hand JAX arrays to the function, and reading those can wait for ever
 when all of XLA's threads are busy; the primitive here hands over NumPy arrays.
+
+XLA turns an exception of such a function into an error of its own, whose message ends with the
+exception's. The exception itself is remembered, for :func:`kernel_errors`.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,12 +21,17 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from pallasite import config
 from pallasite.codegen.compiled import CompiledKernel
-from pallasite.errors import ExecutionError
+from pallasite.errors import ExecutionError, PallasiteError
 
 HostFunction = Callable[[CompiledKernel, Sequence[np.ndarray]], Sequence[np.ndarray]]
 """``execute(compiled, inputs)`` returns the outputs. The inputs must not be written to, and must
 not be kept: an output that shares memory with an input starts as a copy of it."""
+
+_REMEMBERED = 16
+_recent: collections.deque[tuple[str, Exception]] = collections.deque(maxlen=_REMEMBERED)
+"""What executors raised last, by the text under which XLA shows it."""
 
 
 def run_on_host(
@@ -28,21 +39,65 @@ def run_on_host(
 ) -> list[jax.Array]:
     """Runs a kernel by a Python function; with that bound, it is what an executor's ``run`` is.
 
-    It works wherever kernels do: eagerly, under ``jax.jit``, and inside ``jax.shard_map``.
+    It works wherever kernels do: eagerly, under ``jax.jit``, and inside ``jax.shard_map``. Options
+    that a ``with config.scoped(...)`` sets where the program is compiled hold when it runs.
     """
-    results: list[jax.Array] = host_call_p.bind(*operands, call=_HostCall(execute, compiled))
+    call = _HostCall(execute, compiled, config.scoped_options())
+    results: list[jax.Array] = host_call_p.bind(*operands, call=call)
     return results
+
+
+@contextlib.contextmanager
+def kernel_errors() -> Iterator[None]:
+    """Raises the very exception that a kernel raised on the CPU, where XLA would raise its own.
+
+    ``jax.jit`` reports whatever goes wrong in a kernel as a ``jax.errors.JaxRuntimeError`` or a
+    ``ValueError`` with the text of the exception. Within this context the exception itself comes
+    out, with its type and attributes::
+
+        with pallasite.kernel_errors():
+            result = jax.block_until_ready(jax.jit(function)(x))
+
+    Kernels that are called outside of ``jax.jit`` need no context.
+    """
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        text = str(error)
+        if isinstance(error, PallasiteError):
+            raise
+        for shown, original in reversed(_recent):
+            if shown in text:
+                raise original from None
+        raise
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _HostCall:
     execute: HostFunction
     compiled: CompiledKernel
+    options: Mapping[str, Any]
 
     def __call__(self, *inputs: Any) -> tuple[np.ndarray, ...]:
+        error: Exception
+        try:
+            return self._run(inputs)
+        except PallasiteError as problem:
+            error = problem
+        except Exception as problem:
+            # XLA keeps the last line only, and the frames would keep the arrays.
+            problem.add_note("".join(traceback.format_exception(problem)))
+            error = problem
+        error.__context__ = error.__cause__ = None
+        error = error.with_traceback(None)
+        _recent.append((f"{type(error).__name__}: {error}", error))
+        raise error
+
+    def _run(self, inputs: Sequence[Any]) -> tuple[np.ndarray, ...]:
         buffers = self.compiled.launch.outputs
         arrays = [np.asarray(array) for array in inputs]
-        outputs = [np.asarray(array) for array in self.execute(self.compiled, arrays)]
+        with config.scoped(**self.options):
+            outputs = [np.asarray(array) for array in self.execute(self.compiled, arrays)]
         got = [(array.shape, array.dtype) for array in outputs]
         expected = [(buffer.shape, np.dtype(buffer.dtype)) for buffer in buffers]
         if got != expected:
@@ -71,6 +126,7 @@ def _abstract_eval(*operands: Any, call: _HostCall) -> list[Any]:
 
 
 def _lower(ctx: Any, *operands: Any, call: _HostCall) -> Any:
+    # A kernel may print, and it may find an error: XLA must not drop it, nor join two calls of it.
     results, _, _ = mlir.emit_python_callback(
         ctx,
         call,
@@ -78,7 +134,7 @@ def _lower(ctx: Any, *operands: Any, call: _HostCall) -> Any:
         list(operands),
         ctx.avals_in,
         ctx.avals_out,
-        has_side_effect=not call.compiled.launch.outputs,
+        has_side_effect=True,
         returns_token=False,
     )
     return results

@@ -199,7 +199,9 @@ def content_key(request: _Request) -> str:
 def _environment() -> tuple[Hashable, ...]:
     """What can change within a process: options and plugins."""
     options = tuple(
-        config.get(name) for name in sorted(config.OPTIONS) if name not in ("cache", "cache_dir")
+        config.get(name)
+        for name, option in sorted(config.OPTIONS.items())
+        if option.affects_code and name not in ("cache", "cache_dir")
     )
     in_process = any(
         plugin.distribution == IN_PROCESS and plugin.state != "disabled"

@@ -49,8 +49,8 @@ def environment_text(*, assemble: bool) -> str:
             "plugins": {name: _plugin_version(name) for name in sorted(enabled)},
             "options": {
                 name: repr(config.get(name))
-                for name in sorted(config.OPTIONS)
-                if name not in _OPTIONS_WITHOUT_EFFECT
+                for name, option in sorted(config.OPTIONS.items())
+                if option.affects_code and name not in _OPTIONS_WITHOUT_EFFECT
             },
             "debug_checks": _jax.debug_checks_enabled(),
             "assembler": _assembler() if assemble else None,

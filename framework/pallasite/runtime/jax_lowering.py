@@ -21,8 +21,10 @@ from pallasite.known_plugins import remedy
 from pallasite.language.kernel import KernelSpec
 from pallasite.language.pallas_call import pallas_call_spec
 from pallasite.language.params import CompilerParams
+from pallasite.runtime.callback import run_on_host
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.launch import launch
+from pallasite.runtime.override import current
 from pallasite.runtime.profile_dump import run_profiled
 from pallasite.target_selection import local_compute_capability
 from pallasite.targets import Target
@@ -46,8 +48,13 @@ def lower_kernel_call(
     if platform is None:
         platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
     check_operands(spec, ctx.avals_in)
-    run = find_executor(platform, spec.name)
-    compiled = compile_kernel(spec, keep=False, mesh_axes=_device_mesh(ctx))
+    override = current()
+    run: Callable[..., Any]
+    if platform == "cpu" and override.execute is not None:
+        run = functools.partial(run_on_host, override.execute)
+    else:
+        run: Callable[..., Any] = find_executor(platform, spec.name)
+    compiled = compile_kernel(spec, override.target, keep=False, mesh_axes=_device_mesh(ctx))
     if platform == "cuda":
         check_device(compiled.target, local_compute_capability(), spec.name)
         run = functools.partial(launch, side_effects=has_side_effects(spec))

@@ -1,0 +1,48 @@
+"""Takes over how the kernels of programs are compiled and run, within a ``with`` block."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+
+from pallasite.runtime.callback import HostFunction
+from pallasite.targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Override:
+    """What takes the place of the kernels' own choices; None leaves a choice to them.
+
+    Attributes:
+      execute: runs kernels on the CPU, instead of an executor's ``run``.
+      target: what kernels are compiled for.
+    """
+
+    execute: HostFunction | None = None
+    target: Target | None = None
+
+
+_current: contextvars.ContextVar[Override] = contextvars.ContextVar(
+    "pallasite_override",
+    default=Override(),  # noqa: B039  (it is frozen)
+)
+
+
+def current() -> Override:
+    """What holds for programs that are lowered now."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def override(execute: HostFunction | None = None, target: Target | None = None) -> Iterator[None]:
+    """Sets both for programs that are lowered within the block, by this thread.
+
+    A function that ``jax.jit`` has compiled before is not lowered again.
+    """
+    token = _current.set(Override(execute, target))
+    try:
+        yield
+    finally:
+        _current.reset(token)
