@@ -8,7 +8,8 @@ program's order goes first, so that those behind catch up.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import dataclasses
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +51,7 @@ class Wave:
       memory: what they see.
       barriers: the barriers of blocks and clusters.
       resources: further state that instructions keep, by a key of their own.
+      at_exit: called with the numbers of lanes that end.
       observer: who is told of events, or None.
       progress: grows with everything that another thread could notice.
       giving_up: which lanes have waited in vain, and may return from that without success once.
@@ -97,6 +99,7 @@ class Wave:
             )
         self.barriers = Barriers(self)
         self.resources: dict[Hashable, object] = {}
+        self.at_exit: list[Callable[[Array], None]] = []
         self.in_flight: set[int] = set()
         self.progress = 0
         self.giving_up = np.zeros(self.lane_count, np.bool_)
@@ -160,11 +163,22 @@ class Wave:
         loop then lets others go first."""
         self._polled = True
 
-    def wake(self, key: Hashable) -> None:
-        """Lets the lanes that wait for ``key`` go on."""
+    def wake(self, key: Hashable, mask: Array | None = None) -> None:
+        """Lets the lanes that wait for ``key`` go on, or those of them for which ``mask`` (one bool
+        for each lane of the wave) is true."""
         self.progress += 1
+        kept = []
         for pc, wait in self._parked.pop(key, ()):
-            self._push(pc if wait.again else pc + 1, self.lanes(wait.lanes))
+            woken = wait.lanes
+            if mask is not None:
+                chosen = mask[woken]
+                if not chosen.all():
+                    kept.append((pc, dataclasses.replace(wait, lanes=woken[~chosen])))
+                    woken = woken[chosen]
+            if len(woken):
+                self._push(pc if wait.again else pc + 1, self.lanes(woken))
+        if kept:
+            self._parked[key] = kept
 
     def waiting(self, key: Hashable) -> bool:
         """Whether lanes wait for ``key``."""
@@ -411,6 +425,8 @@ class Wave:
             self.exited[lanes.index] = True
             self._living = None
             self.progress += 1
+            for callback in self.at_exit:
+                callback(lanes.numbers)
             if self.observer is not None:
                 self.observer.exit(lanes.numbers)
         elif entry.kind is TRAP:
