@@ -56,13 +56,20 @@ class Case:
 @functools.cache
 def all_cases() -> dict[str, Case]:
     """All cases by name."""
+    import corpus_atomics
     import corpus_floats
     import corpus_integers
     import corpus_random
     import corpus_warps
 
     found: dict[str, Case] = {}
-    for module in (corpus_integers, corpus_floats, corpus_warps, corpus_random):
+    for module in (
+        corpus_integers,
+        corpus_floats,
+        corpus_warps,
+        corpus_atomics,
+        corpus_random,
+    ):
         for case in module.cases():
             assert case.name not in found, case.name
             found[case.name] = case

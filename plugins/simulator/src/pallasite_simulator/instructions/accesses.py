@@ -141,7 +141,8 @@ def bind_stored(binder: Binder, operand: Operand, kind: PtxType) -> Source:
     return binder.source(operand, raw_type(kind) if isinstance(operand, Register) else kind)
 
 
-def _stored_bits(values: Values, kind: PtxType) -> Values:
+def stored_bits(values: Values, kind: PtxType) -> Values:
+    """Bits of values of a type, which may be bits already."""
     return values if values.dtype == kind.storage else values.view(kind.storage)
 
 
@@ -151,7 +152,7 @@ def to_memory(values: Values, kind: PtxType, count: int) -> Array:
     if kind.bits == 128:
         words = np.ascontiguousarray(np.broadcast_to(values, (count, 2)))
         return words.view(np.complex128).reshape(count)
-    bits = _stored_bits(values, kind)
+    bits = stored_bits(values, kind)
     return bits if bits.ndim else np.full(count, bits)
 
 
@@ -178,7 +179,7 @@ def join_vectors(elements: list[Values], kind: PtxType, count: int) -> Array:
         return wide.reshape(count, -1).view(np.complex128)
     joined = np.empty((count, len(elements)), kind.storage)
     for number, values in enumerate(elements):
-        joined[:, number] = _stored_bits(values, kind)
+        joined[:, number] = stored_bits(values, kind)
     size = kind.bytes * len(elements)
     if size == 32:
         return joined.view(np.complex128)
@@ -199,7 +200,7 @@ def check_addresses(
       SimulationError: not all of the ``size`` bytes are in bounds, or misaligned.
     """
     memory = lanes.wave.memory
-    for name, chosen, inner in _by_space(lanes, space, addresses):
+    for name, chosen, _, inner in by_space(lanes, space, addresses):
         memory.offsets(chosen, name, inner, size, instruction)
         memory.check_alignment(chosen, name, inner, size, alignment, instruction)
 
@@ -219,9 +220,7 @@ class Order:
     def of(cls, semantics: str, scope: str) -> Order:
         """From the modifiers."""
         return cls(
-            semantics in ("acquire", "acq_rel", "sc"),
-            semantics in ("release", "acq_rel", "sc"),
-            scope or "gpu",
+            semantics in ("acquire", "acq_rel"), semantics in ("release", "acq_rel"), scope or "gpu"
         )
 
 
@@ -265,12 +264,19 @@ def places(
     memory = lanes.wave.memory
     return [
         (name.split("::")[0], chosen, memory.offsets(chosen, name, inner, 1, instruction))
-        for name, chosen, inner in _by_space(lanes, space, addresses)
+        for name, chosen, _, inner in by_space(lanes, space, addresses)
     ]
 
 
-def _by_space(lanes: Lanes, space: str, addresses: Values) -> list[tuple[str, Lanes, Array]]:
-    """Addresses of lanes by the state space where they are; an array for each."""
+def by_space(
+    lanes: Lanes, space: str, addresses: Values
+) -> list[tuple[str, Lanes, Array | None, Array]]:
+    """Addresses of lanes by the state space where they are.
+
+    Returns:
+      For each space: its name, the lanes, which of the given lanes they are (None: all), and their
+      addresses in that space, one for each.
+    """
     parts: list[tuple[str, Array | None, Values]] = [(space, None, addresses)]
     if space == "generic":
         parts = lanes.wave.memory.resolve(lanes, addresses)
@@ -278,5 +284,5 @@ def _by_space(lanes: Lanes, space: str, addresses: Values) -> list[tuple[str, La
     for name, mask, inner in parts:
         chosen = lanes if mask is None else lanes.where(mask)
         assert chosen is not None
-        found.append((name, chosen, np.broadcast_to(inner, (chosen.count,))))
+        found.append((name, chosen, mask, np.broadcast_to(inner, (chosen.count,))))
     return found
