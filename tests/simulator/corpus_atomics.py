@@ -102,7 +102,7 @@ def update(space: str, operation: str, kind: str, count: int = 1, opcode: str = 
     ]
     shared = THREADS * size if "shared" in space else 0
     return Case(
-        name,
+        f"{name} of a place",
         body_ptx("\n".join(code), 3, shared=shared),
         inputs,
         (np.dtype(f"u{bits // 8}"), 2 * THREADS * count),
