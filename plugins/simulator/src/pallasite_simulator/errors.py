@@ -41,3 +41,7 @@ class SimulationError(ExecutionError):
 
 class DeadlockError(SimulationError):
     """No thread of the kernel can go on; the message says who waits for what."""
+
+
+class SanitizerError(SimulationError):
+    """The sanitizer found errors in a kernel; the message lists them."""

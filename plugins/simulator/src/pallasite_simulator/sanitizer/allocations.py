@@ -1,0 +1,100 @@
+"""Which allocation of shared memory an access belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pallasite.errors import SourceLocation
+from pallasite.launch import Allocation
+from pallasite_simulator.engine.memory import SHARED_BASE
+from pallasite_simulator.ptx.syntax import Instruction, Position, Symbol
+from pallasite_simulator.types import Array
+
+if TYPE_CHECKING:
+    from pallasite_simulator.engine.program import Program
+
+_SHIFT = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """An allocation: ``start`` and ``end`` are byte offsets in a block's memory."""
+
+    name: str
+    start: int
+    end: int
+    location: SourceLocation | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.end - self.start} bytes)"
+
+
+class SharedAllocations:
+    """All allocations of a block's shared memory: static variables, and what the dynamic shared
+    memory is used for. They may overlap, if they are used one after the other.
+
+    Attributes:
+      pieces: ascending by start.
+    """
+
+    def __init__(
+        self, program: Program, allocations: Sequence[Allocation], limit: int, stride: int
+    ):
+        self.pieces: list[Piece] = []
+        nowhere = Instruction("", (), (), Position(0, 0), "")
+        for one in (*program.module.variables, *program.function.variables):
+            if one.space == "shared" and one.bytes:
+                _, start = program.symbol(Symbol(one.name), nowhere)
+                self.pieces.append(Piece(one.name, start, start + one.bytes))
+        first = SHARED_BASE + program.static_shared_bytes
+        dynamic = [one for one in allocations if one.space in ("smem", "barrier")]
+        for asked in dynamic:
+            start = first + asked.offset
+            self.pieces.append(Piece(asked.what, start, start + asked.amount, asked.location))
+        if not dynamic and limit > first:
+            self.pieces.append(Piece("dynamic shared memory", first, limit))
+        self.pieces.sort(key=lambda piece: (piece.start, piece.end))
+        self.stride = stride
+        self._known: dict[tuple[int, int], bool] = {}
+        whole = np.zeros(stride >> _SHIFT, np.bool_)
+        for piece in self.pieces:
+            whole[-(-piece.start >> _SHIFT) : piece.end >> _SHIFT] = True
+        self._suspicious: Array = ~whole
+
+    def suspicious(self, blocks: int) -> Array:
+        """For each 16 bytes of the memory of some blocks, whether they do not lie in one allocation
+        as a whole."""
+        return np.tile(self._suspicious, blocks)
+
+    def inside(self, start: int, end: int) -> bool:
+        """Whether the bytes, given by their offsets in a block's memory, are in one allocation."""
+        key = (start, end)
+        found = self._known.get(key)
+        if found is None:
+            found = any(piece.start <= start and end <= piece.end for piece in self.pieces)
+            self._known[key] = found
+        return found
+
+    def describe(self, within: int) -> str:
+        """What is at an offset in a block's memory."""
+        found = [piece for piece in self.pieces if piece.start <= within < piece.end]
+        if found:
+            names = " or ".join(str(piece) for piece in found[:3])
+            return f"byte {within - found[0].start} of {names}"
+        return self.nearest(within)
+
+    def nearest(self, within: int) -> str:
+        """Where an offset outside of all allocations is."""
+        before = [piece for piece in self.pieces if piece.end <= within]
+        after = [piece for piece in self.pieces if piece.start > within]
+        if before:
+            piece = max(before, key=lambda one: one.end)
+            return f"{within - piece.end} bytes behind the end of {piece}"
+        if after:
+            piece = min(after, key=lambda one: one.start)
+            return f"{piece.start - within} bytes before {piece}"
+        return f"byte {within - SHARED_BASE} of shared memory, where nothing is allocated"

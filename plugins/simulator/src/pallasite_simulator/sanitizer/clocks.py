@@ -1,0 +1,273 @@
+"""Vector clocks: what is known to have happened before.
+
+As in FastTrack (C. Flanagan, S. Freund, "FastTrack: efficient and precise dynamic race detection",
+2009), an access is ordered before what a thread does now if the thread's vector clock has reached
+the access. Clocks do not count steps of each thread, but are all the number of the last event of
+the launch. What many threads know alike, as after a barrier, is one row that they share, whichever
+domain they belong to: rows never change once they are made.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pallasite_simulator.types import Array
+
+NOTHING = 0
+"""The row of those who know nothing."""
+
+_COLUMNS_MORE = 16
+
+_ROWS_BEFORE_COLLECTION = 2048
+
+
+class Clocks:
+    """All rows of a launch.
+
+    A row has a column for each thread of a domain, for the ``cp.async`` copies of each thread if
+    ``copies``, and for each asynchronous engine that was named so far.
+
+    Attributes:
+      threads: columns of threads.
+      time: the number of the last event.
+      generic: rows by columns: up to which event it is known what a column did.
+      fenced: the same, as far as it is visible to the asynchronous proxy too.
+      floor: for each row: all events up to this one are known, whoever did them.
+      foreign: for each row: rows of other domains, by domain.
+      last: for each column, its last event in any domain.
+    """
+
+    def __init__(self, threads: int, *, copies: bool = False):
+        self.threads = threads
+        self.copies = copies
+        self.fixed = threads * (2 if copies else 1)
+        self.time = 0
+        width = self.fixed + _COLUMNS_MORE
+        self.generic: Array = np.zeros((64, width), np.int32)
+        self.fenced: Array = np.zeros((64, width), np.int32)
+        self.floor: Array = np.zeros(64, np.int64)
+        self.foreign: list[Mapping[int, int] | None] = [None] * 64
+        self.last: Array = np.zeros(width, np.int32)
+        self.names: dict[Hashable, int] = {}
+        self._operations: dict[int, list[int]] = {}
+        self._free: list[int] = list(range(63, 0, -1))
+        self._limit = _ROWS_BEFORE_COLLECTION
+        self._joined: dict[tuple[int, int], int] = {}
+        self._made: dict[Hashable, int] = {}
+        self._published: dict[Hashable, int] = {}
+        self._published_at = 0
+
+    # Columns --------------------------------------------------------------------------------------
+
+    @property
+    def width(self) -> int:
+        """Columns of the arrays."""
+        return int(self.generic.shape[1])
+
+    def column(self, name: Hashable) -> int:
+        """The column of an asynchronous engine."""
+        found = self.names.get(name)
+        if found is None:
+            found = self.names[name] = self.fixed + len(self.names)
+            if found >= self.width:
+                more = ((0, 0), (0, max(_COLUMNS_MORE, len(self.names))))
+                self.generic = np.pad(self.generic, more)
+                self.fenced = np.pad(self.fenced, more)
+                self.last = np.pad(self.last, more[1])
+        return found
+
+    def name(self, column: int) -> Hashable:
+        """The name of an asynchronous engine's column."""
+        return next(name for name, number in self.names.items() if number == column)
+
+    def began(self, column: int, time: int) -> None:
+        """An operation of an asynchronous engine has this number."""
+        numbers = self._operations.setdefault(column, [])
+        if not numbers or numbers[-1] < time:
+            numbers.append(time)
+        self.last[column] = max(int(self.last[column]), time)
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def join(self, one: int, other: int) -> int:
+        """The row that knows what both know."""
+        if one == other or other == NOTHING:
+            return one
+        if one == NOTHING:
+            return other
+        key = (one, other) if one < other else (other, one)
+        found = self._joined.get(key)
+        if found is None:
+            generic = np.maximum(self.generic[one], self.generic[other])
+            fenced = np.maximum(self.fenced[one], self.fenced[other])
+            foreign = self.join_foreign(self.foreign[one], self.foreign[other])
+            found = self._joined[key] = self.add(generic, fenced, foreign, (one, other))
+        return found
+
+    def join_all(self, rows: Iterable[int]) -> int:
+        """The row that knows what all know."""
+        result = NOTHING
+        for row in rows:
+            result = self.join(result, row)
+        return result
+
+    def publish(
+        self, rows: Array, columns: Array, own: Array, copies: Any = None, time: int | None = None
+    ) -> int:
+        """The row of what some threads know, and of what they did themselves up to now.
+
+        Args:
+          rows: of the threads.
+          columns: of the threads.
+          own: for each, up to which event its writes are visible to the asynchronous proxy.
+          copies: for each, up to which event it has waited for its own copies, and up to which they
+            are visible to the asynchronous proxy.
+          time: another event than the last one, to which they did it.
+        """
+        time = self.time if time is None else time
+        if self._published_at != self.time:
+            self._published_at = self.time
+            self._published.clear()
+        key: Hashable
+        if len(rows) == 1 and copies is None:
+            key = (time, int(rows[0]), int(columns[0]), int(own[0]))
+        else:
+            key = (time, rows.tobytes(), columns.tobytes(), own.tobytes())
+            if copies is not None:
+                key = (key, copies[0].tobytes(), copies[1].tobytes())
+        found = self._published.get(key)
+        if found is not None:
+            return found
+        if len(rows) == 1 or (rows == rows[0]).all():
+            before = int(rows[0])
+        else:
+            before = self.join_all(int(row) for row in np.unique(rows))
+        generic, fenced = self.generic[before].copy(), self.fenced[before].copy()
+        generic[columns] = time
+        fenced[columns] = np.maximum(fenced[columns], own)
+        if copies is not None:
+            behind = columns + self.threads
+            generic[behind] = np.maximum(generic[behind], copies[0])
+            fenced[behind] = np.maximum(fenced[behind], copies[1])
+        found = self._published[key] = self.add(generic, fenced, self.foreign[before])
+        return found
+
+    def advance(self, row: int, column: int, time: int, *, fenced: bool) -> int:
+        """The row that also knows what a column did up to an event."""
+        if self.generic[row, column] >= time and (not fenced or self.fenced[row, column] >= time):
+            return row
+        key = ("advance", row, column, time, fenced)
+        found = self._made.get(key)
+        if found is None:
+            generic, visible = self.generic[row].copy(), self.fenced[row].copy()
+            generic[column] = max(int(generic[column]), time)
+            if fenced:
+                visible[column] = max(int(visible[column]), time)
+            found = self._made[key] = self.add(generic, visible, self.foreign[row])
+        return found
+
+    def fence(self, row: int) -> int:
+        """The row for which all that is known is visible to the asynchronous proxy."""
+        key = ("fence", row)
+        found = self._made.get(key)
+        if found is None:
+            generic = self.generic[row]
+            found = row
+            if not np.array_equal(generic, self.fenced[row]):
+                found = self.add(generic.copy(), generic.copy(), self.foreign[row])
+            self._made[key] = found
+        return found
+
+    def with_foreign(self, row: int, foreign: Mapping[int, int]) -> int:
+        """The row that also knows what rows of other domains, given by domain, know."""
+        joined = self.join_foreign(self.foreign[row], foreign)
+        if joined is self.foreign[row] or not joined:
+            return row
+        return self.add(self.generic[row].copy(), self.fenced[row].copy(), joined)
+
+    def join_foreign(
+        self, one: Mapping[int, int] | None, other: Mapping[int, int] | None
+    ) -> Mapping[int, int] | None:
+        """What two rows know of other domains."""
+        if one is other or not other:
+            return one
+        if not one:
+            return other
+        result = dict(one)
+        for domain, row in other.items():
+            result[domain] = self.join(result.get(domain, NOTHING), row)
+        return one if result == one else result
+
+    def add(
+        self,
+        generic: Array,
+        fenced: Array,
+        foreign: Mapping[int, int] | None,
+        like: tuple[int, ...] = (),
+    ) -> int:
+        """Makes a row, unless it is equal to one of ``like``."""
+        for row in like:
+            if (
+                self.foreign[row] == foreign
+                and np.array_equal(self.generic[row], generic)
+                and np.array_equal(self.fenced[row], fenced)
+            ):
+                return row
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        self.generic[row] = generic
+        self.fenced[row] = fenced
+        self.foreign[row] = foreign
+        self.floor[row] = self._floor(generic)
+        return row
+
+    def _floor(self, generic: Array) -> int:
+        behind = np.flatnonzero(generic < self.last)
+        if not len(behind):
+            return self.time
+        low = self.time
+        engines = int(np.searchsorted(behind, self.fixed))
+        if engines:
+            low = int(generic[behind[:engines]].min())
+        for column in behind[engines:]:
+            numbers = self._operations[int(column)]
+            low = min(low, numbers[bisect.bisect_right(numbers, int(generic[column]))] - 1)
+        return low
+
+    # Memory ---------------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        count = len(self.generic)
+        more = ((0, count), (0, 0))
+        self.generic = np.pad(self.generic, more)
+        self.fenced = np.pad(self.fenced, more)
+        self.floor = np.pad(self.floor, more[0])
+        self.foreign += [None] * count
+        self._free = list(range(2 * count - 1, count - 1, -1))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it is time to look for rows that nobody needs."""
+        return len(self.generic) - len(self._free) > self._limit
+
+    def collect(self, used: Iterable[int]) -> None:
+        """Frees all rows but these, and those of other domains that they know."""
+        alive = {NOTHING}
+        stack = list(used)
+        while stack:
+            row = stack.pop()
+            if row not in alive:
+                alive.add(row)
+                stack.extend((self.foreign[row] or {}).values())
+        self._joined.clear()
+        self._made.clear()
+        self._published.clear()
+        self._free = [row for row in range(len(self.generic) - 1, 0, -1) if row not in alive]
+        for row in self._free:
+            self.foreign[row] = None
+        self._limit = max(_ROWS_BEFORE_COLLECTION, 2 * len(alive))

@@ -1,0 +1,43 @@
+"""What the sanitizer can check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pallasite.errors import ConfigError
+
+GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers")
+"""What can be checked:
+
+- ``bounds``: accesses of shared memory outside of allocations, or across their ends;
+- ``initialized``: reads of shared and local memory, and of registers, that were not written;
+- ``races``: accesses of threads to the same place without an order;
+- ``barriers``: wrong use of barriers;
+- ``async``: accesses that meet an asynchronous operation, missing proxy fences, operations that
+  nobody waits for;
+- ``registers``: use of registers while a ``wgmma`` is in flight.
+"""
+
+
+def parse_groups(value: str | bool | Iterable[str]) -> frozenset[str]:
+    """Groups of checks from what a user says: ``"all"``, ``"none"``, a boolean, or names.
+
+    Raises:
+      ConfigError: there is no such group.
+    """
+    if isinstance(value, bool):
+        return frozenset(GROUPS if value else ())
+    names = value.split(",") if isinstance(value, str) else list(value)
+    found: set[str] = set()
+    for name in (name.strip().lower() for name in names):
+        if name in ("all", "on", "true", "1"):
+            found.update(GROUPS)
+        elif name in GROUPS:
+            found.add(name)
+        elif name not in ("", "none", "off", "false", "0"):
+            raise ConfigError(
+                "there is no such group of checks",
+                got=name,
+                expected="all, none, or some of " + ", ".join(GROUPS),
+            )
+    return frozenset(found)

@@ -1,0 +1,204 @@
+"""What the sanitizers of all waves of a launch share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from pallasite.launch import Allocation
+from pallasite_simulator.engine.geometry import Geometry
+from pallasite_simulator.engine.lanes import WARP
+from pallasite_simulator.engine.observer import Observer
+from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.sanitizer.clocks import Clocks
+from pallasite_simulator.sanitizer.findings import Findings
+from pallasite_simulator.sanitizer.groups import GROUPS
+from pallasite_simulator.sanitizer.shadow import Shadow
+
+if TYPE_CHECKING:
+    from pallasite_simulator.engine.program import Program
+    from pallasite_simulator.engine.wave import Wave
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What a program can do, as far as its text says.
+
+    Attributes:
+      copies: whether it has ``cp.async`` without bulk.
+      fences: whether it has fences that order accesses of the generic proxy.
+      level: the level of granules for shared memory to begin with.
+    """
+
+    copies: bool
+    fences: bool
+    level: int
+
+    @classmethod
+    def of(cls, program: Program) -> Traits:
+        """Looks at all instructions."""
+        copies = fences = False
+        widths: set[int] = set()
+        for entry in program.code:
+            one = entry.instruction
+            if one.opcode == "cp" and one.has("async") and not one.has("bulk"):
+                copies = True
+            elif one.opcode in ("fence", "membar"):
+                fences |= not one.has("proxy")
+            elif one.opcode in ("ld", "st", "atom", "red") and one.has("async") is False:
+                spaces = {modifier.split("::")[0] for modifier in one.modifiers}
+                if not spaces & {"global", "local", "param", "const"}:
+                    widths.add(_width(one))
+                continue
+            if one.opcode not in ("mov", "bar", "barrier", "add", "bra"):
+                widths |= {4} if one.opcode in _OTHERS else set()
+        level = widths.pop() if len(widths) == 1 else 4
+        return cls(copies, fences, min(level, 4))
+
+
+_OTHERS = ("cp", "wgmma", "tcgen05", "ldmatrix", "stmatrix", "mbarrier", "wmma")
+"""Instructions that access shared memory in larger pieces."""
+
+
+def _width(instruction: Instruction) -> int:
+    """The binary logarithm of the bytes that a load or store accesses."""
+    count, bits = 1, 32
+    for modifier in instruction.modifiers:
+        if modifier in ("v2", "v4", "v8"):
+            count = int(modifier[1:])
+        elif modifier[:1] in "busf" and modifier[1:].isdigit():
+            bits = int(modifier[1:])
+    return (count * bits // 8).bit_length() - 1
+
+
+class LaunchState:
+    """Shared by the sanitizers of all waves of one launch: it collects what they find.
+
+    Attributes:
+      groups: what is checked.
+      findings: all errors.
+      allocations: who asked for which piece of dynamic shared memory.
+      events: for each event, by its number, the instruction that made it.
+      clocks: vector clocks.
+      locations: places in global memory through which blocks synchronize: for each, by domain,
+        what was released there.
+      global_memory: shadow of global memory.
+    """
+
+    clocks: Clocks
+    traits: Traits
+    global_memory: Shadow
+    geometry: Geometry
+
+    def __init__(
+        self,
+        groups: Collection[str] = GROUPS,
+        allocations: Sequence[Allocation] = (),
+        *,
+        stop: bool = False,
+    ):
+        """Begins a launch.
+
+        Args:
+          groups: what to check, of :data:`GROUPS`.
+          allocations: who asked for which piece of dynamic shared memory.
+          stop: whether the first error ends the launch.
+        """
+        self.groups = frozenset(groups)
+        self.findings = Findings(stop=stop)
+        self.allocations = tuple(allocations)
+        self.events: list[Instruction | None] = [None]
+        self.locations: dict[Hashable, dict[int, int]] = {}
+        self.domains: list[Sequence[int]] = []
+        self._roots: list[Callable[[], Iterable[int]]] = []
+        self._prepared = False
+
+    def prepare(self, wave: Wave) -> None:
+        """Called with every wave; the first says what the launch is like."""
+        if self._prepared:
+            return
+        self._prepared = True
+        self.findings.kernel = wave.program.name
+        self.geometry = wave.geometry
+        self.traits = Traits.of(wave.program)
+        self.threads_per_block = -(-wave.geometry.threads // WARP) * WARP
+        threads = wave.cluster_size * self.threads_per_block
+        self.clocks = Clocks(threads, copies=self.traits.copies)
+        self.global_memory = Shadow(wave.memory.global_memory.size)
+
+    def event(self, instruction: Instruction) -> int:
+        """The number of a new event."""
+        self.events.append(instruction)
+        self.clocks.time += 1
+        return self.clocks.time
+
+    # Rows that are in use -------------------------------------------------------------------------
+
+    def hold(self, roots: Callable[[], Iterable[int]]) -> None:
+        """Adds a function that gives rows of clocks in use."""
+        self._roots.append(roots)
+
+    def drop(self, roots: Callable[[], Iterable[int]]) -> None:
+        """Takes it away again."""
+        self._roots.remove(roots)
+
+    def tidy(self) -> None:
+        """Frees rows of clocks, if there are many. Rows in local variables are lost."""
+        if self.clocks.crowded:
+            used: list[int] = []
+            for roots in self._roots:
+                used.extend(roots())
+            for rows in self.locations.values():
+                used.extend(rows.values())
+            self.clocks.collect(used)
+
+    # Names ----------------------------------------------------------------------------------------
+
+    def thread_name(self, domain: int, column: int) -> str:
+        """``thread t of block (x, y, z)``."""
+        rank, thread = divmod(column, self.threads_per_block)
+        block = self.geometry.block_index(int(self.domains[domain][rank]))
+        return f"thread {thread} of block {block}"
+
+    def name(self, domain: int, column: int) -> str:
+        """Who did something: a thread, or what a thread began."""
+        clocks = self.clocks
+        if column < clocks.threads:
+            return self.thread_name(domain, column)
+        if column < clocks.fixed:
+            return f"a copy begun by {self.thread_name(domain, column - clocks.threads)}"
+        name = clocks.name(column)
+        assert isinstance(name, tuple)
+        engine, number = name
+        if engine == "bulk":
+            return f"a bulk copy begun by {self.thread_name(domain, number)}"
+        if engine == "wgmma":
+            first = self.thread_name(domain, number).split(" of ")
+            return f"a wgmma of the warpgroup of {first[0]} of {first[1]}"
+        block = self.geometry.block_index(int(self.domains[domain][0]))
+        return (
+            f"an asynchronous operation of the cluster of block {block}"
+            if (self.geometry.cluster_size > 1)
+            else f"an asynchronous operation of block {block}"
+        )
+
+    def observer(self) -> Observer:
+        """Makes the observer of a wave."""
+        from pallasite_simulator.sanitizer.wave_sanitizer import WaveSanitizer
+
+        return WaveSanitizer(self)
+
+    def finish(self) -> None:
+        """Called when all waves have ended.
+
+        Raises:
+          SanitizerError: there were errors.
+        """
+        if self.findings:
+            raise self.findings.error()
+
+    def annotate(self, error: SimulationError) -> None:
+        """Adds what was found so far to an error that ended the launch."""
+        self.findings.annotate(error)

@@ -1,0 +1,568 @@
+"""Accesses to memory: races, uninitialized memory, and the bounds of allocations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pallasite_simulator.engine.observer import Access
+from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.sanitizer import entries
+from pallasite_simulator.sanitizer.ordering import Ordering
+from pallasite_simulator.sanitizer.report import Reporter, Side, show
+from pallasite_simulator.sanitizer.shadow import Places, Shadow
+from pallasite_simulator.types import Array, Values
+
+if TYPE_CHECKING:
+    from pallasite_simulator.engine.wave import Wave
+    from pallasite_simulator.sanitizer.launch_state import LaunchState
+
+_FILL = 0x0101010101010101
+
+
+@dataclasses.dataclass(slots=True)
+class Accessor:
+    """Who makes an access: lanes, or one asynchronous operation.
+
+    Attributes:
+      code: as in :mod:`.entries` without the time: one for each access, or for all.
+      rows: of clocks: the same.
+      lanes: lanes that make accesses themselves; None for an operation.
+      time: the event of the access.
+      proxy: whether writes must be visible to the asynchronous proxy.
+    """
+
+    code: Values
+    rows: Values
+    lanes: Array | None
+    time: int
+    proxy: bool = False
+
+    def entry(self, position: int, strong: bool) -> int:
+        """The entry of one access."""
+        code = self.code if isinstance(self.code, int) else int(self.code[position])
+        return code | (self.time << entries.TIME_SHIFT) | int(strong)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """An access to one memory.
+
+    Attributes:
+      space: its state space.
+      reads, writes: what it does.
+      strong: whether it may meet other strong accesses.
+      instruction: which instruction does it.
+      offsets, size, values: as in :class:`Access`; None if they are not known.
+    """
+
+    space: str
+    reads: bool
+    writes: bool
+    strong: bool
+    instruction: Instruction
+    offsets: Array | None = None
+    size: int = 0
+    values: Array | None = None
+
+    @property
+    def verb(self) -> str:
+        """What it does."""
+        if self.reads and self.writes:
+            return "changes"
+        return "writes" if self.writes else "reads"
+
+
+class MemoryChecks:
+    """Checks all accesses of one wave."""
+
+    def __init__(
+        self,
+        wave: Wave,
+        launch: LaunchState,
+        ordering: Ordering,
+        reporter: Reporter,
+        groups: Collection[str],
+    ):
+        self.wave = wave
+        self.launch = launch
+        self.ordering = ordering
+        self.reporter = reporter
+        self.bounds = "bounds" in groups
+        self.initialized = "initialized" in groups
+        self.races = "races" in groups
+        self.asynchronous = "async" in groups
+        self.recording = self.races or self.asynchronous
+        memory = wave.memory
+        self.shared = Shadow(memory.shared_stride * wave.block_count, launch.traits.level)
+        self._local = np.zeros(-(-memory.local_stride * wave.lane_count // 16) * 16, np.uint8)
+        self._new_barriers: list[tuple[Array, Array]] = []
+        self._suspicious: Array | None = None
+        if self.bounds:
+            suspicious = reporter.allocations.suspicious(wave.block_count)
+            self._suspicious = suspicious if suspicious.any() else None
+        self._one_domain = launch.geometry.blocks == launch.geometry.cluster_size
+
+    # Accesses of threads --------------------------------------------------------------------------
+
+    def access(self, access: Access) -> None:
+        """Checks an access of lanes, and remembers it."""
+        space = access.space
+        if space == "local":
+            if self.initialized:
+                self._access_local(access)
+            return
+        strong = access.kind == "atomic"
+        reads = access.kind == "read" or (strong and access.instruction.opcode != "st")
+        writes = access.writes
+        if access.instruction.opcode == "mbarrier" and _makes_ready(access.instruction):
+            # Other threads must not use the mbarrier before they know that it is ready.
+            strong = reads = False
+            writes = True
+            self._new_barriers.append((access.lanes, access.offsets))
+        if space == "shared":
+            if self._suspicious is not None:
+                self._check_bounds(access)
+            if not (self.recording or self.initialized):
+                return
+            shadow = self.shared
+        elif space == "global" and self.recording and self.writable(access.offsets, access.size):
+            shadow = self.launch.global_memory
+        else:
+            return
+        ordering = self.ordering
+        code = ordering.code if ordering.whole(access.lanes) else ordering.code[access.lanes]
+        time = self.launch.event(access.instruction)
+        clocks = self.launch.clocks
+        if ordering.whole(access.lanes):
+            clocks.last[: clocks.threads] = time
+        else:
+            clocks.last[ordering.column[access.lanes]] = time
+        accessor = Accessor(code, ordering.rows_of(access.lanes), access.lanes, time)
+        operation = Operation(
+            space,
+            reads,
+            writes,
+            strong,
+            access.instruction,
+            access.offsets,
+            access.size,
+            access.values,
+        )
+        for places in shadow.places(access.offsets, access.size):
+            self.check(shadow, places, accessor, operation)
+
+    def publish_barriers(self, lanes: Array) -> None:
+        """``fence.mbarrier_init``: other threads may use what the lanes initialized, even if only a
+        relaxed barrier of the cluster is between."""
+        for owners, offsets in self._new_barriers:
+            for places in self.shared.places(offsets[np.isin(owners, lanes)], 8):
+                self.shared.written(places.level)[places.granules] |= entries.STRONG
+        self._new_barriers.clear()
+
+    def writable(self, offsets: Array, size: int) -> bool:
+        """Whether any place in global memory is in an allocation that the kernel may change: there
+        cannot be races in others."""
+        memory = self.wave.memory.global_memory
+        first = memory.allocation_at(int(offsets[0]))
+        if first is None or first.writable:
+            return True
+        if len(offsets) == 1:
+            return False
+        low, high = int(offsets.min()), int(offsets.max())
+        if low >= first.offset and high + size <= first.offset + first.size:
+            return False
+        return any(
+            one.writable and one.offset < high + size and low < one.offset + one.size
+            for one in memory.allocations
+        )
+
+    def _access_local(self, access: Access) -> None:
+        """Local memory is each lane's own: only its initialization is of interest."""
+        width = min(access.size, 8)
+        view = self._local.view(f"u{width}")
+        full = _FILL & ((1 << 8 * width) - 1)
+        places = access.offsets // width
+        for part in range(access.size // width):
+            if access.writes:
+                view[places + part] = full
+                continue
+            wrong = view[places + part] != full
+            if wrong.any():
+                self._uninitialized(access, np.flatnonzero(wrong))
+                return
+
+    def _uninitialized(self, access: Access, positions: Array) -> None:
+        first = int(access.offsets[positions[0]])
+        self.reporter.simple(
+            f"read of uninitialized {access.space} memory",
+            access.lanes[positions],
+            f"reads {access.size} bytes at {self.reporter.where(access.space, first)}, which nobody"
+            " has written",
+            access.instruction,
+            "write it before",
+        )
+
+    # Bounds ---------------------------------------------------------------------------------------
+
+    def _check_bounds(self, access: Access) -> None:
+        assert self._suspicious is not None
+        wrong = self._suspicious[access.offsets >> 4]
+        if access.size > 16:
+            wrong = wrong | self._suspicious[access.offsets + access.size - 1 >> 4]
+        if not wrong.any():
+            return
+        allocations, positions = self.reporter.allocations, np.flatnonzero(wrong)
+        within = access.offsets[positions] % allocations.stride
+        starts, inverse = np.unique(within, return_inverse=True)
+        outside = np.array(
+            [not allocations.inside(int(one), int(one) + access.size) for one in starts]
+        )
+        if outside.any():
+            positions = positions[outside[inverse]]
+            offset = int(access.offsets[positions[0]])
+            self.out_of_bounds(
+                access.lanes[positions],
+                access.kind == "read",
+                offset,
+                access.size,
+                access.instruction,
+            )
+
+    def out_of_bounds(
+        self, lanes: Array, reads: bool, offset: int, size: int, instruction: Instruction
+    ) -> None:
+        """Reports an access to shared memory that no allocation holds."""
+        allocations, where = self.reporter.allocations, self.reporter.where
+        verb = "reads" if reads else "writes"
+        text = f"{verb} {size} bytes at {where('shared', offset)}"
+        within = offset % allocations.stride
+        if allocations.inside(within, within + 1):
+            text += ", and goes on behind its end"
+        self.reporter.simple(
+            "access of shared memory out of bounds",
+            lanes,
+            text,
+            instruction,
+            "see which index or size is too large",
+        )
+
+    # Shadow memory --------------------------------------------------------------------------------
+
+    def check(
+        self, shadow: Shadow, places: Places, accessor: Accessor, operation: Operation
+    ) -> None:
+        """Checks accesses to granules of one size, and remembers them."""
+        granules = places.granules
+        written = shadow.written(places.level)
+        before = written[granules]
+        if operation.space == "shared" and operation.reads and self.initialized:
+            self._check_initialized(before, places, accessor, operation)
+        if self.recording:
+            self._compare(before, "wrote", places, accessor, operation)
+        new = self._new(places, accessor, operation)
+        if operation.writes:
+            if self.recording and shadow.read(places.level):
+                for reads in shadow.reads(places.level):
+                    self._compare(reads[granules], "read", places, accessor, operation)
+            written[granules] = new
+            if accessor.lanes is not None and len(accessor.lanes) > 1 and not operation.strong:
+                self._check_together(written, new, places, accessor, operation)
+        elif self.recording:
+            self._remember_read(shadow, places, accessor, operation, new)
+
+    def _new(self, places: Places, accessor: Accessor, operation: Operation) -> Values:
+        """Entries for the granules."""
+        fixed = (accessor.time << entries.TIME_SHIFT) | int(operation.strong)
+        code = accessor.code
+        if isinstance(code, int):
+            return code | fixed
+        if places.chosen is not None:
+            code = code[places.chosen]
+        code = code | fixed
+        return code if places.each == 1 else np.repeat(code, places.each)
+
+    def _remember_read(
+        self,
+        shadow: Shadow,
+        places: Places,
+        accessor: Accessor,
+        operation: Operation,
+        new: Values,
+    ) -> None:
+        granules = places.granules
+        first, last = shadow.reads(places.level)
+        # The first of the reads stays, until there is one that is ordered after it.
+        kept = self._unordered(first[granules], places, accessor, operation, all_kinds=True)
+        if kept is None:
+            if isinstance(granules, slice):
+                first[granules] = new
+            else:
+                # Of lanes that read the same place, the first stays, and below the last.
+                first[granules[::-1]] = new if isinstance(new, int) else new[::-1]
+        elif isinstance(granules, slice):
+            ordered = np.ones(granules.stop - granules.start, np.bool_)
+            ordered[kept] = False
+            first[granules][ordered] = new
+        else:
+            ordered = np.ones(len(granules), np.bool_)
+            ordered[kept] = False
+            first[granules[ordered][::-1]] = new if isinstance(new, int) else new[ordered][::-1]
+        last[granules] = new
+
+    # Finding accesses without an order ------------------------------------------------------------
+
+    def _unordered(
+        self,
+        found: Array,
+        places: Places,
+        accessor: Accessor,
+        operation: Operation,
+        *,
+        all_kinds: bool = False,
+        visible: bool = False,
+    ) -> Array | None:
+        """Which earlier accesses are not known to have happened before.
+
+        Args:
+          found: entries of the earlier accesses, one for each granule.
+          all_kinds: whether two strong accesses need an order too.
+          visible: whether writes must be visible to the asynchronous proxy.
+
+        Returns:
+          Their positions, or None if there are none.
+        """
+        if not len(found):
+            return None
+        rows = accessor.rows
+        own_domain = self._one_domain or operation.space == "shared"
+        if own_domain and not visible:
+            limit = (self.ordering.floor(rows) + 1) << entries.TIME_SHIFT
+            if int(found.max()) < limit:
+                return None
+            positions = np.flatnonzero(found >= limit)
+        else:
+            positions = np.flatnonzero(found)
+            if not len(positions):
+                return None
+        picked, owners = found[positions], places.owners(positions)
+        columns = entries.columns(picked)
+        if not isinstance(rows, int):
+            rows = rows[owners]
+        clocks = self.launch.clocks
+        table = clocks.fenced if visible else clocks.generic
+        times = entries.times(picked)
+        bad = (table[rows][columns] if isinstance(rows, int) else table[rows, columns]) < times
+        foreign = None
+        if not own_domain:
+            code = accessor.code if isinstance(accessor.code, int) else accessor.code[owners]
+            foreign = (entries.domains(picked) != entries.domains(code)) & (picked != 0)
+            bad |= foreign
+        if operation.strong and not all_kinds:
+            bad &= ~entries.strong(picked)
+        if not bad.any():
+            return None
+        bad = self._without_own(bad, columns, times, owners, accessor, foreign)
+        if foreign is not None and (bad & foreign).any():
+            bad = self._without_foreign(bad, foreign, rows, picked, table)
+        wrong: Array = positions[bad]
+        return wrong if len(wrong) else None
+
+    def _without_own(
+        self,
+        bad: Array,
+        columns: Array,
+        times: Array,
+        owners: Array,
+        accessor: Accessor,
+        foreign: Array | None,
+    ) -> Array:
+        """Takes out what lanes did themselves."""
+        if accessor.lanes is None:
+            return bad
+        ordering = self.ordering
+        lanes = accessor.lanes[owners]
+        own = ordering.column[lanes]
+        mine = columns == own
+        if ordering.copied is not None:
+            behind = own + self.launch.clocks.threads
+            mine |= (columns == behind) & (times <= ordering.copied[lanes])
+        if foreign is not None:
+            mine &= ~foreign
+        return bad & ~mine
+
+    def _without_foreign(
+        self, bad: Array, foreign: Array, rows: Values, picked: Array, table: Array
+    ) -> Array:
+        """Takes out what is known of accesses of other domains."""
+        clocks = self.launch.clocks
+        bad = bad.copy()
+        positions = np.flatnonzero(bad & foreign)
+        chosen = picked[positions]
+        domains, columns, times = (
+            entries.domains(chosen),
+            entries.columns(chosen),
+            entries.times(chosen),
+        )
+        own = np.full(len(positions), rows) if isinstance(rows, int) else rows[positions]
+        for row in np.unique(own):
+            known = clocks.foreign[int(row)]
+            if not known:
+                continue
+            for domain in np.unique(domains[own == row]):
+                there = known.get(int(domain))
+                if there is not None:
+                    same = (own == row) & (domains == domain)
+                    bad[positions[same]] = table[there][columns[same]] < times[same]
+        return bad
+
+    # Races ----------------------------------------------------------------------------------------
+
+    def _compare(
+        self,
+        found: Array,
+        verb: str,
+        places: Places,
+        accessor: Accessor,
+        operation: Operation,
+    ) -> None:
+        """Reports earlier accesses that are not ordered before."""
+        visible = accessor.proxy and verb == "wrote"
+        wrong = self._unordered(found, places, accessor, operation, visible=visible)
+        if wrong is None:
+            return
+        if verb == "wrote" and operation.writes and operation.values is not None:
+            wrong = self._changing(wrong, places, operation)
+            if not len(wrong):
+                return
+        plain = None
+        if visible:
+            plain = self._unordered(found, places, accessor, operation)
+        picked = found[wrong]
+        for time in np.unique(entries.times(picked))[:8]:
+            same = wrong[entries.times(picked) == time]
+            first = int(same[0])
+            self._report(
+                places,
+                first,
+                accessor,
+                operation,
+                verb,
+                int(found[first]),
+                len(same),
+                proxy=visible and (plain is None or first not in plain),
+            )
+
+    def _report(
+        self,
+        places: Places,
+        position: int,
+        accessor: Accessor,
+        operation: Operation,
+        verb: str,
+        entry: int,
+        count: int,
+        *,
+        proxy: bool = False,
+    ) -> None:
+        owner = int(places.owners(np.array([position]))[0])
+        now = accessor.entry(owner, operation.strong)
+        before = self.launch.events[int(entries.times(entry))]
+        assert before is not None
+        engines = {self.reporter.engine(now), self.reporter.engine(entry)}
+        if not (self.races if engines == {"thread"} else self.asynchronous):
+            return
+        offset = _granule(places, position) << places.level
+        value = ""
+        if operation.values is not None and operation.writes:
+            value = show(_bytes_of(operation.values, operation.size)[owner])
+        if before.opcode in ("atom", "red") or (before.opcode == "mbarrier" and verb == "wrote"):
+            verb = "changed"
+        self.reporter.race(
+            operation.space,
+            offset,
+            Side(operation.verb, now, operation.instruction, value),
+            Side(verb, entry, before),
+            proxy,
+            count,
+        )
+
+    def _changing(self, wrong: Array, places: Places, operation: Operation) -> Array:
+        """Those writes that change what is there: that two threads write the same is harmless."""
+        assert operation.values is not None
+        size = 1 << places.level
+        owners = places.owners(wrong)
+        new = _bytes_of(operation.values, operation.size).reshape(-1, size)
+        new = new[owners * places.each + wrong % places.each]
+        memory = self.wave.memory.regions[operation.space].bytes
+        assert operation.offsets is not None
+        starts = operation.offsets[owners] + wrong % places.each * size
+        old = memory[starts[:, None] + np.arange(size)]
+        changed: Array = wrong[(new != old).any(axis=1)]
+        return changed
+
+    def _check_together(
+        self,
+        written: Array,
+        new: Values,
+        places: Places,
+        accessor: Accessor,
+        operation: Operation,
+    ) -> None:
+        """Reports lanes that write different values to one place with one instruction."""
+        winner = written[places.granules]
+        lost = np.flatnonzero(winner != new)
+        if not len(lost):
+            return
+        if operation.values is not None and accessor.lanes is not None:
+            each = places.each
+            contents = _bytes_of(operation.values, operation.size).reshape(-1, 1 << places.level)
+            order = np.argsort(new, kind="stable")
+            other = order[np.searchsorted(new[order], winner[lost])]
+            mine = contents[places.owners(lost) * each + lost % each]
+            theirs = contents[places.owners(other) * each + lost % each]
+            lost = lost[(mine != theirs).any(axis=1)]
+            if not len(lost):
+                return
+        first = int(lost[0])
+        self._report(places, first, accessor, operation, "wrote", int(winner[first]), len(lost))
+
+    # Initialization -------------------------------------------------------------------------------
+
+    def _check_initialized(
+        self, before: Array, places: Places, accessor: Accessor, operation: Operation
+    ) -> None:
+        if before.all():
+            return
+        positions = np.flatnonzero(before == 0)
+        offset = _granule(places, int(positions[0])) << places.level
+        where = self.reporter.where(operation.space, offset)
+        text = f"reads {where}, which nobody has written"
+        hint = "write it before, or load it and wait for the load"
+        kind = f"read of uninitialized {operation.space} memory"
+        if accessor.lanes is not None:
+            lanes = accessor.lanes[np.unique(places.owners(positions))]
+            self.reporter.simple(kind, lanes, text, operation.instruction, hint)
+            return
+        code = accessor.code if isinstance(accessor.code, int) else int(accessor.code[0])
+        self.reporter.operation(kind, code, text, operation.instruction, hint)
+
+
+def _makes_ready(instruction: Instruction) -> bool:
+    return instruction.has("init") or instruction.has("inval")
+
+
+def _granule(places: Places, position: int) -> int:
+    granules: Any = places.granules
+    if isinstance(granules, slice):
+        return int(granules.start) + position
+    return int(granules[position])
+
+
+def _bytes_of(values: Array, size: int) -> Array:
+    """A row of bytes for each lane."""
+    contents: Array = np.ascontiguousarray(values).view(np.uint8).reshape(-1, size)
+    return contents

@@ -1,0 +1,324 @@
+"""What the threads of one wave know to have happened: the effect of synchronization."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pallasite_simulator.sanitizer import entries
+from pallasite_simulator.sanitizer.clocks import NOTHING
+from pallasite_simulator.types import Array, Values
+
+if TYPE_CHECKING:
+    from pallasite_simulator.engine.wave import Wave
+    from pallasite_simulator.sanitizer.launch_state import LaunchState
+
+_WIDE = ("gpu", "sys")
+
+
+class Ordering:
+    """Rows of clocks for all lanes of a wave.
+
+    Attributes:
+      first_domain: the number of the wave's first domain in the launch.
+      width: lanes of a domain.
+      column: of each lane.
+      code: of each lane: domain and column as in :mod:`.entries`.
+      rows: of each lane.
+      fenced: for each lane: up to which event its own writes are visible to the asynchronous
+        proxy.
+      copied, copies_fenced: for each lane: up to which event it has waited for its own ``cp.async``
+        copies, and up to which these are visible to the asynchronous proxy; None if there are none.
+    """
+
+    def __init__(self, wave: Wave, launch: LaunchState):
+        self.wave = wave
+        self.launch = launch
+        self.clocks = launch.clocks
+        self.first_domain = len(launch.domains)
+        cluster = wave.cluster_size
+        for start in range(0, wave.block_count, cluster):
+            launch.domains.append([int(one) for one in wave.blocks[start : start + cluster]])
+        self.width: int = cluster * wave.lanes_per_block
+        self.column: Array = wave.all_numbers % self.width
+        self.domain: Array = self.first_domain + wave.all_numbers // self.width
+        self.code: Array = entries.encode(0, self.domain, self.column)
+        self.rows: Array = np.zeros(wave.lane_count, np.int64)
+        self.fenced: Array = np.zeros(wave.lane_count, np.int32)
+        self.copied: Array | None = None
+        self.copies_fenced: Array | None = None
+        if self.clocks.copies:
+            self.copied = np.zeros(wave.lane_count, np.int32)
+            self.copies_fenced = np.zeros(wave.lane_count, np.int32)
+        self._uniform: int | None = NOTHING
+        self._keys: dict[Hashable, int] = {}
+        self._ended: dict[int, int] = {}
+        self._at_fence: tuple[Array, Array, Array] | None = None
+        self._seen: dict[int, dict[int, int]] = {}
+        launch.hold(self.roots)
+
+    def roots(self) -> Iterable[int]:
+        """Rows in use."""
+        yield from (int(row) for row in np.unique(self.rows))
+        yield from self._keys.values()
+        yield from self._ended.values()
+        if self._at_fence is not None:
+            yield from (int(row) for row in np.unique(self._at_fence[0]))
+        for rows in self._seen.values():
+            yield from rows.values()
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def whole(self, lanes: Array) -> bool:
+        """Whether these are all lanes of the wave."""
+        return len(lanes) == len(self.rows)
+
+    def rows_of(self, lanes: Array) -> Values:
+        """Rows of lanes: an array, or an integer if all have the same."""
+        if self._uniform is not None:
+            return self._uniform
+        rows = self.rows if self.whole(lanes) else self.rows[lanes]
+        first = rows[0]
+        if len(rows) == 1 or (rows == first).all():
+            if rows is self.rows:
+                self._uniform = int(first)
+            return int(first)
+        return rows
+
+    def floor(self, rows: Values) -> int:
+        """Up to which event everything in their domain is known to all."""
+        if isinstance(rows, int):
+            return int(self.clocks.floor[rows])
+        return int(self.clocks.floor[rows].min())
+
+    def _set(self, lanes: Array, row: Values) -> None:
+        if self.whole(lanes):
+            self.rows[:] = row
+            self._uniform = row if isinstance(row, int) else None
+        else:
+            self.rows[lanes] = row
+            if row != self._uniform if isinstance(row, int) else True:
+                self._uniform = None
+
+    def learn(self, lanes: Array, row: int) -> None:
+        """Lanes of one domain get to know what a row knows."""
+        if row == NOTHING:
+            return
+        before = self.rows_of(lanes)
+        if isinstance(before, int):
+            after = self.clocks.join(before, row)
+            if after != before:
+                self._set(lanes, after)
+            return
+        distinct, inverse = np.unique(before, return_inverse=True)
+        joined = np.array([self.clocks.join(int(one), row) for one in distinct])
+        self._set(lanes, joined[inverse])
+
+    def publish(self, lanes: Array) -> int:
+        """The row of all that lanes of one domain know and did."""
+        copies = None
+        if self.copied is not None and self.copies_fenced is not None:
+            copies = (self.copied[lanes], self.copies_fenced[lanes])
+        return self.clocks.publish(self.rows[lanes], self.column[lanes], self.fenced[lanes], copies)
+
+    def groups(self, lanes: Array, numbers: Array) -> Iterable[Array]:
+        """Lanes by number."""
+        if len(lanes) == 1:
+            yield lanes
+            return
+        if (numbers[1:] < numbers[:-1]).any():
+            order = np.argsort(numbers, kind="stable")
+            lanes, numbers = lanes[order], numbers[order]
+        ends = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        start = 0
+        for end in [*ends.tolist(), len(lanes)]:
+            yield lanes[start:end]
+            start = end
+
+    def by_domain(self, lanes: Array) -> Iterable[tuple[int, Array]]:
+        """Lanes by domain."""
+        for group in self.groups(lanes, self.domain[lanes]):
+            yield int(self.domain[group[0]]), group
+
+    # Barriers -------------------------------------------------------------------------------------
+
+    def barrier(self, arrived: Array, left: Array) -> None:
+        """All that ``arrived`` lanes did happens before what ``left`` lanes will do."""
+        row = self.publish(arrived)
+        if self._ended:
+            block = int(self.wave.lane_block[arrived[0]])
+            row = self.clocks.join(row, self._ended.get(block, NOTHING))
+        if len(left) == len(arrived):
+            self._set(left, row)
+        elif len(left):
+            self.learn(left, row)
+
+    def barriers(self, lanes: Array, groups: Array) -> None:
+        """Many barriers, each with all lanes of a number in ``groups``."""
+        blocks = groups is self.wave.lane_block and self.wave.cluster_size == 1
+        if blocks and self.whole(lanes) and not self._ended and self._alike():
+            self._set(lanes, self.publish(lanes[: self.width]))
+            return
+        for group in self.groups(lanes, groups):
+            self.barrier(group, group)
+
+    def _alike(self) -> bool:
+        """Whether the lanes of all domains know alike: no reason to look at each domain."""
+        alike = isinstance(self.rows_of(self.wave.all_numbers), int)
+        for values in (self.fenced, self.copied, self.copies_fenced):
+            if alike and values is not None:
+                table = values.reshape(-1, self.width)
+                alike = len(table) == 1 or bool((table[1:] == table[0]).all())
+        return alike
+
+    # Keys -----------------------------------------------------------------------------------------
+
+    def release(self, lanes: Array, key: Hashable, scope: str) -> None:
+        """All that the lanes did becomes part of a key."""
+        for domain, group in self.by_domain(lanes):
+            self._publish_to(domain, key, self.publish(group), scope)
+
+    def _publish_to(self, domain: int, key: Hashable, row: int, scope: str) -> None:
+        if _is_location(key):
+            if scope in _WIDE:
+                place = self.launch.locations.setdefault(key, {})
+                place[domain] = self.clocks.join(place.get(domain, NOTHING), row)
+            key = (domain, key)
+        elif isinstance(key, tuple) and key[0] == "cluster barrier":
+            self._keys.pop((*key[:-1], key[-1] - 2), None)
+        self._keys[key] = self.clocks.join(self._keys.get(key, NOTHING), row)
+
+    def acquire(self, lanes: Array, key: Hashable, scope: str) -> None:
+        """All that is part of a key happens before what the lanes will do."""
+        if not _is_location(key):
+            row = self._keys.get(key, NOTHING)
+            if self._ended and isinstance(key, tuple) and key[0] == "cluster barrier":
+                first = int(self.wave.lane_cluster_block[lanes[0]])
+                ended = range(first, first + self.wave.cluster_size)
+                row = self.clocks.join_all([row, *(self._ended.get(b, NOTHING) for b in ended)])
+            self.learn(lanes, row)
+            return
+        for domain, group in self.by_domain(lanes):
+            self.learn(group, self._keys.get((domain, key), NOTHING))
+            if scope in _WIDE:
+                self._learn_from(domain, group, self.launch.locations.get(key, {}))
+
+    def _learn_from(self, domain: int, lanes: Array, released: dict[int, int]) -> None:
+        """Lanes of a domain learn what others released."""
+        if not released or released.keys() == {domain}:
+            return
+        clocks = self.clocks
+        foreign: dict[int, int] = {}
+        own = NOTHING
+        for other, row in released.items():
+            for where, what in ((other, row), *(clocks.foreign[row] or {}).items()):
+                if where == domain:
+                    own = clocks.join(own, what)
+                else:
+                    foreign[where] = clocks.join(foreign.get(where, NOTHING), what)
+        self.learn(lanes, own)
+        for group in self.groups(lanes, self.rows[lanes]):
+            before = int(self.rows[group[0]])
+            after = clocks.with_foreign(before, foreign)
+            if after != before:
+                self._set(group, after)
+
+    def add_to_key(self, key: Hashable, row: int) -> None:
+        """What a row knows becomes part of a key."""
+        self._keys[key] = self.clocks.join(self._keys.get(key, NOTHING), row)
+
+    def forget(self, key: Hashable) -> None:
+        """Nobody will use the key again."""
+        self._keys.pop(key, None)
+
+    # Fences ---------------------------------------------------------------------------------------
+
+    def proxy_fence(self, lanes: Array) -> None:
+        """What the lanes did and know is visible to the asynchronous proxy too."""
+        self.fenced[lanes] = self.clocks.time
+        if self.copied is not None and self.copies_fenced is not None:
+            self.copies_fenced[lanes] = self.copied[lanes]
+        before = self.rows_of(lanes)
+        if isinstance(before, int):
+            after = self.clocks.fence(before)
+            if after != before:
+                self._set(lanes, after)
+            return
+        distinct, inverse = np.unique(before, return_inverse=True)
+        self._set(lanes, np.array([self.clocks.fence(int(one)) for one in distinct])[inverse])
+
+    def fence(self, lanes: Array) -> None:
+        """A fence makes later relaxed writes release, and earlier relaxed reads acquire."""
+        for lane in [int(lane) for lane in lanes if int(lane) in self._seen]:
+            released = self._seen.pop(lane)
+            self._learn_from_all(lane, released)
+        if self._at_fence is None:
+            count = len(self.rows)
+            self._at_fence = (
+                np.zeros(count, np.int64),
+                np.full(count, -1, np.int64),
+                np.zeros(count, np.int32),
+            )
+        rows, times, fenced = self._at_fence
+        rows[lanes] = self.rows[lanes]
+        times[lanes] = self.clocks.time
+        fenced[lanes] = self.fenced[lanes]
+
+    def _fence_row(self, lane: int) -> int:
+        """What a lane knew and had done at its last fence; nothing if there was none."""
+        if self._at_fence is None or self._at_fence[1][lane] < 0:
+            return NOTHING
+        rows, times, fenced = self._at_fence
+        one = slice(lane, lane + 1)
+        return self.clocks.publish(rows[one], self.column[one], fenced[one], time=int(times[lane]))
+
+    def _learn_from_all(self, lane: int, released: dict[int, int]) -> None:
+        domain = int(self.domain[lane])
+        one = np.array([lane])
+        self.learn(one, released.get(domain, NOTHING))
+        self._learn_from(domain, one, released)
+
+    def strong_access(
+        self, lanes: Array, keys: Iterable[Hashable], reads: bool, writes: bool
+    ) -> None:
+        """Strong accesses to places, one for each lane, which fences may have made synchronize."""
+        for lane, key in zip(lanes.tolist(), keys, strict=True):
+            if reads:
+                self._see(lane, key)
+            if writes:
+                row = self._fence_row(lane)
+                if row != NOTHING:
+                    self._publish_to(int(self.domain[lane]), key, row, "gpu")
+
+    def _see(self, lane: int, key: Hashable) -> None:
+        domain = int(self.domain[lane])
+        released = dict(self.launch.locations.get(key, {})) if _is_location(key) else {}
+        local = self._keys.get((domain, key) if _is_location(key) else key, NOTHING)
+        if local != NOTHING:
+            released[domain] = self.clocks.join(released.get(domain, NOTHING), local)
+        if released:
+            seen = self._seen.setdefault(lane, {})
+            for other, row in released.items():
+                seen[other] = self.clocks.join(seen.get(other, NOTHING), row)
+
+    # Ends -----------------------------------------------------------------------------------------
+
+    def exit(self, lanes: Array) -> None:
+        """Lanes end: barriers no longer wait for them, but order what they did."""
+        if self.wave.exited.all():
+            return
+        for group in self.groups(lanes, self.wave.lane_block[lanes]):
+            block = int(self.wave.lane_block[group[0]])
+            before = self._ended.get(block, NOTHING)
+            self._ended[block] = self.clocks.join(before, self.publish(group))
+
+    def finish(self) -> None:
+        """All lanes have ended."""
+        self.launch.drop(self.roots)
+
+
+def _is_location(key: Any) -> bool:
+    """Whether the key is a place in global memory, which all waves share."""
+    return isinstance(key, tuple) and key[:2] == ("location", "global")

@@ -1,0 +1,164 @@
+"""The sanitizer of one wave: an observer that hands each event to those who check it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from pallasite_simulator.engine.observer import Access, AsyncOperation, Observer
+from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.sanitizer.allocations import SharedAllocations
+from pallasite_simulator.sanitizer.async_checks import AsyncChecks
+from pallasite_simulator.sanitizer.launch_state import LaunchState
+from pallasite_simulator.sanitizer.memory_checks import MemoryChecks
+from pallasite_simulator.sanitizer.ordering import Ordering
+from pallasite_simulator.sanitizer.report import Reporter
+from pallasite_simulator.types import Array
+
+if TYPE_CHECKING:
+    from pallasite_simulator.engine.wave import Wave
+
+
+class WaveSanitizer(Observer):
+    """Checks one wave; findings go to the launch."""
+
+    _wave: Wave
+    _ordering: Ordering
+    _memory: MemoryChecks
+    _asynchronous: AsyncChecks
+    _reporter: Reporter
+
+    def __init__(self, launch: LaunchState):
+        self.launch = launch
+        self.groups = launch.groups
+        self._synchronizes = bool(self.groups & {"races", "async"})
+
+    def attach(self, wave: Wave) -> None:
+        self._wave = wave
+        launch = self.launch
+        launch.prepare(wave)
+        memory = wave.memory
+        allocations = SharedAllocations(
+            wave.program, launch.allocations, memory.shared_limit, memory.shared_stride
+        )
+        self._reporter = Reporter(wave, launch, allocations)
+        self._ordering = Ordering(wave, launch)
+        self._memory = MemoryChecks(wave, launch, self._ordering, self._reporter, self.groups)
+        self._asynchronous = AsyncChecks(
+            wave, launch, self._ordering, self._memory, self._reporter, self.groups
+        )
+
+    # Registers and memory -------------------------------------------------------------------------
+
+    def undefined_register(self, lanes: Array, name: str, instruction: Instruction) -> None:
+        if "initialized" in self.groups:
+            self._reporter.simple(
+                "read of a register without a value",
+                lanes,
+                f"reads {name}, which it has not written",
+                instruction,
+                "give it a value on every path",
+            )
+
+    def access(self, access: Access) -> None:
+        self.launch.tidy()
+        if access.kind == "atomic" and self.launch.traits.fences and self._synchronizes:
+            self._synchronize(access)
+        self._memory.access(access)
+
+    def _synchronize(self, access: Access) -> None:
+        """Strong accesses synchronize where fences are before and after them."""
+        if access.space not in ("global", "shared") or access.instruction.opcode == "mbarrier":
+            return
+        keys = [("location", access.space, offset) for offset in access.offsets.tolist()]
+        reads = access.instruction.opcode != "st"
+        self._ordering.strong_access(access.lanes, keys, reads, access.writes)
+
+    def registers_in_flight(self, operation: AsyncOperation, registers: Sequence[int]) -> None:
+        self._asynchronous.registers(operation, registers)
+
+    def registers_touched(
+        self, lanes: Array, registers: frozenset[int], instruction: Instruction
+    ) -> None:
+        self._asynchronous.touched(lanes, registers, instruction)
+
+    # Synchronization ------------------------------------------------------------------------------
+
+    def barrier(self, arrived: Array, left: Array, proxy: str = "generic") -> None:
+        if self._synchronizes:
+            self._ordering.barrier(arrived, left)
+
+    def barriers(self, lanes: Array, groups: Array) -> None:
+        if self._synchronizes:
+            self._ordering.barriers(lanes, groups)
+
+    def release(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
+        if self._synchronizes:
+            self._ordering.release(lanes, key, scope)
+
+    def acquire(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
+        self._asynchronous.acquired(key)
+        if self._synchronizes:
+            self._ordering.acquire(lanes, key, scope)
+
+    def forget(self, key: Hashable) -> None:
+        self._ordering.forget(key)
+
+    def proxy_fence(self, lanes: Array, kind: str) -> None:
+        if self._synchronizes and kind.startswith("async"):
+            self._ordering.proxy_fence(lanes)
+
+    def fence(self, lanes: Array, semantics: str, scope: str) -> None:
+        if not self._synchronizes:
+            return
+        if semantics == "mbarrier_init":
+            self._memory.publish_barriers(lanes)
+        else:
+            self._ordering.fence(lanes)
+
+    # Asynchronous operations ----------------------------------------------------------------------
+
+    def begin(self, operation: AsyncOperation) -> None:
+        self._asynchronous.begin(operation)
+
+    def async_access(
+        self,
+        operation: AsyncOperation,
+        kind: str,
+        space: str,
+        offsets: Array,
+        size: int,
+        owners: Array | None = None,
+    ) -> None:
+        self._asynchronous.access(operation, kind, space, offsets, size, owners)
+
+    def complete_on(
+        self, operation: AsyncOperation, key: Hashable, lanes: Array | None = None
+    ) -> None:
+        self._asynchronous.complete_on(operation, key, lanes)
+
+    def complete_for(
+        self, operations: Sequence[AsyncOperation], lanes: Array, reads_only: bool = False
+    ) -> None:
+        self._asynchronous.complete_for(operations, lanes, reads_only)
+
+    # Misuse and ends ------------------------------------------------------------------------------
+
+    def misuse(self, lanes: Array, message: str, instruction: Instruction) -> None:
+        if "barriers" in self.groups:
+            self._reporter.simple(
+                "misuse of a barrier or an asynchronous operation",
+                lanes,
+                message,
+                instruction,
+                "see what the instruction requires",
+            )
+
+    def exit(self, lanes: Array) -> None:
+        self._asynchronous.exit(lanes)
+        if self._synchronizes:
+            self._ordering.exit(lanes)
+
+    def finish(self) -> None:
+        self._asynchronous.finish()
+        self._ordering.finish()
