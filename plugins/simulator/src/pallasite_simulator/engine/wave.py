@@ -210,6 +210,11 @@ class Wave:
         """Whether all lanes have ended."""
         return not (self._ready or self._yielded or self._parked)
 
+    @property
+    def polling(self) -> bool:
+        """Whether there are lanes that could run, though :meth:`run` has returned."""
+        return bool(self._ready or self._yielded)
+
     def run(self) -> bool:
         """Runs until all lanes have ended, or none can go on by itself; returns whether any lane
         made progress."""
