@@ -1,0 +1,228 @@
+"""Asynchronous barriers in shared memory: PTX ISA 9.7.13.15, mbarrier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pallasite_simulator.binder import PRED, U32, U64, Binder
+from pallasite_simulator.engine.lanes import Lanes
+from pallasite_simulator.engine.mbarrier import mbarriers, pending_count
+from pallasite_simulator.engine.wait import Wait
+from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.instruction_set import InstructionSet, Step
+from pallasite_simulator.ptx.syntax import Instruction, Operand, Sink
+from pallasite_simulator.types import Array
+
+instructions = InstructionSet()
+
+type Locate = Callable[[Lanes], Array]
+"""The slots of the barriers that lanes use."""
+
+_LOCAL = ("shared", "shared::cta")
+_SPACES = (*_LOCAL, "shared::cluster")
+
+
+def space_of(instruction: Instruction, binder: Binder, allowed: tuple[str, ...] = _SPACES) -> str:
+    """The state space of a barrier's address: the modifier, or ``"generic"`` without one."""
+    found = [one for one in instruction.modifiers if one in _SPACES]
+    if len(found) > 1 or (found and found[0] not in allowed):
+        raise binder.error("wrong state space of an mbarrier", expected=f"one of {allowed}")
+    if not found:
+        return "generic"
+    return "shared::cta" if found[0] == "shared" else found[0]
+
+
+def barrier_slots(
+    binder: Binder, operand: Operand | int, space: str, kind: str = "atomic"
+) -> Locate:
+    """The barriers whose addresses an operand gives."""
+    address, instruction = binder.address(operand), binder.instruction
+
+    def locate(lanes: Lanes) -> Array:
+        barriers = mbarriers(lanes.wave)
+        return barriers.locate(lanes, space, address(lanes), instruction, kind)
+
+    return locate
+
+
+def _semantics(instruction: Instruction, binder: Binder, strong: str | None) -> str | None:
+    """The scope of an acquire or release, or None for ``.relaxed``.
+
+    Args:
+      strong: ``"acquire"`` or ``"release"``, which is the default; None where only ``.relaxed`` is.
+    """
+    allowed = ("relaxed",) if strong is None else (strong, "relaxed")
+    found = [o for o in instruction.modifiers if o in ("acquire", "release", "relaxed", "weak")]
+    scopes = [one for one in instruction.modifiers if one in ("cta", "cluster")]
+    if len(found) > 1 or len(scopes) > 1 or (found and found[0] not in allowed):
+        raise binder.error("wrong memory semantics", expected=f"one of {allowed}")
+    if bool(found) != bool(scopes):
+        raise binder.error("memory semantics and scope must be given together")
+    if strong is None or (found and found[0] == "relaxed"):
+        return None
+    return scopes[0] if scopes else "cta"
+
+
+@instructions.register("mbarrier.init")
+def bind_init(instruction: Instruction, binder: Binder) -> Step:
+    """Makes an mbarrier: PTX ISA 9.7.13.15.9, mbarrier.init."""
+    binder.only_modifiers("init", *_LOCAL)
+    binder.only_type("b64")
+    binder.expect_operands(2)
+    slots = barrier_slots(binder, 0, space_of(instruction, binder, _LOCAL), "write")
+    count = binder.source(1, U32)
+
+    def step(lanes: Lanes) -> None:
+        mbarriers(lanes.wave).initialize(lanes, slots(lanes), count(lanes), instruction)
+
+    return step
+
+
+@instructions.register("mbarrier.inval")
+def bind_inval(instruction: Instruction, binder: Binder) -> Step:
+    """Ends an mbarrier: PTX ISA 9.7.13.15.10, mbarrier.inval."""
+    binder.only_modifiers("inval", *_LOCAL)
+    binder.only_type("b64")
+    binder.expect_operands(1)
+    slots = barrier_slots(binder, 0, space_of(instruction, binder, _LOCAL))
+
+    def step(lanes: Lanes) -> None:
+        mbarriers(lanes.wave).invalidate(lanes, slots(lanes), instruction)
+
+    return step
+
+
+@instructions.register("mbarrier.expect_tx", "mbarrier.complete_tx")
+def bind_transactions(instruction: Instruction, binder: Binder) -> Step:
+    """Changes the number of bytes that a phase lacks: PTX ISA 9.7.13.15.11 and 12,
+    mbarrier.expect_tx and mbarrier.complete_tx."""
+    binder.only_modifiers("expect_tx", "complete_tx", "relaxed", "cta", "cluster", *_SPACES)
+    binder.only_type("b64")
+    binder.expect_operands(2)
+    _semantics(instruction, binder, None)
+    slots = barrier_slots(binder, 0, space_of(instruction, binder))
+    amount = binder.source(1, U32)
+    complete = instruction.has("complete_tx")
+
+    def step(lanes: Lanes) -> None:
+        barriers = mbarriers(lanes.wave)
+        if complete:
+            barriers.complete(lanes.numbers, slots(lanes), amount(lanes), instruction)
+        else:
+            barriers.expect(lanes, slots(lanes), amount(lanes), instruction)
+
+    return step
+
+
+@instructions.register("mbarrier.arrive", "mbarrier.arrive_drop")
+def bind_arrive(instruction: Instruction, binder: Binder) -> Step:
+    """Arrives at an mbarrier: PTX ISA 9.7.13.15.13 and 14, mbarrier.arrive and
+    mbarrier.arrive_drop."""
+    names = ("arrive", "arrive_drop", "expect_tx", "noComplete", "release", "relaxed")
+    binder.only_modifiers(*names, "cta", "cluster", *_SPACES)
+    binder.only_type("b64")
+    expects, drop = instruction.has("expect_tx"), instruction.has("arrive_drop")
+    may_complete = not instruction.has("noComplete")
+    if expects and not may_complete:
+        raise binder.error(".expect_tx and .noComplete do not go together")
+    binder.expect_operands(*((3,) if expects or not may_complete else (2, 3)))
+    release = _semantics(instruction, binder, "release")
+    space = space_of(instruction, binder)
+    wants_state = not isinstance(instruction.operands[0], Sink)
+    if wants_state and space == "shared::cluster":
+        raise binder.error("the state of a barrier of another block cannot be had", expected="_")
+    write = binder.destination(0, U64)
+    slots = barrier_slots(binder, 1, space)
+    operand = binder.source(2, U32) if len(instruction.operands) == 3 else None
+    one = np.uint32(1)
+
+    def step(lanes: Lanes) -> None:
+        value = one if operand is None else operand(lanes)
+        states = mbarriers(lanes.wave).arrive(
+            lanes,
+            slots(lanes),
+            one if expects else value,
+            instruction,
+            transactions=value if expects else None,
+            drop=drop,
+            may_complete=may_complete,
+            release=release,
+            states=wants_state,
+        )
+        if wants_state:
+            write(lanes, states)
+
+    return step
+
+
+@instructions.register("mbarrier.test_wait", "mbarrier.try_wait")
+def bind_wait(instruction: Instruction, binder: Binder) -> Step:
+    """Asks whether a phase is complete; ``try_wait`` waits for it: PTX ISA 9.7.13.15.16,
+    mbarrier.test_wait and mbarrier.try_wait.
+
+    The hint for how long to wait does not matter: threads wait as long as others can go on.
+    """
+    names = ("test_wait", "try_wait", "parity", "acquire", "relaxed", "cta", "cluster")
+    binder.only_modifiers(*names, *_LOCAL)
+    binder.only_type("b64")
+    blocks = instruction.has("try_wait")
+    binder.expect_operands(*((3, 4) if blocks else (3,)))
+    acquire = _semantics(instruction, binder, "acquire")
+    write = binder.destination(0, PRED)
+    slots = barrier_slots(binder, 1, space_of(instruction, binder, _LOCAL))
+    by_parity = instruction.has("parity")
+    value = binder.source(2, U32 if by_parity else U64)
+    if len(instruction.operands) == 4:
+        binder.source(3, U32)
+
+    def parity_of(lanes: Lanes) -> Array:
+        given = np.asarray(value(lanes))
+        if not by_parity:
+            return given >> np.uint64(63)
+        if given.max() > 1:
+            raise SimulationError(
+                f"the parity of a phase is neither 0 nor 1, in: {instruction.text}",
+                got=int(given.max()),
+                location=instruction.location,
+            )
+        return given
+
+    def test(lanes: Lanes) -> None:
+        places = slots(lanes)
+        found = mbarriers(lanes.wave).completed(
+            lanes, places, parity_of(lanes), instruction, acquire
+        )
+        lanes.wave.poll()
+        write(lanes, found)
+
+    def wait(lanes: Lanes) -> list[Wait] | None:
+        wave = lanes.wave
+        barriers = mbarriers(wave)
+        places = slots(lanes)
+        found = barriers.completed(lanes, places, parity_of(lanes), instruction, acquire)
+        numbers = lanes.numbers
+        if found.all():
+            barriers.released(numbers)
+            wave.giving_up[numbers] = False
+            write(lanes, found)
+            return None
+        goes_on = found | lanes.of(wave.giving_up)
+        waits = ~goes_on
+        there = lanes.where(goes_on)
+        if there is not None:
+            barriers.released(there.numbers)
+            wave.giving_up[there.numbers] = False
+            write(there, found[goes_on])
+        return barriers.block(numbers[waits], places[waits]) if waits.any() else None
+
+    return wait if blocks else test
+
+
+@instructions.register("mbarrier.pending_count")
+def bind_pending_count(instruction: Instruction, binder: Binder) -> Step:
+    """The pending arrivals that a state holds: PTX ISA 9.7.13.15.17, mbarrier.pending_count."""
+    binder.only_modifiers("pending_count")
+    binder.only_type("b64")
+    return binder.elementwise(lambda states: pending_count(np.asarray(states)), U32, U64)
