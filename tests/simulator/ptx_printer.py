@@ -7,8 +7,8 @@ from pallasite_simulator.ptx.types import TYPE_BYTES
 
 
 def _identifier(name: str) -> str:
-    # Made names hold "#", which identifiers of PTX cannot.
-    return name.replace("#", "$again$")
+    # Made names hold "#", and elements of vectors ".", which identifiers of PTX cannot.
+    return name.replace("#", "$again$").replace(".", "$part$")
 
 
 def print_operand(operand: syntax.Operand) -> str:
@@ -124,7 +124,14 @@ def _print_prototype(name: str, call: syntax.Instruction, variables: dict[str, s
     lists: list[str] = []
     for operand in call.operands:
         if isinstance(operand, syntax.Arguments):
-            lists.append(", ".join(variables[one.name] for one in operand.elements))
+            lists.append(
+                ", ".join(
+                    f".reg .{one.type} _"
+                    if isinstance(one, syntax.Register)
+                    else variables[one.name]
+                    for one in operand.elements
+                )
+            )
         elif isinstance(operand, syntax.Register) and not lists:
             lists.append("")
     lists += [""] * (2 - len(lists))
@@ -149,8 +156,11 @@ def print_function(function: syntax.Function, linking: str = "") -> str:
     lines += map(print_statement, targets)
     for statement in function.body:
         if isinstance(statement, syntax.Instruction) and statement.opcode == "call":
-            last = statement.operands[-1]
-            if isinstance(last, syntax.Symbol) and len(statement.operands) > 1:
+            *before, last = statement.operands
+            # Calls of pointers end with a prototype.
+            if isinstance(last, syntax.Symbol) and any(
+                isinstance(one, syntax.Register) for one in before
+            ):
                 lines.append(_print_prototype(_identifier(last.name), statement, variables))
         if not isinstance(statement, syntax.BranchTargets):
             lines.append(print_statement(statement))
@@ -172,7 +182,7 @@ def print_module(module: syntax.Module, linking: dict[str, str] | None = None) -
     ]
     for function in module.functions:
         if not function.entry:
-            how = linking.get(function.name, "")
+            how = linking.get(function.name, "" if function.body is not None else ".extern")
             lines.append(f"{how} {_print_header(function)};")
     for variable in module.variables:
         lines.append(f"{linking.get(variable.name, '')} {print_variable(variable)};")

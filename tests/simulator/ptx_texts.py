@@ -10,6 +10,7 @@ MODULE_VARIABLES = """
 .extern .func (.param .b32 result) vprintf(.param .b64 format, .param .b64 values);
 .func (.reg .b32 sum) add_two(.reg .b32 x, .reg .b32 y) { add.s32 sum, x, y; ret; }
 .func nothing() { ret; }
+.global .u64 callees[1] = {add_two};
 """
 REGISTERS = (
     ".reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; .reg .b64 %rd<9>; "

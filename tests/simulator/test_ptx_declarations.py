@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import struct
 from pathlib import Path
@@ -64,6 +65,7 @@ SHAPES = {
     ".global .u32 x[][2] = {{1, 2}, {3}};": ("global", "u32", 16, 4),
     ".global .attribute(.managed) .u32 x;": ("global", "u32", 4, 4),
     ".global .align 64 .attribute(.managed) .u32 x;": ("global", "u32", 4, 64),
+    ".global .attribute(.managed, .managed) .u32 x;": ("global", "u32", 4, 4),
     ".attribute(.managed) .global .u32 x;": ("global", "u32", 4, 4),
     ".extern .shared .align 1024 .b8 x[];": ("shared", "b8", 0, 1024),
     ".extern .global .u64 x;": ("global", "u64", 8, 8),
@@ -132,6 +134,9 @@ INITIAL = {
     ".global .f32 x = 1.1;": struct.pack("<f", 1.1),
     ".global .f32 x[3] = {0f3F800000, -2.5, 0d4000000000000000};": struct.pack("<3f", 1, -2.5, 2),
     ".global .f64 x[2] = {1.1, -2.0};": struct.pack("<2d", 1.1, -2),
+    ".global .f32 x[4] = {1e300, -1e300, 1e-300, -0.0};": struct.pack(
+        "<4f", math.inf, -math.inf, 0, -0.0
+    ),
     ".global .f64 x = -0d3FF0000000000000;": struct.pack("<d", -1),
     ".global .b32 x = 0f3F800000;": struct.pack("<f", 1),
     ".global .v4 .f32 x = {1.0, 2.0, 3.0, 4.0};": struct.pack("<4f", 1, 2, 3, 4),

@@ -83,6 +83,7 @@ STATEMENTS = {
     "call §bytes;": "'bytes' is not a function that can be called",
     "call (%r1), %rd1, (%r2)§;": "expected ',', found ';'",
     "L: call (%r1), %rd1, (%r2), §L;": "expected a prototype or call targets",
+    "call (%r1), %rd1, (%r2), §5;": "expected a prototype or call targets, found '5'",
     "t: .calltargets §nosuch;": "undeclared function 'nosuch'",
     # Names that are declared twice.
     ".reg .b32 §%r3;": "'%r3' is declared twice",
@@ -107,11 +108,18 @@ STATEMENTS = {
     "mov.u64 %rd1, (§bytes+4);": "expected a constant, found 'bytes'",
     "setp.eq.u32 %p1|§5, %r1, %r2;": "expected a register after '|', found '5'",
     "call (%r1§;": "expected ',' or ')' in arguments, found ';'",
+    "setp.eq.u32 %p1|§%p77, %r1, %r2;": "undeclared register '%p77'",
+    "tex.1d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f1}, §[%r1]];": "'[' inside an address",
+    "tex.1d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f1}§;": "expected ']' after coordinates",
     # Constants.
     "mov.u32 %r1, 5§/0;": "division by zero",
     "mov.u32 %r1, 5 § % 0;".replace("§ ", "§"): "division by zero",
     "mov.f32 %f1, §-0f3F800000;": "'-' cannot be applied",
     "mov.f32 %f1, 1§+1.5;": "'+' cannot be applied",
+    "ld.global.u32 %r1, [%rd1+§1.5];": "expected a constant offset, found the float '1.5'",
+    "mov.u32 %r1, 1 §? 2 : 1.5;": "'?:' cannot be applied",
+    "mov.u32 %r1, (§.u64)1.5;": "'.u64' cannot be applied",
+    "mov.f32 %f1, 1.5§/0.0;": "division by zero",
     "mov.u32 %r1, (5§;": "expected ')', found ';'",
     "mov.u32 %r1, (1 ? 2§);": "expected ':', found ')'",
     # Declarations.
@@ -134,6 +142,8 @@ STATEMENTS = {
     "§.nosuch 5;": "unknown directive '.nosuch' in a function",
     "§.minnctapersm 1;": "unknown directive '.minnctapersm'",
     '§.file 1 "x"': "unknown directive '.file'",
+    "§.extern .shared .b32 x[];": ".extern inside a function",
+    ".loc 1 1 1, function_name L, §nosuch 1 1 1\nL:": "expected 'inlined_at', found 'nosuch'",
     "§.branchtargets L; L:": ".branchtargets without a label",
     ".pragma §nounroll;": "expected a string, found 'nounroll'",
     ".loc 1 1§;": "expected a column, found ';'",
@@ -178,6 +188,8 @@ MODULES = {
     HEADER + ".visible §.visible .entry k() { ret; }": "expected a function or a variable",
     HEADER + "§.tex .u32 t;": "textures and the like (.tex) are not supported",
     HEADER + ".section .debug_x §;": "expected '{', found ';'",
+    HEADER + ".section §x {}": "expected the name of a section, found 'x'",
+    HEADER + '.file 1 "a"\n§.file 1 "b"\n.entry k() { ret; }': "file 1 is declared twice",
     HEADER + '.file 1 "a" , §;': "expected a time stamp, found ';'",
     # Variables.
     HEADER + ".global .u32 §x[];": "the array 'x' has no length",
@@ -204,6 +216,7 @@ MODULES = {
     HEADER + ".global .u32 x[2][2] = {§1, 2, 3, 4};": "expected '{', found '1'",
     HEADER + ".global .u32 x = §1.5;": "a float for the type .u32",
     HEADER + ".global .f32 x = §1;": "an integer for the type .f32",
+    HEADER + ".global .f16 x = §5;": "an integer for the type .f16",
     HEADER + ".global .f16 x = §1.5;": "a float for the type .f16",
     HEADER + ".global .u64 x = §y; .global .u32 y;": "expected a constant, found 'y'",
     HEADER + ".global .u32 y; .global .u64 x = y§-4;": "expected ',' or ';' after 'x'",
@@ -214,6 +227,7 @@ MODULES = {
     + ".func f(.param .b32 a); §.func f(.param .b64 a) { ret; }": "declared with other parameters",
     HEADER + ".extern .func f() §{ ret; }": "a body of the .extern function 'f'",
     HEADER + ".entry k(§.reg .b32 a) { ret; }": "parameters of kernels are in .param",
+    HEADER + ".entry k(.param .b8 §x[]) { ret; }": "the array 'x' has no length",
     HEADER + ".entry k(.param §.pred a) { ret; }": "predicates can only be registers",
     HEADER + ".entry k(.param .u64 a,§) { ret; }": "expected '.param', found ')'",
     HEADER + ".entry k(.param .u64 a §b) { ret; }": "expected ',' or ')' after a parameter",
@@ -225,6 +239,8 @@ MODULES = {
     HEADER + ".entry k() §.nosuch { ret; }": "expected the body of 'k' or ';', found '.nosuch'",
     HEADER + ".entry §.visible k() { ret; }": "expected the name of a function",
     HEADER + ".visible .func g(); .alias g, §f;": "'f' is not a function with a body",
+    HEADER
+    + ".visible .func g() { ret; } .visible .func f(.param .b32 x); §.alias f, g;": "different",
     HEADER + ".func f() { ret; } .alias §g, f;": "'g' is not declared as a function",
 }
 
@@ -245,6 +261,7 @@ UNSUPPORTED = {
     HEADER + ".global .u32 x[2][2] = {{1}, {§3, 4}};": "a row of an array with too few values",
     HEADER + ".global .u32 y; .global .u32 x = §y;": "an address of 8 bytes in an element of type",
     HEADER + ".global .u32 y; .global .u8 x[2] = {0xff(y), 0xff00(y)}§;": "is given in part",
+    HEADER + ".global .u32 y, z; .global .u8 x[8] = {0xff(y), §0xff00(z)};": "is given in part",
     HEADER + ".global .u32 y; .global .u8 x[8] = {§0xff00(y)};": "only whole addresses",
     HEADER + ".global .u32 y; .global .u8 x[8] = {0xff(y), §1};": "is given in part",
     HEADER + ".global .f64 x = §0f3F800000;": "a constant of type .f32 for the type .f64",
@@ -253,6 +270,7 @@ UNSUPPORTED = {
     kernel_text("add.u32 %r1, %r2§+1, 5;"): "expected ',' or ';' after '%r2', found '+'",
     kernel_text("mov.v4.u32 {%r1, %r2, %r3, %r4}, §%tid;"): "%tid is a vector",
     kernel_text("mov.u32 %r1, 1§<<64;"): "shift by 64",
+    HEADER + ".entry k() .maxnreg 5 §.maxnreg 6 { ret; }": ".maxnreg is given twice",
     kernel_text("mov.u64 %rd1, §18446744073709551616;"): "malformed number",
 }
 

@@ -332,6 +332,12 @@ CALLS: dict[str, tuple] = {
         Arguments((r(2), r(3))),
         Symbol("targets"),
     ),
+    "call (%r1), %rd1, (%r2, %r3), callees": (
+        Arguments((r(1),)),
+        rd(1),
+        Arguments((r(2), r(3))),
+        Symbol("callees"),
+    ),
     "call %rd1, nullary": (rd(1), Symbol("nullary")),
 }
 CALL_DECLARATIONS = """

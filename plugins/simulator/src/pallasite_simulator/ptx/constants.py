@@ -114,10 +114,8 @@ def _double(value: float) -> Immediate:
     return Immediate(int.from_bytes(struct.pack(">d", value)), "f64")
 
 
-def float_value(immediate: Immediate) -> float:
-    """The value of an immediate of kind ``"f32"`` or ``"f64"``."""
-    if immediate.kind == "f32":
-        return float(struct.unpack(">f", immediate.value.to_bytes(4))[0])
+def double_value(immediate: Immediate) -> float:
+    """The value of an immediate of kind ``"f64"``."""
     return float(struct.unpack(">d", immediate.value.to_bytes(8))[0])
 
 
@@ -220,7 +218,7 @@ class Expressions:
         self, operator: str, value: Immediate, unsigned: bool, at: int
     ) -> tuple[Immediate, bool]:
         if value.kind == "f64" and operator in ("-", "+"):
-            return (_double(-float_value(value)) if operator == "-" else value), False
+            return (_double(-double_value(value)) if operator == "-" else value), False
         if value.kind != "int":
             self._no_floats(operator, at)
         if operator == "!":
@@ -251,7 +249,7 @@ class Expressions:
         self, operator: str, left: tuple[Immediate, bool], right: tuple[Immediate, bool], at: int
     ) -> tuple[Immediate, bool]:
         if left[0].kind == right[0].kind == "f64" and operator in _FLOAT_ARITHMETIC:
-            x, y = float_value(left[0]), float_value(right[0])
+            x, y = double_value(left[0]), double_value(right[0])
             if operator == "/" and y == 0:
                 self.reader.fail("division by zero in a constant expression", index=at)
             return _double(_FLOAT_ARITHMETIC[operator](x, y)), False

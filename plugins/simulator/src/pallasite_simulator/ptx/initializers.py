@@ -6,14 +6,11 @@ import math
 import struct
 from collections.abc import Mapping
 
-from pallasite_simulator.ptx.constants import Expressions, float_value, literal, plain_integer
+from pallasite_simulator.ptx.constants import Expressions, double_value, literal, plain_integer
 from pallasite_simulator.ptx.lexer import Reader
 from pallasite_simulator.ptx.scopes import Name
 from pallasite_simulator.ptx.syntax import Immediate, Symbol
 from pallasite_simulator.ptx.types import TYPE_BYTES
-
-#: Initial contents longer than this are refused rather than held.
-MOST_BYTES = 1 << 30
 
 
 class Initializer:
@@ -82,8 +79,6 @@ class Initializer:
             self._row_is_short |= count != dimensions[0]
 
     def _put(self, offset: int, data: bytes) -> None:
-        if offset + len(data) > MOST_BYTES:
-            self._reader.fail(f"more than {MOST_BYTES} bytes of initial values")
         self.data.extend(bytes(max(offset + len(data) - len(self.data), 0)))
         self.data[offset : offset + len(data)] = data
 
@@ -145,7 +140,7 @@ class Initializer:
             reader.fail("only whole addresses, byte by byte in order, are supported", index=at)
         if self._masked is None:
             self.addresses.append((offset, symbol))
-        elif symbol != self._masked or offset != self.addresses[-1][0] + self._masked_bytes:
+        elif symbol != self._masked:
             reader.fail("an address is given in part", index=at)
         self._put(offset, b"\0")
         self._masked = symbol
@@ -165,10 +160,10 @@ class Initializer:
             if value.kind == "f32":
                 reader.fail("a constant of type .f32 for the type .f64", index=at)
             try:
-                return struct.pack("<f", float_value(value))
+                return struct.pack("<f", double_value(value))
             except OverflowError:
                 # Beyond the largest float: rounding to nearest gives infinity.
-                return struct.pack("<f", math.copysign(math.inf, float_value(value)))
+                return struct.pack("<f", math.copysign(math.inf, double_value(value)))
         if value.kind != "int":
             # Bits are written as they are.
             if self._type == {"f32": "b32", "f64": "b64"}[value.kind]:

@@ -34,7 +34,7 @@ _WORD = re.compile(
 _IMPLICIT_DEFINITION = re.compile(r"//\s*implicit-def:\s*(%[\w$]+)\s*$", re.ASCII)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z][\w$]*|[_$%][\w$]+", re.ASCII)
-_ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9A-Fa-f]{1,2}|.)", re.ASCII | re.DOTALL)
+_ESCAPE = re.compile(r"\\([0-7]{1,3}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
 # Words after the last one, so that looking ahead needs no check.
@@ -53,16 +53,14 @@ def string_value(word: str) -> str:
     data = bytearray()
     at = 1
     for match in _ESCAPE.finditer(word, 1, len(word) - 1):
-        data += word[at : match.start()].encode()
+        data += word[at : match.start()].encode(errors="replace")
         what = match[1]
         if what[0] in "01234567":
             data.append(int(what, 8) & 0xFF)
-        elif what[0] == "x" and len(what) > 1:
-            data.append(int(what[1:], 16))
         else:
-            data += _ESCAPED.get(what, what).encode()
+            data += _ESCAPED.get(what, what).encode(errors="replace")
         at = match.end()
-    data += word[at:-1].encode()
+    data += word[at:-1].encode(errors="replace")
     return data.decode(errors="replace")
 
 
@@ -134,7 +132,7 @@ class Reader:
         words.extend(_END)
         starts.extend([len(self.text)] * len(_END))
 
-    def _fail_unclosed(self, outermost: int) -> NoReturn:
+    def _fail_unclosed(self, brace: int) -> NoReturn:
         """Says which brace is not closed: that of a vector, if there is one, or that of a block."""
         opened: list[bool] = []
         for index, word in enumerate(self.words):
@@ -146,7 +144,7 @@ class Reader:
                 opened.pop()
             elif word == ";" and opened and opened[-1]:
                 self._fail_at(self.starts[index], "';' inside braces that are not closed")
-        self._fail_at(self.starts[outermost], "block without end: no '}' for this '{'")
+        self._fail_at(self.starts[brace], "block without end: no '}' for this '{'")
 
     def position_at(self, offset: int) -> Position:
         """Line and column of an offset in the text."""

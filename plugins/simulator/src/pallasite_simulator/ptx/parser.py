@@ -184,7 +184,9 @@ class _Parser:
         if function not in self.headers or self.headers[function].body is None:
             reader.fail(f"{function!r} is not a function with a body", index=at + 2)
         if _signature(self.headers[alias]) != _signature(self.headers[function]):
-            reader.fail(f"{alias!r} and {function!r} have different parameters or results")
+            reader.fail(
+                f"{alias!r} and {function!r} have different parameters or results", index=at - 1
+            )
         reader.expect(";")
         self.aliases[alias] = function
 

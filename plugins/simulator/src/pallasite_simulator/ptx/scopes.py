@@ -73,11 +73,6 @@ class Scopes:
         self._unique = UniqueNames()
         self._hidden: list[dict[str, Name | None]] = [{}]
 
-    @property
-    def depth(self) -> int:
-        """How many scopes are open inside the function's own."""
-        return len(self._hidden) - 1
-
     def enter(self) -> None:
         """Opens a scope."""
         self._hidden.append({})
