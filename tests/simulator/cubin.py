@@ -28,9 +28,7 @@ class Cubin:
 
     def code(self) -> dict[str, bytes]:
         """The machine code of each function."""
-        return {
-            name: data for name, data in self.sections.items() if name.startswith(".text.")
-        }
+        return {name: data for name, data in self.sections.items() if name.startswith(".text.")}
 
 
 def _text(table: bytes, offset: int) -> str:
@@ -57,7 +55,9 @@ def read_cubin(data: bytes) -> Cubin:
     return Cubin(dict(zip(names, contents, strict=True)), symbols)
 
 
-def ptxas(ptx: str, directory: Path, target: str, *options: str) -> subprocess.CompletedProcess[str]:
+def ptxas(
+    ptx: str, directory: Path, target: str, *options: str
+) -> subprocess.CompletedProcess[str]:
     """Runs ptxas on a module; where there is none the test is skipped."""
     assembler = find_tool("ptxas").path
     if assembler is None:
