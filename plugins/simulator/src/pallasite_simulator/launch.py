@@ -3,72 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pallasite_simulator.arguments import Argument as Argument
+from pallasite_simulator.arguments import Arrays
+from pallasite_simulator.arguments import Descriptor as Descriptor
+from pallasite_simulator.arguments import Pointer as Pointer
+from pallasite_simulator.arguments import Shared as Shared
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.memory import GlobalMemory
 from pallasite_simulator.engine.program import Program
 from pallasite_simulator.engine.wave import Wave
 from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.statistics.traffic import SECTOR_BYTES, Traffic
 from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.observer import Observer
-    from pallasite_simulator.sanitizer.launch_state import LaunchState
 
 LANES_AT_ONCE = 16384
 """How many lanes a wave has if the grid has as many: enough for NumPy, little enough for caches."""
 
-PATIENCE = 5000
-"""How often lanes that poll are run again, where nothing happens that another thread could notice,
-before that counts as a deadlock: loops over strong loads may be long."""
-
 SHARED_BYTES_AT_ONCE = 1 << 26
 """How much shared memory the blocks of a wave have at most, if there is more than one."""
-
-SANITIZED_BYTES_AT_ONCE = 1 << 24
-"""The same with the sanitizer, which keeps up to 12 times as much."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pointer:
-    """A kernel parameter that points to an array in global memory.
-
-    Attributes:
-      array: contiguous; changed in place when the kernel has run, if ``writable``.
-      name: for messages.
-      writable: whether the kernel may write to it.
-    """
-
-    array: Array
-    name: str = ""
-    writable: bool = True
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Shared:
-    """A kernel parameter that points to one of the launch's ``arrays``, given by its number."""
-
-    array: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Descriptor:
-    """A kernel parameter that is a TMA descriptor (128 bytes by value) of one of the launch's
-    ``arrays``, given by its number.
-
-    ``encode(address)`` returns the descriptor's bytes, given the array's address.
-    """
-
-    array: int
-    encode: Callable[[int], bytes]
-
-
-type Argument = Pointer | Shared | Descriptor | np.generic | bytes | None
-"""What a kernel gets: NumPy scalars and bytes by value, None for a null pointer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +38,14 @@ class Launch:
     Attributes:
       program: the kernel.
       geometry: its grid.
-      dynamic_shared_bytes: shared memory of each block beside the static.
       arguments: one for each parameter.
       arrays: further arrays, to which arguments refer by number.
+      dynamic_shared_bytes: shared memory of each block beside the static.
       blocks: linear numbers of the blocks to run; None for all. Whole clusters are run.
       resident_blocks: how many blocks can wait for one another, as on a chip.
-      make_observer: makes the observer of a wave, in place of the sanitizer.
-      sanitizer: checks the launch; None for no checks but those that memory needs.
+      make_observer: makes the observer of a wave; None for no checks but those that memory needs.
       progress: called with the number of blocks that have ended.
+      statistics: whether accesses to memory are counted.
     """
 
     program: Program
@@ -96,10 +56,22 @@ class Launch:
     blocks: Sequence[int] | None = None
     resident_blocks: int = 132 * 16
     make_observer: Callable[[], Observer] | None = None
-    sanitizer: LaunchState | None = None
     progress: Callable[[int], None] | None = None
-    bank_conflicts: Any = None
-    memory: GlobalMemory | None = None
+    statistics: bool = False
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of each block."""
+        return self.program.static_shared_bytes + self.dynamic_shared_bytes
+
+    @property
+    def order(self) -> Array:
+        """Linear numbers of the blocks to run, cluster by cluster.
+
+        Raises:
+          SimulationError: there is no such block.
+        """
+        return _chosen(self.geometry, self.blocks)
 
 
 @dataclasses.dataclass
@@ -112,6 +84,9 @@ class Execution:
       output: what the kernel printed.
       blocks: how many blocks ran.
       counters: further numbers that instructions keep, by name.
+      accesses: by number of instruction: the space (``"shared"`` or ``"global"``), how many warps
+        executed it, how many passes or sectors that took, and how many are needed at least.
+      sectors: of global memory, which were read, and which were written; None if not counted.
     """
 
     issued: Array
@@ -119,36 +94,62 @@ class Execution:
     output: list[str] = dataclasses.field(default_factory=list)
     blocks: int = 0
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
+    accesses: dict[int, tuple[str, int, int, int]] = dataclasses.field(default_factory=dict)
+    sectors: tuple[Array, Array] | None = None
+
+    @classmethod
+    def empty(cls, program: Program) -> Execution:
+        """Of a program that nobody has run."""
+        return cls(np.zeros(len(program.code) + 1, np.int64))
+
+    @property
+    def touched_bytes(self) -> tuple[int, int]:
+        """Bytes of global memory in sectors that were read, and that were written."""
+        if self.sectors is None:
+            return 0, 0
+        read, written = map(np.count_nonzero, self.sectors)
+        return int(read) * SECTOR_BYTES, int(written) * SECTOR_BYTES
+
+    def add(self, other: Execution) -> None:
+        """Adds what other blocks did, which came later."""
+        self.issued = self.issued + other.issued
+        for name in ("bytes_moved", "counters"):
+            _accumulate(getattr(self, name), getattr(other, name))
+        self.output += other.output
+        self.blocks += other.blocks
+        for pc, (space, *counts) in other.accesses.items():
+            known = self.accesses.get(pc, (space, 0, 0, 0))
+            warps, units, ideal = (a + b for a, b in zip(known[1:], counts, strict=True))
+            self.accesses[pc] = (space, warps, units, ideal)
+        if other.sectors is not None:
+            if self.sectors is None:
+                self.sectors = other.sectors
+            else:
+                read, written = zip(self.sectors, other.sectors, strict=True)
+                self.sectors = (np.logical_or(*read), np.logical_or(*written))
+
+    def add_traffic(self, program: Program, traffic: Traffic) -> None:
+        """Adds what was counted of accesses to memory."""
+        place = {id(entry.instruction): pc for pc, entry in reversed([*enumerate(program.code)])}
+        for key, one in traffic.accesses.items():
+            self.accesses[place[key]] = (one.space, one.warps, one.units, one.ideal)
+        self.sectors = (traffic.sectors_read, traffic.sectors_written)
 
 
 def run(launch: Launch) -> Execution:
     """Runs a kernel to its end.
 
     Raises:
-      SimulationError: the kernel did something that has no meaning, or no thread can go on, or the
-        sanitizer found something.
+      SimulationError: the kernel did something that has no meaning, or no thread can go on.
     """
     program = launch.program
     memory = program.new_memory()
-    arrays = [
-        *launch.arrays,
-        *[argument for argument in launch.arguments if isinstance(argument, Pointer)],
-    ]
-    addresses = [
-        memory.allocate(one.name or f"array {number}", one.array.nbytes, 256, one.writable)
-        for number, one in enumerate(arrays)
-    ]
+    arrays = Arrays(memory, launch.arrays, launch.arguments)
     memory.seal()
     program.initialize(memory)
-    for one, address in zip(arrays, addresses, strict=True):
-        contents = _bytes_of(one.array)
-        memory.bytes_at(address, contents.size)[:] = contents
-    parameters = _parameters(program, launch.arguments, addresses, len(launch.arrays))
-    execution = run_blocks(launch, memory, parameters)
-    for one, address in zip(arrays, addresses, strict=True):
-        if one.writable:
-            contents = _bytes_of(one.array)
-            contents[:] = memory.bytes_at(address, contents.size)
+    arrays.write()
+    execution = run_blocks(launch, memory, arrays.parameters(program))
+    arrays.read()
     return execution
 
 
@@ -158,30 +159,14 @@ def run_blocks(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execu
     Waves of blocks run one after the other; one that cannot go on, because it waits for a block
     that has not begun, is taken up again after others.
     """
-    sanitizer = launch.sanitizer
-    if sanitizer is None:
-        return _run_waves(launch, memory, parameters)
-    try:
-        execution = _run_waves(launch, memory, parameters)
-    except SimulationError as error:
-        sanitizer.annotate(error)
-        raise
-    sanitizer.finish()
-    return execution
-
-
-def _run_waves(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execution:
     program, geometry = launch.program, launch.geometry
-    shared_bytes = program.static_shared_bytes + launch.dynamic_shared_bytes
-    order = _chosen(geometry, launch.blocks)
-    size = wave_size(geometry, shared_bytes, launch.sanitizer is not None)
-    make_observer = launch.make_observer
-    if make_observer is None and launch.sanitizer is not None:
-        make_observer = launch.sanitizer.observer
-    execution = Execution(np.zeros(len(program.code) + 1, np.int64))
+    shared_bytes = launch.shared_bytes
+    order = launch.order
+    size = wave_size(geometry, shared_bytes)
+    traffic = Traffic(memory.size) if launch.statistics else None
+    execution = Execution.empty(program)
     pending = [order[start : start + size] for start in range(0, len(order), size)][::-1]
     stuck: list[Wave] = []
-    vain = 0
     while pending or stuck:
         moved = False
         resident = sum(wave.block_count for wave in stuck)
@@ -193,8 +178,8 @@ def _run_waves(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execu
                 memory,
                 parameters,
                 shared_bytes,
-                make_observer() if make_observer is not None else None,
-                launch.bank_conflicts,
+                launch.make_observer() if launch.make_observer else None,
+                traffic,
             )
             moved |= wave.run()
             if wave.done:
@@ -207,19 +192,19 @@ def _run_waves(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execu
             if wave.done:
                 stuck.remove(wave)
                 _finish(wave, launch, execution)
-        vain = 0 if moved else vain + 1
-        if stuck and vain and (vain > PATIENCE or not any(wave.polling for wave in stuck)):
+        if stuck and not moved:
             raise stuck[0].standstill()
+    if traffic is not None:
+        execution.add_traffic(program, traffic)
     return execution
 
 
-def wave_size(geometry: Geometry, shared_bytes: int, sanitized: bool = False) -> int:
+def wave_size(geometry: Geometry, shared_bytes: int) -> int:
     """How many blocks run together: whole clusters, at least one."""
     lanes = -(-geometry.threads // 32) * 32
     blocks = max(1, LANES_AT_ONCE // lanes)
     if shared_bytes:
-        limit = SANITIZED_BYTES_AT_ONCE if sanitized else SHARED_BYTES_AT_ONCE
-        blocks = min(blocks, max(1, limit // shared_bytes))
+        blocks = min(blocks, max(1, SHARED_BYTES_AT_ONCE // shared_bytes))
     cluster = geometry.cluster_size
     return max(1, blocks // cluster) * cluster
 
@@ -241,57 +226,14 @@ def _chosen(geometry: Geometry, blocks: Sequence[int] | None) -> Array:
 
 def _finish(wave: Wave, launch: Launch, execution: Execution) -> None:
     execution.issued += np.cumsum(wave.issued)
-    for key, count in wave.memory.bytes_moved.items():
-        execution.bytes_moved[key] = execution.bytes_moved.get(key, 0) + count
-    for name, count in wave.counters.items():
-        execution.counters[name] = execution.counters.get(name, 0) + count
+    _accumulate(execution.bytes_moved, wave.memory.bytes_moved)
+    _accumulate(execution.counters, wave.counters)
     execution.output += wave.output
     execution.blocks += wave.block_count
     if launch.progress is not None:
         launch.progress(execution.blocks)
 
 
-def _bytes_of(array: Array) -> Array:
-    if not array.flags.c_contiguous:
-        raise SimulationError("arrays of kernels must be contiguous", got=array.strides)
-    return array.reshape(-1).view(np.uint8)
-
-
-def _parameters(
-    program: Program, arguments: Sequence[Argument], addresses: Sequence[int], first: int
-) -> Array:
-    """The parameter buffer; pointers among the arguments have the addresses from ``first`` on.
-
-    Raises:
-      SimulationError: a wrong number or size of arguments.
-    """
-    if len(arguments) != len(program.parameters):
-        raise SimulationError(
-            f"kernel {program.name!r} is run with the wrong number of arguments",
-            got=len(arguments),
-            expected=f"{len(program.parameters)}: "
-            + ", ".join(f"{one.name} ({one.bytes} bytes)" for one, _ in program.parameters),
-        )
-    buffer = np.zeros(program.parameter_bytes, np.uint8)
-    own = iter(addresses[first:])
-    for number, (argument, (variable, offset)) in enumerate(
-        zip(arguments, program.parameters, strict=True)
-    ):
-        if isinstance(argument, Pointer):
-            contents = next(own).to_bytes(8, "little")
-        elif isinstance(argument, Shared):
-            contents = addresses[argument.array].to_bytes(8, "little")
-        elif isinstance(argument, Descriptor):
-            contents = argument.encode(addresses[argument.array])
-        elif argument is None:
-            contents = bytes(8)
-        else:
-            contents = argument if isinstance(argument, bytes) else argument.tobytes()
-        if len(contents) != variable.bytes:
-            raise SimulationError(
-                f"argument {number} of kernel {program.name!r} has the wrong size",
-                got=f"{len(contents)} bytes",
-                expected=f"{variable.bytes} bytes for {variable.name}",
-            )
-        buffer[offset : offset + len(contents)] = np.frombuffer(contents, np.uint8)
-    return buffer
+def _accumulate[Key](counts: dict[Key, int], more: Mapping[Key, int]) -> None:
+    for key, count in more.items():
+        counts[key] = counts.get(key, 0) + count

@@ -316,8 +316,12 @@ class Memory:
                 self._fail(lanes, space, addresses, wrong, size, instruction, "read-only")
         moved = self.bytes_moved
         moved[space, kind] = moved.get((space, kind), 0) + size * lanes.count
-        if space == "shared" and self.wave.bank_conflicts is not None:
-            self.wave.bank_conflicts.access(lanes, offsets, size, instruction)
+        traffic = self.wave.traffic
+        if traffic is not None:
+            if space == "shared":
+                traffic.shared(lanes, offsets, size, instruction)
+            elif space == "global":
+                traffic.global_(lanes, offsets, size, instruction, kind)
         observer = self.wave.observer
         if observer is not None and space != "param":
             observer.access(

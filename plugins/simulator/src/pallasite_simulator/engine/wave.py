@@ -9,7 +9,7 @@ program's order goes first, so that those behind catch up.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,7 @@ from pallasite_simulator.types import Array, Values
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.observer import Observer
-    from pallasite_simulator.statistics.bank_conflicts import BankConflicts
+    from pallasite_simulator.statistics.traffic import Traffic
 
 PATIENCE = 5000
 """How many basic blocks run before a set of lanes that was ready all the time has its turn."""
@@ -51,8 +51,8 @@ class Wave:
       memory: what they see.
       barriers: the barriers of blocks and clusters.
       resources: further state that instructions keep, by a key of their own.
-      at_exit: called with the numbers of lanes that end.
       observer: who is told of events, or None.
+      traffic: who counts accesses to memory, or None.
       progress: grows with everything that another thread could notice.
       giving_up: which lanes have waited in vain, and may return from that without success once.
       clock: instructions executed so far, for the clock registers.
@@ -69,7 +69,7 @@ class Wave:
         parameters: Array,
         shared_bytes: int,
         observer: Observer | None = None,
-        bank_conflicts: BankConflicts | None = None,
+        traffic: Traffic | None = None,
     ):
         self.program: Program = program
         self.geometry: Geometry = geometry
@@ -87,7 +87,7 @@ class Wave:
         self.undefined: dict[int, Array] = {}
         self.exited = self.lane_thread >= geometry.threads
         self.observer = observer
-        self.bank_conflicts = bank_conflicts
+        self.traffic = traffic
         self.memory: Memory = Memory(
             self, global_memory, parameters, shared_bytes, program.local_bytes
         )
@@ -99,7 +99,6 @@ class Wave:
             )
         self.barriers = Barriers(self)
         self.resources: dict[Hashable, object] = {}
-        self.at_exit: list[Callable[[Array], None]] = []
         self.in_flight: set[int] = set()
         self.progress = 0
         self.giving_up = np.zeros(self.lane_count, np.bool_)
@@ -430,8 +429,6 @@ class Wave:
             self.exited[lanes.index] = True
             self._living = None
             self.progress += 1
-            for callback in self.at_exit:
-                callback(lanes.numbers)
             if self.observer is not None:
                 self.observer.exit(lanes.numbers)
         elif entry.kind is TRAP:
