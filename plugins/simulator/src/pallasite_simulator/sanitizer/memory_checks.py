@@ -256,20 +256,27 @@ class MemoryChecks:
         self, shadow: Shadow, places: Places, accessor: Accessor, operation: Operation
     ) -> None:
         """Checks accesses to granules of one size, and remembers them."""
-        granules = places.granules
-        written = shadow.written(places.level)
+        granules, level = places.granules, places.level
+        written = shadow.written(level)
         before = written[granules]
+        strong = shadow.strong[level][granules] if level in shadow.strong else None
         if operation.space == "shared" and operation.reads and self.initialized:
-            self._check_initialized(before, places, accessor, operation)
+            known = before if strong is None else before | strong
+            self._check_initialized(known, places, accessor, operation)
         if self.recording:
             self._compare(before, "wrote", places, accessor, operation)
+            if strong is not None and not operation.strong:
+                self._compare(strong, "changed", places, accessor, operation)
         new = self._new(places, accessor, operation)
         if operation.writes:
-            if self.recording and shadow.read(places.level):
-                for reads in shadow.reads(places.level):
+            if self.recording and level in shadow.first:
+                for reads in shadow.reads(level):
                     self._compare(reads[granules], "read", places, accessor, operation)
+            if operation.strong:
+                shadow.strongly_written(level)[granules] = new
+                return
             written[granules] = new
-            if accessor.lanes is not None and len(accessor.lanes) > 1 and not operation.strong:
+            if accessor.lanes is not None and len(accessor.lanes) > 1:
                 self._check_together(written, new, places, accessor, operation)
         elif self.recording:
             self._remember_read(shadow, places, accessor, operation, new)
@@ -430,11 +437,11 @@ class MemoryChecks:
         operation: Operation,
     ) -> None:
         """Reports earlier accesses that are not ordered before."""
-        visible = accessor.proxy and verb == "wrote"
+        visible = accessor.proxy and verb != "read"
         wrong = self._unordered(found, places, accessor, operation, visible=visible)
         if wrong is None:
             return
-        if verb == "wrote" and operation.writes and operation.values is not None:
+        if verb == "wrote" and operation.values is not None:
             wrong = self._changing(wrong, places, operation)
             if not len(wrong):
                 return
@@ -479,8 +486,6 @@ class MemoryChecks:
         value = ""
         if operation.values is not None and operation.writes:
             value = show(_bytes_of(operation.values, operation.size)[owner])
-        if before.opcode in ("atom", "red") or (before.opcode == "mbarrier" and verb == "wrote"):
-            verb = "changed"
         self.reporter.race(
             operation.space,
             offset,

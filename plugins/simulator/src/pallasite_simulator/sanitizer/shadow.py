@@ -47,6 +47,7 @@ class Shadow:
 
     Attributes:
       writes: by level: the last write to each granule, as in :mod:`.entries`.
+      strong: by level: the last strong write, or atomic operation.
       first, last: by level: reads since: the first, and the last.
     """
 
@@ -56,6 +57,7 @@ class Shadow:
         self._common: int | None = level
         self._levels: Array = np.full(pages, level, np.uint8)
         self.writes: dict[int, Array] = {}
+        self.strong: dict[int, Array] = {}
         self.first: dict[int, Array] = {}
         self.last: dict[int, Array] = {}
 
@@ -63,13 +65,13 @@ class Shadow:
         """:attr:`writes` of a level."""
         return self._array(self.writes, level)
 
+    def strongly_written(self, level: int) -> Array:
+        """:attr:`strong` of a level."""
+        return self._array(self.strong, level)
+
     def reads(self, level: int) -> tuple[Array, Array]:
         """:attr:`first` and :attr:`last` of a level."""
         return self._array(self.first, level), self._array(self.last, level)
-
-    def read(self, level: int) -> bool:
-        """Whether any granule of a level was ever read."""
-        return level in self.first
 
     def _array(self, arrays: dict[int, Array], level: int) -> Array:
         found = arrays.get(level)
@@ -141,7 +143,7 @@ class Shadow:
         before = self._levels[pages]
         for coarse in np.unique(before):
             chosen = pages[before == coarse]
-            for arrays in (self.writes, self.first, self.last):
+            for arrays in (self.writes, self.strong, self.first, self.last):
                 if int(coarse) not in arrays:
                     continue
                 source = arrays[int(coarse)].reshape(-1, 1 << PAGE_SHIFT - int(coarse))[chosen]
