@@ -63,11 +63,11 @@ class Groups:
         if self._order is not None:
             amounts = amounts[self._order]
         running = np.cumsum(amounts) - amounts
-        running -= np.repeat(running[self._starts], self.sizes)
+        before: Array = running - np.repeat(running[self._starts], self.sizes)
         if self._order is None:
-            return running
-        result = np.empty_like(running)
-        result[self._order] = running
+            return before
+        result: Array = np.empty_like(before)
+        result[self._order] = before
         return result
 
     def split(self, numbers: Array) -> Iterator[tuple[Array, int]]:
