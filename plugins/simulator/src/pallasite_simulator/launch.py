@@ -23,12 +23,20 @@ from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.observer import Observer
+    from pallasite_simulator.sanitizer.launch_state import LaunchState
+
+PATIENCE = 5000
+"""How often lanes that poll are run again, where nothing happens that another thread could notice,
+before that counts as a deadlock: loops over strong loads may be long."""
 
 LANES_AT_ONCE = 16384
 """How many lanes a wave has if the grid has as many: enough for NumPy, little enough for caches."""
 
 SHARED_BYTES_AT_ONCE = 1 << 26
 """How much shared memory the blocks of a wave have at most, if there is more than one."""
+
+SANITIZED_BYTES_AT_ONCE = 1 << 24
+"""The same with the sanitizer, which keeps up to 12 times as much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +51,8 @@ class Launch:
       dynamic_shared_bytes: shared memory of each block beside the static.
       blocks: linear numbers of the blocks to run; None for all. Whole clusters are run.
       resident_blocks: how many blocks can wait for one another, as on a chip.
-      make_observer: makes the observer of a wave; None for no checks but those that memory needs.
+      make_observer: makes the observer of a wave, in place of the sanitizer.
+      sanitizer: checks the launch; None for no checks but those that memory needs.
       progress: called with the number of blocks that have ended.
       statistics: whether accesses to memory are counted.
     """
@@ -56,6 +65,7 @@ class Launch:
     blocks: Sequence[int] | None = None
     resident_blocks: int = 132 * 16
     make_observer: Callable[[], Observer] | None = None
+    sanitizer: LaunchState | None = None
     progress: Callable[[int], None] | None = None
     statistics: bool = False
 
@@ -140,7 +150,8 @@ def run(launch: Launch) -> Execution:
     """Runs a kernel to its end.
 
     Raises:
-      SimulationError: the kernel did something that has no meaning, or no thread can go on.
+      SimulationError: the kernel did something that has no meaning, or no thread can go on, or the
+        sanitizer found something.
     """
     program = launch.program
     memory = program.new_memory()
@@ -156,17 +167,36 @@ def run(launch: Launch) -> Execution:
 def run_blocks(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execution:
     """Runs blocks of a launch on memory that is ready.
 
-    Waves of blocks run one after the other; one that cannot go on, because it waits for a block
-    that has not begun, is taken up again after others.
+    Raises:
+      SimulationError: as :func:`run`.
     """
+    sanitizer = launch.sanitizer
+    if sanitizer is None:
+        return _run_waves(launch, memory, parameters)
+    try:
+        execution = _run_waves(launch, memory, parameters)
+    except SimulationError as error:
+        sanitizer.annotate(error)
+        raise
+    sanitizer.finish()
+    return execution
+
+
+def _run_waves(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execution:
+    """Waves of blocks run one after the other; one that cannot go on, because it waits for a block
+    that has not begun, is taken up again after others."""
     program, geometry = launch.program, launch.geometry
     shared_bytes = launch.shared_bytes
     order = launch.order
-    size = wave_size(geometry, shared_bytes)
+    size = wave_size(geometry, shared_bytes, launch.sanitizer is not None)
+    make_observer = launch.make_observer
+    if make_observer is None and launch.sanitizer is not None:
+        make_observer = launch.sanitizer.observer
     traffic = Traffic(memory.size) if launch.statistics else None
     execution = Execution.empty(program)
     pending = [order[start : start + size] for start in range(0, len(order), size)][::-1]
     stuck: list[Wave] = []
+    vain = 0
     while pending or stuck:
         moved = False
         resident = sum(wave.block_count for wave in stuck)
@@ -178,7 +208,7 @@ def run_blocks(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execu
                 memory,
                 parameters,
                 shared_bytes,
-                launch.make_observer() if launch.make_observer else None,
+                make_observer() if make_observer is not None else None,
                 traffic,
             )
             moved |= wave.run()
@@ -192,19 +222,21 @@ def run_blocks(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execu
             if wave.done:
                 stuck.remove(wave)
                 _finish(wave, launch, execution)
-        if stuck and not moved:
+        vain = 0 if moved else vain + 1
+        if stuck and vain and (vain > PATIENCE or not any(wave.polling for wave in stuck)):
             raise stuck[0].standstill()
     if traffic is not None:
         execution.add_traffic(program, traffic)
     return execution
 
 
-def wave_size(geometry: Geometry, shared_bytes: int) -> int:
+def wave_size(geometry: Geometry, shared_bytes: int, sanitized: bool = False) -> int:
     """How many blocks run together: whole clusters, at least one."""
     lanes = -(-geometry.threads // 32) * 32
     blocks = max(1, LANES_AT_ONCE // lanes)
     if shared_bytes:
-        blocks = min(blocks, max(1, SHARED_BYTES_AT_ONCE // shared_bytes))
+        limit = SANITIZED_BYTES_AT_ONCE if sanitized else SHARED_BYTES_AT_ONCE
+        blocks = min(blocks, max(1, limit // shared_bytes))
     cluster = geometry.cluster_size
     return max(1, blocks // cluster) * cluster
 
