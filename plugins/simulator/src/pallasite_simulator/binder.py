@@ -201,9 +201,10 @@ class Binder:
                 return np.array(operand.value & (2**kind.bits - 1), kind.storage).view(kind.dtype)[
                     ()
                 ]
-            given: Any = np.uint32(operand.value).view(np.float32)
             if operand.kind == "f64":
-                given = np.uint64(operand.value).view(np.float64)
+                given: Any = np.uint64(operand.value).view(np.float64)
+            else:
+                given = np.uint32(operand.value).view(np.float32)
             return given if given.dtype == kind.dtype else given.astype(kind.dtype)
         if kind.bits == 128:
             return np.array([operand.value % 2**64, operand.value >> 64 & (2**64 - 1)], np.uint64)
