@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pallasite_simulator.binder import Binder
 from pallasite_simulator.types import TYPES
+
+if TYPE_CHECKING:
+    from pallasite_simulator.binder import Binder
 
 DIRECTIONS = ("rn", "rz", "rm", "rp")
 """Roundings: to the nearest even, towards zero, down, up (PTX ISA 9.7.3)."""
@@ -13,10 +16,11 @@ DIRECTIONS = ("rn", "rz", "rm", "rp")
 
 def read(
     binder: Binder,
-    flags: Collection[str] = (),
+    flags: Sequence[str] = (),
     *,
-    choices: Collection[str] = (),
+    choices: Sequence[str] = (),
     default: str | None = None,
+    exclusive: Sequence[tuple[str, str]] = (),
 ) -> tuple[str, frozenset[str]]:
     """The modifiers of the instruction, apart from its types.
 
@@ -25,6 +29,7 @@ def read(
       flags: modifiers that it may have.
       choices: modifiers of which it has one.
       default: the choice where none is made; None if one must be.
+      exclusive: pairs of flags that it may not have together.
 
     Returns:
       The choice (``""`` where there are none to choose from), and the flags that are there.
@@ -33,23 +38,24 @@ def read(
       PtxError: another modifier, one twice, two choices, or none.
     """
     chosen: list[str] = []
-    found: list[str] = []
+    found: set[str] = set()
     for modifier in binder.instruction.modifiers:
+        if modifier in TYPES:
+            continue
+        if modifier not in choices and modifier not in flags:
+            raise binder.error(f"modifier .{modifier} does not fit the instruction and its type")
+        if modifier in chosen or modifier in found:
+            raise binder.error(f"modifier .{modifier} is given twice")
         if modifier in choices:
             chosen.append(modifier)
-        elif modifier in flags:
-            found.append(modifier)
-        elif modifier not in TYPES:
-            raise binder.error(f"unknown modifier .{modifier}")
-    if len(set(found)) != len(found) or len(chosen) > 1:
-        raise binder.error(
-            "modifiers that exclude each other", got=" ".join(f".{one}" for one in chosen + found)
-        )
-    if choices and not chosen:
-        if default is None:
-            raise binder.error(
-                "a modifier is missing",
-                expected="one of " + ", ".join(f".{choice}" for choice in choices),
-            )
-        chosen = [default]
-    return chosen[0] if chosen else "", frozenset(found)
+        else:
+            found.add(modifier)
+    if len(chosen) > 1:
+        raise binder.error(f"modifiers .{chosen[0]} and .{chosen[1]} exclude each other")
+    for one, other in exclusive:
+        if one in found and other in found:
+            raise binder.error(f"modifiers .{one} and .{other} exclude each other")
+    if choices and not chosen and default is None:
+        listed = ", ".join(f".{one}" for one in choices)
+        raise binder.error("a modifier is missing", expected=f"one of {listed}")
+    return (chosen[0] if chosen else default or ""), frozenset(found)
