@@ -15,7 +15,7 @@ from pallasite_simulator.sanitizer.clocks import NOTHING
 from pallasite_simulator.sanitizer.memory_checks import Accessor, MemoryChecks, Operation
 from pallasite_simulator.sanitizer.ordering import Ordering
 from pallasite_simulator.sanitizer.report import Reporter
-from pallasite_simulator.types import Array
+from pallasite_simulator.types import Array, Values
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
@@ -201,12 +201,38 @@ class AsyncChecks:
             for places in shadow.places(offsets, size):
                 self.memory.check(shadow, places, accessor, what)
             return
+        if len(state.parts) > 1 and size in (1, 2, 4, 8, 16):
+            self._access_together(operation, state, what, offsets, size, owners)
+            return
         for part, chosen in self._split(operation, state, offsets, owners):
             self._check_extent(what, chosen, size, part.lanes)
             code = int(entries.encode(0, part.domain, part.column))
             accessor = Accessor(code, part.row, None, time, proxy=operation.proxy == "async")
             for places in shadow.ranges(chosen, size):
                 self.memory.check(shadow, places, accessor, what)
+
+    def _access_together(
+        self,
+        operation: AsyncOperation,
+        state: State,
+        what: Operation,
+        offsets: Array,
+        size: int,
+        owners: Array | None,
+    ) -> None:
+        """Small accesses of many parts."""
+        lanes = operation.lanes if owners is None else owners
+        numbers, which = np.unique(self._group_numbers(operation, lanes), return_inverse=True)
+        parts = [state.parts[number] for number in numbers.tolist()]
+        codes = np.array([int(entries.encode(0, p.domain, p.column)) for p in parts])
+        rows: Values = np.array([part.row for part in parts])
+        rows = int(rows[0]) if (rows == rows[0]).all() else rows[which]
+        self._check_extent(what, offsets, size, lanes)
+        time = state.time + what.writes
+        accessor = Accessor(codes[which], rows, None, time, proxy=operation.proxy == "async")
+        shadow = self.memory.shared if what.space == "shared" else self.launch.global_memory
+        for places in shadow.places(offsets, size):
+            self.memory.check(shadow, places, accessor, what)
 
     def _split(
         self, operation: AsyncOperation, state: State, offsets: Array, owners: Array | None
@@ -244,7 +270,9 @@ class AsyncChecks:
         for one in within.tolist():
             if not allocations.inside(one, one + size):
                 offset = int(offsets[0]) // allocations.stride * allocations.stride + one
-                self.memory.out_of_bounds(lanes[:1], what.reads, offset, size, what.instruction)
+                self.memory.out_of_bounds(
+                    lanes[:1], what.reads, offset, size, what.instruction
+                )
                 return
 
     # Ending ---------------------------------------------------------------------------------------

@@ -276,7 +276,7 @@ class MemoryChecks:
                 shadow.strongly_written(level)[granules] = new
                 return
             written[granules] = new
-            if accessor.lanes is not None and len(accessor.lanes) > 1:
+            if not isinstance(new, int) and len(new) > 1:
                 self._check_together(written, new, places, accessor, operation)
         elif self.recording:
             self._remember_read(shadow, places, accessor, operation, new)
@@ -522,7 +522,7 @@ class MemoryChecks:
         lost = np.flatnonzero(winner != new)
         if not len(lost):
             return
-        if operation.values is not None and accessor.lanes is not None:
+        if operation.values is not None:
             each = places.each
             contents = _bytes_of(operation.values, operation.size).reshape(-1, 1 << places.level)
             order = np.argsort(new, kind="stable")
@@ -552,8 +552,9 @@ class MemoryChecks:
             lanes = accessor.lanes[np.unique(places.owners(positions))]
             self.reporter.simple(kind, lanes, text, operation.instruction, hint)
             return
-        code = accessor.code if isinstance(accessor.code, int) else int(accessor.code[0])
-        self.reporter.operation(kind, code, text, operation.instruction, hint)
+        owner = int(places.owners(positions[:1])[0])
+        entry = accessor.entry(owner, operation.strong)
+        self.reporter.operation(kind, entry, text, operation.instruction, hint)
 
 
 def _makes_ready(instruction: Instruction) -> bool:

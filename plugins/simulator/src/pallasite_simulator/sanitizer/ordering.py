@@ -186,9 +186,7 @@ class Ordering:
                 place = self.launch.locations.setdefault(key, {})
                 place[domain] = self.clocks.join(place.get(domain, NOTHING), row)
             key = (domain, key)
-        elif isinstance(key, tuple) and key[0] == "cluster barrier":
-            self._keys.pop((*key[:-1], key[-1] - 2), None)
-        self._keys[key] = self.clocks.join(self._keys.get(key, NOTHING), row)
+        self.add_to_key(key, row)
 
     def acquire(self, lanes: Array, key: Hashable, scope: str) -> None:
         """All that is part of a key happens before what the lanes will do."""
@@ -227,6 +225,9 @@ class Ordering:
 
     def add_to_key(self, key: Hashable, row: int) -> None:
         """What a row knows becomes part of a key."""
+        if isinstance(key, tuple) and key[0] in ("mbarrier", "cluster barrier"):
+            # Phases are waited for before the next but one begins.
+            self._keys.pop((*key[:-1], key[-1] - 2), None)
         self._keys[key] = self.clocks.join(self._keys.get(key, NOTHING), row)
 
     def forget(self, key: Hashable) -> None:
