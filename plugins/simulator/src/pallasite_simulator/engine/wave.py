@@ -214,6 +214,8 @@ class Wave:
         """Whether there are lanes that could run, though :meth:`run` has returned."""
         return bool(self._ready or self._yielded)
 
+    # Integers wrap around, and floats become infinite, without NumPy's warnings.
+    @np.errstate(all="ignore")
     def run(self) -> bool:
         """Runs until all lanes have ended, or none can go on by itself; returns whether any lane
         made progress."""

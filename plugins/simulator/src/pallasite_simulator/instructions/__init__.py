@@ -40,6 +40,9 @@ def all_instructions() -> InstructionSet:
     for name in MODULES:
         if importlib.util.find_spec(f"{__name__}.{name}") is None:
             continue
-        module = importlib.import_module(f"{__name__}.{name}")
+        try:
+            module = importlib.import_module(f"{__name__}.{name}")
+        except ImportError:  # while modules are being written
+            continue
         everything.extend(module.instructions)
     return everything

@@ -1,0 +1,452 @@
+"""Instructions of the lanes of a warp: shuffles, votes, reductions (PTX ISA 9.7.9 and 9.7.13).
+
+All but ``activemask`` are executed when all lanes are there that the member mask names and that
+have not ended. Lanes of one warp may form several groups at once, each with a mask of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pallasite_simulator.binder import PRED, U32, Binder
+from pallasite_simulator.engine.lanes import WARP, Lanes
+from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.instruction_set import InstructionSet, Step
+from pallasite_simulator.instructions.modifiers import OPTIONAL, choose
+from pallasite_simulator.ptx.syntax import Immediate, Instruction, Operand, Pair
+from pallasite_simulator.types import TYPES, Array, Values
+
+instructions = InstructionSet()
+
+ALL_LANES = np.uint32(0xFFFFFFFF)
+
+_LANE_NUMBERS = np.arange(WARP)
+
+
+class Rows:
+    """Values of lanes, in rows of a warp each.
+
+    Attributes:
+      lanes: whose values.
+      count: how many warps.
+      places: for each lane, its place in the flattened rows; None if each row is full.
+    """
+
+    def __init__(self, lanes: Lanes):
+        self.lanes = lanes
+        self.places: Array | None = None
+        if lanes.whole_warps:
+            self.count = lanes.count // WARP
+        else:
+            warps = lanes.warps
+            self.count = len(warps)
+            numbers = lanes.numbers
+            self.places = np.searchsorted(warps, numbers // WARP) * WARP + numbers % WARP
+
+    def spread(self, values: Values, missing: Any = 0) -> Array:
+        """One value for each lane as rows, with ``missing`` for lanes that are not there."""
+        if self.places is None:
+            row = np.broadcast_to(values, (self.lanes.count,))
+            return np.ascontiguousarray(row).reshape(-1, WARP)
+        rows = np.full(self.count * WARP, missing, values.dtype)
+        rows[self.places] = values
+        return rows.reshape(-1, WARP)
+
+    def collect(self, rows: Array) -> Array:
+        """From values in rows (or one for each row), a new array with the value of each lane."""
+        if rows.ndim == 1 or rows.shape[1] == 1:
+            rows = np.repeat(rows.reshape(-1, 1), WARP, axis=1)
+        flat = np.ascontiguousarray(rows).reshape(-1)
+        return flat if self.places is None else flat[self.places]
+
+    def ballot(self, values: Values) -> Array:
+        """The truth values of each warp's lanes, as a word for each warp."""
+        return pack_bits(self.spread(values, False))[:, 0]
+
+    @property
+    def present(self) -> Values:
+        """For each warp, which lanes are there."""
+        if self.places is None:
+            return ALL_LANES
+        return self.ballot(np.bool_(True))
+
+
+def pack_bits(values: Array) -> Array:
+    """32 truth values in the last dimension, as one word."""
+    return np.packbits(values, axis=-1, bitorder="little").view(np.uint32)
+
+
+def equal_lanes(rows: Array) -> Array:
+    """For each lane of each row, which lanes of the row have the same value."""
+    return pack_bits(rows[:, :, None] == rows[:, None, :])[:, :, 0]
+
+
+@dataclasses.dataclass(slots=True)
+class Group:
+    """The lanes that execute an instruction, and with whom.
+
+    Attributes:
+      rows: their arrangement.
+      members: for each lane, or for all alike, which lanes of its warp take part with it.
+      whole: whether all lanes of a warp that are there take part together.
+    """
+
+    rows: Rows
+    members: Values
+    whole: bool
+
+
+def _bind_members(binder: Binder, operand: int) -> Callable[[Lanes], Group]:
+    """Makes the step wait for the lanes that an operand names.
+
+    Raises, at run time:
+      SimulationError: lanes that wait for one another name different members.
+    """
+    binder.converge_by(operand)
+    mask, instruction = binder.source(operand, U32), binder.instruction
+
+    def group(lanes: Lanes) -> Group:
+        rows, masks = Rows(lanes), mask(lanes)
+        if masks.ndim and (masks == masks[0]).all():
+            masks = masks[0]
+        if masks.ndim == 0 and masks == ALL_LANES and rows.places is None:
+            return Group(rows, ALL_LANES, True)
+        present = rows.present
+        there = present if rows.places is None else rows.collect(present)
+        members = masks & there
+        if masks.ndim:
+            strangers = members & ~rows.collect(equal_lanes(rows.spread(masks)))
+            if strangers.any():
+                lane = int(lanes.numbers[strangers != 0][0])
+                raise SimulationError(
+                    f"{lanes.wave.thread_name(lane)} executes an instruction with another member"
+                    f" mask than lanes that the mask names, in: {instruction.text}",
+                    location=instruction.location,
+                )
+        return Group(rows, members, bool((members == there).all()))
+
+    return group
+
+
+# Shuffles -----------------------------------------------------------------------------------------
+
+
+@instructions.register("shfl")
+def bind_shfl(instruction: Instruction, binder: Binder) -> Step:
+    """Gets a register of another lane: PTX ISA 9.7.9, shfl.sync.
+
+    From a lane that does not execute the instruction, PTX promises nothing; GPUs (seen on an H200)
+    give zero.
+    """
+    form = choose(binder, "sync", mode=("up", "down", "bfly", "idx"), type=("b32",))
+    binder.expect_operands(5)
+    first, second = _pair(binder.operand(0))
+    write = binder.destination(first, U32)
+    write_predicate = None if second is None else binder.destination(second, PRED)
+    read, group = binder.source(1, U32), _bind_members(binder, 4)
+    sources = _bind_sources(binder, form["mode"])
+
+    def step(lanes: Lanes) -> None:
+        here = group(lanes)
+        rows = here.rows
+        origin, valid = sources(lanes)
+        if lanes.wave.observer is not None:
+            _tell_absent(lanes, here, origin, valid, instruction)
+        values = rows.spread(read(lanes))
+        if rows.places is None and len(origin) == WARP:
+            shuffled = rows.collect(values[:, origin])
+        else:
+            own = _places(rows)
+            lane = own % WARP
+            shuffled = values.reshape(-1)[own - lane + _each(origin, lane)]
+            valid = _each(valid, lane)
+        write(lanes, shuffled)
+        if write_predicate is not None:
+            if len(valid) != lanes.count:
+                valid = rows.collect(np.broadcast_to(valid, (rows.count, WARP)))
+            write_predicate(lanes, valid.copy())
+
+    return step
+
+
+def _pair(operand: Operand) -> tuple[Operand, Operand | None]:
+    """``d|p`` as its parts, or ``d`` alone."""
+    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
+
+
+def _places(rows: Rows) -> Array:
+    """The place of each lane in the flattened rows."""
+    return np.arange(rows.count * WARP) if rows.places is None else rows.places
+
+
+def _each(values: Array, lane: Array) -> Array:
+    """Values that there are for each number of a lane, or for each lane already."""
+    return values if len(values) != WARP or len(lane) == WARP else values[lane]
+
+
+def _bind_sources(binder: Binder, mode: str) -> Callable[[Lanes], tuple[Array, Array]]:
+    """For each lane, from which lane of its warp a shuffle reads, and whether that is within bounds
+    (else it reads from itself). There are 32 of each if all warps are alike."""
+    offset, bounds = binder.source(2, U32), binder.source(3, U32)
+    constant = all(isinstance(binder.operand(number), Immediate) for number in (2, 3))
+
+    def find(lane: Array, lanes: Lanes | None) -> tuple[Array, Array]:
+        return shuffle_sources(mode, lane, offset(lanes), bounds(lanes))  # type: ignore[arg-type]
+
+    if constant:
+        fixed = find(_LANE_NUMBERS, None)
+        return lambda lanes: fixed
+    return lambda lanes: find(lanes.numbers % WARP, lanes)
+
+
+def shuffle_sources(mode: str, lane: Array, offset: Values, bounds: Values) -> tuple[Array, Array]:
+    """From which lane of the warp lanes read, and whether it is within their segment's bounds.
+
+    Args:
+      mode: of the shuffle.
+      lane: numbers of the lanes in the warp (int64).
+      offset: operand ``b``.
+      bounds: operand ``c``: the clamp value in bits 4 to 0, the segment's mask in bits 12 to 8.
+    """
+    offset, bounds = (offset & 31).astype(np.int64), bounds.astype(np.int64)
+    clamp, segment = bounds & 31, bounds >> 8 & 31
+    lowest = lane & segment
+    last = lowest | clamp & ~segment
+    if mode == "up":
+        origin = lane - offset
+        valid = origin >= last
+    else:
+        if mode == "down":
+            origin = lane + offset
+        elif mode == "bfly":
+            origin = lane ^ offset
+        else:
+            origin = lowest | offset & ~segment
+        valid = origin <= last
+    return np.where(valid, origin, lane), valid
+
+
+def _tell_absent(
+    lanes: Lanes, here: Group, origin: Array, valid: Array, instruction: Instruction
+) -> None:
+    """Tells the observer who reads from lanes that do not take part."""
+    lane = lanes.numbers % WARP
+    origin, valid = _each(origin, lane), _each(valid, lane)
+    absent = valid & (here.members >> origin.astype(np.uint32) & 1 == 0)
+    if absent.any():
+        lanes.wave.observer.misuse(  # type: ignore[union-attr]
+            lanes.numbers[absent],
+            "reads from a lane that does not take part in the shuffle",
+            instruction,
+        )
+
+
+# Votes --------------------------------------------------------------------------------------------
+
+
+@instructions.register("vote")
+def bind_vote(instruction: Instruction, binder: Binder) -> Step:
+    """Vote of the member lanes on a predicate: PTX ISA 9.7.13.9, vote.sync."""
+    form = choose(binder, "sync", mode=("all", "any", "uni", "ballot"), type=("pred", "b32"))
+    mode = form["mode"]
+    if (mode == "ballot") != (form["type"] == "b32"):
+        raise binder.error("wrong type", expected=".b32 for .ballot, .pred for others")
+    binder.expect_operands(3)
+    write = binder.destination(0, TYPES[form["type"]])
+    predicate, group = binder.source(1, PRED), _bind_members(binder, 2)
+
+    def step(lanes: Lanes) -> None:
+        here = group(lanes)
+        votes = here.rows.collect(here.rows.ballot(predicate(lanes))) & here.members
+        if mode == "ballot":
+            write(lanes, votes)
+        elif mode == "all":
+            write(lanes, votes == here.members)
+        elif mode == "any":
+            write(lanes, votes != 0)
+        else:
+            write(lanes, (votes == 0) | (votes == here.members))
+
+    return step
+
+
+@instructions.register("match")
+def bind_match(instruction: Instruction, binder: Binder) -> Step:
+    """Finds member lanes with the same value: PTX ISA 9.7.13.10, match.sync.
+
+    ``.any`` gives the mask of those with the lane's own value; ``.all`` the mask of all members if
+    they have the same, else zero.
+    """
+    form = choose(binder, "sync", mode=("any", "all"), type=("b32", "b64"))
+    binder.expect_operands(3)
+    first, second = _pair(binder.operand(0))
+    if form["mode"] == "any" and second is not None:
+        raise binder.error("match.any has no predicate", got="d|p", expected="d")
+    write = binder.destination(first, U32)
+    write_predicate = None if second is None else binder.destination(second, PRED)
+    read, group = binder.source(1, TYPES[form["type"]]), _bind_members(binder, 2)
+
+    def step(lanes: Lanes) -> None:
+        here = group(lanes)
+        same = here.rows.collect(equal_lanes(here.rows.spread(read(lanes)))) & here.members
+        if form["mode"] == "any":
+            write(lanes, same)
+            return
+        agreed = same == here.members
+        write(lanes, np.where(agreed, same, np.uint32(0)))
+        if write_predicate is not None:
+            write_predicate(lanes, agreed)
+
+    return step
+
+
+@instructions.register("activemask")
+def bind_activemask(instruction: Instruction, binder: Binder) -> Step:
+    """The lanes of the warp that execute the instruction now: PTX ISA 9.7.13.11, activemask."""
+    choose(binder, type=("b32",))
+    binder.expect_operands(1)
+    write = binder.destination(0, U32)
+
+    def step(lanes: Lanes) -> None:
+        rows = Rows(lanes)
+        present = rows.present
+        write(lanes, present if rows.places is None else rows.collect(present))
+
+    return step
+
+
+# Reductions ---------------------------------------------------------------------------------------
+
+_REDUCTIONS: dict[str, Any] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def _neutral(operation: str, dtype: np.dtype[Any]) -> int:
+    limits = np.iinfo(dtype)
+    return int({"min": limits.max, "max": limits.min, "and": limits.max}.get(operation, 0))
+
+
+def reduce_members(here: Group, values: Values, operation: str) -> Array:
+    """For each lane, the reduction of the members' integers."""
+    function, neutral = _REDUCTIONS[operation], _neutral(operation, values.dtype)
+    rows = here.rows.spread(values, neutral)
+    if here.whole:
+        return here.rows.collect(function.reduce(rows, axis=1, dtype=rows.dtype))
+    members = np.broadcast_to(here.members, (here.rows.lanes.count,))
+    bits = here.rows.spread(members)[:, :, None] >> _LANE_NUMBERS.astype(np.uint32) & 1
+    each = np.where(bits != 0, rows[:, None, :], rows.dtype.type(neutral))
+    return here.rows.collect(function.reduce(each, axis=2, dtype=rows.dtype))
+
+
+@instructions.register("redux")
+def bind_redux(instruction: Instruction, binder: Binder) -> Step:
+    """Reduction of the member lanes' values: PTX ISA 9.7.13.12, redux.sync."""
+    form = choose(
+        binder,
+        "sync",
+        operation=tuple(_REDUCTIONS),
+        absolute=(OPTIONAL, "abs"),
+        nan=(OPTIONAL, "NaN"),
+        type=("u32", "s32", "b32", "f32"),
+    )
+    operation, name = form["operation"], form["type"]
+    allowed = {"u32": ("add", "min", "max"), "b32": ("and", "or", "xor"), "f32": ("min", "max")}
+    if operation not in allowed.get(name, allowed["u32"]):
+        raise binder.error(f"redux.{operation} has no type .{name}")
+    if name != "f32" and (form["absolute"] or form["nan"]):
+        raise binder.error(".abs and .NaN are only for .f32")
+    binder.expect_operands(3)
+    if name == "f32":
+        return _bind_float_redux(binder, operation, bool(form["absolute"]), bool(form["nan"]))
+    kind = TYPES[name]
+    write, read = binder.destination(0, kind), binder.source(1, kind)
+    group = _bind_members(binder, 2)
+    return lambda lanes: write(lanes, reduce_members(group(lanes), read(lanes), operation))
+
+
+_CANONICAL_NAN = np.int32(0x7FFFFFFF)
+_INFINITY = 0x7F800000
+
+
+def _bind_float_redux(binder: Binder, operation: str, absolute: bool, nan: bool) -> Step:
+    """PTX ISA 9.7.13.12: NaNs are passed over, unless ``.NaN`` makes them the result; -0 is less
+    than +0."""
+    write, read = binder.destination(0, U32), binder.source(1, TYPES["b32"])
+    group = _bind_members(binder, 2)
+    neutral = np.int32(_neutral(operation, np.dtype(np.int32)))
+
+    def step(lanes: Lanes) -> None:
+        here = group(lanes)
+        bits = read(lanes).view(np.int32)
+        magnitude = bits & 0x7FFFFFFF
+        missing = magnitude > _INFINITY
+        # Integers in the order of the floats; the neutral ones are those of NaNs.
+        ordered = magnitude if absolute else bits ^ (bits >> 31 & 0x7FFFFFFF)
+        found = reduce_members(here, np.where(missing, neutral, ordered), operation)
+        result = np.where(found == neutral, _CANONICAL_NAN, found ^ (found >> 31 & 0x7FFFFFFF))
+        if nan:
+            any_missing = reduce_members(here, missing.astype(np.int32), "or")
+            result = np.where(any_missing != 0, _CANONICAL_NAN, result)
+        write(lanes, result.view(np.uint32))
+
+    return step
+
+
+# Election and barrier -----------------------------------------------------------------------------
+
+
+@instructions.register("elect")
+def bind_elect(instruction: Instruction, binder: Binder) -> Step:
+    """Elects one of the member lanes: PTX ISA 9.7.13.14, elect.sync.
+
+    PTX does not say which; it is the first, as on hardware (seen on an H200).
+    """
+    choose(binder, "sync")
+    binder.expect_operands(2)
+    first, second = _pair(binder.operand(0))
+    if second is None:
+        raise binder.error("the predicate for the elected lane is missing", expected="d|p")
+    write, write_predicate = binder.destination(first, U32), binder.destination(second, PRED)
+    group = _bind_members(binder, 1)
+
+    def step(lanes: Lanes) -> None:
+        members = group(lanes).members
+        leader = np.bitwise_count((members & -members) - np.uint32(1)).astype(np.uint32)
+        lane = lanes.numbers % WARP
+        write(lanes, leader)
+        write_predicate(lanes, lane == leader)
+
+    return step
+
+
+@instructions.register("bar.warp")
+def bind_bar_warp(instruction: Instruction, binder: Binder) -> Step:
+    """Barrier of the member lanes: PTX ISA 9.7.13.2, bar.warp.sync.
+
+    They must meet at the same instruction.
+    """
+    choose(binder, "warp", "sync")
+    binder.expect_operands(1)
+    group = _bind_members(binder, 0)
+
+    def step(lanes: Lanes) -> None:
+        observer = lanes.wave.observer
+        here = group(lanes)
+        if observer is None:
+            return
+        groups = lanes.numbers // WARP
+        if not here.whole:
+            groups = groups << WARP | np.asarray(here.members).astype(np.int64)
+        observer.barriers(lanes.numbers, groups)
+
+    return step
