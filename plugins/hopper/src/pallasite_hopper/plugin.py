@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from pallasite.builtin_targets import BASELINE_FEATURES
-from pallasite.extensions import LoweringRule
+from pallasite.extensions import InstructionRule, LoweringRule
 from pallasite.hookspecs import hookimpl
 from pallasite.targets import Target
 
@@ -36,3 +38,13 @@ def pallasite_lowering_rules() -> list[LoweringRule]:
     from pallasite_hopper import registers
 
     return registers.rules.lowering_rules
+
+
+@hookimpl
+def pallasite_instructions() -> list[InstructionRule]:
+    """What Hopper's own instructions do, for the simulator, if it is installed."""
+    if importlib.util.find_spec("pallasite_simulator") is None:
+        return []
+    from pallasite_hopper.simulation import instructions
+
+    return instructions.rules
