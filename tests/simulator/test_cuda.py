@@ -69,7 +69,7 @@ FUNCTIONS = (
 )
 
 
-@pytest.mark.parametrize("options", [(), ("-G",), ("-O0",), ("--use_fast_math",)])
+@pytest.mark.parametrize("options", [(), ("-G",), ("--use_fast_math",)])
 def test_mixture(options):
     count, blocks, threads = 500, 6, 96
     x = np.random.default_rng(2).standard_normal(count).astype(np.float32)
