@@ -78,16 +78,24 @@ class MBarriers:
     # Addresses ------------------------------------------------------------------------------------
 
     def locate(
-        self, lanes: Lanes, space: str, addresses: Values, instruction: Instruction, kind: str
+        self,
+        lanes: Lanes,
+        space: str,
+        addresses: Values,
+        instruction: Instruction,
+        *,
+        kind: str = "atomic",
+        local: bool = False,
     ) -> Array:
         """The slots at addresses.
 
         Args:
           lanes: who uses them.
-          space: ``"shared::cta"``, ``"shared::cluster"`` or ``"generic"``.
-          addresses: in that space.
+          space: in which the addresses are: one of shared memory, or ``"generic"``.
+          addresses: one for each lane, or a scalar.
           instruction: for messages.
           kind: of the access, for the observer.
+          local: whether they must be in the memory of the lane's own block.
 
         Raises:
           SimulationError: not in shared memory, misaligned, or out of bounds.
@@ -107,13 +115,13 @@ class MBarriers:
             ((_, _, addresses),) = parts
         _, offsets = memory.locate(lanes, "shared", addresses, BYTES, instruction, kind)
         slots: Array = offsets >> 3
-        if space == "shared::cta" and self.wave.cluster_size > 1:
+        if local and self.wave.cluster_size > 1:
             foreign = slots // self._slots_per_block != lanes.of(self.wave.lane_block)
             if foreign.any():
                 lane = int(lanes.numbers[foreign][0])
                 raise SimulationError(
-                    f"{self.wave.thread_name(lane)} uses an address of another block's shared"
-                    f" memory as .shared::cta, in: {instruction.text}",
+                    f"{self.wave.thread_name(lane)} uses an mbarrier of another block as one of"
+                    f" its own, in: {instruction.text}",
                     got=self.wave.memory.describe("shared", int(slots[foreign][0]) * BYTES),
                     location=instruction.location,
                 )
@@ -488,7 +496,8 @@ class MBarriers:
             self._fail(
                 lanes.numbers[where],
                 slots[where],
-                f"{what} an mbarrier for which {int(busy.sum())} threads wait",
+                f"{what} an mbarrier for which"
+                f" {np.count_nonzero(self._awaited == slots[where][0])} threads wait",
                 instruction,
             )
 
@@ -503,7 +512,7 @@ class MBarriers:
             groups.distinct,
             "arrives more often at an mbarrier than it expects",
             instruction,
-            got=f"{count} arrivals",
+            got=f"{count} more",
             expected=f"at most the {int(self.pending[slot])} that are pending,"
             f" of {int(self.expected[slot])}",
         )

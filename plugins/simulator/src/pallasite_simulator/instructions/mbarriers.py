@@ -12,6 +12,7 @@ from pallasite_simulator.engine.mbarrier import mbarriers, pending_count
 from pallasite_simulator.engine.wait import Wait
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.instruction_set import InstructionSet, Step
+from pallasite_simulator.instructions.accesses import bind_address
 from pallasite_simulator.ptx.syntax import Instruction, Operand, Sink
 from pallasite_simulator.types import Array
 
@@ -24,25 +25,39 @@ _LOCAL = ("shared", "shared::cta")
 _SPACES = (*_LOCAL, "shared::cluster")
 
 
-def space_of(instruction: Instruction, binder: Binder, allowed: tuple[str, ...] = _SPACES) -> str:
-    """The state space of a barrier's address: the modifier, or ``"generic"`` without one."""
-    found = [one for one in instruction.modifiers if one in _SPACES]
-    if len(found) > 1 or (found and found[0] not in allowed):
-        raise binder.error("wrong state space of an mbarrier", expected=f"one of {allowed}")
-    if not found:
-        return "generic"
-    return "shared::cta" if found[0] == "shared" else found[0]
-
-
-def barrier_slots(
-    binder: Binder, operand: Operand | int, space: str, kind: str = "atomic"
+def bind_barrier(
+    binder: Binder,
+    operand: Operand | int,
+    allowed: tuple[str, ...] = _LOCAL,
+    *,
+    space: str | None = None,
+    kind: str = "atomic",
+    local: bool = True,
 ) -> Locate:
-    """The barriers whose addresses an operand gives."""
-    address, instruction = binder.address(operand), binder.instruction
+    """The barriers whose addresses an operand gives.
+
+    Args:
+      operand: the address.
+      allowed: the state spaces that the instruction may name.
+      space: the state space that the instruction names, or ``""``; None to look for it among the
+        modifiers.
+      kind: of the access, for the observer.
+      local: whether they must be those of the thread's own block.
+    """
+    instruction = binder.instruction
+    if space is None:
+        found = [one for one in instruction.modifiers if one in _SPACES]
+        if len(found) > 1 or not set(found) <= set(allowed):
+            raise binder.error(
+                "wrong state space of an mbarrier",
+                expected="one of " + ", ".join(f".{one}" for one in allowed),
+            )
+        space = found[0] if found else ""
+    memory, address = bind_address(binder, operand, space, allowed)
 
     def locate(lanes: Lanes) -> Array:
         barriers = mbarriers(lanes.wave)
-        return barriers.locate(lanes, space, address(lanes), instruction, kind)
+        return barriers.locate(lanes, memory, address(lanes), instruction, kind=kind, local=local)
 
     return locate
 
@@ -71,7 +86,7 @@ def bind_init(instruction: Instruction, binder: Binder) -> Step:
     binder.only_modifiers("init", *_LOCAL)
     binder.only_type("b64")
     binder.expect_operands(2)
-    slots = barrier_slots(binder, 0, space_of(instruction, binder, _LOCAL), "write")
+    slots = bind_barrier(binder, 0, kind="write")
     count = binder.source(1, U32)
 
     def step(lanes: Lanes) -> None:
@@ -86,7 +101,7 @@ def bind_inval(instruction: Instruction, binder: Binder) -> Step:
     binder.only_modifiers("inval", *_LOCAL)
     binder.only_type("b64")
     binder.expect_operands(1)
-    slots = barrier_slots(binder, 0, space_of(instruction, binder, _LOCAL))
+    slots = bind_barrier(binder, 0)
 
     def step(lanes: Lanes) -> None:
         mbarriers(lanes.wave).invalidate(lanes, slots(lanes), instruction)
@@ -102,7 +117,8 @@ def bind_transactions(instruction: Instruction, binder: Binder) -> Step:
     binder.only_type("b64")
     binder.expect_operands(2)
     _semantics(instruction, binder, None)
-    slots = barrier_slots(binder, 0, space_of(instruction, binder))
+    local = instruction.has("shared") or instruction.has("shared::cta")
+    slots = bind_barrier(binder, 0, _SPACES, local=local)
     amount = binder.source(1, U32)
     complete = instruction.has("complete_tx")
 
@@ -129,12 +145,12 @@ def bind_arrive(instruction: Instruction, binder: Binder) -> Step:
         raise binder.error(".expect_tx and .noComplete do not go together")
     binder.expect_operands(*((3,) if expects or not may_complete else (2, 3)))
     release = _semantics(instruction, binder, "release")
-    space = space_of(instruction, binder)
-    wants_state = not isinstance(instruction.operands[0], Sink)
-    if wants_state and space == "shared::cluster":
+    wants_state = not isinstance(binder.operand(0), Sink)
+    if wants_state and instruction.has("shared::cluster"):
         raise binder.error("the state of a barrier of another block cannot be had", expected="_")
     write = binder.destination(0, U64)
-    slots = barrier_slots(binder, 1, space)
+    local = wants_state or instruction.has("shared") or instruction.has("shared::cta")
+    slots = bind_barrier(binder, 1, _SPACES, local=local)
     operand = binder.source(2, U32) if len(instruction.operands) == 3 else None
     one = np.uint32(1)
 
@@ -171,7 +187,7 @@ def bind_wait(instruction: Instruction, binder: Binder) -> Step:
     binder.expect_operands(*((3, 4) if blocks else (3,)))
     acquire = _semantics(instruction, binder, "acquire")
     write = binder.destination(0, PRED)
-    slots = barrier_slots(binder, 1, space_of(instruction, binder, _LOCAL))
+    slots = bind_barrier(binder, 1)
     by_parity = instruction.has("parity")
     value = binder.source(2, U32 if by_parity else U64)
     if len(instruction.operands) == 4:

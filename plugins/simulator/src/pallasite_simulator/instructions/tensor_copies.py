@@ -1,0 +1,627 @@
+"""Bulk copies of boxes of tensors: PTX ISA 9.7.9.27.1, cp.async.bulk.tensor and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pallasite.errors import PallasiteError
+from pallasite_simulator.binder import Binder, Source
+from pallasite_simulator.engine.boxes import PIECE, Box, Part, box_of
+from pallasite_simulator.engine.lanes import Lanes
+from pallasite_simulator.engine.mbarrier import mbarriers
+from pallasite_simulator.engine.memory import Region
+from pallasite_simulator.engine.tensor_map import BYTES, TensorMap
+from pallasite_simulator.engine.transfers import Transfer, async_groups
+from pallasite_simulator.engine.wave import Wave
+from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.instruction_set import InstructionSet, Step
+from pallasite_simulator.instructions.accesses import (
+    CACHE_HINT,
+    bind_address,
+    bind_cache_policy,
+    by_space,
+    sort_modifiers,
+)
+from pallasite_simulator.instructions.bulk_copies import (
+    COMPLETION,
+    GROUP,
+    MULTICAST,
+    U16,
+    Combine,
+    check_barrier_block,
+    check_writable,
+    count_bytes,
+    failure,
+    multicast_blocks,
+    reduction_of,
+)
+from pallasite_simulator.instructions.mbarriers import bind_barrier
+from pallasite_simulator.instructions.updates import update_of
+from pallasite_simulator.ptx.syntax import Address, Instruction, Symbol
+from pallasite_simulator.types import TYPES, Array
+
+instructions = InstructionSet()
+
+DIMENSIONS = {"1d": 1, "2d": 2, "3d": 3, "4d": 4, "5d": 5}
+ALIGNMENT = 128
+MAP_ALIGNMENT = 64
+
+S32 = TYPES["s32"]
+
+_UNKNOWN_MODES = ("im2col", "im2col::w", "im2col::w::128", "im2col_no_offs")
+_MODES = ("tile", "tile::gather4", "tile::scatter4", *_UNKNOWN_MODES)
+
+_INTEGERS = ("u32", "s32", "u64", "s64")
+_REDUCTIONS = {
+    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f32.ftz", "tf32", "tf32.ftz", "f64"),
+    "min": (*_INTEGERS, "f16", "bf16"),
+    "max": (*_INTEGERS, "f16", "bf16"),
+    "inc": ("u32",),
+    "dec": ("u32",),
+    "and": ("u32", "s32", "u64"),
+    "or": ("u32", "s32", "u64"),
+    "xor": ("u32", "s32", "u64"),
+}
+"""Reductions and the element types that an H200 accepts for them."""
+
+_GROUPS = {
+    "async": ("async",),
+    "bulk": ("bulk",),
+    "tensor": ("tensor",),
+    "dimensions": tuple(DIMENSIONS),
+    "mode": _MODES,
+    "hint": (CACHE_HINT,),
+    "global": ("global",),
+}
+
+
+class _Tensor:
+    """The operand ``[map, {coordinates}]``."""
+
+    def __init__(self, binder: Binder, number: int, dimensions: int, mode: str):
+        operand = binder.operand(number)
+        if not isinstance(operand, Address) or operand.coordinates is None:
+            raise binder.error("a tensor map and coordinates are needed", got=operand)
+        if operand.extra:
+            raise binder.error("unknown operands of a tensor copy", got=operand.extra)
+        if mode in _UNKNOWN_MODES:
+            raise binder.error(f"the simulator does not know .{mode} copies", expected=".tile")
+        self._rows = mode != "tile"
+        if self._rows and dimensions != 2:
+            raise binder.error("rows are gathered and scattered in two dimensions", expected=".2d")
+        needed = 5 if self._rows else dimensions
+        if len(operand.coordinates) != needed:
+            raise binder.error(
+                "wrong number of coordinates",
+                got=len(operand.coordinates),
+                expected=str(needed),
+            )
+        self._instruction = binder.instruction
+        self._dimensions = dimensions
+        self._space, self._address = bind_address(
+            binder, Address(operand.base, operand.offset), _space_of(binder, operand)
+        )
+        self._coordinates = [binder.source(one, S32) for one in operand.coordinates]
+
+    def groups(self, lanes: Lanes) -> Iterator[tuple[Lanes, Array | None, Box]]:
+        """Lanes by tensor map: the lanes, which of the given ones they are (None: all), and how
+        boxes of the map are moved.
+
+        Raises:
+          SimulationError: the map is misaligned or out of bounds, or no copy can use it.
+        """
+        instruction = self._instruction
+        memory = lanes.wave.memory
+        addresses = np.broadcast_to(self._address(lanes), (lanes.count,))
+        if (addresses == addresses[0]).all():
+            found = [(lanes, None, addresses[:1])]
+        else:
+            found = []
+            for one in np.unique(addresses):
+                mask = addresses == one
+                chosen = lanes.where(mask)
+                assert chosen is not None
+                found.append((chosen, mask, np.full(1, one)))
+        for chosen, mask, address in found:
+            # Of one map, lanes see the same bytes, unless it is in local memory.
+            first = chosen if chosen.count == 1 else chosen.wave.lanes(chosen.numbers[:1])
+            ((space, _, _, inner),) = by_space(first, self._space, address)
+            if space not in ("param", "const", "global"):
+                raise failure(
+                    lanes.wave,
+                    int(first.numbers[0]),
+                    "uses a tensor map in memory where none can be",
+                    instruction,
+                    got=f"{space} memory",
+                    expected="param, const or global memory",
+                )
+            offset = int(memory.offsets(first, space, inner, BYTES, instruction)[0])
+            memory.check_alignment(first, space, inner, BYTES, MAP_ALIGNMENT, instruction)
+            contents = memory.regions[space].bytes[offset : offset + BYTES].tobytes()
+            yield chosen, mask, self._box(chosen, contents)
+
+    def _box(self, lanes: Lanes, contents: bytes) -> Box:
+        try:
+            tensor = TensorMap.decode(contents)
+        except PallasiteError as error:
+            raise SimulationError(
+                f"{lanes.wave.thread_name(int(lanes.numbers[0]))} uses a {error.message},"
+                f" in: {self._instruction.text}",
+                got=error.got,
+                expected=error.expected,
+                location=self._instruction.location,
+            ) from error
+        if tensor.rank != self._dimensions:
+            raise failure(
+                lanes.wave,
+                int(lanes.numbers[0]),
+                "copies with a tensor map of another number of dimensions",
+                self._instruction,
+                got=tensor.rank,
+                expected=str(self._dimensions),
+            )
+        return box_of(tensor)
+
+    def coordinates(self, lanes: Lanes) -> list[list[int]]:
+        """The coordinates of each lane."""
+        values = np.empty((lanes.count, len(self._coordinates)), np.int64)
+        for number, one in enumerate(self._coordinates):
+            values[:, number] = one(lanes)
+        found: list[list[int]] = values.tolist()
+        return found
+
+
+def _space_of(binder: Binder, operand: Address) -> str:
+    """The space of a tensor map that is named by a variable; else ``""`` for a generic address."""
+    if isinstance(operand.base, Symbol):
+        return binder.program.symbol(operand.base, binder.instruction)[0]
+    return ""
+
+
+def _check_coordinates(
+    lanes: Lanes, lane: int, place: Sequence[int], box: Box, instruction: Instruction, store: bool
+) -> None:
+    """Raises :class:`SimulationError` for coordinates at which the hardware stops: boxes start at
+    multiples of 16 bytes, and those that are written not before the tensor."""
+    if place[0] * box.tensor.element.bytes % PIECE:
+        raise failure(
+            lanes.wave,
+            lane,
+            "copies a box that does not start at a multiple of 16 bytes",
+            instruction,
+            got=f"first coordinate {place[0]}, elements of {box.tensor.element.bytes} bytes",
+        )
+    if store and min(place) < 0:
+        raise failure(
+            lanes.wave,
+            lane,
+            "writes a box that starts before the tensor",
+            instruction,
+            got=f"coordinates {tuple(place)}",
+            expected="coordinates that are not negative",
+        )
+
+
+def _check_part(lanes: Lanes, lane: int, box: Box, part: Part, instruction: Instruction) -> None:
+    """Raises :class:`SimulationError` unless a part of a tensor is inside one allocation."""
+    memory = lanes.wave.memory.global_memory
+    found = memory.allocation_at(part.start)
+    last = part.end - (part.row_bytes - part.counts[0] * box.tensor.element.bytes)
+    if found is None or last > found.offset + found.size:
+        raise failure(
+            lanes.wave,
+            lane,
+            "copies a box of a tensor that is not inside one array",
+            instruction,
+            got=f"bytes from {lanes.wave.memory.describe('global', part.start)}"
+            f" to {lanes.wave.memory.describe('global', last - 1)}",
+            expected=f"the tensor map to describe an array: sizes {box.tensor.sizes},"
+            f" strides {box.tensor.strides} bytes",
+        )
+
+
+def _shared_offsets(
+    lanes: Lanes, space: str, addresses: Array, box: Box, instruction: Instruction, count: int = 1
+) -> Array:
+    """Where boxes are in shared memory, after all checks."""
+    memory = lanes.wave.memory
+    size = box.footprint * count
+    addresses = np.broadcast_to(addresses, (lanes.count,))
+    offsets = memory.offsets(lanes, space, addresses, size, instruction)
+    memory.check_alignment(lanes, space, addresses, size, ALIGNMENT, instruction)
+    wave = lanes.wave
+    if space == "shared::cta":
+        foreign = offsets // memory.shared_stride != lanes.of(wave.lane_block)
+        if foreign.any():
+            raise failure(
+                wave,
+                int(lanes.numbers[foreign][0]),
+                "uses an address of another block's shared memory as .shared::cta",
+                instruction,
+                got=memory.describe("shared", int(offsets[foreign][0])),
+            )
+    return offsets
+
+
+def _tell_shared(transfer: Transfer, kind: str, box: Box, offset: int, lane: int) -> None:
+    if box.contiguous:
+        transfer.access(kind, "shared", np.array([offset]), box.bytes, lane)
+    else:
+        transfer.access(kind, "shared", box.places(offset), box.piece_bytes, lane)
+
+
+# Loads --------------------------------------------------------------------------------------------
+
+
+@instructions.register("cp.async.bulk.tensor")
+def bind_tensor_copy(instruction: Instruction, binder: Binder) -> Step:
+    """Copies a box of a tensor to or from shared memory: PTX ISA 9.7.9.27.1.2,
+    cp.async.bulk.tensor."""
+    words = sort_modifiers(
+        binder,
+        {
+            **_GROUPS,
+            "shared": ("shared::cta", "shared::cluster"),
+            "completion": (COMPLETION, GROUP),
+            "multicast": (MULTICAST,),
+            "pair": ("cta_group::1", "cta_group::2"),
+        },
+    )
+    mode = words["mode"] or "tile"
+    if not words["dimensions"] or not words["global"] or not words["shared"]:
+        raise binder.error("unknown form of a tensor copy")
+    dimensions = DIMENSIONS[words["dimensions"]]
+    modifiers = instruction.modifiers
+    if modifiers.index("global") < modifiers.index(words["shared"]):
+        plain = not words["multicast"] and not words["pair"] and mode != "tile::gather4"
+        if words["shared"] != "shared::cta" or words["completion"] != GROUP or not plain:
+            raise binder.error("unknown form of a tensor copy to global memory")
+        return _bind_to_global(instruction, binder, dimensions, mode, bool(words["hint"]), None)
+    if words["completion"] != COMPLETION or mode == "tile::scatter4":
+        raise binder.error("unknown form of a tensor copy to shared memory")
+    multicast, hint = bool(words["multicast"]), bool(words["hint"])
+    if multicast and words["shared"] != "shared::cluster":
+        raise binder.error("only copies to a cluster can be multicast")
+    tensor = _Tensor(binder, 1, dimensions, mode)
+    binder.expect_operands(3 + multicast + hint)
+    masks = binder.source(3, U16) if multicast else None
+    if hint:
+        bind_cache_policy(binder, 3 + multicast)
+    return _Load(
+        instruction, binder, tensor, words["shared"], masks, words["pair"] == "cta_group::2", mode
+    ).step
+
+
+class _Load:
+    """The execution of copies from global to shared memory."""
+
+    def __init__(
+        self,
+        instruction: Instruction,
+        binder: Binder,
+        tensor: _Tensor,
+        space: str,
+        masks: Source | None,
+        pairs: bool,
+        mode: str,
+    ):
+        self._instruction = instruction
+        self._tensor = tensor
+        self._space, self._address = bind_address(binder, 0, space)
+        self._locate = bind_barrier(binder, 2, (space,), space=space, local=False)
+        self._masks = masks
+        self._pairs = pairs
+        self._gather = mode == "tile::gather4"
+
+    def step(self, lanes: Lanes) -> None:
+        """Executes the instruction."""
+        slots = self._locate(lanes)
+        addresses = np.broadcast_to(self._address(lanes), (lanes.count,))
+        coordinates = self._tensor.coordinates(lanes)
+        masks = None
+        if self._masks is not None:
+            masks = np.broadcast_to(self._masks(lanes), (lanes.count,)).astype(np.int64)
+        transfer = Transfer(lanes, self._instruction)
+        signals: list[tuple[int, int, int]] = []
+        for chosen, which, box in self._tensor.groups(lanes):
+            if which is None:
+                signals += self._load(chosen, addresses, slots, coordinates, masks, box, transfer)
+                continue
+            places = np.flatnonzero(which)
+            signals += self._load(
+                chosen,
+                addresses[places],
+                slots[places],
+                [coordinates[number] for number in places],
+                None if masks is None else masks[places],
+                box,
+                transfer,
+            )
+        transfer.tell()
+        numbers, targets, amounts = np.array(signals).T
+        transfer.complete(mbarriers(lanes.wave), numbers, targets, amounts, self._instruction)
+
+    def _load(
+        self,
+        lanes: Lanes,
+        addresses: Array,
+        slots: Array,
+        coordinates: list[list[int]],
+        masks: Array | None,
+        box: Box,
+        transfer: Transfer,
+    ) -> list[tuple[int, int, int]]:
+        """Copies for lanes with one tensor map.
+
+        Returns:
+          For each signal: the lane, the slot of the mbarrier, and the bytes.
+        """
+        wave = lanes.wave
+        memory = wave.memory
+        copies = 4 if self._gather else 1
+        if self._gather:
+            self._check_rows(lanes, box)
+        offsets = _shared_offsets(lanes, self._space, addresses, box, self._instruction, copies)
+        stride = memory.shared_stride
+        destinations = offsets // stride
+        if masks is not None:
+            blocks = multicast_blocks(lanes, masks, self._instruction)
+        else:
+            if not self._pairs:
+                check_barrier_block(lanes, destinations, slots, self._instruction)
+            blocks = list(destinations[:, None])
+        source, shared = memory.regions["global"], memory.regions["shared"]
+        slot_stride = stride // 8
+        signals = []
+        read = 0
+        for lane, within, slot, place, there in zip(
+            lanes.numbers.tolist(),
+            (offsets % stride).tolist(),
+            slots.tolist(),
+            coordinates,
+            blocks,
+            strict=True,
+        ):
+            targets = [block * stride for block in there.tolist()]
+            for row in range(copies):
+                corner = [place[0], place[1 + row]] if self._gather else place
+                _check_coordinates(lanes, lane, corner, box, self._instruction, store=False)
+                part = box.clip(corner)
+                if part is not None:
+                    _check_part(lanes, lane, box, part, self._instruction)
+                    rows = part.row_bytes * part.row_count
+                    read += rows
+                    if transfer.listens:
+                        transfer.access("read", "global", box.rows(part), part.row_bytes, lane)
+                pieces = box.load(source, part)
+                inside = within + row * box.footprint
+                for target in targets:
+                    box.write_shared(shared, target + inside, pieces)
+                    if transfer.listens:
+                        _tell_shared(transfer, "write", box, target + inside, lane)
+            for block in there.tolist():
+                signals.append(
+                    (lane, self._signalled(block, slot, slot_stride, masks), box.bytes * copies)
+                )
+        transfer.moved("global", "read", read)
+        transfer.moved("shared", "write", sum(amount for _, _, amount in signals))
+        count_bytes(wave, box.bytes * copies * lanes.count)
+        return signals
+
+    def _signalled(self, block: int, slot: int, stride: int, masks: Array | None) -> int:
+        """The slot of the mbarrier that hears of a copy to a block (PTX ISA 9.7.9.27.1.2)."""
+        if masks is None:
+            return slot
+        if self._pairs:
+            # The block of the pair that has the same parity as the one with the mbarrier.
+            block = block & ~1 | (slot // stride) & 1
+        return block * stride + slot % stride
+
+    def _check_rows(self, lanes: Lanes, box: Box) -> None:
+        check_rows(lanes, box, self._instruction)
+
+
+def check_rows(lanes: Lanes, box: Box, instruction: Instruction) -> None:
+    """Raises :class:`SimulationError` unless boxes are rows, as gathering and scattering need."""
+    if box.tensor.box[1] != 1:
+        raise failure(
+            lanes.wave,
+            int(lanes.numbers[0]),
+            "gathers or scatters with a tensor map whose boxes are not rows",
+            instruction,
+            got=f"box {box.tensor.box}",
+            expected="a second extent of 1",
+        )
+
+
+# Stores -------------------------------------------------------------------------------------------
+
+
+@instructions.register("cp.reduce.async.bulk.tensor")
+def bind_tensor_reduction(instruction: Instruction, binder: Binder) -> Step:
+    """Reduces a box of shared memory into a tensor: PTX ISA 9.7.9.27.1.3,
+    cp.reduce.async.bulk.tensor."""
+    words = sort_modifiers(
+        binder,
+        {
+            **_GROUPS,
+            "reduce": ("reduce",),
+            "shared": ("shared::cta",),
+            "completion": (GROUP,),
+            "operation": tuple(_REDUCTIONS),
+        },
+    )
+    for group in ("dimensions", "global", "shared", "completion", "operation"):
+        if not words[group]:
+            raise binder.error("unknown form of a tensor reduction")
+    mode = words["mode"] or "tile"
+    if mode in ("tile::gather4", "tile::scatter4"):
+        raise binder.error("unknown mode of a tensor reduction", expected=".tile")
+    dimensions = DIMENSIONS[words["dimensions"]]
+    return _bind_to_global(
+        instruction, binder, dimensions, mode, bool(words["hint"]), words["operation"]
+    )
+
+
+def _combine(box: Box, operation: str, lanes: Lanes, instruction: Instruction) -> Combine:
+    """What a reduction computes.
+
+    Raises:
+      SimulationError: there is no such reduction of the tensor's elements.
+    """
+    element = box.tensor.element
+    if element.name not in _REDUCTIONS[operation]:
+        raise failure(
+            lanes.wave,
+            int(lanes.numbers[0]),
+            f"reduces by .{operation} what has no such reduction",
+            instruction,
+            got=f"elements of type {element.name}",
+            expected="one of " + ", ".join(_REDUCTIONS[operation]),
+        )
+    if element.flush:
+        return update_of("add", TYPES["f32"], "global").combine
+    name = {"tf32": "f32"}.get(element.name, element.name)
+    if operation in ("and", "or", "xor"):
+        name = f"b{8 * element.bytes}"
+    return reduction_of(operation, TYPES[name])
+
+
+def _bind_to_global(
+    instruction: Instruction,
+    binder: Binder,
+    dimensions: int,
+    mode: str,
+    hint: bool,
+    operation: str | None,
+) -> Step:
+    """A copy or reduction from shared to global memory."""
+    tensor = _Tensor(binder, 0, dimensions, mode)
+    binder.expect_operands(2 + hint)
+    if hint:
+        bind_cache_policy(binder, 2)
+    space, address = bind_address(binder, 1, "shared::cta")
+    scatter = mode == "tile::scatter4"
+    copies = 4 if scatter else 1
+    kind = "write" if operation is None else "atomic"
+
+    def step(lanes: Lanes) -> None:
+        wave = lanes.wave
+        addresses = np.broadcast_to(address(lanes), (lanes.count,))
+        coordinates = tensor.coordinates(lanes)
+        transfer = Transfer(lanes, instruction)
+        if transfer.operation is not None:
+            async_groups(wave, "bulk").add(transfer.operation)
+        for chosen, which, box in tensor.groups(lanes):
+            if which is None:
+                store(chosen, addresses, coordinates, box, transfer)
+                continue
+            places = np.flatnonzero(which)
+            corners = [coordinates[number] for number in places]
+            store(chosen, addresses[places], corners, box, transfer)
+        transfer.tell()
+
+    def store(
+        lanes: Lanes,
+        addresses: Array,
+        coordinates: list[list[int]],
+        box: Box,
+        transfer: Transfer,
+    ) -> None:
+        wave = lanes.wave
+        memory = wave.memory
+        if scatter:
+            check_rows(lanes, box, instruction)
+        combine = None if operation is None else _combine(box, operation, lanes, instruction)
+        offsets = _shared_offsets(lanes, space, addresses, box, instruction, copies)
+        shared, target = memory.regions["shared"], memory.regions["global"]
+        written = 0
+        for lane, offset, place in zip(
+            lanes.numbers.tolist(), offsets.tolist(), coordinates, strict=True
+        ):
+            for row in range(copies):
+                corner = [place[0], place[1 + row]] if scatter else place
+                start = offset + row * box.footprint
+                _check_coordinates(lanes, lane, corner, box, instruction, store=True)
+                part = box.clip(corner, whole_pieces=True)
+                if transfer.listens:
+                    _tell_shared(transfer, "read", box, start, lane)
+                if part is None:
+                    continue
+                _check_part(lanes, lane, box, part, instruction)
+                one = wave.lanes(np.array([lane]))
+                check_writable(one, np.array([part.start]), instruction)
+                written += part.counts[0] * box.tensor.element.bytes * part.row_count
+                if transfer.listens:
+                    _tell_rows(wave, transfer, kind, box, part, lane, instruction)
+                _write(shared, target, box, part, start, combine)
+        total = box.bytes * copies * lanes.count
+        transfer.moved("shared", "read", total)
+        transfer.moved("global", kind, written)
+        count_bytes(wave, total)
+
+    return step
+
+
+def _write(
+    shared: Region, target: Region, box: Box, part: Part, start: int, combine: Combine | None
+) -> None:
+    pieces = box.read_shared(shared, start)
+    if combine is None:
+        box.store(target, part, pieces)
+    else:
+        box.reduce(target, part, pieces, combine)
+
+
+def _tell_rows(
+    wave: Wave,
+    transfer: Transfer,
+    kind: str,
+    box: Box,
+    part: Part,
+    lane: int,
+    instruction: Instruction,
+) -> None:
+    """Tells of the rows that are written, and of what is written behind them: the hardware writes
+    whole pieces of 16 bytes."""
+    valid = part.counts[0] * box.tensor.element.bytes
+    rows = box.rows(part)
+    transfer.access(kind, "global", rows, valid, lane)
+    if part.row_bytes == valid or wave.observer is None:
+        return
+    found = wave.memory.global_memory.allocation_at(part.end - 1)
+    if found is not None:
+        wave.observer.misuse(
+            np.array([lane]),
+            f"writes {part.row_bytes - valid} bytes behind the end of the rows of a tensor, as"
+            " bulk copies write whole pieces of 16 bytes",
+            instruction,
+        )
+
+
+# Prefetches ---------------------------------------------------------------------------------------
+
+
+@instructions.register("cp.async.bulk.prefetch.tensor")
+def bind_tensor_prefetch(instruction: Instruction, binder: Binder) -> Step:
+    """Prefetches a box of a tensor, which only checks its tensor map: PTX ISA 9.7.9.27.1.4,
+    cp.async.bulk.prefetch.tensor."""
+    words = sort_modifiers(binder, {**_GROUPS, "prefetch": ("prefetch",), "level": ("L2",)})
+    if not words["dimensions"] or not words["global"] or not words["level"]:
+        raise binder.error("unknown form of a tensor prefetch")
+    mode = words["mode"] or "tile"
+    if mode == "tile::scatter4":
+        raise binder.error("unknown mode of a tensor prefetch")
+    hint = bool(words["hint"])
+    tensor = _Tensor(binder, 0, DIMENSIONS[words["dimensions"]], mode)
+    binder.expect_operands(1 + hint)
+    if hint:
+        bind_cache_policy(binder, 1)
+
+    def step(lanes: Lanes) -> None:
+        for _ in tensor.groups(lanes):
+            pass
+
+    return step
