@@ -64,6 +64,14 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in value} - {""}))
 
 
+def _checks(value: Any) -> bool | tuple[str, ...]:
+    """``on``, ``off``, or names of checks."""
+    try:
+        return boolean(value)
+    except ValueError:
+        return _names(value) or False
+
+
 def _optional_name(value: Any) -> str | None:
     if value is None:
         return None
@@ -160,9 +168,9 @@ OPTIONS: dict[str, Option] = {
             "sanitize",
             "PALLASITE_SANITIZE",
             lambda: False,
-            boolean,
-            "on or off (also 1, 0, true, false)",
-            "whether executors that can do so check what kernels do",
+            _checks,
+            "on, off, or names of checks, as a sequence or separated by commas",
+            "what executors that can do so check in kernels that they run",
             affects_code=False,
         ),
     )

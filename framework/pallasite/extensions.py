@@ -119,14 +119,14 @@ class RunOptions:
       blocks: linear numbers of the blocks of the grid to run (x fastest); None for all.
       processes: how many processes share the work.
       progress: whether a progress bar is shown on standard error.
-      sanitize: whether what the kernel does is checked.
+      sanitize: whether what the kernel does is checked, or names of checks.
       statistics: whether what the kernel does is counted.
     """
 
     blocks: tuple[int, ...] | None = None
     processes: int | None = None
     progress: bool | None = None
-    sanitize: bool | None = None
+    sanitize: bool | tuple[str, ...] | None = None
     statistics: bool = False
 
 

@@ -160,6 +160,11 @@ class PluginManager:
                 for one in found
             )
 
+    def registered(self) -> dict[str, Any]:
+        """The plugin objects that :meth:`register` added to this process, by name."""
+        with self._lock:
+            return {name: one.load() for name, one in self._registered.items()}
+
     def packages(self) -> frozenset[str]:
         """Names of the top-level packages of installed plugins."""
         with self._lock:

@@ -53,7 +53,7 @@ def lower_kernel_call(
     if platform == "cpu" and override.execute is not None:
         run = functools.partial(run_on_host, override.execute)
     else:
-        run: Callable[..., Any] = find_executor(platform, spec.name)
+        run = find_executor(platform, spec.name)
     compiled = compile_kernel(spec, override.target, keep=False, mesh_axes=_device_mesh(ctx))
     if platform == "cuda":
         check_device(compiled.target, local_compute_capability(), spec.name)
