@@ -270,9 +270,7 @@ class AsyncChecks:
         for one in within.tolist():
             if not allocations.inside(one, one + size):
                 offset = int(offsets[0]) // allocations.stride * allocations.stride + one
-                self.memory.out_of_bounds(
-                    lanes[:1], what.reads, offset, size, what.instruction
-                )
+                self.memory.out_of_bounds(lanes[:1], what.reads, offset, size, what.instruction)
                 return
 
     # Ending ---------------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ _COLUMNS_MORE = 16
 
 _ROWS_BEFORE_COLLECTION = 2048
 
+_JOINED_FOREIGN = 512
+"""How many results of :meth:`Clocks.join_foreign` are remembered."""
+
 
 class Clocks:
     """All rows of a launch.
@@ -58,6 +61,7 @@ class Clocks:
         self._limit = _ROWS_BEFORE_COLLECTION
         self._joined: dict[tuple[int, int], int] = {}
         self._made: dict[Hashable, int] = {}
+        self._joined_foreign: dict[tuple[int, int], tuple[Any, Any, Mapping[int, int]]] = {}
         self._published: dict[Hashable, int] = {}
         self._published_at = 0
 
@@ -187,20 +191,34 @@ class Clocks:
         joined = self.join_foreign(self.foreign[row], foreign)
         if joined is self.foreign[row] or not joined:
             return row
-        return self.add(self.generic[row].copy(), self.fenced[row].copy(), joined)
+        key = ("foreign", row, id(joined))
+        found = self._made.get(key)
+        if found is None:
+            found = self.add(self.generic[row].copy(), self.fenced[row].copy(), joined)
+            self._made[key] = found
+        return found
 
     def join_foreign(
         self, one: Mapping[int, int] | None, other: Mapping[int, int] | None
     ) -> Mapping[int, int] | None:
-        """What two rows know of other domains."""
+        """What two rows know of other domains; one of them, if it knows all that the other does."""
         if one is other or not other:
             return one
         if not one:
             return other
+        key = (id(one), id(other))
+        known = self._joined_foreign.get(key)
+        if known is not None:
+            return known[2]
         result = dict(one)
         for domain, row in other.items():
             result[domain] = self.join(result.get(domain, NOTHING), row)
-        return one if result == one else result
+        found = other if result == other else one if result == one else result
+        if len(self._joined_foreign) > _JOINED_FOREIGN:
+            self._joined_foreign.clear()
+        # It holds on to both, so that their identities stay theirs.
+        self._joined_foreign[key] = (one, other, found)
+        return found
 
     def add(
         self,
@@ -265,6 +283,7 @@ class Clocks:
                 alive.add(row)
                 stack.extend((self.foreign[row] or {}).values())
         self._joined.clear()
+        self._joined_foreign.clear()
         self._made.clear()
         self._published.clear()
         self._free = [row for row in range(len(self.generic) - 1, 0, -1) if row not in alive]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pallasite.launch import Allocation
@@ -83,7 +83,7 @@ class LaunchState:
       events: for each event, by its number, the instruction that made it.
       clocks: vector clocks.
       locations: places in global memory through which blocks synchronize: for each, by domain,
-        what was released there.
+        what was released there. What is in it is replaced, never changed.
       global_memory: shadow of global memory.
     """
 
@@ -110,7 +110,7 @@ class LaunchState:
         self.findings = Findings(stop=stop)
         self.allocations = tuple(allocations)
         self.events: list[Instruction | None] = [None]
-        self.locations: dict[Hashable, dict[int, int]] = {}
+        self.locations: dict[Hashable, Mapping[int, int]] = {}
         self.domains: list[Sequence[int]] = []
         self._roots: list[Callable[[], Iterable[int]]] = []
         self._prepared = False

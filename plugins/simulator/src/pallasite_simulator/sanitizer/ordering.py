@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class Ordering:
         self._keys: dict[Hashable, int] = {}
         self._ended: dict[int, int] = {}
         self._at_fence: tuple[Array, Array, Array] | None = None
-        self._seen: dict[int, dict[int, int]] = {}
+        self._seen: dict[int, Mapping[int, int]] = {}
         launch.hold(self.roots)
 
     def roots(self) -> Iterable[int]:
@@ -183,8 +183,10 @@ class Ordering:
     def _publish_to(self, domain: int, key: Hashable, row: int, scope: str) -> None:
         if _is_location(key):
             if scope in _WIDE:
-                place = self.launch.locations.setdefault(key, {})
-                place[domain] = self.clocks.join(place.get(domain, NOTHING), row)
+                known = self.clocks.foreign[row]
+                released = self.clocks.join_foreign(known, {domain: row})
+                before = self.launch.locations.get(key)
+                self.launch.locations[key] = self.clocks.join_foreign(before, released) or {}
             key = (domain, key)
         self.add_to_key(key, row)
 
@@ -203,23 +205,14 @@ class Ordering:
             if scope in _WIDE:
                 self._learn_from(domain, group, self.launch.locations.get(key, {}))
 
-    def _learn_from(self, domain: int, lanes: Array, released: dict[int, int]) -> None:
-        """Lanes of a domain learn what others released."""
+    def _learn_from(self, domain: int, lanes: Array, released: Mapping[int, int]) -> None:
+        """Lanes of a domain learn what was released to all domains."""
         if not released or released.keys() == {domain}:
             return
-        clocks = self.clocks
-        foreign: dict[int, int] = {}
-        own = NOTHING
-        for other, row in released.items():
-            for where, what in ((other, row), *(clocks.foreign[row] or {}).items()):
-                if where == domain:
-                    own = clocks.join(own, what)
-                else:
-                    foreign[where] = clocks.join(foreign.get(where, NOTHING), what)
-        self.learn(lanes, own)
+        self.learn(lanes, released.get(domain, NOTHING))
         for group in self.groups(lanes, self.rows[lanes]):
             before = int(self.rows[group[0]])
-            after = clocks.with_foreign(before, foreign)
+            after = self.clocks.with_foreign(before, released)
             if after != before:
                 self._set(group, after)
 
@@ -275,7 +268,7 @@ class Ordering:
         one = slice(lane, lane + 1)
         return self.clocks.publish(rows[one], self.column[one], fenced[one], time=int(times[lane]))
 
-    def _learn_from_all(self, lane: int, released: dict[int, int]) -> None:
+    def _learn_from_all(self, lane: int, released: Mapping[int, int]) -> None:
         domain = int(self.domain[lane])
         one = np.array([lane])
         self.learn(one, released.get(domain, NOTHING))
@@ -295,14 +288,15 @@ class Ordering:
 
     def _see(self, lane: int, key: Hashable) -> None:
         domain = int(self.domain[lane])
-        released = dict(self.launch.locations.get(key, {})) if _is_location(key) else {}
+        released: Mapping[int, int] | None = None
+        if _is_location(key):
+            released = self.launch.locations.get(key)
         local = self._keys.get((domain, key) if _is_location(key) else key, NOTHING)
         if local != NOTHING:
-            released[domain] = self.clocks.join(released.get(domain, NOTHING), local)
+            released = self.clocks.join_foreign(released, {domain: local})
         if released:
-            seen = self._seen.setdefault(lane, {})
-            for other, row in released.items():
-                seen[other] = self.clocks.join(seen.get(other, NOTHING), row)
+            joined = self.clocks.join_foreign(self._seen.get(lane), released)
+            self._seen[lane] = joined or {}
 
     # Ends -----------------------------------------------------------------------------------------
 
