@@ -25,9 +25,23 @@ from pallasite_simulator.instructions.rounding import (
 )
 from pallasite_simulator.types import Array, Values
 
+# One turn divided by 2 pi, as f32.
+_TURNS = float(np.float32(1 / (2 * np.pi)))
+
+
+def _periodic(wave: Callable[[Array], Array], angles: Array) -> Array:
+    """Sine or cosine of f32 angles.
+
+    As on an H200, the angle is first divided by 2 pi, in f32 and rounded towards zero, which
+    decides what becomes of large angles.
+    """
+    turns = _truncate(angles * _TURNS).view(np.float32).astype(np.float64)
+    return wave(2 * np.pi * np.fmod(turns, 1.0))
+
+
 _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "sin": np.sin,
-    "cos": np.cos,
+    "sin": functools.partial(_periodic, np.sin),
+    "cos": functools.partial(_periodic, np.cos),
     "lg2": np.log2,
     "ex2": np.exp2,
     "tanh": np.tanh,
@@ -114,6 +128,11 @@ def coarse(root: bool) -> Function:
         return builder.select(nan, constant(result, 0x7FFFFFFF00000000), result)
 
     return compiled.elementwise(emit, [64], 64)
+
+
+def _truncate(values: Array) -> Array:
+    cut: Array = between_formats(F64, F32, "rz")(values)
+    return cut
 
 
 @functools.cache

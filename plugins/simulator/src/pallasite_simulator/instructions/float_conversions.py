@@ -122,7 +122,12 @@ def _larger(builder: Any, bits: Any, source: Format, target: Format) -> Any:
 
 def _to_tf32(builder: Any, bits: Any, mode: str, flags: frozenset[str]) -> Any:
     result = narrow(builder, bits, F32, TF32, mode, finite="satfinite" in flags)
-    result = builder.shl(result, constant(result, F32.mantissa - TF32.mantissa))
+    dropped = F32.mantissa - TF32.mantissa
+    result = builder.shl(result, constant(result, dropped))
+    if mode == "rna" and "satfinite" not in flags:
+        # An H200 cuts the bits of a NaN.
+        cut = builder.and_(bits, constant(bits, -(1 << dropped)))
+        result = builder.select(is_nan(builder, bits, F32), cut, result)
     return rectified(builder, result, F32) if "relu" in flags else result
 
 

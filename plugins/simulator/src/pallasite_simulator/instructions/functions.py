@@ -1,4 +1,4 @@
-"""Reciprocals, roots and elementary functions (PTX ISA 9.7.3.13 to 9.7.3.22 and 9.7.4.9, 9.7.4.10)."""
+"""Reciprocals, roots and elementary functions: PTX ISA 9.7.3.13 to 9.7.3.22, 9.7.4.9, 9.7.4.10."""
 
 from __future__ import annotations
 
