@@ -194,13 +194,12 @@ def _print(lanes: Lanes, parsed: Format, buffers: Array, instruction: Instructio
 
     columns = []
     for one in parsed.conversions:
-        extra = [load(offset, 4).view(np.int32).tolist() for offset in one.extra]
         values = _values(lanes, one, load(one.offset, one.bytes), instruction)
+        widths = [0] * lanes.count
+        if one.width_offset is not None:
+            widths = load(one.width_offset, 4).view(np.int32).tolist()
         columns.append(
-            [
-                convert(one, value, [column[lane] for column in extra])
-                for lane, value in enumerate(values)
-            ]
+            [convert(one, value, width) for value, width in zip(values, widths, strict=True)]
         )
     first, *others = parsed.literals
     return [

@@ -1,4 +1,7 @@
-"""Formats of ``printf`` in device code (CUDA C++ Programming Guide, Formatted Output)."""
+"""Formats of ``printf`` in device code (CUDA C++ Programming Guide, Formatted Output).
+
+They are those of C with less: see :func:`parse_format`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import math
 import re
 
 _CONVERSION = re.compile(
-    rb"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?"
-    rb"(?P<size>hh|h|ll|l|j|z|t)?(?P<type>[cdiouxXpeEfFgGaAs%])"
+    rb"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\d*))?"
+    rb"(?P<size>h|ll|l)?(?P<type>[cdiouxXpeEfFgGaAs%])"
 )
 
-_WIDE = (b"l", b"ll", b"j", b"z", b"t")
-_NARROW = {b"h": 16, b"hh": 8}
+_VERBATIM = re.compile(rb"%[-+ #0]*(\*|\d+)?(\.\*(h|ll|l)?[diouxXeEfFgGaAs]|[zjt][diouxX])")
+"""What an H200 prints as it is: C takes it as a conversion, but device code does not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,19 +24,21 @@ class Conversion:
 
     Attributes:
       flags: of ``-+ #0``.
-      width, precision: numbers; ``"*"`` if an argument of type ``int`` gives it, None if absent.
+      width: a number; ``"*"`` if an argument of type ``int`` gives it; None if absent.
+      precision: a number, or None.
       bits: of an integer argument, 64 for others.
       type: the letter.
-      offset: of the argument in the argument buffer; ``extra`` are those of width and precision.
+      offset: of the argument in the argument buffer; ``width_offset`` that of the width, if an
+        argument gives it.
     """
 
     flags: bytes
     width: int | str | None
-    precision: int | str | None
+    precision: int | None
     bits: int
     type: str
     offset: int
-    extra: tuple[int, ...]
+    width_offset: int | None
 
     @property
     def bytes(self) -> int:
@@ -59,8 +64,11 @@ class Format:
 def parse_format(text: bytes) -> Format:
     """Reads a format, and lays out its arguments: each is aligned to its size.
 
+    Sizes are ``h``, ``l`` and ``ll``. A precision ``.*`` and the sizes ``z``, ``j`` and ``t`` are
+    no conversions but text.
+
     Raises:
-      ValueError: a conversion that CUDA does not have; the message names it.
+      ValueError: another conversion that CUDA does not have; the message names it.
     """
     literals = [b""]
     conversions: list[Conversion] = []
@@ -75,6 +83,11 @@ def parse_format(text: bytes) -> Format:
 
     while (percent := text.find(b"%", place)) >= 0:
         literals[-1] += text[place:percent]
+        verbatim = _VERBATIM.match(text, percent)
+        if verbatim is not None:
+            place = verbatim.end()
+            literals[-1] += verbatim[0]
+            continue
         found = _CONVERSION.match(text, percent)
         if found is None:
             raise ValueError(text[percent : percent + 8].decode(errors="replace"))
@@ -83,42 +96,42 @@ def parse_format(text: bytes) -> Format:
         if kind == "%":
             literals[-1] += b"%"
             continue
-        given = [found["width"], found["precision"]]
-        if given[1] == b"":
-            given[1] = b"0"
-        extra = tuple(argument(4) for one in given if one == b"*")
-        width, precision = [
-            "*" if one == b"*" else None if one is None else int(one) for one in given
-        ]
+        width, precision = found["width"], found["precision"]
+        width_offset = argument(4) if width == b"*" else None
         bits = 64
-        if kind in "diouxX" and found["size"] not in _WIDE:
-            bits = _NARROW.get(found["size"], 32)
+        if kind in "diouxX" and found["size"] not in (b"l", b"ll"):
+            bits = 16 if found["size"] == b"h" else 32
         elif kind == "c":
             bits = 32
-        start = argument(8 if bits == 64 else 4)
-        conversions.append(Conversion(found["flags"], width, precision, bits, kind, start, extra))
+        conversions.append(
+            Conversion(
+                found["flags"],
+                None if width is None else "*" if width == b"*" else int(width),
+                None if precision is None else int(precision or b"0"),
+                bits,
+                kind,
+                argument(8 if bits == 64 else 4),
+                width_offset,
+            )
+        )
         literals.append(b"")
     literals[-1] += text[place:]
     return Format(tuple(literals), tuple(conversions), arguments)
 
 
-def convert(conversion: Conversion, value: int | float | bytes | None, extra: list[int]) -> bytes:
+def convert(conversion: Conversion, value: int | float | bytes | None, width: int = 0) -> bytes:
     """Formats one argument.
 
     Args:
       conversion: what to do.
       value: bits of an integer, character or pointer as an unsigned number, a float, or a string
         (None for a null pointer).
-      extra: width and precision, as far as arguments give them.
+      width: if an argument gives it.
     """
-    flags, given = conversion.flags, list(extra)
-    width = given.pop(0) if conversion.width == "*" else conversion.width
-    precision = given.pop(0) if conversion.precision == "*" else conversion.precision
-    assert not isinstance(width, str)
-    assert not isinstance(precision, str)
-    if precision is not None and precision < 0:
-        precision = None
-    if width is not None and width < 0:
+    flags, precision = conversion.flags, conversion.precision
+    if isinstance(conversion.width, int):
+        width = conversion.width
+    if width < 0:
         flags, width = flags + b"-", -width
     kind = conversion.type
     zeros = b"0" in flags and b"-" not in flags
@@ -137,7 +150,7 @@ def convert(conversion: Conversion, value: int | float | bytes | None, extra: li
         else:
             prefix, text = _integer(value, kind, flags, precision, conversion.bits)
             zeros = zeros and precision is None
-    missing = max(0, (width or 0) - len(prefix) - len(text))
+    missing = max(0, width - len(prefix) - len(text))
     if zeros:
         return prefix + b"0" * missing + text
     if b"-" in flags:
