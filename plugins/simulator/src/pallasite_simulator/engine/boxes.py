@@ -100,15 +100,18 @@ class Box:
             within = np.arange(0, self._row_bytes, self.piece_bytes)
             found = self._swizzle.apply(base + rows + within).reshape(-1) - base
             self._places[base] = found
-        return found + offset
+        places: Array = found + offset
+        return places
 
     def read_shared(self, shared: Region, offset: int) -> Array:
         """The pieces of a box in shared memory, shaped as the box: an array or a view."""
         if self._swizzle is None:
             start = offset // PIECE
-            return shared.views[PIECE][start : start + self.bytes // PIECE].reshape(self._pieces)
-        found: Array = shared.views[self.piece_bytes][self.places(offset) // self.piece_bytes]
-        return found.view(_PIECES).reshape(self._pieces)
+            found = shared.views[PIECE][start : start + self.bytes // PIECE]
+        else:
+            found = shared.views[self.piece_bytes][self.places(offset) // self.piece_bytes]
+        pieces: Array = found.view(_PIECES).reshape(self._pieces)
+        return pieces
 
     def write_shared(self, shared: Region, offset: int, pieces: Array) -> None:
         """Writes the pieces of a box to shared memory."""

@@ -121,7 +121,45 @@ SWIZZLES: dict[int, Swizzle] = {
 }
 """By number in ``CUtensorMapSwizzle``; 0 is none."""
 
-_FORMAT = struct.Struct("<Q8B5Q4Q5H5B")
+PTX_ELEMENT_TYPES: dict[int, int] = {**{n: n for n in range(13)}, 8: 10, 9: 8, 10: 9}
+"""Numbers of element types in ``tensormap.replace`` (PTX ISA 9.7.9.28) to those above."""
+
+WIDEST_SWIZZLE = 3
+"""The swizzle of 128 bytes, which comes in several atomicities: 0 is that of 16 bytes, and others
+are added to it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """Where a field is in the bytes of a tensor map.
+
+    Attributes:
+      offset: of its first element.
+      size: bytes of an element.
+      count: how many elements there are.
+    """
+
+    offset: int
+    size: int
+    count: int = 1
+
+
+FIELDS: dict[str, Field] = {
+    "global_address": Field(0, 8),
+    "elemtype": Field(8, 1),
+    "rank": Field(9, 1),
+    "interleave_layout": Field(10, 1),
+    "swizzle_mode": Field(11, 1),
+    "swizzle_atomicity": Field(12, 1),
+    "fill_mode": Field(13, 1),
+    "global_dim": Field(16, 8, 5),
+    "global_stride": Field(56, 8, 4),
+    "box_dim": Field(88, 2, 5),
+    "element_stride": Field(98, 1, 5),
+}
+"""By name in ``tensormap.replace``."""
+
+_FORMAT = struct.Struct("<Q6B2x5Q4Q5H5B")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,11 +249,9 @@ class TensorMap:
             self.element_type,
             self.rank - 1,
             self.interleave,
-            self.swizzle,
+            min(self.swizzle, WIDEST_SWIZZLE),
+            max(self.swizzle - WIDEST_SWIZZLE, 0),
             self.nan_fill,
-            0,
-            0,
-            0,
         )
         packed = _FORMAT.pack(
             self.address,
@@ -236,19 +272,26 @@ class TensorMap:
           InvalidValueError: no copy could use it.
         """
         fields = _FORMAT.unpack_from(contents)
-        rank = fields[2] + 1
-        found = TensorMap(
-            address=fields[0],
-            element_type=fields[1],
-            sizes=fields[9 : 9 + min(rank, MAX_RANK)],
-            strides=fields[14 : 14 + min(rank, MAX_RANK) - 1],
-            box=fields[18 : 18 + min(rank, MAX_RANK)],
-            element_strides=fields[23 : 23 + min(rank, MAX_RANK)],
-            interleave=fields[3],
-            swizzle=fields[4],
-            nan_fill=bool(fields[5]),
-        )
+        address, element_type, last, interleave, mode, atomicity, fill = fields[:7]
+        rank = last + 1
         require(rank <= MAX_RANK, "wrong number of dimensions", rank, f"1 to {MAX_RANK}")
+        require(
+            mode <= WIDEST_SWIZZLE and (not atomicity or mode == WIDEST_SWIZZLE),
+            "unknown swizzle",
+            f"mode {mode}, atomicity {atomicity}",
+            f"a mode up to {WIDEST_SWIZZLE}; an atomicity other than 0 only with that",
+        )
+        found = TensorMap(
+            address=address,
+            element_type=element_type,
+            sizes=fields[7 : 7 + rank],
+            strides=fields[12 : 12 + rank - 1],
+            box=fields[16 : 16 + rank],
+            element_strides=fields[21 : 21 + rank],
+            interleave=interleave,
+            swizzle=mode + atomicity,
+            nan_fill=bool(fill),
+        )
         found.check()
         return found
 

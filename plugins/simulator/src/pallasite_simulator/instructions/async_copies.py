@@ -21,6 +21,15 @@ from pallasite_simulator.instructions.accesses import (
     join_vectors,
     sort_modifiers,
 )
+from pallasite_simulator.instructions.asynchronous import (
+    COMPLETION,
+    commit_step,
+    failure,
+    group_count,
+    shared_addresses,
+    tell_completion,
+    wait_step,
+)
 from pallasite_simulator.instructions.mbarriers import bind_barrier
 from pallasite_simulator.instructions.updates import update_of, update_unread
 from pallasite_simulator.ptx.syntax import Immediate, Instruction, Negated, Register
@@ -28,8 +37,6 @@ from pallasite_simulator.types import Array, PtxType, Values
 
 instructions = InstructionSet()
 instructions.extend(bulk_copies.instructions, tensor_map_updates.instructions)
-
-COMPLETION = "mbarrier::complete_tx::bytes"
 
 
 @instructions.register("cp.async.ca", "cp.async.cg")
@@ -112,7 +119,7 @@ def _cut_values(
     """``counts`` bytes of each lane from global addresses, and zeros up to ``size`` bytes."""
     if int(counts.max()) > size:
         wrong = int(lanes.numbers[counts > size][0])
-        raise bulk_copies.failure(
+        raise failure(
             lanes.wave,
             wrong,
             "copies more bytes than there is room for",
@@ -131,7 +138,8 @@ def _cut_values(
         _tell_read(chosen, transfer, found, count, instruction)
         bytes_[where, :count] = memory.regions["global"].bytes[found[:, None] + np.arange(count)]
     dtype = memory.regions["global"].views[size].dtype
-    return bytes_.view(dtype).reshape(lanes.count)
+    values: Array = bytes_.view(dtype).reshape(lanes.count)
+    return values
 
 
 def _tell_read(
@@ -151,7 +159,7 @@ def bind_commit(instruction: Instruction, binder: Binder) -> Step:
     """Commits a thread's copies to a group: PTX ISA 9.7.9.25.3.2, cp.async.commit_group."""
     binder.only_modifiers("async", "commit_group")
     binder.expect_operands(0)
-    return bulk_copies.commit_step("cp.async")
+    return commit_step("cp.async")
 
 
 @instructions.register("cp.async.wait_group", "cp.async.wait_all")
@@ -160,8 +168,8 @@ def bind_wait(instruction: Instruction, binder: Binder) -> Step:
     binder.only_modifiers("async", "wait_group", "wait_all")
     if instruction.has("wait_all"):
         binder.expect_operands(0)
-        return bulk_copies.wait_step("cp.async", -1, reads_only=False)
-    return bulk_copies.wait_step("cp.async", bulk_copies.group_count(binder), reads_only=False)
+        return wait_step("cp.async", -1, reads_only=False)
+    return wait_step("cp.async", group_count(binder), reads_only=False)
 
 
 @instructions.register("cp.async.mbarrier.arrive")
@@ -182,7 +190,7 @@ def bind_barrier_arrive(instruction: Instruction, binder: Binder) -> Step:
         if wave.observer is not None:
             for operation, numbers in async_groups(wave, "cp.async").pending(lanes):
                 chosen = slots[np.searchsorted(lanes.numbers, numbers)]
-                bulk_copies.tell_completion(wave.observer, barriers, operation, numbers, chosen)
+                tell_completion(wave.observer, barriers, operation, numbers, chosen)
         if counted_on:
             barriers.arrive(lanes, slots, one, instruction)
         else:
@@ -284,14 +292,14 @@ def _remote_step(
         transfer = Transfer(lanes, instruction, "st.async", "generic")
         addresses = np.broadcast_to(address(lanes), (lanes.count,))
         if memory_space == "generic":
-            addresses = bulk_copies.shared_addresses(lanes, addresses, instruction)
+            addresses = shared_addresses(lanes, addresses, instruction)
         offsets = memory.offsets(lanes, "shared", addresses, size, instruction)
         memory.check_alignment(lanes, "shared", addresses, size, size, instruction)
         slots = locate(lanes)
         blocks = offsets // memory.shared_stride
         foreign = slots * 8 // memory.shared_stride != blocks
         if foreign.any():
-            raise bulk_copies.failure(
+            raise failure(
                 wave,
                 int(lanes.numbers[foreign][0]),
                 "names an mbarrier of another block than the one that it stores to",

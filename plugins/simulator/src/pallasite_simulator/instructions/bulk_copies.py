@@ -3,18 +3,12 @@ copies, 9.7.9.27.2."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from pallasite_simulator.binder import U32, Binder, Source
-from pallasite_simulator.engine.grouping import Groups
 from pallasite_simulator.engine.lanes import Lanes
-from pallasite_simulator.engine.mbarrier import MBarriers, mbarriers
-from pallasite_simulator.engine.observer import AsyncOperation, Observer
+from pallasite_simulator.engine.mbarrier import mbarriers
 from pallasite_simulator.engine.transfers import Transfer, async_groups
-from pallasite_simulator.engine.wave import Wave
-from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.instruction_set import InstructionSet, Step
 from pallasite_simulator.instructions.accesses import (
     CACHE_HINT,
@@ -23,21 +17,32 @@ from pallasite_simulator.instructions.accesses import (
     check_addresses,
     sort_modifiers,
 )
+from pallasite_simulator.instructions.asynchronous import (
+    COMPLETION,
+    GROUP,
+    MULTICAST,
+    Combine,
+    check_barrier_block,
+    check_own_block,
+    check_writable,
+    commit_step,
+    count_bytes,
+    failure,
+    group_count,
+    multicast_blocks,
+    reduction_of,
+    wait_step,
+)
 from pallasite_simulator.instructions.mbarriers import bind_barrier
 from pallasite_simulator.instructions.updates import update_of
-from pallasite_simulator.ptx.syntax import Immediate, Instruction
+from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import TYPES, Array, PtxType
 
 instructions = InstructionSet()
 
-COMPLETION = "mbarrier::complete_tx::bytes"
-GROUP = "bulk_group"
-MULTICAST = "multicast::cluster"
 ALIGNMENT = 16
 
 U16 = TYPES["u16"]
-
-type Combine = Callable[[Array, Array], Array]
 
 _TO_SHARED = {
     "add": ("u32", "s32", "u64"),
@@ -63,137 +68,6 @@ _TO_GLOBAL = {
     "xor": ("b32", "b64"),
 }
 """Reductions to global memory and their types."""
-
-
-# What all asynchronous copies use -----------------------------------------------------------------
-
-
-def failure(
-    wave: Wave,
-    lane: int,
-    what: str,
-    instruction: Instruction,
-    got: object = None,
-    expected: str | None = None,
-) -> SimulationError:
-    """An error about what a lane does, to be raised."""
-    return SimulationError(
-        f"{wave.thread_name(lane)} {what}, in: {instruction.text}",
-        got=got,
-        expected=expected,
-        location=instruction.location,
-    )
-
-
-def shared_addresses(lanes: Lanes, addresses: Array, instruction: Instruction) -> Array:
-    """Shared addresses from generic ones.
-
-    Raises:
-      SimulationError: one is not in shared memory.
-    """
-    result: Array | None = None
-    for name, mask, inner in lanes.wave.memory.resolve(lanes, addresses):
-        if name != "shared":
-            lane = int(lanes.numbers[0] if mask is None else lanes.numbers[mask][0])
-            raise failure(
-                lanes.wave,
-                lane,
-                "uses an address that is not in shared memory",
-                instruction,
-                got=f"an address of {name} memory",
-            )
-        result = inner
-    assert result is not None
-    return result
-
-
-def check_writable(lanes: Lanes, offsets: Array, instruction: Instruction) -> None:
-    """Raises :class:`SimulationError` if one of the offsets in global memory cannot be written."""
-    memory = lanes.wave.memory
-    wrong = memory.global_memory.read_only(offsets)
-    if wrong is not None:
-        raise failure(
-            lanes.wave,
-            int(lanes.numbers[wrong][0]),
-            "writes to read-only memory",
-            instruction,
-            got=memory.describe("global", int(offsets[wrong][0])),
-        )
-
-
-def reduction_of(operation: str, kind: PtxType) -> Combine:
-    """What asynchronous reductions to global memory compute, from what is there and values.
-
-    Sums of ``f32`` keep subnormal numbers, as on an H200, where ``red.global`` does not.
-    """
-    space = "shared" if kind.name == "f32" else "global"
-    return update_of(operation, kind, space).combine
-
-
-def tell_completion(
-    observer: Observer,
-    barriers: MBarriers,
-    operation: AsyncOperation,
-    numbers: Array,
-    slots: Array,
-) -> None:
-    """Tells that what lanes began with an operation completes with the phases of barriers."""
-    for lanes, slot in Groups(slots).split(numbers):
-        observer.complete_on(operation, barriers.key(slot), lanes)
-
-
-def commit_step(kind: str) -> Step:
-    """A step that commits operations of a kind to a group."""
-
-    def step(lanes: Lanes) -> None:
-        if lanes.wave.observer is not None:
-            async_groups(lanes.wave, kind).commit(lanes)
-
-    return step
-
-
-def wait_step(kind: str, allowed: int, *, reads_only: bool) -> Step:
-    """A step that waits until at most ``allowed`` groups are not complete."""
-
-    def step(lanes: Lanes) -> None:
-        if lanes.wave.observer is not None:
-            async_groups(lanes.wave, kind).wait(lanes, allowed, reads_only=reads_only)
-
-    return step
-
-
-def group_count(binder: Binder) -> int:
-    """The constant number of groups of a wait."""
-    binder.expect_operands(1)
-    operand = binder.operand(0)
-    if not isinstance(operand, Immediate) or operand.value < 0:
-        raise binder.error("the number of groups must be a constant", got=operand)
-    return operand.value
-
-
-def multicast_blocks(lanes: Lanes, masks: Array, instruction: Instruction) -> list[Array]:
-    """Numbers in the wave of the blocks that each lane's mask names (PTX ISA 9.7.9.25.4.1).
-
-    Raises:
-      SimulationError: a mask names no block, or blocks beyond the cluster.
-    """
-    wave = lanes.wave
-    first = lanes.of(wave.lane_cluster_block)
-    wrong = (masks == 0) | (masks >> wave.cluster_size != 0)
-    if wrong.any():
-        raise failure(
-            wave,
-            int(lanes.numbers[wrong][0]),
-            "copies to blocks that the cluster does not have",
-            instruction,
-            got=f"mask {int(masks[wrong][0]):#06x}",
-            expected=f"at least one of {wave.cluster_size} bits",
-        )
-    bits = np.arange(wave.cluster_size)
-    return [
-        block + bits[(mask >> bits) & 1 != 0]
-        for block, mask in zip(first.tolist(), masks.tolist(), strict=True)
-    ]
 
 
 # Copies -------------------------------------------------------------------------------------------
@@ -362,19 +236,6 @@ class _Move:
             )
         return offsets
 
-    def _own(self, lanes: Lanes, offsets: Array) -> None:
-        """Checks that shared memory is that of the lanes' own blocks."""
-        wave = lanes.wave
-        foreign = offsets // wave.memory.shared_stride != lanes.of(wave.lane_block)
-        if foreign.any():
-            raise failure(
-                wave,
-                int(lanes.numbers[foreign][0]),
-                "uses an address of another block's shared memory as .shared::cta",
-                self._instruction,
-                got=wave.memory.describe("shared", int(offsets[foreign][0])),
-            )
-
     def to_global(
         self, lanes: Lanes, mask: Source | None, reduction: tuple[PtxType, Combine] | None
     ) -> None:
@@ -383,7 +244,7 @@ class _Move:
         memory = wave.memory
         sizes = self._sizes(lanes)
         sources = self._offsets(lanes, self._source_space, self._source(lanes), sizes)
-        self._own(lanes, sources)
+        check_own_block(lanes, sources, self._instruction)
         targets = self._offsets(lanes, self._target_space, self._target(lanes), sizes)
         check_writable(lanes, targets, self._instruction)
         masks = None if mask is None else np.broadcast_to(mask(lanes), (lanes.count,))
@@ -437,14 +298,14 @@ class _Move:
         targets = self._offsets(lanes, self._target_space, self._target(lanes), sizes)
         source_name = "global" if self._source_space == "global" else "shared"
         if source_name == "shared":
-            self._own(lanes, sources)
+            check_own_block(lanes, sources, self._instruction)
         if self._target_space == "shared::cta":
-            self._own(lanes, targets)
+            check_own_block(lanes, targets, self._instruction)
         stride = memory.shared_stride
         destinations = targets // stride
         if blocks is None:
-            self._same_block(lanes, destinations, slots)
-            chosen = destinations[:, None]
+            check_barrier_block(lanes, destinations, slots, self._instruction)
+            chosen = list(destinations[:, None])
         else:
             masks = np.broadcast_to(blocks(lanes), (lanes.count,)).astype(np.int64)
             chosen = multicast_blocks(lanes, masks, self._instruction)
@@ -481,31 +342,6 @@ class _Move:
         transfer.tell()
         numbers, places, amounts = np.array(signals).T
         transfer.complete(mbarriers(wave), numbers, places, amounts, self._instruction)
-
-    def _same_block(self, lanes: Lanes, destinations: Array, slots: Array) -> None:
-        check_barrier_block(lanes, destinations, slots, self._instruction)
-
-
-def check_barrier_block(
-    lanes: Lanes, destinations: Array, slots: Array, instruction: Instruction
-) -> None:
-    """Raises :class:`SimulationError` unless barriers are in the blocks that are copied to."""
-    wave = lanes.wave
-    elsewhere = slots * 8 // wave.memory.shared_stride != destinations
-    if elsewhere.any():
-        raise failure(
-            wave,
-            int(lanes.numbers[elsewhere][0]),
-            "names an mbarrier of another block than the one that it copies to",
-            instruction,
-            got=wave.memory.describe("shared", int(slots[elsewhere][0]) * 8),
-            expected=f"block {wave.block_name(int(destinations[elsewhere][0]))}",
-        )
-
-
-def count_bytes(wave: Wave, count: int) -> None:
-    """Counts bytes that bulk copies move."""
-    wave.counters["tma bytes"] = wave.counters.get("tma bytes", 0) + count
 
 
 # Prefetches and groups ----------------------------------------------------------------------------

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 
-from pallasite.errors import PallasiteError
 from pallasite_simulator.binder import Binder, Source
-from pallasite_simulator.engine.boxes import PIECE, Box, Part, box_of
+from pallasite_simulator.engine.boxes import Box, Part
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.mbarrier import mbarriers
 from pallasite_simulator.engine.memory import Region
-from pallasite_simulator.engine.tensor_map import BYTES, TensorMap
 from pallasite_simulator.engine.transfers import Transfer, async_groups
 from pallasite_simulator.engine.wave import Wave
-from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.instruction_set import InstructionSet, Step
 from pallasite_simulator.instructions.accesses import (
     CACHE_HINT,
     bind_address,
     bind_cache_policy,
-    by_space,
     sort_modifiers,
 )
-from pallasite_simulator.instructions.bulk_copies import (
+from pallasite_simulator.instructions.asynchronous import (
     COMPLETION,
     GROUP,
     MULTICAST,
-    U16,
     Combine,
     check_barrier_block,
     check_writable,
@@ -38,20 +31,23 @@ from pallasite_simulator.instructions.bulk_copies import (
     reduction_of,
 )
 from pallasite_simulator.instructions.mbarriers import bind_barrier
+from pallasite_simulator.instructions.tensor_operands import (
+    MODES,
+    TensorOperand,
+    box_offsets,
+    check_coordinates,
+    check_part,
+    check_rows,
+    tell_shared,
+)
 from pallasite_simulator.instructions.updates import update_of
-from pallasite_simulator.ptx.syntax import Address, Instruction, Symbol
+from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import TYPES, Array
 
 instructions = InstructionSet()
 
 DIMENSIONS = {"1d": 1, "2d": 2, "3d": 3, "4d": 4, "5d": 5}
-ALIGNMENT = 128
-MAP_ALIGNMENT = 64
-
-S32 = TYPES["s32"]
-
-_UNKNOWN_MODES = ("im2col", "im2col::w", "im2col::w::128", "im2col_no_offs")
-_MODES = ("tile", "tile::gather4", "tile::scatter4", *_UNKNOWN_MODES)
+U16 = TYPES["u16"]
 
 _INTEGERS = ("u32", "s32", "u64", "s64")
 _REDUCTIONS = {
@@ -71,185 +67,10 @@ _GROUPS = {
     "bulk": ("bulk",),
     "tensor": ("tensor",),
     "dimensions": tuple(DIMENSIONS),
-    "mode": _MODES,
+    "mode": MODES,
     "hint": (CACHE_HINT,),
     "global": ("global",),
 }
-
-
-class _Tensor:
-    """The operand ``[map, {coordinates}]``."""
-
-    def __init__(self, binder: Binder, number: int, dimensions: int, mode: str):
-        operand = binder.operand(number)
-        if not isinstance(operand, Address) or operand.coordinates is None:
-            raise binder.error("a tensor map and coordinates are needed", got=operand)
-        if operand.extra:
-            raise binder.error("unknown operands of a tensor copy", got=operand.extra)
-        if mode in _UNKNOWN_MODES:
-            raise binder.error(f"the simulator does not know .{mode} copies", expected=".tile")
-        self._rows = mode != "tile"
-        if self._rows and dimensions != 2:
-            raise binder.error("rows are gathered and scattered in two dimensions", expected=".2d")
-        needed = 5 if self._rows else dimensions
-        if len(operand.coordinates) != needed:
-            raise binder.error(
-                "wrong number of coordinates",
-                got=len(operand.coordinates),
-                expected=str(needed),
-            )
-        self._instruction = binder.instruction
-        self._dimensions = dimensions
-        self._space, self._address = bind_address(
-            binder, Address(operand.base, operand.offset), _space_of(binder, operand)
-        )
-        self._coordinates = [binder.source(one, S32) for one in operand.coordinates]
-
-    def groups(self, lanes: Lanes) -> Iterator[tuple[Lanes, Array | None, Box]]:
-        """Lanes by tensor map: the lanes, which of the given ones they are (None: all), and how
-        boxes of the map are moved.
-
-        Raises:
-          SimulationError: the map is misaligned or out of bounds, or no copy can use it.
-        """
-        instruction = self._instruction
-        memory = lanes.wave.memory
-        addresses = np.broadcast_to(self._address(lanes), (lanes.count,))
-        if (addresses == addresses[0]).all():
-            found = [(lanes, None, addresses[:1])]
-        else:
-            found = []
-            for one in np.unique(addresses):
-                mask = addresses == one
-                chosen = lanes.where(mask)
-                assert chosen is not None
-                found.append((chosen, mask, np.full(1, one)))
-        for chosen, mask, address in found:
-            # Of one map, lanes see the same bytes, unless it is in local memory.
-            first = chosen if chosen.count == 1 else chosen.wave.lanes(chosen.numbers[:1])
-            ((space, _, _, inner),) = by_space(first, self._space, address)
-            if space not in ("param", "const", "global"):
-                raise failure(
-                    lanes.wave,
-                    int(first.numbers[0]),
-                    "uses a tensor map in memory where none can be",
-                    instruction,
-                    got=f"{space} memory",
-                    expected="param, const or global memory",
-                )
-            offset = int(memory.offsets(first, space, inner, BYTES, instruction)[0])
-            memory.check_alignment(first, space, inner, BYTES, MAP_ALIGNMENT, instruction)
-            contents = memory.regions[space].bytes[offset : offset + BYTES].tobytes()
-            yield chosen, mask, self._box(chosen, contents)
-
-    def _box(self, lanes: Lanes, contents: bytes) -> Box:
-        try:
-            tensor = TensorMap.decode(contents)
-        except PallasiteError as error:
-            raise SimulationError(
-                f"{lanes.wave.thread_name(int(lanes.numbers[0]))} uses a {error.message},"
-                f" in: {self._instruction.text}",
-                got=error.got,
-                expected=error.expected,
-                location=self._instruction.location,
-            ) from error
-        if tensor.rank != self._dimensions:
-            raise failure(
-                lanes.wave,
-                int(lanes.numbers[0]),
-                "copies with a tensor map of another number of dimensions",
-                self._instruction,
-                got=tensor.rank,
-                expected=str(self._dimensions),
-            )
-        return box_of(tensor)
-
-    def coordinates(self, lanes: Lanes) -> list[list[int]]:
-        """The coordinates of each lane."""
-        values = np.empty((lanes.count, len(self._coordinates)), np.int64)
-        for number, one in enumerate(self._coordinates):
-            values[:, number] = one(lanes)
-        found: list[list[int]] = values.tolist()
-        return found
-
-
-def _space_of(binder: Binder, operand: Address) -> str:
-    """The space of a tensor map that is named by a variable; else ``""`` for a generic address."""
-    if isinstance(operand.base, Symbol):
-        return binder.program.symbol(operand.base, binder.instruction)[0]
-    return ""
-
-
-def _check_coordinates(
-    lanes: Lanes, lane: int, place: Sequence[int], box: Box, instruction: Instruction, store: bool
-) -> None:
-    """Raises :class:`SimulationError` for coordinates at which the hardware stops: boxes start at
-    multiples of 16 bytes, and those that are written not before the tensor."""
-    if place[0] * box.tensor.element.bytes % PIECE:
-        raise failure(
-            lanes.wave,
-            lane,
-            "copies a box that does not start at a multiple of 16 bytes",
-            instruction,
-            got=f"first coordinate {place[0]}, elements of {box.tensor.element.bytes} bytes",
-        )
-    if store and min(place) < 0:
-        raise failure(
-            lanes.wave,
-            lane,
-            "writes a box that starts before the tensor",
-            instruction,
-            got=f"coordinates {tuple(place)}",
-            expected="coordinates that are not negative",
-        )
-
-
-def _check_part(lanes: Lanes, lane: int, box: Box, part: Part, instruction: Instruction) -> None:
-    """Raises :class:`SimulationError` unless a part of a tensor is inside one allocation."""
-    memory = lanes.wave.memory.global_memory
-    found = memory.allocation_at(part.start)
-    last = part.end - (part.row_bytes - part.counts[0] * box.tensor.element.bytes)
-    if found is None or last > found.offset + found.size:
-        raise failure(
-            lanes.wave,
-            lane,
-            "copies a box of a tensor that is not inside one array",
-            instruction,
-            got=f"bytes from {lanes.wave.memory.describe('global', part.start)}"
-            f" to {lanes.wave.memory.describe('global', last - 1)}",
-            expected=f"the tensor map to describe an array: sizes {box.tensor.sizes},"
-            f" strides {box.tensor.strides} bytes",
-        )
-
-
-def _shared_offsets(
-    lanes: Lanes, space: str, addresses: Array, box: Box, instruction: Instruction, count: int = 1
-) -> Array:
-    """Where boxes are in shared memory, after all checks."""
-    memory = lanes.wave.memory
-    size = box.footprint * count
-    addresses = np.broadcast_to(addresses, (lanes.count,))
-    offsets = memory.offsets(lanes, space, addresses, size, instruction)
-    memory.check_alignment(lanes, space, addresses, size, ALIGNMENT, instruction)
-    wave = lanes.wave
-    if space == "shared::cta":
-        foreign = offsets // memory.shared_stride != lanes.of(wave.lane_block)
-        if foreign.any():
-            raise failure(
-                wave,
-                int(lanes.numbers[foreign][0]),
-                "uses an address of another block's shared memory as .shared::cta",
-                instruction,
-                got=memory.describe("shared", int(offsets[foreign][0])),
-            )
-    return offsets
-
-
-def _tell_shared(transfer: Transfer, kind: str, box: Box, offset: int, lane: int) -> None:
-    if box.contiguous:
-        transfer.access(kind, "shared", np.array([offset]), box.bytes, lane)
-    else:
-        transfer.access(kind, "shared", box.places(offset), box.piece_bytes, lane)
 
 
 # Loads --------------------------------------------------------------------------------------------
@@ -284,7 +105,7 @@ def bind_tensor_copy(instruction: Instruction, binder: Binder) -> Step:
     multicast, hint = bool(words["multicast"]), bool(words["hint"])
     if multicast and words["shared"] != "shared::cluster":
         raise binder.error("only copies to a cluster can be multicast")
-    tensor = _Tensor(binder, 1, dimensions, mode)
+    tensor = TensorOperand(binder, 1, dimensions, mode)
     binder.expect_operands(3 + multicast + hint)
     masks = binder.source(3, U16) if multicast else None
     if hint:
@@ -301,7 +122,7 @@ class _Load:
         self,
         instruction: Instruction,
         binder: Binder,
-        tensor: _Tensor,
+        tensor: TensorOperand,
         space: str,
         masks: Source | None,
         pairs: bool,
@@ -362,8 +183,8 @@ class _Load:
         memory = wave.memory
         copies = 4 if self._gather else 1
         if self._gather:
-            self._check_rows(lanes, box)
-        offsets = _shared_offsets(lanes, self._space, addresses, box, self._instruction, copies)
+            check_rows(lanes, box, self._instruction)
+        offsets = box_offsets(lanes, self._space, addresses, box, self._instruction, copies)
         stride = memory.shared_stride
         destinations = offsets // stride
         if masks is not None:
@@ -387,10 +208,10 @@ class _Load:
             targets = [block * stride for block in there.tolist()]
             for row in range(copies):
                 corner = [place[0], place[1 + row]] if self._gather else place
-                _check_coordinates(lanes, lane, corner, box, self._instruction, store=False)
+                check_coordinates(lanes, lane, corner, box, self._instruction, store=False)
                 part = box.clip(corner)
                 if part is not None:
-                    _check_part(lanes, lane, box, part, self._instruction)
+                    check_part(lanes, lane, box, part, self._instruction)
                     rows = part.row_bytes * part.row_count
                     read += rows
                     if transfer.listens:
@@ -400,7 +221,7 @@ class _Load:
                 for target in targets:
                     box.write_shared(shared, target + inside, pieces)
                     if transfer.listens:
-                        _tell_shared(transfer, "write", box, target + inside, lane)
+                        tell_shared(transfer, "write", box, target + inside, lane)
             for block in there.tolist():
                 signals.append(
                     (lane, self._signalled(block, slot, slot_stride, masks), box.bytes * copies)
@@ -418,22 +239,6 @@ class _Load:
             # The block of the pair that has the same parity as the one with the mbarrier.
             block = block & ~1 | (slot // stride) & 1
         return block * stride + slot % stride
-
-    def _check_rows(self, lanes: Lanes, box: Box) -> None:
-        check_rows(lanes, box, self._instruction)
-
-
-def check_rows(lanes: Lanes, box: Box, instruction: Instruction) -> None:
-    """Raises :class:`SimulationError` unless boxes are rows, as gathering and scattering need."""
-    if box.tensor.box[1] != 1:
-        raise failure(
-            lanes.wave,
-            int(lanes.numbers[0]),
-            "gathers or scatters with a tensor map whose boxes are not rows",
-            instruction,
-            got=f"box {box.tensor.box}",
-            expected="a second extent of 1",
-        )
 
 
 # Stores -------------------------------------------------------------------------------------------
@@ -498,7 +303,7 @@ def _bind_to_global(
     operation: str | None,
 ) -> Step:
     """A copy or reduction from shared to global memory."""
-    tensor = _Tensor(binder, 0, dimensions, mode)
+    tensor = TensorOperand(binder, 0, dimensions, mode)
     binder.expect_operands(2 + hint)
     if hint:
         bind_cache_policy(binder, 2)
@@ -535,7 +340,7 @@ def _bind_to_global(
         if scatter:
             check_rows(lanes, box, instruction)
         combine = None if operation is None else _combine(box, operation, lanes, instruction)
-        offsets = _shared_offsets(lanes, space, addresses, box, instruction, copies)
+        offsets = box_offsets(lanes, space, addresses, box, instruction, copies)
         shared, target = memory.regions["shared"], memory.regions["global"]
         written = 0
         for lane, offset, place in zip(
@@ -544,13 +349,13 @@ def _bind_to_global(
             for row in range(copies):
                 corner = [place[0], place[1 + row]] if scatter else place
                 start = offset + row * box.footprint
-                _check_coordinates(lanes, lane, corner, box, instruction, store=True)
+                check_coordinates(lanes, lane, corner, box, instruction, store=True)
                 part = box.clip(corner, whole_pieces=True)
                 if transfer.listens:
-                    _tell_shared(transfer, "read", box, start, lane)
+                    tell_shared(transfer, "read", box, start, lane)
                 if part is None:
                     continue
-                _check_part(lanes, lane, box, part, instruction)
+                check_part(lanes, lane, box, part, instruction)
                 one = wave.lanes(np.array([lane]))
                 check_writable(one, np.array([part.start]), instruction)
                 written += part.counts[0] * box.tensor.element.bytes * part.row_count
@@ -615,7 +420,7 @@ def bind_tensor_prefetch(instruction: Instruction, binder: Binder) -> Step:
     if mode == "tile::scatter4":
         raise binder.error("unknown mode of a tensor prefetch")
     hint = bool(words["hint"])
-    tensor = _Tensor(binder, 0, DIMENSIONS[words["dimensions"]], mode)
+    tensor = TensorOperand(binder, 0, DIMENSIONS[words["dimensions"]], mode)
     binder.expect_operands(1 + hint)
     if hint:
         bind_cache_policy(binder, 1)
