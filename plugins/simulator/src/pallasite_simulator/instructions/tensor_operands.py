@@ -14,7 +14,7 @@ from pallasite_simulator.engine.tensor_map import BYTES, TensorMap
 from pallasite_simulator.engine.transfers import Transfer
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.instructions.accesses import bind_address, by_space
-from pallasite_simulator.instructions.asynchronous import failure
+from pallasite_simulator.instructions.asynchronous import check_own_block, failure
 from pallasite_simulator.ptx.syntax import Address, Instruction, Symbol
 from pallasite_simulator.types import TYPES, Array
 
