@@ -575,7 +575,7 @@ def test_a_lane_that_never_comes():
         barrier.sync 1;
     """
     with pytest.raises(
-        DeadlockError, match="threads 0-2, 4-31, .* wait for other lanes of the warp"
+        DeadlockError, match="threads 0-2, 4-34, .* wait for other lanes of the warp"
     ):
         run_warps(code)
 
