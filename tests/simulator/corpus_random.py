@@ -50,8 +50,9 @@ FLOAT = (
     "fma.rp.f32 {d}, {a}, {b}, {c};",
     "min.f32 {d}, {a}, {b};",
     "max.NaN.f32 {d}, {a}, {b};",
-    "neg.f32 {d}, {a};",
-    "abs.f32 {d}, {a};",
+    # Not neg and abs: of two in a row the assembler makes none, which shows in what NaN becomes.
+    "sub.rn.f32 {d}, 0f00000000, {a};",
+    "mul.rm.f32 {d}, {a}, 0f3FAAAAAB;",
     "div.rn.f32 {d}, {a}, {b};",
     "sqrt.rn.f32 {d}, {a};",
     "cvt.rn.f32.s32 {d}, {a};",
