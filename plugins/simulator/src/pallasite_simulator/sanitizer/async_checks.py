@@ -11,7 +11,7 @@ import numpy as np
 from pallasite_simulator.engine.observer import AsyncOperation
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
-from pallasite_simulator.sanitizer.clocks import NOTHING
+from pallasite_simulator.sanitizer.clocks import NOTHING, Clocks
 from pallasite_simulator.sanitizer.memory_checks import Accessor, MemoryChecks, Operation
 from pallasite_simulator.sanitizer.ordering import Ordering
 from pallasite_simulator.sanitizer.report import Reporter
@@ -65,6 +65,44 @@ class State:
     in_flight: Array | None = None
 
 
+class Slots:
+    """Columns of clocks for operations that are over in any order, taken again when the operation
+    that had one is known to be over."""
+
+    def __init__(self, clocks: Clocks, engine: str, domains: int):
+        self._clocks = clocks
+        self._engine = engine
+        self._columns: Array = np.zeros(0, np.int64)
+        # For each domain and column, the event of the operation that has it.
+        self._taken: Array = np.zeros((domains, 0), np.int64)
+        self._next = 0
+
+    def take(self, domains: Array, rows: Array, time: int) -> Array:
+        """Columns for operations of different domains (their numbers in the wave), given the rows
+        of what is known when they begin."""
+        clocks = self._clocks
+        known = clocks.generic[rows[:, None], self._columns] >= self._taken[domains]
+        found = known.argmax(axis=1) if known.shape[1] else np.zeros(len(domains), np.int64)
+        if not known.shape[1] or not known[np.arange(len(domains)), found].all():
+            full = len(self._columns) >= _COLUMNS_OF_BARRIERS
+            number = self._next if full else self._add()
+            self._next = (number + 1) % _COLUMNS_OF_BARRIERS
+            if known.shape[1]:
+                found = np.where(known[np.arange(len(domains)), found], found, number)
+            else:
+                found[:] = number
+        self._taken[domains, found] = time
+        columns: Array = self._columns[found]
+        return columns
+
+    def _add(self) -> int:
+        number = len(self._columns)
+        column = self._clocks.column((self._engine, number))
+        self._columns = np.append(self._columns, column)
+        self._taken = np.pad(self._taken, ((0, 0), (0, 1)))
+        return number
+
+
 class AsyncChecks:
     """Checks the asynchronous operations of one wave."""
 
@@ -84,8 +122,7 @@ class AsyncChecks:
         self.reporter = reporter
         self.report_pending = "async" in groups
         self.report_registers = "registers" in groups
-        self._slots: dict[int, list[int]] = {}
-        self._next_slot: dict[int, int] = {}
+        self._slots: dict[str, Slots] = {}
         self._pending: dict[AsyncOperation, State] = {}
         self._using: dict[AsyncOperation, State] = {}
         self._keys: dict[Hashable, list[tuple[AsyncOperation, Part]]] = {}
@@ -118,10 +155,10 @@ class AsyncChecks:
             clocks.last[self.ordering.column[lanes] + clocks.threads] = time + 1
             self._copies_begun[lanes] = time + 1
             return
-        for part in parts.values():
-            part.column = self._column(operation, part, time + 1)
-            clocks.began(part.column, time)
-            clocks.began(part.column, time + 1)
+        columns = self._columns(operation, list(parts.values()), time + 1)
+        for part, column in zip(parts.values(), columns.tolist(), strict=True):
+            part.column = column
+        clocks.began(columns, time, time + 1)
         state = operation.detail = State(time, parts, len(parts))
         self._pending[operation] = state
 
@@ -140,29 +177,26 @@ class AsyncChecks:
     def _group_number(self, operation: AsyncOperation, lane: int) -> int:
         return int(self._group_numbers(operation, np.array([lane]))[0])
 
-    def _column(self, operation: AsyncOperation, part: Part, time: int) -> int:
-        """The column of clocks for an operation: those that are waited for in order share one."""
+    def _columns(self, operation: AsyncOperation, parts: Sequence[Part], time: int) -> Array:
+        """The columns of clocks for the parts of an operation: those that are waited for in order
+        share one."""
         clocks = self.launch.clocks
-        first = int(self.ordering.column[part.lanes[0]])
-        if operation.engine == "wgmma":
-            return clocks.column(("wgmma", first))
-        if _is_bulk(operation):
-            return clocks.column(("bulk", first))
+        kind = "wgmma" if operation.engine == "wgmma" else "bulk"
+        if operation.engine == "wgmma" or _is_bulk(operation):
+            firsts = self.ordering.column[[int(part.lanes[0]) for part in parts]].tolist()
+            return np.array([clocks.column((kind, first)) for first in firsts])
         # Others are over in any order: one that is not known to be over keeps its column.
-        slots = self._slots.setdefault(part.domain, [])
-        for number, last in enumerate(slots):
-            column = clocks.column((_ENGINES.get(operation.engine, operation.engine), number))
-            if clocks.generic[part.row, column] >= last:
-                slots[number] = time
-                return column
-        number = len(slots)
-        if number < _COLUMNS_OF_BARRIERS:
-            slots.append(time)
-        else:
-            number = self._next_slot.get(part.domain, 0)
-            self._next_slot[part.domain] = (number + 1) % _COLUMNS_OF_BARRIERS
-            slots[number] = time
-        return clocks.column((_ENGINES.get(operation.engine, operation.engine), number))
+        engine = _ENGINES.get(operation.engine, operation.engine)
+        slots = self._slots.get(engine)
+        if slots is None:
+            domains = len(self.ordering.rows) // self.ordering.width
+            slots = self._slots[engine] = Slots(clocks, engine, domains)
+        places = np.array([part.domain for part in parts]) - self.ordering.first_domain
+        rows = np.array([part.row for part in parts])
+        if len(parts) == 1 or (places[1:] > places[:-1]).all():
+            return slots.take(places, rows, time)
+        each = [slots.take(places[n : n + 1], rows[n : n + 1], time) for n in range(len(parts))]
+        return np.concatenate(each)
 
     # Accesses -------------------------------------------------------------------------------------
 
@@ -337,6 +371,9 @@ class AsyncChecks:
     ) -> Iterable[Part]:
         if lanes is None:
             yield from state.parts.values()
+            return
+        if self._together(operation) == 1:
+            yield from (state.parts[lane] for lane in lanes.tolist() if lane in state.parts)
             return
         for number in np.unique(self._group_numbers(operation, lanes)).tolist():
             if number in state.parts:

@@ -9,7 +9,6 @@ domain they belong to: rows never change once they are made.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
@@ -56,7 +55,9 @@ class Clocks:
         self.foreign: list[Mapping[int, int] | None] = [None] * 64
         self.last: Array = np.zeros(width, np.int32)
         self.names: dict[Hashable, int] = {}
-        self._operations: dict[int, list[int]] = {}
+        # For each column of an engine, when its last operation began, and when the one before.
+        self._begun: Array = np.zeros(width, np.int32)
+        self._begun_before: Array = np.zeros(width, np.int32)
         self._free: list[int] = list(range(63, 0, -1))
         self._limit = _ROWS_BEFORE_COLLECTION
         self._joined: dict[tuple[int, int], int] = {}
@@ -82,18 +83,20 @@ class Clocks:
                 self.generic = np.pad(self.generic, more)
                 self.fenced = np.pad(self.fenced, more)
                 self.last = np.pad(self.last, more[1])
+                self._begun = np.pad(self._begun, more[1])
+                self._begun_before = np.pad(self._begun_before, more[1])
         return found
 
     def name(self, column: int) -> Hashable:
         """The name of an asynchronous engine's column."""
         return next(name for name, number in self.names.items() if number == column)
 
-    def began(self, column: int, time: int) -> None:
-        """An operation of an asynchronous engine has this number."""
-        numbers = self._operations.setdefault(column, [])
-        if not numbers or numbers[-1] < time:
-            numbers.append(time)
-        self.last[column] = max(int(self.last[column]), time)
+    def began(self, columns: Array, first: int, last: int) -> None:
+        """Operations of asynchronous engines have these events."""
+        new = columns[self._begun[columns] < first]
+        self._begun_before[new] = self.last[new]
+        self._begun[new] = first
+        self.last[columns] = last
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -162,11 +165,13 @@ class Clocks:
 
     def advance(self, row: int, column: int, time: int, *, fenced: bool) -> int:
         """The row that also knows what a column did up to an event."""
-        if self.generic[row, column] >= time and (not fenced or self.fenced[row, column] >= time):
-            return row
         key = ("advance", row, column, time, fenced)
         found = self._made.get(key)
         if found is None:
+            if self.generic[row, column] >= time and (
+                not fenced or self.fenced[row, column] >= time
+            ):
+                return row
             generic, visible = self.generic[row].copy(), self.fenced[row].copy()
             generic[column] = max(int(generic[column]), time)
             if fenced:
@@ -248,14 +253,12 @@ class Clocks:
         behind = np.flatnonzero(generic < self.last)
         if not len(behind):
             return self.time
-        low = self.time
-        engines = int(np.searchsorted(behind, self.fixed))
-        if engines:
-            low = int(generic[behind[:engines]].min())
-        for column in behind[engines:]:
-            numbers = self._operations[int(column)]
-            low = min(low, numbers[bisect.bisect_right(numbers, int(generic[column]))] - 1)
-        return low
+        values = generic[behind]
+        if behind[-1] >= self.fixed:
+            # Where only the last operation is unknown, all that was before it is known.
+            only_last = (behind >= self.fixed) & (values >= self._begun_before[behind])
+            values[only_last] = self._begun[behind[only_last]] - 1
+        return int(values.min())
 
     # Memory ---------------------------------------------------------------------------------------
 

@@ -393,13 +393,14 @@ class MemoryChecks:
         ordering = self.ordering
         lanes = accessor.lanes[owners]
         own = ordering.column[lanes]
-        mine = columns == own
+        mine: Array = columns == own
         if ordering.copied is not None:
             behind = own + self.launch.clocks.threads
             mine |= (columns == behind) & (times <= ordering.copied[lanes])
         if foreign is not None:
             mine &= ~foreign
-        return bad & ~mine
+        left: Array = bad & ~mine
+        return left
 
     def _without_foreign(
         self, bad: Array, foreign: Array, rows: Values, picked: Array, table: Array
