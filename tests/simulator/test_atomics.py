@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 from simulator_support import run_body
 
 from pallasite_simulator.errors import DeadlockError, PtxError, SimulationError
-from pallasite_simulator.instructions.contention import accumulate, group_by_place, scan
+from pallasite_simulator.instructions.contention import (
+    accumulate,
+    group_by_place,
+    scan,
+    scan_invertible,
+    stable_order,
+    stepwise,
+)
 from pallasite_simulator.instructions.updates import compare_and_swap, update, update_of
 from pallasite_simulator.launch import Pointer
 from pallasite_simulator.types import TYPES
@@ -602,7 +610,7 @@ def test_places_that_all_differ_need_no_groups():
     assert groups.rank.tolist() == [0, 0, 1, 0, 1, 2]
 
 
-def test_scan_and_accumulate_agree():
+def test_sequences_of_all_kinds_agree():
     random = np.random.default_rng(0)
     places = (random.random(1000) ** 4 * 100).astype(np.int64)
     groups = group_by_place(places)
@@ -610,5 +618,12 @@ def test_scan_and_accumulate_agree():
     held = random.integers(0, 9, len(groups.places))
     values = random.integers(0, 9, 1000)
     one = scan(np.add, groups, held, values)
-    np.testing.assert_array_equal(one, accumulate(np.add, groups, held, values))
-    np.testing.assert_array_equal(one, accumulate(np.add, groups, held, values, np.add.accumulate))
+    np.testing.assert_array_equal(one, scan_invertible(np.add, np.subtract, groups, held, values))
+    np.testing.assert_array_equal(one, accumulate(partial(stepwise, np.add), groups, held, values))
+
+
+@pytest.mark.parametrize("span", [1, 100, 2**16, 2**20, 2**40])
+def test_stable_order(span):
+    keys = np.random.default_rng(span).integers(-span, span, 3000)
+    keys[::7] = keys[0]
+    np.testing.assert_array_equal(stable_order(keys), np.argsort(keys, kind="stable"))

@@ -373,13 +373,10 @@ class Memory:
     ) -> None:
         """Raises :class:`SimulationError` unless all addresses are multiples of ``alignment``, a
         power of two."""
-        if alignment > 1:
+        if int(np.bitwise_or.reduce(addresses)) & (alignment - 1):
             misaligned = (addresses & np.uint64(alignment - 1)) != 0
-            if misaligned.any():
-                hint = f"the address must be a multiple of {alignment}"
-                self._fail(
-                    lanes, space, addresses, misaligned, size, instruction, "misaligned", hint
-                )
+            hint = f"the address must be a multiple of {alignment}"
+            self._fail(lanes, space, addresses, misaligned, size, instruction, "misaligned", hint)
 
     def shared_offsets(
         self,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from pallasite_simulator.types import Array
 
 type Binary = Callable[[Array, Array], Array]
+
+type Sequential = Callable[[Array], Array]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def group_by_place(places: Array) -> Groups | None:
     count = len(places)
     if count < 2 or bool((places[1:] > places[:-1]).all()):
         return None
-    order = np.argsort(places, kind="stable")
+    order = stable_order(places)
     ordered = places[order]
     fresh = np.empty(count, np.bool_)
     fresh[0] = True
@@ -57,6 +60,20 @@ def group_by_place(places: Array) -> Groups | None:
         group,
         np.arange(count) - starts[group],
     )
+
+
+def stable_order(keys: Array) -> Array:
+    """The order that sorts integers, and leaves equal ones in theirs."""
+    low, high = int(keys.min()), int(keys.max())
+    if high - low >> 32:
+        return np.argsort(keys, kind="stable")
+    # NumPy sorts 16-bit numbers by their digits, which is many times faster.
+    small = (keys - low).astype(np.uint32)
+    order = np.argsort(small.astype(np.uint16), kind="stable")
+    if not high - low >> 16:
+        return order
+    upper = (small >> np.uint32(16)).astype(np.uint16)[order]
+    return order[np.argsort(upper, kind="stable")]
 
 
 def scan(operation: Binary, groups: Groups, held: Array, values: Array) -> Array:
@@ -77,41 +94,45 @@ def scan(operation: Binary, groups: Groups, held: Array, values: Array) -> Array
     return running
 
 
-def accumulate(
-    operation: Binary,
-    groups: Groups,
-    held: Array,
-    values: Array,
-    sequence: Callable[[Array], Array] | None = None,
+def scan_invertible(
+    operation: Any, inverse: Binary, groups: Groups, held: Array, values: Array
 ) -> Array:
+    """As :func:`scan`, for a ufunc that can be undone: ``inverse(operation(a, b), b) == a``."""
+    sums: Array = operation.accumulate(values, dtype=values.dtype)
+    before = inverse(sums[groups.starts], values[groups.starts])
+    total: Array = operation(sums, inverse(held, before)[groups.group])
+    return total
+
+
+def accumulate(sequence: Sequential, groups: Groups, held: Array, values: Array) -> Array:
     """As :func:`scan`, for an operation whose order matters.
 
     Args:
-      sequence: from a place's contents and the values that follow, what is there after each,
-        behind an element of any value. Without it, a step is taken for each value of the longest
-        sequence.
+      sequence: of a matrix that has a row for each of some places: first what is there, then
+        the values in order. Returns what is there after each of the columns.
     """
     running = np.empty_like(values)
-    lengths = groups.lengths
-    together = int(lengths.max())
-    if sequence is not None:
-        # A step for all places at once up to some length of a sequence, then each place by itself.
-        ordered = np.sort(lengths)
-        steps = np.append(0, ordered)
-        longer = len(ordered) - np.searchsorted(ordered, steps, "right")
-        together = int(steps[np.argmin(steps + longer)])
-    for rank in range(together):
-        chosen = np.flatnonzero(lengths > rank)
-        places = groups.starts[chosen] + rank
-        before = running[places - 1] if rank else held[chosen]
-        running[places] = operation(before, values[places])
-    for number in np.flatnonzero(lengths > together).tolist():
-        assert sequence is not None
-        start = int(groups.starts[number])
-        first, end = start + together, start + int(lengths[number])
-        before = running[first - 1 : first] if together else held[number : number + 1]
-        running[first:end] = sequence(np.concatenate((before, values[first:end])))[1:]
+    # Places with about as many values each have a matrix in common, so that it has few gaps.
+    kinds = np.ceil(np.log2(groups.lengths)).astype(np.int64)
+    rows = np.empty(len(kinds), np.int64)
+    for kind in np.unique(kinds):
+        chosen = np.flatnonzero(kinds == kind)
+        rows[chosen] = np.arange(len(chosen))
+        members = np.flatnonzero(kinds[groups.group] == kind)
+        matrix = np.zeros((len(chosen), int(groups.lengths[chosen].max()) + 1), values.dtype)
+        matrix[:, 0] = held[chosen]
+        places = rows[groups.group[members]] * matrix.shape[1] + groups.rank[members] + 1
+        matrix.reshape(-1)[places] = values[members]
+        running[members] = sequence(matrix).reshape(-1)[places]
     return running
+
+
+def stepwise(operation: Binary, matrix: Array) -> Array:
+    """What :func:`accumulate` wants of an operation, step by step."""
+    result = matrix.copy()
+    for column in range(1, matrix.shape[1]):
+        result[:, column] = operation(result[:, column - 1], result[:, column])
+    return result
 
 
 def exchange_where(

@@ -22,6 +22,8 @@ from pallasite_simulator.instructions.contention import (
     group_by_place,
     previous,
     scan,
+    scan_invertible,
+    stepwise,
 )
 from pallasite_simulator.types import TYPES, Array, PtxType
 
@@ -72,7 +74,10 @@ def update_of(operation: str, kind: PtxType, space: str) -> Update:
         return Update(kind.dtype, step, functools.partial(_count, operation, step))
     if kind.kind != "float":
         ufunc = _INTEGERS[operation]
-        return Update(kind.dtype, ufunc, functools.partial(scan, ufunc), ufunc.at)
+        run = functools.partial(scan, ufunc)
+        if operation in _INVERSES:
+            run = functools.partial(scan_invertible, ufunc, _INVERSES[operation])
+        return Update(kind.dtype, ufunc, run, ufunc.at)
     if operation != "add":
         combine: Binary = functools.partial(_extreme, operation == "min")
         return Update(kind.dtype, combine, functools.partial(scan, combine))
@@ -84,7 +89,7 @@ def update_of(operation: str, kind: PtxType, space: str) -> Update:
     return Update(
         kind.dtype,
         combine,
-        functools.partial(accumulate, combine, sequence=functools.partial(_partial_sums, combine)),
+        functools.partial(accumulate, functools.partial(_partial_sums, combine)),
     )
 
 
@@ -173,6 +178,8 @@ _INTEGERS: dict[str, Any] = {
     "xor": np.bitwise_xor,
 }
 
+_INVERSES: dict[str, Any] = {"add": np.subtract, "xor": np.bitwise_xor}
+
 
 def _increment(held: Array, limit: Array) -> Array:
     return np.where(held >= limit, np.uint32(0), held + np.uint32(1))
@@ -189,7 +196,7 @@ def _count(operation: str, step: Binary, groups: Groups, held: Array, limits: Ar
     """Repeated ``inc`` or ``dec``: in closed form where all limits of a place are the same."""
     first = limits[groups.starts]
     if not np.array_equal(limits, first[groups.group]):
-        return accumulate(step, groups, held, limits)
+        return accumulate(functools.partial(stepwise, step), groups, held, limits)
     start, limit = held.astype(np.int64)[groups.group], limits.astype(np.int64)
     times = groups.rank + 1
     outside = start > limit
@@ -249,20 +256,18 @@ def _wide_shared_sum(held: Array, values: Array) -> Array:
     return result
 
 
-def _partial_sums(combine: Binary, values: Array) -> Array:
-    """All partial sums, each rounded as ``combine`` rounds."""
+def _partial_sums(combine: Binary, matrix: Array) -> Array:
+    """Sums of all beginnings of rows, each addition rounded as ``combine`` rounds."""
+    flushed = combine is _flushed_sum
     with np.errstate(all="ignore"):
-        if combine is _flushed_sum:
-            values = _flush(values)
-        sums: Array = np.add.accumulate(values)
-    size = np.abs(sums)
-    if combine is _flushed_sum:
-        irregular = bool(((size > 0) & (size < np.finfo(np.float32).tiny)).any())
-    else:
-        irregular = False
-    if irregular or np.isnan(sums).any():
-        for place in range(1, len(sums)):
-            sums[place : place + 1] = combine(sums[place - 1 : place], values[place : place + 1])
+        sums: Array = np.add.accumulate(_flush(matrix) if flushed else matrix, axis=1)
+        irregular = np.isnan(sums)
+        if flushed:
+            size = np.abs(sums)
+            irregular |= (size > 0) & (size < np.finfo(np.float32).tiny)
+    rows = np.flatnonzero(irregular.any(axis=1))
+    if len(rows):
+        sums[rows] = stepwise(combine, matrix[rows])
     return sums
 
 
