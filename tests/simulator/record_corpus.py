@@ -1,17 +1,19 @@
 """Runs the corpus and the examples on a GPU and records the results.
 
 Usage: ``python tests/simulator/record_corpus.py FOLDER``. It writes ``corpus.npz`` (results of all
-cases), ``examples.npz`` (samples of the examples' results) and ``machine.json`` (where and when)
-to the folder. They belong into ``tests/simulator/recorded``.
+cases), ``examples.npz`` (samples of the examples' results), ``prints.json`` (what ``printf``
+prints) and ``machine.json`` (where and when) to the folder. They belong into ``tests/simulator/recorded``.
 """
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import json
 import os
 import pathlib
 import sys
+import tempfile
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -20,6 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import jax
 import numpy as np
 from corpus import Case, all_cases, sample
+from corpus_prints import FORMATS, prints_ptx
 from cuda.bindings import driver
 from examples.catalog import all_examples
 
@@ -54,6 +57,28 @@ def run(case: Case) -> np.ndarray:
     return output.view(f"u{output.itemsize}")
 
 
+def prints() -> list[dict[str, object]]:
+    """What ``printf`` prints and returns for each format."""
+    case = Case("prints", prints_ptx(), (), (np.dtype(np.int32), len(FORMATS)), block=1)
+    sys.stdout.flush()
+    own = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        # The driver prints to the file descriptor.
+        os.dup2(file.fileno(), 1)
+        try:
+            counts = run(case).view(np.int32)
+            ctypes.CDLL(None).fflush(None)
+        finally:
+            os.dup2(own, 1)
+            os.close(own)
+        file.seek(0)
+        lines = file.read().decode().splitlines()
+    return [
+        {"count": int(count), "text": line.split(": ", 1)[1]}
+        for count, line in zip(counts, lines, strict=True)
+    ]
+
+
 def main(folder: pathlib.Path) -> int:
     """Records everything; returns how many cases failed."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +108,7 @@ def main(folder: pathlib.Path) -> int:
             _, samples[f"{example.name}/{output}"] = sample(example.name, output, array)
     np.savez_compressed(folder / "examples.npz", **samples)
     print(f"{len(samples)} outputs of examples recorded")
+    (folder / "prints.json").write_text(json.dumps(prints(), indent=1) + "\n")
     machine = {
         "device": device.device_kind,
         "date": datetime.date.today().isoformat(),
