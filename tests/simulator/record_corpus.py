@@ -2,7 +2,8 @@
 
 Usage: ``python tests/simulator/record_corpus.py FOLDER``. It writes ``corpus.npz`` (results of all
 cases), ``examples.npz`` (samples of the examples' results), ``prints.json`` (what ``printf``
-prints) and ``machine.json`` (where and when) to the folder. They belong into ``tests/simulator/recorded``.
+prints) and ``machine.json`` (where and when) to the folder. They belong into
+``tests/simulator/recorded``.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def run(case: Case) -> np.ndarray:
     """A case's result on the GPU."""
     module = checked(driver.cuModuleLoadData(case.ptx.encode() + b"\0"))
     function = checked(driver.cuModuleGetFunction(module, b"kernel"))
+    largest = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    checked(driver.cuFuncSetAttribute(function, largest, case.shared))
     output = case.output()
     buffers = []
     for array in (*case.inputs, output):
