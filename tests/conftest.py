@@ -17,6 +17,8 @@ from pallasite import config, plugins
 from pallasite.codegen import compile as code_generation
 from pallasite.codegen.tools import find_tool
 
+pytest_plugins = ["pallasite_simulator.pytest_plugin"]
+
 ROOT = pathlib.Path(__file__).parent.parent
 GROUP = "pallasite.plugins"
 
@@ -84,6 +86,7 @@ def _every_ptx_assembles(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the hardware itself need it; those that run kernels take what there is."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -50,7 +50,7 @@ def test_says_what_to_install(capsys: pytest.CaptureFixture[str]):
     assert "pip install 'pallasite[cuda]'" in capsys.readouterr().out
 
 
-@pytest.mark.gpu
+@pytest.mark.runs_kernels
 def test_wrong_result_is_reported(capsys: pytest.CaptureFixture[str]):
     example = examples_named("vector_add_f32")[0]
     wrong = dataclasses.replace(example, reference=lambda x, y: x - y)

@@ -32,7 +32,7 @@ def test_compiles(example: catalog.Example, target: str):
         assert kernel.resources.spill_store_bytes == 0
 
 
-@pytest.mark.gpu
+@pytest.mark.runs_kernels
 @pytest.mark.parametrize("example", EXAMPLES, ids=by_name)
 def test_runs(example: catalog.Example):
     inputs = example.make_inputs(jax.random.key(0))

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.runs_kernels
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])

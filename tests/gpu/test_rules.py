@@ -29,7 +29,7 @@ from pallasite.language.transforms import SwizzleTransform, TilingTransform, tra
 from pallasite.lowering.arrays import elementwise
 from pallasite.lowering.transfers import load_array
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.runs_kernels
 
 SWIZZLED = (TilingTransform((8, 32)), SwizzleTransform(128))
 INTEGERS = ("int32", "uint32", "int64", "uint64")

@@ -48,7 +48,7 @@ def test_compiles(name, target):
             assert report.registers > 0
 
 
-@pytest.mark.gpu
+@pytest.mark.runs_kernels
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_numbers(name):
     """Each kernel agrees with its reference; memory is filled with rubbish beforehand."""

@@ -337,14 +337,20 @@ def test_kernels_whose_outputs_are_equal_run_each():
 
 
 def test_override():
-    def three(compiled, arrays):
-        return [3 * arrays[0]]
+    seen = []
 
-    with override(three, find_target("sm_90a")):
-        (spec,) = specs(scaled(), shape(128))
-        result = jax.jit(lambda x: scaled()(x))(jnp.ones(128))
+    def three(compiled, array):
+        return [3 * array]
+
+    with pytest.MonkeyPatch.context() as patch:
+        compile_ = compiler._compile
+        patch.setattr(
+            compiler, "_compile", lambda request: (seen.append(request), compile_(request))[1]
+        )
+        with override(three, find_target("sm_100")):
+            result = jax.jit(lambda x: scaled()(x))(jnp.ones(128))
     np.testing.assert_array_equal(result, np.full(128, 3.0))
-    assert spec.name == "scaled"
+    assert [request.target.name for request in seen] == ["sm_100"]
 
 
 def test_host_call_outside_of_a_program():

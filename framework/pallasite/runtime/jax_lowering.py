@@ -21,7 +21,6 @@ from pallasite.known_plugins import remedy
 from pallasite.language.kernel import KernelSpec
 from pallasite.language.pallas_call import pallas_call_spec
 from pallasite.language.params import CompilerParams
-from pallasite.runtime.callback import run_on_host
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.launch import launch
 from pallasite.runtime.override import current
@@ -49,9 +48,8 @@ def lower_kernel_call(
         platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
     check_operands(spec, ctx.avals_in)
     override = current()
-    run: Callable[..., Any]
-    if platform == "cpu" and override.execute is not None:
-        run = functools.partial(run_on_host, override.execute)
+    if platform == "cpu" and override.run is not None:
+        run = override.run
     else:
         run = find_executor(platform, spec.name)
     compiled = compile_kernel(spec, override.target, keep=False, mesh_axes=_device_mesh(ctx))

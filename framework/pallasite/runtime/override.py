@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from pallasite.runtime.callback import HostFunction
 from pallasite.targets import Target
 
 
@@ -16,11 +16,11 @@ class Override:
     """What takes the place of the kernels' own choices; None leaves a choice to them.
 
     Attributes:
-      execute: runs kernels on the CPU, instead of an executor's ``run``.
+      run: runs kernels on the CPU, as an executor's ``run`` does.
       target: what kernels are compiled for.
     """
 
-    execute: HostFunction | None = None
+    run: Callable[..., Any] | None = None
     target: Target | None = None
 
 
@@ -36,12 +36,12 @@ def current() -> Override:
 
 
 @contextlib.contextmanager
-def override(execute: HostFunction | None = None, target: Target | None = None) -> Iterator[None]:
+def override(run: Callable[..., Any] | None = None, target: Target | None = None) -> Iterator[None]:
     """Sets both for programs that are lowered within the block, by this thread.
 
     A function that ``jax.jit`` has compiled before is not lowered again.
     """
-    token = _current.set(Override(execute, target))
+    token = _current.set(Override(run, target))
     try:
         yield
     finally:
