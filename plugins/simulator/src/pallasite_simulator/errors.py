@@ -36,7 +36,13 @@ class PtxError(CompilationError):
 
 
 class SimulationError(ExecutionError):
-    """A kernel did something at run time that has no meaning, such as an access out of bounds."""
+    """A kernel did something at run time that has no meaning, such as an access out of bounds.
+
+    Attributes:
+      printed: what the kernel printed before.
+    """
+
+    printed: str = ""
 
 
 class DeadlockError(SimulationError):

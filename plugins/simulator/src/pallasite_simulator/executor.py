@@ -1,111 +1,196 @@
-"""Runs compiled kernels: the executor, and what it is made of for those who want more of it."""
+"""Runs compiled kernels: what JAX calls, and the launch of a compiled kernel."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from pallasite import config
 from pallasite.codegen.compiled import CompiledKernel
-from pallasite.launch import ArrayParameter, Buffer, BufferKind, TensorMapParameter
+from pallasite.errors import InvalidTypeError
+from pallasite.launch import (
+    Allocation,
+    ArrayParameter,
+    Buffer,
+    BufferKind,
+    LaunchParameters,
+    TensorMapParameter,
+)
+from pallasite_simulator import options, progress
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.tensor_map import TensorMap
+from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.launch import Argument, Descriptor, Launch, Pointer, Shared, run
+from pallasite_simulator.packing import memory_bytes, pack, unpack
 from pallasite_simulator.programs import load
+from pallasite_simulator.sanitizer import LaunchState, parse_groups
 from pallasite_simulator.types import Array
 
 POISON = 0xCD
-"""What the bytes of outputs hold before the kernel writes them."""
+"""What the bytes of outputs and scratch hold before the kernel writes them."""
+
+MULTIPROCESSORS = 132
+"""Of the chip that a kernel seems to run on, where its target does not say how many."""
+
+__all__ = ["Arrays", "execute", "make_launch", "make_sanitizer", "options"]
 
 
 def execute(compiled: CompiledKernel, inputs: Sequence[Array]) -> list[Array]:
     """Runs a compiled kernel on NumPy arrays; returns its outputs.
 
+    What the kernel prints goes to standard output. The options ``sanitize`` and
+    ``simulator_processes`` say how it is run.
+
     Raises:
       PallasiteError: what the kernel does has no meaning, or the sanitizer found something.
     """
-    outputs = make_outputs(compiled, inputs)
-    if 0 in compiled.launch.grid:
-        return outputs
-    run(make_launch(compiled, inputs, outputs))
-    return outputs
+    arrays = Arrays(compiled, inputs)
+    if launches_nothing(compiled.launch):
+        return arrays.untouched()
+    sanitizer = make_sanitizer(config.get("sanitize"), compiled.resources.allocations)
+    blocks = math.prod(compiled.launch.grid)
+    with progress.bar(compiled.name, blocks, config.get("simulator_progress")) as update:
+        launch = make_launch(
+            compiled,
+            arrays,
+            sanitizer=sanitizer,
+            processes=config.get("simulator_processes"),
+            progress=update,
+        )
+        try:
+            execution = run(launch)
+        except SimulationError as error:
+            show(error.printed)
+            raise
+    show("".join(execution.output))
+    return arrays.outputs()
 
 
-def make_outputs(compiled: CompiledKernel, inputs: Sequence[Array]) -> list[Array]:
-    """Arrays for the outputs: copies of the inputs that they alias, else poisoned."""
-    launch = compiled.launch
-    alias_of = {output: input_ for input_, output in launch.aliases}
-    parameters = {p.buffer for p in launch.parameters}
-    outputs: list[Array] = []
-    for number, buffer in enumerate(launch.outputs):
-        if number in alias_of:
-            outputs.append(np.array(inputs[alias_of[number]], copy=True, order="C"))
-        elif buffer in parameters:
-            outputs.append(_filled(buffer, POISON))
-        else:
-            # As the GPU's launcher does for outputs that the kernel never touches.
-            outputs.append(_filled(buffer, 0))
-    return outputs
+def show(printed: str) -> None:
+    """Writes what a kernel printed to standard output."""
+    if printed:
+        sys.stdout.write(printed)
+        sys.stdout.flush()
 
 
-def make_launch(
-    compiled: CompiledKernel, inputs: Sequence[Array], outputs: Sequence[Array], **options: Any
-) -> Launch:
-    """The launch of a compiled kernel on arrays.
+def make_sanitizer(
+    checks: bool | str | Sequence[str], allocations: Sequence[Allocation] = ()
+) -> LaunchState | None:
+    """What checks a launch; None if nothing is to be checked.
+
+    Args:
+      checks: whether to check everything, or the groups of checks.
+      allocations: who asked for which piece of shared memory.
+    """
+    groups = parse_groups(checks)
+    shared = [one for one in allocations if one.space in ("smem", "barrier")]
+    return LaunchState(groups, shared) if groups else None
+
+
+def launches_nothing(launch: LaunchParameters) -> bool:
+    """Whether there is no block to run, or nothing that a block could produce, as on a GPU."""
+    sizes = [math.prod(buffer.shape) for buffer in launch.outputs]
+    return 0 in launch.grid or (bool(sizes) and not any(sizes))
+
+
+class Arrays:
+    """The arrays of one launch of a compiled kernel.
+
+    An output that is aliased to an input begins as a copy of it. Other outputs and scratch that is
+    not zeroed begin with rubbish; outputs that the kernel never gets are zeros, as on a GPU.
+    """
+
+    def __init__(self, compiled: CompiledKernel, inputs: Sequence[Array]):
+        """Checks the inputs.
+
+        Raises:
+          InvalidTypeError: they are not those that the kernel was compiled for.
+        """
+        self._launch = compiled.launch
+        self._inputs = _checked(compiled, inputs)
+        self._input_of = {output: input_ for input_, output in compiled.launch.aliases}
+        self._output_of = dict(compiled.launch.aliases)
+        passed = {(p.buffer.kind, p.buffer.index) for p in compiled.launch.parameters}
+        self._outputs: list[Array] = []
+        for number, buffer in enumerate(compiled.launch.outputs):
+            if number in self._input_of:
+                self._outputs.append(pack(self._inputs[self._input_of[number]]).copy())
+            else:
+                written = (BufferKind.OUTPUT, number) in passed
+                self._outputs.append(_filled(buffer, POISON if written else 0))
+
+    def outputs(self) -> list[Array]:
+        """The outputs as they are now."""
+        return [
+            unpack(contents, buffer.shape, buffer.dtype)
+            for contents, buffer in zip(self._outputs, self._launch.outputs, strict=True)
+        ]
+
+    def untouched(self) -> list[Array]:
+        """The outputs of a kernel that does nothing: zeros but for aliases."""
+        for number, contents in enumerate(self._outputs):
+            if number not in self._input_of:
+                contents[:] = 0
+        return self.outputs()
+
+    def place_of(self, buffer: Buffer) -> tuple[BufferKind, int]:
+        """What tells buffers apart: an aliased input is its output."""
+        if buffer.kind is BufferKind.INPUT and buffer.index in self._output_of:
+            return BufferKind.OUTPUT, self._output_of[buffer.index]
+        return buffer.kind, buffer.index
+
+    def pointer(self, buffer: Buffer) -> Pointer:
+        """The memory of a buffer, and its name."""
+        kind, index = self.place_of(buffer)
+        name = f"{kind.value} {index}"
+        if kind is BufferKind.INPUT:
+            return Pointer(pack(self._inputs[index]), name, writable=False)
+        if kind is BufferKind.OUTPUT:
+            return Pointer(self._outputs[index], name)
+        return Pointer(_filled(buffer, 0 if buffer.zeroed else POISON), name)
+
+
+def make_launch(compiled: CompiledKernel, arrays: Arrays, **further: Any) -> Launch:
+    """The launch of a compiled kernel.
 
     Args:
       compiled: the kernel.
-      inputs: one array for each of ``compiled.launch.inputs``.
-      outputs: from :func:`make_outputs`; the kernel changes them in place.
-      **options: further attributes of the launch.
+      arrays: which the kernel changes.
+      **further: attributes of the launch that do not follow from these.
     """
     launch = compiled.launch
-    program = load(compiled.ptx, compiled.name, compiled.target.multiprocessors or 132)
+    multiprocessors = compiled.target.multiprocessors or MULTIPROCESSORS
+    program = load(compiled.ptx, compiled.name, multiprocessors)
     places: dict[tuple[BufferKind, int], int] = {}
-    alias_of = dict(launch.aliases)
+    pointers: list[Pointer] = []
     arguments: list[Argument] = []
-    arrays: list[tuple[tuple[BufferKind, int], Array, str, bool]] = []
-
-    def argument_of(buffer: Buffer) -> int:
-        kind, index = buffer.kind, buffer.index
-        if kind is BufferKind.INPUT and index in alias_of:
-            kind, index = BufferKind.OUTPUT, alias_of[index]
-        key = (kind, index)
+    for parameter in launch.parameters:
+        key = arrays.place_of(parameter.buffer)
         if key not in places:
-            if kind is BufferKind.INPUT:
-                array, writable = np.ascontiguousarray(inputs[index]), False
-            elif kind is BufferKind.OUTPUT:
-                array, writable = outputs[index], True
-            else:
-                array, writable = _filled(buffer, 0 if buffer.zeroed else POISON), True
-            places[key] = len(arrays)
-            arrays.append((key, array, f"{kind.value} {index}", writable))
-        return places[key]
-
-    # The array of a descriptor may have no pointer parameter: all arrays come first, unseen.
-    owners = [argument_of(parameter.buffer) for parameter in launch.parameters]
-    hidden = [Pointer(array, name, writable) for _, array, name, writable in arrays]
-    for parameter, owner in zip(launch.parameters, owners, strict=True):
+            places[key] = len(pointers)
+            pointers.append(arrays.pointer(parameter.buffer))
         if isinstance(parameter, ArrayParameter):
-            arguments.append(Shared(owner))
+            arguments.append(Shared(places[key]))
         else:
-            assert isinstance(parameter, TensorMapParameter)
-            arguments.append(Descriptor(owner, _encoder(parameter)))
-    # JAX's launcher passes two more pointers, which kernels do not declare or do not read.
-    missing = len(program.parameters) - len(arguments)
-    arguments += [None] * max(0, missing)
-    geometry = Geometry(
-        launch.grid, launch.block, launch.cluster, explicit_cluster=math.prod(launch.cluster) > 1
-    )
+            arguments.append(Descriptor(places[key], _encoder(parameter)))
+    # JAX's launcher passes two more pointers, which kernels declare and do not read.
+    arguments += [None] * (len(program.parameters) - len(arguments))
     return Launch(
         program,
-        geometry,
+        Geometry(
+            launch.grid,
+            launch.block,
+            launch.cluster,
+            explicit_cluster=math.prod(launch.cluster) > 1,
+        ),
         arguments,
-        arrays=hidden,
+        arrays=pointers,
         dynamic_shared_bytes=launch.shared_memory_bytes,
-        **options,
+        **further,
     )
 
 
@@ -114,7 +199,23 @@ def _encoder(parameter: TensorMapParameter) -> Any:
 
 
 def _filled(buffer: Buffer, byte: int) -> Array:
-    dtype = np.dtype(buffer.dtype)
-    contents = np.full(math.prod(buffer.shape) * dtype.itemsize, byte, np.uint8)
-    array: Array = contents.view(dtype).reshape(buffer.shape)
-    return array
+    return np.full(memory_bytes(buffer.shape, buffer.dtype), byte, np.uint8)
+
+
+def _checked(compiled: CompiledKernel, inputs: Sequence[Array]) -> list[Array]:
+    arrays = [np.asarray(one) for one in inputs]
+    got = [(one.shape, one.dtype) for one in arrays]
+    expected = [(one.shape, np.dtype(one.dtype)) for one in compiled.launch.inputs]
+    if got != expected:
+        raise InvalidTypeError(
+            f"kernel {compiled.name!r} is run with the wrong inputs",
+            got=_types(got),
+            expected=_types(expected),
+        )
+    return arrays
+
+
+def _types(types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
+    return (
+        ", ".join(f"{dtype.name}[{','.join(map(str, shape))}]" for shape, dtype in types) or "none"
+    )

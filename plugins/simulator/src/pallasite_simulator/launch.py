@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from pallasite_simulator.arguments import Arrays
 from pallasite_simulator.arguments import Descriptor as Descriptor
 from pallasite_simulator.arguments import Pointer as Pointer
 from pallasite_simulator.arguments import Shared as Shared
+from pallasite_simulator.engine.float_environment import exact_floats
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.memory import GlobalMemory
 from pallasite_simulator.engine.program import Program
@@ -55,6 +57,8 @@ class Launch:
       sanitizer: checks the launch; None for no checks but those that memory needs.
       progress: called with the number of blocks that have ended.
       statistics: whether accesses to memory are counted.
+      processes: how many processes share the blocks, if nothing stands against it (see
+        :func:`pallasite_simulator.parallel.team.obstacle_of`).
     """
 
     program: Program
@@ -68,6 +72,7 @@ class Launch:
     sanitizer: LaunchState | None = None
     progress: Callable[[int], None] | None = None
     statistics: bool = False
+    processes: int = 1
 
     @property
     def shared_bytes(self) -> int:
@@ -146,88 +151,157 @@ class Execution:
         self.sectors = (traffic.sectors_read, traffic.sectors_written)
 
 
-def run(launch: Launch) -> Execution:
+def run(launch: Launch, *, raise_findings: bool = True) -> Execution:
     """Runs a kernel to its end.
+
+    Args:
+      launch: what to run.
+      raise_findings: whether what the sanitizer found is an error; else ``launch.sanitizer`` has
+        it.
 
     Raises:
       SimulationError: the kernel did something that has no meaning, or no thread can go on, or the
-        sanitizer found something.
+        sanitizer found something; its ``printed`` is what the kernel printed.
     """
     program = launch.program
     memory = program.new_memory()
     arrays = Arrays(memory, launch.arrays, launch.arguments)
-    memory.seal()
-    program.initialize(memory)
-    arrays.write()
-    execution = run_blocks(launch, memory, arrays.parameters(program))
-    arrays.read()
+    parameters = arrays.parameters(program)
+    with contextlib.ExitStack() as stack:
+        share = _share(launch)
+        if share is None:
+            memory.seal()
+        else:
+            size = share.memory_bytes(memory.size, launch.statistics)
+            file, contents = stack.enter_context(share.shared_bytes(size))
+            memory.seal(contents[: memory.size])
+        program.initialize(memory)
+        arrays.write()
+        if share is None:
+            execution = run_blocks(launch, memory, parameters)
+        else:
+            execution = share.run_shared(launch, memory, parameters, file, contents)
+        arrays.read()
+    if launch.sanitizer is not None and raise_findings:
+        try:
+            launch.sanitizer.finish()
+        except SimulationError as error:
+            error.printed = "".join(execution.output)
+            raise
     return execution
 
 
-def run_blocks(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execution:
-    """Runs blocks of a launch on memory that is ready.
+def _share(launch: Launch) -> Any:
+    """What shares the blocks among processes; None if there is nothing to be shared."""
+    if launch.processes < 2 or len(launch.order) <= launch.geometry.cluster_size:
+        return None
+    from pallasite_simulator.parallel import team
+
+    return team if team.obstacle_of(launch) is None else None
+
+
+def run_blocks(
+    launch: Launch,
+    memory: GlobalMemory,
+    parameters: Array,
+    order: Array | None = None,
+    traffic: Traffic | None = None,
+) -> Execution:
+    """Runs blocks of a launch on memory that is ready, in this process.
+
+    Args:
+      launch: the launch.
+      memory: global memory.
+      parameters: the parameter buffer.
+      order: the blocks to run, whole clusters, instead of those that the launch says.
+      traffic: counts accesses to memory; the execution then has nothing of them.
 
     Raises:
-      SimulationError: as :func:`run`.
+      SimulationError: the kernel did something that has no meaning, or no thread can go on.
     """
-    sanitizer = launch.sanitizer
-    if sanitizer is None:
-        return _run_waves(launch, memory, parameters)
+    own = Traffic(memory.size) if launch.statistics and traffic is None else None
+    chosen = launch.order if order is None else order
     try:
-        execution = _run_waves(launch, memory, parameters)
+        with exact_floats():
+            execution = _Waves(launch, memory, parameters, own or traffic).run(chosen)
     except SimulationError as error:
-        sanitizer.annotate(error)
+        if launch.sanitizer is not None:
+            launch.sanitizer.annotate(error)
         raise
-    sanitizer.finish()
+    if own is not None:
+        execution.add_traffic(launch.program, own)
     return execution
 
 
-def _run_waves(launch: Launch, memory: GlobalMemory, parameters: Array) -> Execution:
-    """Waves of blocks run one after the other; one that cannot go on, because it waits for a block
-    that has not begun, is taken up again after others."""
-    program, geometry = launch.program, launch.geometry
-    shared_bytes = launch.shared_bytes
-    order = launch.order
-    size = wave_size(geometry, shared_bytes, launch.sanitizer is not None)
-    make_observer = launch.make_observer
-    if make_observer is None and launch.sanitizer is not None:
-        make_observer = launch.sanitizer.observer
-    traffic = Traffic(memory.size) if launch.statistics else None
-    execution = Execution.empty(program)
-    pending = [order[start : start + size] for start in range(0, len(order), size)][::-1]
-    stuck: list[Wave] = []
-    vain = 0
-    while pending or stuck:
-        moved = False
-        resident = sum(wave.block_count for wave in stuck)
-        while pending and (not resident or resident + len(pending[-1]) <= launch.resident_blocks):
-            wave = Wave(
-                program,
-                geometry,
-                pending.pop(),
-                memory,
-                parameters,
-                shared_bytes,
-                make_observer() if make_observer is not None else None,
-                traffic,
-            )
-            moved |= wave.run()
-            if wave.done:
-                _finish(wave, launch, execution)
-            else:
-                stuck.append(wave)
-                resident += wave.block_count
-        for wave in list(stuck):
-            moved |= wave.run()
-            if wave.done:
-                stuck.remove(wave)
-                _finish(wave, launch, execution)
-        vain = 0 if moved else vain + 1
-        if stuck and vain and (vain > PATIENCE or not any(wave.polling for wave in stuck)):
-            raise stuck[0].standstill()
-    if traffic is not None:
-        execution.add_traffic(program, traffic)
-    return execution
+class _Waves:
+    """The waves of a launch. They run one after the other; one that cannot go on, because it waits
+    for a block that has not begun, is taken up again after others."""
+
+    def __init__(
+        self, launch: Launch, memory: GlobalMemory, parameters: Array, traffic: Traffic | None
+    ):
+        self._launch = launch
+        self._memory = memory
+        self._parameters = parameters
+        self._traffic = traffic
+        self._running: list[Wave] = []
+        self._execution = Execution.empty(launch.program)
+
+    def run(self, order: Array) -> Execution:
+        """Runs blocks, in this order as far as nothing makes them wait."""
+        try:
+            self._run(order)
+        except SimulationError as error:
+            error.printed = "".join(self._execution.output)
+            error.printed += "".join(text for wave in self._running for text in wave.output)
+            raise
+        return self._execution
+
+    def _run(self, order: Array) -> None:
+        launch, running = self._launch, self._running
+        sanitized = launch.sanitizer is not None
+        size = wave_size(launch.geometry, launch.shared_bytes, sanitized)
+        pending = [order[start : start + size] for start in range(0, len(order), size)][::-1]
+        vain = 0
+        while pending or running:
+            moved = False
+            resident = sum(wave.block_count for wave in running)
+            while pending and (
+                not resident or resident + len(pending[-1]) <= launch.resident_blocks
+            ):
+                wave = self._begin(pending.pop())
+                running.append(wave)
+                moved |= self._go_on(wave)
+                resident = sum(wave.block_count for wave in running)
+            for wave in list(running):
+                moved |= self._go_on(wave)
+            vain = 0 if moved else vain + 1
+            if running and vain and (vain > PATIENCE or not any(one.polling for one in running)):
+                raise running[0].standstill()
+
+    def _begin(self, blocks: Array) -> Wave:
+        launch = self._launch
+        make_observer = launch.make_observer
+        if make_observer is None and launch.sanitizer is not None:
+            make_observer = launch.sanitizer.observer
+        return Wave(
+            launch.program,
+            launch.geometry,
+            blocks,
+            self._memory,
+            self._parameters,
+            launch.shared_bytes,
+            make_observer() if make_observer is not None else None,
+            self._traffic,
+        )
+
+    def _go_on(self, wave: Wave) -> bool:
+        """Runs a wave as far as it gets; returns whether it made progress."""
+        moved = wave.run()
+        if wave.done:
+            self._running.remove(wave)
+            _finish(wave, self._launch, self._execution)
+        return moved
 
 
 def wave_size(geometry: Geometry, shared_bytes: int, sanitized: bool = False) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pallasite.extensions import Executor, InstructionRule
+from pallasite.extensions import Executor, InstructionRule, PtxLaunch, RunOptions
 from pallasite.hookspecs import hookimpl
+from pallasite_simulator import options as options  # declares the plugin's options
+
+if TYPE_CHECKING:
+    from pallasite.extensions import RunReport
 
 
 @hookimpl
@@ -17,6 +21,8 @@ def pallasite_executors() -> list[Executor]:
             platforms=("cpu",),
             run=_run,
             description="runs the PTX on the CPU, and checks what it does",
+            inspect=_inspect,
+            run_ptx=_run_ptx,
         )
     ]
 
@@ -26,6 +32,18 @@ def _run(compiled: Any, *operands: Any) -> Any:
     from pallasite_simulator.executor import execute
 
     return run_on_host(execute, compiled, *operands)
+
+
+def _inspect(compiled: Any, inputs: Any, options: RunOptions) -> RunReport:
+    from pallasite_simulator.report import inspect
+
+    return inspect(compiled, inputs, options)
+
+
+def _run_ptx(launch: PtxLaunch, options: RunOptions) -> RunReport:
+    from pallasite_simulator.report import inspect_ptx
+
+    return inspect_ptx(launch, options)
 
 
 @hookimpl

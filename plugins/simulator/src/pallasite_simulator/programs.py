@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pallasite import plugins
 from pallasite.extensions import InstructionRule
+from pallasite_simulator.engine.float_environment import exact_floats
 from pallasite_simulator.engine.program import Program
 from pallasite_simulator.errors import PtxError
 from pallasite_simulator.ptx.parser import parse
@@ -54,4 +55,7 @@ def _load(ptx: str, name: str | None, multiprocessors: int, rules: _Rules) -> Pr
                 got=", ".join(kernels) or "none",
             )
         name = kernels[0]
-    return Program(module, name, rules.rules, multiprocessors)
+    with exact_floats():
+        program = Program(module, name, rules.rules, multiprocessors)
+    program.source = ptx
+    return program

@@ -83,8 +83,10 @@ class Program:
       static_shared_bytes: of shared variables of known size.
       local_bytes: of each lane's local memory.
       multiprocessors: of the chip that it is for.
+      source: the PTX of the module, if it is known.
     """
 
+    source: str = ""
     specials = specials
 
     def __init__(

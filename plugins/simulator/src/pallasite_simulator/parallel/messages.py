@@ -1,0 +1,102 @@
+"""What processes tell one another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pallasite.errors import PallasiteError, SourceLocation
+from pallasite_simulator.engine.geometry import Geometry
+from pallasite_simulator.engine.memory import Allocation
+from pallasite_simulator.launch import Execution
+from pallasite_simulator.ptx.syntax import Position
+from pallasite_simulator.types import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What a new process must know of the one that starts it.
+
+    Attributes:
+      path: where modules are found.
+      plugins: plugins that the program registered itself: pairs of name and module.
+    """
+
+    path: tuple[str, ...]
+    plugins: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A launch whose blocks are shared.
+
+    Attributes:
+      ptx, name, multiprocessors: the program, as :func:`pallasite_simulator.programs.load` takes
+        it.
+      disabled_plugins: the option of this name.
+      geometry: of the grid.
+      dynamic_shared_bytes: of each block.
+      parameters: the parameter buffer.
+      allocations: of global memory.
+      file: with the contents of global memory, and behind it a byte for each sector that was read,
+        and for each that was written.
+      memory_bytes: size of global memory.
+      statistics: whether accesses to memory are counted.
+    """
+
+    ptx: str
+    name: str
+    multiprocessors: int
+    disabled_plugins: tuple[str, ...]
+    geometry: Geometry
+    dynamic_shared_bytes: int
+    parameters: bytes
+    allocations: tuple[Allocation, ...]
+    file: str
+    memory_bytes: int
+    statistics: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Blocks of the present job to run, in order; None: the job is over."""
+
+    blocks: Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What a chunk did; for the end of a job, what is counted for all of it."""
+
+    execution: Execution | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """What a chunk raised; ``details`` is the traceback of what no user can cause."""
+
+    error: PallasiteError
+    details: str = ""
+
+    def __reduce__(self) -> Any:
+        # Exceptions with keyword arguments cannot be made anew by calling their class.
+        error = self.error
+        state = {key: _portable(value) for key, value in vars(error).items()}
+        return _rebuild, (type(error), error.args, state, self.details)
+
+
+def _rebuild(
+    kind: type[PallasiteError], arguments: tuple[Any, ...], state: dict[str, Any], details: str
+) -> Failed:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(state)
+    return Failed(error, details)
+
+
+def _portable(value: Any) -> Any:
+    """Offending values can be anything; messages show their text."""
+    return value if value is None or isinstance(value, _KEPT) else str(value)
+
+
+_KEPT = (str, int, float, list, SourceLocation, Position)
