@@ -156,6 +156,18 @@ def check_shuffle(mode, masks, b, c, operand, seed):
         assert found[lane] == (a[origin] if masks[origin] else 0, p)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("operand", ["3", "%b"])
+def test_shfl_by_32_lanes_of_three_warps(mode, operand):
+    """As many as a warp has, but not those of one."""
+    groups = [range(11), range(5, 16), range(20, 30)]
+    masks = [
+        sum(1 << n for n in group) if lane in group else 0 for group in groups for lane in range(32)
+    ]
+    assert sum(map(bool, masks)) == 32
+    check_shuffle(mode, masks, [3] * LANES, 0 if mode == "up" else 31, operand, 7)
+
+
 def test_shfl_with_bounds_of_each_lane():
     a = words(3)
     bounds = [0x181F if n % 2 else 0x1C03 for n in range(LANES)]

@@ -6,10 +6,9 @@ precision) and 9.7.5 (mixed precision).
 
 from __future__ import annotations
 
-import importlib
-
 from pallasite_simulator.binder import Binder
-from pallasite_simulator.instruction_set import InstructionSet, Step
+from pallasite_simulator.instruction_set import Bind, InstructionSet, Step
+from pallasite_simulator.instructions import floats, integers
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import PtxType
 
@@ -24,13 +23,11 @@ def bind_arithmetic(instruction: Instruction, binder: Binder) -> Step:
     """
     if not binder.types:
         raise binder.error("the instruction has no type")
-    name = "floats" if is_float(binder.types[-1]) else "integers"
-    module = importlib.import_module(f"pallasite_simulator.instructions.{name}")
-    bind = getattr(module, f"bind_{instruction.opcode}", None)
+    module = floats if is_float(binder.types[-1]) else integers
+    bind: Bind | None = getattr(module, f"bind_{instruction.opcode}", None)
     if bind is None:
         raise binder.error(f"{instruction.opcode} has no type .{binder.types[-1].name}")
-    step: Step = bind(instruction, binder)
-    return step
+    return bind(instruction, binder)
 
 
 def is_float(kind: PtxType) -> bool:

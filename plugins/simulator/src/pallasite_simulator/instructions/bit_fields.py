@@ -14,7 +14,7 @@ instructions = InstructionSet()
 
 NOT_FOUND = np.uint32(0xFFFFFFFF)
 
-_ALL_ONES = {32: np.uint32(2**32 - 1), 64: np.uint64(2**64 - 1)}
+ALL_ONES: dict[int, Values] = {32: np.uint32(2**32 - 1), 64: np.uint64(2**64 - 1)}
 
 _SWAPS = {
     32: (0x55555555, 0x33333333, 0x0F0F0F0F, 0x00FF00FF),
@@ -109,19 +109,24 @@ def bind_fns(instruction: Instruction, binder: Binder) -> Step:
 
 def nth_set_bit(mask: Values, base: Values, offset: Values) -> Values:
     """As ``fns`` for 32-bit numbers."""
-    mask, base, offset = (one[..., None] for one in np.broadcast_arrays(mask, base, offset))
-    places = np.arange(32, dtype=np.uint32)
-    is_set = (mask >> places & 1).astype(np.bool_)
-    ahead = np.where(
-        offset > 0, places >= base, np.where(offset < 0, places <= base, places == base)
-    )
-    counted = is_set & ahead & (base < 32)
-    # How many set bits there are up to each place, counted from the base.
-    upwards = np.cumsum(counted, axis=-1)
-    downwards = np.cumsum(counted[..., ::-1], axis=-1)[..., ::-1]
-    wanted = np.maximum(np.abs(offset.astype(np.int64)), 1)
-    hits = counted & (np.where(offset < 0, downwards, upwards) == wanted)
-    return np.where(hits.any(axis=-1), hits.argmax(axis=-1).astype(np.uint32), NOT_FOUND)
+    down = offset < 0
+    # Counting downwards is counting upwards in reversed bits.
+    mask = np.where(down, reverse(mask, 32), mask)
+    start = np.where(down, np.uint32(31) - base, base)
+    wanted = np.abs(offset.astype(np.int64))
+    # An offset of 0 looks at one bit only.
+    field = np.where(wanted == 0, np.uint32(1), ALL_ONES[32])
+    left = mask & field << np.minimum(start, 32)
+    wanted = np.maximum(wanted, 1)
+    found = np.bitwise_count(left) >= wanted
+    place = np.zeros_like(left)
+    for step in (16, 8, 4, 2, 1):
+        below = np.bitwise_count(left & (1 << step) - 1)
+        beyond = wanted > below
+        wanted = np.where(beyond, wanted - below, wanted)
+        left = np.where(beyond, left >> step, left)
+        place = place + beyond * np.uint32(step)
+    return np.where(found, np.where(down, np.uint32(31) - place, place), NOT_FOUND)
 
 
 @instructions.register("brev")
@@ -165,7 +170,7 @@ def bind_bfi(instruction: Instruction, binder: Binder) -> Step:
 
 def ones(count: Values, bits: int) -> Values:
     """Numbers of ``bits`` bits of which the lower ``count`` are set; ``count`` has their dtype."""
-    return ~(_ALL_ONES[bits] << count)
+    return ~(ALL_ONES[bits] << count)
 
 
 @instructions.register("szext")

@@ -7,6 +7,7 @@ have not ended. Lanes of one warp may form several groups at once, each with a m
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,15 +25,13 @@ instructions = InstructionSet()
 
 ALL_LANES = np.uint32(0xFFFFFFFF)
 
-_LANE_NUMBERS = np.arange(WARP)
-
 
 class Rows:
     """Values of lanes, in rows of a warp each.
 
     Attributes:
       lanes: whose values.
-      count: how many warps.
+      count: how many rows: warps of these lanes, or all of the wave.
       places: for each lane, its place in the flattened rows; None if each row is full.
     """
 
@@ -42,10 +41,8 @@ class Rows:
         if lanes.whole_warps:
             self.count = lanes.count // WARP
         else:
-            warps = lanes.warps
-            self.count = len(warps)
-            numbers = lanes.numbers
-            self.places = np.searchsorted(warps, numbers // WARP) * WARP + numbers % WARP
+            self.count = lanes.wave.lane_count // WARP
+            self.places = lanes.numbers
 
     def spread(self, values: Values, missing: Any = 0) -> Array:
         """One value for each lane as rows, with ``missing`` for lanes that are not there."""
@@ -66,6 +63,11 @@ class Rows:
     def ballot(self, values: Values) -> Array:
         """The truth values of each warp's lanes, as a word for each warp."""
         return pack_bits(self.spread(values, False))[:, 0]
+
+    @property
+    def own(self) -> Array:
+        """The place of each lane in the flattened rows."""
+        return np.arange(self.count * WARP) if self.places is None else self.places
 
     @property
     def present(self) -> Values:
@@ -152,22 +154,14 @@ def bind_shfl(instruction: Instruction, binder: Binder) -> Step:
 
     def step(lanes: Lanes) -> None:
         here = group(lanes)
-        rows = here.rows
-        origin, valid = sources(lanes)
+        origins, valid = sources(here.rows)
         if lanes.wave.observer is not None:
-            _tell_absent(lanes, here, origin, valid, instruction)
-        values = rows.spread(read(lanes))
-        if rows.places is None and len(origin) == WARP:
-            shuffled = rows.collect(values[:, origin])
-        else:
-            own = _places(rows)
-            lane = own % WARP
-            shuffled = values.reshape(-1)[own - lane + _each(origin, lane)]
-            valid = _each(valid, lane)
-        write(lanes, shuffled)
+            absent = valid & (here.members >> (origins % WARP).astype(np.uint32) & 1 == 0)
+            if absent.any():
+                message = "reads from a lane that does not take part in the shuffle"
+                lanes.wave.observer.misuse(lanes.numbers[absent], message, instruction)
+        write(lanes, here.rows.spread(read(lanes)).reshape(-1)[origins])
         if write_predicate is not None:
-            if len(valid) != lanes.count:
-                valid = rows.collect(np.broadcast_to(valid, (rows.count, WARP)))
             write_predicate(lanes, valid.copy())
 
     return step
@@ -178,29 +172,34 @@ def _pair(operand: Operand) -> tuple[Operand, Operand | None]:
     return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
 
 
-def _places(rows: Rows) -> Array:
-    """The place of each lane in the flattened rows."""
-    return np.arange(rows.count * WARP) if rows.places is None else rows.places
-
-
-def _each(values: Array, lane: Array) -> Array:
-    """Values that there are for each number of a lane, or for each lane already."""
-    return values if len(values) != WARP or len(lane) == WARP else values[lane]
-
-
-def _bind_sources(binder: Binder, mode: str) -> Callable[[Lanes], tuple[Array, Array]]:
-    """For each lane, from which lane of its warp a shuffle reads, and whether that is within bounds
-    (else it reads from itself). There are 32 of each if all warps are alike."""
+def _bind_sources(binder: Binder, mode: str) -> Callable[[Rows], tuple[Array, Array]]:
+    """For each lane, the place in the flattened rows from which a shuffle reads, and whether it is
+    within bounds (else it is the lane's own)."""
     offset, bounds = binder.source(2, U32), binder.source(3, U32)
-    constant = all(isinstance(binder.operand(number), Immediate) for number in (2, 3))
+    operands = binder.operand(2), binder.operand(3)
+    if not all(isinstance(one, Immediate) for one in operands):
 
-    def find(lane: Array, lanes: Lanes | None) -> tuple[Array, Array]:
-        return shuffle_sources(mode, lane, offset(lanes), bounds(lanes))  # type: ignore[arg-type]
+        def find(rows: Rows) -> tuple[Array, Array]:
+            lane, lanes = rows.own % WARP, rows.lanes
+            origin, valid = shuffle_sources(mode, lane, offset(lanes), bounds(lanes))
+            return rows.own - lane + origin, valid
 
-    if constant:
-        fixed = find(_LANE_NUMBERS, None)
-        return lambda lanes: fixed
-    return lambda lanes: find(lanes.numbers % WARP, lanes)
+        return find
+    values = [binder.constant(one, U32) for one in operands if isinstance(one, Immediate)]
+    fixed, fixed_valid = shuffle_sources(mode, np.arange(WARP), *values)
+
+    @functools.lru_cache(maxsize=4)
+    def whole(count: int) -> tuple[Array, Array]:
+        starts = np.arange(count)[:, None] * WARP
+        return (starts + fixed).reshape(-1), np.tile(fixed_valid, count)
+
+    def find_fixed(rows: Rows) -> tuple[Array, Array]:
+        if rows.places is None:
+            return whole(rows.count)
+        lane = rows.places % WARP
+        return rows.places - lane + fixed[lane], fixed_valid[lane]
+
+    return find_fixed
 
 
 def shuffle_sources(mode: str, lane: Array, offset: Values, bounds: Values) -> tuple[Array, Array]:
@@ -228,21 +227,6 @@ def shuffle_sources(mode: str, lane: Array, offset: Values, bounds: Values) -> t
             origin = lowest | offset & ~segment
         valid = origin <= last
     return np.where(valid, origin, lane), valid
-
-
-def _tell_absent(
-    lanes: Lanes, here: Group, origin: Array, valid: Array, instruction: Instruction
-) -> None:
-    """Tells the observer who reads from lanes that do not take part."""
-    lane = lanes.numbers % WARP
-    origin, valid = _each(origin, lane), _each(valid, lane)
-    absent = valid & (here.members >> origin.astype(np.uint32) & 1 == 0)
-    if absent.any():
-        lanes.wave.observer.misuse(  # type: ignore[union-attr]
-            lanes.numbers[absent],
-            "reads from a lane that does not take part in the shuffle",
-            instruction,
-        )
 
 
 # Votes --------------------------------------------------------------------------------------------
@@ -343,7 +327,7 @@ def reduce_members(here: Group, values: Values, operation: str) -> Array:
     if here.whole:
         return here.rows.collect(function.reduce(rows, axis=1, dtype=rows.dtype))
     members = np.broadcast_to(here.members, (here.rows.lanes.count,))
-    bits = here.rows.spread(members)[:, :, None] >> _LANE_NUMBERS.astype(np.uint32) & 1
+    bits = here.rows.spread(members)[:, :, None] >> np.arange(WARP, dtype=np.uint32) & 1
     each = np.where(bits != 0, rows[:, None, :], rows.dtype.type(neutral))
     return here.rows.collect(function.reduce(each, axis=2, dtype=rows.dtype))
 
@@ -422,9 +406,8 @@ def bind_elect(instruction: Instruction, binder: Binder) -> Step:
     def step(lanes: Lanes) -> None:
         members = group(lanes).members
         leader = np.bitwise_count((members & -members) - np.uint32(1)).astype(np.uint32)
-        lane = lanes.numbers % WARP
         write(lanes, leader)
-        write_predicate(lanes, lane == leader)
+        write_predicate(lanes, lanes.wave.special("%laneid", "", lanes) == leader)
 
     return step
 
