@@ -67,6 +67,7 @@ def all_cases() -> dict[str, Case]:
         corpus_integers,
         corpus_floats,
         corpus_warps,
+        corpus_wgmma,
         corpus_atomics,
         corpus_random,
     ):
