@@ -61,6 +61,7 @@ def all_cases() -> dict[str, Case]:
     import corpus_integers
     import corpus_random
     import corpus_warps
+    import corpus_wgmma
 
     found: dict[str, Case] = {}
     for module in (
