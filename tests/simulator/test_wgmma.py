@@ -392,7 +392,7 @@ def test_a_matrix_below_shared_memory():
 
 def test_threads_that_do_not_agree():
     setup = ".reg .pred %p; mov.u32 %s1, %tid.x; setp.eq.u32 %p, %s1, 70; @%p add.s64 %b, %b, 1;"
-    with pytest.raises(SimulationError, match="different matrix descriptors"):
+    with pytest.raises(SimulationError, match="have different matrix descriptors"):
         Small(setup=setup).run(np.zeros((64, 16), np.float32))
 
 

@@ -11,14 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from pallasite_hopper.simulation.warpgroups import Placement
+from pallasite_hopper.simulation.warpgroups import THREADS, WARPS
 from pallasite_simulator.binder import Source
-from pallasite_simulator.engine.lanes import Lanes
+from pallasite_simulator.engine.lanes import WARP, Lanes
 from pallasite_simulator.engine.wave import Wave
-from pallasite_simulator.instructions.tensor_core import accumulate
-from pallasite_simulator.types import Array, Values
+from pallasite_simulator.instructions.products import add_products
+from pallasite_simulator.instructions.tensor_core import add_saturating, add_to_f16
+from pallasite_simulator.types import Array
 
-DTYPES: dict[str, Any] = {"f16": np.float16, "f32": np.float32, "s32": np.int32}
+_DTYPES: dict[str, Any] = {"f32": np.float32, "s32": np.int32}
+
+_PADDING = 16
+"""Between rows, so that their addresses do not differ by a power of two: the parts of one
+warpgroup's registers would displace each other from the processor's cache."""
 
 
 class Accumulators:
@@ -31,9 +36,10 @@ class Accumulators:
 
     def __init__(self, wave: Wave, numbers: Sequence[int]):
         self.numbers = tuple(numbers)
-        self.block = np.zeros((len(self.numbers), wave.lane_count), np.uint32)
+        width = wave.lane_count
+        self.block = np.zeros((len(self.numbers), width + _PADDING), np.uint32)[:, :width]
         self._rows = list(self.block)
-        self._defined = np.zeros(wave.lane_count // 32, np.bool_)
+        self._defined = np.zeros(wave.lane_count // WARP, np.bool_)
 
     @classmethod
     def of(cls, wave: Wave, numbers: tuple[int, ...]) -> Accumulators:
@@ -45,13 +51,13 @@ class Accumulators:
         result: Accumulators = found
         return result
 
-    def hold(self, lanes: Lanes, reads: Sequence[Source], keep: Values) -> None:
+    def hold(self, lanes: Lanes, reads: Sequence[Source], keep: Array) -> None:
         """Makes the registers rows of the block, and defined for the lanes.
 
         Args:
           lanes: who is going to add to them.
           reads: reads the registers, which tells the observer of undefined ones.
-          keep: which of the lanes read what is there, or whether all do.
+          keep: which of the warpgroups read what is there.
         """
         registers = lanes.registers
         warps = lanes.warps
@@ -65,9 +71,9 @@ class Accumulators:
                 self.block[place] = held
                 registers[number] = row
 
-    def _define(self, lanes: Lanes, reads: Sequence[Source], keep: Values) -> None:
+    def _define(self, lanes: Lanes, reads: Sequence[Source], keep: Array) -> None:
         wave, registers = lanes.wave, lanes.registers
-        readers = lanes.where(np.asarray(keep))
+        readers = lanes.where(np.repeat(keep != 0, THREADS))
         for number, read in zip(self.numbers, reads, strict=True):
             undefined = wave.undefined.get(number)
             held = registers[number]
@@ -80,68 +86,39 @@ class Accumulators:
     def add(
         self,
         lanes: Lanes,
-        placement: Placement,
-        products: Array,
+        a: Array,
+        b: Array,
+        keep: Array,
         kind: str,
-        keep: Values,
+        *,
+        by_rows: bool,
         saturate: bool,
     ) -> None:
-        """Adds products to the registers, or replaces them.
+        """Adds products of matrices to the registers, or replaces them.
 
         Args:
-          lanes: who.
-          placement: where they are.
-          products: as :func:`by_register` returns them.
+          lanes: whole warpgroups.
+          a, b, by_rows: matrices, as :func:`add_products` takes them.
+          keep: to which of the warpgroups' accumulators to add (uint8).
           kind: type of the accumulators.
-          keep: to which of the lanes' accumulators to add, or whether to all.
-          saturate: as for :func:`accumulate`.
+          saturate: whether integers that overflow are limited to the range; else they wrap.
         """
-        dtype = DTYPES[kind]
-        if not placement.regular:
-            held = self.block[:, lanes.index]
-            _add(held, products, dtype, keep, saturate)
-            self.block[:, lanes.index] = held
+        if kind == "f32" or (kind == "s32" and not saturate):
+            registers = self.block.view(_DTYPES[kind])
+            starts = np.ascontiguousarray(lanes.numbers[::THREADS])
+            add_products(a, b, registers, starts, keep, warps=WARPS, by_rows=by_rows)
             return
-        _add(placement.of(self.block), products, dtype, keep, saturate)
-
-
-def _add(held: Array, products: Array, dtype: Any, keep: Values, saturate: bool) -> None:
-    keep = np.asarray(keep)
-    if keep.ndim and not keep.all():
-        if keep.any():
-            held[:, ~keep.reshape(held.shape[1:])] = 0
-        else:
-            keep = np.bool_(False)
-    values = held.view(dtype)
-    products = products.reshape(values.shape)
-    if not keep.ndim and not keep:
-        with np.errstate(over="ignore", invalid="ignore"):
-            values[...] = products
-    elif dtype is np.float32:
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.add(values, products, out=values)
-    else:
-        values[...] = accumulate(values, products, saturate)
-
-
-def by_register(products: Array, kind: str) -> Array:
-    """Brings products into the order of the registers (PTX ISA 9.7.15.5.1.1).
-
-    In warp ``w``, lane ``4 * g + t`` holds the rows ``16 * w + g`` (register ``4 * j + e``, with
-    ``e`` 0 or 1) and ``16 * w + 8 + g`` (register ``4 * j + 2 + e``), in the columns
-    ``8 * j + 2 * t + e``; two elements of ``.f16`` share a register.
-
-    Args:
-      products: of shape (warpgroups, 64, N), in single precision. Unless ``kind`` is ``"f16"``, of
-        each eight columns the even ones come first.
-      kind: type of the accumulators.
-
-    Returns:
-      An array of shape (registers, lanes), or (registers, lanes * 2) for ``"f16"``.
-    """
-    groups, _, columns = products.shape
-    # A complex number stands for four values: the lanes t, or two of t with both e.
-    quads = products.view(np.complex128).reshape(groups, 4, 2, 8, columns // 8, 2)
-    order = (4, 2, 0, 1, 3, 5) if kind == "f16" else (4, 2, 5, 0, 1, 3)
-    found = np.ascontiguousarray(quads.transpose(order)).view(np.float32)
-    return found.reshape(columns // 4 if kind == "f16" else columns // 2, -1)
+        groups = len(keep)
+        pairs, dtype = kind == "f16", np.float32 if kind == "f16" else np.int32
+        sums = np.empty((len(self.numbers), lanes.count * (1 + pairs)), dtype)
+        starts, nothing = np.arange(groups) * THREADS, np.zeros(groups, np.uint8)
+        add_products(a, b, sums, starts, nothing, warps=WARPS, by_rows=by_rows, pairs=pairs)
+        # Indexing may put the lanes first in memory.
+        held = np.ascontiguousarray(self.block[:, lanes.numbers])
+        held.reshape(-1, groups, THREADS)[:, keep == 0] = 0
+        result = (
+            add_to_f16(held.view(np.float16), sums)
+            if pairs
+            else add_saturating(held.view(np.int32), sums)
+        )
+        self.block[:, lanes.numbers] = result.view(np.uint32)

@@ -44,12 +44,10 @@ class Tile:
     Attributes:
       rows: extent along M or N.
       k_major: whether the elements of a row (along K) lie side by side.
-      paired: for each eight rows, first the even ones, then the odd ones (K-major only).
     """
 
     rows: int
     k_major: bool
-    paired: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,8 +79,6 @@ def pattern(descriptor: int, tile: Tile) -> Pattern:
     span = _SWIZZLES[descriptor >> 62]
     if tile.k_major:
         row = np.arange(tile.rows)
-        if tile.paired:
-            row = row.reshape(-1, 4, 2).swapaxes(1, 2).reshape(-1)
         between = CHUNK if span > 1 else leading
         places = (row % 8 * span * CHUNK + row // 8 * stride)[:, None] + np.arange(
             ROW_CHUNKS

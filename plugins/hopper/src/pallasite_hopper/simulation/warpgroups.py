@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -102,60 +101,3 @@ def _whole(slots: Array) -> bool:
         and not (first % WARPS).any()
         and bool((slots[WARPS - 1 :: WARPS] - first == WARPS - 1).all())
     )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Placement:
-    """Where lanes are in arrays whose last dimension is that of all lanes of a wave.
-
-    Attributes:
-      shape: what the last dimension is split into.
-      index: which part of that the lanes are: slices, or an array if they are irregular.
-    """
-
-    shape: tuple[int, ...]
-    index: tuple[Any, ...]
-
-    @property
-    def regular(self) -> bool:
-        """Whether :meth:`of` returns a view."""
-        return isinstance(self.index[0], slice)
-
-    def of(self, values: Array) -> Array:
-        """The lanes' part of an array."""
-        found: Array = values.reshape(*values.shape[:-1], *self.shape)[(..., *self.index)]
-        return found
-
-
-def placement(lanes: Lanes) -> Placement:
-    """Where whole warps are; remembered for the lanes asked for last."""
-    wave = lanes.wave
-    if lanes.full:
-        return Placement((wave.lane_count,), (slice(None),))
-    last: Any = wave.resources.get("wgmma placement")
-    if last is not None and last[0] is lanes.index:
-        found: Placement = last[1]
-        return found
-    found = _placement(wave, lanes)
-    wave.resources["wgmma placement"] = (lanes.index, found)
-    return found
-
-
-def _placement(wave: Wave, lanes: Lanes) -> Placement:
-    blocks, inside = np.divmod(lanes.warps, wave.lanes_per_block // WARP)
-    each = int(np.count_nonzero(blocks == blocks[0]))
-    if len(blocks) % each == 0:
-        rows, columns = blocks.reshape(-1, each), inside.reshape(-1, each)
-        start, stop = int(columns[0, 0]), int(columns[0, -1]) + 1
-        steps = np.diff(rows[:, 0])
-        step = int(steps[0]) if len(steps) else 1
-        if (
-            stop - start == each
-            and (columns == columns[0]).all()
-            and (rows == rows[:, :1]).all()
-            and (steps == step).all()
-        ):
-            chosen = slice(int(rows[0, 0]), int(rows[-1, 0]) + 1, step)
-            shape = (wave.block_count, wave.lanes_per_block)
-            return Placement(shape, (chosen, slice(start * WARP, stop * WARP)))
-    return Placement((wave.lane_count,), (lanes.numbers,))

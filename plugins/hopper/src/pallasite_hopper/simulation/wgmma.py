@@ -12,10 +12,10 @@ from collections.abc import Callable
 import numpy as np
 
 from pallasite_hopper.simulation import descriptors
-from pallasite_hopper.simulation.accumulators import Accumulators, by_register
+from pallasite_hopper.simulation.accumulators import Accumulators
 from pallasite_hopper.simulation.descriptors import CHUNK, Tile
 from pallasite_hopper.simulation.groups import Groups
-from pallasite_hopper.simulation.warpgroups import THREADS, WARPS, Meeting, placement
+from pallasite_hopper.simulation.warpgroups import THREADS, WARPS, Meeting
 from pallasite_simulator.binder import PRED, U32, U64, Binder, Source
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.observer import AsyncOperation
@@ -72,7 +72,8 @@ class _Form:
 
 type _Matrix = Callable[[Lanes, Lanes], tuple[Array, Array | None]]
 """Gets a matrix for whole warpgroups, given them and the first lane of each: its elements, of shape
-(warpgroups, rows, K), and the places of its chunks if they are in shared memory."""
+(warpgroups, rows, K) (transposed: (warpgroups, K, rows)), and the places of its chunks if they are
+in shared memory."""
 
 
 @instructions.register("wgmma.mma_async.sp")
@@ -87,19 +88,16 @@ def bind_product(instruction: Instruction, binder: Binder) -> Step:
     wgmma.mma_async."""
     form = _operands(binder, _parse(binder))
     numbers, reads = _accumulator(binder, form)
-    paired = form.d != "f16"
     in_registers = isinstance(binder.operand(1), Vector)
     matrix_a = (
         _registers(binder, form)
         if in_registers
         else _shared(binder, 1, form.a, Tile(M, not form.transposed[0]), instruction)
     )
-    tile_b = Tile(form.n, not form.transposed[1], paired)
-    matrix_b = _shared(binder, 2, form.b, tile_b, instruction)
+    matrix_b = _shared(binder, 2, form.b, Tile(form.n, not form.transposed[1]), instruction)
     scale = binder.source(3, PRED)
-    multiply = _multiply_bits if form.a == "b1" else tensor_core.multiply
     used = numbers if not in_registers else (*numbers, *_numbers(binder, binder.elements(1)))
-    kind, saturate, negate, operations = form.d, form.saturate, form.negate, form.operations
+    negate, operations, (across_a, across_b) = form.negate, form.operations, form.transposed
     meeting = Meeting(instruction)
 
     def step(lanes: Lanes) -> list[Wait] | None:
@@ -115,11 +113,12 @@ def bind_product(instruction: Instruction, binder: Binder) -> Step:
         b, places_b = matrix_b(lanes, first)
         if negate:
             np.negative(a, out=a)
-        products = by_register(multiply(a, b), kind)
-        keep: Values = scale(lanes)
+        if not across_a:
+            a = tensor_core.along_k(a)
+        keep = _by_group(scale(lanes), lanes, "scale-d", instruction).astype(np.uint8)
         held = Accumulators.of(wave, numbers)
         held.hold(lanes, reads, keep)
-        held.add(lanes, placement(lanes), products, kind, keep, saturate)
+        held.add(lanes, a, b, keep, form.d, by_rows=across_b, saturate=form.saturate)
         counters = wave.counters
         counters[tensor_core.COUNTER] = (
             counters.get(tensor_core.COUNTER, 0) + first.count * operations
@@ -131,10 +130,6 @@ def bind_product(instruction: Instruction, binder: Binder) -> Step:
             _tell(lanes, first, [places_a, places_b], used, instruction)
 
     return step
-
-
-def _multiply_bits(a: Array, b: Array) -> Array:
-    return tensor_core.count_bits(a, b, "and")
 
 
 def _tell(
@@ -307,34 +302,33 @@ def _shared(
     read, decode = binder.source(number, U64), FORMATS[kind].decode
 
     def get(lanes: Lanes, first: Lanes) -> tuple[Array, Array]:
-        given = read(lanes)
-        if given.ndim:
-            parts = given.reshape(-1, THREADS)
-            own = np.ascontiguousarray(parts[:, 0])
-            if (parts != own[:, None]).any():
-                _fail_different(lanes, parts != own[:, None], number, instruction)
-        else:
-            own = np.full(first.count, given)
+        own = _by_group(read(lanes), lanes, "matrix descriptors", instruction)
         places = descriptors.chunks(first, own, tile, instruction)
         memory = lanes.wave.memory.regions["shared"].views[CHUNK]
         held = np.take(memory, places, mode="clip")
-        if tile.k_major:
-            words = held.view(np.uint32).reshape(first.count, tile.rows, -1)
-            return decode(words), places
-        halves = held.view(np.uint16).reshape(first.count, 16, tile.rows)
-        if tile.paired:
-            halves = halves.reshape(first.count, 16, -1, 4, 2).swapaxes(-1, -2)
-            halves = np.ascontiguousarray(halves).reshape(first.count, 16, tile.rows)
-        return decode(halves).swapaxes(1, 2), places
+        shape = (first.count, tile.rows, -1) if tile.k_major else (first.count, -1, tile.rows // 2)
+        return decode(held.view(np.uint32).reshape(shape)), places
 
     return get
 
 
-def _fail_different(lanes: Lanes, different: Array, number: int, instruction: Instruction) -> None:
-    group = int(np.flatnonzero(different.any(axis=1))[0])
-    lane = int(lanes.numbers[group * THREADS])
-    raise SimulationError(
-        f"the threads of a warpgroup give different matrix descriptors, in: {instruction.text}",
-        got=f"operand {number} in the warpgroup of {lanes.wave.thread_name(lane)}",
-        location=instruction.location,
-    )
+def _by_group(values: Values, lanes: Lanes, what: str, instruction: Instruction) -> Array:
+    """One value for each warpgroup.
+
+    Raises:
+      SimulationError: threads of a warpgroup have different values.
+    """
+    if not values.ndim:
+        return np.full(lanes.count // THREADS, values)
+    parts = values.reshape(-1, THREADS)
+    own: Array = np.ascontiguousarray(parts[:, 0])
+    different = parts != own[:, None]
+    if different.any():
+        group = int(np.flatnonzero(different.any(axis=1))[0])
+        lane = int(lanes.numbers[group * THREADS])
+        raise SimulationError(
+            f"the threads of a warpgroup have different {what}, in: {instruction.text}",
+            got=f"the warpgroup of {lanes.wave.thread_name(lane)}",
+            location=instruction.location,
+        )
+    return own

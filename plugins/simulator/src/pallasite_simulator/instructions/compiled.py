@@ -121,7 +121,7 @@ class _Compiled:
             self._set_rounding(builder, 1)
         builder.ret_void()
         signature = [ctypes.c_size_t] * (1 + len(inputs)) + [ctypes.c_int64]
-        self.invoke = ctypes.CFUNCTYPE(None, *signature)(_compile(str(module)))
+        self.invoke = ctypes.CFUNCTYPE(None, *signature)(compile_loop(str(module)))
 
     @staticmethod
     def _set_rounding(builder: Any, direction: int) -> None:
@@ -168,19 +168,24 @@ def _host() -> tuple[Any, Any, Any]:
     return binding, context, binding.Target.from_default_triple()
 
 
-def _compile(text: str) -> int:
-    """Compiles a module; returns the address of its function ``loop``."""
+def compile_loop(text: str, effort: int = 0) -> int:
+    """Compiles a module; returns the address of its function ``loop``.
+
+    Args:
+      text: LLVM IR.
+      effort: how hard the code generator tries, 0 to 3; loops are unrolled above 0.
+    """
     with _lock:
         binding, context, target = _host()
         cpu, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-        # The least effort in choosing instructions: the passes below have vectorised the loop.
-        machine = target.create_target_machine(cpu=cpu, features=features, opt=0)
+        # Without effort in choosing instructions: the passes below have vectorised the loop.
+        machine = target.create_target_machine(cpu=cpu, features=features, opt=effort)
         module = binding.parse_assembly(text, context)
         module.verify()
         options = binding.create_pipeline_tuning_options(speed_level=2)
         options.loop_vectorization = True
         # Both make compiling take longer and hardly any loop faster.
-        options.loop_unrolling = options.loop_interleaving = False
+        options.loop_unrolling = options.loop_interleaving = effort > 0
         with binding.create_pass_builder(machine, options) as passes:
             passes.getModulePassManager().run(module, passes)
         engine = binding.create_mcjit_compiler(module, machine)

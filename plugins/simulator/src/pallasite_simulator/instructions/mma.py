@@ -9,21 +9,21 @@ lane continues behind them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from pallasite_simulator.binder import Binder, Destination, Source
+from pallasite_simulator.binder import U32, U64, Binder, Destination, Source
 from pallasite_simulator.engine.lanes import WARP, Lanes
 from pallasite_simulator.instruction_set import InstructionSet, Step
 from pallasite_simulator.instructions import float_arithmetic, tensor_core
+from pallasite_simulator.instructions.products import add_products
 from pallasite_simulator.instructions.tensor_core import FORMATS
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import TYPES, Array
 
 instructions = InstructionSet()
-
-_FLOAT, _INTEGER = ("f16", "f32"), ("s32",)
 
 _SHAPES: dict[str, tuple[str, ...]] = {
     "f16": ("m8n8k4", "m16n8k8", "m16n8k16"),
@@ -93,27 +93,93 @@ def bind_mma(instruction: Instruction, binder: Binder) -> Step:
     binder.expect_operands(4)
     if form.shape == "m8n8k4" and form.a == "f16":
         return _bind_quarters(instruction, binder, form)
-    word = TYPES["b64" if form.a == "f64" else "b32"]
-    a = _sources(binder, 1, word.name, form.halves * form.steps)
-    b = _sources(binder, 2, word.name, form.steps)
+    if form.a == "f64":
+        return _bind_f64(instruction, binder, form)
+    a = _sources(binder, 1, "b32", form.halves * form.steps)
+    b = _sources(binder, 2, "b32", form.steps)
+    kind = _register_type(form.d)
     count = form.halves if form.d == "f16" else 2 * form.halves
-    c = _sources(binder, 3, _register_type(form.c), count)
-    d = _destinations(binder, 0, _register_type(form.d), count)
-    multiply, operations = _product(form), 2 * form.m * 8 * form.k
+    c, d = _sources(binder, 3, kind, count), _destinations(binder, 0, kind, count)
+    operations, differences = 2 * form.m * 8 * form.k, form.operation == "xor"
     decode_a, decode_b = FORMATS[form.a].decode, FORMATS[form.b].decode
-    saturate, halves = form.saturate, form.halves
+    add = _add_f16 if form.d == "f16" else _add_saturating if form.saturate else _add
+    halves, dtype = form.halves, TYPES[kind].dtype
 
     def step(lanes: Lanes) -> None:
         tensor_core.check_whole_warps(lanes, instruction)
         warps = lanes.count // WARP
-        rows = decode_a(_fragment(lanes, a, halves, word.storage)).reshape(warps, form.m, -1)
-        columns = decode_b(_fragment(lanes, b, 1, word.storage)).reshape(warps, 8, -1)
-        held = _accumulators(lanes, c, halves, form.c)
-        if form.c == "f64":
-            result = _multiply_f64(held, rows, columns, form.rounding)
-        else:
-            result = tensor_core.accumulate(held, multiply(rows, columns), saturate)
-        _write(lanes, d, result, halves)
+        rows = decode_a(_fragment(lanes, a, halves, U32.storage)).reshape(warps, form.m, -1)
+        columns = decode_b(_fragment(lanes, b, 1, U32.storage)).reshape(warps, 8, -1)
+        if differences:
+            rows, columns = tensor_core.count_differences(rows, columns)
+        held = np.empty((count, lanes.count), dtype)
+        for number, read in enumerate(c):
+            held[number] = read(lanes)
+        for write, values in zip(d, add(held, tensor_core.along_k(rows), columns), strict=True):
+            write(lanes, values)
+        _count(lanes, warps * operations)
+
+    return step
+
+
+def _add(held: Array, rows: Array, columns: Array) -> Array:
+    """Adds products to accumulators, of shape (registers, lanes), in place."""
+    tiles = len(rows)
+    add_products(rows, columns, held, np.arange(tiles) * WARP, np.ones(tiles, np.uint8))
+    return held
+
+
+def _sums(registers: int, rows: Array, columns: Array, dtype: Any, pairs: bool) -> Array:
+    """Products on their own, in the order of registers."""
+    tiles = len(rows)
+    sums = np.empty((registers, tiles * WARP * (1 + pairs)), dtype)
+    starts, keep = np.arange(tiles) * WARP, np.zeros(tiles, np.uint8)
+    add_products(rows, columns, sums, starts, keep, pairs=pairs)
+    return sums
+
+
+def _add_saturating(held: Array, rows: Array, columns: Array) -> Array:
+    sums = _sums(len(held), rows, columns, np.int32, False)
+    return tensor_core.add_saturating(held, sums)
+
+
+def _add_f16(held: Array, rows: Array, columns: Array) -> Array:
+    sums = _sums(len(held), rows, columns, np.float32, True)
+    return tensor_core.add_to_f16(held.view(np.float16), sums).view(np.uint32)
+
+
+def _bind_f64(instruction: Instruction, binder: Binder, form: _Form) -> Step:
+    """Products of ``.f64``: PTX ISA 9.7.14.5.2 and others."""
+    a = _sources(binder, 1, "b64", form.halves * form.steps)
+    b = _sources(binder, 2, "b64", form.steps)
+    c, d = (
+        _sources(binder, 3, "f64", 2 * form.halves),
+        _destinations(binder, 0, "f64", 2 * form.halves),
+    )
+    decode = FORMATS["f64"].decode
+    fma = float_arithmetic.arithmetic("fma", "f64", form.rounding)
+    halves, operations = form.halves, 2 * form.m * 8 * form.k
+
+    def step(lanes: Lanes) -> None:
+        tensor_core.check_whole_warps(lanes, instruction)
+        warps = lanes.count // WARP
+        rows = decode(_fragment(lanes, a, halves, U64.storage)).reshape(warps, form.m, -1)
+        columns = decode(_fragment(lanes, b, 1, U64.storage)).reshape(warps, 8, -1)
+        held = np.empty((warps, halves, 8, 4, 2))
+        for number, read in enumerate(c):
+            values = read(lanes)
+            held[:, number // 2, :, :, number % 2] = (
+                values.reshape(-1, 8, 4) if values.ndim else values
+            )
+        result, shape = held.reshape(-1), (warps, form.m, 8)
+        # One after the other along K, each time with one rounding.
+        for k in range(form.k):
+            left = np.broadcast_to(rows[..., k, None], shape).reshape(-1)
+            right = np.broadcast_to(columns[:, None, :, k], shape).reshape(-1)
+            result = fma(left, right, result).view(np.float64)
+        parts = result.reshape(-1, halves, WARP, 2)
+        for number, write in enumerate(d):
+            write(lanes, parts[:, number // 2, :, number % 2].reshape(-1))
         _count(lanes, warps * operations)
 
     return step
@@ -217,16 +283,10 @@ def _count(lanes: Lanes, operations: int) -> None:
     counters[tensor_core.COUNTER] = counters.get(tensor_core.COUNTER, 0) + operations
 
 
-def _product(form: _Form) -> Callable[[Array, Array], Array]:
-    if form.a != "b1":
-        return tensor_core.multiply
-    return lambda a, b: tensor_core.count_bits(a, b, form.operation)
-
-
 # Fragments ----------------------------------------------------------------------------------------
 
 
-def _fragment(lanes: Lanes, reads: Sequence[Source], halves: int, word: np.dtype) -> Array:
+def _fragment(lanes: Lanes, reads: Sequence[Source], halves: int, word: Any) -> Array:
     """The words of A or B: of shape (warps, halves, 8, words of a row)."""
     words = np.empty((lanes.count // WARP, halves, 8, len(reads) // halves, 4), word)
     for number, read in enumerate(reads):
@@ -234,45 +294,6 @@ def _fragment(lanes: Lanes, reads: Sequence[Source], halves: int, word: np.dtype
         along, half = divmod(number, halves)
         words[:, half, :, along] = values.reshape(-1, 8, 4) if values.ndim else values
     return words.reshape(*words.shape[:3], -1)
-
-
-def _accumulators(lanes: Lanes, reads: Sequence[Source], halves: int, kind: str) -> Array:
-    """C: of shape (warps, rows, 8)."""
-    warps = lanes.count // WARP
-    if kind == "f16":
-        words = np.empty((warps, halves, 8, 4), np.uint32)
-        for half, read in enumerate(reads):
-            values = read(lanes)
-            words[:, half] = values.reshape(-1, 8, 4) if values.ndim else values
-        return words.view(np.float16).reshape(warps, -1, 8)
-    held = np.empty((warps, halves, 8, 4, 2), TYPES[kind].dtype)
-    for number, read in enumerate(reads):
-        values = read(lanes)
-        held[:, number // 2, :, :, number % 2] = values.reshape(-1, 8, 4) if values.ndim else values
-    return held.reshape(warps, -1, 8)
-
-
-def _write(lanes: Lanes, writes: Sequence[Destination], result: Array, halves: int) -> None:
-    """D, from an array of shape (warps, rows, 8)."""
-    if result.dtype == np.float16:
-        words = result.view(np.uint32).reshape(-1, halves, WARP)
-        for half, write in enumerate(writes):
-            write(lanes, words[:, half].reshape(-1))
-        return
-    parts = result.reshape(-1, halves, WARP, 2)
-    for number, write in enumerate(writes):
-        write(lanes, parts[:, number // 2, :, number % 2].reshape(-1))
-
-
-def _multiply_f64(held: Array, rows: Array, columns: Array, rounding: str) -> Array:
-    """Products of ``.f64``, added one after the other along K, each time with one rounding."""
-    fma = float_arithmetic.arithmetic("fma", "f64", rounding)
-    result = held.reshape(-1)
-    for k in range(rows.shape[-1]):
-        a = np.broadcast_to(rows[..., k, None], held.shape).reshape(-1)
-        b = np.broadcast_to(columns[..., None, :, k], held.shape).reshape(-1)
-        result = fma(a, b, result).view(np.float64)
-    return result.reshape(held.shape)
 
 
 # Four products of quarters of the warp ------------------------------------------------------------
@@ -303,10 +324,10 @@ def _bind_quarters(instruction: Instruction, binder: Binder, form: _Form) -> Ste
         a = factor(lanes, reads_a, across[0])
         b = factor(lanes, reads_b, across[1])
         held = _quarter_accumulators(lanes, reads_c, form.c)
-        products = tensor_core.multiply(a, b)
-        if form.d == "f32":
-            held = held.astype(np.float32)
-        _write_quarters(lanes, writes, tensor_core.accumulate(held, products))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            total = np.matmul(a, b.swapaxes(-1, -2)) + held
+            result = total if form.d == "f32" else total.astype(np.float16)
+        _write_quarters(lanes, writes, result)
         _count(lanes, lanes.count // WARP * 4 * 2 * 8 * 8 * 4)
 
     return step

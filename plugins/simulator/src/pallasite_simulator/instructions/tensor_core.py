@@ -1,10 +1,10 @@
-"""Numbers as tensor cores take them: element formats, products and accumulation.
+"""Numbers as tensor cores take them: element formats, sums, accumulators.
 
 Products are computed in single precision from elements that single precision holds exactly, and
-summed in the order that BLAS chooses; the sum is added to the accumulator once, with one rounding
-to the accumulator's type. Hardware sums the products of one instruction in fixed point and cuts low
-bits off, in ways that PTX leaves open (9.7.14.5.14 and 9.7.15.5.2, "Precision and rounding"), so
-floating-point results differ in their last bits. Integer results are exact.
+summed in single precision; the sum is added to the accumulator once. Hardware sums the products of
+one instruction in fixed point and cuts low bits off, in ways that PTX leaves open (9.7.14.5.14 and
+9.7.15.5.2, "Precision and rounding"), so floating-point results differ in their last bits. Integer
+results are exact.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.instructions import float_formats
+from pallasite_simulator.instructions.compiled import elementwise, integer
+from pallasite_simulator.instructions.rounding import from_f64, to_f64, widen
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array
 
@@ -48,13 +50,11 @@ class Format:
 
 
 @functools.cache
-def _table(name: str) -> Array:
-    """Values of all bit patterns of a float type of up to 16 bits."""
-    if name == "f16":
-        return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-    dtype = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}[name]
-    found: Array = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
-    return found
+def _widening(form: float_formats.Format) -> Callable[[Array], Array]:
+    def emit(builder: Any, bits: Any) -> Any:
+        return widen(builder, builder.zext(bits, integer(32)), form, float_formats.F32)
+
+    return elementwise(emit, [form.bits], 32)
 
 
 @functools.cache
@@ -67,8 +67,12 @@ def _parts(name: str) -> Array:
     return nibbles - 16 * (nibbles > 7) if name == "s4" else nibbles
 
 
-def _from_table(name: str, dtype: Any) -> Decode:
-    return lambda words: np.take(_table(name), words.view(dtype), mode="clip")
+def _from_float(form: float_formats.Format, dtype: Any) -> Decode:
+    def decode(words: Array) -> Array:
+        held = words.view(dtype)
+        return _widening(form)(held.reshape(-1)).view(np.float32).reshape(held.shape)
+
+    return decode
 
 
 def _from_parts(name: str) -> Decode:
@@ -97,11 +101,11 @@ def _from_integers(dtype: Any) -> Decode:
 FORMATS = {
     one.name: one
     for one in (
-        Format("f16", 16, _from_table("f16", np.uint16)),
+        Format("f16", 16, _from_float(float_formats.F16, np.uint16)),
         Format("bf16", 16, _from_bf16),
         Format("tf32", 32, _from_tf32),
-        Format("e4m3", 8, _from_table("e4m3", np.uint8)),
-        Format("e5m2", 8, _from_table("e5m2", np.uint8)),
+        Format("e4m3", 8, _from_float(float_formats.E4M3, np.uint8)),
+        Format("e5m2", 8, _from_float(float_formats.E5M2, np.uint8)),
         Format("s8", 8, _from_integers(np.int8)),
         Format("u8", 8, _from_integers(np.uint8)),
         Format("s4", 4, _from_parts("s4")),
@@ -113,51 +117,42 @@ FORMATS = {
 """All formats by name."""
 
 
-def multiply(a: Array, b: Array) -> Array:
-    """Products of many pairs of matrices.
+def along_k(elements: Array) -> Array:
+    """The first matrix, from shape (..., M, K), as products take it: (..., K, M), contiguous."""
+    return np.ascontiguousarray(elements.swapaxes(-1, -2))
 
-    Args:
-      a: of shape (..., M, K), in single precision.
-      b: of shape (..., N, K): the second matrix by columns.
 
-    Returns:
-      An array of shape (..., M, N), in single precision.
+def count_differences(a: Array, b: Array) -> tuple[Array, Array]:
+    """Matrices whose product counts the bits in which rows of ``a`` and of ``b`` differ.
+
+    Both are of shape (..., rows, K), of zeros and ones; K of the results is twice as much.
     """
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        found: Array = np.matmul(a, b.swapaxes(-1, -2))
-    return found
+    return np.concatenate([a, 1 - a], axis=-1), np.concatenate([1 - b, b], axis=-1)
 
 
-def count_bits(a: Array, b: Array, operation: str) -> Array:
-    """As :func:`multiply`, of bits: how many are set in ``and`` or ``xor`` of rows of ``a`` and
-    columns of ``b``."""
-    both = multiply(a, b)
-    if operation == "and":
-        return both
-    found: Array = a.sum(-1)[..., :, None] + b.sum(-1)[..., None, :] - 2 * both
-    return found
+@functools.cache
+def _adding_to_f16() -> Callable[[Array, Array], Array]:
+    def emit(builder: Any, held: Any, summed: Any) -> Any:
+        exact = builder.fadd(
+            to_f64(builder, held, float_formats.F16), to_f64(builder, summed, float_formats.F32)
+        )
+        return from_f64(builder, exact, float_formats.F16)
+
+    return elementwise(emit, [16, 32], 16)
 
 
-def accumulate(held: Array, products: Array, saturate: bool = False) -> Array:
-    """Adds products to accumulators.
+def add_to_f16(held: Array, sums: Array) -> Array:
+    """Accumulators of ``.f16`` plus sums of products (float32, of the same shape); a new array."""
+    shape = held.shape
+    found = _adding_to_f16()(held.reshape(-1), sums.reshape(-1))
+    return found.view(np.float16).reshape(shape)
 
-    Args:
-      held: accumulators, as float16, float32 or int32.
-      products: sums of products in single precision, of the same shape.
-      saturate: whether integers that overflow become the largest or smallest; else they wrap.
 
-    Returns:
-      A new array of the accumulators' dtype.
-    """
-    if held.dtype == np.int32:
-        if not saturate:
-            return held + products.astype(np.int32)
-        bounds = np.iinfo(np.int32)
-        total = held.astype(np.int64) + products.astype(np.int64)
-        return total.clip(bounds.min, bounds.max).astype(np.int32)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        found: Array = (held + products).astype(held.dtype, copy=False)
-    return found
+def add_saturating(held: Array, sums: Array) -> Array:
+    """Accumulators of ``.s32`` plus sums of products (int32), limited to what int32 holds."""
+    bounds = np.iinfo(np.int32)
+    total = held.astype(np.int64) + sums
+    return total.clip(bounds.min, bounds.max).astype(np.int32)
 
 
 def check_whole_warps(lanes: Lanes, instruction: Instruction) -> None:
