@@ -269,8 +269,9 @@ class Barriers:
                 )
             barrier.arrived[local] = True
             wave.progress += 1
-            if wave.observer is not None and release:
-                wave.observer.release(numbers, barrier.key(int(cluster)), "cluster")
+            if wave.observer is not None:
+                key = barrier.key(int(cluster))
+                wave.observer.release(numbers, key, "cluster", relaxed=not release)
             self._check_cluster(int(cluster), barrier)
 
     def cluster_wait(

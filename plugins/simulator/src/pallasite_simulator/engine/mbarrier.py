@@ -264,9 +264,10 @@ class MBarriers:
             earlier = groups.sum_before(counts)
             before = self._pack(slots, self.pending[slots] - earlier)
         observer = self.wave.observer
-        if observer is not None and release is not None:
+        if observer is not None:
             for numbers, slot in groups.split(lanes.numbers):
-                observer.release(numbers, self.key(slot), release)
+                key = self.key(slot)
+                observer.release(numbers, key, release or "cta", relaxed=release is None)
         if drop:
             self.expected[distinct] -= totals
         self.pending[distinct] -= totals
@@ -355,11 +356,11 @@ class MBarriers:
         self._check(lanes, groups, "waits at", instruction)
         found: Array = (self.phase[slots] & 1) != (np.asarray(parities) & 1)
         observer = self.wave.observer
-        if observer is not None and acquire is not None and found.any():
+        if observer is not None and found.any():
             for numbers, slot in Groups(slots[found]).split(lanes.numbers[found]):
                 if self.phase[slot] > self.first[slot]:
                     key = self.key(slot, int(self.phase[slot]) - 1)
-                    observer.acquire(numbers, key, acquire)
+                    observer.acquire(numbers, key, acquire or "cta", relaxed=acquire is None)
         return found
 
     def block(self, numbers: Array, slots: Array) -> list[Wait]:

@@ -95,15 +95,21 @@ class Observer:
             members = lanes[groups == group]
             self.barrier(members, members)
 
-    def release(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
-        """All that the lanes did so far becomes part of ``key``.
+    def release(
+        self, lanes: Array, key: Hashable, scope: str = "cta", relaxed: bool = False
+    ) -> None:
+        """All that the lanes did so far (``relaxed``: before their last fence) becomes part of
+        ``key``.
 
         Keys are those of one wave, but for places in global memory, ``("location", "global",
         offset)``, which all waves of a launch share.
         """
 
-    def acquire(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
-        """All that is part of ``key`` happens before what the lanes do from now on."""
+    def acquire(
+        self, lanes: Array, key: Hashable, scope: str = "cta", relaxed: bool = False
+    ) -> None:
+        """All that is part of ``key`` happens before what the lanes do from now on (``relaxed``:
+        after their next fence)."""
 
     def forget(self, key: Hashable) -> None:
         """Nobody will use ``key`` again."""

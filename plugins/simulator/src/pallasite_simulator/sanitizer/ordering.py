@@ -274,29 +274,29 @@ class Ordering:
         self.learn(one, released.get(domain, NOTHING))
         self._learn_from(domain, one, released)
 
-    def strong_access(
-        self, lanes: Array, keys: Iterable[Hashable], reads: bool, writes: bool
-    ) -> None:
-        """Strong accesses to places, one for each lane, which fences may have made synchronize."""
-        for lane, key in zip(lanes.tolist(), keys, strict=True):
-            if reads:
-                self._see(lane, key)
-            if writes:
-                row = self._fence_row(lane)
-                if row != NOTHING:
-                    self._publish_to(int(self.domain[lane]), key, row, "gpu")
+    def release_fenced(self, lanes: Array, key: Hashable) -> None:
+        """What lanes knew and had done at their last fence becomes part of a key."""
+        if self._at_fence is None:
+            return
+        for lane in lanes.tolist():
+            row = self._fence_row(lane)
+            if row != NOTHING:
+                self._publish_to(int(self.domain[lane]), key, row, "gpu")
 
-    def _see(self, lane: int, key: Hashable) -> None:
-        domain = int(self.domain[lane])
+    def see(self, lanes: Array, key: Hashable) -> None:
+        """What is part of a key is known to lanes when they have executed a fence."""
         released: Mapping[int, int] | None = None
+        domain = int(self.domain[lanes[0]])
         if _is_location(key):
             released = self.launch.locations.get(key)
-        local = self._keys.get((domain, key) if _is_location(key) else key, NOTHING)
+            key = (domain, key)
+        local = self._keys.get(key, NOTHING)
         if local != NOTHING:
             released = self.clocks.join_foreign(released, {domain: local})
         if released:
-            joined = self.clocks.join_foreign(self._seen.get(lane), released)
-            self._seen[lane] = joined or {}
+            for lane in lanes.tolist():
+                joined = self.clocks.join_foreign(self._seen.get(lane), released)
+                self._seen[lane] = joined or {}
 
     # Ends -----------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pallasite_simulator.engine.observer import Access, AsyncOperation, Observer
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer.allocations import SharedAllocations
@@ -70,9 +72,14 @@ class WaveSanitizer(Observer):
         """Strong accesses synchronize where fences are before and after them."""
         if access.space not in ("global", "shared") or access.instruction.opcode == "mbarrier":
             return
-        keys = [("location", access.space, offset) for offset in access.offsets.tolist()]
-        reads = access.instruction.opcode != "st"
-        self._ordering.strong_access(access.lanes, keys, reads, access.writes)
+        offsets = access.offsets.tolist()
+        keys = [("location", access.space, offset) for offset in offsets]
+        if access.instruction.opcode != "st":
+            for lane, key in zip(access.lanes, keys, strict=True):
+                self._ordering.see(np.array([lane]), key)
+        if access.writes:
+            for lane, key in zip(access.lanes, keys, strict=True):
+                self._ordering.release_fenced(np.array([lane]), key)
 
     def registers_in_flight(self, operation: AsyncOperation, registers: Sequence[int]) -> None:
         self._asynchronous.registers(operation, registers)
@@ -92,14 +99,26 @@ class WaveSanitizer(Observer):
         if self._synchronizes:
             self._ordering.barriers(lanes, groups)
 
-    def release(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
-        if self._synchronizes:
+    def release(
+        self, lanes: Array, key: Hashable, scope: str = "cta", relaxed: bool = False
+    ) -> None:
+        if not self._synchronizes:
+            return
+        if relaxed:
+            self._ordering.release_fenced(lanes, key)
+        else:
             self._ordering.release(lanes, key, scope)
 
-    def acquire(self, lanes: Array, key: Hashable, scope: str = "cta") -> None:
+    def acquire(
+        self, lanes: Array, key: Hashable, scope: str = "cta", relaxed: bool = False
+    ) -> None:
         self._asynchronous.acquired(key)
-        if self._synchronizes:
+        if not self._synchronizes:
+            return
+        if not relaxed:
             self._ordering.acquire(lanes, key, scope)
+        elif self.launch.traits.fences:
+            self._ordering.see(lanes, key)
 
     def forget(self, key: Hashable) -> None:
         self._ordering.forget(key)
