@@ -1,4 +1,5 @@
-"""The command line: ``pallasite compile | inspect | targets | plugins | passes | doctor | cache``.
+"""The command line: ``pallasite compile | inspect | run | targets | plugins | passes | doctor |
+cache``.
 
 Each subcommand is one module with ``add_arguments(parser)`` and ``run(arguments)``, which returns
 the exit status. Nothing here imports JAX before a subcommand needs it.

@@ -16,7 +16,7 @@ from pallasite.errors import InternalError, PallasiteError
 
 PROGRAM = "pallasite"
 
-COMMANDS = ("compile", "inspect", "targets", "plugins", "passes", "doctor", "cache")
+COMMANDS = ("compile", "inspect", "run", "targets", "plugins", "passes", "doctor", "cache")
 """The subcommands, each a module of its name, in the order of ``pallasite --help``, which shows the
 first line of each module's docstring."""
 
@@ -63,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Compiles and inspects GPU kernels written in JAX Pallas. Needs no GPU.",
+        description="Compiles, inspects and runs GPU kernels written in JAX Pallas. Needs no GPU.",
         epilog=f"'{PROGRAM} COMMAND --help' describes a command.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {pallasite.__version__}")

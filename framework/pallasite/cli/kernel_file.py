@@ -30,12 +30,16 @@ class Candidate:
       function: takes arrays, calls a kernel.
       arguments: makes the arguments to compile it with; None if the file does not say.
       origin: where these come from, or what to do to give some.
+      values: makes arguments with values, given a seed; None if the file has only types.
+      check: ``check(inputs, output)`` says whether a result is right; None if the file does not.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: Callable[[], Any] | None
     origin: str
+    values: Callable[[int], Any] | None = None
+    check: Callable[..., Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +54,9 @@ class KernelFile:
         functions = [
             self._candidate(name, value)
             for name, value in vars(self.module).items()
-            if not name.startswith("_") and not name.endswith("_args") and self._is_own(value)
+            if not name.startswith("_")
+            and not name.endswith(("_args", "_check"))
+            and self._is_own(value)
         ]
         examples = [self._candidate(str(one.name), one.function) for one in self._examples()]
         return functions + [one for one in examples if one.name not in vars(self.module)]
@@ -93,6 +99,11 @@ class KernelFile:
         return own and callable(value) and not isinstance(value, type)
 
     def _candidate(self, name: str, function: Callable[..., Any]) -> Candidate:
+        found = self._with_arguments(name, function)
+        check = getattr(self.module, f"{name}_check", None)
+        return dataclasses.replace(found, check=check) if callable(check) else found
+
+    def _with_arguments(self, name: str, function: Callable[..., Any]) -> Candidate:
         given = getattr(function, "example_inputs", None)
         if given is not None:
             make = given if callable(given) else lambda: given
@@ -104,7 +115,10 @@ class KernelFile:
         for one in examples:
             if one.name == name or one.function is function:
                 make = functools.partial(_example_types, one)
-                return Candidate(name, function, make, f"example {one.name}")
+                values = functools.partial(_example_values, one)
+                check = getattr(one, "check", None)
+                origin = f"example {one.name}"
+                return Candidate(name, function, make, origin, values, check)
         needed = operand_names(function)
         if needed == ():
             return Candidate(name, function, tuple, "takes none")
@@ -198,6 +212,13 @@ def _example_types(example: Any) -> Any:
     import jax
 
     return jax.eval_shape(example.make_inputs, jax.random.key(0))
+
+
+def _example_values(example: Any, seed: int) -> Any:
+    """An example's inputs."""
+    import jax
+
+    return example.make_inputs(jax.random.key(seed))
 
 
 def _run(file: pathlib.Path) -> types.ModuleType:

@@ -1,14 +1,14 @@
-"""What ``compile`` and ``inspect`` share: which kernel, for what target, with which arguments."""
+"""What commands on kernels share: which kernel, for what target, with which arguments."""
 
 from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite.cli import kernel_file, output
-from pallasite.cli.array_types import array_type, setting
+from pallasite.cli.array_types import ArrayType, array_type, setting
 from pallasite.cli.user_code import running
 from pallasite.errors import InvalidValueError
 
@@ -76,21 +76,12 @@ def compile_kernels(
       PallasiteError: whatever is wrong with the target, the file or the kernel.
     """
     path, _, name = arguments.kernel.partition("::")
-    target = _target(arguments.target)
+    target = target_of(arguments)
     file = kernel_file.load(path)
     candidate = file.find(name)
     inputs = kernel_file.arguments_of(candidate, arguments.arg, file)
-    function = candidate.function
-    if arguments.set:
-        function = _with_settings(function, dict(arguments.set))
-    expected = kernel_file.operand_names(function)
-    if expected is not None and len(inputs) < len(expected):
-        raise InvalidValueError(
-            f"{name!r} takes more arrays than it was given",
-            got=", ".join(map(str, arguments.arg or inputs)) or "none",
-            expected=f"{len(expected)}: {', '.join(expected)}",
-            hint="--arg for each array, --set NAME=VALUE for the rest",
-        )
+    function = with_settings(candidate.function, dict(arguments.set))
+    check_operands(name, function, arguments.arg or inputs)
     from pallasite.runtime.api import compile_all
 
     with running(file.path.resolve()):
@@ -108,16 +99,46 @@ def compile_kernels(
     return chosen
 
 
-def _with_settings(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
+def with_settings(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
     """The function with some keyword arguments fixed, under its own name."""
+    if not settings:
+        return function
     fixed = functools.partial(function, **settings)
     fixed.__name__ = getattr(function, "__name__", "function")  # type: ignore[attr-defined]
     return fixed
 
 
-def _target(name: str | None) -> Target | None:
-    if name is None:
+def check_operands(name: str, function: Callable[..., Any], given: Sequence[Any]) -> None:
+    """Compares the number of arrays with those that a function must be given.
+
+    Raises:
+      InvalidValueError: they are too few.
+    """
+    expected = kernel_file.operand_names(function)
+    if expected is not None and len(given) < len(expected):
+        raise InvalidValueError(
+            f"{name!r} takes more arrays than it was given",
+            got=", ".join(map(_type, given)) or "none",
+            expected=f"{len(expected)}: {', '.join(expected)}",
+            hint="--arg for each array, --set NAME=VALUE for the rest",
+        )
+
+
+def target_of(arguments: argparse.Namespace) -> Target | None:
+    """The target that the user named, if any.
+
+    Raises:
+      TargetError: there is none of that name.
+    """
+    if arguments.target is None:
         return None
     from pallasite.target_selection import find_target
 
-    return find_target(name, "--target")
+    return find_target(arguments.target, "--target")
+
+
+def _type(value: Any) -> str:
+    """An array's type, or what stands for it."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return str(ArrayType(str(value.dtype), tuple(value.shape)))
+    return str(value)
