@@ -16,7 +16,6 @@ import numpy as np
 
 from pallasite.errors import InvalidValueError
 from pallasite.launch import TensorMapParameter
-from pallasite.runtime.tensor_maps import encode as check_parameter
 
 BYTES = 128
 MAX_RANK = 5
@@ -227,6 +226,9 @@ class TensorMap:
         Raises:
           InvalidValueError: the driver would refuse it.
         """
+        # This imports JAX, which processes that only run blocks do not need.
+        from pallasite.runtime.tensor_maps import encode as check_parameter
+
         units = check_parameter(parameter)
         size = ELEMENT_TYPES[units.element_type].bytes
         return cls(
