@@ -202,7 +202,7 @@ def test_deadlock_of_a_cluster():
         block=32,
         cluster=2,
     )
-    assert "the barrier of the cluster of block (0, 0, 0) (32 of 64 threads arrived)" in text
+    assert "wait for the barrier of its cluster, where 32 of 64 threads have arrived" in text
 
 
 @pytest.mark.parametrize(

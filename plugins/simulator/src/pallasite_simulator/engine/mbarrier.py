@@ -387,17 +387,16 @@ class MBarriers:
         if self.wave.cluster_size > 1 or len(np.unique(slots)) > 1:
             text += f" of block {self.wave.block_name(block)}"
         if not self.valid[slot]:
-            return f"{text} (not initialized)"
+            return f"{text}, which is not initialized"
         number = int(self.phase[slot] - self.first[slot])
-        lacking = []
-        pending, bytes_ = int(self.pending[slot]), int(self.transactions[slot])
-        expected = int(self.expected[slot])
-        lacking.append(f"lacks {pending} of {expected} arrivals")
-        if bytes_ > 0:
-            lacking.append(f"{bytes_} bytes")
-        elif bytes_ < 0:
-            lacking.append(f"has got {-bytes_} bytes more than it was told to expect")
-        return f"{text} (phase {number}, of parity {number & 1}, {' and '.join(lacking)})"
+        pending, missing = int(self.pending[slot]), int(self.transactions[slot])
+        text += f", whose phase {number} (parity {number & 1}) lacks {pending} of"
+        text += f" {int(self.expected[slot])} arrivals"
+        if missing > 0:
+            text += f" and {missing} bytes"
+        elif missing < 0:
+            text += f" and has got {-missing} bytes more than it was told to expect"
+        return text
 
     # Details --------------------------------------------------------------------------------------
 
@@ -557,4 +556,4 @@ class _Description:
         self._slots = slots
 
     def __call__(self) -> str:
-        return self._barriers.describe(self._slots)
+        return self._barriers.describe(self._slots) + ","
