@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 from pallasite_simulator.instruction_set import InstructionSet
 
@@ -38,11 +37,5 @@ def all_instructions() -> InstructionSet:
     """The rules of all modules."""
     everything = InstructionSet()
     for name in MODULES:
-        if importlib.util.find_spec(f"{__name__}.{name}") is None:
-            continue
-        try:
-            module = importlib.import_module(f"{__name__}.{name}")
-        except ImportError:  # while modules are being written
-            continue
-        everything.extend(module.instructions)
+        everything.extend(importlib.import_module(f"{__name__}.{name}").instructions)
     return everything
