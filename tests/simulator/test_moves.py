@@ -507,6 +507,8 @@ def test_these_are_accepted_as_by_ptxas(tmp_path):
         ("mov.b64 %x0, %r0;", "wrong size"),
         ("mov.b16 %h0, %r0;", "wrong size"),
         ("mov.b32 _, %r0;", "must be a register"),
+        ("mov.f32 %f0, 1;", "an integer is no .f32"),
+        ("selp.f64 %g0, %g1, 0, %p0;", "an integer is no .f64"),
         ("mov.f32 %f0, ours;", "an address is no .f32"),
         ("mov.u16 %h0, ours;", "does not fit a .u16"),
         ("mov.b32 %r0, %r1, %r2;", "wrong number of operands"),

@@ -197,6 +197,10 @@ class Binder:
         if kind.kind == "predicate":
             return np.bool_(operand.value != 0)
         if kind.kind == "float":
+            if operand.kind == "int" and kind.bits >= 32:
+                raise self.error(
+                    f"an integer is no .{kind.name}", got=operand.value, expected="such as 1.0"
+                )
             if operand.kind == "int":
                 return np.array(operand.value & (2**kind.bits - 1), kind.storage).view(kind.dtype)[
                     ()
