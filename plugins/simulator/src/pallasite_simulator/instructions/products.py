@@ -88,6 +88,7 @@ def add_products(
     kind = Kind(warps, rows // (8 * warps), depth, by_rows, pairs, registers.dtype == np.int32)
     arrays = (registers, starts, keep, a, b)
     assert registers.strides[1] == 4 and all(one.flags.c_contiguous for one in arrays[1:])
+    assert a.dtype == b.dtype == np.float32
     pitch = registers.strides[0] // 4
     _function(kind)(*[one.ctypes.data for one in arrays], pitch, tiles, columns)
 

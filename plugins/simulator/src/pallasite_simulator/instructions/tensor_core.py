@@ -64,7 +64,7 @@ def _parts(name: str) -> Array:
     if name == "b1":
         return (held >> np.arange(8, dtype=np.uint8) & 1).astype(np.float32)
     nibbles = (held >> np.array([0, 4], np.uint8) & 15).astype(np.float32)
-    return nibbles - 16 * (nibbles > 7) if name == "s4" else nibbles
+    return nibbles - np.float32(16) * (nibbles > 7) if name == "s4" else nibbles
 
 
 def _from_float(form: float_formats.Format, dtype: Any) -> Decode:
