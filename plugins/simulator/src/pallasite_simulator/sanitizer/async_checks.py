@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pallasite_simulator.engine.lanes import WARP
 from pallasite_simulator.engine.observer import AsyncOperation
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
@@ -146,7 +147,7 @@ class AsyncChecks:
         if not _is_copy(operation):
             for group in self.ordering.groups(lanes, self._group_numbers(operation, lanes)):
                 domain = int(self.ordering.domain[group[0]])
-                row = self.ordering.publish(group)
+                row = self._row(group)
                 parts[self._group_number(operation, int(group[0]))] = Part(group, domain, -1, row)
         time = self.launch.event(operation.instruction)
         self.launch.event(operation.instruction)
@@ -161,6 +162,17 @@ class AsyncChecks:
         clocks.began(columns, time, time + 1)
         state = operation.detail = State(time, parts, len(parts))
         self._pending[operation] = state
+
+    def _row(self, lanes: Array) -> int:
+        """What happens before an operation that lanes begin together: its warps do not wait for one
+        another, so each must know it."""
+        if len(lanes) <= WARP:
+            return self.ordering.publish(lanes)
+        rows = self.ordering.rows_of(lanes)
+        if isinstance(rows, int):
+            return rows
+        warps = self.ordering.groups(lanes, lanes // WARP)
+        return self.launch.clocks.common([self.ordering.publish(warp) for warp in warps])
 
     def _together(self, operation: AsyncOperation) -> int:
         return 128 if operation.engine == "wgmma" else max(1, operation.together)

@@ -122,6 +122,18 @@ class Clocks:
             result = self.join(result, row)
         return result
 
+    def common(self, rows: Iterable[int]) -> int:
+        """The row that knows what each of these knows; of other domains, what the first knows."""
+        chosen = sorted(set(rows))
+        if len(chosen) == 1:
+            return chosen[0]
+        key = ("common", *chosen)
+        found = self._made.get(key)
+        if found is None:
+            generic, fenced = self.generic[chosen].min(axis=0), self.fenced[chosen].min(axis=0)
+            found = self._made[key] = self.add(generic, fenced, self.foreign[chosen[0]])
+        return found
+
     def publish(
         self, rows: Array, columns: Array, own: Array, copies: Any = None, time: int | None = None
     ) -> int:

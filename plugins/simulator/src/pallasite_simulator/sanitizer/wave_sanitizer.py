@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
 
 
+_GROUPS_OF_MISUSE = {"wgmma": "registers", "cp": "async", "st": "async", "red": "async"}
+"""Groups of checks that other instructions than those of barriers belong to."""
+
+
 class WaveSanitizer(Observer):
     """Checks one wave; findings go to the launch."""
 
@@ -164,7 +168,8 @@ class WaveSanitizer(Observer):
     # Misuse and ends ------------------------------------------------------------------------------
 
     def misuse(self, lanes: Array, message: str, instruction: Instruction) -> None:
-        if "barriers" in self.groups:
+        group = _GROUPS_OF_MISUSE.get(instruction.opcode, "barriers")
+        if group in self.groups:
             self._reporter.simple(
                 "misuse of a barrier or an asynchronous operation",
                 lanes,
