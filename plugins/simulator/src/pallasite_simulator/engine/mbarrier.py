@@ -384,7 +384,7 @@ class MBarriers:
         block, within = divmod(slot, self._slots_per_block)
         place = within * BYTES - SHARED_BASE
         text = f"the mbarrier at byte {place} of shared memory"
-        if self.wave.cluster_size > 1 or len(np.unique(slots)) > 1:
+        if self.wave.cluster_size > 1:
             text += f" of block {self.wave.block_name(block)}"
         if not self.valid[slot]:
             return f"{text}, which is not initialized"
