@@ -100,7 +100,7 @@ class Execution:
       blocks: how many blocks ran.
       counters: further numbers that instructions keep, by name.
       accesses: by number of instruction: the space (``"shared"`` or ``"global"``), how many warps
-        executed it, how many passes or sectors that took, and how many are needed at least.
+        executed it, how many passes or sectors that took, how many are needed at least, and bytes.
       sectors: of global memory, which were read, and which were written; None if not counted.
     """
 
@@ -109,7 +109,7 @@ class Execution:
     output: list[str] = dataclasses.field(default_factory=list)
     blocks: int = 0
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
-    accesses: dict[int, tuple[str, int, int, int]] = dataclasses.field(default_factory=dict)
+    accesses: dict[int, tuple[str, int, int, int, int]] = dataclasses.field(default_factory=dict)
     sectors: tuple[Array, Array] | None = None
 
     @classmethod
@@ -133,9 +133,9 @@ class Execution:
         self.output += other.output
         self.blocks += other.blocks
         for pc, (space, *counts) in other.accesses.items():
-            known = self.accesses.get(pc, (space, 0, 0, 0))
-            warps, units, ideal = (a + b for a, b in zip(known[1:], counts, strict=True))
-            self.accesses[pc] = (space, warps, units, ideal)
+            known = self.accesses.get(pc, (space, 0, 0, 0, 0))
+            warps, units, ideal, bytes_ = (a + b for a, b in zip(known[1:], counts, strict=True))
+            self.accesses[pc] = (space, warps, units, ideal, bytes_)
         if other.sectors is not None:
             if self.sectors is None:
                 self.sectors = other.sectors
@@ -147,7 +147,7 @@ class Execution:
         """Adds what was counted of accesses to memory."""
         place = {id(entry.instruction): pc for pc, entry in reversed([*enumerate(program.code)])}
         for key, one in traffic.accesses.items():
-            self.accesses[place[key]] = (one.space, one.warps, one.units, one.ideal)
+            self.accesses[place[key]] = one.counts
         self.sectors = (traffic.sectors_read, traffic.sectors_written)
 
 

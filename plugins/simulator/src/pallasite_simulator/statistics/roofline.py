@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pallasite_simulator.statistics.summary import Statistics
 
 WARP = 32
+PASS_BYTES = 128
+"""What one pass over the banks of shared memory moves at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +83,9 @@ def estimate(statistics: Statistics, chip: Chip) -> Estimate:
     read, written = statistics.memory_read, statistics.memory_written
     moved = (read + written) * whole
     bounds.append(Bound("memory", moved / chip.memory_bandwidth, f"{moved:.3g} bytes"))
-    passes = statistics.shared_passes * whole
-    bytes_of_pass = 32 * 4
-    seconds = passes * bytes_of_pass / (chip.shared_bandwidth * per_second)
+    passes = statistics.shared_passes + max(0, statistics.shared_bytes_of_engines) / PASS_BYTES
+    passes *= whole
+    seconds = passes * PASS_BYTES / (chip.shared_bandwidth * per_second)
     bounds.append(Bound("shared memory", seconds, f"{passes:.3g} passes over the banks"))
     pipes: dict[str, float] = {}
     for kind, count in statistics.kinds.items():

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pallasite_simulator.launch import Execution
 
 TENSOR_COUNTER = "tensor operations "
-"""Beginning of the counters in which instructions count operations that only they know; the type of
-the multiplicands follows, as in :data:`.chips.Chip.tensor_rates`."""
+"""Beginning of the counters in which instructions count operations that their names do not say; the
+type of the multiplicands follows, as in :data:`.chips.Chip.tensor_rates`. The counter without a
+type holds all of them, and is not shown again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class AccessLine:
       warps: how many times a warp executed it.
       units: how many passes over the banks (``shared``) or sectors of 32 bytes (``global``).
       ideal: how many the same bytes need at least.
+      bytes: how many the lanes asked for.
     """
 
     space: str
@@ -40,6 +42,7 @@ class AccessLine:
     warps: int
     units: int
     ideal: int
+    bytes: int
 
     @property
     def excess(self) -> int:
@@ -101,6 +104,12 @@ class Statistics:
         return sum(line.excess for line in self.accesses if line.space == "shared")
 
     @property
+    def shared_bytes_of_engines(self) -> int:
+        """Bytes of shared memory that copies and tensor cores moved by themselves."""
+        moved = sum(n for (space, _), n in self.bytes_moved.items() if space == "shared")
+        return moved - sum(line.bytes for line in self.accesses if line.space == "shared")
+
+    @property
     def sectors(self) -> int:
         """Sectors of 32 bytes that warps asked global memory for."""
         return sum(line.units for line in self.accesses if line.space == "global")
@@ -132,6 +141,7 @@ class Statistics:
                     "warps": line.warps,
                     "passes" if line.space == "shared" else "sectors": line.units,
                     "ideal": line.ideal,
+                    "bytes": line.bytes,
                 }
                 for line in self.accesses
             ],
@@ -177,7 +187,7 @@ def summarize(
         if name.startswith(TENSOR_COUNTER):
             multiplicands = name.removeprefix(TENSOR_COUNTER)
             tensor[multiplicands] = tensor.get(multiplicands, 0) + count
-        else:
+        elif name != TENSOR_COUNTER.strip():
             counters[name] = count
     if chip is None and target is not None:
         chip = chip_for(target.compute_capability)
@@ -202,9 +212,9 @@ def summarize(
 
 def _lines(program: Program, execution: Execution) -> Iterable[AccessLine]:
     lines = []
-    for pc, (space, warps, units, ideal) in execution.accesses.items():
-        instruction = program.code[pc].instruction
-        lines.append(AccessLine(space, instruction.location, instruction.text, warps, units, ideal))
+    for pc, (space, warps, units, ideal, moved) in execution.accesses.items():
+        one = program.code[pc].instruction
+        lines.append(AccessLine(space, one.location, one.text, warps, units, ideal, moved))
     return sorted(lines, key=lambda line: (-line.excess, -line.units))
 
 

@@ -28,6 +28,7 @@ class Accesses:
       warps: how many times a warp executed it.
       units: how many passes over the banks, or sectors, that took.
       ideal: how many the same bytes need at least.
+      bytes: how many the lanes asked for.
     """
 
     space: str
@@ -35,12 +36,19 @@ class Accesses:
     warps: int = 0
     units: int = 0
     ideal: int = 0
+    bytes: int = 0
 
-    def add(self, warps: int, units: int, ideal: int) -> None:
+    def add(self, warps: int, units: int, ideal: int, bytes: int) -> None:
         """Counts more of them."""
         self.warps += warps
         self.units += units
         self.ideal += ideal
+        self.bytes += bytes
+
+    @property
+    def counts(self) -> tuple[str, int, int, int, int]:
+        """The space and all numbers."""
+        return self.space, self.warps, self.units, self.ideal, self.bytes
 
 
 class Traffic:
@@ -66,7 +74,10 @@ class Traffic:
         rows, repeats = _by_warp(lanes, offsets)
         passes, ideal = bank_passes(rows, size)
         self._found("shared", instruction).add(
-            lanes.warp_count, int(passes.sum()) * repeats, int(ideal.sum()) * repeats
+            lanes.warp_count,
+            int(passes.sum()) * repeats,
+            int(ideal.sum()) * repeats,
+            size * lanes.count,
         )
 
     def global_(
@@ -79,7 +90,10 @@ class Traffic:
         needed = -(-(np.count_nonzero(rows >= 0, axis=1) * size) // SECTOR_BYTES)
         ideal = np.minimum(touched, needed)
         self._found("global", instruction).add(
-            lanes.warp_count, int(touched.sum()) * repeats, int(ideal.sum()) * repeats
+            lanes.warp_count,
+            int(touched.sum()) * repeats,
+            int(ideal.sum()) * repeats,
+            size * lanes.count,
         )
         self.touch(offsets, size, kind)
 
