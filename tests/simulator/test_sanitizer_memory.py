@@ -562,7 +562,7 @@ def test_gap_between_allocations():
     assert kinds(message) == ["access of shared memory out of bounds"]
     assert (
         "thread 32 of block (0, 0, 0) writes 4 bytes at 0 bytes behind the end of 'tile:"
-        " float32[32]' (128 bytes)" in message
+        " float32[32]' (128 bytes, from kernel.py:3)" in message
     )
 
 

@@ -65,7 +65,7 @@ def races(driver: Driver) -> set[tuple[int, int]]:
     """Pairs of numbers of accesses that race."""
     number = {instruction: place for place, instruction in enumerate(driver.instructions)}
     return {
-        (number[key[1]], number[key[2]]) for key in driver.state.findings.found if key[0] == "race"
+        (number[key[2]], number[key[3]]) for key in driver.state.findings.found if key[0] == "race"
     }
 
 

@@ -30,7 +30,8 @@ class Piece:
     location: SourceLocation | None = None
 
     def __str__(self) -> str:
-        return f"{self.name!r} ({self.end - self.start} bytes)"
+        where = f", from {self.location}" if self.location else ""
+        return f"{self.name!r} ({self.end - self.start} bytes{where})"
 
 
 class SharedAllocations:

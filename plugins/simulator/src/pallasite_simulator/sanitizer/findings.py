@@ -19,6 +19,12 @@ def place(instruction: Instruction) -> str:
     return f"{where}in: {instruction.text}"
 
 
+def identity(instruction: Instruction) -> Hashable:
+    """What tells places of a program apart: the user's line, or else the instruction."""
+    location = instruction.location
+    return instruction if location is None else (location.file, location.line, location.function)
+
+
 @dataclasses.dataclass
 class Finding:
     """One error.

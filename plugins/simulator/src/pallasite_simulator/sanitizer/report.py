@@ -10,7 +10,7 @@ import numpy as np
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
 from pallasite_simulator.sanitizer.allocations import SharedAllocations
-from pallasite_simulator.sanitizer.findings import Finding, place
+from pallasite_simulator.sanitizer.findings import Finding, identity, place
 from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Reporter:
     ) -> None:
         """A finding about some lanes at one instruction."""
         self.launch.findings.add(
-            (kind, instruction),
+            (kind, identity(instruction)),
             lambda: Finding(
                 kind,
                 [f"{self.who(lanes)} {text}", f"at {place(instruction)}"],
@@ -124,7 +124,7 @@ class Reporter:
     ) -> None:
         """A finding about an asynchronous operation."""
         self.launch.findings.add(
-            (kind, instruction),
+            (kind, identity(instruction)),
             lambda: Finding(
                 kind,
                 [f"{self._name(entry)} {text}", f"at {place(instruction)}"],
@@ -138,7 +138,7 @@ class Reporter:
     ) -> None:
         """Two accesses without an order; ``proxy``: only a proxy fence is missing."""
         self.launch.findings.add(
-            ("race", now.instruction, before.instruction, proxy),
+            ("race", space, identity(now.instruction), identity(before.instruction), proxy),
             lambda: self._race(space, offset, now, before, proxy),
             count,
         )

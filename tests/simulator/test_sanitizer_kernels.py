@@ -1,0 +1,275 @@
+"""The sanitizer on kernels written in Pallas, with and without a mistake."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+import pallasite
+from pallasite import config
+from pallasite import gpu as plgpu
+from pallasite_simulator import SanitizerError, simulate
+
+FLOAT = jnp.float32
+
+
+def check(body, *inputs, out=(64, 128), scratch=(), **options):
+    """The findings, and the outputs, of a kernel."""
+    kernel = plgpu.kernel(
+        body, out_type=jax.ShapeDtypeStruct(out, FLOAT), scratch_types=scratch, **options
+    )
+    compiled = pallasite.compile(kernel, *inputs, target="sm_90a")
+    found = simulate(compiled, *inputs, sanitize=True)
+    return found.findings, found.outputs[0]
+
+
+def matrix(rows=64, columns=128):
+    return jnp.arange(rows * columns, dtype=FLOAT).reshape(rows, columns)
+
+
+def line_of(text: str) -> int:
+    """The line of this file that has a text."""
+    lines = inspect.getsource(inspect.getmodule(line_of)).splitlines()
+    (number,) = [n for n, line in enumerate(lines, 1) if line.endswith(text)]
+    return number
+
+
+def test_load_without_a_wait():
+    def body(x_ref, out_ref, tile, loaded):
+        plgpu.copy_gmem_to_smem(x_ref, tile, loaded)
+        out_ref[...] = tile[...] + 1  # first: read
+
+    (finding, unfinished), _ = check(
+        body, matrix(), scratch=[plgpu.SMEM((64, 128), FLOAT), plgpu.Barrier()]
+    )
+    assert finding.kind == "asynchronous operation not waited for, in shared memory"
+    assert (finding.location.file, finding.location.line) == (__file__, line_of("# first: read"))
+    text = str(finding)
+    assert "reads byte 0 of 'float32[64, 128]' (32768 bytes" in text
+    assert "cp.async.bulk.tensor" in text
+    assert "plgpu.barrier_wait" in finding.hint
+    assert unfinished.kind == "kernel ends before its asynchronous operation"
+
+
+def test_load_with_a_wait():
+    def body(x_ref, out_ref, tile, loaded):
+        plgpu.copy_gmem_to_smem(x_ref, tile, loaded)
+        plgpu.barrier_wait(loaded)
+        out_ref[...] = tile[...] + 1
+
+    found, y = check(body, matrix(), scratch=[plgpu.SMEM((64, 128), FLOAT), plgpu.Barrier()])
+    assert found == ()
+    np.testing.assert_array_equal(y, matrix() + 1)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_store_of_what_was_written(commits):
+    def body(x_ref, out_ref, tile):
+        tile[...] = x_ref[...] * 2  # second: write
+        if commits:
+            plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, out_ref)  # second: copy
+        plgpu.wait_smem_to_gmem(0)
+
+    found, y = check(body, matrix(), scratch=[plgpu.SMEM((64, 128), FLOAT)])
+    np.testing.assert_array_equal(y, matrix() * 2)
+    if commits:
+        assert found == ()
+        return
+    assert found[0].kind in (
+        "missing fence.proxy.async in shared memory",
+        "data race with an asynchronous operation in shared memory",
+    )
+    assert found[0].location.line == line_of("# second: copy")
+    assert f":{line_of('# second: write')}" in str(found[0])
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_source_of_a_store_is_written_again(waits):
+    def body(x_ref, out_ref, tile):
+        @pl.loop(0, 4)
+        def _(step):
+            rows = pl.ds(step * 16, 16)
+            tile[...] = x_ref[rows] + 1
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(tile, out_ref.at[rows])
+            if waits:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+        plgpu.wait_smem_to_gmem(0)
+
+    found, _ = check(body, matrix(), scratch=[plgpu.SMEM((16, 128), FLOAT)])
+    kinds = {one.kind for one in found}
+    wanted = set() if waits else {"asynchronous operation not waited for, in shared memory"}
+    assert kinds == wanted
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_kernel_ends_before_its_store(waits):
+    def body(x_ref, out_ref, tile):
+        tile[...] = x_ref[...]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, out_ref)  # third: copy
+        if waits:
+            plgpu.wait_smem_to_gmem(0)
+
+    found, _ = check(body, matrix(), scratch=[plgpu.SMEM((64, 128), FLOAT)])
+    assert [one.kind for one in found] == (
+        [] if waits else ["thread ends before its asynchronous operation"]
+    )
+    if not waits:
+        assert found[0].location.line == line_of("# third: copy")
+
+
+def test_uninitialized_scratch_memory():
+    def body(x_ref, out_ref, tile):
+        tile[pl.ds(0, 32)] = x_ref[pl.ds(0, 32)]
+        out_ref[...] = tile[...]  # fourth: read
+
+    (finding,), _ = check(body, matrix(), scratch=[plgpu.SMEM((64, 128), FLOAT)])
+    assert finding.kind == "read of uninitialized shared memory"
+    assert "reads byte 16384 of 'float32[64, 128]' (32768 bytes" in str(finding)
+    assert finding.location.line == line_of("# fourth: read")
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_automatic_barriers(automatic):
+    """A tile is written in one layout and read in another one, by other threads."""
+
+    def body(x_ref, out_ref, tile):
+        tile[...] = x_ref[...]
+        total = jnp.zeros((64,), FLOAT)
+        for column in range(0, 128, 32):
+            total = total + jnp.sum(tile[:, pl.ds(column, 32)], axis=1)
+        out_ref[...] = total
+
+    parameters = plgpu.CompilerParams(unsafe_no_auto_barriers=not automatic)
+    found, y = check(
+        body,
+        matrix(),
+        out=(64,),
+        scratch=[plgpu.SMEM((64, 128), FLOAT)],
+        compiler_params=parameters,
+    )
+    if automatic:
+        assert found == ()
+        np.testing.assert_allclose(y, matrix().sum(axis=1))
+    else:
+        assert {one.kind for one in found} == {"data race in shared memory"}
+        assert "automatic barriers" in found[0].hint
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_blocks_write_to_one_place(apart):
+    def body(x_ref, out_ref):
+        block = jax.lax.axis_index("block")
+        part = pl.ds(block * 16, 16)
+        out_ref[part if apart else pl.ds(0, 16)] = x_ref[part]  # fifth: write
+
+    found, _ = check(body, matrix(), grid=(4,), grid_names=("block",))
+    if apart:
+        assert found == ()
+        return
+    (finding,) = found
+    assert finding.kind == "data race in global memory between blocks"
+    assert finding.location.line == line_of("# fifth: write")
+    assert "output 0 (32768 bytes)" in str(finding)
+
+
+@pytest.mark.parametrize("arrives", ["after", "before"])
+def test_consumer_hands_a_buffer_back(arrives):
+    """The producer overwrites a slot that the consumer still reads."""
+
+    def body(x_ref, out_ref, slots, full, empty):
+        role = jax.lax.axis_index("role")
+
+        @pl.when(role == 0)
+        def _():
+            @pl.loop(0, 8)
+            def _(i):
+                slot = jax.lax.rem(i, 2)
+
+                @pl.when(i >= 2)
+                def _():
+                    plgpu.barrier_wait(empty.at[slot])
+
+                rows = pl.ds(i * 8, 8)
+                plgpu.copy_gmem_to_smem(x_ref.at[rows], slots.at[slot], full.at[slot])
+
+        @pl.when(role == 1)
+        def _():
+            @pl.loop(0, 8)
+            def _(i):
+                slot = jax.lax.rem(i, 2)
+                plgpu.barrier_wait(full.at[slot])
+                if arrives == "before":
+                    plgpu.barrier_arrive(empty.at[slot])
+                out_ref[pl.ds(i * 8, 8)] = slots[slot] * 2
+                if arrives == "after":
+                    plgpu.barrier_arrive(empty.at[slot])
+
+    found, _ = check(
+        body,
+        matrix(),
+        scratch=[
+            plgpu.SMEM((2, 8, 128), FLOAT),
+            plgpu.Barrier(num_barriers=2),
+            plgpu.Barrier(num_barriers=2),
+        ],
+        num_threads=2,
+        thread_name="role",
+    )
+    kinds = {one.kind for one in found}
+    if arrives == "after":
+        assert not kinds
+    else:
+        assert kinds <= {
+            "data race with an asynchronous operation in shared memory",
+            "asynchronous operation not waited for, in shared memory",
+        }
+        assert kinds
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_semaphore_between_blocks(waits):
+    """Each block adds to what the block before it left."""
+
+    def body(x_ref, out_ref):
+        block = jax.lax.axis_index("block")
+        turn = pl.get_global(plgpu.SemaphoreType.REGULAR)
+        if waits:
+            pl.semaphore_wait(turn, block, decrement=False)
+        before = jnp.where(block == 0, 0.0, out_ref[...])  # sixth: read
+        out_ref[...] = before + x_ref[block]
+        pl.semaphore_signal(turn, 1)
+
+    found, y = check(body, matrix(6), out=(128,), grid=(6,), grid_names=("block",))
+    if waits:
+        assert found == ()
+        np.testing.assert_array_equal(y, matrix(6).sum(axis=0))
+    else:
+        assert {one.kind for one in found} == {"data race in global memory between blocks"}
+        assert any("semaphore" in one.hint for one in found)
+
+
+def test_error_of_a_program():
+    """What is found is an error of the JAX program."""
+
+    def body(x_ref, out_ref, tile):
+        out_ref[...] = tile[...]
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((64, 128), FLOAT),
+        scratch_types=[plgpu.SMEM((64, 128), FLOAT)],
+    )
+    with (
+        config.scoped(sanitize=True, target="sm_90a"),
+        pytest.raises(SanitizerError, match="read of uninitialized shared memory"),
+    ):
+        jax.block_until_ready(kernel(matrix()))
