@@ -79,6 +79,8 @@ def bind_setp(instruction: Instruction, binder: Binder) -> Step:
     test, combination = _tests(binder, kind)
     target = binder.operand(0)
     pair = target if isinstance(target, Pair) else Pair(target, Sink())
+    if isinstance(target, Pair) and kind.name in ("f16", "bf16"):
+        raise binder.error(f"setp of .{kind.name} has one predicate as its result")
     write_first = binder.destination(pair.first, PRED)
     write_second = binder.destination(pair.second, PRED)
     packed, single = kind.kind == "packed", isinstance(pair.second, Sink)

@@ -22,6 +22,7 @@ from pallasite_simulator.instructions.rounding import (
     as_float,
     canonical,
     constant,
+    flush_tiny,
     flushed,
     from_f64,
     is_nan,
@@ -116,7 +117,7 @@ def _emit(operation: str, form: Format, mode: str, flags: frozenset[str]) -> Emi
             exact = _exact(builder, operation, [to_f64(builder, x, form) for x in operands], mode)
             result = from_f64(builder, exact, form, mode)
             if "ftz" in flags:
-                result = _flush_tiny(builder, exact, result, form)
+                result = flush_tiny(builder, as_bits(builder, exact), result, form, mode)
         if "sat" in flags:
             result = saturated(builder, result, form)
         if "relu" in flags:
@@ -165,22 +166,6 @@ def _exact(builder: Any, operation: str, values: list[Any], mode: str) -> Any:
         return odd_sum(builder, *values)
     # Rounding down, the zero that a difference of equal numbers gives is negative.
     return builder.fneg(odd_sum(builder, *[builder.fneg(one) for one in values]))
-
-
-def _flush_tiny(builder: Any, exact: Any, result: Any, form: Format) -> Any:
-    """Zero for results below the normal numbers.
-
-    As measured on an H200, f32 results are compared before rounding, so one that rounding would
-    lift to the smallest normal number is flushed as well; f16 results are compared after rounding
-    to 11 bits with any exponent.
-    """
-    smallest = (1 - form.bias + F64.bias) << F64.mantissa
-    if form is F16:
-        smallest -= 1 << (F64.mantissa - form.mantissa - 1)
-    absolute = magnitude(builder, as_bits(builder, exact), F64)
-    tiny = builder.icmp_unsigned("<", absolute, ir.Constant(integer(64), smallest))
-    zero = builder.and_(result, constant(result, form.sign))
-    return builder.select(tiny, zero, result)
 
 
 def _out_of_bounds(builder: Any, factors: Any, result: Any, form: Format) -> Any:

@@ -21,6 +21,7 @@ from pallasite_simulator.instructions.rounding import (
     as_float,
     canonical,
     constant,
+    flush_tiny,
     flushed,
     from_f64,
     is_nan,
@@ -85,9 +86,8 @@ def emit_between_formats(
         wide = widen(builder, builder.zext(bits, integer(32)), source, F32)
         result = builder.trunc(narrow(builder, wide, F32, target, mode), integer(16))
     elif source is F64 and "ftz" in flags:
-        # Numbers are flushed if they are too small before they are rounded.
         result = narrow(builder, bits, source, target, mode, payload=True)
-        result = _flush_before_rounding(builder, bits, builder.trunc(result, integer(32)))
+        result = flush_tiny(builder, bits, builder.trunc(result, integer(32)), target, mode)
     else:
         result = narrow(
             builder,
@@ -100,14 +100,6 @@ def emit_between_formats(
         )
         result = builder.trunc(result, integer(target.bits))
     return _after(builder, result, target, flags)
-
-
-def _flush_before_rounding(builder: Any, bits: Any, result: Any) -> Any:
-    smallest = (1 - F32.bias + F64.bias) << F64.mantissa
-    absolute = builder.and_(bits, constant(bits, F64.magnitude))
-    tiny = builder.icmp_unsigned("<", absolute, constant(bits, smallest))
-    zero = builder.and_(result, constant(result, F32.sign))
-    return builder.select(tiny, zero, result)
 
 
 def _larger(builder: Any, bits: Any, source: Format, target: Format) -> Any:

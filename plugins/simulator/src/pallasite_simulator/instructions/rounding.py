@@ -53,6 +53,33 @@ def flushed(builder: Any, bits: Any, kind: Format) -> Any:
     return builder.select(small, builder.and_(bits, constant(bits, kind.sign)), bits)
 
 
+def flush_tiny(builder: Any, exact: Any, result: Any, kind: Format, mode: str) -> Any:
+    """Zero of the same sign for results below the normal numbers (``.ftz``).
+
+    As measured on an H200, the result counts as it would be with any exponent: rounded to as many
+    bits as normal numbers have. One that this lifts to the smallest normal number stays.
+
+    Args:
+      exact: bits of the result in f64, exact or rounded to odd.
+      result: bits of the rounded result.
+      kind: format of the result.
+      mode: how it was rounded.
+    """
+    smallest = (1 - kind.bias + F64.bias) << F64.mantissa
+    place = F64.mantissa - kind.mantissa
+    absolute = magnitude(builder, exact, F64)
+    limit: Any = constant(exact, smallest)
+    if mode == "rn":
+        limit = constant(exact, smallest - (1 << (place - 1)))
+    elif mode != "rz":
+        negative = builder.icmp_signed("<", exact, constant(exact, 0))
+        lifted = negative if mode == "rm" else builder.not_(negative)
+        limit = builder.select(lifted, constant(exact, smallest - (1 << place) + 1), limit)
+    tiny = builder.icmp_unsigned("<", absolute, limit)
+    zero = builder.and_(result, constant(result, kind.sign))
+    return builder.select(tiny, zero, result)
+
+
 def canonical(builder: Any, bits: Any, kind: Format) -> Any:
     """The format's own NaN for every NaN."""
     return builder.select(is_nan(builder, bits, kind), constant(bits, kind.nan), bits)
