@@ -8,8 +8,11 @@ It needs no GPU.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,14 +23,14 @@ import harness
 import jax
 import ml_dtypes
 import numpy as np
+
+sys.path.insert(0, str(harness.ROOT))
+
 from examples.catalog import all_examples
 
 import pallasite
-from pallasite_simulator import executor
-from pallasite_simulator.engine.geometry import Geometry
-from pallasite_simulator.engine.tensor_map import TensorMap
-from pallasite_simulator.launch import Descriptor, Launch, Pointer, Shared, run
-from pallasite_simulator.programs import load
+import pallasite_simulator
+from pallasite_simulator import Simulation, TensorArgument, TensorMap
 
 TILE_M, TILE_N, DEPTH = 128, 128, 64
 ROW_BYTES = 2 * DEPTH
@@ -42,7 +45,8 @@ class Row:
 
     kernel: str
     blocks: int
-    sanitize: str
+    sanitizer: str
+    processes: int
     warp_instructions: int
     seconds: float
 
@@ -51,7 +55,8 @@ class Row:
         return (
             self.kernel,
             str(self.blocks),
-            self.sanitize,
+            self.sanitizer,
+            str(self.processes),
             str(self.warp_instructions),
             f"{self.seconds:.4f}",
             f"{self.seconds / self.blocks:.4f}",
@@ -59,7 +64,16 @@ class Row:
         )
 
 
-HEADER = ("kernel", "blocks", "sanitizer", "warp instr.", "seconds", "per block", "warp instr./s")
+HEADER = (
+    "kernel",
+    "blocks",
+    "sanitizer",
+    "processes",
+    "warp instr.",
+    "seconds",
+    "per block",
+    "warp instr./s",
+)
 
 
 def main() -> None:
@@ -72,11 +86,12 @@ def main() -> None:
 
 def tiles(repeats: int) -> Iterator[Row]:
     """A 128 x 128 x 64 product of bfloat16 by TMA and wgmma in each block of growing grids."""
-    for sanitize in ("none", "all"):
-        for blocks in (1, 2, 4, 8, 16, 32, 64):
-            launch, check = tile_launch(blocks, sanitize)
-            yield measure("tile", blocks, sanitize, launch, repeats)
-            check()
+    cases = [(n, checks, 1) for checks in (False, True) for n in (1, 4, 16, 64, 256, 1024)]
+    for blocks, checks, processes in [*cases, (4096, False, 1), (4096, False, 2)]:
+        call, verify = tile_call(blocks, checks, processes)
+        few = repeats if blocks < 1024 else 3
+        yield measure("tile", blocks, checks, call, few, processes)
+        verify()
 
 
 def examples(repeats: int) -> Iterator[Row]:
@@ -86,16 +101,33 @@ def examples(repeats: int) -> Iterator[Row]:
             continue
         inputs = [np.asarray(one) for one in example.make_inputs(jax.random.key(0))]
         compiled = pallasite.compile(example.function, *inputs)
-        for sanitize in ("none", "all"):
-            outputs = executor.make_outputs(compiled, inputs)
-            launch = executor.make_launch(compiled, inputs, outputs, sanitize=sanitize)
-            yield measure(example.name, launch.geometry.blocks, sanitize, launch, repeats)
+        blocks = math.prod(compiled.launch.grid)
+        for checks in (False, True):
+            simulate = functools.partial(
+                pallasite_simulator.simulate,
+                compiled,
+                *inputs,
+                sanitize=checks,
+                processes=1,
+                progress=False,
+            )
+            yield measure(example.name, blocks, checks, simulate, repeats)
 
 
-def measure(kernel: str, blocks: int, sanitize: str, launch: Launch, repeats: int) -> Row:
-    """The median of several launches, after one that is not counted."""
-    issued = int(run(launch).issued.sum())
-    return Row(kernel, blocks, sanitize, issued, median_time(lambda: run(launch), repeats))
+def measure(
+    kernel: str,
+    blocks: int,
+    checks: bool,
+    simulate: Callable[..., Simulation],
+    repeats: int,
+    processes: int = 1,
+) -> Row:
+    """The median of several launches, after one that counts warp instructions."""
+    first = simulate(statistics=True)
+    assert not first.findings and first.statistics is not None
+    seconds = median_time(functools.partial(simulate, statistics=False), repeats)
+    issued = first.statistics.warp_instructions
+    return Row(kernel, blocks, "on" if checks else "off", processes, issued, seconds)
 
 
 def median_time(call: Callable[[], Any], repeats: int) -> float:
@@ -108,43 +140,44 @@ def median_time(call: Callable[[], Any], repeats: int) -> float:
     return statistics.median(times)
 
 
-def tile_launch(blocks: int, sanitize: str) -> tuple[Launch, Callable[[], None]]:
-    """The launch, in which block n multiplies rows of A by its own rows of B, and a check."""
+def tile_call(
+    blocks: int, checks: bool, processes: int
+) -> tuple[Callable[..., Simulation], Callable[[], None]]:
+    """Runs the product, in which block n multiplies all of A by its own rows of B; and a check."""
     random = np.random.default_rng(0)
     a = random.standard_normal((TILE_M, DEPTH)).astype(ml_dtypes.bfloat16)
     b = random.standard_normal((blocks * TILE_N, DEPTH)).astype(ml_dtypes.bfloat16)
     c = np.full((TILE_M, blocks * TILE_N), np.nan, np.float32)
 
-    def tile_map(rows: int, box: int) -> Callable[[int], bytes]:
-        return lambda address: TensorMap(
-            address=address,
+    def tile_map(array: np.ndarray, box: int) -> TensorArgument:
+        descriptor = TensorMap(
+            address=0,
             element_type=9,
-            sizes=(DEPTH, rows),
+            sizes=(DEPTH, len(array)),
             strides=(ROW_BYTES,),
             box=(DEPTH, box),
             element_strides=(1, 1),
             swizzle=3,
-        ).encode()
+        )
+        return TensorArgument(array, descriptor)
 
-    launch = Launch(
-        load(tile_ptx()),
-        Geometry((blocks, 1, 1), (128, 1, 1)),
-        [
-            Descriptor(0, tile_map(len(a), TILE_M)),
-            Descriptor(1, tile_map(len(b), TILE_N)),
-            Shared(2),
-            np.int32(blocks * TILE_N),
-        ],
-        arrays=[Pointer(a, "a", False), Pointer(b, "b", False), Pointer(c, "c")],
-        dynamic_shared_bytes=A_BYTES + B_BYTES + 16,
-        sanitize=sanitize,
+    call = functools.partial(
+        pallasite_simulator.run_ptx,
+        tile_ptx(),
+        [tile_map(a, TILE_M), tile_map(b, TILE_N), c, np.int32(blocks * TILE_N)],
+        grid=blocks,
+        block=128,
+        shared_memory_bytes=A_BYTES + B_BYTES + 16,
+        sanitize=checks,
+        progress=False,
+        processes=processes,
     )
 
-    def check() -> None:
+    def verify() -> None:
         expected = a.astype(np.float64) @ b.astype(np.float64).T
         np.testing.assert_allclose(c, expected, rtol=1e-4, atol=1e-3)
 
-    return launch, check
+    return call, verify
 
 
 def tile_ptx() -> str:

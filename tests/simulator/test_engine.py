@@ -64,6 +64,41 @@ def test_lanes_at_different_places_meet_by_their_masks():
     np.testing.assert_array_equal(results(body + STORE), expected)
 
 
+def test_a_warp_barrier_is_met_from_different_instructions():
+    # Each half stores, waits at a barrier of its own branch, and reads what the other half stored.
+    half = """
+        mad.lo.u32 %c, %thread, 3, {add};
+        st.shared.u32 [%a], %c;
+        bar.warp.sync {mask};
+        xor.b32 %a, %a, 64;
+        ld.shared.u32 %d, [%a];
+    """
+    body = f"""
+        mov.u32 %a, dynamic;
+        shl.b32 %b, %thread, 2;
+        add.u32 %a, %a, %b;
+        and.b32 %b, %thread, 31;
+        setp.lt.u32 %p, %b, 16;
+        @%p bra LOW;
+        {half.format(add=7, mask="-1")}
+        bra JOIN;
+    LOW:
+        setp.lt.u32 %q, %b, 4;
+        @%q exit;
+        {half.format(add=1, mask="-1")}
+    JOIN:
+    """
+    out = results(body + STORE, shared=512)
+    lane = np.arange(128)
+    other = lane ^ 16
+    expected = np.where(lane % 32 < 16, 3 * other + 7, 3 * other + 1)
+    for first in range(4):
+        # Lanes 0 to 3 have ended; nobody has stored for lanes 16 to 19.
+        expected[first::32] = 0xCDCDCDCD
+    mask = (lane % 32 < 16) | (lane % 32 >= 20)
+    np.testing.assert_array_equal(out[mask], expected[mask])
+
+
 def test_a_lane_that_its_mask_does_not_name():
     with pytest.raises(SimulationError, match="member mask does not name it") as error:
         results("shfl.sync.idx.b32 %d, %thread, 0, 31, 0x0000ffff;" + STORE)

@@ -21,6 +21,7 @@ from pallasite_simulator.engine.lanes import ALL, WARP, Lanes
 from pallasite_simulator.engine.memory import GlobalMemory, Memory
 from pallasite_simulator.engine.program import BRANCH, EXIT, INDEXED, STEP, TRAP, Entry, Program
 from pallasite_simulator.engine.wait import Wait
+from pallasite_simulator.engine.warp_barriers import WarpBarriers
 from pallasite_simulator.errors import DeadlockError, SimulationError
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array, Values
@@ -98,6 +99,7 @@ class Wave:
                 24
             )
         self.barriers = Barriers(self)
+        self.warp_barriers = WarpBarriers(self)
         self.resources: dict[Hashable, object] = {}
         self.in_flight: set[int] = set()
         self.progress = 0
@@ -466,7 +468,7 @@ class Wave:
                 got=f"{int(masks[lane]):#010x} in lane {lane % WARP}",
                 location=entry.instruction.location,
             )
-        complete = self._complete(masks)
+        complete = self.with_partners(masks)
         met = np.flatnonzero(complete)
         masks[met] = 0
         missing = ~complete[numbers]
@@ -478,8 +480,9 @@ class Wave:
             )
         return self.lanes(met) if len(met) else None
 
-    def _complete(self, masks: Array) -> Array:
-        """Which lanes have all partners that their masks name (masks of absent lanes are 0)."""
+    def with_partners(self, masks: Array) -> Array:
+        """Which lanes have all partners, or partners that have ended, that their member masks name
+        (masks of absent lanes are 0)."""
         arrived = np.packbits(masks != 0, bitorder="little").view(np.uint32)
         ended = np.packbits(self.exited, bitorder="little").view(np.uint32)
         there = np.repeat(arrived | ended, WARP)
@@ -506,8 +509,9 @@ class Wave:
     def _retry(self) -> bool:
         """Completes what the end of other lanes has completed; whether anything was."""
         found = self.barriers.recheck()
+        found |= self.warp_barriers.recheck()
         for pc, masks in self._meeting.items():
-            if self._complete(masks).any():
+            if self.with_partners(masks).any():
                 # Executed again, it finds that all partners are there or have ended.
                 key = ("meet", pc)
                 if key in self._parked:

@@ -414,22 +414,8 @@ def bind_elect(instruction: Instruction, binder: Binder) -> Step:
 
 @instructions.register("bar.warp")
 def bind_bar_warp(instruction: Instruction, binder: Binder) -> Step:
-    """Barrier of the member lanes: PTX ISA 9.7.13.2, bar.warp.sync.
-
-    They must meet at the same instruction.
-    """
+    """Barrier of the member lanes, wherever they are: PTX ISA 9.7.13.2, bar.warp.sync."""
     choose(binder, "warp", "sync")
     binder.expect_operands(1)
-    group = _bind_members(binder, 0)
-
-    def step(lanes: Lanes) -> None:
-        observer = lanes.wave.observer
-        here = group(lanes)
-        if observer is None:
-            return
-        groups = lanes.numbers // WARP
-        if not here.whole:
-            groups = groups << WARP | np.asarray(here.members).astype(np.int64)
-        observer.barriers(lanes.numbers, groups)
-
-    return step
+    members = binder.source(0, U32)
+    return lambda lanes: lanes.wave.warp_barriers.arrive(lanes, members(lanes), instruction)
