@@ -15,8 +15,8 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 Values = Any
-"""An :data:`Array`, or a NumPy scalar where all lanes have the same value: NumPy's stubs cannot type
-arithmetic on such a union."""
+"""An :data:`Array`, or a NumPy scalar where all lanes have the same value (NumPy's stubs cannot
+type arithmetic on such a union)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
