@@ -91,10 +91,9 @@ def _swizzled(address, number):
 def random_layout(random, element, rank, swizzle, *, strided=False, nan=False):
     size = ELEMENT_TYPES[element].bytes
     span = SWIZZLES[swizzle].span if swizzle else 256
-    inner = int(
-        random.choice([n for n in range(1, 257) if n * size % 16 == 0 and n * size <= span])
-    )
-    box, room = [inner], 3000 // (inner * size)
+    rows = [n for n in range(1, 257) if n * size % 16 == 0 and n * size <= span]
+    inner = int(random.choice(rows))
+    box, room = [inner], 4096 // (span if swizzle else inner * size)
     for _ in range(1, rank):
         box.append(int(random.integers(1, max(2, min(room, 9) + 1))))
         room = max(1, room // box[-1])
