@@ -184,6 +184,8 @@ def test_loops_take_scalars_and_arrays_of_any_layout():
     assert scalar.ndim == 0
     assert scalar == np.float32(2).view(np.uint32)
     assert add(a[:0], one).shape == (0,)
+    with pytest.raises(ValueError, match="arrays of 100 and 99 elements"):
+        add(a, a[1:])
 
 
 def test_loops_return_new_arrays():

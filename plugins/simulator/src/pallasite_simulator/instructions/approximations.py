@@ -17,7 +17,9 @@ from pallasite_simulator.instructions.float_conversions import between_formats
 from pallasite_simulator.instructions.float_formats import F32, F64, FORMATS, flush
 from pallasite_simulator.instructions.rounding import (
     as_bits,
+    as_float,
     constant,
+    flush_tiny,
     flushed,
     from_f64,
     is_nan,
@@ -36,7 +38,8 @@ def _periodic(wave: Callable[[Array], Array], angles: Array) -> Array:
     decides what becomes of large angles.
     """
     turns = _truncate(angles * _TURNS).view(np.float32).astype(np.float64)
-    return wave(2 * np.pi * np.fmod(turns, 1.0))
+    fraction = np.copysign(turns - np.trunc(turns), turns)
+    return wave(2 * np.pi * fraction)
 
 
 _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
@@ -98,7 +101,7 @@ def double_reciprocal_root() -> Function:
     """One divided by the square root of f64 numbers: ``rsqrt.approx.f64``."""
 
     def emit(builder: Any, bits: Any) -> Any:
-        value = builder.bitcast(bits, compiled.F64)
+        value = as_float(builder, bits)
         root = intrinsic(builder, "llvm.sqrt.f64", compiled.F64, value)
         result = as_bits(builder, builder.fdiv(ir.Constant(compiled.F64, 1.0), root))
         invalid = is_nan(builder, result, F64)
@@ -117,7 +120,7 @@ def coarse(root: bool) -> Function:
     def emit(builder: Any, bits: Any) -> Any:
         upper = constant(bits, 0xFFFFFFFF00000000)
         bits = flushed(builder, builder.and_(bits, upper), F64)
-        value = builder.bitcast(bits, compiled.F64)
+        value = as_float(builder, bits)
         if root:
             value = intrinsic(builder, "llvm.sqrt.f64", compiled.F64, value)
         result = as_bits(builder, builder.fdiv(ir.Constant(compiled.F64, 1.0), value))
@@ -136,25 +139,28 @@ def _truncate(values: Array) -> Array:
 
 
 @functools.cache
-def function(name: str, ftz: bool = False) -> Function:
-    """``"sin"``, ``"cos"``, ``"lg2"``, ``"ex2"`` or ``"tanh"`` of f32 numbers."""
-    compute = _FUNCTIONS[name]
-    narrow = _flushing() if ftz else between_formats(F64, F32)
+def _rounded(ftz: bool) -> Function:
+    """f64 results as f32."""
 
-    def run(values: Values) -> Values:
-        if ftz:
-            values = flush(values.view(np.uint32), F32).view(np.float32)
-        with np.errstate(all="ignore"):
-            exact = compute(values.astype(np.float64))
-        result = narrow(exact)
-        return np.where(np.isnan(exact), np.uint32(F32.nan), result)
+    def emit(builder: Any, bits: Any) -> Any:
+        result = from_f64(builder, as_float(builder, bits), F32)
+        return flush_tiny(builder, bits, result, F32, "rn") if ftz else result
 
-    return run
+    return compiled.elementwise(emit, [64], 32)
 
 
 @functools.cache
-def _flushing() -> Function:
-    return between_formats(F64, F32, "rn", frozenset({"ftz"}))
+def function(name: str, ftz: bool = False) -> Function:
+    """``"sin"``, ``"cos"``, ``"lg2"``, ``"ex2"`` or ``"tanh"`` of f32 numbers."""
+    compute = _FUNCTIONS[name]
+    widened = between_formats(F32, F64, "rn", frozenset({"ftz"} if ftz else ()))
+    rounded = _rounded(ftz)
+
+    def run(values: Values) -> Values:
+        with np.errstate(all="ignore"):
+            return rounded(compute(widened(values).view(np.float64)))
+
+    return run
 
 
 @functools.cache

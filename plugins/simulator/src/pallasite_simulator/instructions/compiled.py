@@ -30,6 +30,8 @@ _INDEX = ir.IntType(64)
 # Where an array object of NumPy holds the pointer to its data: first after the object's head.
 _DATA = object.__basicsize__
 
+_TO_NEAREST = 1
+
 _lock = threading.Lock()
 _kept: list[Any] = []
 
@@ -57,7 +59,7 @@ def elementwise(
     units: int = 1,
     direction: int | None = None,
 ) -> Callable[..., Values]:
-    """Compiles a function of arrays that computes each element on its own.
+    """A function of arrays that computes each element on its own; compiled at its first call.
 
     Args:
       emit: makes the code of one element.
@@ -72,25 +74,27 @@ def elementwise(
       A function of arrays or scalars, of any dtype of the right size (``bits * units`` each), that
       returns a new array of unsigned integers; or a scalar, if all arguments are scalars.
     """
-    function = _Compiled(emit, tuple(inputs), result, direction)
     dtype = STORAGE[result * units]
-    invoke = function.invoke
+    invoke: Callable[..., None] | None = None
 
     def run(*values: Values) -> Values:
-        count = 1
-        scalar = True
+        nonlocal invoke
+        if invoke is None:
+            invoke = _loop(emit, inputs, result, direction)
+        count, scalar = 1, True
         for value in values:
             if value.ndim:
                 count, scalar = len(value), False
                 break
-        arrays = [
-            value
-            if value.ndim and value.flags.c_contiguous
-            else np.full(count, value)
-            if not value.ndim
-            else np.ascontiguousarray(value)
-            for value in values
-        ]
+        arrays = []
+        for value in values:
+            if not value.ndim:
+                value = np.full(count, value)
+            elif len(value) != count:
+                raise ValueError(f"arrays of {count} and {len(value)} elements")
+            elif not value.flags.c_contiguous:
+                value = np.ascontiguousarray(value)
+            arrays.append(value)
         output = np.empty(count, dtype)
         # `arrays` keeps the objects alive whose addresses are given away.
         invoke(id(output), *map(id, arrays), count * units)
@@ -99,58 +103,57 @@ def elementwise(
     return run
 
 
-class _Compiled:
-    """One loop; compiled when it is made."""
+def _loop(
+    emit: Emit, inputs: Sequence[int], result: int, direction: int | None
+) -> Callable[..., None]:
+    """The compiled loop, which takes the addresses of array objects and the number of elements."""
+    module = ir.Module("loop")
+    arguments = [_POINTER] * (1 + len(inputs)) + [_INDEX]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), "loop")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    if direction is not None:
+        # llvmlite's own `add` does not know this attribute.
+        set.add(function.attributes, "strictfp")
+        _set_rounding(builder, direction)
+    pointers = [
+        _data(builder, array, bits)
+        for array, bits in zip(function.args, (result, *inputs), strict=False)
+    ]
+    _emit_loop(builder, function, pointers, emit)
+    if direction is not None:
+        _set_rounding(builder, _TO_NEAREST)
+    builder.ret_void()
+    signature = [ctypes.c_size_t] * (1 + len(inputs)) + [ctypes.c_int64]
+    return ctypes.CFUNCTYPE(None, *signature)(compile_loop(str(module)))
 
-    def __init__(self, emit: Emit, inputs: tuple[int, ...], result: int, direction: int | None):
-        module = ir.Module("loop")
-        arguments = [_POINTER] * (1 + len(inputs)) + [_INDEX]
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), "loop")
-        if direction is not None:
-            # llvmlite's own `add` does not know this attribute.
-            set.add(function.attributes, "strictfp")
-        builder = ir.IRBuilder(function.append_basic_block("entry"))
-        if direction is not None:
-            self._set_rounding(builder, direction)
-        pointers = [
-            self._data(builder, function.args[number], bits)
-            for number, bits in enumerate((result, *inputs))
-        ]
-        self._loop(builder, function, pointers, emit)
-        if direction is not None:
-            self._set_rounding(builder, 1)
-        builder.ret_void()
-        signature = [ctypes.c_size_t] * (1 + len(inputs)) + [ctypes.c_int64]
-        self.invoke = ctypes.CFUNCTYPE(None, *signature)(compile_loop(str(module)))
 
-    @staticmethod
-    def _set_rounding(builder: Any, direction: int) -> None:
-        code = ir.Constant(integer(32), direction)
-        intrinsic(builder, "llvm.set.rounding", ir.VoidType(), code)
+def _set_rounding(builder: Any, direction: int) -> None:
+    code = ir.Constant(integer(32), direction)
+    intrinsic(builder, "llvm.set.rounding", ir.VoidType(), code)
 
-    @staticmethod
-    def _data(builder: Any, array: Any, bits: int) -> Any:
-        """The pointer to the data of an array object."""
-        field = builder.gep(array, [ir.Constant(_INDEX, _DATA)])
-        field = builder.bitcast(field, _POINTER.as_pointer())
-        return builder.bitcast(builder.load(field), integer(bits).as_pointer())
 
-    @staticmethod
-    def _loop(builder: Any, function: Any, pointers: Sequence[Any], emit: Emit) -> None:
-        entry = builder.block
-        body, end = function.append_basic_block("body"), function.append_basic_block("end")
-        count = function.args[-1]
-        zero, one = ir.Constant(_INDEX, 0), ir.Constant(_INDEX, 1)
-        builder.cbranch(builder.icmp_signed(">", count, zero), body, end)
-        builder.position_at_end(body)
-        index = builder.phi(_INDEX)
-        index.add_incoming(zero, entry)
-        elements = [builder.load(builder.gep(one, [index])) for one in pointers[1:]]
-        builder.store(emit(builder, *elements), builder.gep(pointers[0], [index]))
-        following = builder.add(index, one, flags=("nuw", "nsw"))
-        index.add_incoming(following, builder.block)
-        builder.cbranch(builder.icmp_signed("<", following, count), body, end)
-        builder.position_at_end(end)
+def _data(builder: Any, array: Any, bits: int) -> Any:
+    """The pointer to the data of an array object."""
+    field = builder.gep(array, [ir.Constant(_INDEX, _DATA)])
+    field = builder.bitcast(field, _POINTER.as_pointer())
+    return builder.bitcast(builder.load(field), integer(bits).as_pointer())
+
+
+def _emit_loop(builder: Any, function: Any, pointers: Sequence[Any], emit: Emit) -> None:
+    entry = builder.block
+    body, end = function.append_basic_block("body"), function.append_basic_block("end")
+    count = function.args[-1]
+    zero, one = ir.Constant(_INDEX, 0), ir.Constant(_INDEX, 1)
+    builder.cbranch(builder.icmp_signed(">", count, zero), body, end)
+    builder.position_at_end(body)
+    index = builder.phi(_INDEX)
+    index.add_incoming(zero, entry)
+    elements = [builder.load(builder.gep(one, [index])) for one in pointers[1:]]
+    builder.store(emit(builder, *elements), builder.gep(pointers[0], [index]))
+    following = builder.add(index, one, flags=("nuw", "nsw"))
+    index.add_incoming(following, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, count), body, end)
+    builder.position_at_end(end)
 
 
 @functools.cache

@@ -322,5 +322,8 @@ def to_f64(builder: Any, bits: Any, source: Format) -> Any:
 def from_f64(builder: Any, value: Any, target: Format, mode: str = "rn") -> Any:
     """A ``double`` rounded to f16, bf16 or f32, as an integer of its size; NaN becomes the
     target's own."""
+    if target is F32 and mode == "rn":
+        single = as_bits(builder, builder.fptrunc(value, compiled.F32))
+        return canonical(builder, single, target)
     narrowed = narrow(builder, as_bits(builder, value), F64, target, mode)
     return builder.trunc(narrowed, integer(target.bits))
