@@ -278,7 +278,12 @@ def test_stores(element, rank, swizzle):
     random = np.random.default_rng([element, rank, swizzle, 1])
     layout = random_layout(random, element, rank, swizzle, strided=rank > 1 and swizzle % 3 == 1)
     blocks, total, tile = 3, 128 * 72, 128 * int(random.integers(0, 8))
+    # Blocks store side by side in the last dimension; the last one perhaps beyond its end.
+    width = layout.box[-1]
+    sizes = (*layout.sizes[:-1], blocks * width - int(random.integers(0, width)))
+    layout = dataclasses.replace(layout, sizes=sizes)
     corners = np.array([random_corner(random, layout, store=True) for _ in range(blocks)], np.int32)
+    corners[:, -1] = width * np.arange(blocks)
     data, image = random_bytes(1, layout.bytes), random_bytes(2, blocks, total)
     expected = data.copy()
     body = store_body(layout, total, tile, "cp.async", ".tile")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class Box:
         boxes are as far apart as the swizzle is wide.
       contiguous: whether the footprint is filled.
       piece_bytes: of the pieces that keep together when the box is swizzled.
+      together: whether many whole boxes can be moved at once.
     """
 
     def __init__(self, tensor: TensorMap):
@@ -86,6 +87,11 @@ class Box:
         self.piece_bytes = 8 if self._swizzle is not None and self._swizzle.flip else PIECE
         self._places: dict[int, Array] = {}
         self._raw = np.dtype(f"u{size}")
+        self._sizes = np.array(tensor.sizes)
+        self._reach = (np.array(extents) - 1) * np.array(self._steps)
+        self._element_strides = np.array(self._strides)
+        self._row_offsets = self._offsets_of_rows(extents)
+        self.together = self.piece_bytes == PIECE and not tensor.element.round_tf32
 
     # Shared memory --------------------------------------------------------------------------------
 
@@ -161,8 +167,11 @@ class Box:
 
     def rows(self, part: Part) -> Array:
         """Byte offsets in global memory of the rows of a part."""
-        found = np.full(1, part.start)
-        for count, step in zip(part.counts[1:], self._byte_steps[1:], strict=True):
+        return part.start + self._offsets_of_rows(part.counts)
+
+    def _offsets_of_rows(self, counts: tuple[int, ...]) -> Array:
+        found = np.zeros(1, np.int64)
+        for count, step in zip(counts[1:], self._byte_steps[1:], strict=True):
             found = (np.arange(count)[:, None] * step + found).reshape(-1)
         return found
 
@@ -226,6 +235,73 @@ class Box:
         self, memory: Region, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Array:
         return np.ndarray(shape, dtype, memory.bytes, start, (*self._outer_steps, dtype.itemsize))
+
+    # Many whole boxes ----------------------------------------------------------------------------
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of a whole box."""
+        return self._row_bytes
+
+    @property
+    def extent(self) -> int:
+        """Bytes of global memory from the first to the last byte of a whole box."""
+        return int(self._row_offsets[-1]) + self._row_bytes
+
+    def whole(self, corners: Array) -> Array:
+        """Which of the boxes at some corners (rows of coordinates) are wholly inside the tensor,
+        and start at whole pieces."""
+        inside = (corners >= 0).all(axis=1) & (corners + self._reach < self._sizes).all(axis=1)
+        found: Array = inside & (corners[:, 0] * self._raw.itemsize % PIECE == 0)
+        return found
+
+    def starts(self, corners: Array) -> Array:
+        """Byte offsets of boxes in global memory."""
+        found: Array = corners @ self._element_strides + (self.tensor.address - GLOBAL_BASE)
+        return found
+
+    def rows_of(self, starts: Array) -> Array:
+        """Byte offsets of all rows of whole boxes: a row of the result for each."""
+        found: Array = starts[:, None] + self._row_offsets
+        return found
+
+    def load_whole(
+        self, memory: Region, shared: Region, starts: Array, targets: Array, owners: Array
+    ) -> None:
+        """Copies boxes to offsets in shared memory; ``owners`` has the number of a box for each
+        target."""
+        values = memory.views[PIECE][self._global_pieces(starts)]
+        if len(owners) != len(starts):
+            values = values[owners]
+        for chosen, pieces in self._shared_pieces(targets):
+            shared.views[PIECE][pieces] = values[chosen]
+
+    def store_whole(self, memory: Region, shared: Region, starts: Array, sources: Array) -> None:
+        """Copies boxes from offsets in shared memory."""
+        pieces = self._global_pieces(starts)
+        for chosen, places in self._shared_pieces(sources):
+            memory.views[PIECE][pieces[chosen]] = shared.views[PIECE][places]
+
+    def _global_pieces(self, starts: Array) -> Array:
+        """Numbers of the pieces of whole boxes."""
+        within = np.arange(self._row_bytes // PIECE)
+        relative = (self._row_offsets[:, None] // PIECE + within).reshape(-1)
+        found: Array = (starts // PIECE)[:, None] + relative
+        return found
+
+    def _shared_pieces(self, offsets: Array) -> Iterator[tuple[Any, Array]]:
+        """Numbers of the pieces of boxes in shared memory: those whose patterns are alike
+        together."""
+        if self._swizzle is None:
+            pieces = np.arange(self.bytes // PIECE)
+            yield slice(None), (offsets // PIECE)[:, None] + pieces
+            return
+        bases = offsets % self._swizzle.period
+        alike = (bases == bases[0]).all()
+        for base in bases[:1].tolist() if alike else np.unique(bases).tolist():
+            chosen = slice(None) if alike else bases == base
+            relative = (self.places(base) - base) // PIECE
+            yield chosen, (offsets[chosen] // PIECE)[:, None] + relative
 
 
 @functools.lru_cache(maxsize=1024)

@@ -30,19 +30,19 @@ class Transfer:
         self, lanes: Lanes, instruction: Instruction, engine: str = "tma", proxy: str = "async"
     ):
         wave = self._wave = lanes.wave
-        self._pieces: dict[tuple[str, str, int], tuple[list[Array], list[int]]] = {}
+        self._pieces: dict[tuple[str, str, int], tuple[list[Array], list[Array]]] = {}
         self.operation: AsyncOperation | None = None
         self.listens = wave.observer is not None or wave.traffic is not None
         if wave.observer is not None:
             self.operation = AsyncOperation(engine, lanes.numbers, instruction, proxy)
             wave.observer.begin(self.operation)
 
-    def access(self, kind: str, space: str, offsets: Array, size: int, lane: int) -> None:
-        """Notes that what a lane began reads (``"read"``), writes (``"write"``) or reduces
-        (``"atomic"``) ``size`` bytes at each of some offsets."""
+    def access(self, kind: str, space: str, offsets: Array, size: int, lanes: int | Array) -> None:
+        """Notes that what a lane began (or several, one for each offset) reads (``"read"``), writes
+        (``"write"``) or reduces (``"atomic"``) ``size`` bytes at each of some offsets."""
         found = self._pieces.setdefault((kind, space, size), ([], []))
         found[0].append(offsets)
-        found[1].append(lane)
+        found[1].append(np.broadcast_to(lanes, offsets.shape))
 
     def moved(self, space: str, kind: str, count: int) -> None:
         """Counts bytes that were moved."""
@@ -54,9 +54,7 @@ class Transfer:
         wave = self._wave
         wave.progress += 1
         for (kind, space, size), (pieces, lanes) in self._pieces.items():
-            offsets = np.concatenate(pieces)
-            owners = np.repeat(lanes, [len(one) for one in pieces])
-            self.tell_of(kind, space, offsets, size, owners)
+            self.tell_of(kind, space, np.concatenate(pieces), size, np.concatenate(lanes))
         self._pieces.clear()
 
     def tell_of(

@@ -39,6 +39,8 @@ from pallasite_simulator.instructions.tensor_operands import (
     check_part,
     check_rows,
     tell_shared,
+    tell_whole,
+    whole_boxes,
 )
 from pallasite_simulator.instructions.updates import update_of
 from pallasite_simulator.ptx.syntax import Instruction
@@ -145,23 +147,22 @@ class _Load:
         if self._masks is not None:
             masks = np.broadcast_to(self._masks(lanes), (lanes.count,)).astype(np.int64)
         transfer = Transfer(lanes, self._instruction)
-        signals: list[tuple[int, int, int]] = []
+        signals = []
         for chosen, which, box in self._tensor.groups(lanes):
-            if which is None:
-                signals += self._load(chosen, addresses, slots, coordinates, masks, box, transfer)
-                continue
-            places = np.flatnonzero(which)
-            signals += self._load(
-                chosen,
-                addresses[places],
-                slots[places],
-                [coordinates[number] for number in places],
-                None if masks is None else masks[places],
-                box,
-                transfer,
+            part = slice(None) if which is None else np.flatnonzero(which)
+            signals.append(
+                self._load(
+                    chosen,
+                    addresses[part],
+                    slots[part],
+                    coordinates[part],
+                    None if masks is None else masks[part],
+                    box,
+                    transfer,
+                )
             )
         transfer.tell()
-        numbers, targets, amounts = np.array(signals).T
+        numbers, targets, amounts = (np.concatenate(one) for one in zip(*signals, strict=True))
         transfer.complete(mbarriers(lanes.wave), numbers, targets, amounts, self._instruction)
 
     def _load(
@@ -169,11 +170,11 @@ class _Load:
         lanes: Lanes,
         addresses: Array,
         slots: Array,
-        coordinates: list[list[int]],
+        coordinates: Array,
         masks: Array | None,
         box: Box,
         transfer: Transfer,
-    ) -> list[tuple[int, int, int]]:
+    ) -> tuple[Array, Array, Array]:
         """Copies for lanes with one tensor map.
 
         Returns:
@@ -186,59 +187,91 @@ class _Load:
             check_rows(lanes, box, self._instruction)
         offsets = box_offsets(lanes, self._space, addresses, box, self._instruction, copies)
         stride = memory.shared_stride
-        destinations = offsets // stride
+        blocks = offsets // stride
+        owners = np.arange(lanes.count)
+        signalled = slots
         if masks is not None:
-            blocks = multicast_blocks(lanes, masks, self._instruction)
-        else:
-            if not self._pairs:
-                check_barrier_block(lanes, destinations, slots, self._instruction)
-            blocks = list(destinations[:, None])
-        source, shared = memory.regions["global"], memory.regions["shared"]
-        slot_stride = stride // 8
-        signals = []
-        read = 0
-        for lane, within, slot, place, there in zip(
-            lanes.numbers.tolist(),
-            (offsets % stride).tolist(),
-            slots.tolist(),
-            coordinates,
-            blocks,
-            strict=True,
-        ):
-            targets = [block * stride for block in there.tolist()]
+            several = multicast_blocks(lanes, masks, self._instruction)
+            owners = np.repeat(owners, [len(one) for one in several])
+            blocks = np.concatenate(several)
+            signalled = self._signalled(blocks, slots[owners], stride // 8)
+        elif not self._pairs:
+            check_barrier_block(lanes, blocks, slots, self._instruction)
+        targets = blocks * stride + offsets[owners] % stride
+        whole = np.zeros(lanes.count, np.bool_)
+        if not self._gather:
+            whole = whole_boxes(lanes, box, coordinates)
+        if whole.any():
+            self._load_whole(lanes, coordinates, targets, owners, whole, box, transfer)
+        for number in np.flatnonzero(~whole).tolist():
+            place = coordinates[number].tolist()
+            lane = int(lanes.numbers[number])
+            there = targets[owners == number].tolist()
             for row in range(copies):
                 corner = [place[0], place[1 + row]] if self._gather else place
-                check_coordinates(lanes, lane, corner, box, self._instruction, store=False)
-                part = box.clip(corner)
-                if part is not None:
-                    check_part(lanes, lane, box, part, self._instruction)
-                    rows = part.row_bytes * part.row_count
-                    read += rows
-                    if transfer.listens:
-                        transfer.access("read", "global", box.rows(part), part.row_bytes, lane)
-                pieces = box.load(source, part)
-                inside = within + row * box.footprint
-                for target in targets:
-                    box.write_shared(shared, target + inside, pieces)
-                    if transfer.listens:
-                        tell_shared(transfer, "write", box, target + inside, lane)
-            for block in there.tolist():
-                signals.append(
-                    (lane, self._signalled(block, slot, slot_stride, masks), box.bytes * copies)
-                )
-        transfer.moved("global", "read", read)
-        transfer.moved("shared", "write", sum(amount for _, _, amount in signals))
+                moved = [one + row * box.footprint for one in there]
+                self._load_part(lanes, lane, corner, moved, box, transfer)
+        amounts = np.full(len(owners), box.bytes * copies)
+        transfer.moved("shared", "write", int(amounts.sum()))
         count_bytes(wave, box.bytes * copies * lanes.count)
-        return signals
+        return lanes.numbers[owners], signalled, amounts
 
-    def _signalled(self, block: int, slot: int, stride: int, masks: Array | None) -> int:
-        """The slot of the mbarrier that hears of a copy to a block (PTX ISA 9.7.9.27.1.2)."""
-        if masks is None:
-            return slot
+    def _load_whole(
+        self,
+        lanes: Lanes,
+        coordinates: Array,
+        targets: Array,
+        owners: Array,
+        whole: Array,
+        box: Box,
+        transfer: Transfer,
+    ) -> None:
+        """Copies the boxes that are wholly inside the tensor, all at once."""
+        memory = lanes.wave.memory
+        starts = box.starts(coordinates[whole])
+        if not whole.all():
+            kept = whole[owners]
+            targets, owners = targets[kept], (np.cumsum(whole) - 1)[owners[kept]]
+        numbers = lanes.numbers[whole]
+        transfer.moved("global", "read", box.bytes * len(starts))
+        if transfer.listens:
+            lanes_of = (numbers, numbers[owners])
+            tell_whole(transfer, ("read", "write"), box, starts, targets, lanes_of)
+        source, shared = memory.regions["global"], memory.regions["shared"]
+        box.load_whole(source, shared, starts, targets, owners)
+
+    def _load_part(
+        self,
+        lanes: Lanes,
+        lane: int,
+        corner: list[int],
+        targets: list[int],
+        box: Box,
+        transfer: Transfer,
+    ) -> None:
+        """Copies one box to some offsets in shared memory."""
+        memory = lanes.wave.memory
+        check_coordinates(lanes, lane, corner, box, self._instruction, store=False)
+        part = box.clip(corner)
+        if part is not None:
+            check_part(lanes, lane, box, part, self._instruction)
+            transfer.moved("global", "read", part.row_bytes * part.row_count)
+            if transfer.listens:
+                transfer.access("read", "global", box.rows(part), part.row_bytes, lane)
+        pieces = box.load(memory.regions["global"], part)
+        for target in targets:
+            box.write_shared(memory.regions["shared"], target, pieces)
+            if transfer.listens:
+                tell_shared(transfer, "write", box, target, lane)
+
+    def _signalled(self, blocks: Array, slots: Array, stride: int) -> Array:
+        """The slots of the mbarriers that hear of multicast copies to blocks (PTX ISA
+        9.7.9.27.1.2)."""
         if self._pairs:
             # The block of the pair that has the same parity as the one with the mbarrier.
-            block = block & ~1 | (slot // stride) & 1
-        return block * stride + slot % stride
+            blocks = blocks & ~1 | (slots // stride) & 1
+        found: Array = blocks * stride + slots % stride
+        return found
 
 
 # Stores -------------------------------------------------------------------------------------------
@@ -320,20 +353,12 @@ def _bind_to_global(
         if transfer.operation is not None:
             async_groups(wave, "bulk").add(transfer.operation)
         for chosen, which, box in tensor.groups(lanes):
-            if which is None:
-                store(chosen, addresses, coordinates, box, transfer)
-                continue
-            places = np.flatnonzero(which)
-            corners = [coordinates[number] for number in places]
-            store(chosen, addresses[places], corners, box, transfer)
+            part = slice(None) if which is None else np.flatnonzero(which)
+            store(chosen, addresses[part], coordinates[part], box, transfer)
         transfer.tell()
 
     def store(
-        lanes: Lanes,
-        addresses: Array,
-        coordinates: list[list[int]],
-        box: Box,
-        transfer: Transfer,
+        lanes: Lanes, addresses: Array, coordinates: Array, box: Box, transfer: Transfer
     ) -> None:
         wave = lanes.wave
         memory = wave.memory
@@ -341,31 +366,52 @@ def _bind_to_global(
             check_rows(lanes, box, instruction)
         combine = None if operation is None else _combine(box, operation, lanes, instruction)
         offsets = box_offsets(lanes, space, addresses, box, instruction, copies)
-        shared, target = memory.regions["shared"], memory.regions["global"]
-        written = 0
-        for lane, offset, place in zip(
-            lanes.numbers.tolist(), offsets.tolist(), coordinates, strict=True
-        ):
-            for row in range(copies):
-                corner = [place[0], place[1 + row]] if scatter else place
-                start = offset + row * box.footprint
-                check_coordinates(lanes, lane, corner, box, instruction, store=True)
-                part = box.clip(corner, whole_pieces=True)
-                if transfer.listens:
-                    tell_shared(transfer, "read", box, start, lane)
-                if part is None:
-                    continue
-                check_part(lanes, lane, box, part, instruction)
-                one = wave.lanes(np.array([lane]))
-                check_writable(one, np.array([part.start]), instruction)
-                written += part.counts[0] * box.tensor.element.bytes * part.row_count
-                if transfer.listens:
-                    _tell_rows(wave, transfer, kind, box, part, lane, instruction)
-                _write(shared, target, box, part, start, combine)
         total = box.bytes * copies * lanes.count
         transfer.moved("shared", "read", total)
-        transfer.moved("global", kind, written)
         count_bytes(wave, total)
+        whole = np.zeros(lanes.count, np.bool_)
+        if combine is None and not scatter:
+            whole = whole_boxes(lanes, box, coordinates)
+        if whole.any():
+            starts, numbers = box.starts(coordinates[whole]), lanes.numbers[whole]
+            check_writable(wave.lanes(numbers), starts, instruction)
+            transfer.moved("global", "write", box.bytes * len(starts))
+            if transfer.listens:
+                lanes_of = (numbers, numbers)
+                tell_whole(transfer, ("write", "read"), box, starts, offsets[whole], lanes_of)
+            target, shared = memory.regions["global"], memory.regions["shared"]
+            box.store_whole(target, shared, starts, offsets[whole])
+        for number in np.flatnonzero(~whole).tolist():
+            place = coordinates[number].tolist()
+            for row in range(copies):
+                corner = [place[0], place[1 + row]] if scatter else place
+                start = int(offsets[number]) + row * box.footprint
+                store_part(lanes, int(lanes.numbers[number]), corner, start, box, combine, transfer)
+
+    def store_part(
+        lanes: Lanes,
+        lane: int,
+        corner: list[int],
+        start: int,
+        box: Box,
+        combine: Combine | None,
+        transfer: Transfer,
+    ) -> None:
+        wave = lanes.wave
+        check_coordinates(lanes, lane, corner, box, instruction, store=True)
+        part = box.clip(corner, whole_pieces=True)
+        if transfer.listens:
+            tell_shared(transfer, "read", box, start, lane)
+        if part is None:
+            return
+        check_part(lanes, lane, box, part, instruction)
+        check_writable(wave.lanes(np.array([lane])), np.array([part.start]), instruction)
+        written = part.counts[0] * box.tensor.element.bytes * part.row_count
+        transfer.moved("global", kind, written)
+        if transfer.listens:
+            _tell_rows(wave, transfer, kind, box, part, lane, instruction)
+        regions = wave.memory.regions
+        _write(regions["shared"], regions["global"], box, part, start, combine)
 
     return step
 

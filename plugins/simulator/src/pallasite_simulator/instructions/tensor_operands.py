@@ -116,13 +116,12 @@ class TensorOperand:
             )
         return box_of(tensor)
 
-    def coordinates(self, lanes: Lanes) -> list[list[int]]:
-        """The coordinates of each lane."""
+    def coordinates(self, lanes: Lanes) -> Array:
+        """The coordinates of each lane: a row of integers."""
         values = np.empty((lanes.count, len(self._coordinates)), np.int64)
         for number, one in enumerate(self._coordinates):
             values[:, number] = one(lanes)
-        found: list[list[int]] = values.tolist()
-        return found
+        return values
 
 
 def _space_of(binder: Binder, operand: Address) -> str:
@@ -207,3 +206,37 @@ def check_rows(lanes: Lanes, box: Box, instruction: Instruction) -> None:
             got=f"box {box.tensor.box}",
             expected="a second extent of 1",
         )
+
+
+def whole_boxes(lanes: Lanes, box: Box, corners: Array) -> Array:
+    """Which lanes' boxes can be moved together: those that are wholly inside tensor and array."""
+    found = np.zeros(lanes.count, np.bool_)
+    if not box.together:
+        return found
+    whole = box.whole(corners)
+    if not whole.any():
+        return found
+    starts = box.starts(corners[whole])
+    low, high = int(starts.min()), int(starts.max()) + box.extent
+    array = lanes.wave.memory.global_memory.allocation_at(low)
+    return whole if array is not None and high <= array.offset + array.size else found
+
+
+def tell_whole(
+    transfer: Transfer,
+    kinds: tuple[str, str],
+    box: Box,
+    starts: Array,
+    offsets: Array,
+    lanes: tuple[Array, Array],
+) -> None:
+    """Notes accesses of whole boxes: of kinds in global and in shared memory, at offsets, by
+    lanes."""
+    rows = box.rows_of(starts)
+    owners = np.repeat(lanes[0], rows.shape[1])
+    transfer.access(kinds[0], "global", rows.reshape(-1), box.row_bytes, owners)
+    if box.contiguous:
+        transfer.access(kinds[1], "shared", offsets, box.bytes, lanes[1])
+        return
+    for offset, lane in zip(offsets.tolist(), lanes[1].tolist(), strict=True):
+        tell_shared(transfer, kinds[1], box, offset, lane)
