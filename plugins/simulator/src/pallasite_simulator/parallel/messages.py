@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import pickle
+import struct
+from typing import IO, Any
 
 from pallasite.errors import PallasiteError, SourceLocation
 from pallasite_simulator.engine.geometry import Geometry
@@ -11,6 +13,38 @@ from pallasite_simulator.engine.memory import Allocation
 from pallasite_simulator.launch import Execution
 from pallasite_simulator.ptx.syntax import Position
 from pallasite_simulator.types import Array
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Channel:
+    """Sends objects to another process, and receives them, over two pipes."""
+
+    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]):
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    def send(self, message: Any) -> None:
+        """Sends an object; raises OSError if the other process has ended."""
+        contents = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._outgoing.write(_LENGTH.pack(len(contents)) + contents)
+        self._outgoing.flush()
+
+    def receive(self) -> Any:
+        """Waits for an object; raises EOFError if the other process has ended."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return pickle.loads(self._read(length))
+
+    def close(self) -> None:
+        """Closes both pipes."""
+        self._incoming.close()
+        self._outgoing.close()
+
+    def _read(self, count: int) -> bytes:
+        contents = self._incoming.read(count)
+        if len(contents) < count:
+            raise EOFError
+        return contents
 
 
 @dataclasses.dataclass(frozen=True)

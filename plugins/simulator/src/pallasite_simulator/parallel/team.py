@@ -12,7 +12,6 @@ import tempfile
 import threading
 import types
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,14 @@ from pallasite import config, plugins
 from pallasite.errors import PallasiteError
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.launch import Execution, Launch, wave_size
-from pallasite_simulator.parallel.messages import Chunk, Done, Failed, Job, Surroundings
+from pallasite_simulator.parallel.messages import (
+    Channel,
+    Chunk,
+    Done,
+    Failed,
+    Job,
+    Surroundings,
+)
 from pallasite_simulator.parallel.sharing import obstacle
 from pallasite_simulator.statistics.traffic import SECTOR_BYTES
 from pallasite_simulator.types import Array
@@ -210,11 +216,8 @@ class _Worker:
             env={**os.environ, **_ENVIRONMENT},
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._commands = Connection(os.dup(self._process.stdin.fileno()), readable=False)
-        self._results = Connection(os.dup(self._process.stdout.fileno()), writable=False)
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._commands.send(surroundings)
+        self._channel = Channel(self._process.stdout, self._process.stdin)
+        self._channel.send(surroundings)
         self.ended = False
 
     def ask(self, message: Job | Chunk) -> Execution | None:
@@ -224,8 +227,8 @@ class _Worker:
           SimulationError: the error of the other process, or its end.
         """
         try:
-            self._commands.send(message)
-            answer: Any = self._results.recv()
+            self._channel.send(message)
+            answer: Any = self._channel.receive()
         except (EOFError, OSError) as error:
             self.ended = True
             status = self._process.wait()
@@ -245,8 +248,8 @@ class _Worker:
         """Ends the process."""
         self._process.kill()
         self._process.wait()
-        self._commands.close()
-        self._results.close()
+        with contextlib.suppress(OSError):  # What it was not told any more.
+            self._channel.close()
 
 
 _lock = threading.Lock()
@@ -263,6 +266,7 @@ def _team(size: int) -> list[_Worker]:
         _known[:] = [surroundings]
     for one in [one for one in _members if one.ended]:
         _members.remove(one)
+        one.stop()
     while len(_members) < size:
         _members.append(_Worker(surroundings))
     return _members[:size]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
-from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from pallasite_simulator.engine.memory import GlobalMemory
 from pallasite_simulator.engine.program import Program
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.launch import Execution, Launch, run_blocks
-from pallasite_simulator.parallel.messages import Chunk, Done, Failed, Job, Surroundings
+from pallasite_simulator.parallel.messages import Channel, Chunk, Done, Failed, Job, Surroundings
 from pallasite_simulator.programs import load
 from pallasite_simulator.statistics.traffic import SECTOR_BYTES, Traffic
 from pallasite_simulator.types import Array
@@ -23,39 +22,38 @@ from pallasite_simulator.types import Array
 
 def main() -> None:
     """Serves until the other process ends."""
-    commands = Connection(os.dup(0), writable=False)
-    results = Connection(os.dup(1), readable=False)
+    channel = Channel(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # Whatever is printed must not get between the results.
     try:
-        surroundings = commands.recv()
+        surroundings = channel.receive()
         assert isinstance(surroundings, Surroundings)
         for name, module in surroundings.plugins:
             plugins.register(importlib.import_module(module), name=name)
-        _serve(commands, results)
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        _serve(channel)
+    except (EOFError, OSError, KeyboardInterrupt):
         return
 
 
-def _serve(commands: Connection, results: Connection) -> None:
+def _serve(channel: Channel) -> None:
     work: _Work | None = None
     while True:
-        message = commands.recv()
+        message = channel.receive()
         try:
             if isinstance(message, Job):
                 work = _Work(message)
-                results.send(Done(None))
+                channel.send(Done(None))
             else:
                 assert isinstance(message, Chunk) and work is not None
                 if message.blocks is None:
-                    results.send(Done(work.end()))
+                    channel.send(Done(work.end()))
                     work = None
                 else:
-                    results.send(Done(work.run(message.blocks)))
+                    channel.send(Done(work.run(message.blocks)))
         except PallasiteError as error:
-            results.send(Failed(error))
+            channel.send(Failed(error))
         except Exception as error:
             text = f"a process that runs blocks failed: {type(error).__name__}: {error}"
-            results.send(Failed(SimulationError(text), traceback.format_exc()))
+            channel.send(Failed(SimulationError(text), traceback.format_exc()))
 
 
 class _Work:

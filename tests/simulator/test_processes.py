@@ -1,0 +1,304 @@
+"""Several processes that share a grid: the same results, numbers, texts and errors as one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from sample_kernels import pipelined, softmax
+from simulator_support import body_ptx
+
+import pallasite
+from pallasite import config, plugins
+from pallasite import gpu as plgpu
+from pallasite_simulator import SimulationError, launch, run_ptx, simulate
+from pallasite_simulator.instruction_set import InstructionSet
+from pallasite_simulator.parallel import messages, sharing, team
+from pallasite_simulator.programs import load
+
+
+@pytest.fixture(autouse=True)
+def _small_waves(monkeypatch):
+    """Grids of a few blocks are long enough to be shared."""
+    monkeypatch.setattr(launch, "LANES_AT_ONCE", 256)
+
+
+def same(one, other):
+    assert len(one.outputs) == len(other.outputs)
+    for a, b in zip(one.outputs, other.outputs, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert one.statistics == other.statistics
+    assert one.printed == other.printed
+    assert (one.note, other.note) == ("", "")
+
+
+SCALE = """
+.reg .b32 %x, %n, %place; .reg .b64 %at; .reg .pred %more;
+add.u64 %at, %array0, %offset4;
+ld.global.b32 %x, [%at];
+and.b32 %n, %prologue0, 7;
+again:
+add.s32 %x, %x, 1;
+sub.s32 %n, %n, 1;
+setp.ge.s32 %more, %n, 0;
+@%more bra again;
+mul.lo.u32 %place, %prologue2, 8;
+add.u32 %place, %place, dynamic;
+st.shared.b32 [%place], %x;
+bar.sync 0;
+ld.shared.b32 %x, [%place];
+add.u64 %at, %array1, %offset4;
+st.global.b32 [%at], %x;
+"""
+
+
+def run_scale(processes, count=600, **options):
+    x, y = np.arange(count * 64, dtype=np.int32), np.zeros(count * 64, np.int32)
+    options = dict(grid=count, block=64, shared_memory_bytes=512) | options
+    return run_ptx(body_ptx(SCALE, 2, shared=1), [x, y], processes=processes, **options)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_ptx(processes):
+    one = run_scale(1)
+    blocks = np.repeat(np.arange(600), 64)
+    np.testing.assert_array_equal(one.outputs[1], one.outputs[0] + blocks % 8 + 1)
+    same(one, run_scale(processes))
+    assert one.statistics.bank_conflicts > 0
+
+
+def test_chosen_blocks_and_clusters():
+    for options in (dict(blocks=range(100, 477, 3)), dict(cluster=4), dict(cluster=(2, 1, 1))):
+        same(run_scale(1, **options), run_scale(2, **options))
+
+
+def test_more_processes_than_blocks():
+    same(run_scale(1, count=2), run_scale(5, count=2))
+    same(run_scale(1, count=1), run_scale(5, count=1))
+
+
+def test_compiled_kernels():
+    x = jax.random.normal(jax.random.key(0), (256, 256))
+    compiled = pallasite.compile(pipelined(), x)
+    same(simulate(compiled, x), simulate(compiled, x, processes=2))
+    y = x[:64, :128]
+    compiled = pallasite.compile(softmax(), y)
+    same(simulate(compiled, y), simulate(compiled, y, processes=2))
+
+    def body(o):
+        i = jax.lax.axis_index("i")
+        pl.debug_print("block {}", i)
+        o[i] = jnp.full((128,), i, jnp.int32)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((30, 128), jnp.int32),
+        grid=(30,),
+        grid_names=("i",),
+    )
+    compiled = pallasite.compile(kernel)
+    two = simulate(compiled, processes=2)
+    same(simulate(compiled), two)
+    assert two.printed == "".join(f"block {i}\n" for i in range(30))
+
+
+def test_as_an_option_of_programs(monkeypatch, capfd):
+    used = []
+    run_shared = team.run_shared
+    monkeypatch.setattr(
+        team, "run_shared", lambda *arguments: (used.append(1), run_shared(*arguments))[1]
+    )
+    x = jax.random.normal(jax.random.key(0), (64, 128))
+    expected = jax.jit(softmax())(x)
+    assert used == []
+    monkeypatch.setenv("PALLASITE_SIMULATOR_PROCESSES", "2")
+    np.testing.assert_array_equal(jax.jit(softmax())(x), expected)
+    assert used == [1]
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+FAIL = """
+.reg .pred %bad; .reg .b64 %at; .reg .b32 %block;
+mov.u32 %block, %ctaid.x;
+setp.ge.u32 %bad, %block, {first};
+@%bad mov.u64 %array0, 0;
+st.global.b32 [%array0], %block;
+"""
+
+
+def failure(first, processes):
+    x = np.zeros(1, np.int32)
+    with pytest.raises(SimulationError) as caught:
+        run_ptx(body_ptx(FAIL.format(first=first), 1), [x], grid=64, block=64, processes=processes)
+    return caught.value
+
+
+@pytest.mark.parametrize("first", [0, 17, 63])
+def test_the_first_error_is_raised(first):
+    one, two = failure(first, 1), failure(first, 2)
+    assert type(one) is type(two) is SimulationError
+    assert f"thread 0 of block ({first}, 0, 0) accesses memory out of bounds" in str(two)
+    assert (one.message, one.hint, one.location) == (two.message, two.hint, two.location)
+    same(run_scale(1), run_scale(2))
+
+
+def test_errors_travel_whole():
+    location = pallasite.errors.SourceLocation("k.py", 3, 4, "body")
+    error = SimulationError("message", got=np.arange(3), expected="x", hint="y", location=location)
+    error.printed = "text"
+    found = pickle.loads(pickle.dumps(messages.Failed(error, "details")))
+    assert type(found.error) is SimulationError and found.details == "details"
+    assert str(found.error) == str(error)
+    assert found.error.printed == "text" and found.error.location == location
+
+
+def test_a_process_that_dies():
+    same(run_scale(1), run_scale(2))
+    os.kill(team._members[0]._process.pid, signal.SIGKILL)
+    with pytest.raises(SimulationError, match="a process that runs blocks of the grid has ended"):
+        run_scale(2)
+    same(run_scale(1), run_scale(2))
+
+
+def test_an_interrupt_ends_the_processes(monkeypatch):
+    run_scale(2)
+    members = list(team._members)
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(team._Round, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_scale(2)
+    assert team._members == []
+    assert all(member._process.returncode is not None for member in members)
+    monkeypatch.undo()
+    same(run_scale(1), run_scale(2))
+
+
+# What stands against it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("red.global.add.u32 [%array0], 1;", "atomic operations"),
+        ("atom.add.u32 %x, [%array0], 1;", "atomic operations"),
+        ("ld.acquire.gpu.global.b32 %x, [%array0];", "strong loads and stores"),
+        ("st.volatile.global.b32 [%array0], %x;", "strong loads and stores"),
+        (
+            "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%array0], [%x], 16;",
+            "reductions by bulk copies",
+        ),
+        ("red.shared.add.u32 [%x], 1;", None),
+        ("ld.volatile.shared.b32 %x, [%x];", None),
+        ("ld.weak.global.b32 %x, [%array0];", None),
+        (
+            "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32"
+            " [%x], [%x], 16, [%x];",
+            None,
+        ),
+    ],
+)
+def test_blocks_that_communicate(code, reason):
+    program = load(body_ptx(".reg .b32 %x;\n" + code, 1))
+    found = sharing.obstacle(program)
+    assert (found is None) if reason is None else reason in found
+
+
+def test_they_run_in_one_process():
+    count = np.zeros(1, np.int32)
+    simulation = run_ptx(
+        body_ptx("red.global.add.u32 [%array0], 1;", 1),
+        [count],
+        grid=100,
+        block=64,
+        processes=4,
+    )
+    assert count[0] == 6400
+    assert "one process: its blocks may communicate through atomic operations" in simulation.note
+
+
+def test_the_sanitizer_sees_all_blocks():
+    code = "st.global.b32 [%array0], %prologue0;"
+    x = np.zeros(1, np.int32)
+    simulation = run_ptx(body_ptx(code, 1), [x], grid=100, block=32, processes=2, sanitize="races")
+    assert "compared with one another" in simulation.note
+    assert simulation.findings
+
+
+instructions = InstructionSet()
+
+
+@instructions.register("frobnicate")
+def bind_nothing(instruction, binder):
+    return lambda lanes: None
+
+
+def test_plugins_of_this_process(monkeypatch, tmp_path):
+    class Plugin:
+        @pallasite.hookimpl
+        def pallasite_instructions(self):
+            return instructions.rules
+
+    plugins.register(Plugin(), "mine")
+    try:
+        assert "no module" in run_frobnicating(2).note
+    finally:
+        plugins.unregister("mine")
+    code = (
+        "import pallasite\nfrom test_processes import instructions\n"
+        "@pallasite.hookimpl\ndef pallasite_instructions():\n    return instructions.rules\n"
+    )
+    (tmp_path / "made_here.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins.register(importlib.import_module("made_here"), "mine")
+    try:
+        simulation = run_frobnicating(2)
+        assert simulation.note == ""
+        same(run_frobnicating(1), simulation)
+    finally:
+        plugins.unregister("mine")
+
+
+def run_frobnicating(processes):
+    return run_ptx(body_ptx("frobnicate;", 0), grid=100, block=32, processes=processes)
+
+
+def test_disabled_plugins_are_disabled_there_too():
+    with config.scoped(disabled_plugins="hopper"):
+        same(run_scale(1), run_scale(2))
+
+
+SCRIPT = """
+import numpy as np
+import pallasite_simulator
+print("the script runs")
+x = np.zeros(64 * 1000, np.int32)
+ptx = open(r"{file}").read()
+simulation = pallasite_simulator.run_ptx(ptx, [x], grid=1000, block=64, processes=2)
+print(x.sum(), repr(simulation.note))
+"""
+
+
+def test_scripts_are_not_imported_again(tmp_path):
+    file = tmp_path / "kernel.ptx"
+    code = ".reg .b64 %at; add.u64 %at, %array0, %offset4; st.global.b32 [%at], 1;"
+    file.write_text(body_ptx(code, 1))
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(file=file))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("the script runs\n64000 ''\n", "")
