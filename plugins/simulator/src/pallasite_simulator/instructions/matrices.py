@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pallasite_simulator.instruction_set import InstructionSet
-from pallasite_simulator.instructions import matrix_moves, mma
+from pallasite_simulator.instructions import matrix_moves, mma, wmma
 
 instructions = InstructionSet()
-instructions.extend(matrix_moves.instructions, mma.instructions)
+instructions.extend(matrix_moves.instructions, mma.instructions, wmma.instructions)

@@ -17,7 +17,7 @@ import numpy as np
 from pallasite_simulator.binder import U32, U64, Binder, Destination, Source
 from pallasite_simulator.engine.lanes import WARP, Lanes
 from pallasite_simulator.instruction_set import InstructionSet, Step
-from pallasite_simulator.instructions import float_arithmetic, tensor_core
+from pallasite_simulator.instructions import tensor_core
 from pallasite_simulator.instructions.products import add_products
 from pallasite_simulator.instructions.tensor_core import FORMATS
 from pallasite_simulator.ptx.syntax import Instruction
@@ -157,7 +157,6 @@ def _bind_f64(instruction: Instruction, binder: Binder, form: _Form) -> Step:
         _destinations(binder, 0, "f64", 2 * form.halves),
     )
     decode = FORMATS["f64"].decode
-    fma = float_arithmetic.arithmetic("fma", "f64", form.rounding)
     halves, operations = form.halves, 2 * form.m * 8 * form.k
 
     def step(lanes: Lanes) -> None:
@@ -171,13 +170,10 @@ def _bind_f64(instruction: Instruction, binder: Binder, form: _Form) -> Step:
             held[:, number // 2, :, :, number % 2] = (
                 values.reshape(-1, 8, 4) if values.ndim else values
             )
-        result, shape = held.reshape(-1), (warps, form.m, 8)
-        # One after the other along K, each time with one rounding.
-        for k in range(form.k):
-            left = np.broadcast_to(rows[..., k, None], shape).reshape(-1)
-            right = np.broadcast_to(columns[:, None, :, k], shape).reshape(-1)
-            result = fma(left, right, result).view(np.float64)
-        parts = result.reshape(-1, halves, WARP, 2)
+        total = tensor_core.multiply_f64(
+            held.reshape(warps, form.m, 8), rows, columns.swapaxes(1, 2), form.rounding
+        )
+        parts = total.reshape(-1, halves, WARP, 2)
         for number, write in enumerate(d):
             write(lanes, parts[:, number // 2, :, number % 2].reshape(-1))
         _count(lanes, warps * operations)

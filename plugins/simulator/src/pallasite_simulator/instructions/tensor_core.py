@@ -20,6 +20,7 @@ from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.instructions import float_formats
 from pallasite_simulator.instructions.compiled import elementwise, integer
+from pallasite_simulator.instructions.float_arithmetic import arithmetic
 from pallasite_simulator.instructions.rounding import from_f64, to_f64, widen
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array
@@ -128,6 +129,25 @@ def count_differences(a: Array, b: Array) -> tuple[Array, Array]:
     Both are of shape (..., rows, K), of zeros and ones; K of the results is twice as much.
     """
     return np.concatenate([a, 1 - a], axis=-1), np.concatenate([1 - b, b], axis=-1)
+
+
+def multiply_f64(held: Array, a: Array, b: Array, rounding: str) -> Array:
+    """Products of ``.f64``, added to ``held`` one after the other along K, each time with one
+    rounding.
+
+    Args:
+      held: of shape (..., M, N).
+      a: of shape (..., M, K).
+      b: of shape (..., K, N).
+      rounding: ``"rn"``, ``"rz"``, ``"rm"`` or ``"rp"``.
+    """
+    fma = arithmetic("fma", "f64", rounding)
+    result = held.reshape(-1)
+    for k in range(a.shape[-1]):
+        left = np.broadcast_to(a[..., k, None], held.shape).reshape(-1)
+        right = np.broadcast_to(b[..., k, None, :], held.shape).reshape(-1)
+        result = fma(left, right, result).view(np.float64)
+    return result.reshape(held.shape)
 
 
 @functools.cache
