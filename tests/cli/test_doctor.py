@@ -7,9 +7,10 @@ import subprocess
 import pytest
 
 import pallasite
-from pallasite import plugins
+from pallasite import config, plugins
 from pallasite.cli import doctor_devices
 from pallasite.cli.checks import PROBLEM, WARNING
+from pallasite.extensions import InstructionRule
 
 CPU = {"platform": "cpu", "version": "cpu", "devices": [["cpu", ""]]}
 GPU = {
@@ -51,6 +52,39 @@ def test_gpu(command, devices):
     assert found["JAX devices"]["text"] == (
         "gpu: 2 x NVIDIA H200 (compute capability 9.0); cuda 13000"
     )
+
+
+def test_executors(command, devices):
+    found = checks(command("doctor", "--json"))
+    assert found["executors"]["text"].startswith("simulator on cpu (")
+    assert found["PTX instructions"]["text"].startswith("rules for ")
+    with config.scoped(disabled_plugins=("simulator", "hopper", "blackwell")):
+        found = checks(command("doctor", "--json"))
+        assert found["executors"]["text"] == "none: kernels can be compiled here, not run"
+        assert "enable plugin 'simulator'" in found["executors"]["remedy"]
+        assert "PTX instructions" not in found
+    devices.update(GPU)
+    found = checks(command("doctor", "--json"))
+    assert found["executors"]["text"].startswith("the GPU, simulator on cpu")
+
+
+def test_instructions_that_contradict_each_other(command):
+    class Plugin:
+        @pallasite.hookimpl
+        def pallasite_instructions(self):
+            return [InstructionRule(name="mov", bind=print)]
+
+    plugins.register(Plugin(), name="moving")
+    try:
+        result = command("doctor", "--json")
+        listing = command("plugins")
+    finally:
+        plugins.unregister("moving")
+    found = checks(result)["PTX instructions"]
+    assert (result.status, found["state"]) == (0, WARNING)
+    assert "'moving'" in found["text"] and "'mov'" in found["text"]
+    assert listing.status == 1
+    assert "plugins contradict each other" in listing.out
 
 
 def test_jax_that_does_not_start(command, devices):

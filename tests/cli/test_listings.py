@@ -84,10 +84,13 @@ def test_plugins(command, extra):
     assert lines["extra"] == (
         "extra loaded in process targets sm_250x, names extra_name, passes on-jaxpr late"
     )
-    assert "not installed" in lines["simulator"]
+    assert "not installed" in lines["multigpu"]
+    assert "executors simulator" in lines["simulator"]
     found = {one["name"]: one for one in command("plugins", "--json").json["plugins"]}
     assert found["extra"]["contributes"]["targets"] == ["sm_250x"]
     assert found["pallasite"]["contributes"]["lowering rules"] > 100
+    assert found["simulator"]["contributes"]["executors"] == ["simulator"]
+    assert found["simulator"]["contributes"]["PTX instructions"] > 100
 
 
 def test_plugin_that_fails(command):

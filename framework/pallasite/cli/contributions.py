@@ -34,7 +34,11 @@ def providers(names: Callable[[], Iterable[str]]) -> dict[str, str]:
 
 
 def counts(registry: Registry) -> dict[str, dict[str, int]]:
-    """By plugin, how many rules of each kind it contributes."""
+    """By plugin, how many rules of each kind it contributes.
+
+    Raises:
+      PluginError: two plugins contradict each other on a PTX instruction.
+    """
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     primitives = set()
     for rule in registry.lowering_rules():
@@ -46,6 +50,8 @@ def counts(registry: Registry) -> dict[str, dict[str, int]]:
             found[resource.plugin]["resource rules"] += 1
         if layout is not None:
             found[layout.plugin]["layout rules"] += 1
+    for instruction in manager().instructions().values():
+        found[instruction.plugin]["PTX instructions"] += 1
     return {plugin: dict(counter) for plugin, counter in found.items()}
 
 

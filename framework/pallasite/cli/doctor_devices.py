@@ -98,17 +98,22 @@ def _launcher(on_gpu: bool) -> Check:
 
 def _executors(on_gpu: bool) -> Check:
     from pallasite.cli.contributions import quiet
+    from pallasite.known_plugins import remedy
+    from pallasite.plugins import manager
 
     try:
-        from pallasite.plugins import registry
-
         with quiet():
-            found = {platform: registry().executor_for(platform) for platform in ("cuda", "cpu")}
+            registry = manager().registry()
+            found = {platform: registry.executor_for(platform) for platform in ("cuda", "cpu")}
     except Exception as error:
         return Check("executors", f"not known: {error}".splitlines()[0], WARNING)
-    names = [f"{one.name} on {platform}" for platform, one in found.items() if one is not None]
-    if on_gpu:
-        return Check("executors", ", ".join(["the GPU", *names]))
-    if found["cpu"] is None:
-        return Check("executors", "none: kernels can be compiled here, not run")
-    return Check("executors", ", ".join(names))
+    texts = ["the GPU"] if on_gpu else []
+    for platform, one in found.items():
+        if one is not None:
+            description = f" ({one.description})" if one.description else ""
+            texts.append(f"{one.name} on {platform}{description}")
+    if not texts:
+        text = "none: kernels can be compiled here, not run"
+        advice = remedy("executors", "simulator", manager().absences())
+        return Check("executors", text, WARNING, advice or "")
+    return Check("executors", ", ".join(texts))

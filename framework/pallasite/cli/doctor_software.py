@@ -82,6 +82,7 @@ def plugins() -> list[Check]:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             remedy = "'pallasite plugins' shows more"
             checks.append(Check("registry", text, PROBLEM, remedy))
+        checks += _instructions()
         try:
             found = manager().plugins()
         except ConfigError:
@@ -96,6 +97,21 @@ def plugins() -> list[Check]:
     present = {plugin.name for plugin in found}
     missing = [name for name in install if name not in present]
     return [*checks, *(Check(name, f"not installed: {install[name]}") for name in missing)]
+
+
+def _instructions() -> list[Check]:
+    """What executors that interpret PTX know, if there are any."""
+    from pallasite.errors import PluginError
+    from pallasite.plugins import manager
+
+    try:
+        known = manager().instructions()
+    except PluginError as error:
+        text = str(error).splitlines()[0]
+        return [Check("PTX instructions", text, WARNING, "'pallasite plugins' shows more")]
+    except ConfigError:
+        return []
+    return [Check("PTX instructions", f"rules for {len(known)} kinds")] if known else []
 
 
 def cache() -> list[Check]:

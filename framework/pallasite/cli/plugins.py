@@ -55,10 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load() -> str:
     """Loads everything; returns in what plugins contradict each other."""
-    from pallasite.plugins import registry
+    from pallasite.plugins import manager
 
     try:
-        registry()
+        manager().registry()
+        manager().instructions()
     except PluginError as error:
         return str(error)
     return ""

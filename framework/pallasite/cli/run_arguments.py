@@ -6,13 +6,13 @@ import argparse
 import dataclasses
 import pathlib
 import re
-from typing import Any
-
-import ml_dtypes
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from pallasite.cli.array_types import ArrayType, array_type
 from pallasite.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 RUBBISH = 0xCD
 """What the bytes of an output hold before the kernel runs."""
@@ -75,6 +75,9 @@ def make(one: Argument, generator: np.random.Generator) -> Any:
       InvalidValueError: a file that cannot be read or is of another type, or a number that the type
         cannot hold.
     """
+    import ml_dtypes  # noqa: F401  (NumPy knows its dtypes from then on)
+    import numpy as np
+
     if one.fill == "null":
         return None
     if one.fill.endswith(".npy"):
@@ -95,6 +98,9 @@ def make(one: Argument, generator: np.random.Generator) -> Any:
 
 def random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:
     """Normally distributed floats, integers from -100 to 99 as far as the type goes, or bools."""
+    import ml_dtypes
+    import numpy as np
+
     dtype = np.dtype(dtype)
     if dtype == np.bool_:
         return generator.integers(0, 2, shape).astype(dtype)
@@ -121,6 +127,9 @@ def _check_fill(fill: str, text: str, *, numbers_only: bool = False) -> None:
 
 
 def _number(text: str, dtype: Any) -> Any:
+    import ml_dtypes
+    import numpy as np
+
     if text.lower() in ("true", "false"):
         return np.asarray(text.lower() == "true").astype(dtype)
     try:
@@ -137,6 +146,8 @@ def _number(text: str, dtype: Any) -> Any:
 
 
 def _from_file(one: Argument) -> Any:
+    import numpy as np
+
     try:
         value = np.load(pathlib.Path(one.fill))
     except (OSError, ValueError) as error:

@@ -7,9 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (NumPy knows its dtypes from then on)
-import numpy as np
-
 from pallasite.cli import output
 from pallasite.extensions import RunReport
 
@@ -31,7 +28,7 @@ class Outcome:
     Attributes:
       title: what ran, for what target.
       executor: where.
-      outputs: arrays.
+      outputs: NumPy arrays.
       reports: of the kernels, if the executor gives any.
       verdict: of a comparison; None if the file offers none.
     """
@@ -53,7 +50,7 @@ def as_text(outcome: Outcome) -> str:
     """For people; what kernels printed is not in it."""
     parts = [f"{outcome.title} on {outcome.executor}"]
     if outcome.outputs:
-        rows = [(number, *_row(np.asarray(array))) for number, array in enumerate(outcome.outputs)]
+        rows = [(number, *_row(array)) for number, array in enumerate(outcome.outputs)]
         headers = ("output", "type", "min", "max", "mean", "not finite", "first elements")
         parts.append(output.table(headers, rows))
     if outcome.verdict is not None:
@@ -77,7 +74,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "what": outcome.title,
         "executor": outcome.executor,
         "good": outcome.good,
-        "outputs": [_json(np.asarray(array)) for array in outcome.outputs],
+        "outputs": [_json(array) for array in outcome.outputs],
         "check": None if verdict is None else dataclasses.asdict(verdict),
         "kernels": [
             {
@@ -105,6 +102,8 @@ def _row(array: Any) -> tuple[str, ...]:
 
 
 def _json(array: Any) -> dict[str, Any]:
+    import numpy as np
+
     values = _wide(array)
     finite = values[np.isfinite(values)]
     numbers = [float(f(finite)) if finite.size else None for f in (np.min, np.max, np.mean)]
@@ -118,13 +117,15 @@ def _json(array: Any) -> dict[str, Any]:
 
 def _wide(array: Any) -> Any:
     """As float64, in which all types have their order; complex numbers by their magnitude."""
-    return np.abs(array) if array.dtype.kind == "c" else array.astype(np.float64)
+    return abs(array) if array.dtype.kind == "c" else array.astype("float64")
 
 
 def verdict_of(result: Any) -> Verdict:
     """What a check returned: a relative error, a bool, or nothing if it is content."""
+    import numpy as np
+
     if isinstance(result, bool | np.bool_):
         return Verdict(bool(result), "correct" if result else "wrong")
-    if isinstance(result, float | int | np.floating) and not math.isnan(result):
+    if isinstance(result, float | int | np.number) and not math.isnan(result):
         return Verdict(True, f"correct, relative error {float(result):.1e}")
     return Verdict(True, "correct")
