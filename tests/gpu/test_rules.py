@@ -20,7 +20,7 @@ from pallasite.ir import ops
 from pallasite.language.helpers import warp_map
 from pallasite.language.kernel import kernel
 from pallasite.language.layouts import Layout, layout_cast
-from pallasite.language.memory import SMEM, Barrier, SemaphoreType
+from pallasite.language.memory import SMEM, Barrier, ClusterBarrier, SemaphoreType
 from pallasite.language.primitives import arrays
 from pallasite.language.primitives.barriers import barrier_arrive, barrier_wait
 from pallasite.language.primitives.copies import async_store_smem
@@ -400,13 +400,19 @@ def test_combine_in_another_block(operation, dtype):
         out_type=out((2, 256), dtype),
         cluster=(2,),
         cluster_names=("c",),
-        scratch_types=[SMEM((256,), dtype), Barrier(num_arrivals=1)],
+        scratch_types=[
+            SMEM((256,), dtype),
+            Barrier(num_arrivals=1),
+            ClusterBarrier(collective_axes=("c",)),
+        ],
     )
-    def body(x, y, o, s, b):
+    def body(x, y, o, s, b, both):
         c = jax.lax.axis_index("c")
         async_store_smem(x[c], s, b, cluster_idx=1 - c, cluster_dim="c")
         barrier_wait(b)
-        # The other block may still wait, but its barrier has completed: both have stored.
+        # Only the other block knows that this one's store has arrived there.
+        barrier_arrive(both)
+        barrier_wait(both)
         async_store_smem(y[c], s, b, cluster_idx=1 - c, cluster_dim="c", atomic=operation)
         barrier_wait(b)
         o[c] = s[...]
