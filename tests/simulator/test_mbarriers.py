@@ -261,6 +261,42 @@ def test_arrivals_from_other_blocks(scope):
     np.testing.assert_array_equal(out, (block // 4 * 4 + thread) * 10 + block % 4)
 
 
+def test_blocks_are_woken_one_by_one():
+    # Warp 1 of each block arrives the later, the higher the block's number; warp 0 waits twice.
+    out = np.zeros((6, 64), np.uint32)
+    body = f"""
+    @%first mbarrier.init.shared::cta.b64 [bars], 1;
+    bar.sync 0;
+    mov.u32 %r0, 0;
+    setp.eq.u32 %p, %warp, 1;
+    @%p bra LATE;
+    {wait("bars", 0, "FIRST")}
+    {wait("bars", 1, "SECOND")}
+    mov.u32 %r0, 77;
+    bra END;
+    LATE:
+    mul.lo.u32 %r1, %prologue0, 5;
+    mov.u32 %r2, 0;
+    DELAY:
+    setp.ge.u32 %p, %r0, %r1;
+    @%p bra ARRIVE;
+    add.u32 %r0, %r0, 1;
+    bra DELAY;
+    ARRIVE:
+    setp.eq.u32 %p, %lane, 0;
+    @%p mbarrier.arrive.shared::cta.b64 _, [bars];
+    add.u32 %r1, %r1, 3;
+    add.u32 %r2, %r2, 1;
+    setp.lt.u32 %p, %r2, 2;
+    @%p bra DELAY;
+    END:
+    st.global.b32 [%place], %r0;
+    """
+    run(body, out, grid=6, block=64)
+    np.testing.assert_array_equal(out[:, :32], 77)
+    np.testing.assert_array_equal(out[:, 32:], (5 * np.arange(6) + 3)[:, None].repeat(32, axis=1))
+
+
 def test_polling_lets_others_go_on():
     out = np.zeros((4, 64), np.uint32)
     body = """
