@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from wgmma_programs import (
     widened,
 )
 
+from pallasite_hopper import plugin
 from pallasite_simulator.engine.observer import Observer
 from pallasite_simulator.errors import DeadlockError, PtxError, SimulationError
 from pallasite_simulator.programs import load
@@ -450,6 +452,12 @@ def test_other_targets_have_no_wgmma():
                 target="sm_100a",
             )
         )
+
+
+def test_rules_without_the_simulator(monkeypatch):
+    assert {rule.name for rule in plugin.pallasite_instructions()} >= {"wgmma.mma_async"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert plugin.pallasite_instructions() == []
 
 
 def test_register_counts():
