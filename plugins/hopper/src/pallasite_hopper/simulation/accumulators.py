@@ -1,7 +1,7 @@
 """The accumulators of ``wgmma.mma_async``, and how products get there.
 
 The registers of an accumulator are up to 128 arrays. They are kept side by side in one block of
-memory, of which the registers are the rows, so that NumPy adds to all of them at once.
+memory, of which the registers are the rows, so that products can be added to all of them at once.
 """
 
 from __future__ import annotations
