@@ -1,7 +1,7 @@
-"""Compiles every example for every target, then runs them where something can run kernels.
+"""Compiles every example for every target, then runs them and checks the results.
 
-Usage: ``python examples/demo.py [part of a name ...]``. It needs no GPU: without one it stops after
-the table of resources and says what is missing. The exit status is 1 if anything failed.
+Usage: ``python examples/demo.py [part of a name ...]``. It needs no GPU: without one, the kernels
+run on the simulator, whose sanitizer checks what they do. The exit status is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -136,22 +136,34 @@ def summary(outcomes: dict[str, Outcome]) -> str:
 def run_all(examples: list[Example]) -> list[str]:
     """Runs each example on the default device and checks the result; returns what failed."""
     platform = jax.default_backend()
+    executor = plugins.registry().executor_for(platform)
     print()
-    if platform != "gpu" and plugins.registry().executor_for(platform) is None:
+    if platform == "gpu":
+        print(f"Running them on {jax.devices()[0].device_kind}:")
+    elif executor is not None:
+        print(f"Running them on {platform!r} by the executor {executor.name!r}, with its checks:")
+    else:
         print(f"Not run: JAX is on {platform!r}, and no plugin has an executor for it. To run the")
-        print("kernels, use a machine with an NVIDIA GPU and pip install 'pallasite[cuda]'.")
+        print(
+            "kernels, pip install 'pallasite[simulator]', or use a machine with an NVIDIA GPU and"
+        )
+        print("pip install 'pallasite[cuda]'.")
         return []
-    print(f"Running them on {jax.devices()[0].device_kind}:")
     failures = []
     for number, example in enumerate(examples):
         inputs = example.make_inputs(jax.random.key(number))
+        begin = time.perf_counter()
         try:
-            error = example.check(inputs, jax.block_until_ready(jax.jit(example.function)(*inputs)))
+            with pallasite.config.scoped(sanitize=True), pallasite.kernel_errors():
+                output = jax.block_until_ready(jax.jit(example.function)(*inputs))
+            seconds = time.perf_counter() - begin
+            error = example.check(inputs, output)
         except Exception as problem:
             failures.append(f"{example.name}: {type(problem).__name__}: {problem}")
             print(f"  {example.name:<28}  FAILED", flush=True)
         else:
-            print(f"  {example.name:<28}  correct, relative error {error:.1e}", flush=True)
+            text = f"correct, relative error {error:.1e}, {seconds:4.1f} s"
+            print(f"  {example.name:<28}  {text}", flush=True)
     return failures
 
 

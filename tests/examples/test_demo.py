@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import pytest
 
+import pallasite
 from examples import catalog, demo
+from pallasite import gpu as plgpu
 
 
 def examples_named(*names: str) -> list[catalog.Example]:
@@ -43,15 +46,47 @@ def test_failure_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert demo.main(["no such example"]) == 1
 
 
-def test_says_what_to_install(capsys: pytest.CaptureFixture[str]):
-    if jax.default_backend() == "gpu" or demo.plugins.registry().executor_for("cpu"):
-        pytest.skip("something can run kernels here")
-    assert demo.run_all(examples_named("vector_add_f32")) == []
-    assert "pip install 'pallasite[cuda]'" in capsys.readouterr().out
+def test_says_what_to_install(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(demo.jax, "default_backend", lambda: "cpu")
+    with pallasite.config.scoped(disabled_plugins="simulator"):
+        assert demo.run_all(examples_named("vector_add_f32")) == []
+    out = capsys.readouterr().out
+    assert "pip install 'pallasite[simulator]'" in out
+    assert "pip install 'pallasite[cuda]'" in out
+
+
+@pytest.mark.runs_kernels
+def test_right_results(capsys: pytest.CaptureFixture[str], pallasite_executor: str):
+    assert demo.run_all(examples_named("vector_add_f32", "debug_print_f32")) == []
+    out = capsys.readouterr().out
+    assert out.count("correct, relative error") == 2
+    if pallasite_executor == "simulator":
+        assert "Running them on 'cpu' by the executor 'simulator', with its checks:" in out
+        assert "block 1 begins with" in out
 
 
 @pytest.mark.runs_kernels
 def test_wrong_result_is_reported(capsys: pytest.CaptureFixture[str]):
     example = examples_named("vector_add_f32")[0]
     wrong = dataclasses.replace(example, reference=lambda x, y: x - y)
-    assert demo.run_all([wrong])
+    (failure,) = demo.run_all([wrong])
+    assert failure.startswith("vector_add_f32: AssertionError: relative error")
+    assert "vector_add_f32                FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.runs_kernels
+def test_errors_of_kernels_are_reported(pallasite_executor: str):
+    if pallasite_executor == "gpu":
+        pytest.skip("a GPU does not look for races")
+
+    def racing(x, y):
+        def body(x_ref, y_ref, o_ref):
+            thread = jax.lax.axis_index("t")
+            o_ref[...] = x_ref[...] + thread.astype(x_ref.dtype)
+
+        out_type = jax.ShapeDtypeStruct((128,), jnp.float32)
+        return plgpu.kernel(body, out_type=out_type, num_threads=2, thread_name="t")(x[:128], y)
+
+    example = dataclasses.replace(examples_named("vector_add_f32")[0], function=racing)
+    (failure,) = demo.run_all([example])
+    assert "SanitizerError" in failure and "data race in global memory" in failure
