@@ -28,7 +28,7 @@ class Case:
       ptx: a module with one kernel, whose parameters point to the inputs and then to the result.
       inputs: arrays; the kernel may change them, but only the result is compared.
       result: dtype and number of elements of the result, which is poisoned before.
-      grid, block, shared: how to launch it.
+      grid, block, cluster, shared: how to launch it; the PTX names the cluster, too.
       ulp: how many units in the last place a float may differ (the sign of zero and any NaN agree);
         None for bit for bit.
       absolute: a difference that is always accepted.
@@ -41,6 +41,7 @@ class Case:
     result: tuple[np.dtype, int]
     grid: int = 1
     block: int = 128
+    cluster: int = 1
     shared: int = 0
     ulp: float | None = None
     absolute: float = 0.0
@@ -57,8 +58,10 @@ class Case:
 def all_cases() -> dict[str, Case]:
     """All cases by name."""
     import corpus_atomics
+    import corpus_copies
     import corpus_floats
     import corpus_integers
+    import corpus_matrices
     import corpus_random
     import corpus_warps
     import corpus_wgmma
@@ -70,6 +73,8 @@ def all_cases() -> dict[str, Case]:
         corpus_warps,
         corpus_wgmma,
         corpus_atomics,
+        corpus_copies,
+        corpus_matrices,
         corpus_random,
     ):
         for case in module.cases():

@@ -7,8 +7,8 @@ Tensor maps are built by the programs themselves, so no driver is needed to enco
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from corpus import Case, generator
@@ -22,20 +22,14 @@ SIZES = {
 """Bytes of the element types of ``tensormap.replace``, in the order of their numbers."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CopyCase(Case):
-    """Adds the number of blocks of a cluster, which the PTX names too."""
-
-    cluster: int = 1
-
-
-@functools.cache
-def copy_cases() -> dict[str, CopyCase]:
-    """All cases by name."""
-    found = [*tensor_cases(), *reduction_cases(), *bulk_cases(), *barrier_cases(), *lane_cases()]
-    found += cluster_cases()
-    assert len({case.name for case in found}) == len(found)
-    return {case.name: case for case in found}
+def cases() -> Iterator[Case]:
+    """All of them."""
+    yield from tensor_cases()
+    yield from reduction_cases()
+    yield from bulk_cases()
+    yield from barrier_cases()
+    yield from lane_cases()
+    yield from cluster_cases()
 
 
 # Building blocks ----------------------------------------------------------------------------------
@@ -237,7 +231,7 @@ def contents(name: str, element: str, count: int) -> np.ndarray:
 # Tensor copies ------------------------------------------------------------------------------------
 
 
-def tensor_case(name: str, tensor: Map, operation: str) -> CopyCase:
+def tensor_case(name: str, tensor: Map, operation: str) -> Case:
     """One box is loaded (``"load"``), stored, or reduced into the tensor. The result is what is
     then in shared memory, and in global memory."""
     corner = corner_of(name, tensor, operation != "load")
@@ -290,10 +284,10 @@ add.u64 %result, %result, {tile_bytes};
     )
     ptx = kernel(name, ["data", "image", "map", "result"], shared, body)
     inputs = (data, image, np.zeros(128, np.uint8))
-    return CopyCase(name, ptx, inputs, (np.dtype(np.uint8), tile_bytes + data_bytes))
+    return Case(name, ptx, inputs, (np.dtype(np.uint8), tile_bytes + data_bytes))
 
 
-def tensor_cases() -> list[CopyCase]:
+def tensor_cases() -> list[Case]:
     """Loads and stores of all element types, ranks and swizzles."""
     found = []
     elements = list(SIZES)
@@ -324,7 +318,7 @@ TENSOR_REDUCTIONS = {
 }
 
 
-def reduction_cases() -> list[CopyCase]:
+def reduction_cases() -> list[Case]:
     """Reductions into tensors."""
     found = []
     for operation, elements in TENSOR_REDUCTIONS.items():
@@ -349,7 +343,7 @@ BULK_REDUCTIONS = {
 }
 
 
-def bulk_case(name: str, element: str, instruction: str, count: int, load: bool) -> CopyCase:
+def bulk_case(name: str, element: str, instruction: str, count: int, load: bool) -> Case:
     """One bulk copy of ``count`` bytes between ``data+32`` and ``tile+48``."""
     element = {"b32": "u32", "b64": "u64"}.get(element, element)
     total = -(-(count + 128) // 16) * 16
@@ -386,10 +380,10 @@ add.u64 %result, %result, {total};
 """
     shared = f".shared .align 128 .b8 tile[{total}];\n.shared .align 8 .b64 bar;"
     ptx = kernel(name, ["data", "image", "result"], shared, body)
-    return CopyCase(name, ptx, (data, image), (np.dtype(np.uint8), 2 * total))
+    return Case(name, ptx, (data, image), (np.dtype(np.uint8), 2 * total))
 
 
-def bulk_cases() -> list[CopyCase]:
+def bulk_cases() -> list[Case]:
     """Bulk copies and reductions of bytes."""
     load = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
     store = "cp.async.bulk.global.shared::cta.bulk_group"
@@ -406,7 +400,7 @@ def bulk_cases() -> list[CopyCase]:
 # Barriers -----------------------------------------------------------------------------------------
 
 
-def sequence_case(number: int) -> CopyCase:
+def sequence_case(number: int) -> Case:
     """One thread does what it likes with an mbarrier; after each step the result has the pending
     arrivals of the state, and whether the phases of both parities are complete."""
     name = f"barrier/sequence {number}"
@@ -462,10 +456,10 @@ def sequence_case(number: int) -> CopyCase:
         look()
     body = "@!%first bra END;\n" + "\n".join(lines) + "\nEND:"
     ptx = kernel(name, ["result"], ".shared .align 8 .b64 bar;", body)
-    return CopyCase(name, ptx, (), (np.dtype(np.uint32), place // 4))
+    return Case(name, ptx, (), (np.dtype(np.uint32), place // 4))
 
 
-def barrier_reduction(number: int) -> CopyCase:
+def barrier_reduction(number: int) -> Case:
     """Reductions at barriers of parts of a block, whose warps come at different times."""
     name = f"barrier/reduction {number}"
     flags = generator(name).integers(0, 2, 128).astype(np.uint32)
@@ -495,10 +489,10 @@ selp.b32 %r6, 1, 0, %done;
 st.global.v4.b32 [%a2], {%r3, %r4, %r5, %r6};
 """
     ptx = kernel(name, ["data", "result"], "", body)
-    return CopyCase(name, ptx, (flags,), (np.dtype(np.uint32), 512))
+    return Case(name, ptx, (flags,), (np.dtype(np.uint32), 512))
 
 
-def barrier_cases() -> list[CopyCase]:
+def barrier_cases() -> list[Case]:
     """Barriers of all kinds."""
     return [sequence_case(n) for n in range(8)] + [barrier_reduction(n) for n in range(4)]
 
@@ -506,7 +500,7 @@ def barrier_cases() -> list[CopyCase]:
 # Copies of single lanes ---------------------------------------------------------------------------
 
 
-def lane_case(size: int, cache: str, form: str) -> CopyCase:
+def lane_case(size: int, cache: str, form: str) -> Case:
     """``cp.async`` of 4, 8 or 16 bytes; all of them, a part, or none if a predicate says so."""
     name = f"lanes/{cache} {size} {form}"
     data = contents(name, "u8", 128 * size)
@@ -532,10 +526,10 @@ bar.sync 0;
 """
     shared = f".shared .align 128 .b8 tile[{128 * size}];"
     ptx = kernel(name, ["data", "image", "result"], shared, body)
-    return CopyCase(name, ptx, (data, counts), (np.dtype(np.uint8), 128 * size))
+    return Case(name, ptx, (data, counts), (np.dtype(np.uint8), 128 * size))
 
 
-def lane_cases() -> list[CopyCase]:
+def lane_cases() -> list[Case]:
     """All forms of ``cp.async``."""
     forms = [("ca", 4), ("ca", 8), ("ca", 16), ("cg", 16)]
     return [
@@ -548,7 +542,7 @@ def lane_cases() -> list[CopyCase]:
 # Clusters -----------------------------------------------------------------------------------------
 
 
-def cluster_case(name: str, cluster: int, begin: str, amount: int) -> CopyCase:
+def cluster_case(name: str, cluster: int, begin: str, amount: int) -> Case:
     """Blocks of clusters copy and signal as ``begin`` says; each expects ``amount`` bytes, and its
     shared memory is the result."""
     total = 1024
@@ -583,10 +577,10 @@ barrier.cluster.wait;
     shared = f".shared .align 1024 .b8 tile[{total}];\n.shared .align 8 .b64 bar;"
     ptx = kernel(name, ["data", "result"], shared, body, cluster)
     result = (np.dtype(np.uint8), total * blocks)
-    return CopyCase(name, ptx, (data,), result, grid=blocks, cluster=cluster)
+    return Case(name, ptx, (data,), result, grid=blocks, cluster=cluster)
 
 
-def cluster_cases() -> list[CopyCase]:
+def cluster_cases() -> list[Case]:
     """Copies between blocks of a cluster."""
     complete = "mbarrier::complete_tx::bytes"
     multicast = f"cp.async.bulk.shared::cluster.global.{complete}.multicast::cluster"

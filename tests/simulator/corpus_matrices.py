@@ -3,7 +3,6 @@ matrices, and the corners of ``wgmma``'s descriptors."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -47,15 +46,10 @@ ABSOLUTE = {"f32": 2.0**-17, "f16": 2.0**-6}
 """How far sums of around 16 may be off: tensor cores cut off what the simulator rounds."""
 
 
-@functools.cache
-def matrix_cases() -> dict[str, Case]:
-    """All cases by name."""
-    found: dict[str, Case] = {}
+def cases() -> Iterator[Case]:
+    """All of them."""
     for part in (products, quarters, special_products, opaque, moves, base_offsets, wide):
-        for case in part():
-            assert case.name not in found, case.name
-            found[case.name] = case
-    return found
+        yield from part()
 
 
 def close(kind: str) -> dict[str, object]:

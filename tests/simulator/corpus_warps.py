@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
-from corpus import Case, floats, generator, integers
+from corpus import Case, generator, integers
 from simulator_support import body_ptx
 
 THREADS = 128
@@ -319,93 +319,3 @@ def matrices() -> Iterator[Case]:
         yield case(f"stmatrix.x4{trans}", code, words(f"stmatrix{trans}"), shared=2048)
     code = "movmatrix.sync.aligned.m8n8.trans.b16 %d, %a;"
     yield case("movmatrix", code, words("movmatrix"))
-    for shape, a_kind, b_kind, d_kind, a_count, b_count, d_count in PRODUCTS:
-        for small in (True, False):
-            if small or d_kind == "f32":
-                yield product(shape, a_kind, b_kind, d_kind, a_count, b_count, d_count, small)
-
-
-# Shape, types, and 32-bit registers of A, B and D.
-PRODUCTS = (
-    ("m16n8k8", "f16", "f16", "f32", 2, 1, 4),
-    ("m16n8k16", "f16", "f16", "f32", 4, 2, 4),
-    ("m16n8k16", "f16", "f16", "f16", 4, 2, 2),
-    ("m16n8k8", "bf16", "bf16", "f32", 2, 1, 4),
-    ("m16n8k16", "bf16", "bf16", "f32", 4, 2, 4),
-    ("m16n8k4", "tf32", "tf32", "f32", 2, 1, 4),
-    ("m16n8k8", "tf32", "tf32", "f32", 4, 2, 4),
-    ("m16n8k32", "e4m3", "e4m3", "f32", 4, 2, 4),
-    ("m16n8k32", "e5m2", "e4m3", "f32", 4, 2, 4),
-    ("m8n8k16", "s8", "s8", "s32", 1, 1, 2),
-    ("m16n8k16", "u8", "s8", "s32", 2, 1, 4),
-    ("m16n8k32", "s8", "u8", "s32", 4, 2, 4),
-    ("m16n8k64", "s4", "u4", "s32", 4, 2, 4),
-)
-DTYPES = {
-    "f16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "tf32": np.float32,
-    "e4m3": ml_dtypes.float8_e4m3fn,
-    "e5m2": ml_dtypes.float8_e5m2,
-}
-
-
-def operand(name: str, kind: str, count: int, small: bool) -> np.ndarray:
-    """Registers of an operand: ``count`` for each thread."""
-    if kind not in DTYPES:
-        return integers(name, np.uint32, count * THREADS)
-    dtype = np.dtype(DTYPES[kind])
-    elements = count * THREADS * 4 // dtype.itemsize
-    random = generator(name)
-    values = random.integers(-3, 4, elements) if small else random.standard_normal(elements)
-    values = np.asarray(values, np.float32)
-    if kind == "tf32":
-        values = (values.view(np.uint32) & 0xFFFFE000).view(np.float32)
-    return values.astype(dtype).view(np.uint32)
-
-
-def product(
-    shape: str, a: str, b: str, d: str, a_count: int, b_count: int, d_count: int, small: bool
-) -> Case:
-    """``mma.sync``; small integers make the result exact whatever the order of additions."""
-    name = f"mma {shape} {d}.{a}.{b}{' small' if small else ''}"
-    inputs = (
-        operand(f"{name} a", a, a_count, small),
-        operand(f"{name} b", b, b_count, small),
-        operand(f"{name} c", d if d != "f32" else "tf32", d_count, small),
-    )
-    lines = []
-    for number, (letter, count) in enumerate((("a", a_count), ("b", b_count), ("c", d_count))):
-        lines += [
-            f".reg .b32 %{letter}r<{count}>; .reg .b64 %{letter}at;",
-            f"mul.wide.u32 %{letter}at, %thread, {4 * count};",
-            f"add.s64 %{letter}at, %{letter}at, %array{number};",
-            *[f"ld.global.b32 %{letter}r{i}, [%{letter}at+{4 * i}];" for i in range(count)],
-        ]
-
-    def listed(letter: str, count: int) -> str:
-        registers = ", ".join(f"%{letter}r{i}" for i in range(count))
-        return f"{{{registers}}}"
-
-    lines += [
-        f"mma.sync.aligned.{shape}.row.col.{d}.{a}.{b}.{d} {listed('c', d_count)},"
-        f" {listed('a', a_count)}, {listed('b', b_count)}, {listed('c', d_count)};",
-        f"mul.wide.u32 %at, %thread, {4 * d_count};",
-        "add.s64 %at, %at, %array3;",
-        *[f"st.global.b32 [%at+{4 * i}], %cr{i};" for i in range(d_count)],
-    ]
-    body = "\n".join([".reg .b64 %at;", *lines])
-    close = d == "f32" and not small
-    return Case(
-        name,
-        body_ptx(body, 4),
-        inputs,
-        (np.dtype("f4" if close else "u4"), d_count * THREADS),
-        ulp=64 if close else None,
-        absolute=2.0**-17 * 32 if close else 0.0,
-    )
-
-
-def float_words(name: str) -> np.ndarray:
-    """Bits of floats for 128 threads."""
-    return floats(name, "f32", THREADS)

@@ -26,7 +26,15 @@ def recorded(name):
 def simulated(case):
     output = case.output()
     inputs = [array.copy() for array in case.inputs]
-    run_ptx(case.ptx, *inputs, output, grid=case.grid, block=case.block, shared=case.shared)
+    run_ptx(
+        case.ptx,
+        *inputs,
+        output,
+        grid=case.grid,
+        block=case.block,
+        cluster=case.cluster,
+        shared=case.shared,
+    )
     return output
 
 

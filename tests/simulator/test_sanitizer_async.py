@@ -109,6 +109,8 @@ def test_mbarrier_is_used_before_it_is_ready():
     """All threads wait; the leader makes the mbarrier without a barrier of the block."""
     message = run(replaced(LOADED, FENCE_INIT, MEET), *input_and_output())
     assert RACE in kinds(message)
+    assert "uses byte 0 of" in message
+    assert "which initialized it" in message
     assert "mbarrier.init" in message
     assert run(replaced(LOADED, FENCE_INIT), *input_and_output()) == ""
 

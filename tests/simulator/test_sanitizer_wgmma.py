@@ -11,7 +11,7 @@ FENCE = "missing fence.proxy.async in shared memory"
 WITH_OPERATION = "data race with an asynchronous operation in shared memory"
 REGISTERS = "register of a wgmma in flight"
 OPEN = "thread ends before its asynchronous operation"
-MISUSE = "misuse of a barrier or an asynchronous operation"
+MISUSE = "misuse of wgmma"
 
 # A has 2048 bytes at the beginning of the dynamic shared memory, B 256 bytes behind it: matrices of
 # 8 rows and 16 bytes, two next to each other along K, then the next rows.
