@@ -39,7 +39,7 @@ class Clocks:
       generic: rows by columns: up to which event it is known what a column did.
       fenced: the same, as far as it is visible to the asynchronous proxy too.
       floor: for each row: all events up to this one are known, whoever did them.
-      foreign: for each row: rows of other domains, by domain.
+      foreign: for each row: rows of other domains, by domain; these know of no others.
       last: for each column, its last event in any domain.
     """
 
@@ -200,6 +200,17 @@ class Clocks:
             found = row
             if not np.array_equal(generic, self.fenced[row]):
                 found = self.add(generic.copy(), generic.copy(), self.foreign[row])
+            self._made[key] = found
+        return found
+
+    def plain(self, row: int) -> int:
+        """The row without what it knows of other domains: what they keep of this one."""
+        if not self.foreign[row]:
+            return row
+        key = ("plain", row)
+        found = self._made.get(key)
+        if found is None:
+            found = self.add(self.generic[row].copy(), self.fenced[row].copy(), None)
             self._made[key] = found
         return found
 

@@ -71,6 +71,8 @@ class Operation:
     @property
     def verb(self) -> str:
         """What it does."""
+        if self.instruction.opcode == "mbarrier":
+            return "initializes" if self.instruction.has("init") else "uses"
         if self.reads and self.writes:
             return "changes"
         return "writes" if self.writes else "reads"
@@ -483,6 +485,8 @@ class MemoryChecks:
         engines = {self.reporter.engine(now), self.reporter.engine(entry)}
         if not (self.races if engines == {"thread"} else self.asynchronous):
             return
+        if before.opcode == "mbarrier":
+            verb = "initialized" if before.has("init") else "used"
         offset = _granule(places, position) << places.level
         value = ""
         if operation.values is not None and operation.writes:

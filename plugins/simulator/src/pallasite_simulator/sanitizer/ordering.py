@@ -184,7 +184,7 @@ class Ordering:
         if _is_location(key):
             if scope in _WIDE:
                 known = self.clocks.foreign[row]
-                released = self.clocks.join_foreign(known, {domain: row})
+                released = self.clocks.join_foreign(known, {domain: self.clocks.plain(row)})
                 before = self.launch.locations.get(key)
                 self.launch.locations[key] = self.clocks.join_foreign(before, released) or {}
             key = (domain, key)
@@ -292,7 +292,7 @@ class Ordering:
             key = (domain, key)
         local = self._keys.get(key, NOTHING)
         if local != NOTHING:
-            released = self.clocks.join_foreign(released, {domain: local})
+            released = self.clocks.join_foreign(released, {domain: self.clocks.plain(local)})
         if released:
             for lane in lanes.tolist():
                 joined = self.clocks.join_foreign(self._seen.get(lane), released)

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
 
 
-_GROUPS_OF_MISUSE = {"wgmma": "registers", "cp": "async", "st": "async", "red": "async"}
+_GROUPS_OF_MISUSE = {
+    "wgmma": "registers",
+    "cp": "async",
+    "st": "async",
+    "red": "async",
+    "shfl": "initialized",
+}
 """Groups of checks that other instructions than those of barriers belong to."""
 
 
@@ -171,7 +177,7 @@ class WaveSanitizer(Observer):
         group = _GROUPS_OF_MISUSE.get(instruction.opcode, "barriers")
         if group in self.groups:
             self._reporter.simple(
-                "misuse of a barrier or an asynchronous operation",
+                f"misuse of {instruction.opcode}",
                 lanes,
                 message,
                 instruction,
