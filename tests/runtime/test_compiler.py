@@ -86,10 +86,17 @@ def test_what_is_compiled_separately(fake):
     compile_kernel(spec, disassemble=True)
     compile_kernel(spec, SM_90A)
     compile_kernel(spec, mesh_axes={"x": 2})
-    with config.scoped(sanitize=True):
+    with config.scoped(disabled_passes=("mlir-hoist",)):
         compile_kernel(spec)
     assert len(fake) == 7
     assert cache_info().memory_hits == 0
+
+
+def test_what_is_checked_when_a_kernel_runs_does_not_change_its_code(fake):
+    compile_kernel(spec_of())
+    with config.scoped(sanitize=True):
+        compile_kernel(spec_of())
+    assert len(fake) == 1
 
 
 def test_texts_need_not_be_kept_but_may_be(fake):
@@ -162,7 +169,8 @@ def test_environment_has_versions_and_options():
     about = json.loads(environment.environment_text(assemble=False))
     assert about["libraries"]["jaxlib"]
     assert about["core"]
-    assert "sanitize" in about["options"]
+    assert "disabled_passes" in about["options"]
+    assert not {"sanitize", "cache", "simulator_processes"} & set(about["options"])
     assert "cache_dir" not in about["options"]
     assert about["assembler"] is None
     assert json.loads(environment.environment_text(assemble=True))["assembler"]
