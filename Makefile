@@ -1,4 +1,5 @@
 # `make demo` and `make test` set everything up first. PYTHON=... uses another environment as it is.
+# `make test` uses all processors if pytest-xdist is there; ARGS=... are further options of pytest.
 
 ifdef PYTHON
 python := $(PYTHON)
@@ -17,7 +18,7 @@ demo: setup
 	$(python) examples/demo.py
 
 test: setup
-	$(python) -m pytest $(ARGS)
+	$(python) -m pytest $(shell $(python) -c 'import xdist; print("-n", "auto")' 2>/dev/null) $(ARGS)
 
 lint: setup
 	$(python) -m ruff check

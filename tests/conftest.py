@@ -85,6 +85,12 @@ def _every_ptx_assembles(
     monkeypatch.setattr(code_generation, "run_stage", run_and_assemble)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process for each processor, but just one where there is a GPU, which is not shared."""
+    return 1 if pathlib.Path("/proc/driver/nvidia/version").exists() else os.cpu_count() or 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the hardware itself need it; those that run kernels take what there is."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
