@@ -229,13 +229,92 @@ def test_they_run_in_one_process():
     assert "one process: its blocks may communicate through atomic operations" in simulation.note
 
 
-def test_the_sanitizer_sees_all_blocks():
-    code = "st.global.b32 [%array0], %prologue0;"
-    x = np.zeros(1, np.int32)
-    simulation = run_ptx(body_ptx(code, 1), [x], grid=100, block=32, processes=2, sanitize="races")
-    assert "compared with one another" in simulation.note
-    assert simulation.findings
+# The sanitizer ------------------------------------------------------------------------------------
 
+RACE = """
+.reg .pred %some, %odd; .reg .b32 %x, %place;
+and.b32 %x, %prologue0, 3;
+setp.eq.u32 %some, %x, 3;
+mov.u32 %place, dynamic;
+@%some st.shared.b32 [%place], %prologue2;
+setp.ge.u32 %odd, %prologue0, {first};
+@%odd ld.shared.b32 %x, [%place+64];
+add.u64 %array0, %array0, %offset4;
+st.global.b32 [%array0], %x;
+"""
+
+
+def run_race(processes, code=RACE, first=1000, count=40, **options):
+    x = np.zeros(64 * count, np.int32)
+    options = dict(sanitize=True, statistics=False) | options
+    return run_ptx(
+        body_ptx(code.format(first=first), 1, shared=1),
+        [x],
+        grid=count,
+        block=64,
+        shared_memory_bytes=128,
+        processes=processes,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("first", [1000, 30, 2])
+def test_findings(first):
+    one, two = run_race(1, first=first), run_race(3, first=first)
+    assert list(map(str, one.findings)) == list(map(str, two.findings))
+    assert len(one.findings) == (1 if first == 1000 else 2)
+    assert "block (3, 0, 0)" in str(one.findings) and two.note == ""
+    assert run_race(2, first=first, sanitize="barriers").findings == ()
+
+
+def test_findings_and_statistics():
+    one, two = run_race(1, first=9, statistics=True), run_race(2, first=9, statistics=True)
+    assert one.statistics == two.statistics
+    assert list(map(str, one.findings)) == list(map(str, two.findings))
+
+
+def test_findings_before_an_error():
+    code = RACE + ".reg .pred %bad; setp.eq.u32 %bad, %prologue0, 21; @%bad trap;"
+    errors = []
+    for processes in (1, 2):
+        with pytest.raises(SimulationError, match="before that, the sanitizer found") as caught:
+            run_race(processes, code)
+        errors.append(caught.value)
+    assert "block (21, 0, 0) executes a trap" in str(errors[1])
+    assert str(errors[0]).partition("(")[0] == str(errors[1]).partition("(")[0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "st.global.b32 [%array0], %prologue0;",
+        "ld.global.b32 %x, [%array0+{next}]; add.u64 %array0, %array0, %offset4;"
+        "st.global.b32 [%array0], %x;",
+    ],
+)
+def test_races_between_blocks_of_different_processes(code):
+    """They are found although no process sees both blocks: the launch runs again in one."""
+    code = ".reg .b32 %x;" + code.format(next=4 * 64 * 39)
+    one, two = run_race(1, code), run_race(2, code)
+    assert one.findings and "between blocks" in str(one.findings[0])
+    assert list(map(str, one.findings)) == list(map(str, two.findings))
+    same_arrays(one, two)
+
+
+def same_arrays(one, other):
+    for a, b in zip(one.outputs, other.outputs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_kernels_of_programs_with_the_sanitizer(monkeypatch):
+    x = jax.random.normal(jax.random.key(0), (64, 128))
+    monkeypatch.setenv("PALLASITE_SIMULATOR_PROCESSES", "2")
+    monkeypatch.setenv("PALLASITE_SANITIZE", "on")
+    expected = jax.nn.silu(jax.nn.softmax(x, axis=1))
+    np.testing.assert_allclose(jax.jit(softmax())(x), expected, rtol=1e-5)
+
+
+# Plugins and programs -----------------------------------------------------------------------------
 
 instructions = InstructionSet()
 

@@ -20,6 +20,7 @@ from pallasite_simulator.engine.memory import GlobalMemory
 from pallasite_simulator.engine.program import Program
 from pallasite_simulator.engine.wave import Wave
 from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.sanitizer.findings import Findings
 from pallasite_simulator.statistics.traffic import SECTOR_BYTES, Traffic
 from pallasite_simulator.types import Array
 
@@ -172,15 +173,22 @@ def run(launch: Launch, *, raise_findings: bool = True) -> Execution:
         if share is None:
             memory.seal()
         else:
-            size = share.memory_bytes(memory.size, launch.statistics)
+            size = share.memory_bytes(launch, memory.size)
             file, contents = stack.enter_context(share.shared_bytes(size))
             memory.seal(contents[: memory.size])
         program.initialize(memory)
         arrays.write()
-        if share is None:
-            execution = run_blocks(launch, memory, parameters)
-        else:
+        execution = None
+        if share is not None:
             execution = share.run_shared(launch, memory, parameters, file, contents)
+            if execution is None:
+                memory.region.bytes[:] = 0
+                program.initialize(memory)
+                arrays.write()
+                assert launch.sanitizer is not None
+                launch.sanitizer.findings = Findings(program.name)
+        if execution is None:
+            execution = run_blocks(launch, memory, parameters)
         arrays.read()
     if launch.sanitizer is not None and raise_findings:
         try:

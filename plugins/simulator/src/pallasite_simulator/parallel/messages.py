@@ -8,10 +8,12 @@ import struct
 from typing import IO, Any
 
 from pallasite.errors import PallasiteError, SourceLocation
+from pallasite.launch import Allocation as Request
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.memory import Allocation
 from pallasite_simulator.launch import Execution
 from pallasite_simulator.ptx.syntax import Position
+from pallasite_simulator.sanitizer.findings import Findings
 from pallasite_simulator.types import Array
 
 _LENGTH = struct.Struct("<Q")
@@ -72,10 +74,13 @@ class Job:
       dynamic_shared_bytes: of each block.
       parameters: the parameter buffer.
       allocations: of global memory.
-      file: with the contents of global memory, and behind it a byte for each sector that was read,
-        and for each that was written.
+      file: with the contents of global memory, and behind it, for each process that needs them, a
+        byte for each sector that it reads, and for each that it writes.
       memory_bytes: size of global memory.
+      sectors_at: where the bytes of the process are; None if it needs none.
       statistics: whether accesses to memory are counted.
+      checks: what the sanitizer checks; None if nothing.
+      requests: who asked for which piece of dynamic shared memory.
     """
 
     ptx: str
@@ -88,7 +93,10 @@ class Job:
     allocations: tuple[Allocation, ...]
     file: str
     memory_bytes: int
+    sectors_at: int | None
     statistics: bool
+    checks: frozenset[str] | None
+    requests: tuple[Request, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,32 +108,40 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What a chunk did; for the end of a job, what is counted for all of it."""
+    """What a chunk did, and what the sanitizer found in it; for the end of a job, what is counted
+    for all of it."""
 
     execution: Execution | None
+    findings: Findings | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """What a chunk raised; ``details`` is the traceback of what no user can cause."""
+    """What a chunk raised, and what the sanitizer found in it before; ``details`` is the traceback
+    of what no user can cause."""
 
     error: PallasiteError
     details: str = ""
+    findings: Findings | None = None
 
     def __reduce__(self) -> Any:
         # Exceptions with keyword arguments cannot be made anew by calling their class.
         error = self.error
         state = {key: _portable(value) for key, value in vars(error).items()}
-        return _rebuild, (type(error), error.args, state, self.details)
+        return _rebuild, (type(error), error.args, state, self.details, self.findings)
 
 
 def _rebuild(
-    kind: type[PallasiteError], arguments: tuple[Any, ...], state: dict[str, Any], details: str
+    kind: type[PallasiteError],
+    arguments: tuple[Any, ...],
+    state: dict[str, Any],
+    details: str,
+    findings: Findings | None,
 ) -> Failed:
     error = kind.__new__(kind, *arguments)
     error.args = arguments
     error.__dict__.update(state)
-    return Failed(error, details)
+    return Failed(error, details, findings)
 
 
 def _portable(value: Any) -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
+import dataclasses
+import functools
 import os
 import queue
 import subprocess
@@ -12,7 +15,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -34,6 +37,7 @@ from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.memory import GlobalMemory
+    from pallasite_simulator.sanitizer.findings import Findings
 
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; from pallasite_simulator.parallel.worker import main;"
@@ -51,8 +55,8 @@ _MEMORY_FOLDER = "/dev/shm"
 
 def obstacle_of(launch: Launch) -> str | None:
     """Why the blocks of a launch must run in this process; None if they need not."""
-    if launch.sanitizer is not None or launch.make_observer is not None:
-        return "what its blocks do is compared with one another"
+    if launch.make_observer is not None:
+        return "it has an observer of its own"
     if not sys.executable:
         return "there is no Python program to start"
     if _surroundings() is None:
@@ -73,9 +77,9 @@ def shared_bytes(size: int) -> Iterator[tuple[str, Array]]:
         yield file.name, np.asarray(np.memmap(file.name, np.uint8, "r+"))
 
 
-def memory_bytes(size: int, statistics: bool) -> int:
+def memory_bytes(launch: Launch, size: int) -> int:
     """Bytes to share for global memory of a size."""
-    return size + (2 * -(-size // SECTOR_BYTES) if statistics else 0)
+    return size + launch.processes * _flags(launch, size)
 
 
 def run_shared(
@@ -84,24 +88,29 @@ def run_shared(
     parameters: Array,
     file: str,
     contents: Array,
-) -> Execution:
+) -> Execution | None:
     """Runs the blocks of a launch in several processes.
 
     The results are those of one process: chunks of blocks are put together in their order, and of
     several errors, that of the earliest chunk is raised.
 
     Args:
-      launch: the launch.
+      launch: the launch; its sanitizer gets the findings of all processes.
       memory: global memory, ready.
       parameters: the parameter buffer.
       file, contents: from :func:`shared_bytes`; ``memory`` is in the beginning of them.
+
+    Returns:
+      What the launch did; None if blocks of different processes touch the same memory, which the
+      sanitizer can judge only if it sees both: the launch must be run again, in one process.
 
     Raises:
       SimulationError: what the kernel does has no meaning.
     """
     program = launch.program
-    order = launch.order
-    chunks = _chunks(order, launch)
+    chunks = _chunks(launch.order, launch)
+    flags = _flags(launch, memory.size)
+    sanitizer = launch.sanitizer
     job = Job(
         program.source,
         program.name,
@@ -113,96 +122,159 @@ def run_shared(
         tuple(memory.allocations),
         file,
         memory.size,
+        None,
         launch.statistics,
+        None if sanitizer is None else sanitizer.groups,
+        () if sanitizer is None else sanitizer.allocations,
     )
-    execution = Execution.empty(program)
     with _lock:
         team = _team(min(launch.processes, len(chunks)))
+        jobs = [
+            dataclasses.replace(job, sectors_at=memory.size + place * flags) if flags else job
+            for place in range(len(team))
+        ]
         try:
-            done, counted = _Round(team, job, chunks, launch).run()
+            execution = _Round(team, jobs, chunks, launch).run()
         except PallasiteError:
             raise
         except BaseException:
             _dismiss()
             raise
-    for one in done:
-        execution.add(one)
-    for one in counted:
-        execution.add(one)
+    if not flags:
+        return execution
+    sectors = contents[memory.size :].view(np.bool_).reshape(launch.processes, 2, -1)
     if launch.statistics:
-        sectors = -(-memory.size // SECTOR_BYTES)
-        flags = contents[memory.size :].view(np.bool_)
-        execution.sectors = (flags[:sectors].copy(), flags[sectors : 2 * sectors].copy())
+        execution.sectors = (sectors[:, 0].any(axis=0), sectors[:, 1].any(axis=0))
+    if sanitizer is not None and _meet(sectors):
+        return None
     return execution
+
+
+def _flags(launch: Launch, size: int) -> int:
+    """Bytes in which each process says which sectors it touches."""
+    if launch.statistics or launch.sanitizer is not None:
+        return 2 * -(-size // SECTOR_BYTES)
+    return 0
+
+
+def _meet(sectors: Array) -> bool:
+    """Whether a process writes a sector that another one reads or writes."""
+    touched = sectors.any(axis=1).sum(axis=0)
+    return bool((sectors[:, 1].any(axis=0) & (touched > 1)).any())
 
 
 def _chunks(order: Array, launch: Launch) -> list[Array]:
     """Blocks in pieces of whole clusters: as large as waves, but some for each process."""
     cluster = launch.geometry.cluster_size
     share = -(-len(order) // (launch.processes * cluster)) * cluster
-    size = max(cluster, min(wave_size(launch.geometry, launch.shared_bytes), share))
+    size = max(cluster, min(_wave_size(launch), share))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-class _Round:
-    """One job, and a thread for each process that hands out its chunks."""
+def _wave_size(launch: Launch) -> int:
+    return wave_size(launch.geometry, launch.shared_bytes, launch.sanitizer is not None)
 
-    def __init__(self, team: Sequence[_Worker], job: Job, chunks: Sequence[Array], launch: Launch):
+
+class _Round:
+    """One launch, and a thread for each process that hands out its chunks."""
+
+    def __init__(
+        self,
+        team: Sequence[_Worker],
+        jobs: Sequence[Job],
+        chunks: Sequence[Array],
+        launch: Launch,
+    ):
         self._team = team
-        self._job = job
+        self._jobs = jobs
         self._launch = launch
         self._chunks: queue.SimpleQueue[tuple[int, Array]] = queue.SimpleQueue()
         for item in enumerate(chunks):
             self._chunks.put(item)
-        self._done: dict[int, Execution] = {}
-        self._counted: dict[int, Execution] = {}
+        self._done: dict[int, Done] = {}
+        self._counted: list[Execution] = []
         self._errors: dict[int, BaseException] = {}
         self._lock = threading.Lock()
 
-    def run(self) -> tuple[list[Execution], list[Execution]]:
-        """Runs all chunks; returns what they did, and what each process counted.
+    def run(self) -> Execution:
+        """Runs all chunks; returns what they did.
 
         Raises:
           SimulationError: that of the earliest chunk that failed.
         """
         threads = [
             threading.Thread(target=self._attend, args=item, daemon=True)
-            for item in enumerate(self._team)
+            for item in zip(self._team, self._jobs, strict=True)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        execution = Execution.empty(self._launch.program)
+        last = min(self._errors, default=len(self._done))
+        for number in range(last):
+            done = self._done[number]
+            assert done.execution is not None
+            execution.add(done.execution)
+            self._add(done.findings)
         if self._errors:
-            first = min(self._errors)
-            error = self._errors[first]
-            if isinstance(error, SimulationError):
-                before = [one for number, one in sorted(self._done.items()) if number < first]
-                texts = [text for one in before for text in one.output]
-                error.printed = "".join([*texts, error.printed])
-            raise error
-        return [one for _, one in sorted(self._done.items())], list(self._counted.values())
+            self._raise(self._errors[last], "".join(execution.output))
+        for counted in self._counted:
+            execution.add(counted)
+        return execution
 
-    def _attend(self, place: int, worker: _Worker) -> None:
+    def _raise(self, error: BaseException, printed: str) -> NoReturn:
+        """Raises an error, with what was printed and found before."""
+        if isinstance(error, _ChunkFailed):
+            failed = error.failed
+            if failed.details:
+                failed.error.add_note(failed.details)
+            if isinstance(failed.error, SimulationError):
+                failed.error.printed = printed + failed.error.printed
+                if self._launch.sanitizer is not None:
+                    self._add(failed.findings)
+                    self._launch.sanitizer.annotate(failed.error)
+            raise failed.error
+        raise error
+
+    def _add(self, findings: Findings | None) -> None:
+        """Adds what was found in a chunk to what was found before."""
+        if findings is None or self._launch.sanitizer is None:
+            return
+        whole = self._launch.sanitizer.findings
+        whole.kernel = findings.kernel
+        for key, finding in findings.found.items():
+            whole.add(key, functools.partial(copy.copy, finding), finding.count)
+        whole.more |= findings.more - whole.found.keys()
+
+    def _attend(self, worker: _Worker, job: Job) -> None:
         number = -1
         try:
-            worker.ask(self._job)
+            worker.ask(job)
             while not self._errors:
                 try:
                     number, blocks = self._chunks.get_nowait()
                 except queue.Empty:
                     break
-                found = worker.ask(Chunk(blocks))
-                assert found is not None
+                done = worker.ask(Chunk(blocks))
                 with self._lock:
-                    self._done[number] = found
+                    self._done[number] = done
                     if self._launch.progress is not None:
-                        self._launch.progress(sum(one.blocks for one in self._done.values()))
-            counted = worker.ask(Chunk(None))
+                        found = [one.execution for one in self._done.values()]
+                        self._launch.progress(sum(one.blocks for one in found if one is not None))
+            counted = worker.ask(Chunk(None)).execution
             assert counted is not None
-            self._counted[place] = counted
+            self._counted.append(counted)
         except BaseException as error:
             self._errors[number] = error
+
+
+class _ChunkFailed(Exception):
+    """A worker's answer that is an error."""
+
+    def __init__(self, failed: Failed):
+        super().__init__(failed)
+        self.failed = failed
 
 
 class _Worker:
@@ -220,11 +292,12 @@ class _Worker:
         self._channel.send(surroundings)
         self.ended = False
 
-    def ask(self, message: Job | Chunk) -> Execution | None:
+    def ask(self, message: Job | Chunk) -> Done:
         """Has a message answered.
 
         Raises:
-          SimulationError: the error of the other process, or its end.
+          _ChunkFailed: the other process answers with an error.
+          SimulationError: it has ended.
         """
         try:
             self._channel.send(message)
@@ -238,11 +311,9 @@ class _Worker:
                 hint="run in one process to see why, or with less memory: processes=1",
             ) from error
         if isinstance(answer, Failed):
-            if answer.details:
-                answer.error.add_note(answer.details)
-            raise answer.error
+            raise _ChunkFailed(answer)
         assert isinstance(answer, Done)
-        return answer.execution
+        return answer
 
     def stop(self) -> None:
         """Ends the process."""

@@ -16,7 +16,9 @@ from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.launch import Execution, Launch, run_blocks
 from pallasite_simulator.parallel.messages import Channel, Chunk, Done, Failed, Job, Surroundings
 from pallasite_simulator.programs import load
-from pallasite_simulator.statistics.traffic import SECTOR_BYTES, Traffic
+from pallasite_simulator.sanitizer.findings import Findings
+from pallasite_simulator.sanitizer.launch_state import LaunchState
+from pallasite_simulator.statistics.traffic import Touches, Traffic
 from pallasite_simulator.types import Array
 
 
@@ -48,47 +50,59 @@ def _serve(channel: Channel) -> None:
                     channel.send(Done(work.end()))
                     work = None
                 else:
-                    channel.send(Done(work.run(message.blocks)))
+                    channel.send(Done(work.run(message.blocks), work.findings))
         except PallasiteError as error:
-            channel.send(Failed(error))
+            channel.send(Failed(error, findings=work.findings if work is not None else None))
         except Exception as error:
             text = f"a process that runs blocks failed: {type(error).__name__}: {error}"
             channel.send(Failed(SimulationError(text), traceback.format_exc()))
 
 
 class _Work:
-    """A job, prepared."""
+    """A job, prepared.
+
+    Attributes:
+      findings: what the sanitizer found in the last blocks that ran; None without one.
+    """
 
     def __init__(self, job: Job):
-        self.options = {"disabled_plugins": job.disabled_plugins}
-        with config.scoped(**self.options):
+        with config.scoped(disabled_plugins=job.disabled_plugins):
             program = load(job.ptx, job.name, job.multiprocessors)
-        self.program: Program = program
+        self._program: Program = program
         contents = np.asarray(np.memmap(job.file, np.uint8, "r+"))
-        self.memory = GlobalMemory()
+        self._memory = GlobalMemory()
         for one in job.allocations:
-            self.memory.allocate(one.name, one.size, 1, one.writable, offset=one.offset)
-        self.memory.seal(contents[: job.memory_bytes])
-        self.parameters: Array = np.frombuffer(bytearray(job.parameters), np.uint8)
-        self.traffic: Traffic | None = None
-        if job.statistics:
-            sectors = -(-job.memory_bytes // SECTOR_BYTES)
-            flags = contents[job.memory_bytes :].view(np.bool_)
-            self.traffic = Traffic(job.memory_bytes)
-            self.traffic.sectors_read = flags[:sectors]
-            self.traffic.sectors_written = flags[sectors : 2 * sectors]
-        self.launch = Launch(
-            program, job.geometry, (), dynamic_shared_bytes=job.dynamic_shared_bytes
+            self._memory.allocate(one.name, one.size, 1, one.writable, offset=one.offset)
+        self._memory.seal(contents[: job.memory_bytes])
+        self._parameters: Array = np.frombuffer(bytearray(job.parameters), np.uint8)
+        self._traffic: Traffic | None = None
+        if job.sectors_at is not None:
+            kind = Traffic if job.statistics else Touches
+            self._traffic = kind(job.memory_bytes)
+            self._traffic.share(contents[job.sectors_at :].view(np.bool_))
+        self._sanitizer: LaunchState | None = None
+        self.findings: Findings | None = None
+        if job.checks is not None:
+            self._sanitizer = LaunchState(job.checks, job.requests)
+        self._launch = Launch(
+            program,
+            job.geometry,
+            (),
+            dynamic_shared_bytes=job.dynamic_shared_bytes,
+            # The other process adds the findings to errors: it knows those of earlier blocks.
+            make_observer=self._sanitizer.observer if self._sanitizer is not None else None,
         )
 
     def run(self, blocks: Array) -> Execution:
         """Runs blocks; what was counted of accesses to memory comes at the end."""
-        return run_blocks(self.launch, self.memory, self.parameters, blocks, self.traffic)
+        if self._sanitizer is not None:
+            self.findings = self._sanitizer.findings = Findings(self._program.name)
+        return run_blocks(self._launch, self._memory, self._parameters, blocks, self._traffic)
 
     def end(self) -> Execution:
         """What was counted of accesses to memory."""
-        execution = Execution.empty(self.program)
-        if self.traffic is not None:
-            execution.add_traffic(self.program, self.traffic)
-            execution.sectors = None  # The other process has the very same.
+        execution = Execution.empty(self._program)
+        if self._traffic is not None:
+            execution.add_traffic(self._program, self._traffic)
+            execution.sectors = None  # The other process sees them.
         return execution

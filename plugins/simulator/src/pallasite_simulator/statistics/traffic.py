@@ -69,6 +69,12 @@ class Traffic:
         self.sectors_read = np.zeros(sectors, np.bool_)
         self.sectors_written = np.zeros(sectors, np.bool_)
 
+    def share(self, flags: Array) -> None:
+        """Keeps what is touched in given memory: one bool for each sector that is read, and behind
+        them one for each that is written."""
+        count = len(self.sectors_read)
+        self.sectors_read, self.sectors_written = flags[:count], flags[count : 2 * count]
+
     def shared(self, lanes: Lanes, offsets: Array, size: int, instruction: Instruction) -> None:
         """Counts one execution: ``size`` bytes at a byte offset of shared memory for each lane."""
         rows, repeats = _by_warp(lanes, offsets)
@@ -119,6 +125,19 @@ class Traffic:
         if found is None:
             found = self.accesses[id(instruction)] = Accesses(space, instruction)
         return found
+
+
+class Touches(Traffic):
+    """Only remembers which global memory was touched."""
+
+    def shared(self, lanes: Lanes, offsets: Array, size: int, instruction: Instruction) -> None:
+        """Counts nothing."""
+
+    def global_(
+        self, lanes: Lanes, offsets: Array, size: int, instruction: Instruction, kind: str
+    ) -> None:
+        """Notes that pieces of global memory were accessed."""
+        self.touch(offsets, size, kind)
 
 
 def bank_passes(rows: Array, size: int) -> tuple[Array, Array]:
