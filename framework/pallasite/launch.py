@@ -8,6 +8,9 @@ from typing import Any
 
 from pallasite.errors import SourceLocation
 
+PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
+"""By name of dtype, the bits of an element that shares its byte with others in GPU memory."""
+
 
 class BufferKind(enum.Enum):
     """Where a kernel parameter's memory comes from."""

@@ -18,6 +18,7 @@ import pallasite
 from pallasite import config, plugins
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidTypeError, PallasiteError
+from pallasite.launch import PACKED_BITS
 from pallasite_simulator import executor, packing
 from pallasite_simulator.errors import DeadlockError, SanitizerError, SimulationError
 
@@ -56,7 +57,7 @@ CASES = [
     (dtype, shape)
     for dtype in DTYPES
     for shape in ((256,), (7, 33), (1,))
-    if shape == (256,) or dtype not in packing.BITS  # which kernels access in whole bytes only
+    if shape == (256,) or dtype not in PACKED_BITS  # which kernels access in whole bytes only
 ]
 
 
@@ -68,11 +69,11 @@ def test_dtypes(dtype, shape):
     np.testing.assert_array_equal(np.asarray(result), np.asarray(x))
 
 
-@pytest.mark.parametrize("name", sorted(packing.BITS))
+@pytest.mark.parametrize("name", sorted(PACKED_BITS))
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 1000])
 def test_narrow_elements_are_packed(name, count):
     dtype = np.dtype(getattr(ml_dtypes, name))
-    bits = packing.BITS[name]
+    bits = PACKED_BITS[name]
     codes = np.random.default_rng(count).integers(0, 1 << bits, count)
     signed = np.where(codes >> (bits - 1), codes - (1 << bits), codes)
     array = codes.astype(np.uint8).view(dtype) if "float" in name else (

@@ -21,7 +21,7 @@ import numpy as np
 
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import ExecutionError, InvalidValueError, UnsupportedError
-from pallasite.launch import ArrayParameter, BufferKind, LaunchParameters
+from pallasite.launch import PACKED_BITS, ArrayParameter, BufferKind, LaunchParameters
 from pallasite.launch_plan import LaunchPlan, plan_launch
 from pallasite.runtime.tensor_maps import TENSOR_MAP_BYTES, encode
 
@@ -33,14 +33,12 @@ _MAX_THREADS = 1024
 _CHECKED_ALIGNMENT = 16
 """Bytes. What vector accesses and TMA rely on. XLA aligns to 128, imported arrays may have less."""
 _COMPRESSION_LEVEL = 6
-_PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
-"""Element sizes, in bits, of types that XLA packs in GPU memory."""
 
 
 def nbytes(shape: Sequence[int], dtype: Any) -> int:
     """Bytes of a row-major array in GPU memory."""
     dtype = np.dtype(dtype)
-    bits: int = _PACKED_BITS.get(dtype.name, dtype.itemsize * 8)
+    bits: int = PACKED_BITS.get(dtype.name, dtype.itemsize * 8)
     return -(-math.prod(shape) * bits // 8)
 
 

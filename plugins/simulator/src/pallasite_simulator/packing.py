@@ -7,28 +7,26 @@ from typing import Any
 
 import numpy as np
 
+from pallasite.launch import PACKED_BITS
 from pallasite_simulator.types import Array
-
-BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
-"""By dtype, how many bits an element has in global memory, as in XLA's arrays on a GPU."""
 
 
 def is_packed(dtype: Any) -> bool:
     """Whether elements share bytes in global memory."""
-    return np.dtype(dtype).name in BITS
+    return np.dtype(dtype).name in PACKED_BITS
 
 
 def memory_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     """Bytes of an array in global memory."""
     dtype = np.dtype(dtype)
-    bits: int = BITS.get(dtype.name, 8 * dtype.itemsize)
+    bits: int = PACKED_BITS.get(dtype.name, 8 * dtype.itemsize)
     return -(-math.prod(shape) * bits // 8)
 
 
 def pack(array: Array) -> Array:
     """The bytes of an array in global memory, the first element in the lowest bits; a view where
     elements have whole bytes."""
-    bits = BITS.get(array.dtype.name)
+    bits = PACKED_BITS.get(array.dtype.name)
     if bits is None:
         contents: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return contents
@@ -44,7 +42,7 @@ def pack(array: Array) -> Array:
 def unpack(contents: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     """The array of the given bytes; a view where elements have whole bytes."""
     dtype = np.dtype(dtype)
-    bits = BITS.get(dtype.name)
+    bits = PACKED_BITS.get(dtype.name)
     if bits is None:
         whole: Array = contents.view(dtype).reshape(shape)
         return whole
