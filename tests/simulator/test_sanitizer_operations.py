@@ -131,11 +131,11 @@ def test_ring_of_buffers(empty):
     for step in range(6):
         slot = step % 2
         if step >= 2 and empty:
-            machine.acquire([0], ("mbarrier", "empty", slot, step - 2))
-        machine.load(0, [64 * slot], 64, ("mbarrier", "full", slot, step))
-        machine.acquire(consumers, ("mbarrier", "full", slot, step))
+            machine.acquire([0], ("mbarrier", 10 + slot, step // 2 - 1))
+        machine.load(0, [64 * slot], 64, ("mbarrier", slot, step // 2))
+        machine.acquire(consumers, ("mbarrier", slot, step // 2))
         machine.access("read", consumers, [64 * slot + 8 * n for n in range(8)])
-        machine.release(consumers, ("mbarrier", "empty", slot, step))
+        machine.release(consumers, ("mbarrier", 10 + slot, step // 2))
     # Without a wait, the new load also meets the old one.
     assert set(machine.found) == (set() if empty else {WITH_OPERATION, NOT_WAITED})
 
@@ -562,11 +562,11 @@ def test_rows_of_clocks_are_freed(monkeypatch):
     for step in range(2000):
         slot = step % 4
         if step >= 4:
-            machine.acquire([0], ("mbarrier", "empty", slot, step // 4 - 1))
-        machine.load(0, [16 * slot], 16, ("mbarrier", "full", slot, step // 4))
-        machine.acquire([8, 9], ("mbarrier", "full", slot, step // 4))
+            machine.acquire([0], ("mbarrier", 10 + slot, step // 4 - 1))
+        machine.load(0, [16 * slot], 16, ("mbarrier", slot, step // 4))
+        machine.acquire([8, 9], ("mbarrier", slot, step // 4))
         machine.access("read", [8, 9], [16 * slot, 16 * slot + 4])
-        machine.release([8, 9], ("mbarrier", "empty", slot, step // 4))
+        machine.release([8, 9], ("mbarrier", 10 + slot, step // 4))
     assert machine.found == []
     rows = machine.state.clocks
     assert len(rows.generic) < 1000

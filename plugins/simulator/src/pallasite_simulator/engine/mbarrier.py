@@ -265,9 +265,8 @@ class MBarriers:
             before = self._pack(slots, self.pending[slots] - earlier)
         observer = self.wave.observer
         if observer is not None:
-            for numbers, slot in groups.split(lanes.numbers):
-                key = self.key(slot)
-                observer.release(numbers, key, release or "cta", relaxed=release is None)
+            phases, scope = self.phase[slots], release or "cta"
+            observer.releases(lanes.numbers, slots, phases, scope, relaxed=release is None)
         if drop:
             self.expected[distinct] -= totals
         self.pending[distinct] -= totals
@@ -357,10 +356,16 @@ class MBarriers:
         found: Array = (self.phase[slots] & 1) != (np.asarray(parities) & 1)
         observer = self.wave.observer
         if observer is not None and found.any():
-            for numbers, slot in Groups(slots[found]).split(lanes.numbers[found]):
-                if self.phase[slot] > self.first[slot]:
-                    key = self.key(slot, int(self.phase[slot]) - 1)
-                    observer.acquire(numbers, key, acquire or "cta", relaxed=acquire is None)
+            there = found & (self.phase[slots] > self.first[slots])
+            if there.any():
+                places, scope = slots[there], acquire or "cta"
+                observer.acquires(
+                    lanes.numbers[there],
+                    places,
+                    self.phase[places] - 1,
+                    scope,
+                    relaxed=acquire is None,
+                )
         return found
 
     def block(self, numbers: Array, slots: Array) -> list[Wait]:

@@ -8,7 +8,7 @@ for each thing (and phase) through which threads synchronize.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,6 +111,22 @@ class Observer:
         """All that is part of ``key`` happens before what the lanes do from now on (``relaxed``:
         after their next fence)."""
 
+    def releases(
+        self, lanes: Array, places: Array, phases: Array, scope: str = "cta", relaxed: bool = False
+    ) -> None:
+        """:meth:`release` of each lane to the key ``("mbarrier", place, phase)``, given for
+        each."""
+        for chosen, key in _by_phase(places, phases):
+            self.release(lanes[chosen], key, scope, relaxed)
+
+    def acquires(
+        self, lanes: Array, places: Array, phases: Array, scope: str = "cta", relaxed: bool = False
+    ) -> None:
+        """:meth:`acquire` of each lane from the key ``("mbarrier", place, phase)``, given for
+        each."""
+        for chosen, key in _by_phase(places, phases):
+            self.acquire(lanes[chosen], key, scope, relaxed)
+
     def forget(self, key: Hashable) -> None:
         """Nobody will use ``key`` again."""
 
@@ -146,6 +162,14 @@ class Observer:
         """The completion of the operation (with ``lanes``: of what these lanes began) becomes part
         of ``key``, such as a phase of an mbarrier."""
 
+    def completions(
+        self, operation: AsyncOperation, lanes: Array, places: Array, phases: Array
+    ) -> None:
+        """:meth:`complete_on` of what each lane began, with the key ``("mbarrier", place, phase)``,
+        given for each. A lane may be there more than once."""
+        for chosen, key in _by_phase(places, phases):
+            self.complete_on(operation, key, np.unique(lanes[chosen]))
+
     def complete_for(
         self, operations: Sequence[AsyncOperation], lanes: Array, reads_only: bool = False
     ) -> None:
@@ -171,3 +195,10 @@ class Observer:
 
     def finish(self) -> None:
         """All lanes of the wave have ended."""
+
+
+def _by_phase(places: Array, phases: Array) -> Iterator[tuple[Array, Hashable]]:
+    """Positions of equal places, whose phases are equal too, and their key."""
+    for place in np.unique(places):
+        chosen = np.flatnonzero(places == place)
+        yield chosen, ("mbarrier", int(place), int(phases[chosen[0]]))

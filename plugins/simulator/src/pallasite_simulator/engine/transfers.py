@@ -9,7 +9,6 @@ import dataclasses
 
 import numpy as np
 
-from pallasite_simulator.engine.grouping import Groups
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.mbarrier import MBarriers
 from pallasite_simulator.engine.observer import AsyncOperation
@@ -91,8 +90,7 @@ class Transfer:
         """Tells the observer with which phases the copies of lanes complete."""
         observer = self._wave.observer
         if self.operation is not None and observer is not None:
-            for lanes, slot in Groups(slots).split(numbers):
-                observer.complete_on(self.operation, barriers.key(slot), np.unique(lanes))
+            observer.completions(self.operation, numbers, slots, barriers.phase[slots])
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pallasite_simulator.engine.lanes import WARP
-from pallasite_simulator.engine.observer import AsyncOperation
+from pallasite_simulator.engine.observer import AsyncOperation, Observer
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
-from pallasite_simulator.sanitizer.clocks import NOTHING, Clocks
+from pallasite_simulator.sanitizer.clocks import NOTHING
+from pallasite_simulator.sanitizer.columns import Columns
 from pallasite_simulator.sanitizer.memory_checks import Accessor, MemoryChecks, Operation
 from pallasite_simulator.sanitizer.ordering import Ordering
 from pallasite_simulator.sanitizer.report import Reporter
@@ -22,86 +23,42 @@ if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
     from pallasite_simulator.sanitizer.launch_state import LaunchState
 
-_COLUMNS_OF_BARRIERS = 256
-"""How many operations of a domain that complete on mbarriers are told apart at one time."""
+PIECE = 16
+"""Bytes that asynchronous operations access at once."""
 
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Part:
-    """What one lane, or one group of lanes, began with an operation.
-
-    Attributes:
-      lanes: who began it.
-      domain: of the lanes.
-      column: of the engine, in the clocks.
-      row: what happened before it.
-      waited, reads_waited: whether somebody has waited for it, or for its reads.
-    """
-
-    lanes: Array
-    domain: int
-    column: int
-    row: int
-    waited: bool = False
-    reads_waited: bool = False
+_PIECES_TOGETHER = 1 << 16
+"""How many pieces of several operations are looked at together."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class State:
     """What the sanitizer keeps with an operation.
 
+    Its parts are what each lane, or each group of lanes, began: arrays have an element for each.
+    Those of ``cp.async`` are looked at by lane instead.
+
     Attributes:
       time: the event of its reads; that of its writes is the next.
-      parts: by number of the group that began them; empty for ``cp.async``, whose lanes are looked
-        at together.
-      waiting: how many parts nobody has waited for.
+      names: numbers of the groups of lanes, ascending.
+      firsts: the first lane of each.
+      domains: of the lanes.
+      columns: of the engines, in the clocks.
+      rows: of the clocks: what happened before.
+      waited, reads_waited: whether somebody has waited for it, or for its reads.
       registers: that it uses until it is waited for.
-      in_flight: for each lane, whether it still uses the registers of the lane.
+      in_flight: for each lane of the wave, whether it still uses the registers of the lane.
     """
 
     time: int
-    parts: dict[int, Part]
-    waiting: int = 0
+    names: Array
+    firsts: Array
+    domains: Array
+    columns: Array
+    rows: Array
+    waited: Array
+    reads_waited: Array
     registers: frozenset[int] = frozenset()
     in_flight: Array | None = None
-
-
-class Slots:
-    """Columns of clocks for operations that are over in any order, taken again when the operation
-    that had one is known to be over."""
-
-    def __init__(self, clocks: Clocks, engine: str, domains: int):
-        self._clocks = clocks
-        self._engine = engine
-        self._columns: Array = np.zeros(0, np.int64)
-        # For each domain and column, the event of the operation that has it.
-        self._taken: Array = np.zeros((domains, 0), np.int64)
-        self._next = 0
-
-    def take(self, domains: Array, rows: Array, time: int) -> Array:
-        """Columns for operations of different domains (their numbers in the wave), given the rows
-        of what is known when they begin."""
-        clocks = self._clocks
-        known = clocks.generic[rows[:, None], self._columns] >= self._taken[domains]
-        found = known.argmax(axis=1) if known.shape[1] else np.zeros(len(domains), np.int64)
-        if not known.shape[1] or not known[np.arange(len(domains)), found].all():
-            full = len(self._columns) >= _COLUMNS_OF_BARRIERS
-            number = self._next if full else self._add()
-            self._next = (number + 1) % _COLUMNS_OF_BARRIERS
-            if known.shape[1]:
-                found = np.where(known[np.arange(len(domains)), found], found, number)
-            else:
-                found[:] = number
-        self._taken[domains, found] = time
-        columns: Array = self._columns[found]
-        return columns
-
-    def _add(self) -> int:
-        number = len(self._columns)
-        column = self._clocks.column((self._engine, number))
-        self._columns = np.append(self._columns, column)
-        self._taken = np.pad(self._taken, ((0, 0), (0, 1)))
-        return number
 
 
 class AsyncChecks:
@@ -115,18 +72,20 @@ class AsyncChecks:
         memory: MemoryChecks,
         reporter: Reporter,
         groups: Collection[str],
+        observer: Observer,
     ):
         self.wave = wave
+        self.observer = observer
         self.launch = launch
         self.ordering = ordering
         self.memory = memory
         self.reporter = reporter
         self.report_pending = "async" in groups
         self.report_registers = "registers" in groups
-        self._slots: dict[str, Slots] = {}
+        self._columns = Columns(ordering)
         self._pending: dict[AsyncOperation, State] = {}
         self._using: dict[AsyncOperation, State] = {}
-        self._keys: dict[Hashable, list[tuple[AsyncOperation, Part]]] = {}
+        self._keys: dict[Hashable, list[tuple[AsyncOperation, Array]]] = {}
         self._copies_begun = np.zeros(wave.lane_count, np.int64)
         self._copies_done = np.zeros(wave.lane_count, np.int64)
         launch.hold(self.roots)
@@ -134,51 +93,57 @@ class AsyncChecks:
     def roots(self) -> Iterable[int]:
         """Rows in use."""
         for state in self._pending.values():
-            for part in state.parts.values():
-                yield part.row
+            yield from np.unique(state.rows).tolist()
 
     # Beginning ------------------------------------------------------------------------------------
 
     def begin(self, operation: AsyncOperation) -> None:
         """Called for each operation when it begins."""
-        clocks = self.launch.clocks
-        lanes = operation.lanes
-        parts: dict[int, Part] = {}
-        if not _is_copy(operation):
-            for group in self.ordering.groups(lanes, self._group_numbers(operation, lanes)):
-                domain = int(self.ordering.domain[group[0]])
-                row = self._row(group)
-                parts[self._group_number(operation, int(group[0]))] = Part(group, domain, -1, row)
-        time = self.launch.event(operation.instruction)
-        self.launch.event(operation.instruction)
+        lanes, clocks = operation.lanes, self.launch.clocks
         if _is_copy(operation):
-            operation.detail = State(time, parts)
+            time = self._events(operation)
+            none = np.zeros(0, np.int64)
+            operation.detail = State(time, none, none, none, none, none, none, none)
             clocks.last[self.ordering.column[lanes] + clocks.threads] = time + 1
             self._copies_begun[lanes] = time + 1
             return
-        columns = self._columns(operation, list(parts.values()), time + 1)
-        for part, column in zip(parts.values(), columns.tolist(), strict=True):
-            part.column = column
+        numbers = self._group_numbers(operation, lanes)
+        starts = np.append(0, np.flatnonzero(numbers[1:] != numbers[:-1]) + 1)
+        firsts = lanes[starts]
+        rows = np.broadcast_to(self._rows(lanes, starts), (len(starts),))
+        time = self._events(operation)
+        domains = self.ordering.domain[firsts]
+        columns = self._columns.of(operation, firsts, rows, time + 1)
         clocks.began(columns, time, time + 1)
-        state = operation.detail = State(time, parts, len(parts))
+        over = np.zeros(len(starts), np.bool_)
+        state = State(time, numbers[starts], firsts, domains, columns, rows, over, over.copy())
+        operation.detail = state
         self._pending[operation] = state
 
-    def _row(self, lanes: Array) -> int:
-        """What happens before an operation that lanes begin together: its warps do not wait for one
-        another, so each must know it."""
-        if len(lanes) <= WARP:
-            return self.ordering.publish(lanes)
-        rows = self.ordering.rows_of(lanes)
-        if isinstance(rows, int):
-            return rows
-        warps = self.ordering.groups(lanes, lanes // WARP)
-        return self.launch.clocks.common([self.ordering.publish(warp) for warp in warps])
+    def _events(self, operation: AsyncOperation) -> int:
+        """Two events, one for reads and one for writes; returns the first."""
+        time = self.launch.event(operation.instruction)
+        self.launch.event(operation.instruction)
+        return time
 
-    def _together(self, operation: AsyncOperation) -> int:
-        return 128 if operation.engine == "wgmma" else max(1, operation.together)
+    def _rows(self, lanes: Array, starts: Array) -> Values:
+        """What happens before the operations of groups of lanes. The warps of a warpgroup do not
+        wait for one another, so each must know it."""
+        ordering = self.ordering
+        if len(lanes) <= WARP * len(starts):
+            return ordering.publish_groups(lanes, starts)
+        known = ordering.rows_of(lanes)
+        if isinstance(known, int):
+            return known
+        found = []
+        for group in np.split(lanes, starts[1:]):
+            warps = ordering.groups(group, group // WARP)
+            found.append(self.launch.clocks.common([ordering.publish(warp) for warp in warps]))
+        return np.array(found)
 
     def _group_numbers(self, operation: AsyncOperation, lanes: Array) -> Array:
-        together = self._together(operation)
+        """Numbers of what lanes begin together; ascending with the lanes."""
+        together = 128 if operation.engine == "wgmma" else max(1, operation.together)
         if together == 1:
             return lanes
         wave = self.wave
@@ -186,29 +151,13 @@ class AsyncChecks:
         numbers: Array = wave.lane_block[lanes] * each + wave.lane_thread[lanes] // together
         return numbers
 
-    def _group_number(self, operation: AsyncOperation, lane: int) -> int:
-        return int(self._group_numbers(operation, np.array([lane]))[0])
-
-    def _columns(self, operation: AsyncOperation, parts: Sequence[Part], time: int) -> Array:
-        """The columns of clocks for the parts of an operation: those that are waited for in order
-        share one."""
-        clocks = self.launch.clocks
-        kind = "wgmma" if operation.engine == "wgmma" else "bulk"
-        if operation.engine == "wgmma" or _is_bulk(operation):
-            firsts = self.ordering.column[[int(part.lanes[0]) for part in parts]].tolist()
-            return np.array([clocks.column((kind, first)) for first in firsts])
-        # Others are over in any order: one that is not known to be over keeps its column.
-        engine = _ENGINES.get(operation.engine, operation.engine)
-        slots = self._slots.get(engine)
-        if slots is None:
-            domains = len(self.ordering.rows) // self.ordering.width
-            slots = self._slots[engine] = Slots(clocks, engine, domains)
-        places = np.array([part.domain for part in parts]) - self.ordering.first_domain
-        rows = np.array([part.row for part in parts])
-        if len(parts) == 1 or (places[1:] > places[:-1]).all():
-            return slots.take(places, rows, time)
-        each = [slots.take(places[n : n + 1], rows[n : n + 1], time) for n in range(len(parts))]
-        return np.concatenate(each)
+    def _parts(self, operation: AsyncOperation, state: State, lanes: Array) -> Array:
+        """For each lane, which part it is of."""
+        if len(state.names) == 1:
+            return np.zeros(len(lanes), np.int64)
+        numbers = self._group_numbers(operation, lanes)
+        found: Array = np.searchsorted(state.names, numbers)
+        return found
 
     # Accesses -------------------------------------------------------------------------------------
 
@@ -222,110 +171,100 @@ class AsyncChecks:
         owners: Array | None,
     ) -> None:
         """Called for what an operation reads and writes."""
+        memory = self.memory
         if space not in ("shared", "global") or not len(offsets):
             return
-        if not (self.memory.recording or self.memory.initialized):
+        if not (memory.recording or memory.initialized or memory.bounds):
             return
-        if space == "global" and not (
-            self.memory.recording and self.memory.writable(offsets, size)
-        ):
+        if space == "global" and not (memory.recording and memory.writable(offsets, size)):
             return
-        state = operation.detail
-        assert isinstance(state, State)
-        what = Operation(
-            space, kind == "read", kind != "read", kind == "atomic", operation.instruction
-        )
-        time = state.time + (kind != "read")
-        shadow = self.memory.shared if space == "shared" else self.launch.global_memory
+        state = _state(operation)
+        reads = kind == "read"
+        what = Operation(space, reads, not reads, kind == "atomic", operation.instruction)
+        lanes = operation.lanes if owners is None else owners
         if _is_copy(operation):
-            lanes = operation.lanes if owners is None else owners
-            self._check_extent(what, offsets, size, lanes)
+            memory.check_bounds(what, lanes, offsets, size)
             behind = self.launch.clocks.threads << entries.COLUMN_SHIFT
-            accessor = Accessor(
-                self.ordering.code[lanes] + behind, self.ordering.rows_of(lanes), lanes, time
-            )
-            for places in shadow.places(offsets, size):
-                self.memory.check(shadow, places, accessor, what)
+            codes, known = self.ordering.code[lanes] + behind, self.ordering.rows_of(lanes)
+            time = state.time + what.writes
+            self._check(what, offsets, size, Accessor(codes, known, lanes, time))
             return
-        if len(state.parts) > 1 and size in (1, 2, 4, 8, 16):
-            self._access_together(operation, state, what, offsets, size, owners)
+        parts = np.zeros(len(offsets), np.int64)
+        if len(state.names) > 1:
+            parts = self._parts(operation, state, lanes)
+        if size <= PIECE and not size & (size - 1):
+            memory.check_bounds(what, state.firsts[parts], offsets, size)
+            self._check_together(operation, state, what, offsets, size, parts)
             return
-        for part, chosen in self._split(operation, state, offsets, owners):
-            self._check_extent(what, chosen, size, part.lanes)
-            code = int(entries.encode(0, part.domain, part.column))
-            accessor = Accessor(code, part.row, None, time, proxy=operation.proxy == "async")
+        for part, chosen in self._by_part(offsets, parts):
+            self._check_extent(what, chosen, size, state.firsts[part : part + 1])
+        if len(state.names) > 1 and _in_pieces(offsets, size):
+            spread = (offsets[:, None] + np.arange(0, size, PIECE)).reshape(-1)
+            parts = np.repeat(parts, size // PIECE)
+            self._check_together(operation, state, what, spread, PIECE, parts)
+            return
+        for part, chosen in self._by_part(offsets, parts):
+            code = entries.encode(0, int(state.domains[part]), int(state.columns[part]))
+            accessor = self._accessor(operation, state, what, code, int(state.rows[part]))
+            shadow = self.memory.shadow(space)
             for places in shadow.ranges(chosen, size):
-                self.memory.check(shadow, places, accessor, what)
+                memory.check(shadow, places, accessor, what)
 
-    def _access_together(
+    def _check_together(
         self,
         operation: AsyncOperation,
         state: State,
         what: Operation,
         offsets: Array,
         size: int,
-        owners: Array | None,
+        parts: Array,
     ) -> None:
         """Small accesses of many parts."""
-        lanes = operation.lanes if owners is None else owners
-        numbers, which = np.unique(self._group_numbers(operation, lanes), return_inverse=True)
-        parts = [state.parts[number] for number in numbers.tolist()]
-        codes = np.array([int(entries.encode(0, p.domain, p.column)) for p in parts])
-        rows: Values = np.array([part.row for part in parts])
-        rows = int(rows[0]) if (rows == rows[0]).all() else rows[which]
-        self._check_extent(what, offsets, size, lanes)
+        codes = entries.encode(0, state.domains, state.columns)[parts]
+        same = bool((state.rows == state.rows[0]).all())
+        rows: Values = int(state.rows[0]) if same else state.rows[parts]
+        self._check(what, offsets, size, self._accessor(operation, state, what, codes, rows))
+
+    def _accessor(
+        self, operation: AsyncOperation, state: State, what: Operation, code: Values, rows: Values
+    ) -> Accessor:
         time = state.time + what.writes
-        accessor = Accessor(codes[which], rows, None, time, proxy=operation.proxy == "async")
-        shadow = self.memory.shared if what.space == "shared" else self.launch.global_memory
+        return Accessor(code, rows, None, time, proxy=operation.proxy == "async")
+
+    def _check(self, what: Operation, offsets: Array, size: int, accessor: Accessor) -> None:
+        shadow = self.memory.shadow(what.space)
         for places in shadow.places(offsets, size):
             self.memory.check(shadow, places, accessor, what)
 
-    def _split(
-        self, operation: AsyncOperation, state: State, offsets: Array, owners: Array | None
-    ) -> Iterable[tuple[Part, Array]]:
+    def _by_part(self, offsets: Array, parts: Array) -> Iterator[tuple[int, Array]]:
         """The accesses of each part."""
-        if len(state.parts) == 1:
-            yield next(iter(state.parts.values())), offsets
-            return
-        if owners is None:
-            owners = operation.lanes
-        numbers = self._group_numbers(operation, owners)
-        order = np.argsort(numbers, kind="stable")
-        numbers, offsets = numbers[order], offsets[order]
-        ends = [*(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
-        start = 0
-        for end in ends:
-            yield state.parts[int(numbers[start])], offsets[start:end]
-            start = end
+        if len(parts) > 1 and (parts[1:] < parts[:-1]).any():
+            order = np.argsort(parts, kind="stable")
+            offsets, parts = offsets[order], parts[order]
+        starts = np.append(0, np.flatnonzero(parts[1:] != parts[:-1]) + 1).tolist()
+        for start, end in zip(starts, [*starts[1:], len(parts)], strict=True):
+            yield int(parts[start]), offsets[start:end]
 
     def _check_extent(self, what: Operation, offsets: Array, size: int, lanes: Array) -> None:
-        """Reports pieces of shared memory that are not in one allocation."""
+        """Reports large pieces of shared memory that are not in one allocation."""
         if what.space != "shared" or not self.memory.bounds:
             return
         allocations = self.reporter.allocations
         first, last = int(offsets.min()), int(offsets.max())
         start = first % allocations.stride
-        if first // allocations.stride == last // allocations.stride and allocations.inside(
-            start, start + last - first + size
-        ):
+        if allocations.inside(start, start + last - first + size):
             return
-        if size % 16 == 0 and len(offsets) > 1:
-            within = np.unique(offsets % allocations.stride)
-        else:
-            within = offsets % allocations.stride
-        for one in within.tolist():
-            if not allocations.inside(one, one + size):
-                offset = int(offsets[0]) // allocations.stride * allocations.stride + one
-                self.memory.out_of_bounds(lanes[:1], what.reads, offset, size, what.instruction)
+        for one in offsets.tolist():
+            start = one % allocations.stride
+            if not allocations.inside(start, start + size):
+                self.memory.out_of_bounds(lanes, what.reads, one, size, what.instruction)
                 return
 
     # Ending ---------------------------------------------------------------------------------------
 
     def complete_on(self, operation: AsyncOperation, key: Hashable, lanes: Array | None) -> None:
         """The completion becomes part of a key."""
-        clocks = self.launch.clocks
-        state = operation.detail
-        assert isinstance(state, State)
+        clocks, state = self.launch.clocks, _state(operation)
         if _is_copy(operation):
             chosen = operation.lanes if lanes is None else lanes
             self._copies_done[chosen] = np.maximum(self._copies_done[chosen], state.time + 1)
@@ -333,36 +272,69 @@ class AsyncChecks:
             generic[self.ordering.column[chosen] + clocks.threads] = state.time + 1
             self.ordering.add_to_key(key, clocks.add(generic, np.zeros_like(generic), None))
             return
-        for part in self._parts(operation, state, lanes):
-            fenced = operation.proxy == "async"
-            row = clocks.advance(NOTHING, part.column, state.time + 1, fenced=fenced)
+        parts = np.arange(len(state.names))
+        if lanes is not None:
+            parts = np.unique(self._parts(operation, state, lanes))
+        for column in state.columns[parts].tolist():
+            row = self._row_of_completion(operation, column, state.time + 1)
             self.ordering.add_to_key(key, row)
-            self._keys.setdefault(key, []).append((operation, part))
+        self._keys.setdefault(key, []).append((operation, parts))
+
+    def _row_of_completion(self, operation: AsyncOperation, column: int, time: int) -> int:
+        fenced = operation.proxy == "async"
+        return self.launch.clocks.advance(NOTHING, column, time, fenced=fenced)
+
+    def completions(
+        self, operation: AsyncOperation, lanes: Array, places: Array, phases: Array
+    ) -> None:
+        """The completion of what lanes began becomes part of phases of mbarriers."""
+        if _is_copy(operation):
+            Observer.completions(self.observer, operation, lanes, places, phases)
+            return
+        state = _state(operation)
+        parts = self._parts(operation, state, lanes)
+        rows = self._rows_of_completions(operation, state.columns[parts], state.time + 1)
+        self.ordering.add_to_phases(places, phases, rows)
+        for number, (place, phase) in enumerate(zip(places.tolist(), phases.tolist(), strict=True)):
+            key = ("mbarrier", place, phase)
+            self._keys.setdefault(key, []).append((operation, parts[number : number + 1]))
+
+    def _rows_of_completions(self, operation: AsyncOperation, columns: Array, time: int) -> Array:
+        if (columns == columns[0]).all():
+            row = self._row_of_completion(operation, int(columns[0]), time)
+            return np.full(len(columns), row)
+        distinct, inverse = np.unique(columns, return_inverse=True)
+        rows = [self._row_of_completion(operation, one, time) for one in distinct.tolist()]
+        found: Array = np.array(rows)[inverse]
+        return found
+
+    def acquired_phases(self, places: Array, phases: Array) -> None:
+        """Lanes have waited for phases of mbarriers."""
+        if not self._keys:
+            return
+        first = np.append(0, np.flatnonzero(places[1:] != places[:-1]) + 1)
+        for place, phase in zip(places[first].tolist(), phases[first].tolist(), strict=True):
+            self.acquired(("mbarrier", place, phase))
 
     def acquired(self, key: Hashable) -> None:
         """Somebody has waited for a key."""
-        for operation, part in self._keys.pop(key, ()):
-            self._over(operation, part, reads_only=False)
+        for operation, parts in self._keys.pop(key, ()):
+            self._over(operation, parts, reads_only=False)
 
     def complete_for(
         self, operations: Sequence[AsyncOperation], lanes: Array, reads_only: bool
     ) -> None:
         """Lanes have waited for operations."""
-        clocks, ordering = self.launch.clocks, self.ordering
         for operation in operations:
-            state = operation.detail
-            assert isinstance(state, State)
+            state = _state(operation)
             if _is_copy(operation):
                 self._copied(operation, state, lanes)
                 continue
+            parts = self._parts(operation, state, lanes)
             time = state.time + (not reads_only)
-            for part in self._parts(operation, state, lanes):
-                first, last = int(part.lanes[0]), int(part.lanes[-1])
-                begin, end = np.searchsorted(lanes, [first, last + 1])
-                fenced = operation.proxy == "async"
-                row = clocks.advance(NOTHING, part.column, time, fenced=fenced)
-                ordering.learn(lanes[begin:end], row)
-                self._over(operation, part, reads_only)
+            rows = self._rows_of_completions(operation, state.columns[parts], time)
+            self.ordering.learn_each(lanes, rows)
+            self._over(operation, np.unique(parts), reads_only)
             if state.in_flight is not None and not reads_only:
                 state.in_flight[lanes] = False
                 if not state.in_flight.any():
@@ -378,37 +350,21 @@ class AsyncChecks:
         copied[mine] = np.maximum(copied[mine], state.time + 1)
         self._copies_done[mine] = np.maximum(self._copies_done[mine], state.time + 1)
 
-    def _parts(
-        self, operation: AsyncOperation, state: State, lanes: Array | None
-    ) -> Iterable[Part]:
-        if lanes is None:
-            yield from state.parts.values()
-            return
-        if self._together(operation) == 1:
-            yield from (state.parts[lane] for lane in lanes.tolist() if lane in state.parts)
-            return
-        for number in np.unique(self._group_numbers(operation, lanes)).tolist():
-            if number in state.parts:
-                yield state.parts[number]
-
-    def _over(self, operation: AsyncOperation, part: Part, reads_only: bool) -> None:
+    def _over(self, operation: AsyncOperation, parts: Array, reads_only: bool) -> None:
+        state = _state(operation)
+        state.reads_waited[parts] = True
+        if not reads_only:
+            state.waited[parts] = True
         # Whoever began a bulk copy in a group may end when its reads are over.
-        enough = part.reads_waited if reads_only or _is_bulk(operation) else part.waited
-        part.reads_waited = True
-        part.waited |= not reads_only
-        state = operation.detail
-        assert isinstance(state, State)
-        if not enough and (part.waited or _is_bulk(operation)):
-            state.waiting -= 1
-            if not state.waiting:
-                self._pending.pop(operation, None)
+        enough = state.reads_waited if _is_bulk(operation) else state.waited
+        if enough.all():
+            self._pending.pop(operation, None)
 
     # Registers ------------------------------------------------------------------------------------
 
     def registers(self, operation: AsyncOperation, registers: Sequence[int]) -> None:
         """The operation uses registers until it is waited for."""
-        state = operation.detail
-        assert isinstance(state, State)
+        state = _state(operation)
         if not registers or not self.report_registers:
             return
         state.registers |= frozenset(registers)
@@ -458,31 +414,20 @@ class AsyncChecks:
         wrong = self._copies_begun[lanes] > self._copies_done[lanes]
         if wrong.any():
             chosen = lanes[wrong]
-            event = int(self._copies_begun[chosen[0]])
-            instruction = self.launch.events[event]
+            instruction = self.launch.events[int(self._copies_begun[chosen[0]])]
             assert instruction is not None
             self._pending_at_end(chosen, instruction, "cp.async.wait_all")
-        ended = None
-        for operation, state in list(self._pending.items()):
-            group = operation.engine == "wgmma" or _is_bulk(operation)
-            if not group:
-                continue
-            if ended is None:
-                ended = np.zeros(self.wave.lane_count, np.bool_)
-                ended[lanes] = True
-            late = [
-                part
-                for part in state.parts.values()
-                if not part.reads_waited and ended[part.lanes[0]]
-            ]
-            if late:
-                wait = (
-                    "wgmma.wait_group 0"
-                    if operation.engine == "wgmma"
-                    else ("cp.async.bulk.wait_group.read 0")
-                )
-                first = np.array([int(part.lanes[0]) for part in late])
-                self._pending_at_end(first, operation.instruction, wait)
+        if not self._pending:
+            return
+        ended = np.zeros(self.wave.lane_count, np.bool_)
+        ended[lanes] = True
+        for operation, state in self._pending.items():
+            product = operation.engine == "wgmma"
+            if product or _is_bulk(operation):
+                late = state.firsts[~state.reads_waited & ended[state.firsts]]
+                wait = "wgmma.wait_group 0" if product else "cp.async.bulk.wait_group.read 0"
+                if len(late):
+                    self._pending_at_end(late, operation.instruction, wait)
 
     def _pending_at_end(self, lanes: Array, instruction: Instruction, wait: str) -> None:
         self.reporter.simple(
@@ -501,18 +446,18 @@ class AsyncChecks:
         for operation, state in self._pending.items():
             if operation.engine == "wgmma" or _is_bulk(operation):
                 continue
-            late = [int(part.lanes[0]) for part in state.parts.values() if not part.waited]
             self.reporter.simple(
                 "kernel ends before its asynchronous operation",
-                np.array(late),
+                state.firsts[~state.waited],
                 "began an operation, but no thread waited for the mbarrier that it completes on",
                 operation.instruction,
                 "wait for it before the end (in Pallas: plgpu.barrier_wait)",
             )
 
 
-_ENGINES = {"tma": "mbarrier"}
-"""Engines whose operations complete on mbarriers."""
+def _state(operation: AsyncOperation) -> State:
+    assert isinstance(operation.detail, State)
+    return operation.detail
 
 
 def _is_copy(operation: AsyncOperation) -> bool:
@@ -522,3 +467,10 @@ def _is_copy(operation: AsyncOperation) -> bool:
 def _is_bulk(operation: AsyncOperation) -> bool:
     """Whether it is waited for as a part of a group of bulk copies."""
     return operation.instruction.has("bulk_group")
+
+
+def _in_pieces(offsets: Array, size: int) -> bool:
+    """Whether large accesses are made of not too many whole pieces."""
+    if size % PIECE or len(offsets) * (size // PIECE) > _PIECES_TOGETHER:
+        return False
+    return not int(np.bitwise_or.reduce(offsets)) % PIECE

@@ -127,7 +127,8 @@ class MemoryChecks:
             self._new_barriers.append((access.lanes, access.offsets))
         if space == "shared":
             if self._suspicious is not None:
-                self._check_bounds(access)
+                what = Operation(space, reads, writes, strong, access.instruction)
+                self.check_bounds(what, access.lanes, access.offsets, access.size)
             if not (self.recording or self.initialized):
                 return
             shadow = self.shared
@@ -164,6 +165,10 @@ class MemoryChecks:
             for places in self.shared.places(offsets[np.isin(owners, lanes)], 8):
                 self.shared.written(places.level)[places.granules] |= entries.STRONG
         self._new_barriers.clear()
+
+    def shadow(self, space: str) -> Shadow:
+        """The shadow of shared or global memory."""
+        return self.shared if space == "shared" else self.launch.global_memory
 
     def writable(self, offsets: Array, size: int) -> bool:
         """Whether any place in global memory is in an allocation that the kernel may change: there
@@ -210,29 +215,23 @@ class MemoryChecks:
 
     # Bounds ---------------------------------------------------------------------------------------
 
-    def _check_bounds(self, access: Access) -> None:
-        assert self._suspicious is not None
-        wrong = self._suspicious[access.offsets >> 4]
-        if access.size > 16:
-            wrong = wrong | self._suspicious[access.offsets + access.size - 1 >> 4]
+    def check_bounds(self, what: Operation, lanes: Array, offsets: Array, size: int) -> None:
+        """Reports accesses of up to 32 bytes, one for each lane, that are not in one allocation."""
+        if self._suspicious is None or what.space != "shared":
+            return
+        wrong = self._suspicious[offsets >> 4]
+        if size > 16:
+            wrong = wrong | self._suspicious[offsets + size - 1 >> 4]
         if not wrong.any():
             return
         allocations, positions = self.reporter.allocations, np.flatnonzero(wrong)
-        within = access.offsets[positions] % allocations.stride
+        within = offsets[positions] % allocations.stride
         starts, inverse = np.unique(within, return_inverse=True)
-        outside = np.array(
-            [not allocations.inside(int(one), int(one) + access.size) for one in starts]
-        )
+        outside = np.array([not allocations.inside(one, one + size) for one in starts.tolist()])
         if outside.any():
             positions = positions[outside[inverse]]
-            offset = int(access.offsets[positions[0]])
-            self.out_of_bounds(
-                access.lanes[positions],
-                access.kind == "read",
-                offset,
-                access.size,
-                access.instruction,
-            )
+            first = int(offsets[positions[0]])
+            self.out_of_bounds(lanes[positions], what.reads, first, size, what.instruction)
 
     def out_of_bounds(
         self, lanes: Array, reads: bool, offset: int, size: int, instruction: Instruction

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from pallasite_simulator.sanitizer import entries
 from pallasite_simulator.sanitizer.clocks import NOTHING
+from pallasite_simulator.sanitizer.phases import PhaseRows, join_pairs
 from pallasite_simulator.types import Array, Values
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Ordering:
             self.copies_fenced = np.zeros(wave.lane_count, np.int32)
         self._uniform: int | None = NOTHING
         self._keys: dict[Hashable, int] = {}
+        self._phases = PhaseRows(self.clocks)
         self._ended: dict[int, int] = {}
         self._at_fence: tuple[Array, Array, Array] | None = None
         self._seen: dict[int, Mapping[int, int]] = {}
@@ -63,6 +65,7 @@ class Ordering:
         """Rows in use."""
         yield from (int(row) for row in np.unique(self.rows))
         yield from self._keys.values()
+        yield from self._phases.used()
         yield from self._ended.values()
         if self._at_fence is not None:
             yield from (int(row) for row in np.unique(self._at_fence[0]))
@@ -116,12 +119,38 @@ class Ordering:
         joined = np.array([self.clocks.join(int(one), row) for one in distinct])
         self._set(lanes, joined[inverse])
 
+    def learn_each(self, lanes: Array, rows: Array) -> None:
+        """Each lane gets to know what a row knows, given for each."""
+        before = self.rows_of(lanes)
+        after = join_pairs(self.clocks, before, rows)
+        if not (isinstance(before, int) and isinstance(after, int) and after == before):
+            self._set(lanes, after)
+
     def publish(self, lanes: Array) -> int:
         """The row of all that lanes of one domain know and did."""
         copies = None
         if self.copied is not None and self.copies_fenced is not None:
             copies = (self.copied[lanes], self.copies_fenced[lanes])
         return self.clocks.publish(self.rows[lanes], self.column[lanes], self.fenced[lanes], copies)
+
+    def publish_groups(self, lanes: Array, starts: Array) -> Values:
+        """The same for groups of lanes, given where each begins: an array, or an integer if all
+        groups get the same row, as they do where blocks run in step."""
+        count = len(starts)
+        each, rest = divmod(len(lanes), count)
+        if count == 1:
+            return self.publish(lanes)
+        if not rest and (starts == np.arange(0, len(lanes), each)).all():
+            whole = lanes.reshape(count, each)
+            known = [self.rows, self.column, self.fenced]
+            if self.copied is not None and self.copies_fenced is not None:
+                known += [self.copied, self.copies_fenced]
+            tables = [values[whole] for values in known]
+            if all((table[1:] == table[0]).all() for table in tables):
+                return self.publish(whole[0])
+        ends = np.append(starts[1:], len(lanes))
+        bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+        return np.array([self.publish(lanes[start:end]) for start, end in bounds])
 
     def groups(self, lanes: Array, numbers: Array) -> Iterable[Array]:
         """Lanes by number."""
@@ -193,7 +222,7 @@ class Ordering:
     def acquire(self, lanes: Array, key: Hashable, scope: str) -> None:
         """All that is part of a key happens before what the lanes will do."""
         if not _is_location(key):
-            row = self._keys.get(key, NOTHING)
+            row = self._row_of(key)
             if self._ended and isinstance(key, tuple) and key[0] == "cluster barrier":
                 first = int(self.wave.lane_cluster_block[lanes[0]])
                 ended = range(first, first + self.wave.cluster_size)
@@ -218,10 +247,47 @@ class Ordering:
 
     def add_to_key(self, key: Hashable, row: int) -> None:
         """What a row knows becomes part of a key."""
-        if isinstance(key, tuple) and key[0] in ("mbarrier", "cluster barrier"):
+        if _is_phase(key):
+            place, phase = np.array([key[1]]), np.array([key[2]])
+            self._phases.add(self._phases.numbers(place), phase, row)
+            return
+        if isinstance(key, tuple) and key[0] == "cluster barrier":
             # Phases are waited for before the next but one begins.
             self._keys.pop((*key[:-1], key[-1] - 2), None)
         self._keys[key] = self.clocks.join(self._keys.get(key, NOTHING), row)
+
+    def _row_of(self, key: Hashable) -> int:
+        """What is part of a key."""
+        if _is_phase(key):
+            place, phase = np.array([key[1]]), np.array([key[2]])
+            return int(self._phases.get(self._phases.numbers(place), phase)[0])
+        return self._keys.get(key, NOTHING)
+
+    def releases(self, lanes: Array, places: Array, phases: Array) -> None:
+        """:meth:`release` of each lane to a phase of an mbarrier at a place."""
+        if len(places) > 1 and (places[1:] < places[:-1]).any():
+            order = np.argsort(places, kind="stable")
+            lanes, places, phases = lanes[order], places[order], phases[order]
+        starts = np.append(0, np.flatnonzero(places[1:] != places[:-1]) + 1)
+        rows = self.publish_groups(lanes, starts)
+        self._phases.add(self._phases.numbers(places[starts]), phases[starts], rows)
+
+    def acquires(self, lanes: Array, places: Array, phases: Array) -> None:
+        """:meth:`acquire` of each lane from a phase of an mbarrier at a place."""
+        self.learn_each(lanes, self._phases.get(self._phases.numbers(places), phases))
+
+    def add_to_phases(self, places: Array, phases: Array, rows: Array) -> None:
+        """What rows know becomes part of phases of mbarriers at places."""
+        numbers = self._phases.numbers(places)
+        while len(numbers):
+            # Of several rows for one place, one after the other.
+            _, first = np.unique(numbers, return_index=True)
+            self._phases.add(numbers[first], phases[first], rows[first])
+            if len(first) == len(numbers):
+                return
+            left = np.ones(len(numbers), np.bool_)
+            left[first] = False
+            numbers, phases, rows = numbers[left], phases[left], rows[left]
 
     def forget(self, key: Hashable) -> None:
         """Nobody will use the key again."""
@@ -290,7 +356,7 @@ class Ordering:
         if _is_location(key):
             released = self.launch.locations.get(key)
             key = (domain, key)
-        local = self._keys.get(key, NOTHING)
+        local = self._row_of(key)
         if local != NOTHING:
             released = self.clocks.join_foreign(released, {domain: self.clocks.plain(local)})
         if released:
@@ -317,3 +383,8 @@ class Ordering:
 def _is_location(key: Any) -> bool:
     """Whether the key is a place in global memory, which all waves share."""
     return isinstance(key, tuple) and key[:2] == ("location", "global")
+
+
+def _is_phase(key: Any) -> TypeGuard[tuple[str, int, int]]:
+    """Whether the key is a phase of an mbarrier."""
+    return isinstance(key, tuple) and key[0] == "mbarrier" and len(key) == 3

@@ -57,7 +57,7 @@ class WaveSanitizer(Observer):
         self._ordering = Ordering(wave, launch)
         self._memory = MemoryChecks(wave, launch, self._ordering, self._reporter, self.groups)
         self._asynchronous = AsyncChecks(
-            wave, launch, self._ordering, self._memory, self._reporter, self.groups
+            wave, launch, self._ordering, self._memory, self._reporter, self.groups, self
         )
 
     # Registers and memory -------------------------------------------------------------------------
@@ -130,6 +130,24 @@ class WaveSanitizer(Observer):
         elif self.launch.traits.fences:
             self._ordering.see(lanes, key)
 
+    def releases(
+        self, lanes: Array, places: Array, phases: Array, scope: str = "cta", relaxed: bool = False
+    ) -> None:
+        if relaxed:
+            super().releases(lanes, places, phases, scope, relaxed)
+        elif self._synchronizes:
+            self._ordering.releases(lanes, places, phases)
+
+    def acquires(
+        self, lanes: Array, places: Array, phases: Array, scope: str = "cta", relaxed: bool = False
+    ) -> None:
+        if relaxed:
+            super().acquires(lanes, places, phases, scope, relaxed)
+            return
+        self._asynchronous.acquired_phases(places, phases)
+        if self._synchronizes:
+            self._ordering.acquires(lanes, places, phases)
+
     def forget(self, key: Hashable) -> None:
         self._ordering.forget(key)
 
@@ -165,6 +183,11 @@ class WaveSanitizer(Observer):
         self, operation: AsyncOperation, key: Hashable, lanes: Array | None = None
     ) -> None:
         self._asynchronous.complete_on(operation, key, lanes)
+
+    def completions(
+        self, operation: AsyncOperation, lanes: Array, places: Array, phases: Array
+    ) -> None:
+        self._asynchronous.completions(operation, lanes, places, phases)
 
     def complete_for(
         self, operations: Sequence[AsyncOperation], lanes: Array, reads_only: bool = False
