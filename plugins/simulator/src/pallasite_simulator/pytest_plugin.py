@@ -5,7 +5,9 @@ JAX has one, else on the simulator; ``pytest --executor=simulator`` and ``--exec
 it must be. On the GPU, such tests also get the mark ``gpu``, for ``-m gpu``.
 
 On the simulator, kernels are run with the sanitizer: what it finds makes the test fail. The option
-``--no-sanitize`` switches it off, ``@pytest.mark.runs_kernels(sanitize=False)`` for one test. Errors of kernels inside ``jax.jit`` that reach pytest come out with their own type. The fixture
+``--no-sanitize`` switches it off, ``@pytest.mark.runs_kernels(sanitize=False)`` for one test.
+
+Errors of kernels inside ``jax.jit`` that reach pytest come out with their own type. The fixture
 ``pallasite_executor`` is the executor's name, ``"simulator"`` or ``"gpu"``.
 """
 
