@@ -406,6 +406,17 @@ def test_exchange_between_blocks_of_a_cluster():
     assert cluster(first="fence.acq_rel.cluster;\n" + relaxed) == ""
 
 
+def test_block_ends_while_another_reads_its_memory():
+    message = cluster(second="")
+    assert kinds(message) == ["block ends while its shared memory is in use"]
+    assert "read byte 1532 of" in message or "read byte 1024 of" in message
+    assert "barrier.cluster.wait" in message
+    relaxed = "barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;"
+    assert kinds(cluster(second=relaxed)) == ["block ends while its shared memory is in use"]
+    one_way = "setp.eq.u32 %k, %rank, 0;\n@%k bra END;\n" + "END:\n"
+    assert kinds(cluster(second=one_way)) == ["block ends while its shared memory is in use"]
+
+
 MULTICAST = """
 .reg .b32 %rank;
 .reg .b16 %mask;
@@ -467,7 +478,7 @@ def test_asynchronous_stores_to_another_block():
     expected = np.arange(512).reshape(2, 2, 128)[:, ::-1, ::-1].reshape(-1)
     np.testing.assert_array_equal(y, expected)
     found = kinds(run(STORE_ASYNC.format(wait=""), y, grid=4, cluster=2))
-    assert found == [NOT_WAITED, UNFINISHED]
+    assert found == [NOT_WAITED, "block ends while its shared memory is in use", UNFINISHED]
 
 
 # Bounds -------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ import pytest
 from sanitizer_support import kinds, sanitize, sanitize_ptx
 from simulator_support import module, run_ptx
 
-from pallasite.errors import SourceLocation
+from pallasite.errors import ConfigError, SourceLocation
 from pallasite.launch import Allocation
 from pallasite_simulator.errors import SanitizerError, SimulationError
-from pallasite_simulator.sanitizer import LaunchState
+from pallasite_simulator.sanitizer import GROUPS, LaunchState, parse_groups
 
 REGISTERS = """
 .reg .b32 %a, %b, %c, %d, %v, %w, %s, %t, %warp;
@@ -606,8 +606,19 @@ def test_groups_of_checks():
     assert run(body, output(), groups=()) == ""
 
 
+def test_names_of_groups():
+    everything = frozenset(GROUPS)
+    assert parse_groups(True) == parse_groups("all") == parse_groups("on") == everything
+    assert parse_groups(False) == parse_groups("none") == parse_groups("0") == frozenset()
+    assert parse_groups("races, async") == parse_groups(["races", "async"]) == {"races", "async"}
+    assert parse_groups("first") == everything | {"first"}
+    assert parse_groups("first,races") == {"first", "races"}
+    with pytest.raises(ConfigError, match="there is no such group of checks"):
+        parse_groups("race")
+
+
 def test_first_error_may_end_the_launch():
-    state = LaunchState(stop=True)
+    state = LaunchState(parse_groups("first"))
     ptx = module(".reg .b32 %v;\nld.shared.b32 %v, [x];", variables=".shared .b32 x[2];\n")
     with pytest.raises(SanitizerError, match="found 1 error"):
         run_ptx(ptx, sanitizer=state)

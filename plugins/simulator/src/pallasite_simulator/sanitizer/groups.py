@@ -18,9 +18,14 @@ GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers")
 - ``registers``: use of registers while a ``wgmma`` is in flight.
 """
 
+FIRST = "first"
+"""A further name: the first error ends the launch."""
+
 
 def parse_groups(value: str | bool | Iterable[str]) -> frozenset[str]:
     """Groups of checks from what a user says: ``"all"``, ``"none"``, a boolean, or names.
+
+    :data:`FIRST` among the names is part of the result; with no other name, everything is checked.
 
     Raises:
       ConfigError: there is no such group.
@@ -32,12 +37,12 @@ def parse_groups(value: str | bool | Iterable[str]) -> frozenset[str]:
     for name in (name.strip().lower() for name in names):
         if name in ("all", "on", "true", "1"):
             found.update(GROUPS)
-        elif name in GROUPS:
+        elif name in GROUPS or name == FIRST:
             found.add(name)
         elif name not in ("", "none", "off", "false", "0"):
             raise ConfigError(
                 "there is no such group of checks",
                 got=name,
-                expected="all, none, or some of " + ", ".join(GROUPS),
+                expected="all, none, or some of " + ", ".join((*GROUPS, FIRST)),
             )
-    return frozenset(found)
+    return frozenset(GROUPS) | found if found == {FIRST} else frozenset(found)

@@ -14,8 +14,8 @@ from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer.clocks import Clocks
 from pallasite_simulator.sanitizer.findings import Findings
-from pallasite_simulator.sanitizer.groups import GROUPS
-from pallasite_simulator.sanitizer.shadow import Shadow
+from pallasite_simulator.sanitizer.groups import FIRST, GROUPS
+from pallasite_simulator.sanitizer.shadow import LARGEST, Shadow
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.program import Program
@@ -40,29 +40,25 @@ class Traits:
     def of(cls, program: Program) -> Traits:
         """Looks at all instructions."""
         copies = fences = False
-        widths: set[int] = set()
+        levels: set[int] = set()
         for entry in program.code:
             one = entry.instruction
-            if one.opcode == "cp" and one.has("async") and not one.has("bulk"):
-                copies = True
-            elif one.opcode in ("fence", "membar"):
-                fences |= not one.has("proxy")
-            elif one.opcode in ("ld", "st", "atom", "red") and one.has("async") is False:
+            copies |= one.opcode == "cp" and one.has("async") and not one.has("bulk")
+            fences |= one.opcode in ("fence", "membar") and not one.has("proxy")
+            if one.opcode in _LARGE or one.has("async"):
+                levels.add(LARGEST)
+            elif one.opcode in ("ld", "st", "atom", "red"):
                 spaces = {modifier.split("::")[0] for modifier in one.modifiers}
                 if not spaces & {"global", "local", "param", "const"}:
-                    widths.add(_width(one))
-                continue
-            if one.opcode not in ("mov", "bar", "barrier", "add", "bra"):
-                widths |= {4} if one.opcode in _OTHERS else set()
-        level = widths.pop() if len(widths) == 1 else 4
-        return cls(copies, fences, min(level, 4))
+                    levels.add(min(_level(one), LARGEST))
+        return cls(copies, fences, levels.pop() if len(levels) == 1 else LARGEST)
 
 
-_OTHERS = ("cp", "wgmma", "tcgen05", "ldmatrix", "stmatrix", "mbarrier", "wmma")
-"""Instructions that access shared memory in larger pieces."""
+_LARGE = ("cp", "wgmma", "tcgen05", "ldmatrix", "stmatrix", "mbarrier", "wmma")
+"""Instructions that access shared memory in larger pieces, or in pieces of their own."""
 
 
-def _width(instruction: Instruction) -> int:
+def _level(instruction: Instruction) -> int:
     """The binary logarithm of the bytes that a load or store accesses."""
     count, bits = 1, 32
     for modifier in instruction.modifiers:
@@ -96,18 +92,15 @@ class LaunchState:
         self,
         groups: Collection[str] = GROUPS,
         allocations: Sequence[Allocation] = (),
-        *,
-        stop: bool = False,
     ):
         """Begins a launch.
 
         Args:
-          groups: what to check, of :data:`GROUPS`.
+          groups: what to check, of :data:`GROUPS`; with :data:`FIRST`, the first error ends it.
           allocations: who asked for which piece of dynamic shared memory.
-          stop: whether the first error ends the launch.
         """
         self.groups = frozenset(groups)
-        self.findings = Findings(stop=stop)
+        self.findings = Findings(stop=FIRST in self.groups)
         self.allocations = tuple(allocations)
         self.events: list[Instruction | None] = [None]
         self.locations: dict[Hashable, Mapping[int, int]] = {}

@@ -539,6 +539,25 @@ class MemoryChecks:
         first = int(lost[0])
         self._report(places, first, accessor, operation, "wrote", int(winner[first]), len(lost))
 
+    # The end of blocks ----------------------------------------------------------------------------
+
+    def check_end(self, block: int, row: int) -> None:
+        """Reports accesses of other blocks to the shared memory of one that has ended, unless its
+        threads, who know what a row does, know that they are over."""
+        clocks, stride = self.launch.clocks, self.wave.memory.shared_stride
+        rank = block % self.wave.cluster_size
+        width = self.wave.lanes_per_block
+        for verb, level, start, found in self.shared.known(block * stride, (block + 1) * stride):
+            positions = np.flatnonzero(found)
+            picked = found[positions]
+            columns, times = entries.columns(picked), entries.times(picked)
+            own = (columns < clocks.fixed) & (columns % clocks.threads // width == rank)
+            wrong = ~own & (clocks.generic[row][columns] < times)
+            if wrong.any():
+                first = int(np.flatnonzero(wrong)[0])
+                offset = start + int(positions[first]) << level
+                self.reporter.end_of_block(block, offset, verb, int(picked[first]))
+
     # Initialization -------------------------------------------------------------------------------
 
     def _check_initialized(

@@ -366,14 +366,24 @@ class Ordering:
 
     # Ends -----------------------------------------------------------------------------------------
 
-    def exit(self, lanes: Array) -> None:
-        """Lanes end: barriers no longer wait for them, but order what they did."""
-        if self.wave.exited.all():
-            return
-        for group in self.groups(lanes, self.wave.lane_block[lanes]):
-            block = int(self.wave.lane_block[group[0]])
+    def exit(self, lanes: Array) -> list[tuple[int, int]]:
+        """Lanes end: barriers no longer wait for them, but order what they did.
+
+        Returns:
+          Blocks of clusters that have ended as a whole, and what their threads knew.
+        """
+        wave = self.wave
+        if wave.cluster_size == 1 and wave.exited.all():
+            return []
+        ended = []
+        for group in self.groups(lanes, wave.lane_block[lanes]):
+            block = int(wave.lane_block[group[0]])
             before = self._ended.get(block, NOTHING)
-            self._ended[block] = self.clocks.join(before, self.publish(group))
+            row = self._ended[block] = self.clocks.join(before, self.publish(group))
+            first = block * wave.lanes_per_block
+            if wave.cluster_size > 1 and wave.exited[first : first + wave.lanes_per_block].all():
+                ended.append((block, row))
+        return ended
 
     def finish(self) -> None:
         """All lanes have ended."""

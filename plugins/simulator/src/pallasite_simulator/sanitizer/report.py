@@ -143,6 +143,26 @@ class Reporter:
             count,
         )
 
+    def end_of_block(self, block: int, offset: int, verb: str, entry: int) -> None:
+        """A block ended while others may still access its shared memory."""
+        instruction = self.launch.events[int(entries.times(entry))]
+        assert instruction is not None
+        name = self.wave.block_name(block)
+        self.launch.findings.add(
+            ("end", identity(instruction)),
+            lambda: Finding(
+                "block ends while its shared memory is in use",
+                [
+                    f"{self._name(entry)} {verb} {self.where('shared', offset)}",
+                    f"at {place(instruction)}",
+                    f"but block {name} may have ended before: no thread of it waited for that",
+                ],
+                "let the blocks of the cluster meet before they end: barrier.cluster.arrive and"
+                " barrier.cluster.wait",
+                instruction.location,
+            ),
+        )
+
     def _race(self, space: str, offset: int, now: Side, before: Side, proxy: bool) -> Finding:
         engines = (self.engine(now.entry), self.engine(before.entry))
         across = entries.domains(now.entry) != entries.domains(before.entry)

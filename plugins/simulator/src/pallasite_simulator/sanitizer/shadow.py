@@ -17,7 +17,7 @@ from pallasite_simulator.types import Array
 
 PAGE_SHIFT = 10
 LARGEST = 4
-"""Granules of at most 16 bytes."""
+"""Granules have at most 16 bytes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +79,19 @@ class Shadow:
             # Memory of zeros costs nothing until it is used.
             found = arrays[level] = np.zeros(self._size >> level, np.int64)
         return found
+
+    def known(self, start: int, end: int) -> Iterator[tuple[str, int, int, Array]]:
+        """What is known of the bytes from ``start`` to ``end``, which are whole pages: the kind of
+        access, the level, the number of the first granule, and entries."""
+        kinds = (
+            ("wrote", self.writes),
+            ("changed", self.strong),
+            ("read", self.first),
+            ("read", self.last),
+        )
+        for verb, arrays in kinds:
+            for level, entries in arrays.items():
+                yield verb, level, start >> level, entries[start >> level : end >> level]
 
     def places(self, offsets: Array, size: int) -> Iterator[Places]:
         """Granules of accesses of ``size`` bytes (a power of two) at multiples of it."""

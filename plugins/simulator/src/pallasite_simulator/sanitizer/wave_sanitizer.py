@@ -210,7 +210,8 @@ class WaveSanitizer(Observer):
     def exit(self, lanes: Array) -> None:
         self._asynchronous.exit(lanes)
         if self._synchronizes:
-            self._ordering.exit(lanes)
+            for block, row in self._ordering.exit(lanes):
+                self._memory.check_end(block, row)
 
     def finish(self) -> None:
         self._asynchronous.finish()
