@@ -290,6 +290,66 @@ def test_bulk_stores_of_all_blocks_to_one_place():
     np.testing.assert_array_equal(y, 3 * np.arange(128))
 
 
+THROUGH_GLOBAL = """
+mov.u32 %x, 0;
+add.s64 %p, %array0, %offset4;
+st.global.b32 [%p], %t;
+{fence}
+@%leader mbarrier.init.shared::cta.b64 [%bar], 1;
+bar.sync 0;
+@%leader mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 512;
+"""
+
+
+def test_bulk_load_of_what_the_kernel_wrote():
+    body = THROUGH_GLOBAL + LOAD + wait() + READ + STORE
+    _, y = input_and_output()
+    z = np.zeros_like(y)
+    assert run(body.format(fence="fence.proxy.async.global;"), y, z) == ""
+    np.testing.assert_array_equal(z, np.arange(127, -1, -1))
+    message = run(body.format(fence=""), *input_and_output())
+    assert kinds(message) == ["missing fence.proxy.async in global memory"]
+
+
+HAND_OVER = """
+mov.u32 %x, %ctaid.x;
+setp.ne.u32 %k, %x, 0;
+@%k bra SECOND;
+st.shared.b32 [%a], %t;
+fence.proxy.async;
+bar.sync 0;
+@!%leader bra END;
+cp.async.bulk.global.shared::cta.bulk_group [%array0], [%data], 512;
+cp.async.bulk.commit_group;
+{wait}
+red.release.gpu.global.add.u32 [%array1], 1;
+bra.uni END;
+SECOND:
+@!%leader bra MEET;
+SPIN:
+ld.acquire.gpu.global.b32 %v, [%array1];
+setp.eq.u32 %k, %v, 0;
+@%k bra SPIN;
+MEET:
+bar.sync 0;
+add.s64 %p, %array0, %offset4;
+ld.global.b32 %v, [%p+-512];
+END:
+"""
+
+
+def test_block_reads_what_another_stored_by_bulk():
+    """A bulk store has to be over, not only to have read its source, before it is announced."""
+    flag = np.zeros(1, np.uint32)
+    whole, reads = "cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;"
+    _, y = input_and_output()
+    assert run(HAND_OVER.format(wait=whole), y, flag, grid=2) == ""
+    flag[:] = 0
+    message = run(HAND_OVER.format(wait=reads), y, flag, grid=2)
+    assert kinds(message) == ["asynchronous operation not waited for, in global memory"]
+    assert "thread 0 of block (1, 0, 0) reads byte 0 of array 0" in message
+
+
 # cp.async -----------------------------------------------------------------------------------------
 
 COPY = """
