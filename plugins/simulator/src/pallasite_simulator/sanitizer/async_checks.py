@@ -14,7 +14,8 @@ from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
 from pallasite_simulator.sanitizer.clocks import NOTHING
 from pallasite_simulator.sanitizer.columns import Columns
-from pallasite_simulator.sanitizer.memory_checks import Accessor, MemoryChecks, Operation
+from pallasite_simulator.sanitizer.history import Accessor, Operation
+from pallasite_simulator.sanitizer.memory_checks import MemoryChecks
 from pallasite_simulator.sanitizer.ordering import Ordering
 from pallasite_simulator.sanitizer.report import Reporter
 from pallasite_simulator.types import Array, Values

@@ -1,0 +1,186 @@
+"""Which earlier accesses are not known to have happened before an access."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.sanitizer import entries
+from pallasite_simulator.sanitizer.ordering import Ordering
+from pallasite_simulator.sanitizer.shadow import Places
+from pallasite_simulator.types import Array, Values
+
+if TYPE_CHECKING:
+    from pallasite_simulator.sanitizer.launch_state import LaunchState
+
+
+@dataclasses.dataclass(slots=True)
+class Accessor:
+    """Who makes an access: lanes, or one asynchronous operation.
+
+    Attributes:
+      code: as in :mod:`.entries` without the time: one for each access, or for all.
+      rows: of clocks: the same.
+      lanes: lanes that make accesses themselves; None for an operation.
+      time: the event of the access.
+      proxy: whether writes must be visible to the asynchronous proxy.
+    """
+
+    code: Values
+    rows: Values
+    lanes: Array | None
+    time: int
+    proxy: bool = False
+
+    def entry(self, position: int, strong: bool) -> int:
+        """The entry of one access."""
+        code = self.code if isinstance(self.code, int) else int(self.code[position])
+        return code | (self.time << entries.TIME_SHIFT) | int(strong)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """An access to one memory.
+
+    Attributes:
+      space: its state space.
+      reads, writes: what it does.
+      strong: whether it may meet other strong accesses.
+      instruction: which instruction does it.
+      offsets, size, values: as in :class:`Access`; None if they are not known.
+    """
+
+    space: str
+    reads: bool
+    writes: bool
+    strong: bool
+    instruction: Instruction
+    offsets: Array | None = None
+    size: int = 0
+    values: Array | None = None
+
+    @property
+    def verb(self) -> str:
+        """What it does."""
+        if self.instruction.opcode == "mbarrier":
+            return "initializes" if self.instruction.has("init") else "uses"
+        if self.reads and self.writes:
+            return "changes"
+        return "writes" if self.writes else "reads"
+
+
+class History:
+    """Compares accesses of one wave with what is known of earlier ones."""
+
+    def __init__(self, launch: LaunchState, ordering: Ordering):
+        self._launch = launch
+        self._ordering = ordering
+        self._one_domain = launch.geometry.blocks == launch.geometry.cluster_size
+
+    def unordered(
+        self,
+        found: Array,
+        places: Places,
+        accessor: Accessor,
+        operation: Operation,
+        *,
+        all_kinds: bool = False,
+        visible: bool = False,
+    ) -> Array | None:
+        """Which earlier accesses are not known to have happened before.
+
+        Args:
+          found: entries of the earlier accesses, one for each granule.
+          all_kinds: whether two strong accesses need an order too.
+          visible: whether writes must be visible to the asynchronous proxy.
+
+        Returns:
+          Their positions, or None if there are none.
+        """
+        if not len(found):
+            return None
+        rows = accessor.rows
+        own_domain = self._one_domain or operation.space == "shared"
+        if own_domain and not visible:
+            limit = (self._ordering.floor(rows) + 1) << entries.TIME_SHIFT
+            if int(found.max()) < limit:
+                return None
+            positions = np.flatnonzero(found >= limit)
+        else:
+            positions = np.flatnonzero(found)
+            if not len(positions):
+                return None
+        picked, owners = found[positions], places.owners(positions)
+        columns = entries.columns(picked)
+        if not isinstance(rows, int):
+            rows = rows[owners]
+        clocks = self._launch.clocks
+        table = clocks.fenced if visible else clocks.generic
+        times = entries.times(picked)
+        bad = (table[rows][columns] if isinstance(rows, int) else table[rows, columns]) < times
+        foreign = None
+        if not own_domain:
+            code = accessor.code if isinstance(accessor.code, int) else accessor.code[owners]
+            foreign = (entries.domains(picked) != entries.domains(code)) & (picked != 0)
+            bad |= foreign
+        if operation.strong and not all_kinds:
+            bad &= ~entries.strong(picked)
+        if not bad.any():
+            return None
+        bad = self._without_own(bad, columns, times, owners, accessor, foreign)
+        if foreign is not None and (bad & foreign).any():
+            bad = self._without_foreign(bad, foreign, rows, picked, table)
+        wrong: Array = positions[bad]
+        return wrong if len(wrong) else None
+
+    def _without_own(
+        self,
+        bad: Array,
+        columns: Array,
+        times: Array,
+        owners: Array,
+        accessor: Accessor,
+        foreign: Array | None,
+    ) -> Array:
+        """Takes out what lanes did themselves."""
+        if accessor.lanes is None:
+            return bad
+        ordering = self._ordering
+        lanes = accessor.lanes[owners]
+        own = ordering.column[lanes]
+        mine: Array = columns == own
+        if ordering.copied is not None:
+            behind = own + self._launch.clocks.threads
+            mine |= (columns == behind) & (times <= ordering.copied[lanes])
+        if foreign is not None:
+            mine &= ~foreign
+        left: Array = bad & ~mine
+        return left
+
+    def _without_foreign(
+        self, bad: Array, foreign: Array, rows: Values, picked: Array, table: Array
+    ) -> Array:
+        """Takes out what is known of accesses of other domains."""
+        clocks = self._launch.clocks
+        bad = bad.copy()
+        positions = np.flatnonzero(bad & foreign)
+        chosen = picked[positions]
+        domains, columns, times = (
+            entries.domains(chosen),
+            entries.columns(chosen),
+            entries.times(chosen),
+        )
+        own = np.full(len(positions), rows) if isinstance(rows, int) else rows[positions]
+        for row in np.unique(own):
+            known = clocks.foreign[int(row)]
+            if not known:
+                continue
+            for domain in np.unique(domains[own == row]):
+                there = known.get(int(domain))
+                if there is not None:
+                    same = (own == row) & (domains == domain)
+                    bad[positions[same]] = table[there][columns[same]] < times[same]
+        return bad
