@@ -129,9 +129,7 @@ def scan(x, y, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def matmul(
-    a, b, c, m, n, k, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr
-):
+def matmul(a, b, c, m, n, k, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr):
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     depth = tl.arange(0, TILE_K)
