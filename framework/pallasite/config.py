@@ -98,6 +98,13 @@ def _assembler(value: Any) -> str:
     return value
 
 
+def _autotune(value: Any) -> str:
+    """``off``, ``cached`` or ``on``; the words for a boolean as well."""
+    if isinstance(value, str) and value.strip().lower() == "cached":
+        return "cached"
+    return "on" if boolean(value) else "off"
+
+
 def _default_cache_dir() -> pathlib.Path:
     if sys.platform == "darwin":
         return pathlib.Path("~/Library/Caches/pallasite").expanduser()
@@ -171,6 +178,16 @@ OPTIONS: dict[str, Option] = {
             _checks,
             "on, off, or names of checks, as a sequence or separated by commas",
             "what executors that can do so check in kernels that they run",
+            affects_code=False,
+        ),
+        Option(
+            "autotune",
+            "PALLASITE_AUTOTUNE",
+            lambda: "off",
+            _autotune,
+            "off (the operations' own choice), cached (what was measured before, if anything) or on"
+            " (measure what was not)",
+            "whether operations use configurations that were measured to be the fastest",
             affects_code=False,
         ),
     )

@@ -1,0 +1,5 @@
+"""Choosing the fastest of several configurations by measuring them, with a cache on disk."""
+
+from __future__ import annotations
+
+from pallasite.runtime.tuning.policy import choose as choose
