@@ -127,6 +127,8 @@ class Layout(SomeLayout, enum.Enum):
     WGMMA = enum.auto()
     #: The same for 8-bit operands in registers.
     WGMMA_8BIT = enum.auto()
+    #: The same for 32-bit operands in registers, which are multiplied as tf32.
+    WGMMA_TF32 = enum.auto()
     #: From which a conversion to an element twice as wide leads to WGMMA without data movement.
     WGMMA_UPCAST_2X = enum.auto()
     #: The same for four times.

@@ -54,6 +54,7 @@ FIXED: Mapping[str, TiledSpecification] = {
     "WGMMA": _specification(_matrix(64, 8, (2,)), (-7,), (-3, -2)),
     "_WGMMA_ACC_32BIT": _specification(_matrix(64, 8, (2,), (1,)), (-8,), (-4, -3)),
     "WGMMA_8BIT": _specification(_matrix(64, 16, (4,)), (-7,), (-3, -2)),
+    "WGMMA_TF32": _specification(_matrix(64, 4, (1,)), (-7,), (-3, -2)),
     "WGMMA_UPCAST_2X": _specification(_matrix(64, 16, (8,), (4,)), (-8,), (-4, -2, -3)),
     "WGMMA_UPCAST_4X": _specification(_matrix(64, 32, (8,)), (-7,), (-3, -2)),
     "WGMMA_TRANSPOSED": _specification(

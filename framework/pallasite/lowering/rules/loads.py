@@ -22,7 +22,7 @@ from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.references import MemoryReference
 from pallasite.lowering.relayout import relayout
 from pallasite.lowering.resources import EstimatorContext, Resources
-from pallasite.lowering.rules.references import require_scalar, write
+from pallasite.lowering.rules.references import is_value, require_scalar, write
 from pallasite.lowering.transfers import (
     access_addresses,
     default_layout,
@@ -273,11 +273,17 @@ def _run_state(
             "run_state with references that have no initial value", expected="initial arrays"
         )
     local = [not isinstance(aval, _jax.AbstractRef) for aval in ctx.avals_out]
+    inner = [variable.aval for variable in jaxpr.invars]
+    operands = tuple(
+        aval.enter_scope(ctx, (), operand) if is_local and is_value(aval) else operand
+        for operand, is_local, aval in zip(operands, local, inner, strict=True)
+    )
     with _jax.no_check_of_varying_axes():
         functional = _jax.discharge_state(jaxpr, should_discharge=local, strip_memory_space=True)
     results = ctx.lower(functional, operands)
     finals = iter(results[len(results) - sum(local) :])
-    return [
-        next(finals) if is_local else operand
-        for operand, is_local in zip(operands, local, strict=True)
-    ]
+    values: list[Value] = []
+    for operand, is_local, aval in zip(operands, local, inner, strict=True):
+        value = next(finals) if is_local else operand
+        values.append(aval.leave_scope(ctx, value) if is_local and is_value(aval) else value)
+    return values

@@ -266,6 +266,9 @@ def _run_scoped(
         memory = False
         for variable in jaxpr.invars:
             aval = variable.aval
+            if is_value(aval):
+                references.append(aval.enter_scope(ctx, axes))
+                continue
             if hasattr(aval, "allocate"):
                 references.append(scope.enter_context(aval.allocate(ctx, axes)))
                 continue
@@ -280,7 +283,39 @@ def _run_scoped(
         if axes and memory:
             # Every thread must have left earlier scopes before their memory is used again.
             ctx.launch.block_barrier()
-        return ctx.lower(jaxpr, [*consts, *references])
+        kept = [is_value(variable.aval) for variable in jaxpr.invars]
+        if not any(kept):
+            return ctx.lower(jaxpr, [*consts, *references])
+        functional = discharged(jaxpr, kept)
+        return ctx.lower(functional, [*consts, *references])[: len(jaxpr.outvars)]
+
+
+def is_value(aval: Any) -> bool:
+    """Whether a reference type stands for a value that has no address, such as an accumulator.
+
+    Such a type has ``enter_scope(ctx, collective_axes, initial=None)``, which returns the value at
+    the beginning of its scope, and ``leave_scope(ctx, value)``, which makes an array of the last
+    one. In between, the reference is replaced by its value, which primitives that write it return.
+    """
+    return hasattr(aval, "enter_scope")
+
+
+def discharged(jaxpr: Any, kept: Sequence[bool]) -> Any:
+    """The body of a scope as a function of the values of some of its references.
+
+    Args:
+      jaxpr: the body; its constants become inputs, before its own.
+      kept: for each input of its own, whether it is replaced by its value.
+
+    Returns:
+      A jaxpr that returns the last values after the results.
+    """
+    count = len(jaxpr.constvars)
+    whole = _jax.convert_constvars_jaxpr(jaxpr) if count else jaxpr
+    with _jax.no_check_of_varying_axes():
+        return _jax.discharge_state(
+            whole, should_discharge=[False] * count + list(kept), strip_memory_space=True
+        )
 
 
 def _is_semaphore(aval: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from pallasite.builtin_targets import BASELINE_FEATURES
-from pallasite.extensions import InstructionRule, LoweringRule
+from pallasite.extensions import InstructionRule, LayoutRule, LoweringRule
 from pallasite.hookspecs import hookimpl
 from pallasite.targets import Target
 
@@ -29,15 +29,33 @@ def pallasite_targets() -> list[Target]:
 @hookimpl
 def pallasite_names() -> dict[str, str]:
     """What the plugin adds to ``pallasite.gpu``."""
-    return {"set_max_registers": "pallasite_hopper.registers:set_max_registers"}
+    matrix = "pallasite_hopper.matrix"
+    return {
+        "ACC": f"{matrix}.accumulators:WGMMAAccumulatorRef",
+        "WGMMAAccumulatorRef": f"{matrix}.accumulators:WGMMAAccumulatorRef",
+        "set_max_registers": "pallasite_hopper.registers:set_max_registers",
+        "wgmma": f"{matrix}.products:wgmma",
+        "wgmma_accumulator_load": f"{matrix}.products:wgmma_accumulator_load",
+        "wgmma_accumulator_store": f"{matrix}.products:wgmma_accumulator_store",
+        "wgmma_wait": f"{matrix}.products:wgmma_wait",
+    }
 
 
 @hookimpl
 def pallasite_lowering_rules() -> list[LoweringRule]:
     """Rules of the plugin's primitives."""
     from pallasite_hopper import registers
+    from pallasite_hopper.matrix import rules as matrix
 
-    return registers.rules.lowering_rules
+    return [*registers.rules.lowering_rules, *matrix.rules.lowering_rules]
+
+
+@hookimpl
+def pallasite_layout_rules() -> list[LayoutRule]:
+    """Which layouts the plugin's primitives ask of their operands."""
+    from pallasite_hopper.matrix import rules as matrix
+
+    return matrix.rules.layout_rules
 
 
 @hookimpl

@@ -1,0 +1,485 @@
+"""Lowering of warpgroup matrix products.
+
+One call becomes a fence, a piece of inline assembly for each 64 rows and up to 256 columns that
+steps through K, and a commit. The accumulator's registers are operands of the assembly that its
+results replace, so the register allocator leaves them where they are from product to product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite import _jax
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.extensions import RuleSet, Semantics
+from pallasite.ir import ops, types
+from pallasite.layouts.conversion import ConversionKind, conversion
+from pallasite.layouts.named import describe
+from pallasite.layouts.registers import RegisterLayout
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.context import RuleContext, Value
+from pallasite.lowering.references import MemoryReference
+from pallasite.lowering.relayout import relayout
+from pallasite.lowering.views import resolve
+from pallasite_hopper.matrix import products as prim
+from pallasite_hopper.matrix.descriptors import CHUNK, MatrixOperand, plan_operand
+from pallasite_hopper.matrix.fragments import (
+    accumulator_layout,
+    accumulator_registers,
+    left_layout,
+    left_layout_name,
+    left_registers,
+    result_layout,
+)
+from pallasite_hopper.matrix.types import (
+    accumulator_type,
+    column_counts,
+    depth_of,
+    ptx_type,
+)
+from pallasite_hopper.matrix.values import pass_through, read, tied_assembly, wait_text
+
+rules = RuleSet()
+
+ROWS = 64
+"""Of one instruction."""
+
+_FEATURE = ("wgmma",)
+
+
+# Operands in shared memory ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shared:
+    """An operand in shared memory: its plan, and the descriptor of its first element."""
+
+    plan: MatrixOperand
+    descriptor: ir.Value
+
+
+def _shared(
+    ctx: RuleContext,
+    memory: MemoryReference,
+    rows: Sequence[tuple[int, int]],
+    depth: int,
+    what: str,
+) -> _Shared:
+    if memory.remote is not None:
+        raise InvalidValueError(
+            f"{what} is in the shared memory of another block",
+            expected="the block's own shared memory",
+        )
+    plan = plan_operand(memory.layout, tuple(rows), depth, what)
+    _check_start(memory, plan, what)
+    address = ops.shared_address(memory.pointer)
+    offset = memory.byte_offset(memory.element_offset())
+    address = ops.add(address, offset)
+    field = ops.bitwise_and(ops.divide_unsigned(address, CHUNK), (1 << 14) - 1)
+    descriptor = ops.arith.ori(
+        ops.cast_integer(field, ops.i64(), signed=False), ops.i64_constant(plan.constant)
+    )
+    return _Shared(plan, descriptor)
+
+
+def _check_start(memory: MemoryReference, plan: MatrixOperand, what: str) -> None:
+    """Raises unless every matrix starts in the first row of a swizzled block.
+
+    The pattern of a swizzle is fixed to addresses, so a start further down would need a base
+    offset, which the views that are possible here never leave useful.
+    """
+    size = memory.element_bits // 8
+    swizzle = memory.layout.swizzle
+    period, reach = (CHUNK, CHUNK) if swizzle == CHUNK else (8 * swizzle, swizzle)
+    offsets = [memory.offset * size + start for block in plan.starts for start in block]
+    bad = [offset for offset in offsets if offset % period >= reach or offset % CHUNK]
+    for part in memory.dynamic:
+        step = part.divisor * size
+        if step % period == 0:
+            continue
+        modulus = part.term.modulus
+        if modulus is None or modulus * part.term.stride * size > reach or step % CHUNK:
+            bad.append(step)
+    if bad:
+        raise InvalidValueError(
+            f"{what} starts inside of a block of the matrix units",
+            got=f"a view that starts at, or in steps of, {bad[0]} bytes, in memory laid out as"
+            f" {memory.layout}",
+            expected=f"rows from a multiple of 8 (blocks of {period} bytes), and along the"
+            f" contiguous dimension multiples of {CHUNK} bytes",
+            hint="for an index that is computed in the kernel, plgpu's views need"
+            " pl.multiple_of(start, 8)",
+        )
+
+
+def _transposed_layout(memory: MemoryReference) -> MemoryReference:
+    return memory.with_layout(memory.layout.transpose((1, 0)))
+
+
+# Products -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """What one instruction covers of the accumulator."""
+
+    row: int
+    column: int
+    columns: int
+
+
+def _column_blocks(total: int, kind: str) -> list[tuple[int, int]]:
+    """(first, number) of the columns of each instruction: as many as it can take."""
+    blocks, start = [], 0
+    counts = column_counts(kind)
+    while start < total:
+        count = next(
+            (n for n in counts if n <= total - start and _rest_fits(total - start - n, kind)), 0
+        )
+        if not count:
+            raise InvalidValueError(
+                f"no instructions make {total} columns of {kind}",
+                expected="8, 24 or a multiple of 16 columns",
+            )
+        blocks.append((start, count))
+        start += count
+    return blocks
+
+
+def _rest_fits(rest: int, kind: str) -> bool:
+    return kind != "s32" or rest % 16 == 0 or rest % 16 == 8 and rest >= 8
+
+
+@rules.lowering(prim.wgmma_p, Semantics.LANE, requires=_FEATURE)
+def _wgmma(ctx: RuleContext, *operands: Value, args_tree: Any) -> RegisterArray:
+    acc, a, b, accumulate = args_tree.unflatten(operands)
+    whole = acc.ref
+    if not isinstance(whole, RegisterArray):
+        raise InvalidTypeError("the accumulator is not a value here", got=type(whole).__name__)
+    layout = accumulator_layout(whole.shape, whole.dtype)
+    if whole.layout != layout:
+        whole = relayout(ctx, whole, layout)
+    first_row, first_column, m, n = _part(whole.shape, acc.transforms)
+    right = _transposed_layout(resolve(ctx, b))
+    kind = accumulator_type(whole.dtype)
+    depth = depth_of(right.dtype)
+    row_blocks = [(row, ROWS) for row in range(0, m, ROWS)]
+    column_blocks = _column_blocks(n, kind)
+    left = (
+        _shared(ctx, resolve(ctx, a), row_blocks, depth, "a")
+        if isinstance(a, _jax.TransformedRef)
+        else _in_registers(ctx, a)
+    )
+    left_dtype = ctx.avals_in[_position_of_a(args_tree, len(operands))].dtype
+    right_shared = _shared(ctx, right, column_blocks, depth, "b")
+    registers = list(whole.registers)
+    flag = None if accumulate is None else _known(ctx.scalar(accumulate))
+    keeps = flag is not False and not _is_zero(registers)
+    if not keeps:
+        flag = False
+    registers, left = _fence(registers if keeps else None, left, registers)
+    steps = right.layout.shape[1] // depth
+    instruction = _Instruction(
+        f"wgmma.mma_async.sync.aligned.m64n{{n}}k{depth}.{kind}"
+        f".{ptx_type(left_dtype)}.{ptx_type(right.dtype)}",
+        steps=steps,
+        bits=right.element_bits,
+        flag=flag,
+    )
+    for (row_number, (row, _)), (column_number, (column, columns)) in itertools.product(
+        enumerate(row_blocks), enumerate(column_blocks)
+    ):
+        numbers = accumulator_registers(layout, first_row + row, first_column + column, columns)
+        results = instruction.emit(
+            [registers[number] for number in numbers],
+            columns,
+            _left_words(left, row_number, row, steps, depth),
+            right_shared,
+            column_number,
+        )
+        for number, result in zip(numbers, results, strict=True):
+            registers[number] = result
+    ops.inline_assembly("wgmma.commit_group.sync.aligned;", "~{memory}")
+    return RegisterArray(tuple(registers), layout, whole.dtype)
+
+
+def _position_of_a(args_tree: Any, count: int) -> int:
+    """The operand that is, or is viewed as, a."""
+    _, a, _, _ = args_tree.unflatten(list(range(count)))
+    position: int = a.ref if isinstance(a, _jax.TransformedRef) else a
+    return position
+
+
+def _part(shape: tuple[int, ...], transforms: Sequence[Any]) -> tuple[int, int, int, int]:
+    """First row and column, and extents, of the part of the accumulator that is added to."""
+    starts, sizes = [0, 0], list(shape)
+    for view in transforms:
+        for dimension, index in enumerate(view.indices):
+            starts[dimension] += index.start
+            sizes[dimension] = index.size
+    if starts[0] % ROWS or sizes[0] % ROWS or starts[1] % 8 or sizes[1] % 8:
+        raise InvalidValueError(
+            "a part of an accumulator cuts an instruction's registers apart",
+            got=f"rows {starts[0]}:{starts[0] + sizes[0]}, columns"
+            f" {starts[1]}:{starts[1] + sizes[1]}",
+            expected="rows in multiples of 64, columns in multiples of 8",
+        )
+    return starts[0], starts[1], sizes[0], sizes[1]
+
+
+def _known(flag: ir.Value) -> ir.Value | bool:
+    """A flag that is a constant, as that."""
+    owner = flag.owner
+    if not isinstance(owner, ir.Block) and owner.name == "arith.constant":
+        return bool(ir.IntegerAttr(owner.attributes["value"]).value)
+    return flag
+
+
+def _is_zero(registers: Sequence[ir.Value]) -> bool:
+    """Whether all registers are known to be zero: then there is nothing to add to."""
+    if any(register != registers[0] for register in registers):
+        return False
+    owner = registers[0].owner
+    if isinstance(owner, ir.Block):
+        return False
+    while owner.name in ("vector.broadcast", "vector.splat"):
+        inner = owner.operands[0].owner
+        if isinstance(inner, ir.Block):
+            return False
+        owner = inner
+    if owner.name != "arith.constant":
+        return False
+    value = owner.attributes["value"]
+    if isinstance(value, ir.DenseElementsAttr):
+        value = value.get_splat_value() if value.is_splat else None
+    if isinstance(value, ir.FloatAttr | ir.IntegerAttr):
+        return bool(value.value == 0)
+    return False
+
+
+# Operands in registers ----------------------------------------------------------------------------
+
+
+def _in_registers(ctx: RuleContext, a: RegisterArray) -> RegisterArray:
+    bits = types.bit_width(a.dtype)
+    layout = left_layout(a.shape, bits)
+    if a.is_splat:
+        return a.materialize(layout)
+    assert isinstance(a.layout, RegisterLayout)
+    if conversion(a.layout, layout).kind is ConversionKind.SHARED_MEMORY:
+        name = left_layout_name(bits)
+        raise InvalidValueError(
+            "a is distributed over the lanes in another way than the matrix units read it",
+            got=f"{a.dtype}{list(a.shape)} with layout {describe(a.layout)}",
+            expected=f"layout {name}",
+            hint=f"plgpu.layout_cast(a, plgpu.Layout.{name}), best right where it is loaded",
+        )
+    return relayout(ctx, a, layout)
+
+
+def _left_words(
+    left: _Shared | RegisterArray, block: int, row: int, steps: int, depth: int
+) -> _Left:
+    if isinstance(left, _Shared):
+        return _Left(
+            [left.descriptor], "l", left.plan.starts[block], left.plan.transposed, in_memory=True
+        )
+    bits = types.bit_width(left.dtype)
+    assert isinstance(left.layout, RegisterLayout)
+    words = [
+        left.registers[number]
+        for step in range(steps)
+        for number in left_registers(left.layout, row, step * depth, bits)
+    ]
+    return _Left(words, "r", (), False, in_memory=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Left:
+    """The left operand of one block of rows, as operands of the assembly."""
+
+    values: list[ir.Value]
+    code: str
+    starts: tuple[int, ...]
+    transposed: bool
+    in_memory: bool
+
+
+def _fence(
+    accumulator: list[ir.Value] | None,
+    left: _Shared | RegisterArray,
+    registers: list[ir.Value],
+) -> tuple[list[ir.Value], _Shared | RegisterArray]:
+    """``wgmma.fence``: what was written to registers before is seen by the products after.
+
+    Registers that ordinary code computes are tied to the fence, else LLVM could move that code
+    behind it. Those that come out of a product, or are carried by a loop, need not.
+    """
+    tied: list[ir.Value] = []
+    places: list[int] = []
+    if accumulator is not None:
+        for place, register in enumerate(accumulator):
+            if not _is_settled(register):
+                tied.append(register)
+                places.append(place)
+    inputs: list[ir.Value] = []
+    if isinstance(left, RegisterArray):
+        inputs = [ops.bitcast(register, ops.i32()) for register in left.registers]
+    results = pass_through("wgmma.fence.sync.aligned;", [*inputs, *tied])
+    registers = list(registers)
+    for place, result in zip(places, results[len(inputs) :], strict=True):
+        registers[place] = result
+    if isinstance(left, RegisterArray):
+        left = RegisterArray(results[: len(inputs)], left.layout, left.dtype)
+    return registers, left
+
+
+def _is_settled(register: ir.Value) -> bool:
+    owner = register.owner
+    if isinstance(owner, ir.Block):
+        return True
+    if owner.name == "llvm.bitcast":
+        return _is_settled(owner.operands[0])
+    if owner.name == "scf.for" or owner.name == "scf.while" or owner.name == "scf.if":
+        return True
+    if owner.name != "llvm.extractvalue":
+        return bool(owner.name == "llvm.inline_asm")
+    source = owner.operands[0].owner
+    return not isinstance(source, ir.Block) and source.name == "llvm.inline_asm"
+
+
+# Emission -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    """What the instructions of one call have in common.
+
+    Attributes:
+      name: with a place for the number of columns.
+      steps: instructions along K.
+      bits: of an operand's element.
+      flag: whether the first one adds to the accumulator: a value (i1), False, or None for yes.
+    """
+
+    name: str
+    steps: int
+    bits: int
+    flag: ir.Value | bool | None
+
+    def emit(
+        self,
+        accumulator: Sequence[ir.Value],
+        columns: int,
+        left: _Left,
+        right: _Shared,
+        block: int,
+    ) -> list[ir.Value]:
+        """The instructions for one part of the accumulator; returns its new registers."""
+        count = len(accumulator)
+        overwrites = self.flag is False
+        first_input = count if overwrites else 2 * count
+        # In the text a tied operand shares the number of its result, but takes one as well.
+        values = [*left.values, right.descriptor]
+        codes = [left.code] * len(left.values) + ["l"]
+        if isinstance(self.flag, ir.Value):
+            values.append(ops.cast_integer(self.flag, ops.i32(), signed=False))
+            codes.append("r")
+        registers = ", ".join(f"${number}" for number in range(count))
+        lines = ["{", ".reg .b64 a, b;", ".reg .pred p;"]
+        lines.append(self._predicate(first_input + len(values) - 1))
+        name = self.name.format(n=columns)
+        for step in range(self.steps):
+            if left.in_memory:
+                lines.append(f"add.s64 a, ${first_input}, {left.starts[step] // CHUNK};")
+                operand = "a"
+            else:
+                names = ", ".join(f"${first_input + 4 * step + i}" for i in range(4))
+                operand = f"{{{names}}}"
+            start = right.plan.starts[block][step] // CHUNK
+            lines.append(f"add.s64 b, ${first_input + len(left.values)}, {start};")
+            scale = "p" if step == 0 else "1"
+            modifiers = self._modifiers(left, right)
+            lines.append(f"{name} {{{registers}}}, {operand}, b, {scale}{modifiers};")
+        lines.append("}")
+        text = "\n\t".join(lines)
+        if overwrites:
+            return _fresh_assembly(text, accumulator, values, codes)
+        return tied_assembly(text, accumulator, values, ",".join(codes))
+
+    def _predicate(self, number: int) -> str:
+        if isinstance(self.flag, ir.Value):
+            return f"setp.ne.b32 p, ${number}, 0;"
+        return f"setp.{'ne' if self.flag is False else 'eq'}.b32 p, 0, 0;"
+
+    def _modifiers(self, left: _Left, right: _Shared) -> str:
+        if ".s32." in self.name:
+            return ""
+        text = ", 1, 1"
+        if self.bits == 16:
+            if left.in_memory:
+                text += f", {int(left.transposed)}"
+            text += f", {int(right.plan.transposed)}"
+        return text
+
+
+def _fresh_assembly(
+    text: str, registers: Sequence[ir.Value], inputs: Sequence[ir.Value], codes: Sequence[str]
+) -> list[ir.Value]:
+    """Assembly whose results do not depend on what the registers held."""
+    f32 = types.parse_type("f32")
+    result_types = [f32 if register.type == f32 else ops.i32() for register in registers]
+    outputs = ["=f" if kind == f32 else "=r" for kind in result_types]
+    constraints = ",".join([*outputs, *codes, "~{memory}"])
+    values = ops.inline_assembly(text, constraints, *inputs, results=result_types)
+    found = [values] if isinstance(values, ir.Value) else list(values)
+    return [ops.bitcast(v, register.type) for v, register in zip(found, registers, strict=True)]
+
+
+# Waiting, reading, writing ------------------------------------------------------------------------
+
+
+@rules.lowering(prim.wgmma_wait_p, Semantics.LANE, requires=_FEATURE)
+def _wait(ctx: RuleContext, *, n: int) -> Sequence[Value]:
+    ops.inline_assembly(wait_text(n), "~{memory}")
+    return ()
+
+
+@rules.lowering(prim.wgmma_accumulator_deref_p, Semantics.LANE, requires=_FEATURE)
+def _deref(ctx: RuleContext, acc: Value, *, wait_n: int | None) -> RegisterArray:
+    return read(ctx, acc, wait_n)
+
+
+@rules.lowering(prim.wgmma_accumulator_store_p, Semantics.LANE, requires=_FEATURE)
+def _store(ctx: RuleContext, acc: Value, value: RegisterArray) -> RegisterArray:
+    return relayout(ctx, value, accumulator_layout(value.shape, np.dtype(value.dtype)))
+
+
+# Layouts ------------------------------------------------------------------------------------------
+
+
+@rules.layout(prim.wgmma_ref_p)
+@rules.layout(prim.wgmma_p)
+def _wgmma_layout(
+    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, *, args_tree: Any
+) -> list[Any]:
+    """A left operand in registers should come in the layout that the instruction reads."""
+    proposals: list[Any] = [None] * len(avals_in)
+    position = _position_of_a(args_tree, len(avals_in))
+    aval = avals_in[position]
+    if not isinstance(aval, _jax.AbstractRef):
+        proposals[position] = left_layout(tuple(aval.shape), types.bit_width(aval.dtype))
+    return proposals
+
+
+@rules.layout(prim.wgmma_accumulator_store_p)
+def _store_layout(
+    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
+) -> list[Any]:
+    return [None, result_layout(tuple(avals_in[1].shape))]

@@ -1,0 +1,85 @@
+"""Accumulators while lowering: register arrays in the layout of the instructions' results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite.ir import ops, types
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.context import RuleContext
+from pallasite.lowering.relayout import relayout
+from pallasite_hopper.matrix.fragments import accumulator_layout, result_layout
+
+TIED = 64
+"""Registers that one piece of inline assembly passes through."""
+
+
+def enter(ctx: RuleContext, aval: Any, initial: RegisterArray | None) -> RegisterArray:
+    """An accumulator's first value: zeros, or an array."""
+    dtype = np.dtype(aval.dtype)
+    layout = accumulator_layout(tuple(aval.shape), dtype)
+    if initial is None:
+        initial = RegisterArray.constant(0, dtype, aval.shape)
+    return relayout(ctx, initial, layout)
+
+
+def read(ctx: RuleContext, value: RegisterArray, wait: int | None) -> RegisterArray:
+    """The contents in the layout ``WGMMA``, after a wait for all but ``wait`` products."""
+    if wait is not None:
+        value = _after_wait(value, wait)
+    return relayout(ctx, value, result_layout(value.shape))
+
+
+def wait_text(n: int) -> str:
+    """The instruction that waits for all but ``n`` groups."""
+    return f"wgmma.wait_group.sync.aligned {n};"
+
+
+def _after_wait(value: RegisterArray, wait: int) -> RegisterArray:
+    """The same registers, but nothing can read them before the wait."""
+    return RegisterArray(pass_through(wait_text(wait), value.registers), value.layout, value.dtype)
+
+
+def pass_through(text: str, registers: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
+    """Runs an instruction that leaves registers as they are, and ties them to it.
+
+    To LLVM the registers are results of the instruction, so what uses them stays behind it, and
+    what computes them stays before it.
+    """
+    results: list[ir.Value] = []
+    for start in range(0, max(1, len(registers)), TIED):
+        part = registers[start : start + TIED]
+        results += tied_assembly(text if start == 0 else "", part)
+    return tuple(results)
+
+
+def tied_assembly(
+    text: str, registers: Sequence[ir.Value], inputs: Sequence[ir.Value] = (), codes: str = ""
+) -> list[ir.Value]:
+    """Inline assembly whose results ``$0``... take the registers' places; then come ``inputs``."""
+    words = [as_word(register) for register in registers]
+    outputs = ["=" + _code(word) for word in words]
+    ties = [str(number) for number in range(len(words))]
+    constraints = ",".join([*outputs, *ties, *([codes] if codes else []), "~{memory}"])
+    values = ops.inline_assembly(
+        text, constraints, *words, *inputs, results=[word.type for word in words]
+    )
+    found = [] if values is None else [values] if isinstance(values, ir.Value) else list(values)
+    return [
+        ops.bitcast(value, register.type) for value, register in zip(found, registers, strict=True)
+    ]
+
+
+def as_word(register: ir.Value) -> ir.Value:
+    """A register as inline assembly takes it: f32, or 32 bits as an integer."""
+    if register.type == types.parse_type("f32"):
+        return register
+    return ops.bitcast(register, ops.i32())
+
+
+def _code(word: ir.Value) -> str:
+    return "f" if word.type == types.parse_type("f32") else "r"
