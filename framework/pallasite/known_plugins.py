@@ -34,6 +34,7 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
             "set_max_registers",
             "wgmma",
             "wgmma_accumulator_load",
+            "wgmma_accumulator_store",
             "wgmma_wait",
         ),
         primitives=(
