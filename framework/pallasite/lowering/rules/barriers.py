@@ -47,20 +47,15 @@ def _barrier_arrive(ctx: RuleContext, *operands: Value, args_tree: Any) -> Seque
         with ops.when(guard):
             _arrive(barrier, 1)
         return ()
-    if ctx.in_warp:
-        # The barrier counts 128 lanes for one arrival; each of the warp's 32 counts for four.
-        _maybe(condition, lambda: _arrive(barrier, 4))
-    else:
-        _maybe(condition, lambda: _arrive(barrier, 1))
+    # The barrier counts 128 lanes for one arrival. One lane of each warp arrives for all of its
+    # lanes, once they have met: arrivals at one address are served one after the other.
+    launch = ctx.launch
+    elected = launch.elected_lane
+    launch.warp_barrier()
+    guard = elected if condition is None else ops.arith.andi(elected, condition)
+    with ops.when(guard):
+        _arrive(barrier, 128 if ctx.in_warp else 32)
     return ()
-
-
-def _maybe(condition: ir.Value | None, emit: Any) -> None:
-    if condition is None:
-        emit()
-        return
-    with ops.when(condition):
-        emit()
 
 
 def _arrive(barrier: BarrierReference, count: int) -> None:
