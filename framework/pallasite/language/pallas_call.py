@@ -14,11 +14,12 @@ from jax.experimental import pallas as pl
 
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, SourceLocation, UnsupportedError
+from pallasite.language.buffers import physical_view
 from pallasite.language.kernel import KernelSpec, trace_kernel
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import BlockSpec, CompilerParams, PipelinedBlockMapping
-from pallasite.language.pipeline import emit_pipeline, physical_view
+from pallasite.language.pipeline import emit_pipeline
 from pallasite.language.rewriting import evaluate
 
 

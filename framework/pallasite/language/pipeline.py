@@ -7,7 +7,6 @@ stays the same, and is stored when the index changes and after the last step.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,77 +17,17 @@ from jax.experimental import pallas as pl
 
 from pallasite import _jax
 from pallasite.language import checks
-from pallasite.language.blocks import Block, Grid, differ, int32, make_block
-from pallasite.language.memory import GMEM, SMEM, Barrier, memory_space_of
+from pallasite.language.blocks import Grid, differ, int32, make_block
+from pallasite.language.buffers import Buffer, allocation
+from pallasite.language.memory import GMEM, Barrier, memory_space_of
 from pallasite.language.primitives.barriers import barrier_wait, commit_smem
 from pallasite.language.primitives.copies import (
     commit_smem_to_gmem_group,
-    copy_gmem_to_smem,
-    copy_smem_to_gmem,
     wait_smem_to_gmem,
 )
-from pallasite.language.transforms import as_transformed, batch_transform
+from pallasite.language.transforms import as_transformed
 
 
-# --- Buffers ---
-@dataclasses.dataclass(frozen=True)
-class _Buffer:
-    """One operand with its place in shared memory.
-
-    With one slot the allocation has the shape of the block, otherwise a leading dimension.
-    """
-
-    block: Block
-    gmem_ref: Any
-    smem_ref: Any
-    num_slots: int
-
-    def slot(self, slot: Any) -> Any:
-        """The reference that holds the block of one slot."""
-        if not self.block.in_smem:
-            return self.gmem_ref
-        return self.smem_ref if self.num_slots == 1 else self.smem_ref.at[slot]
-
-    def copy_in(self, slot: Any, indices: Sequence[Any], barrier: Any) -> None:
-        copy_gmem_to_smem(
-            self.block.window(self.gmem_ref, indices),
-            self.slot(slot),
-            barrier,
-            oob_mode=self.block.spec.oob_fill_mode,
-        )
-
-    def copy_out(self, slot: Any, indices: Sequence[Any], predicate: Any = None) -> None:
-        copy_smem_to_gmem(
-            self.slot(slot),
-            self.block.window(self.gmem_ref, indices),
-            predicate=predicate,
-            commit_group=False,
-        )
-
-
-def physical_view(ref: Any) -> Any:
-    """The slot that ``ref`` (what the body of a pipeline gets) selects, in its physical layout.
-
-    That is the reference on which the inverse transforms of the block spec are still to come.
-    """
-    base = as_transformed(ref)
-    slots = [t for t in base.transforms if isinstance(t, _jax.NDIndexer)]
-    if not slots:
-        return base.ref
-    shape = tuple(_jax.typeof(base.ref).shape)
-    indices = (slots[-1].indices[0], *(slice(None) for _ in shape[1:]))
-    return _jax.TransformedRef(base.ref, (_jax.NDIndexer.from_indices_shape(indices, shape),))
-
-
-def _allocation(block: Block, gmem_ref: Any, num_slots: int) -> Any:
-    if not block.in_smem:
-        return None
-    leading = () if num_slots == 1 else (num_slots,)
-    transforms = tuple(batch_transform(t, len(leading)) for t in block.spec.transforms)
-    return SMEM((*leading, *block.shape), gmem_ref.dtype, transforms=transforms)
-
-
-# --- The pipeline ---
 def emit_pipeline(
     body: Callable[..., Any],
     *,
@@ -163,7 +102,7 @@ def emit_pipeline(
 
         def run(smem_refs: Any, stream_barrier: Any, constant_barrier: Any) -> Any:
             parts = zip(blocks, gmem_refs, smem_refs, slots, strict=True)
-            buffers = [_Buffer(*part) for part in parts]
+            buffers = [Buffer(*part) for part in parts]
             loop = _Loop(
                 body,
                 steps,
@@ -179,7 +118,7 @@ def emit_pipeline(
         return pl.run_scoped(
             run,
             smem_refs=[
-                _allocation(block, ref, n)
+                allocation(block, ref, n)
                 for block, ref, n in zip(blocks, gmem_refs, slots, strict=True)
             ],
             stream_barrier=Barrier(num_arrivals=streamed, num_barriers=() if depth == 1 else depth)
@@ -199,8 +138,8 @@ class _Loop:
         body: Callable[..., Any],
         steps: Grid,
         depth: int,
-        inputs: Sequence[_Buffer],
-        outputs: Sequence[_Buffer],
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
         stream_barrier: Any,
         constant_barrier: Any,
         init_carry: Any,
@@ -244,7 +183,7 @@ class _Loop:
     def barrier(self, slot: Any) -> Any:
         return self.stream_barrier if self.depth == 1 else self.stream_barrier.at[slot]
 
-    def fetch(self, buffers: Sequence[_Buffer], slot: Any, position: Sequence[Any]) -> None:
+    def fetch(self, buffers: Sequence[Buffer], slot: Any, position: Sequence[Any]) -> None:
         for buffer in buffers:
             buffer.copy_in(slot, position, self.barrier(slot))
 

@@ -1,0 +1,79 @@
+"""The shared memory of one operand of a pipeline, and the copies that fill and empty it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pallasite import _jax
+from pallasite.language.blocks import Block
+from pallasite.language.memory import SMEM
+from pallasite.language.primitives.copies import copy_gmem_to_smem, copy_smem_to_gmem
+from pallasite.language.transforms import as_transformed, batch_transform, element_bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """One operand with its place in shared memory.
+
+    With one slot the allocation has the shape of the block, otherwise a leading dimension.
+    """
+
+    block: Block
+    gmem_ref: Any
+    smem_ref: Any
+    num_slots: int
+
+    def slot(self, slot: Any) -> Any:
+        """The reference that holds the block of one slot."""
+        if not self.block.in_smem:
+            return self.gmem_ref
+        return self.smem_ref if self.num_slots == 1 else self.smem_ref.at[slot]
+
+    @property
+    def block_bytes(self) -> int:
+        """How many bytes a copy of one block moves."""
+        return element_bits(self.gmem_ref.dtype, self.block.shape) // 8
+
+    def copy_in(self, slot: Any, indices: Sequence[Any], barrier: Any) -> None:
+        """Starts the copy of the block at a position of the grid into a slot."""
+        copy_gmem_to_smem(
+            self.block.window(self.gmem_ref, indices),
+            self.slot(slot),
+            barrier,
+            collective_axes=self.block.spec.collective_axes or None,
+            oob_mode=self.block.spec.oob_fill_mode,
+        )
+
+    def copy_out(self, slot: Any, indices: Sequence[Any], predicate: Any = None) -> None:
+        """Starts the copy of a slot to the block at a position; the group stays open."""
+        copy_smem_to_gmem(
+            self.slot(slot),
+            self.block.window(self.gmem_ref, indices),
+            predicate=predicate,
+            commit_group=False,
+        )
+
+
+def allocation(block: Block, gmem_ref: Any, num_slots: int) -> Any:
+    """Describes the shared memory for a block in so many slots; None for one in global memory."""
+    if not block.in_smem:
+        return None
+    leading = () if num_slots == 1 else (num_slots,)
+    transforms = tuple(batch_transform(t, len(leading)) for t in block.spec.transforms)
+    return SMEM((*leading, *block.shape), gmem_ref.dtype, transforms=transforms)
+
+
+def physical_view(ref: Any) -> Any:
+    """The slot that ``ref`` (what the body of a pipeline gets) selects, in its physical layout.
+
+    That is the reference on which the inverse transforms of the block spec are still to come.
+    """
+    base = as_transformed(ref)
+    slots = [t for t in base.transforms if isinstance(t, _jax.NDIndexer)]
+    if not slots:
+        return base.ref
+    shape = tuple(_jax.typeof(base.ref).shape)
+    indices = (slots[-1].indices[0], *(slice(None) for _ in shape[1:]))
+    return _jax.TransformedRef(base.ref, (_jax.NDIndexer.from_indices_shape(indices, shape),))
