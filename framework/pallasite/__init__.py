@@ -21,6 +21,7 @@ _EXPORTS = {
     "RuleSet": "pallasite.extensions",
     "Semantics": "pallasite.extensions",
     "Target": "pallasite.targets",
+    "autotune": "pallasite.runtime.tuning",
     "choose": "pallasite.runtime.tuning",
     "compile": "pallasite.runtime",
     "compile_all": "pallasite.runtime",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from pallasite.runtime import compile as compile
     from pallasite.runtime import compile_all as compile_all
     from pallasite.runtime import kernel_errors as kernel_errors
+    from pallasite.runtime.tuning import autotune as autotune
     from pallasite.runtime.tuning import choose as choose
     from pallasite.target_selection import target as target
     from pallasite.targets import Target as Target

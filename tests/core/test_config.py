@@ -24,6 +24,7 @@ def test_defaults(monkeypatch):
         "cache_dir": pathlib.Path("/somewhere/pallasite"),
         "ptxas": "auto",
         "sanitize": False,
+        "autotune": "off",
     }
 
 

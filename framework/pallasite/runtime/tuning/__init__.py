@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
+from pallasite.runtime.tuning.policy import autotune as autotune
 from pallasite.runtime.tuning.policy import choose as choose
+from pallasite.runtime.tuning.tuner import AutotuneWarning as AutotuneWarning

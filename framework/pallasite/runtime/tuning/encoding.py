@@ -7,7 +7,7 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -69,7 +69,7 @@ def digest(value: Json) -> str:
 
 
 def distinct[Configuration: Hashable](
-    candidates: Sequence[Configuration], name: str
+    candidates: Iterable[Configuration], name: str
 ) -> dict[str, Configuration]:
     """Candidates by the text of their encoding, in order; the first of equal ones.
 

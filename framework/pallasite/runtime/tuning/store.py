@@ -57,14 +57,20 @@ class TuningStore:
         """The entry of an operation under a key, or None."""
         return self.entries(self.path(name)).get(digest(key))
 
-    def put(self, name: str, key: Json, entry: Entry) -> None:
-        """Writes an entry; a folder that cannot be written to gives one warning."""
+    def put(self, name: str, key: Json, entry: Entry, *, replace: bool = False) -> Entry:
+        """Writes an entry; a folder that cannot be written to gives one warning.
+
+        Returns:
+          The entry that holds: that of another process, if it was faster and ``replace`` is false.
+        """
         path = self.path(name)
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked():
                 entries = dict(self.entries(path))
-                entries.pop(digest(key), None)
+                known = entries.pop(digest(key), None)
+                if known is not None and not replace:
+                    return known
                 entries[digest(key)] = {"key": key, **entry}
                 while len(entries) > MAX_ENTRIES:
                     del entries[next(iter(entries))]
@@ -72,6 +78,7 @@ class TuningStore:
                 self._replace(path, json.dumps(content, indent=1) + "\n")
         except OSError as error:
             self._warn("write", f"cannot write what was tuned to {self.directory}: {error}")
+        return entry
 
     def entries(self, path: pathlib.Path) -> dict[str, Entry]:
         """All entries of a file; none if it does not exist or is damaged."""
