@@ -1,0 +1,29 @@
+"""Kernels for Hopper that JAX programs call: matrix products and attention."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_NAMES = {
+    "matmul": "pallasite_hopper.ops.matmul.api",
+    "MatmulConfig": "pallasite_hopper.ops.matmul.config",
+    "matmul_configs": "pallasite_hopper.ops.matmul.config",
+    "attention": "pallasite_hopper.ops.attention.api",
+}
+"""The module of each public name; it is imported when the name is first used."""
+
+__all__ = list(_NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    module = _NAMES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)
