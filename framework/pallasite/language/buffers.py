@@ -38,11 +38,12 @@ class Buffer:
 
     def copy_in(self, slot: Any, indices: Sequence[Any], barrier: Any) -> None:
         """Starts the copy of the block at a position of the grid into a slot."""
+        axes: Any = self.block.spec.collective_axes or None
         copy_gmem_to_smem(
             self.block.window(self.gmem_ref, indices),
             self.slot(slot),
             barrier,
-            collective_axes=self.block.spec.collective_axes or None,
+            collective_axes=axes,
             oob_mode=self.block.spec.oob_fill_mode,
         )
 

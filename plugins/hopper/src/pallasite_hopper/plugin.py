@@ -30,9 +30,12 @@ def pallasite_targets() -> list[Target]:
 def pallasite_names() -> dict[str, str]:
     """What the plugin adds to ``pallasite.gpu``."""
     matrix = "pallasite_hopper.matrix"
+    pipeline = "pallasite_hopper.pipeline"
     return {
         "ACC": f"{matrix}.accumulators:WGMMAAccumulatorRef",
+        "PipelinePipeline": f"{pipeline}.states:PipelinePipeline",
         "WGMMAAccumulatorRef": f"{matrix}.accumulators:WGMMAAccumulatorRef",
+        "emit_pipeline_warp_specialized": f"{pipeline}.emit:emit_pipeline_warp_specialized",
         "set_max_registers": "pallasite_hopper.registers:set_max_registers",
         "wgmma": f"{matrix}.products:wgmma",
         "wgmma_accumulator_load": f"{matrix}.products:wgmma_accumulator_load",

@@ -1,0 +1,1 @@
+"""The warp-specialised pipeline: one thread of the block copies, the others compute."""
