@@ -27,6 +27,7 @@ MODULES = (
     "sequential_grid",
     "persistent_softmax",
     "warp_specialized",
+    "tuned",
     "debug_print",
 )
 

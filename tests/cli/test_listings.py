@@ -8,6 +8,7 @@ import pallasite
 from pallasite import plugins
 from pallasite.extensions import Pass
 from pallasite.runtime.disk_cache import DiskCache
+from pallasite.runtime.tuning.store import TuningStore
 from pallasite.targets import Target
 
 
@@ -155,3 +156,45 @@ def test_cache(command, tmp_path):
     assert result.out.startswith("removed 1 kernel, ")
     assert command("cache", "--json").json["kernels"] == 0
     assert command("cache", "clear").out.startswith("removed 0 kernels, 0 bytes")
+
+
+def test_cache_of_tuned_configurations(command, tmp_path):
+    assert "tuned      0 configurations\n" in command("cache").out
+    assert "PALLASITE_AUTOTUNE=on" in command("cache", "tuned").out
+    store = TuningStore(tmp_path / "cache")
+    for rows, arguments in ((64, "float32[8]"), (128, "float32[16]")):
+        key = {"operation": "ops.add", "arguments": arguments, "device": "a GPU", "key": ["x"]}
+        best = {"class": "Tiles", "rows": rows, "stages": None}
+        store.put("ops.add", key, {"best": best, "microseconds": 12.5, "candidates": [best] * 3})
+    store.put("other", {"operation": "other"}, {"best": 7})
+    DiskCache(tmp_path / "cache").put("0123", b"a kernel")
+
+    assert (
+        "tuned      3 configurations of 2 operations: pallasite cache tuned" in command("cache").out
+    )
+    assert command("cache", "--json").json["tuned"] == 3
+    lines = command("cache", "tuned").out.splitlines()
+    assert lines[1].split()[:2] == ["ops.add", "float32[8];"]
+    assert '["x"]' in lines[1] and "rows=64 stages=null" in lines[1] and "12.5" in lines[1]
+    assert lines[3].split() == ["other", "-", "-", "7", "-", "-", "-"]
+    report = command("cache", "tuned", "--json").json["tuned"]
+    assert [entry["best"] for entry in report[1:]] == [{**best, "rows": 128}, 7]
+
+    assert command("cache", "clear", "--only", "kernels").out.startswith("removed 1 kernel, ")
+    assert command("cache", "--json").json["tuned"] == 3
+    result = command("cache", "clear", "--only", "tuned", "--json")
+    assert result.json["removed"] == {"kernels": 0, "bytes": 0, "tuned": 3}
+    store.put("other", {"operation": "other"}, {"best": 7})
+    assert "and 1 tuned configuration from" in command("cache", "clear").out
+    assert command("cache", "--json").json["tuned"] == 0
+
+
+def test_damaged_file_of_tuned_configurations(command, tmp_path):
+    store = TuningStore(tmp_path / "cache")
+    store.put("op", {"operation": "op"}, {"best": 7})
+    store.path("op").write_text("{")
+    result = command("cache")
+    assert "tuned      0 configurations" in result.out
+    assert "a damaged file of tuned configurations is ignored" in result.err
+    assert command("cache", "clear").status == 0
+    assert store.files() == []

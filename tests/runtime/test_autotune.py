@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import json
@@ -63,7 +64,7 @@ def never(*_):
 def remember(best, *args, name="op", version=1, key=None, candidates=CANDIDATES):
     """Writes what a measurement would."""
     listed = encoding.distinct(candidates, name)
-    found = entries.entry_key(version, args, listed, key)
+    found = entries.entry_key(name, version, args, listed, key)
     entries.keep(name, found, {"best": encoding.encode(best)})
 
 
@@ -157,6 +158,8 @@ def test_encoding():
         *("Order.ROWS", "bfloat16", "float32"),
     ]
     assert encoding.encode(Tiles(8)) == {"class": "Tiles", "rows": 8, "stages": 2}
+    pair = collections.namedtuple("Pair", "a b")
+    assert encoding.encode(pair(1, Order.ROWS)) == {"class": "Pair", "a": 1, "b": "Order.ROWS"}
     assert encoding.text_of({"b": 1, "a": (2,)}) == '{"a": [2], "b": 1}'
 
 
@@ -202,6 +205,7 @@ def test_files_can_be_read_by_people(tmp_path):
     assert file.name == "op.json"
     (entry,) = json.loads(file.read_text())["entries"].values()
     assert entry["best"] == {"class": "Tiles", "rows": 128, "stages": 2}
+    assert entry["key"]["operation"] == "op"
     assert entry["key"]["arguments"] == "bfloat16[256,64], 2"
     assert entry["key"]["key"] == ["causal", True]
     assert entry["key"]["device"] == jax.local_devices()[0].device_kind
@@ -281,7 +285,7 @@ def test_old_entries_are_dropped(tmp_path):
     store = TuningStore(tmp_path)
     many = {encoding.digest({"n": n}): {"key": {"n": n}, "best": n} for n in range(MAX_ENTRIES)}
     store.put("op", {"n": 0}, {"best": 0})
-    content = {"format": 1, "operation": "op", "entries": many}
+    content = {"format": 1, "entries": many}
     store.path("op").write_text(json.dumps(content))
     store.put("op", {"n": "new"}, {"best": "new"})
     assert store.get("op", {"n": 0}) is None

@@ -22,8 +22,8 @@ Json = Any
 def encode(value: Any) -> Json:
     """A configuration as JSON: equal configurations have equal encodings in every process.
 
-    Accepted are None, booleans, numbers, strings, enumerations, dtypes, and tuples, lists,
-    mappings with string keys and dataclasses of such.
+    Accepted are None, booleans, numbers, strings, enumerations, dtypes, and tuples (also
+    named ones), lists, mappings with string keys and dataclasses of such.
 
     Raises:
       InvalidTypeError: anything else.
@@ -41,6 +41,9 @@ def encode(value: Any) -> Json:
                 "a configuration holds a number that is not finite", got=str(value)
             )
         return float(value)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        fields = {name: encode(field) for name, field in value._asdict().items()}
+        return {"class": type(value).__name__, **fields}
     if isinstance(value, (tuple, list)):
         return [encode(one) for one in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

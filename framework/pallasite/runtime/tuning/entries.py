@@ -21,14 +21,17 @@ _memory: dict[str, Entry] = {}
 """Where the disk cache is switched off: what this process has measured, by the key's digest."""
 
 
-def entry_key(version: int | str, args: Sequence[Any], listed: Mapping[str, Any], key: Any) -> Json:
+def entry_key(
+    name: str, version: int | str, args: Sequence[Any], listed: Mapping[str, Any], key: Any
+) -> Json:
     """Everything that a measured choice is valid for, as JSON that people can read.
 
     Args:
-      version, args, key: as in :func:`pallasite.choose`.
+      name, version, args, key: as in :func:`pallasite.choose`.
       listed: the candidates by the text of their encoding.
     """
     return {
+        "operation": name,
         "version": encode(version),
         "arguments": describe_arguments(tuple(args)),
         "key": encode(key),
@@ -43,7 +46,7 @@ def entry_key(version: int | str, args: Sequence[Any], listed: Mapping[str, Any]
 def find(name: str, key: Json) -> Entry | None:
     """What was measured under a key, if anything."""
     if not config.get("cache"):
-        return _memory.get(digest([name, key]))
+        return _memory.get(digest(key))
     return store().get(name, key)
 
 
@@ -56,7 +59,7 @@ def keep(name: str, key: Json, entry: Entry, *, replace: bool = False) -> Entry:
     if config.get("cache"):
         return store().put(name, key, entry, replace=replace)
     with _lock:
-        _memory[digest([name, key])] = entry
+        _memory[digest(key)] = entry
     return entry
 
 

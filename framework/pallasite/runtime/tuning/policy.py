@@ -25,7 +25,7 @@ from pallasite.runtime.tuning.tuner import AutotuneWarning, is_tuning, tune
 
 _lock = threading.Lock()
 _failed: set[str] = set()
-"""What could not be tuned in this process, by the digest of name and key."""
+"""What could not be tuned in this process, by the digest of its key."""
 
 
 def choose[Configuration: Hashable](
@@ -75,14 +75,14 @@ def choose[Configuration: Hashable](
     if policy == "off":
         return default
     listed = distinct(candidates() if callable(candidates) else candidates, name)
-    found = entries.entry_key(version, args, listed, key)
+    found = entries.entry_key(name, version, args, listed, key)
     entry = entries.find(name, found)
     known = None if entry is None else entries.chosen(entry, listed)
     if known is not None:
         return known[0]
     if policy == "cached" or is_tuning() or not _can_measure(measure):
         return default
-    failure = digest([name, found])
+    failure = digest(found)
     if failure in _failed:
         return default
     try:
@@ -160,7 +160,7 @@ def autotune[Configuration: Hashable](
     if name is None:
         name = f"{plain.__module__}.{plain.__qualname__}"
     listed = distinct(configurations, name)
-    found = entries.entry_key(_source_version(plain), args, listed, key)
+    found = entries.entry_key(name, _source_version(plain), args, listed, key)
     entry = None if refresh else entries.find(name, found)
     known = None if entry is None else entries.chosen(entry, listed)
     if known is not None:

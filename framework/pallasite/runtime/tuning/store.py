@@ -74,7 +74,7 @@ class TuningStore:
                 entries[digest(key)] = {"key": key, **entry}
                 while len(entries) > MAX_ENTRIES:
                     del entries[next(iter(entries))]
-                content = {"format": FORMAT, "operation": name, "entries": entries}
+                content = {"format": FORMAT, "entries": entries}
                 self._replace(path, json.dumps(content, indent=1) + "\n")
         except OSError as error:
             self._warn("write", f"cannot write what was tuned to {self.directory}: {error}")
@@ -107,6 +107,10 @@ class TuningStore:
     def files(self) -> list[pathlib.Path]:
         """The files of all operations."""
         return sorted(self.directory.glob(f"*{_SUFFIX}"))
+
+    def all_entries(self) -> list[Entry]:
+        """The entries of all operations."""
+        return [entry for path in self.files() for entry in self.entries(path).values()]
 
     def clear(self) -> None:
         """Removes all files."""
