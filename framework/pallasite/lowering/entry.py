@@ -60,16 +60,20 @@ def estimate_kernel(spec: KernelSpec, target: Target) -> Resources:
     return resources
 
 
-def _memory_used_both_ways(spec: KernelSpec) -> set[int]:
-    """Positions of the kernel's references whose memory is (or may be) read by the kernel."""
-    variables = list(spec.jaxpr.invars)
-    read = {
+def _touched(spec: KernelSpec, kind: type) -> set[int]:
+    """Positions of the kernel's references that have an effect of a kind."""
+    return {
         position
         for effect in spec.jaxpr.effects
-        if isinstance(effect, _jax.ReadEffect)
-        for position, variable in enumerate(variables)
+        if isinstance(effect, kind)
+        for position, variable in enumerate(spec.jaxpr.invars)
         if effect.input is variable or effect.input == position
     }
+
+
+def _memory_used_both_ways(spec: KernelSpec) -> set[int]:
+    """Positions of the kernel's references whose memory is (or may be) read by the kernel."""
+    read = _touched(spec, _jax.ReadEffect)
     count = len(spec.in_avals)
     for given, output in spec.input_output_aliases:
         if given in read or count + output in read:
@@ -118,6 +122,7 @@ def lower_kernel(
             estimate=estimate,
         )
         read = _memory_used_both_ways(spec)
+        launch.shares_memory_in_cluster = bool(read & _touched(spec, _jax.WriteEffect))
         references: list[Value] = [
             global_reference(launch, buffer, may_be_read=position in read)
             for position, buffer in enumerate((*launch.buffers_in, *launch.buffers_out))

@@ -64,6 +64,8 @@ class LaunchContext:
         self.geometry = geometry
         self.module = module
         self.uses_cluster_memory = False
+        self.shares_memory_in_cluster = False
+        self.cluster_scoped: list[ir.Operation] = []
         self.min_blocks = 1
         self.profiler: Profiler | None = None
         self.allocations: list[Allocation] = []
@@ -421,6 +423,7 @@ class LaunchContext:
                 # A block must not leave while others may still write to its shared memory.
                 self.cluster_barrier()
             llvm.return_()
+        self._narrow_scopes()
         order = canonical_order(tuple(self._parameters), self.aliases)
         attributes = []
         texts = []
@@ -470,6 +473,16 @@ class LaunchContext:
             aliases=self.aliases,
             profile=profile,
         )
+
+    def _narrow_scopes(self) -> None:
+        """Barriers of a cluster order accesses for the cluster only where somebody needs it."""
+        if self.shares_memory_in_cluster:
+            return
+        for operation in self.cluster_scoped:
+            text = ir.StringAttr(operation.attributes["asm_string"]).value
+            for order in ("release", "acquire"):
+                text = text.replace(f".{order}.cluster.", f".{order}.cta.")
+            operation.attributes["asm_string"] = ir.StringAttr.get(text)
 
     def shared_memory_error(self) -> ResourceError:
         """The error for too much shared memory: a table of who asked for what."""

@@ -147,6 +147,7 @@ def _in_cluster(
         )
     launch = ctx.launch
     launch.uses_cluster_memory = True
+    launch.shares_memory_in_cluster = True
     cluster = launch.geometry.cluster
     strides = (1, cluster[0], cluster[0] * cluster[1])
     chosen = {

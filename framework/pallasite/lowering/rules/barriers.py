@@ -108,13 +108,27 @@ def _arrive_in_cluster(
     if condition is not None:
         guard = ops.arith.andi(guard, condition)
     with ops.when(guard):
-        ops.inline_assembly(
+        _assembly_of_cluster(
+            ctx,
             "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;\n\t"
             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }",
             "r,r,~{memory}",
             barrier.address(),
             lane,
         )
+
+
+def _assembly_of_cluster(
+    ctx: RuleContext, text: str, constraints: str, *operands: ir.Value
+) -> None:
+    """Assembly that orders memory accesses for the whole cluster.
+
+    That is slow, and only ordinary accesses need it: where it turns out that blocks touch each
+    other's memory by asynchronous copies only, the block's own scope is enough.
+    """
+    operation = ops.inline_assembly_operation(text, constraints, *operands)
+    if not ctx.kernel.on_trial:
+        ctx.launch.cluster_scoped.append(operation)
 
 
 def _leader_mask(ctx: RuleContext, groups: Sequence[Sequence[int]]) -> ir.Value:
@@ -149,17 +163,20 @@ def wait(ctx: RuleContext, barrier: BarrierReference) -> None:
     bit, flip = _phase_bit(barrier)
     word = ops.load(ops.i32(), barrier.phases, alignment=4)
     ops.store(ops.bitwise_xor(word, flip), barrier.phases, alignment=4)
-    scope = "cluster" if _spans_cluster(ctx, barrier) else "cta"
-    ops.inline_assembly(
+    spans = _spans_cluster(ctx, barrier)
+    scope = "cluster" if spans else "cta"
+    text = (
         "{ .reg .pred complete;\n\t"
         "WAIT_${:uid}:\n\t"
         f"mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64 complete, [$0], $1,"
         f" {SUSPEND_HINT};\n\t"
-        "@!complete bra WAIT_${:uid};\n\t}",
-        "r,r,~{memory}",
-        barrier.address(),
-        bit,
+        "@!complete bra WAIT_${:uid};\n\t}"
     )
+    address = barrier.address()
+    if spans:
+        _assembly_of_cluster(ctx, text, "r,r,~{memory}", address, bit)
+    else:
+        ops.inline_assembly(text, "r,r,~{memory}", address, bit)
     after = ctx.kernel.extra.get("after_tensor_core_wait")
     if getattr(barrier.dtype, "orders_tensor_core", False) and after is not None:
         after(ctx)
