@@ -1,0 +1,155 @@
+"""``attention_backward``: the gradients of attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops.attention import backward_rows, backward_tiles
+from pallasite_hopper.ops.attention.backward_config import (
+    BackwardConfig,
+    BackwardProblem,
+    default_config,
+)
+
+HEAD_DIMS = (64, 128)
+
+
+def attention_backward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    d_out: jax.Array,
+    *,
+    causal: bool,
+    scale: float,
+    soft_cap: float | None = None,
+    q_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
+    config: BackwardConfig | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of attention with respect to queries, keys and values.
+
+    The gradient of the queries is summed up in the order in which blocks come, so it may differ in
+    the last places from run to run.
+
+    Args:
+      q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim 64 or 128.
+      k, v: (batch, kv_seq, kv_heads, head_dim), where kv_heads divides q_heads; query head h uses
+        head h // (q_heads // kv_heads).
+      out: the attention's result, as q.
+      lse: (batch, q_heads, q_seq), float32: natural logarithms of the sums of exponentials;
+        negative infinity for a query that sees no key.
+      d_out: the gradient with respect to ``out``, as q.
+      causal: query i sees keys up to i + (keys - queries).
+      scale: factor of the scores.
+      soft_cap: scores are ``soft_cap * tanh(scores / soft_cap)``, if given.
+      q_lengths, kv_lengths: (batch,), int32: how many queries and keys of each sequence exist;
+        the gradients of others are zero. What the arrays hold there must be finite.
+      config: how to compute it; by default chosen from the shape.
+
+    Returns:
+      (dq, dk, dv), of the shapes and dtypes of q, k and v.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: shapes or dtypes that do not fit together.
+    """
+    problem = _problem(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths)
+    _check(problem, q, out, lse, d_out)
+    config = default_config(problem) if config is None else config
+    batch = problem.batch
+    lengths = None
+    if problem.has_lengths:
+        pair = [
+            jnp.full((batch,), most, jnp.int32) if given is None else given.astype(jnp.int32)
+            for given, most in ((q_lengths, problem.q_seq), (kv_lengths, problem.kv_seq))
+        ]
+        lengths = jnp.stack(pair, axis=1)
+    step = math.lcm(config.block_q, backward_rows.ROWS)
+    padded = -(-problem.q_seq // step) * step
+    row_lengths = None if q_lengths is None else q_lengths.astype(jnp.int32)
+    statistics = backward_rows.row_statistics(problem, out, d_out, lse, row_lengths, padded)
+    tiles, shape = backward_tiles.build(problem, config)
+    operands = [q, k, v, d_out, statistics, *([] if lengths is None else [lengths])]
+    sums, dk, dv = tiles(*operands, jnp.zeros(shape, jnp.float32))
+    return backward_rows.convert_dq(problem, config, sums), dk, dv
+
+
+def _problem(
+    q: Any, k: Any, v: Any, causal: bool, scale: float, soft_cap: Any, q_lengths: Any, lengths: Any
+) -> BackwardProblem:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise InvalidValueError(
+                f"{name} does not have the dimensions (batch, sequence, heads, head_dim)",
+                got=f"shape {x.shape}",
+            )
+    batch, q_seq, q_heads, dim = q.shape
+    _, kv_seq, kv_heads, _ = k.shape
+    if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != dim:
+        raise InvalidValueError(
+            "q, k and v do not fit together",
+            got=f"q {q.shape}, k {k.shape}, v {v.shape}",
+            expected="k and v alike, with the batch and head_dim of q",
+        )
+    if q_heads % kv_heads:
+        raise InvalidValueError(
+            "heads of queries cannot share those of keys evenly",
+            got=f"{q_heads} and {kv_heads}",
+            expected="a number of q's heads that those of k divide",
+        )
+    if q.dtype not in (jnp.bfloat16, jnp.float16) or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise InvalidTypeError(
+            "q, k and v have dtypes that attention does not take",
+            got=f"{q.dtype}, {k.dtype}, {v.dtype}",
+            expected="all bfloat16 or all float16",
+        )
+    if dim not in HEAD_DIMS:
+        raise InvalidValueError(
+            "no kernel for this size of heads",
+            got=f"head_dim {dim}",
+            expected=" or ".join(map(str, HEAD_DIMS)),
+        )
+    for name, lengths_of in (("q_lengths", q_lengths), ("kv_lengths", lengths)):
+        if lengths_of is not None and lengths_of.shape != (batch,):
+            raise InvalidValueError(
+                f"{name} does not have one length for each sequence",
+                got=f"shape {lengths_of.shape}",
+                expected=f"({batch},)",
+            )
+    return BackwardProblem(
+        batch=batch,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        q_seq=q_seq,
+        kv_seq=kv_seq,
+        head_dim=dim,
+        dtype=q.dtype,
+        causal=bool(causal),
+        scale=float(scale),
+        soft_cap=None if soft_cap is None else float(soft_cap),
+        has_lengths=q_lengths is not None or lengths is not None,
+    )
+
+
+def _check(problem: BackwardProblem, q: Any, out: Any, lse: Any, d_out: Any) -> None:
+    for name, x in (("out", out), ("d_out", d_out)):
+        if x.shape != q.shape or x.dtype != q.dtype:
+            raise InvalidValueError(
+                f"{name} is not like q",
+                got=f"{x.dtype}{list(x.shape)}",
+                expected=f"{q.dtype}{list(q.shape)}",
+            )
+    shape = (problem.batch, problem.q_heads, problem.q_seq)
+    if lse.shape != shape or lse.dtype != jnp.float32:
+        raise InvalidValueError(
+            "lse does not have one number for each head and query",
+            got=f"{lse.dtype}{list(lse.shape)}",
+            expected=f"float32{list(shape)}",
+        )

@@ -1,0 +1,113 @@
+"""What the backward of attention computes, and how it is cut into tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from pallasite.errors import InvalidValueError
+
+LOG2_E = math.log2(math.e)
+
+ROWS = 64
+"""Keys of one compute warpgroup: the rows of one instruction."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackwardConfig:
+    """A way of computing the gradients of attention.
+
+    Attributes:
+      block_q: queries of one step, a multiple of 16 from 16 to 128.
+      warpgroups: compute warpgroups of a block; each owns 64 of its keys.
+      q_stages, d_out_stages: buffers for tiles of queries and of the gradient of the output.
+      ds_stages: buffers for the gradient of the scores, 1 or 2. With 2, warpgroups wait for each
+        other once instead of twice in each step.
+      transposed_dq: compute the gradient of the queries as its transpose, which permits a
+        ``block_q`` that is no multiple of 64.
+      late_dk: leave the last product of a step running while the next step begins.
+      heads_per_section: blocks go through the tiles of so many heads before they go on to the next
+        ones, so that what they share stays in the L2 cache; None chooses by its size.
+      stagger: blocks of one head begin at different queries, so that they do not add to the same
+        gradients at once. Without causal mask only.
+      registers: of a lane of a compute warpgroup.
+    """
+
+    block_q: int = 64
+    warpgroups: int = 2
+    q_stages: int = 2
+    d_out_stages: int = 2
+    ds_stages: int = 1
+    transposed_dq: bool = False
+    late_dk: bool = False
+    heads_per_section: int | None = None
+    stagger: bool = False
+    registers: int = 240
+
+    def __post_init__(self) -> None:
+        if self.block_q % 16 or not 16 <= self.block_q <= 128:
+            raise InvalidValueError(
+                "BackwardConfig.block_q", got=self.block_q, expected="a multiple of 16 up to 128"
+            )
+        if self.block_q % ROWS and not self.transposed_dq:
+            raise InvalidValueError(
+                "BackwardConfig.block_q does not fit the rows of an instruction",
+                got=self.block_q,
+                expected="a multiple of 64",
+                hint="transposed_dq=True",
+            )
+        if self.ds_stages not in (1, 2):
+            raise InvalidValueError(
+                "BackwardConfig.ds_stages", got=self.ds_stages, expected="1 or 2"
+            )
+
+    @property
+    def block_kv(self) -> int:
+        """Keys of a block."""
+        return ROWS * self.warpgroups
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardProblem:
+    """The attention whose gradients are computed.
+
+    Attributes:
+      batch, q_heads, kv_heads, q_seq, kv_seq, head_dim: extents.
+      dtype: of queries, keys, values and their gradients.
+      causal: query i sees keys up to i + (number of keys) - (number of queries).
+      scale: of the scores.
+      soft_cap: scores are ``soft_cap * tanh(scores / soft_cap)``, if given.
+      has_lengths: sequences of a batch have lengths of their own.
+    """
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_seq: int
+    kv_seq: int
+    head_dim: int
+    dtype: Any
+    causal: bool
+    scale: float
+    soft_cap: float | None
+    has_lengths: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a head of keys and values."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an element."""
+        return int(np.dtype(self.dtype).itemsize)
+
+
+def default_config(problem: BackwardProblem) -> BackwardConfig:
+    """A configuration that suits the head size and the mask."""
+    if problem.head_dim == 64:
+        return BackwardConfig(block_q=128, ds_stages=2)
+    return BackwardConfig(block_q=64, ds_stages=1)
