@@ -153,20 +153,23 @@ def _scoped(scope: Callable[..., Any], shape: tuple[int, int], dtype: Any) -> An
     return pl.run_scoped(scope, plgpu.ACC(shape, dtype))
 
 
-def assembled(function: Any, *args: Any) -> tuple[str, Assembly | None]:
-    """The PTX of a kernel, and what ptxas makes of it; its warnings are errors."""
+def assembled(function: Any, *args: Any, spills: bool = False) -> tuple[str, Assembly | None]:
+    """The PTX of a kernel, and what ptxas makes of it; its warnings are errors.
+
+    With ``spills``, the kernel has more accumulators than there are registers.
+    """
     kernel = pallasite.compile(function, *args, target="sm_90a")
     if find_tool("ptxas").path is None:
         return kernel.ptx, None
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("ignore" if spills else "error")
         return kernel.ptx, assemble(kernel.ptx, kernel.name)
 
 
-def run(function: Any, *args: Any) -> np.ndarray:
+def run(function: Any, *args: Any, spills: bool = False) -> np.ndarray:
     """Assembles a kernel, runs it, and returns its result in double precision."""
     arrays = [jnp.asarray(one) for one in args]
-    assembled(function, *arrays)
+    assembled(function, *arrays, spills=spills)
     return np.asarray(jax.jit(function)(*arrays)).astype(np.float64)
 
 

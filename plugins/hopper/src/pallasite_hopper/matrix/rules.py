@@ -43,7 +43,13 @@ from pallasite_hopper.matrix.types import (
     depth_of,
     ptx_type,
 )
-from pallasite_hopper.matrix.values import pass_through, read, tied_assembly, wait_text
+from pallasite_hopper.matrix.values import (
+    pass_through,
+    read,
+    settled,
+    tied_assembly,
+    wait_text,
+)
 
 rules = RuleSet()
 
@@ -127,11 +133,22 @@ def _transposed_layout(memory: MemoryReference) -> MemoryReference:
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-    """What one instruction covers of the accumulator."""
+    """What the instructions along K add to: up to 64 rows and 256 columns of the accumulator.
 
+    Attributes:
+      row_number, column_number: which part of a and of b they read.
+      row: the first one, in a.
+      columns: their number.
+      numbers: of the accumulator's registers, in the order of the instruction.
+      flag: whether the first product is added: a value (i1), False, or None for yes.
+    """
+
+    row_number: int
+    column_number: int
     row: int
-    column: int
     columns: int
+    numbers: tuple[int, ...]
+    flag: ir.Value | bool | None
 
 
 def _column_blocks(total: int, kind: str) -> list[tuple[int, int]]:
@@ -171,39 +188,35 @@ def _wgmma(ctx: RuleContext, *operands: Value, args_tree: Any) -> RegisterArray:
     depth = depth_of(right.dtype)
     row_blocks = [(row, ROWS) for row in range(0, m, ROWS)]
     column_blocks = _column_blocks(n, kind)
-    left = (
-        _shared(ctx, resolve(ctx, a), row_blocks, depth, "a")
-        if isinstance(a, _jax.TransformedRef)
-        else _in_registers(ctx, a)
-    )
-    left_dtype = ctx.avals_in[_position_of_a(args_tree, len(operands))].dtype
+    left: _Shared | RegisterArray
+    if isinstance(a, _jax.TransformedRef):
+        memory = resolve(ctx, a)
+        left, left_dtype = _shared(ctx, memory, row_blocks, depth, "a"), memory.dtype
+    else:
+        left, left_dtype = _in_registers(ctx, a), a.dtype
     right_shared = _shared(ctx, right, column_blocks, depth, "b")
     registers = list(whole.registers)
     flag = None if accumulate is None else _known(ctx.scalar(accumulate))
-    keeps = flag is not False and not _is_zero(registers)
-    if not keeps:
-        flag = False
-    registers, left = _fence(registers if keeps else None, left, registers)
-    steps = right.layout.shape[1] // depth
-    instruction = _Instruction(
-        f"wgmma.mma_async.sync.aligned.m64n{{n}}k{depth}.{kind}"
-        f".{ptx_type(left_dtype)}.{ptx_type(right.dtype)}",
-        steps=steps,
-        bits=right.element_bits,
-        flag=flag,
-    )
+    blocks = []
     for (row_number, (row, _)), (column_number, (column, columns)) in itertools.product(
         enumerate(row_blocks), enumerate(column_blocks)
     ):
         numbers = accumulator_registers(layout, first_row + row, first_column + column, columns)
-        results = instruction.emit(
-            [registers[number] for number in numbers],
-            columns,
-            _left_words(left, row_number, row, steps, depth),
-            right_shared,
-            column_number,
+        zero = _is_zero([registers[number] for number in numbers])
+        blocks.append(
+            _Block(row_number, column_number, row, columns, numbers, False if zero else flag)
         )
-        for number, result in zip(numbers, results, strict=True):
+    registers, left = _fence(registers, blocks, left)
+    instruction = _Instruction(
+        f"wgmma.mma_async.sync.aligned.m64n{{n}}k{depth}.{kind}"
+        f".{ptx_type(left_dtype)}.{ptx_type(right.dtype)}",
+        depth=depth,
+        steps=right.layout.shape[1] // depth,
+        bits=right.element_bits,
+    )
+    for block in blocks:
+        results = instruction.emit(block, registers, left, right_shared)
+        for number, result in zip(block.numbers, results, strict=True):
             registers[number] = result
     ops.inline_assembly("wgmma.commit_group.sync.aligned;", "~{memory}")
     return RegisterArray(tuple(registers), layout, whole.dtype)
@@ -283,19 +296,16 @@ def _in_registers(ctx: RuleContext, a: RegisterArray) -> RegisterArray:
     return relayout(ctx, a, layout)
 
 
-def _left_words(
-    left: _Shared | RegisterArray, block: int, row: int, steps: int, depth: int
-) -> _Left:
+def _left_words(left: _Shared | RegisterArray, block: _Block, steps: int, depth: int) -> _Left:
     if isinstance(left, _Shared):
-        return _Left(
-            [left.descriptor], "l", left.plan.starts[block], left.plan.transposed, in_memory=True
-        )
+        starts = left.plan.starts[block.row_number]
+        return _Left([left.descriptor], "l", starts, left.plan.transposed, in_memory=True)
     bits = types.bit_width(left.dtype)
     assert isinstance(left.layout, RegisterLayout)
     words = [
         left.registers[number]
         for step in range(steps)
-        for number in left_registers(left.layout, row, step * depth, bits)
+        for number in left_registers(left.layout, block.row, step * depth, bits)
     ]
     return _Left(words, "r", (), False, in_memory=False)
 
@@ -312,46 +322,49 @@ class _Left:
 
 
 def _fence(
-    accumulator: list[ir.Value] | None,
-    left: _Shared | RegisterArray,
-    registers: list[ir.Value],
+    registers: Sequence[ir.Value], blocks: Sequence[_Block], left: _Shared | RegisterArray
 ) -> tuple[list[ir.Value], _Shared | RegisterArray]:
     """``wgmma.fence``: what was written to registers before is seen by the products after.
 
     Registers that ordinary code computes are tied to the fence, else LLVM could move that code
     behind it. Those that come out of a product, or are carried by a loop, need not.
     """
-    tied: list[ir.Value] = []
-    places: list[int] = []
-    if accumulator is not None:
-        for place, register in enumerate(accumulator):
-            if not _is_settled(register):
-                tied.append(register)
-                places.append(place)
+    places = [
+        number
+        for block in blocks
+        if block.flag is not False
+        for number in block.numbers
+        if not _is_settled(registers[number])
+    ]
     inputs: list[ir.Value] = []
     if isinstance(left, RegisterArray):
         inputs = [ops.bitcast(register, ops.i32()) for register in left.registers]
+    tied = [registers[place] for place in places]
     results = pass_through("wgmma.fence.sync.aligned;", [*inputs, *tied])
-    registers = list(registers)
+    new = list(registers)
     for place, result in zip(places, results[len(inputs) :], strict=True):
-        registers[place] = result
+        new[place] = result
     if isinstance(left, RegisterArray):
         left = RegisterArray(results[: len(inputs)], left.layout, left.dtype)
-    return registers, left
+    return new, left
 
 
 def _is_settled(register: ir.Value) -> bool:
+    """Whether nothing but assembly, in order with the fence, computes a register.
+
+    What enters an accumulator from ordinary code goes through assembly of its own (see
+    values.py), so what is left are constants, and branches that choose between these and others.
+    """
     owner = register.owner
     if isinstance(owner, ir.Block):
         return True
-    if owner.name == "llvm.bitcast":
+    if owner.name == "scf.if":
+        number = ir.OpResult(register).result_number
+        yields = [list(region.blocks[0].operations)[-1] for region in owner.regions]
+        return all(_is_settled(one.operands[number]) for one in yields)
+    if owner.name in ("llvm.bitcast", "llvm.extractvalue"):
         return _is_settled(owner.operands[0])
-    if owner.name == "scf.for" or owner.name == "scf.while" or owner.name == "scf.if":
-        return True
-    if owner.name != "llvm.extractvalue":
-        return bool(owner.name == "llvm.inline_asm")
-    source = owner.operands[0].owner
-    return not isinstance(source, ir.Block) and source.name == "llvm.inline_asm"
+    return owner.name in ("llvm.inline_asm", "scf.for", "scf.while")
 
 
 # Emission -----------------------------------------------------------------------------------------
@@ -363,60 +376,56 @@ class _Instruction:
 
     Attributes:
       name: with a place for the number of columns.
+      depth: of one instruction, in elements.
       steps: instructions along K.
       bits: of an operand's element.
-      flag: whether the first one adds to the accumulator: a value (i1), False, or None for yes.
     """
 
     name: str
+    depth: int
     steps: int
     bits: int
-    flag: ir.Value | bool | None
 
     def emit(
         self,
-        accumulator: Sequence[ir.Value],
-        columns: int,
-        left: _Left,
+        block: _Block,
+        registers: Sequence[ir.Value],
+        left: _Shared | RegisterArray,
         right: _Shared,
-        block: int,
     ) -> list[ir.Value]:
         """The instructions for one part of the accumulator; returns its new registers."""
+        words = _left_words(left, block, self.steps, self.depth)
+        accumulator = [registers[number] for number in block.numbers]
         count = len(accumulator)
-        overwrites = self.flag is False
+        overwrites = block.flag is False
         first_input = count if overwrites else 2 * count
         # In the text a tied operand shares the number of its result, but takes one as well.
-        values = [*left.values, right.descriptor]
-        codes = [left.code] * len(left.values) + ["l"]
-        if isinstance(self.flag, ir.Value):
-            values.append(ops.cast_integer(self.flag, ops.i32(), signed=False))
+        values = [*words.values, right.descriptor]
+        codes = [words.code] * len(words.values) + ["l"]
+        if isinstance(block.flag, ir.Value):
+            values.append(ops.cast_integer(block.flag, ops.i32(), signed=False))
             codes.append("r")
-        registers = ", ".join(f"${number}" for number in range(count))
+        names = ", ".join(f"${number}" for number in range(count))
         lines = ["{", ".reg .b64 a, b;", ".reg .pred p;"]
-        lines.append(self._predicate(first_input + len(values) - 1))
-        name = self.name.format(n=columns)
+        lines.append(_predicate(block.flag, first_input + len(values) - 1))
+        name = self.name.format(n=block.columns)
+        modifiers = self._modifiers(words, right)
         for step in range(self.steps):
-            if left.in_memory:
-                lines.append(f"add.s64 a, ${first_input}, {left.starts[step] // CHUNK};")
+            if words.in_memory:
+                lines.append(f"add.s64 a, ${first_input}, {words.starts[step] // CHUNK};")
                 operand = "a"
             else:
-                names = ", ".join(f"${first_input + 4 * step + i}" for i in range(4))
-                operand = f"{{{names}}}"
-            start = right.plan.starts[block][step] // CHUNK
-            lines.append(f"add.s64 b, ${first_input + len(left.values)}, {start};")
+                four = ", ".join(f"${first_input + 4 * step + i}" for i in range(4))
+                operand = f"{{{four}}}"
+            start = right.plan.starts[block.column_number][step] // CHUNK
+            lines.append(f"add.s64 b, ${first_input + len(words.values)}, {start};")
             scale = "p" if step == 0 else "1"
-            modifiers = self._modifiers(left, right)
-            lines.append(f"{name} {{{registers}}}, {operand}, b, {scale}{modifiers};")
+            lines.append(f"{name} {{{names}}}, {operand}, b, {scale}{modifiers};")
         lines.append("}")
         text = "\n\t".join(lines)
         if overwrites:
             return _fresh_assembly(text, accumulator, values, codes)
         return tied_assembly(text, accumulator, values, ",".join(codes))
-
-    def _predicate(self, number: int) -> str:
-        if isinstance(self.flag, ir.Value):
-            return f"setp.ne.b32 p, ${number}, 0;"
-        return f"setp.{'ne' if self.flag is False else 'eq'}.b32 p, 0, 0;"
 
     def _modifiers(self, left: _Left, right: _Shared) -> str:
         if ".s32." in self.name:
@@ -427,6 +436,13 @@ class _Instruction:
                 text += f", {int(left.transposed)}"
             text += f", {int(right.plan.transposed)}"
         return text
+
+
+def _predicate(flag: ir.Value | bool | None, number: int) -> str:
+    """Sets p to whether the first product is added; ``number`` is the operand of a flag."""
+    if isinstance(flag, ir.Value):
+        return f"setp.ne.b32 p, ${number}, 0;"
+    return f"setp.{'ne' if flag is False else 'eq'}.b32 p, 0, 0;"
 
 
 def _fresh_assembly(
@@ -458,7 +474,9 @@ def _deref(ctx: RuleContext, acc: Value, *, wait_n: int | None) -> RegisterArray
 
 @rules.lowering(prim.wgmma_accumulator_store_p, Semantics.LANE, requires=_FEATURE)
 def _store(ctx: RuleContext, acc: Value, value: RegisterArray) -> RegisterArray:
-    return relayout(ctx, value, accumulator_layout(value.shape, np.dtype(value.dtype)))
+    return settled(
+        relayout(ctx, value, accumulator_layout(tuple(value.shape), np.dtype(value.dtype)))
+    )
 
 
 # Layouts ------------------------------------------------------------------------------------------

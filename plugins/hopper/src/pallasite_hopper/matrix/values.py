@@ -23,8 +23,17 @@ def enter(ctx: RuleContext, aval: Any, initial: RegisterArray | None) -> Registe
     dtype = np.dtype(aval.dtype)
     layout = accumulator_layout(tuple(aval.shape), dtype)
     if initial is None:
-        initial = RegisterArray.constant(0, dtype, aval.shape)
-    return relayout(ctx, initial, layout)
+        return relayout(ctx, RegisterArray.constant(0, dtype, aval.shape), layout)
+    return settled(relayout(ctx, initial, layout))
+
+
+def settled(value: RegisterArray) -> RegisterArray:
+    """The same registers, but what computes them stays before any fence that comes later.
+
+    Assembly stays in order, so only what ordinary code puts into an accumulator must be tied to it,
+    not each accumulator to each fence.
+    """
+    return RegisterArray(pass_through("", value.registers), value.layout, value.dtype)
 
 
 def read(ctx: RuleContext, value: RegisterArray, wait: int | None) -> RegisterArray:
