@@ -27,7 +27,7 @@ class Resources:
     Attributes:
       shared_bytes: peak of scoped shared memory; each allocation counts its aligned size.
       tmem_columns: peak of tensor-memory columns, plain and collective ones apart.
-      barriers: how many mbarriers of each specification.
+      barriers: how many mbarriers each scoped allocation has, by its variable.
       semaphores: how many semaphores of each scope (``"block"`` or ``"global"``).
       allocations: the requests behind ``shared_bytes``, with their source lines.
     """
@@ -57,8 +57,7 @@ class Resources:
     def __or__(self, other: Resources) -> Resources:
         """One after the other, or one instead of the other.
 
-        Barriers of equal specification are shared; global semaphores are never released, so they
-        add up.
+        Barriers of different scopes add up, and so do global semaphores, which are never released.
         """
         if other is _NOTHING:
             return self

@@ -212,7 +212,7 @@ def _run_scoped_resources(
     axes = _check_collective(ctx.geometry, collective_axes)
     names = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
     for variable, name in zip(jaxpr.invars, names, strict=True):
-        needed = scoped_resources(ctx, variable.aval, axes)
+        needed = scoped_resources(ctx, variable, axes)
         name = re.sub(r"^named_scratch\['(\w+)'\]$", r"\1", name)
         if name.isidentifier():
             rows = tuple(
@@ -223,17 +223,18 @@ def _run_scoped_resources(
     return total
 
 
-def scoped_resources(ctx: EstimatorContext, aval: Any, axes: tuple[Any, ...]) -> Resources:
-    """What one scoped allocation reserves.
+def scoped_resources(ctx: EstimatorContext, variable: Any, axes: tuple[Any, ...]) -> Resources:
+    """What the scoped allocation behind a variable reserves.
 
     A plugin's reference type says it itself with ``scoped_resources(ctx, axes)``.
     """
+    aval = variable.aval
     if hasattr(aval, "scoped_resources"):
         result: Resources = aval.scoped_resources(ctx, axes)
         return result
     if is_barrier(aval):
         arrivals, _ = barrier_arrivals(aval.dtype, ctx.geometry)
-        return Resources(barriers=Counter({(aval.dtype, arrivals): math.prod(aval.shape)}))
+        return Resources(barriers=Counter({(variable, arrivals): math.prod(aval.shape)}))
     if aval.memory_space is MemorySpace.SMEM:
         size = buffer_bytes(aval.shape, aval.dtype)
         return Resources(
@@ -279,7 +280,7 @@ def _run_scoped(
                     expected=f"collective_axes={geometry.thread_name!r}",
                 )
             memory = True
-            references.append(scope.enter_context(_allocate(ctx, aval)))
+            references.append(scope.enter_context(_allocate(ctx, variable)))
         if axes and memory:
             # Every thread must have left earlier scopes before their memory is used again.
             ctx.launch.block_barrier()
@@ -323,9 +324,10 @@ def _is_semaphore(aval: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _allocate(ctx: RuleContext, aval: Any) -> Any:
+def _allocate(ctx: RuleContext, variable: Any) -> Any:
+    aval = variable.aval
     if is_barrier(aval):
-        with allocate_barriers(ctx, aval) as barrier:
+        with allocate_barriers(ctx, variable) as barrier:
             yield barrier
         return
     if _is_semaphore(aval):
@@ -343,21 +345,25 @@ def _allocate(ctx: RuleContext, aval: Any) -> Any:
 
 
 @contextlib.contextmanager
-def allocate_barriers(ctx: RuleContext, aval: Any) -> Any:
-    """Barriers for a scope; those of equal kind from earlier scopes serve again.
+def allocate_barriers(ctx: RuleContext, variable: Any) -> Any:
+    """Barriers for a scope. If the same scope is lowered again, it gets the same ones.
 
-    A barrier that comes back keeps its phase: all of its completions were awaited.
+    Other scopes get others: each thread counts the phases that it awaited, and another scope may
+    let other threads wait. Only barriers of code that was thrown away are free for any scope.
     """
+    aval = variable.aval
     count = math.prod(aval.shape)
     if count > MAXIMUM_BARRIERS:
         raise InvalidValueError(
             f"an array of {count} barriers", expected=f"at most {MAXIMUM_BARRIERS} in one array"
         )
     arrivals, dimensions = barrier_arrivals(aval.dtype, ctx.kernel.geometry)
-    key = (aval.dtype, arrivals, dimensions, count)
-    free = ctx.kernel.free_barriers.setdefault(key, [])
-    if free:
-        storage, phases = free.pop()
+    unused = ctx.kernel.free_barriers.setdefault((aval.dtype, arrivals, dimensions, count), [])
+    own = unused
+    if not ctx.kernel.on_trial:
+        own = ctx.kernel.free_barriers.setdefault((variable, count), [])
+    if own or unused:
+        storage, phases = (own or unused).pop()
     else:
         storage = ctx.launch.new_barriers(
             count, arrivals, what=_describe(aval), location=ctx.location
@@ -376,7 +382,7 @@ def allocate_barriers(ctx: RuleContext, aval: Any) -> Any:
         launch=ctx.launch,
         cluster_dimensions=dimensions,
     )
-    free.append((storage, phases))
+    own.append((storage, phases))
 
 
 def check_dtype(value: RegisterArray, dtype: Any, what: str) -> None:
