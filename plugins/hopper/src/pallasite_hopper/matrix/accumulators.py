@@ -145,7 +145,7 @@ class AbstractAccumulatorRef(_jax.AbstractRef):  # type: ignore[misc]
         """The contents as an array, once all products are done."""
         from pallasite_hopper.matrix.values import read
 
-        return read(ctx, value, 0)
+        return read(ctx, value, 0)[1]
 
     @staticmethod
     def _check_axes(axes: tuple[Any, ...]) -> None:

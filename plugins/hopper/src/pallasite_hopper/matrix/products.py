@@ -195,6 +195,11 @@ def _wgmma_wait_abstract_eval(*, n: int) -> Any:
 # Reading and writing ----------------------------------------------------------------------------
 
 wgmma_accumulator_deref_p = _jax.Primitive("wgmma_accumulator_deref")
+
+wgmma_accumulator_read_p = _jax.Primitive("wgmma_accumulator_read")
+wgmma_accumulator_read_p.multiple_results = True
+"""Reading as a function: returns the accumulator as it is after the wait, and its contents."""
+
 wgmma_accumulator_store_p = _jax.Primitive("wgmma_accumulator_store")
 
 
@@ -226,14 +231,21 @@ def wgmma_accumulator_load(acc: Any, *, wait_n: int | None = 0) -> jax.Array:
 @_jax.abstract_eval(wgmma_accumulator_deref_p)
 def _deref_abstract_eval(acc: Any, *, wait_n: int | None) -> Any:
     del wait_n
-    inner = acc.inner_aval if isinstance(acc, _jax.AbstractRef) else acc
-    return inner, {pipeline_effect}
+    return acc.inner_aval, {pipeline_effect, _jax.ReadEffect(0)}
 
 
 @_jax.discharge_rule(wgmma_accumulator_deref_p)
 def _deref_discharge(ctx: Any, acc: Any, *, wait_n: int | None) -> Any:
     del ctx
-    return (None,), wgmma_accumulator_deref_p.bind(acc, wait_n=wait_n)
+    # The registers of before the wait must not be used again: they would be copied, in flight.
+    after, contents = wgmma_accumulator_read_p.bind(acc, wait_n=wait_n)
+    return (after,), contents
+
+
+@_jax.abstract_eval(wgmma_accumulator_read_p)
+def _read_abstract_eval(acc: Any, *, wait_n: int | None) -> Any:
+    del wait_n
+    return [acc, acc], {pipeline_effect}
 
 
 def wgmma_accumulator_store(acc: Any, value: Any) -> None:

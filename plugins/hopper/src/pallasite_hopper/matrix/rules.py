@@ -467,8 +467,10 @@ def _wait(ctx: RuleContext, *, n: int) -> Sequence[Value]:
     return ()
 
 
-@rules.lowering(prim.wgmma_accumulator_deref_p, Semantics.LANE, requires=_FEATURE)
-def _deref(ctx: RuleContext, acc: Value, *, wait_n: int | None) -> RegisterArray:
+@rules.lowering(prim.wgmma_accumulator_read_p, Semantics.LANE, requires=_FEATURE)
+def _read(
+    ctx: RuleContext, acc: RegisterArray, *, wait_n: int | None
+) -> tuple[RegisterArray, RegisterArray]:
     return read(ctx, acc, wait_n)
 
 

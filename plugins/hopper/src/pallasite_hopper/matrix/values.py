@@ -36,21 +36,25 @@ def settled(value: RegisterArray) -> RegisterArray:
     return RegisterArray(pass_through("", value.registers), value.layout, value.dtype)
 
 
-def read(ctx: RuleContext, value: RegisterArray, wait: int | None) -> RegisterArray:
-    """The contents in the layout ``WGMMA``, after a wait for all but ``wait`` products."""
-    if wait is not None:
-        value = _after_wait(value, wait)
-    return relayout(ctx, value, result_layout(value.shape))
+def read(
+    ctx: RuleContext, value: RegisterArray, wait: int | None
+) -> tuple[RegisterArray, RegisterArray]:
+    """Reads an accumulator, after a wait for all but ``wait`` products.
+
+    Without a wait, one was before; the registers are tied to its place all the same.
+
+    Returns:
+      The accumulator from then on, and its contents in the layout ``WGMMA``. They share registers.
+    """
+    text = "" if wait is None else wait_text(wait)
+    registers = pass_through(text, value.registers)
+    value = RegisterArray(registers, value.layout, value.dtype)
+    return value, relayout(ctx, value, result_layout(value.shape))
 
 
 def wait_text(n: int) -> str:
     """The instruction that waits for all but ``n`` groups."""
     return f"wgmma.wait_group.sync.aligned {n};"
-
-
-def _after_wait(value: RegisterArray, wait: int) -> RegisterArray:
-    """The same registers, but nothing can read them before the wait."""
-    return RegisterArray(pass_through(wait_text(wait), value.registers), value.layout, value.dtype)
 
 
 def pass_through(text: str, registers: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
