@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
 import json
+import math
 import os
 import pathlib
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -19,6 +24,31 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 
 ROOT = pathlib.Path(__file__).parent.parent
+
+
+def use_checkout() -> None:
+    """Where Pallasite or its plugins are not installed, takes them from this checkout."""
+    if importlib.util.find_spec("pallasite") is None:
+        sys.path.insert(0, str(ROOT / "framework"))
+    group = "pallasite.plugins"
+    installed = {point.name for point in importlib.metadata.entry_points(group=group)}
+    for project in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+        for name, module in tomllib.loads(project.read_text())["project"]["entry-points"][
+            group
+        ].items():
+            if name in installed:
+                continue
+            if importlib.util.find_spec(module.partition(".")[0]) is None:
+                sys.path.insert(0, str(project.parent / "src"))
+            from pallasite import plugins
+
+            plugins.register(importlib.import_module(module), name=name)
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of those values that are there; None if there is none."""
+    logarithms = [math.log(value) for value in values if value is not None]
+    return math.exp(statistics.fmean(logarithms)) if logarithms else None
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -98,13 +128,24 @@ def _text(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
-def write_json(path: pathlib.Path | None, benchmark: str, rows: Sequence[Any]) -> None:
-    """Writes the rows (dataclasses) with the machine they were measured on."""
+def write_json(
+    path: pathlib.Path | None,
+    benchmark: str,
+    rows: Sequence[Any],
+    measured_on: dict[str, str] | None = None,
+    **more: Any,
+) -> None:
+    """Writes the rows (dataclasses or dicts) with the machine they were measured on.
+
+    ``measured_on`` is that machine where it is not this process that measured; ``more`` are further
+    entries of the file.
+    """
     if path is None:
         return
     data = {
         "benchmark": benchmark,
-        "machine": machine(),
-        "rows": [dataclasses.asdict(row) for row in rows],
+        "machine": machine() if measured_on is None else measured_on,
+        "rows": [row if isinstance(row, dict) else dataclasses.asdict(row) for row in rows],
+        **more,
     }
     path.write_text(json.dumps(data, indent=1) + "\n")

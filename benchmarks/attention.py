@@ -1,0 +1,369 @@
+"""Attention, forward and backward, against cuDNN, JAX's own kernels for Hopper, and PyTorch.
+
+All contenders of a row are checked, tuned and timed in the same run; docs/benchmarks.md says how.
+
+    python benchmarks/attention.py --json attention.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import code_time
+import contest
+import harness
+import jax
+import jax.numpy as jnp
+import program
+import timing
+import upstream
+from contest import Candidate, Candidates, Contender, Row, RowResult
+from jax import lax
+
+RIVALS = ("cudnn", "upstream", "torch")
+TOKENS, HEADS = 16384, 16
+LIMITS = {
+    False: {"whole": 1.5e-2, "chunk": 4e-2},
+    True: {"whole": 2.5e-2, "chunk": 8e-2},
+}
+"""Largest errors that are right, forward and backward: relative, in the Euclidean norm, of the
+whole result and of any 128 positions of one head."""
+
+CHUNK = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Attention of a number of heads to as many keys as there are queries, in bfloat16."""
+
+    batch: int
+    sequence: int
+    heads: int
+    head_dim: int
+    causal: bool
+    backward: bool
+
+    @property
+    def name(self) -> str:
+        """Unique among the rows."""
+        kind = "backward" if self.backward else "forward"
+        causal = "_causal" if self.causal else ""
+        return f"{kind}{causal}_s{self.sequence}_d{self.head_dim}"
+
+    @property
+    def group(self) -> str:
+        """The group over which a mean is taken."""
+        kind = "backward" if self.backward else "forward"
+        return f"{kind} causal" if self.causal else kind
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the queries, keys, values and results."""
+        return self.batch, self.sequence, self.heads, self.head_dim
+
+    @property
+    def flops(self) -> int:
+        """Two products of each query with each key that it sees; five in the gradient."""
+        forward = 4 * self.batch * self.heads * self.sequence**2 * self.head_dim
+        forward = forward // 2 if self.causal else forward
+        return forward * 5 // 2 if self.backward else forward
+
+    @property
+    def elements(self) -> int:
+        """Of one array."""
+        return self.batch * self.sequence * self.heads * self.head_dim
+
+
+def make_row(problem: Problem) -> Row:
+    """The row of a problem; the last input of a backward one is the gradient of the result."""
+
+    def inputs(seed: int) -> tuple[jax.Array, ...]:
+        keys = jax.random.split(jax.random.key(seed), 4 if problem.backward else 3)
+        return tuple(_normal(key, problem.shape) for key in keys)
+
+    arrays = 8 if problem.backward else 4
+    return Row(
+        name=problem.name,
+        group=problem.group,
+        flops=problem.flops,
+        bytes=arrays * problem.elements * 2,
+        input_bytes=(arrays // 2 + (not problem.backward)) * problem.elements * 2,
+        inputs=inputs,
+        reference=functools.partial(_reference, problem),
+        errors=_errors,
+        limits=LIMITS[problem.backward],
+    )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.normal(key, shape, jnp.bfloat16)
+
+
+def _reference(problem: Problem, *inputs: jax.Array) -> Any:
+    """The result, or the gradients with respect to queries, keys and values, in float32."""
+    scale = problem.head_dim**-0.5
+    dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+    def one_head(arrays):
+        q, k, v, *rest = (x.astype(jnp.float32) for x in arrays)
+        logits = dot(q, k.T) * scale
+        if problem.causal:
+            position = jnp.arange(problem.sequence)
+            logits = jnp.where(position[:, None] >= position[None, :], logits, -jnp.inf)
+        p = jax.nn.softmax(logits, axis=-1)
+        if not problem.backward:
+            return dot(p, v)
+        (do,) = rest
+        dp = dot(do, v.T)
+        ds = p * (dp - jnp.sum(p * dp, axis=-1, keepdims=True)) * scale
+        return dot(ds, k), dot(ds.T, q), dot(p.T, do)
+
+    def all_heads(*arrays):
+        b, s, h, d = problem.shape
+        heads = [x.transpose(0, 2, 1, 3).reshape(b * h, s, d) for x in arrays]
+        results = lax.map(one_head, heads)
+        return jax.tree.map(lambda x: x.reshape(b, h, s, d).transpose(0, 2, 1, 3), results)
+
+    return jax.jit(all_heads, **timing.reference_options())(*inputs)
+
+
+@jax.jit
+def _errors(results: Any, references: Any) -> dict[str, jax.Array]:
+    whole, chunk = [], []
+    results, references = jax.tree.leaves(results), jax.tree.leaves(references)
+    for result, reference in zip(results, references, strict=True):
+        if result.shape != reference.shape:
+            raise contest.WrongResultError(f"the result is {result.dtype}{list(result.shape)}")
+        b, s, h, d = reference.shape
+        parts = (b, s // min(CHUNK, s), min(CHUNK, s), h, d)
+        difference = (result.astype(jnp.float32) - reference).reshape(parts)
+        square, wanted = (
+            jnp.sum(x**2, axis=(2, 4)) for x in (difference, reference.reshape(parts))
+        )
+        whole.append(jnp.sqrt(jnp.sum(square) / jnp.sum(wanted)))
+        chunk.append(jnp.max(jnp.sqrt(square / wanted)))
+    return {"whole": jnp.max(jnp.stack(whole)), "chunk": jnp.max(jnp.stack(chunk))}
+
+
+def contenders(problem: Problem, arguments: argparse.Namespace) -> list[Contender]:
+    """All contenders of a row."""
+    search = arguments.upstream_configs
+    theirs = (
+        upstream.attention_gradient_candidates
+        if problem.backward
+        else upstream.attention_candidates
+    )
+    result = [
+        Contender("ours", "jax", lambda: ours(problem, arguments)),
+        Contender("cudnn", "jax", lambda: iter_one(candidate(problem, "cuDNN", cudnn(problem)))),
+        Contender(
+            "upstream",
+            "jax",
+            lambda: theirs(problem.sequence, problem.head_dim, problem.causal, search),
+        ),
+        Contender("torch", "torch", lambda: torch_candidates(problem)),
+    ]
+    if importlib.util.find_spec("torch") is None:
+        result = [one for one in result if one.name != "torch"]
+    return result
+
+
+def iter_one(one: Candidate) -> Candidates:
+    """A single candidate."""
+    yield one
+
+
+def candidate(problem: Problem, label: str, function: Callable[..., Any]) -> Candidate:
+    """A function of JAX arrays q, k and v: it, or what its gradient does after the forward pass.
+
+    The latter gets what the forward pass saved, so only the backward pass is timed.
+    """
+    if not problem.backward:
+        return Candidate(label, jax.jit(function))
+    forward = jax.jit(lambda q, k, v: jax.vjp(function, q, k, v))
+
+    def prepare(q: Any, k: Any, v: Any, do: Any) -> tuple[Any, ...]:
+        _, pull = forward(q, k, v)
+        return pull, do
+
+    return Candidate(label, jax.jit(lambda pull, do: pull(do)), prepare)
+
+
+def cudnn(problem: Problem) -> Callable[..., Any]:
+    """cuDNN's attention through JAX."""
+    return functools.partial(
+        jax.nn.dot_product_attention, is_causal=problem.causal, implementation="cudnn"
+    )
+
+
+def our_attention(problem: Problem, config: Any) -> Callable[..., Any]:
+    """Our attention."""
+    options = {} if config is None else {"config": config}
+    return functools.partial(program.our_operation("attention"), causal=problem.causal, **options)
+
+
+def ours(problem: Problem, arguments: argparse.Namespace) -> Candidates:
+    """Our kernels."""
+    list_configs = program.our_operation("attention_configs")
+    configs = None
+    if list_configs is not None:
+        configs = functools.partial(
+            list_configs, problem.sequence, problem.head_dim, causal=problem.causal
+        )
+    return program.our_candidates(
+        lambda label, config: candidate(problem, label, our_attention(problem, config)),
+        configs,
+        arguments,
+    )
+
+
+def torch_candidates(problem: Problem) -> Candidates:
+    """PyTorch's attention with each of its fused implementations."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def heads_first(*arrays: jax.Array) -> list[Any]:
+        tensors = [torch.from_dlpack(jax.block_until_ready(x)) for x in arrays]
+        return [t.transpose(1, 2) for t in tensors]
+
+    def attend(backend: Any, q: Any, k: Any, v: Any) -> Any:
+        chosen = contextlib.nullcontext() if backend is None else sdpa_kernel(backend)
+        with chosen:
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=problem.causal
+            )
+
+    def forward(backend: Any) -> Callable[..., Any]:
+        def call(q: Any, k: Any, v: Any) -> Any:
+            with torch.no_grad():
+                return attend(backend, q, k, v)
+
+        return call
+
+    def saved(backend: Any) -> Callable[..., tuple[Any, ...]]:
+        def prepare(*arrays: jax.Array) -> tuple[Any, ...]:
+            *inputs, do = heads_first(*arrays)
+            inputs = [t.detach().requires_grad_() for t in inputs]
+            return attend(backend, *inputs), tuple(inputs), do
+
+        return prepare
+
+    def gradient(out: Any, inputs: Any, do: Any) -> Any:
+        return torch.autograd.grad(out, inputs, do, retain_graph=True)
+
+    def output(results: Any) -> Any:
+        results = results if isinstance(results, tuple) else (results,)
+        arrays = [jnp.from_dlpack(t.detach().transpose(1, 2).contiguous()) for t in results]
+        return jax.block_until_ready(arrays if problem.backward else arrays[0])
+
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+    if not torch.cuda.is_available():
+        backends = {"any": None}
+    for name, backend in backends.items():
+        if problem.backward:
+            yield Candidate(name, gradient, saved(backend), output)
+        else:
+            yield Candidate(name, forward(backend), lambda *a: tuple(heads_first(*a)), output)
+
+
+def kernels(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The kernels whose compilation is timed; every repetition has another sequence."""
+    longest, step = (512, 128) if arguments.rehearse else (4096, 512)
+
+    def kernel(name: str, causal: bool, backward: bool) -> code_time.Kernel:
+        def problem(repetition: int) -> Problem:
+            sequence = longest - step * (repetition % (longest // step - 1) + 1)
+            return Problem(1, sequence, 2, 128, causal, backward)
+
+        def whole(function: Callable[..., Any]) -> Callable[..., Any]:
+            if not backward:
+                return function
+
+            def forward_and_backward(q, k, v, do):
+                _, pull = jax.vjp(function, q, k, v)
+                return pull(do)
+
+            return forward_and_backward
+
+        def ours(repetition: int) -> Any:
+            this = problem(repetition)
+            return whole(our_attention(this, None)), make_row(this).inputs(repetition)
+
+        def theirs(repetition: int) -> Any:
+            config = upstream.attention_configs(128, causal, backward, "one")[0]
+            args = make_row(problem(repetition)).inputs(repetition)
+            return whole(upstream.attention(config)), upstream.as_float16(*args, scale=1.0)
+
+        compilers = {"ours": ours, "upstream": theirs}
+        return code_time.Kernel(
+            name, {n: make for n, make in compilers.items() if program.takes_part(n, arguments)}
+        )
+
+    return {
+        name: functools.partial(kernel, name, causal, backward)
+        for name, causal, backward in (
+            ("forward d128", False, False),
+            ("forward causal d128", True, False),
+            ("forward and backward d128", False, True),
+        )
+    }
+
+
+def print_table(rows: list[RowResult], facts: dict[str, Any]) -> dict[str, Any]:
+    """Prints the table; returns geometric means."""
+    names = ("ours", *RIVALS)
+    lines = []
+    for row in rows:
+        taken = row.milliseconds("ours")
+        microseconds = "-" if taken is None else f"{taken * 1e3:.1f}"
+        cells = [microseconds, *contest.rates(row, names)]
+        lines.append((row.name, *cells, contest.ratio_text(row.ratio())))
+    print("TFLOP/s; upstream in float16, the others in bfloat16")
+    harness.print_table(("row", "ours us", *names, "ours / best rival"), lines)
+    means = contest.group_means(rows)
+    print("\nours / best rival, geometric means: ", end="")
+    print(", ".join(f"{group} {contest.ratio_text(mean)}" for group, mean in means.items()))
+    return {"geometric_means": means}
+
+
+def problems(rehearse: bool) -> Iterable[Problem]:
+    """All rows, by direction, mask, sequence and head dimension."""
+    tokens, heads = (256, 2) if rehearse else (TOKENS, HEADS)
+    for backward in (False, True):
+        for causal in (False, True):
+            for sequence in (128, 256) if rehearse else (4096, 16384):
+                for head_dim in (64, 128):
+                    yield Problem(tokens // sequence, sequence, heads, head_dim, causal, backward)
+
+
+def benchmark(arguments: argparse.Namespace) -> program.Benchmark:
+    """What this program measures."""
+    listed = {problem.name: problem for problem in problems(arguments.rehearse)}
+    rows = [make_row(problem) for problem in listed.values()]
+    return program.Benchmark(
+        name="attention",
+        script=__file__,
+        rows={row.name: row for row in rows},
+        quick=[row.name for row in rows if arguments.rehearse or row.name.endswith("s4096_d128")],
+        contenders=lambda row: contenders(listed[row.name], arguments),
+        kernels=kernels(arguments),
+        facts=lambda timer: {},
+        print_table=print_table,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, prints tables and writes JSON; 1 if one of ours failed."""
+    return program.main(benchmark, program.parser(__doc__.splitlines()[0]), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
