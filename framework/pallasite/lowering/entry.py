@@ -60,7 +60,7 @@ def estimate_kernel(spec: KernelSpec, target: Target) -> Resources:
     return resources
 
 
-def _touched(spec: KernelSpec, kind: type) -> set[int]:
+def _touched(spec: KernelSpec, kind: Any) -> set[int]:
     """Positions of the kernel's references that have an effect of a kind."""
     return {
         position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -80,13 +81,14 @@ def matmul(
     if np.dtype(a.dtype).itemsize != 2:
         a, transpose_a = (a.T, False) if transpose_a else (a, False)
         b, transpose_b = (b, True) if transpose_b else (b.T, True)
+    out_dtype = np.dtype(out_dtype)
     problem = Problem(
         m=m,
         n=n,
         k=k,
         dtype_a=np.dtype(a.dtype),
         dtype_b=np.dtype(b.dtype),
-        out_dtype=np.dtype(out_dtype),
+        out_dtype=out_dtype,
         accumulator=np.dtype(accumulator),
         transpose_a=transpose_a,
         transpose_b=transpose_b,
@@ -99,39 +101,39 @@ def matmul(
         activation=activation,
     )
     if config is None:
-        out_size = np.dtype(out_dtype).itemsize
-        config = default_config(m, n, k, problem.size, out_size, MULTIPROCESSORS)
+        config = default_config(m, n, k, problem.size, out_dtype.itemsize, MULTIPROCESSORS)
+    tile_m, tile_n = config.tile_m, config.tile_n
+    if config.swap:
+        tile_m, tile_n = tile_n, tile_m
     operands: list[jax.Array] = []
     if row_scale is not None:
-        operands.append(_vector(row_scale, config.tile_m))
+        operands.append(_vector(row_scale, tile_m))
     if column_scale is not None:
-        operands.append(_vector(column_scale, config.tile_n))
+        operands.append(_vector(column_scale, tile_n))
     if bias is not None:
         if bias.shape != (n,):
-            raise InvalidValueError("bias does not fit", got=bias.shape, expected=(n,))
-        operands.append(_vector(bias, config.tile_n))
+            raise InvalidValueError(
+                "bias does not fit the product", got=str(bias.shape), expected=str((n,))
+            )
+        operands.append(_vector(bias, tile_n))
     if residual is not None:
-        if residual.shape != (m, n) or residual.dtype != np.dtype(out_dtype):
+        if residual.shape != (m, n) or residual.dtype != out_dtype:
             raise InvalidValueError(
                 "residual does not fit the result",
                 got=f"{residual.dtype}{list(residual.shape)}",
-                expected=f"{np.dtype(out_dtype)}{[m, n]}",
+                expected=f"{out_dtype}{[m, n]}",
             )
         operands.append(_aligned(residual))
     a, b = _aligned(a), _aligned(b)
-    padded = _padded_columns(n, np.dtype(out_dtype).itemsize)
-    kernel = _kernel(problem, config, epilogue, MULTIPROCESSORS, padded)
-    result = kernel(a, b, *operands)
+    padded = _padded_columns(n, out_dtype.itemsize)
+    problem = dataclasses.replace(problem, n=padded)
+    if config.swap:
+        problem, a, b = problem.swapped(), b, a
+    result = _kernel(problem, config, epilogue, MULTIPROCESSORS)(a, b, *operands)
     return result if padded == n else result[:, :n]
 
 
-@functools.lru_cache(maxsize=256)
-def _kernel(
-    problem: Problem, config: MatmulConfig, epilogue: Epilogue, multiprocessors: int, padded: int
-) -> Callable[..., jax.Array]:
-    import dataclasses
-
-    return build(dataclasses.replace(problem, n=padded), config, epilogue, multiprocessors)
+_kernel = functools.lru_cache(maxsize=256)(build)
 
 
 def _check_rank(array: Any, what: str) -> None:

@@ -22,19 +22,22 @@ class MatmulConfig:
     """A way of computing a matrix product.
 
     Attributes:
-      tile_m, tile_n: extents of the tile of the result that a block computes at a time. Two compute
+      tile_m, tile_n: extents of the tile of the result that a block computes at a time. Its compute
         warpgroups share it.
+      warpgroups: compute warpgroups of a block, 1 or 2.
       tile_k: depth of one step, in elements: a multiple of what fills the swizzle (128 bytes).
       stages: steps that are in flight.
-      split: whether the two warpgroups halve the rows (``"m"``) or the columns (``"n"``).
-      cluster: blocks of a cluster, 1 or 2; the second one computes the tile beside the first along
-        ``cluster_along``, and what both read is fetched once.
+      split: whether two warpgroups halve the rows (``"m"``) or the columns (``"n"``).
+      cluster: blocks of a cluster: 1, 2 or 4. They compute tiles side by side along
+        ``cluster_along``, and what all of them read is fetched once.
       cluster_along: ``"m"`` or ``"n"``.
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction, so that what neighbours read stays in the L2 cache.
       grid_minor: ``"m"`` or ``"n"``.
       epilogue_n: columns that are written at a time.
       slots: buffers for them, for each warpgroup.
+      swap: computes the transposed product b.T @ a.T (to which all other attributes then refer), so
+        that a result of few rows does not waste the 64 rows of the matrix units.
     """
 
     tile_m: int = 128
@@ -48,6 +51,8 @@ class MatmulConfig:
     grid_minor: str = "m"
     epilogue_n: int = 64
     slots: int = 2
+    warpgroups: int = 2
+    swap: bool = False
 
     def __post_init__(self) -> None:
         for name in ("split", "cluster_along", "grid_minor"):
@@ -57,8 +62,13 @@ class MatmulConfig:
                     got=getattr(self, name),
                     expected="'m' or 'n'",
                 )
-        if self.cluster not in (1, 2):
-            raise InvalidValueError("MatmulConfig.cluster", got=self.cluster, expected="1 or 2")
+        for name, accepted in (("cluster", (1, 2, 4)), ("warpgroups", (1, 2))):
+            if getattr(self, name) not in accepted:
+                raise InvalidValueError(
+                    f"MatmulConfig.{name} is none of its values",
+                    got=str(getattr(self, name)),
+                    expected=" or ".join(map(str, accepted)),
+                )
         if self.warpgroup_m % 64 or self.warpgroup_n % 8:
             raise InvalidValueError(
                 "a warpgroup's part of the tile does not fit the matrix units",
@@ -74,12 +84,12 @@ class MatmulConfig:
     @property
     def warpgroup_m(self) -> int:
         """Rows of a warpgroup's part of a tile."""
-        return self.tile_m // 2 if self.split == "m" else self.tile_m
+        return self.tile_m // self.warpgroups if self.split == "m" else self.tile_m
 
     @property
     def warpgroup_n(self) -> int:
         """Columns of a warpgroup's part of a tile."""
-        return self.tile_n // 2 if self.split == "n" else self.tile_n
+        return self.tile_n // self.warpgroups if self.split == "n" else self.tile_n
 
     def shared_bytes(self, size: int, out_size: int) -> int:
         """Shared memory that the kernel takes.
@@ -89,7 +99,7 @@ class MatmulConfig:
           out_size: of the result.
         """
         step = (self.tile_m + self.tile_n) * self.tile_k * size
-        staging = 2 * self.slots * self.warpgroup_m * self.epilogue_n * out_size
+        staging = self.warpgroups * self.slots * self.warpgroup_m * self.epilogue_n * out_size
         return self.stages * step + staging + _RESERVE
 
     def fits(self, size: int, out_size: int) -> bool:

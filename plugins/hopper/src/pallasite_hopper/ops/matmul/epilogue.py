@@ -32,14 +32,31 @@ class Epilogue:
     residual: bool = False
     activation: Callable[[Any], Any] | None = None
 
-    def apply(self, values: Any, operands: Any, rows: Any, columns: Any, residual: Any) -> Any:
-        """The values to be written, of float32 (or still integers if nothing is done)."""
+    def apply(
+        self,
+        values: Any,
+        operands: Any,
+        rows: Any,
+        columns: Any,
+        residual: Any,
+        *,
+        swapped: bool,
+    ) -> Any:
+        """The values to be written, of float32 (or still integers if nothing is done).
+
+        Args:
+          values: sums of one part of the result.
+          operands: references to the epilogue's operands.
+          rows, columns: which part it is, in the dimensions of ``values``.
+          residual: its part of the residual, or None.
+          swapped: the values are those of the transposed result.
+        """
         remaining = iter(operands)
         shape = values.shape
-        for kind, window, axis in (
-            (self.row_scale, rows, 1),
-            (self.column_scale, columns, 0),
-        ):
+        by_row, by_column = (rows, 1), (columns, 0)
+        if swapped:
+            by_row, by_column = by_column, by_row
+        for kind, (window, axis) in ((self.row_scale, by_row), (self.column_scale, by_column)):
             if kind == "none":
                 continue
             ref = next(remaining)
@@ -49,7 +66,7 @@ class Epilogue:
             else:
                 values = values * _spread(ref, window, axis, shape)
         if self.bias:
-            bias = _spread(next(remaining), columns, 0, shape)
+            bias = _spread(next(remaining), *by_column, shape)
             values = values.astype(jnp.float32) + bias
         if self.activation is not None:
             values = self.activation(values.astype(jnp.float32))

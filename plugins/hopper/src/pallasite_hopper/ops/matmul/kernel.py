@@ -22,11 +22,9 @@ from pallasite import gpu as plgpu
 from pallasite_hopper.ops.matmul.config import MatmulConfig
 from pallasite_hopper.ops.matmul.epilogue import Epilogue
 
-COMPUTE = 2
-"""Compute warpgroups."""
-
-MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
-"""Registers of a lane after reallocation: 168 for each of 384 lanes, dealt out anew."""
+REGISTERS = {1: (40, 216), 2: (40, 232)}
+"""Registers of a lane of the memory and of the compute warpgroups, by the number of the latter: the
+255 or 168 that all of them start with, dealt out anew."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,64 +55,83 @@ class Problem:
         """Bytes of an element of the operands."""
         return int(np.dtype(self.dtype_a).itemsize)
 
-
-def _operand(rows: int, columns: int, stages: int, dtype: Any) -> Any:
-    """A ring of row-major matrices, in the widest swizzle that fits."""
-    size = np.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle(columns * size * 8)
-    transforms = (
-        plgpu.TilingTransform((8, swizzle // size)),
-        plgpu.SwizzleTransform(swizzle),
-    )
-    return plgpu.SMEM((stages, rows, columns), dtype, transforms=transforms)
+    def swapped(self) -> Problem:
+        """The transposed product, of the operands in the other order."""
+        return dataclasses.replace(
+            self,
+            m=self.n,
+            n=self.m,
+            dtype_a=self.dtype_b,
+            dtype_b=self.dtype_a,
+            transpose_a=not self.transpose_b,
+            transpose_b=not self.transpose_a,
+        )
 
 
 def build(
     problem: Problem, config: MatmulConfig, epilogue: Epilogue, multiprocessors: int
 ) -> Callable[..., jax.Array]:
-    """The kernel as a function of a, b and the epilogue's operands."""
+    """The kernel as a function of its operands.
+
+    Args:
+      problem: what to multiply; of the transposed product if ``config.swap``.
+      config: how.
+      epilogue: what to do with the sums.
+      multiprocessors: of the GPU.
+
+    Returns:
+      A function of the left and the right operand and those of the epilogue.
+    """
     loop = _Loop(problem, config, epilogue)
     clusters = min(multiprocessors // config.cluster, loop.tiles)
-    wm, en = config.warpgroup_m, config.epilogue_n
-    out_swizzle = plgpu.find_swizzle(en * np.dtype(problem.out_dtype).itemsize * 8)
-    out_transforms = (
-        plgpu.TilingTransform((8, out_swizzle // np.dtype(problem.out_dtype).itemsize)),
-        plgpu.SwizzleTransform(out_swizzle),
-    )
-    a_shape = (
-        (config.tile_k, config.tile_m) if problem.transpose_a else (config.tile_m, config.tile_k)
-    )
-    b_shape = (
-        (config.tile_n, config.tile_k) if problem.transpose_b else (config.tile_k, config.tile_n)
-    )
-    scratch = {
-        "a_smem": _operand(*a_shape, config.stages, problem.dtype_a),
-        "b_smem": _operand(*b_shape, config.stages, problem.dtype_b),
-        "out_smem": plgpu.SMEM(
-            (COMPUTE, config.slots, wm, en), problem.out_dtype, transforms=out_transforms
-        ),
-        "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
-        "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages)
+    compute, stages = config.warpgroups, config.stages
+    rows, columns = config.warpgroup_m, config.epilogue_n
+    staging = (columns, rows) if config.swap else (rows, columns)
+    out_shape = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
+    a_shape = (config.tile_m, config.tile_k)
+    b_shape = (config.tile_k, config.tile_n)
+    scratch: dict[str, Any] = {
+        "a_smem": _tiles((stages,), _turned(a_shape, problem.transpose_a), problem.dtype_a),
+        "b_smem": _tiles((stages,), _turned(b_shape, problem.transpose_b), problem.dtype_b),
+        "out_smem": _tiles((compute, config.slots), staging, problem.out_dtype),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=stages)
         if config.cluster == 1
         else plgpu.ClusterBarrier(
-            collective_axes=("cluster",), num_arrivals=COMPUTE, num_barriers=config.stages
+            collective_axes=("cluster",), num_arrivals=compute, num_barriers=stages
         ),
     }
     if epilogue.residual:
-        scratch["residual_full"] = plgpu.Barrier(num_barriers=COMPUTE * config.slots)
-    return plgpu.kernel(
+        scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.slots)
+    kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
-        out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.out_dtype),
+        out_type=jax.ShapeDtypeStruct(out_shape, problem.out_dtype),
         grid=(clusters,),
         grid_names=("blocks",),
         cluster=(config.cluster,),
         cluster_names=("cluster",),
-        num_threads=COMPUTE + 1,
+        num_threads=compute + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
         kernel_name="matmul",
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True, approx_math=True),
     )
+    return kernel
+
+
+def _turned(shape: tuple[int, int], transposed: bool) -> tuple[int, int]:
+    return (shape[1], shape[0]) if transposed else shape
+
+
+def _tiles(leading: tuple[int, ...], shape: tuple[int, int], dtype: Any) -> Any:
+    """Row-major matrices in shared memory, in the widest swizzle that fits."""
+    size = np.dtype(dtype).itemsize
+    swizzle = plgpu.find_swizzle(shape[1] * size * 8)
+    transforms = (
+        plgpu.TilingTransform((8, swizzle // size)),
+        plgpu.SwizzleTransform(swizzle),
+    )
+    return plgpu.SMEM((*leading, *shape), dtype, transforms=transforms)
 
 
 class _Loop:
@@ -147,20 +164,22 @@ class _Loop:
     ) -> None:
         """The kernel's body."""
         *operands, out = refs
+        compute = self.config.warpgroups
+        memory_registers, compute_registers = REGISTERS[compute]
         warpgroup = lax.axis_index("warpgroup")
 
-        @pl.when(warpgroup == COMPUTE)
-        def _memory() -> None:
-            plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+        def fetch() -> None:
+            plgpu.set_max_registers(memory_registers, action="decrease")
             self._fetch(a, b, a_smem, b_smem, full, empty)
 
-        @pl.when(warpgroup < COMPUTE)
-        def _compute() -> None:
-            plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+        def multiply() -> None:
+            plgpu.set_max_registers(compute_registers, action="increase")
             self._compute(
                 warpgroup, operands, out, a_smem, b_smem, out_smem, full, empty, residual_full
             )
             plgpu.wait_smem_to_gmem(0)
+
+        lax.cond(warpgroup == compute, fetch, multiply)
 
     # Which tiles --------------------------------------------------------------------------------
 
@@ -206,10 +225,11 @@ class _Loop:
                 slot, filled = carry
 
                 # The first time round the slots are free.
-                @pl.when(filled >= config.stages)
-                def _wait() -> None:
-                    plgpu.barrier_wait(empty.at[slot])
-
+                lax.cond(
+                    filled >= config.stages,
+                    lambda: plgpu.barrier_wait(empty.at[slot]),
+                    lambda: None,
+                )
                 depth = pl.ds(index * config.tile_k, config.tile_k)
                 a_window = a.at[depth, rows] if problem.transpose_a else a.at[rows, depth]
                 b_window = b.at[columns, depth] if problem.transpose_b else b.at[depth, columns]
@@ -223,8 +243,7 @@ class _Loop:
 
             return lax.fori_loop(0, self.k_steps, step, carry)
 
-        _, filled = self._over_tiles(tile, (jnp.int32(0), jnp.int32(0)))
-        del filled
+        self._over_tiles(tile, (jnp.int32(0), jnp.int32(0)))
 
     # The compute warpgroups ---------------------------------------------------------------------
 
@@ -295,20 +314,24 @@ class _Loop:
     ) -> None:
         """Writes a warpgroup's part of a finished tile."""
         config = self.config
-        rows, width = pl.ds(m, config.warpgroup_m), config.epilogue_n
+        height, width = config.warpgroup_m, config.epilogue_n
         for part in range(config.warpgroup_n // width):
-            columns = pl.ds(n + part * width, width)
+            rows, columns = pl.ds(m, height), pl.ds(n + part * width, width)
             slot = part % config.slots
             staging = out_smem.at[warpgroup, slot]
+            view = plgpu.transpose_ref(staging, (1, 0)) if config.swap else staging
+            window = (columns, rows) if config.swap else (rows, columns)
             plgpu.wait_smem_to_gmem(config.slots - 1, wait_read_only=True)
             residual = None
             if self.epilogue.residual:
                 barrier = residual_full.at[warpgroup * config.slots + slot]
-                plgpu.copy_gmem_to_smem(operands[-1].at[rows, columns], staging, barrier)
+                plgpu.copy_gmem_to_smem(operands[-1].at[window], staging, barrier)
                 plgpu.barrier_wait(barrier)
-                residual = plgpu.load(staging, layout=plgpu.Layout.WGMMA)
+                residual = plgpu.load(view, layout=plgpu.Layout.WGMMA, optimized=not config.swap)
             values = sums[:, part * width : (part + 1) * width]
-            values = self.epilogue.apply(values, operands, rows, columns, residual)
-            staging[...] = values.astype(self.problem.out_dtype)
+            values = self.epilogue.apply(
+                values, operands, rows, columns, residual, swapped=config.swap
+            )
+            view[...] = values.astype(self.problem.out_dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(staging, out.at[rows, columns])
+            plgpu.copy_smem_to_gmem(staging, out.at[window])
