@@ -115,3 +115,14 @@ def test_reductions(dtype):
             o[number, :16] = rows
 
     compile_to_ptx(kernel, array(16, 256, dtype=dtype))
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_approximate_math_rounds_a_product_and_a_sum_once(approximate):
+    @make((128,), jnp.float32, compiler_params=CompilerParams(approx_math=approximate))
+    def kernel(x_ref, out_ref):
+        x = x_ref[...]
+        out_ref[...] = x * 3.0 - x * x
+
+    ptx = compile_to_ptx(kernel, array(128))
+    assert ("fma.rn.f32" in ptx) == approximate

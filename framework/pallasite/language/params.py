@@ -76,7 +76,8 @@ class CompilerParams:
     """Compiler parameters of one kernel.
 
     Attributes:
-      approx_math: permits faster, less exact exp, log, tanh and so on.
+      approx_math: permits faster, less exact exp, log, tanh and so on, and a product and a sum in
+        one instruction, which rounds once.
       dimension_semantics: for ``pl.pallas_call``: "parallel" or "sequential" for each axis of the
         grid. Sequential axes become a software pipeline. None means all parallel.
       max_concurrent_steps: for ``pl.pallas_call``: how many steps of that pipeline are in flight.

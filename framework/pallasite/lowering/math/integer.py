@@ -26,7 +26,7 @@ from pallasite.lowering.math.dispatch import (
 from pallasite.lowering.math.hardware import PTX, Hardware
 from pallasite.lowering.math.values import Word
 
-type Operation = Callable[[ir.Value, ir.Value], ir.Value]
+type Operation = Callable[..., ir.Value]
 
 FLOAT_PREDICATES = {
     "eq": "OEQ",
@@ -83,7 +83,12 @@ def arithmetic(name: str, real: Operation, integer: Operation) -> BinaryFunction
             return from_compute(type(a)(real(a.value, b.value)), dtype, hardware)
         if types.is_bool(dtype):
             raise _refuse(name, dtype)
-        return real(x, y) if types.is_float(dtype) else integer(x, y)
+        if not types.is_float(dtype):
+            return integer(x, y)
+        if approximate:
+            # A product and a sum that it goes into may become one instruction.
+            return real(x, y, fastmath=arith.FastMathFlags.contract)
+        return real(x, y)
 
     return call
 
