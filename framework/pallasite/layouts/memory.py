@@ -35,11 +35,16 @@ type Extents = tuple[Extent, ...]
 
 @dataclasses.dataclass(frozen=True)
 class OffsetTerm:
-    """``((start // divisor) % modulus) * stride`` elements; no modulus if it is None."""
+    """``((start // divisor) % modulus) * stride`` elements; no modulus if it is None.
+
+    Attributes:
+      values: how many values the quotient has, 0 and up, after the modulus; None if unknown.
+    """
 
     divisor: int
     modulus: int | None
     stride: int
+    values: int | None = dataclasses.field(default=None, compare=False)
 
     def value(self, start: int) -> int:
         """The term for a known start."""
@@ -284,7 +289,7 @@ class MemoryLayout:
                     alignment = inner * rest
                 kept.append(Extent(rest, extent.stride))
                 modulus = extent.size if position > 0 else None
-                terms.append(OffsetTerm(inner, modulus, extent.stride))
+                terms.append(OffsetTerm(inner, modulus, extent.stride, extent.size))
                 offset += value * extent.stride
                 rest = 1
             if not fits:

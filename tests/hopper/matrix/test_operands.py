@@ -266,6 +266,26 @@ def test_depth_from_a_traced_start(swizzle):
         check(result, wide(a)[:, : 16 * steps] @ wide(b)[: 16 * steps])
 
 
+@pytest.mark.parametrize("swizzle", [128, 64])
+def test_depth_from_a_traced_start_within_the_swizzle(swizzle):
+    """K is just as wide as the swizzle."""
+    k = swizzle // 2
+    a, b = values("a", (64, k), BF16), values("b", (k, 16), BF16)
+
+    def body(acc, a_smem, b_smem, number):
+        window = pl.ds(pl.multiple_of(number * 16, 16), 16)
+        plgpu.wgmma(acc, a_smem.at[:, window], plgpu.transpose_ref(b_smem.at[:, window], (1, 0)))
+
+    scratch = [
+        plgpu.SMEM((64, k), BF16, transforms=transforms(swizzle, BF16)),
+        plgpu.SMEM((16, k), BF16, transforms=transforms(swizzle, BF16)),
+    ]
+    for number in range(k // 16):
+        result = sliced(body, a, b.T, scratch, (64, 16), np.asarray([number], np.int32))
+        window = slice(16 * number, 16 * number + 16)
+        check(result, wide(a)[:, window] @ wide(b)[window])
+
+
 def test_columns_from_a_traced_start():
     """Columns of b, which is contiguous along N."""
     a, b = values("a", (64, 16), BF16), values("b", (16, 256), BF16)

@@ -24,11 +24,17 @@ from pallasite.layouts.named import describe
 from pallasite.layouts.registers import RegisterLayout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
-from pallasite.lowering.references import MemoryReference
+from pallasite.lowering.references import DynamicOffset, MemoryReference
 from pallasite.lowering.relayout import relayout
 from pallasite.lowering.views import resolve
 from pallasite_hopper.matrix import products as prim
-from pallasite_hopper.matrix.descriptors import CHUNK, MatrixOperand, plan_operand
+from pallasite_hopper.matrix.descriptors import (
+    CHUNK,
+    MatrixOperand,
+    Step,
+    check_start,
+    plan_operand,
+)
 from pallasite_hopper.matrix.fragments import (
     accumulator_layout,
     accumulator_registers,
@@ -83,7 +89,9 @@ def _shared(
             expected="the block's own shared memory",
         )
     plan = plan_operand(memory.layout, tuple(rows), depth, what)
-    _check_start(memory, plan, what)
+    size = memory.element_bits // 8
+    steps = [_step(part, size) for part in memory.dynamic]
+    check_start(memory.layout, plan, memory.offset * size, steps, what)
     address = ops.shared_address(memory.pointer)
     offset = memory.byte_offset(memory.element_offset())
     address = ops.add(address, offset)
@@ -94,34 +102,10 @@ def _shared(
     return _Shared(plan, descriptor)
 
 
-def _check_start(memory: MemoryReference, plan: MatrixOperand, what: str) -> None:
-    """Raises unless every matrix starts in the first row of a swizzled block.
-
-    The pattern of a swizzle is fixed to addresses, so a start further down would need a base
-    offset, which the views that are possible here never leave useful.
-    """
-    size = memory.element_bits // 8
-    swizzle = memory.layout.swizzle
-    period, reach = (CHUNK, CHUNK) if swizzle == CHUNK else (8 * swizzle, swizzle)
-    offsets = [memory.offset * size + start for block in plan.starts for start in block]
-    bad = [offset for offset in offsets if offset % period >= reach or offset % CHUNK]
-    for part in memory.dynamic:
-        step = part.divisor * size
-        if step % period == 0:
-            continue
-        modulus = part.term.modulus
-        if modulus is None or modulus * part.term.stride * size > reach or step % CHUNK:
-            bad.append(step)
-    if bad:
-        raise InvalidValueError(
-            f"{what} starts inside of a block of the matrix units",
-            got=f"a view that starts at, or in steps of, {bad[0]} bytes, in memory laid out as"
-            f" {memory.layout}",
-            expected=f"rows from a multiple of 8 (blocks of {period} bytes), and along the"
-            f" contiguous dimension multiples of {CHUNK} bytes",
-            hint="for an index that is computed in the kernel, plgpu's views need"
-            " pl.multiple_of(start, 8)",
-        )
+def _step(part: DynamicOffset, size: int) -> Step:
+    """What a part of the offset that is computed in the kernel adds, in bytes."""
+    values, stride = part.term.values, part.term.stride * size
+    return Step(part.divisor * size, None if values is None else values * stride)
 
 
 def _transposed_layout(memory: MemoryReference) -> MemoryReference:
