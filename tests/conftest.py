@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import pathlib
 import subprocess
+import threading
 import tomllib
 from collections.abc import Callable
 from typing import Any
@@ -52,12 +53,13 @@ def _assemble(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
     assembler = find_tool("ptxas").path
     if assembler is None:
         return None
-    source = tmp_path_factory.mktemp("ptx") / "kernel.ptx"
+    folder = tmp_path_factory.mktemp("ptx")
     accepted: set[str] = set()
 
     def check(ptx: str, target: str) -> None:
         if ptx in accepted:
             return
+        source = folder / f"kernel-{threading.get_ident()}.ptx"  # Threads may compile side by side.
         source.write_text(ptx)
         command = [assembler, f"-arch={target}", "-O0", source, "-o", os.devnull]
         result = subprocess.run(command, capture_output=True, text=True)

@@ -18,7 +18,7 @@ from pallasite.runtime.tuning.encoding import is_array
 ROTATED_BYTES = 2**28
 """How much the sets of inputs have together, if there may be that many: twice the L2 cache of the
 largest GPU, so that none of a set is left in it when its turn comes again."""
-MAX_SETS = 32
+MAX_SETS = 8
 
 Arguments = tuple[Any, ...]
 

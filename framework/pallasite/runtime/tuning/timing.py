@@ -14,13 +14,14 @@ import pathlib
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallasite.runtime.tuning.inputs import ROTATED_BYTES, array_bytes
+from pallasite.runtime.tuning.inputs import ROTATED_BYTES
 from pallasite.runtime.tuning.trials import Trial
 
 _MODULE = "hlo_module"
@@ -31,10 +32,11 @@ _EVICTION = "autotune_eviction"
 def measure_on_gpu(trials: Sequence[Trial[Any]], repeats: int) -> list[float]:
     """The median seconds of a run of each, which all have run before.
 
-    The runs take turns, and each has the next set of inputs. If all sets together are smaller than
-    the L2 cache may be, something else is read and written between runs.
+    The runs take turns, and each has the next set of inputs. Before each, something large is read,
+    so that the L2 cache is in the same state for all: it has nothing of the inputs, nor anything
+    that is still to be written to memory.
     """
-    recorded = _profiled(lambda: _take_turns(trials, repeats, evict=_fits_in_cache(trials)))
+    recorded = _profiled(lambda: _take_turns(trials, repeats))
     times = [median_time(recorded.get(f"jit_{trial.name}", ()), repeats) for trial in trials]
     if None not in times:
         return [one for one in times if one is not None]
@@ -67,18 +69,22 @@ def kernel_times(profile: Any) -> dict[str, list[float]]:
     for plane in profile.planes:
         if not plane.name.startswith("/device:GPU"):
             continue
-        events: dict[str, dict[tuple[float, float], float]] = collections.defaultdict(dict)
+        events: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
         for line in plane.lines:
             for event in line.events:
-                module = dict(event.stats).get(_MODULE)
+                module = _module_of(event)
                 if module is not None:
-                    where = (event.start_ns, event.duration_ns)
-                    events[str(module)][where] = event.duration_ns * 1e-9
-        for module, by_time in events.items():
-            durations = [by_time[where] for where in sorted(by_time)]
+                    events[module].append((event.start_ns, event.duration_ns))
+        for module, times in events.items():
+            durations = [nanoseconds * 1e-9 for _, nanoseconds in sorted(times)]
             if sum(durations) > sum(found.get(module, ())):
                 found[module] = durations
     return found
+
+
+def _module_of(event: Any) -> str | None:
+    name = next((value for key, value in event.stats if key == _MODULE), None)
+    return None if name is None else str(name)
 
 
 def _profiled(run: Callable[[], None]) -> Mapping[str, Sequence[float]]:
@@ -98,17 +104,19 @@ def _profiled(run: Callable[[], None]) -> Mapping[str, Sequence[float]]:
         files = list(pathlib.Path(folder).rglob("*.xplane.pb"))
         if not files:
             return {}
-        return kernel_times(jax.profiler.ProfileData.from_file(str(files[0])))
+        with warnings.catch_warnings():
+            # A type of jaxlib's, which it makes when it is first used, has no module.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return kernel_times(jax.profiler.ProfileData.from_file(str(files[0])))
 
 
-def _take_turns(trials: Sequence[Trial[Any]], repeats: int, evict: bool) -> None:
+def _take_turns(trials: Sequence[Trial[Any]], repeats: int) -> None:
     turn = 0
     output = None
-    buffer = jnp.zeros(ROTATED_BYTES // 4, jnp.float32) if evict else None
+    buffer = jnp.zeros(ROTATED_BYTES // 4, jnp.float32)
     for _ in range(repeats):
         for trial in trials:
-            if evict:
-                _eviction()(buffer)
+            _eviction()(buffer)
             output = trial.run(turn)
             turn += 1
     jax.block_until_ready(output)
@@ -124,16 +132,12 @@ def _by_the_clock(trial: Trial[Any], repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _fits_in_cache(trials: Sequence[Trial[Any]]) -> bool:
-    return any(array_bytes(trial.inputs) < ROTATED_BYTES for trial in trials)
-
-
 @functools.cache
 def _eviction() -> Any:
-    """A program that reads a buffer and writes another one."""
+    """A program that reads a buffer."""
 
-    def increment(buffer: Any) -> Any:
-        return buffer + 1
+    def largest(buffer: Any) -> Any:
+        return jnp.max(buffer)
 
-    increment.__name__ = increment.__qualname__ = _EVICTION
-    return jax.jit(increment)
+    largest.__name__ = largest.__qualname__ = _EVICTION
+    return jax.jit(largest)
