@@ -1,0 +1,303 @@
+"""``attention``: the function that programs call."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops.attention import forward
+from pallasite_hopper.ops.attention.config import (
+    HEAD_DIMS,
+    SHARED_BYTES,
+    AttentionConfig,
+    default_config,
+)
+from pallasite_hopper.ops.attention.tiles import Problem
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200; more blocks than that would only wait."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """What does not depend on the arrays."""
+
+    causal: bool
+    scale: float
+    soft_cap: float | None
+    config: AttentionConfig | None
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    q_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
+    config: AttentionConfig | None = None,
+    save_residuals: bool = False,
+) -> Any:
+    """``softmax(scale * q @ k.T) @ v`` for each batch and head, in one kernel.
+
+    It can be differentiated with respect to q, k and v for heads of 64 and 128.
+
+    Args:
+      q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim is 64, 128 or 256.
+      k, v: (batch, kv_seq, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
+        head h uses head ``h // (q_heads // kv_heads)``.
+      causal: query i sees keys up to ``i + (keys - queries)``: the last query sees all keys, as in
+        FlashAttention. ``jax.nn.dot_product_attention`` lets the first query see the first key
+        instead, which differs if there are not as many queries as keys.
+      scale: positive factor of the scores; ``head_dim ** -0.5`` by default.
+      soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
+      q_lengths, kv_lengths: (batch,), integers: how many queries and keys of each batch exist. They
+        also take the place of q_seq and kv_seq in ``causal``. What the arrays hold beyond must be
+        finite.
+      config: how to cut the work up; by default chosen from the shapes.
+      save_residuals: whether to return log-sum-exp too; the results then have no derivatives.
+
+    Returns:
+      An array like q; zeros for queries that do not exist or see no key. With ``save_residuals``
+      also the natural logarithms of the sums of exponentials, float32 (batch, q_heads, q_seq);
+      minus infinity for such queries.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+
+    Source: J. Shah et al., "FlashAttention-3", arXiv 2407.08608.
+    """
+    options, lengths = _checked(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths, config)
+    if save_residuals:
+        return _forward(q, k, v, *lengths, options, True)
+    return _attention(q, k, v, *lengths, options)
+
+
+def attention_forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    q_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
+    config: AttentionConfig | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``attention`` with its residuals: (out, log-sum-exp); see there."""
+    out, lse = attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        soft_cap=soft_cap,
+        q_lengths=q_lengths,
+        kv_lengths=kv_lengths,
+        config=config,
+        save_residuals=True,
+    )
+    return out, lse
+
+
+# Derivatives --------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attention(q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: _Options) -> Any:
+    return _forward(q, k, v, q_lengths, kv_lengths, options, False)[0]
+
+
+def _attention_fwd(
+    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: _Options
+) -> tuple[Any, Any]:
+    out, lse = _forward(q, k, v, q_lengths, kv_lengths, options, True)
+    return out, (q, k, v, q_lengths, kv_lengths, out, lse)
+
+
+def _attention_bwd(options: _Options, residuals: Any, d_out: Any) -> tuple[Any, ...]:
+    from pallasite_hopper.ops.attention.backward import attention_backward
+
+    q, k, v, q_lengths, kv_lengths, out, lse = residuals
+    gradients = attention_backward(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        d_out,
+        causal=options.causal,
+        scale=options.scale,
+        soft_cap=options.soft_cap,
+        q_lengths=q_lengths,
+        kv_lengths=kv_lengths,
+    )
+    return (*gradients, None, None)
+
+
+_attention.defvjp(_attention_fwd, _attention_bwd)
+
+
+# The kernel ---------------------------------------------------------------------------------------
+
+
+def _forward(
+    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: _Options, residuals: bool
+) -> tuple[jax.Array, jax.Array]:
+    batch, q_seq, q_heads, head_dim = q.shape
+    problem = Problem(
+        batch=batch,
+        q_seq=q_seq,
+        kv_seq=k.shape[1],
+        q_heads=q_heads,
+        kv_heads=k.shape[2],
+        head_dim=head_dim,
+        dtype=np.dtype(q.dtype),
+        causal=options.causal,
+        scale=options.scale,
+        soft_cap=options.soft_cap,
+        q_lengths=q_lengths is not None,
+        kv_lengths=kv_lengths is not None,
+        save_residuals=residuals,
+    )
+    config = options.config or default_config(head_dim, options.causal, q_seq)
+    lengths = [given for given in (q_lengths, kv_lengths) if given is not None]
+    out, lse = _kernel(problem, config, MULTIPROCESSORS)(q, k, v, *lengths)
+    return out, lse[:, :, :q_seq]
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(
+    problem: Problem, config: AttentionConfig, multiprocessors: int
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    return forward.build(problem, config, multiprocessors)
+
+
+# Arguments ----------------------------------------------------------------------------------------
+
+
+def _checked(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: Any,
+    scale: Any,
+    soft_cap: Any,
+    q_lengths: Any,
+    kv_lengths: Any,
+    config: Any,
+) -> tuple[_Options, tuple[Any, Any]]:
+    _check_arrays(q, k, v)
+    batch, q_seq, _, head_dim = q.shape
+    if scale is None:
+        scale = head_dim**-0.5
+    if config is not None:
+        _check_config(config, head_dim)
+    options = _Options(
+        causal=bool(causal),
+        scale=_positive(scale, "scale"),
+        soft_cap=None if soft_cap is None else _positive(soft_cap, "soft_cap"),
+        config=config,
+    )
+    lengths = (
+        _lengths(q_lengths, "q_lengths", batch),
+        _lengths(kv_lengths, "kv_lengths", batch),
+    )
+    return options, lengths
+
+
+def _check_arrays(q: Any, k: Any, v: Any) -> None:
+    for what, array in (("q", q), ("k", k), ("v", v)):
+        if len(getattr(array, "shape", ())) != 4:
+            raise InvalidTypeError(
+                f"{what} does not have four dimensions",
+                got=getattr(array, "shape", type(array).__name__),
+                expected="(batch, sequence, heads, head_dim)",
+            )
+        if array.dtype not in (jnp.bfloat16, jnp.float16):
+            raise InvalidTypeError(
+                f"attention of this dtype of {what}",
+                got=array.dtype,
+                expected="bfloat16 or float16",
+            )
+        if 0 in array.shape:
+            raise InvalidValueError(f"{what} has no elements", got=array.shape)
+    if k.shape != v.shape:
+        raise InvalidValueError(
+            "k and v do not have the same shape", got=f"k {k.shape}, v {v.shape}"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise InvalidValueError(
+            "q and k do not agree in batch and head_dim", got=f"q {q.shape}, k {k.shape}"
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise InvalidTypeError(
+            "q, k and v do not have one dtype", got=f"{q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if q.shape[3] not in HEAD_DIMS:
+        raise InvalidValueError(
+            "heads of this size are not supported",
+            got=f"head_dim {q.shape[3]}",
+            expected=", ".join(map(str, HEAD_DIMS)),
+            hint="pad q, k and v with zeros, and give the scale",
+        )
+    if q.shape[2] % k.shape[2]:
+        raise InvalidValueError(
+            "the heads of the queries cannot be divided among those of the keys",
+            got=f"{q.shape[2]} and {k.shape[2]} heads",
+            expected="a multiple",
+        )
+
+
+def _check_config(config: Any, head_dim: int) -> None:
+    if not isinstance(config, AttentionConfig):
+        raise InvalidTypeError(
+            "config is not an attention configuration",
+            got=type(config).__name__,
+            expected="AttentionConfig",
+        )
+    needed = config.shared_bytes(head_dim)
+    if needed > SHARED_BYTES - 256:
+        raise InvalidValueError(
+            f"the configuration does not fit shared memory for heads of {head_dim}",
+            got=f"{config}: {needed} bytes",
+            expected=f"at most {SHARED_BYTES - 256}",
+            hint="fewer stages, a smaller block_kv or separate_out=False",
+        )
+
+
+def _positive(value: Any, what: str) -> float:
+    if isinstance(value, jax.core.Tracer) or not isinstance(value, int | float | np.number):
+        raise InvalidTypeError(
+            f"{what} must be known while tracing",
+            got=type(value).__name__,
+            expected="a positive Python number",
+        )
+    if not (value > 0 and math.isfinite(value)):
+        raise InvalidValueError(f"{what} is not positive and finite", got=value)
+    return float(value)
+
+
+def _lengths(lengths: Any, what: str, batch: int) -> jax.Array | None:
+    if lengths is None:
+        return None
+    lengths = jnp.asarray(lengths)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer) or lengths.shape != (batch,):
+        raise InvalidTypeError(
+            f"{what} does not fit the batch",
+            got=f"{lengths.dtype}{list(lengths.shape)}",
+            expected=f"integers of shape ({batch},)",
+        )
+    return lengths.astype(jnp.int32)

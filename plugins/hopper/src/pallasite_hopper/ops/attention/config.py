@@ -1,0 +1,95 @@
+"""How attention is cut into tiles, and in which order the work is issued."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallasite.errors import InvalidValueError
+
+HEAD_DIMS = (64, 128, 256)
+"""Supported sizes of a head."""
+
+ROWS = 64
+"""Rows of a tile that one compute warpgroup works on."""
+
+SHARED_BYTES = 227 * 1024
+"""Shared memory that a block can use."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Configuration of the forward kernel.
+
+    Attributes:
+      warpgroups: compute warpgroups of a block, 1 to 3; each has 64 rows of the queries.
+      block_kv: keys in one step, a multiple of 16 up to 256.
+      stages: blocks of keys, and of values, in flight.
+      ping_pong: whether the warpgroups take turns on the matrix units, so that the softmax of one
+        falls into the products of another.
+      persistent: whether a block goes through many tiles, so that the next tile's operands arrive
+        while one is finished; otherwise every tile is a block of its own.
+      separate_out: whether results have shared memory of their own, so that the next queries need
+        not wait for them; otherwise they take the place of the queries.
+      polynomial: of 16 columns, how many have their exponentials computed by a polynomial, which
+        takes load off the special function units.
+      cache_bytes: how many bytes of keys and values the tiles that run at the same time may share
+        in the L2 cache; heads beyond are left for later.
+    """
+
+    warpgroups: int = 2
+    block_kv: int = 128
+    stages: int = 2
+    ping_pong: bool = True
+    persistent: bool = True
+    separate_out: bool = True
+    polynomial: int = 0
+    cache_bytes: int = 32 << 20
+
+    def __post_init__(self) -> None:
+        _within("warpgroups", self.warpgroups, 1, 3)
+        _within("block_kv", self.block_kv, 16, 256)
+        _within("stages", self.stages, 1, 8)
+        _within("polynomial", self.polynomial, 0, 16)
+        if self.block_kv % 16:
+            raise InvalidValueError(
+                "block_kv does not fit the matrix units",
+                got=self.block_kv,
+                expected="a multiple of 16",
+            )
+        if self.polynomial % 8:
+            raise InvalidValueError(
+                "polynomial does not fit the registers",
+                got=self.polynomial,
+                expected="0, 8 or 16: columns are dealt out in groups of 8",
+            )
+
+    @property
+    def block_q(self) -> int:
+        """Queries in one tile."""
+        return ROWS * self.warpgroups
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Shared memory of the kernel, barriers left out."""
+        queries = self.block_q * (2 if self.separate_out else 1)
+        return 2 * head_dim * (queries + 2 * self.stages * self.block_kv)
+
+
+def _within(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise InvalidValueError(
+            f"{name} of an attention configuration is out of range",
+            got=value,
+            expected=f"an integer from {low} to {high}",
+        )
+
+
+def default_config(head_dim: int, causal: bool, q_seq: int) -> AttentionConfig:
+    """The configuration that is used where none is given."""
+    if head_dim == 64:
+        config = AttentionConfig(warpgroups=3, block_kv=128, stages=2)
+    elif head_dim == 128:
+        config = AttentionConfig(block_kv=128 if causal else 176, separate_out=causal)
+    else:
+        config = AttentionConfig(block_kv=80, separate_out=False)
+    needed = -(-q_seq // ROWS)
+    return dataclasses.replace(config, warpgroups=max(1, min(config.warpgroups, needed)))
