@@ -73,7 +73,7 @@ def plan_operand(
     if fields is None and size == 2:
         fields = _fields_transposed(places, rows, depth, size, layout.swizzle)
         transposed = fields is not None
-    if fields is None:
+    if fields is None or any(field % CHUNK for field in fields):
         raise _unreadable(layout, size, what)
     leading, stride = fields
     for name, field in (("leading", leading), ("stride", stride)):
