@@ -7,6 +7,7 @@ numbers. Each block runs on its own, one after the other; there is one thread pe
 
 from __future__ import annotations
 
+import collections
 import itertools
 from typing import Any
 
@@ -29,6 +30,7 @@ class Barriers:
         self.num_arrivals = num_arrivals
         self.shape = shape
         self.pending: dict[tuple[int, ...], list[Any]] = {}
+        self.arrivals: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
 def _slices(indexer: Any) -> tuple[Any, ...]:
@@ -192,6 +194,13 @@ class _Block:
                 key = _barrier_key(barrier)
                 barrier.ref.pending.setdefault(key, []).append((dst, value))
                 self.loads += 1
+                if params["arrive"]:
+                    barrier.ref.arrivals[key] += 1
+            return []
+        if primitive is copies.barrier_expect_p:
+            barrier, predicate = args
+            if predicate is None or predicate:
+                barrier.ref.arrivals[_barrier_key(barrier)] += 1
             return []
         if primitive is copies.copy_smem_to_gmem_p:
             src, dst, predicate = args
@@ -209,8 +218,10 @@ class _Block:
             return []
         if primitive is barriers.barrier_wait_p:
             (barrier,) = args
-            pending = barrier.ref.pending.pop(_barrier_key(barrier), [])
-            assert len(pending) == barrier.ref.num_arrivals, "the barrier would not complete"
+            key = _barrier_key(barrier)
+            pending = barrier.ref.pending.pop(key, [])
+            arrivals = barrier.ref.arrivals.pop(key, 0)
+            assert arrivals == barrier.ref.num_arrivals, "the barrier would not complete"
             for dst, value in pending:
                 dst.ref.array = _written(dst.ref.array, dst.transforms, value)
             return []

@@ -107,6 +107,10 @@ def resolve(name):
     return getattr(__import__(module, fromlist=[attribute]), attribute)
 
 
+# Names that upstream does not have.
+OWN = {"barrier_expect"}
+
+
 @pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_public_name(name):
@@ -115,6 +119,9 @@ def test_public_name(name):
     assert value.__doc__ or name == "Transform"
     import jax.experimental.pallas.mosaic_gpu as upstream
 
+    if name in OWN:
+        assert not hasattr(upstream, name)
+        return
     theirs = getattr(upstream, name)
     if not inspect.isfunction(theirs):
         return

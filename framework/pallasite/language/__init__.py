@@ -32,7 +32,7 @@ _BY_MODULE = {
         *("griddepcontrol_launch_dependents", "griddepcontrol_wait"),
     ),
     "primitives.copies": (
-        *("async_prefetch", "async_store_smem", "commit_smem_to_gmem_group"),
+        *("async_prefetch", "async_store_smem", "barrier_expect", "commit_smem_to_gmem_group"),
         *("copy_gmem_to_smem", "copy_smem_to_gmem", "wait_gmem_to_smem", "wait_smem_to_gmem"),
     ),
     "primitives.inline": ("RefType", "ShapeDtypeStruct", "inline_mgpu"),

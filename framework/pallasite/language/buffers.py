@@ -9,8 +9,12 @@ from typing import Any
 from pallasite import _jax
 from pallasite.language.blocks import Block
 from pallasite.language.memory import SMEM
-from pallasite.language.primitives.copies import copy_gmem_to_smem, copy_smem_to_gmem
-from pallasite.language.transforms import as_transformed, batch_transform, element_bits
+from pallasite.language.primitives.copies import (
+    barrier_expect,
+    copy_gmem_to_smem,
+    copy_smem_to_gmem,
+)
+from pallasite.language.transforms import as_transformed, batch_transform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +35,11 @@ class Buffer:
             return self.gmem_ref
         return self.smem_ref if self.num_slots == 1 else self.smem_ref.at[slot]
 
-    @property
-    def block_bytes(self) -> int:
-        """How many bytes a copy of one block moves."""
-        return element_bits(self.gmem_ref.dtype, self.block.shape) // 8
-
     def copy_in(self, slot: Any, indices: Sequence[Any], barrier: Any) -> None:
-        """Starts the copy of the block at a position of the grid into a slot."""
+        """Starts the copy of the block at a position of the grid into a slot.
+
+        It does not arrive on the barrier; see :func:`copy_all_in`.
+        """
         axes: Any = self.block.spec.collective_axes or None
         copy_gmem_to_smem(
             self.block.window(self.gmem_ref, indices),
@@ -45,6 +47,7 @@ class Buffer:
             barrier,
             collective_axes=axes,
             oob_mode=self.block.spec.oob_fill_mode,
+            arrive=False,
         )
 
     def copy_out(self, slot: Any, indices: Sequence[Any], predicate: Any = None) -> None:
@@ -55,6 +58,13 @@ class Buffer:
             predicate=predicate,
             commit_group=False,
         )
+
+
+def copy_all_in(buffers: Sequence[Buffer], slot: Any, indices: Sequence[Any], barrier: Any) -> None:
+    """Starts the copies of several operands into a slot, with one arrival for all of them."""
+    barrier_expect(barrier, *(buffer.slot(slot) for buffer in buffers))
+    for buffer in buffers:
+        buffer.copy_in(slot, indices, barrier)
 
 
 def allocation(block: Block, gmem_ref: Any, num_slots: int) -> Any:

@@ -8,6 +8,7 @@ stays the same, and is stored when the index changes and after the last step.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from jax.experimental import pallas as pl
 from pallasite import _jax
 from pallasite.language import checks
 from pallasite.language.blocks import Grid, differ, int32, make_block
-from pallasite.language.buffers import Buffer, allocation
+from pallasite.language.buffers import Buffer, allocation, copy_all_in
 from pallasite.language.memory import GMEM, Barrier, memory_space_of
 from pallasite.language.primitives.barriers import barrier_wait, commit_smem
 from pallasite.language.primitives.copies import (
@@ -97,8 +98,10 @@ def emit_pipeline(
             blocks.append(block)
             slots.append(depth if block.varies else 1)
         num_inputs = len(in_specs)
-        streamed = sum(b.in_smem and b.varies for b in blocks[:num_inputs])
-        constant = sum(b.in_smem and not b.varies for b in blocks[:num_inputs])
+        inputs = [b for b in blocks[:num_inputs] if b.in_smem]
+        # Inputs that are released together arrive together.
+        arrivals = len({b.spec.delay_release for b in inputs if b.varies})
+        constant = any(not b.varies for b in inputs)
 
         def run(smem_refs: Any, stream_barrier: Any, constant_barrier: Any) -> Any:
             parts = zip(blocks, gmem_refs, smem_refs, slots, strict=True)
@@ -121,10 +124,10 @@ def emit_pipeline(
                 allocation(block, ref, n)
                 for block, ref, n in zip(blocks, gmem_refs, slots, strict=True)
             ],
-            stream_barrier=Barrier(num_arrivals=streamed, num_barriers=() if depth == 1 else depth)
-            if streamed
+            stream_barrier=Barrier(num_arrivals=arrivals, num_barriers=() if depth == 1 else depth)
+            if arrivals
             else None,
-            constant_barrier=Barrier(num_arrivals=constant) if constant else None,
+            constant_barrier=Barrier() if constant else None,
         )
 
     return pipeline
@@ -162,8 +165,8 @@ class _Loop:
     def run(self) -> Any:
         steps = self.steps
         first = steps.position(jnp.int32(0), 0, steps.start(0))
-        for buffer in self.constant:
-            buffer.copy_in(0, first, self.constant_barrier)
+        if self.constant:
+            copy_all_in(self.constant, 0, first, self.constant_barrier)
         self.prologue()
         if self.constant:
             barrier_wait(self.constant_barrier)
@@ -183,17 +186,16 @@ class _Loop:
     def barrier(self, slot: Any) -> Any:
         return self.stream_barrier if self.depth == 1 else self.stream_barrier.at[slot]
 
-    def fetch(self, buffers: Sequence[Buffer], slot: Any, position: Sequence[Any]) -> None:
-        for buffer in buffers:
-            buffer.copy_in(slot, position, self.barrier(slot))
+    def fetch(self, delay: int, slot: Any, position: Sequence[Any]) -> None:
+        """Starts the copies of the inputs that have a certain delay."""
+        buffers = [b for b in self.streamed if b.block.spec.delay_release == delay]
+        copy_all_in(buffers, slot, position, self.barrier(slot))
 
     def prologue(self) -> None:
         """Fills the slots for the first steps."""
-        if not self.streamed:
-            return
-        for step in range(self.depth):
+        for step, delay in itertools.product(range(self.depth), self.delays):
             position = self.steps.position(jnp.int32(0), step, self.steps.start(step))
-            fetch = functools.partial(self.fetch, self.streamed, step, position)
+            fetch = functools.partial(self.fetch, delay, step, position)
             if self.steps.static:
                 fetch()
             else:
@@ -279,10 +281,7 @@ class _Loop:
             ahead = self.depth - delay
             target = step + jnp.int32(ahead)
             slot = jnp.int32(0) if self.depth == 1 else lax.rem(target, jnp.int32(self.depth))
-            buffers = [b for b in self.streamed if b.block.spec.delay_release == delay]
-            fetch = functools.partial(
-                self.fetch, buffers, slot, steps.position(step, ahead, carried)
-            )
+            fetch = functools.partial(self.fetch, delay, slot, steps.position(step, ahead, carried))
             if steps.static and steps.num_steps <= ahead:
                 continue
             needed = target < int32(steps.num_steps)

@@ -250,7 +250,7 @@ class _Thread:
         arguments = params["args_tree"].unflatten(operands)
         barrier = _selected(arguments[role.barrier])
         group = barrier.group
-        if primitive is barriers.barrier_test_p:
+        if primitive is barriers.barrier_test_p or params.get("arrive") is False:
             return
         waits = primitive is barriers.barrier_wait_p
         if not waits:
@@ -279,6 +279,7 @@ _ROLES = {
     barriers.barrier_arrive_p: _Role(0, 1),
     barriers.barrier_wait_p: _Role(0),
     barriers.barrier_test_p: _Role(0),
+    copies.barrier_expect_p: _Role(0, 1),
     copies.copy_gmem_to_smem_p: _Role(2, 3),
 }
 

@@ -22,12 +22,16 @@ from pallasite.language import arguments, checks
 from pallasite.language.effects import memory_effect
 from pallasite.language.memory import GMEM, SMEM
 from pallasite.language.params import CopyPartition, OOBFillMode, Partitioned
+from pallasite.language.transforms import element_bits
 
 REDUCTION_OPS = (
     *("add", "min", "max", "umin", "umax", "smin", "smax"),
     *("inc", "dec", "and", "or", "xor"),
 )
 ATOMIC_STORE_OPS = ("add", "max", "min", "and", "or", "xor")
+
+MAXIMUM_EXPECTED_BYTES = 2**20
+"""What the transaction count of an mbarrier stays below (PTX ISA, "tx-count")."""
 
 copy_gmem_to_smem_p = _jax.Primitive("copy_gmem_to_smem")
 copy_gmem_to_smem_p.multiple_results = True
@@ -51,6 +55,7 @@ arguments.pretty(
             for name in ("collective_axes", "leader_tracked", "oob_mode")
             if params[name] is not None
         ),
+        *([] if params["arrive"] else ["arrive=False"]),
     ],
 )
 
@@ -99,10 +104,12 @@ def copy_gmem_to_smem(
     leader_tracked: CopyPartition | None = None,
     oob_mode: OOBFillMode | None = None,
     predicate: Any = None,
+    arrive: bool = True,
 ) -> None:
     """Starts a copy from global to shared memory that completes on a barrier.
 
     The call counts as one arrival on the barrier, which completes when all bytes have landed too.
+    With ``arrive=False`` it does not: one ``barrier_expect`` before arrives for several copies.
     ``dst`` must not be in use: other threads' accesses have to be over, and committed with
     ``commit_smem`` where they were writes.
 
@@ -119,10 +126,12 @@ def copy_gmem_to_smem(
         ``CopyPartition.REPLICATED``: each gets everything. Only the first block's barrier counts.
       oob_mode: what is stored for elements outside of the array; zeros if None.
       predicate: a boolean scalar; without it the copy always takes place.
+      arrive: whether the call arrives on the barrier and announces its bytes.
 
     Raises:
       InvalidTypeError: an argument of the wrong kind.
-      InvalidValueError: a wrong memory space, dtypes or shapes that differ, a group of barriers.
+      InvalidValueError: a wrong memory space, dtypes or shapes that differ, a group of barriers,
+        ``arrive=False`` without a barrier or together with a predicate or ``leader_tracked``.
 
     PTX ISA: ``cp.async.bulk.tensor`` (shared::cluster, global).
     """
@@ -156,6 +165,11 @@ def copy_gmem_to_smem(
         raise checks.type_error(
             "oob_mode is unknown", got=oob_mode, expected="a member of OOBFillMode"
         )
+    if not arrive and (barrier is None or predicate is not None or leader_tracked is not None):
+        raise checks.value_error(
+            "a copy with arrive=False has no barrier, or has a predicate or leader_tracked",
+            expected="a barrier on which barrier_expect announces the bytes of every copy",
+        )
     arguments.bind(
         copy_gmem_to_smem_p,
         source,
@@ -165,7 +179,60 @@ def copy_gmem_to_smem(
         collective_axes=axes,
         leader_tracked=leader_tracked,
         oob_mode=oob_mode,
+        arrive=bool(arrive),
     )
+
+
+barrier_expect_p = _jax.Primitive("barrier_expect")
+barrier_expect_p.multiple_results = True
+
+
+@_jax.abstract_eval(barrier_expect_p)
+def _barrier_expect_abstract_eval(*avals: Any, args_tree: Any, num_bytes: int) -> Any:
+    del avals, args_tree, num_bytes
+    return (), {memory_effect}
+
+
+arguments.no_discharge(barrier_expect_p)
+arguments.pretty(
+    barrier_expect_p,
+    lambda args, params: [
+        *(args[0], "bytes", params["num_bytes"]),
+        *([] if args[1] is None else ["if", args[1]]),
+    ],
+)
+
+
+def barrier_expect(barrier: Any, *destinations: Any, predicate: Any = None) -> None:
+    """One arrival on a barrier that announces the bytes of copies which do not arrive themselves.
+
+    It comes before the copies: ``copy_gmem_to_smem(..., arrive=False)`` into each destination.
+    From the call on, the destinations must not be in use. In a collective copy, every block
+    announces what it receives.
+
+    Args:
+      barrier: a reference to one Barrier.
+      destinations: the SMEM references that the copies fill.
+      predicate: a boolean scalar; without it the arrival always takes place.
+
+    Raises:
+      InvalidTypeError: an argument of the wrong kind.
+      InvalidValueError: a wrong memory space, a group of barriers, or more bytes than a barrier
+        can count (1048575).
+
+    PTX ISA: ``mbarrier.expect_tx``.
+    """
+    num_bytes = 0
+    for number, destination in enumerate(destinations):
+        ref = arguments.reference(destination, f"destination {number}", SMEM)
+        num_bytes += element_bits(ref.dtype, tuple(ref.shape)) // 8
+    if num_bytes >= MAXIMUM_EXPECTED_BYTES:
+        raise checks.value_error(
+            f"a barrier cannot count {num_bytes} bytes",
+            expected=f"less than {MAXIMUM_EXPECTED_BYTES} bytes in one phase",
+        )
+    selected = arguments.barrier(barrier, allow_cluster=False)
+    arguments.bind(barrier_expect_p, selected, arguments.predicate(predicate), num_bytes=num_bytes)
 
 
 copy_smem_to_gmem_p = _jax.Primitive("copy_smem_to_gmem")

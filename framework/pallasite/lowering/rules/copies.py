@@ -67,14 +67,16 @@ def copy_gmem_to_smem(
     collective_axes: Any,
     leader_tracked: CopyPartition | None,
     oob_mode: OOBFillMode | None,
+    arrive: bool,
 ) -> Sequence[Value]:
     """The rule of the copy from global to shared memory; plugins' rules may fall back on it."""
     src, dst, barrier, predicate = args_tree.unflatten(operands)
     destination = resolve(ctx, dst)
     if barrier is None or not ctx.target.has("tma"):
-        if collective_axes or leader_tracked is not None:
+        if collective_axes or leader_tracked is not None or not arrive:
             raise UnsupportedError(
-                f"a copy that blocks share without a barrier, or on {ctx.target.name}",
+                f"a copy that blocks share or that does not arrive, without a barrier or on"
+                f" {ctx.target.name}",
                 expected="a barrier, and a target with TMA (sm_90 or later)",
             )
         _copy_by_threads(ctx, resolve(ctx, src), destination, barrier, predicate)
@@ -92,13 +94,14 @@ def copy_gmem_to_smem(
         ctx.launch.uses_cluster_memory = True
         ctx.launch.cluster_index(dimensions)
         ctx.launch.multicast_mask(dimensions)
-    if ctx.auto_barriers and not ctx.in_warp:
+    if ctx.auto_barriers and arrive and not ctx.in_warp:
         ctx.synchronize()
     size: int | ir.Value = copy.plan.expected_bytes
     leader = ctx.leader
     if predicate is None:
         with ops.when(leader):
-            expect(ctx, selected, size)
+            if arrive:
+                expect(ctx, selected, size)
             tma.issue_load(ctx, copy, destination, selected.address(), collective=dimensions)
         return ()
     wanted = ctx.scalar(predicate)
@@ -107,6 +110,19 @@ def copy_gmem_to_smem(
         expect(ctx, selected, size)
         with ops.when(wanted):
             tma.issue_load(ctx, copy, destination, selected.address(), collective=dimensions)
+    return ()
+
+
+@rules.lowering(prim.barrier_expect_p, *_ALL, requires=("tma",))
+def _barrier_expect(
+    ctx: RuleContext, *operands: Value, args_tree: Any, num_bytes: int
+) -> Sequence[Value]:
+    barrier, predicate = args_tree.unflatten(operands)
+    selected = resolve_barrier(ctx, barrier)
+    if ctx.auto_barriers and not ctx.in_warp:
+        ctx.synchronize()
+    with ops.when(_guard(ctx, predicate)):
+        expect(ctx, selected, num_bytes)
     return ()
 
 

@@ -38,6 +38,7 @@ def _copy_gmem_to_smem(
     collective_axes: Any,
     leader_tracked: CopyPartition | None,
     oob_mode: OOBFillMode | None,
+    arrive: bool,
 ) -> Sequence[Value]:
     dimensions = copies.collective_dimensions(ctx, collective_axes)
     blocks = math.prod(ctx.launch.geometry.cluster[d] for d in dimensions)
@@ -49,6 +50,7 @@ def _copy_gmem_to_smem(
             collective_axes=collective_axes,
             leader_tracked=None,
             oob_mode=oob_mode,
+            arrive=arrive,
         )
     if blocks != 2:
         raise UnsupportedError(

@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite.language.blocks import int32
+from pallasite.language.buffers import copy_all_in
 from pallasite.language.helpers import warp_map
 from pallasite.language.primitives.barriers import barrier_wait
 from pallasite_hopper.pipeline.plan import Plan
@@ -49,9 +50,13 @@ def _fetch_streamed(plan: Plan, memory: dict[str, Any]) -> None:
                 pl.when(step >= jnp.int32(depth))(
                     lambda consumed=consumed: barrier_wait(at(consumed, slot, depth))
                 )
-            for number in group.members:
-                which = plan.streamed.index(number) if len(produced) > 1 else 0
-                buffers[number].copy_in(slot, position, at(produced[which], slot, depth))
+            if plan.configuration.manual_produced_barriers:
+                for number in group.members:
+                    barrier = at(produced[plan.streamed.index(number)], slot, depth)
+                    copy_all_in([buffers[number]], slot, position, barrier)
+            else:
+                members = [buffers[number] for number in group.members]
+                copy_all_in(members, slot, position, at(produced[0], slot, depth))
         return next_slot(slot, depth), steps.advance(carried)
 
     end, _ = lax.fori_loop(0, steps.num_steps, fetch, (first_slot(), steps.start(0)))
@@ -79,6 +84,6 @@ def _drain(plan: Plan, memory: dict[str, Any], end: Any) -> None:
 def _fetch_constant(plan: Plan, memory: dict[str, Any]) -> None:
     buffers = plan.input_buffers(memory["inputs"])
     position = plan.steps.position(jnp.int32(0), 0, plan.steps.start(0))
-    for number in plan.constant:
-        buffers[number].copy_in(0, position, memory["constant_full"])
+    members = [buffers[number] for number in plan.constant]
+    copy_all_in(members, 0, position, memory["constant_full"])
     barrier_wait(memory["constant_free"])

@@ -148,7 +148,7 @@ class Plan:
         elif configuration.manual_produced_barriers:
             produced = [self._ring(1) for _ in self.streamed]
         else:
-            produced = [self._ring(len(self.streamed))]
+            produced = [self._ring(len(self.groups))]
         return {
             "inputs": [
                 allocation(block, refs[i], self.input_slots(i))
@@ -158,7 +158,7 @@ class Plan:
             "consumed": [
                 self._ring(configuration.num_compute_wgs, axes=group.axes) for group in self.groups
             ],
-            "constant_full": Barrier(num_arrivals=len(self.constant)) if self.constant else None,
+            "constant_full": Barrier() if self.constant else None,
             "constant_free": _barrier(configuration.num_compute_wgs, (), self._axes(self.constant))
             if self.constant
             else None,
