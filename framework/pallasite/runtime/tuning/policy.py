@@ -149,8 +149,9 @@ def autotune[Configuration: Hashable](
       make_inputs: makes the arguments from a key of ``jax.random`` instead, where random arrays are
         no meaningful ones.
       refresh: whether to measure again what is known.
-      measure: takes the times instead of the GPU's: gets the candidates that work and how often to
-        run each, and returns seconds.
+      measure: takes the times instead of the GPU's: ``measure(trials, repeats)`` gets the
+        candidates that work, each with its ``configuration`` and with ``run(turn)``, which runs it
+        on the inputs of that turn, and returns the seconds of a run of each.
 
     Raises:
       ExecutionError: there is no GPU, or no configuration works.
