@@ -28,7 +28,10 @@ class BackwardConfig:
         other once instead of twice in each step.
       transposed_dq: compute the gradient of the queries as its transpose, which permits a
         ``block_q`` that is no multiple of 64.
-      late_dk: leave the last product of a step running while the next step begins.
+      ahead: what a step starts before it is over: ``"nothing"``; ``"dk"`` leaves its last product
+        running while the next step begins; ``"scores"`` also starts the scores of the next step.
+      values_first: start the product for the values before the gradients of the scores, which are
+        then computed from probabilities that were rounded for that product.
       heads_per_section: blocks go through the tiles of so many heads before they go on to the next
         ones, so that what they share stays in the L2 cache; None chooses by its size.
       stagger: blocks of one head begin at different queries, so that they do not add to the same
@@ -42,7 +45,8 @@ class BackwardConfig:
     d_out_stages: int = 2
     ds_stages: int = 1
     transposed_dq: bool = False
-    late_dk: bool = False
+    ahead: str = "dk"
+    values_first: bool = False
     heads_per_section: int | None = None
     stagger: bool = False
     registers: int = 240
@@ -58,6 +62,18 @@ class BackwardConfig:
                 got=self.block_q,
                 expected="a multiple of 64",
                 hint="transposed_dq=True",
+            )
+        if self.ahead not in ("nothing", "dk", "scores"):
+            raise InvalidValueError(
+                "BackwardConfig.ahead",
+                got=repr(self.ahead),
+                expected='"nothing", "dk" or "scores"',
+            )
+        if self.q_stages < 2 and self.ahead != "nothing":
+            raise InvalidValueError(
+                "BackwardConfig.ahead needs the queries of two steps at once",
+                got=f"q_stages={self.q_stages}",
+                expected="at least 2",
             )
         if self.ds_stages not in (1, 2):
             raise InvalidValueError(

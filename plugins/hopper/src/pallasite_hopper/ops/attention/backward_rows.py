@@ -104,15 +104,14 @@ def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array
     """
     dim, block_q = problem.head_dim, config.block_q
     parts = DqParts.of(problem, config)
-    layout = plgpu.Layout.WGMMA
 
     def body(sums_g: Any, dq_g: Any, dq_s: Any) -> None:
         batch, head, tile = (lax.axis_index(name) for name in ("batch", "head", "tile"))
         target = plgpu.transpose_ref(dq_s, (1, 0)) if parts.transposed else dq_s
         for part in range(parts.parts):
             stored = parts.view(sums_g.at[batch, head, tile, part])
-            sums = parts.join(plgpu.load(stored, optimized=False))
-            sums = plgpu.layout_cast(sums, layout) * problem.scale
+            sums = parts.join(plgpu.load(stored, layout=parts.layout, optimized=False))
+            sums = plgpu.layout_cast(sums, plgpu.Layout.WGMMA) * problem.scale
             row, column = (part * ROWS, 0) if parts.by_rows else (0, part * parts.columns)
             window = (pl.ds(row, ROWS), pl.ds(column, parts.columns))
             target.at[window][...] = sums.astype(problem.dtype)

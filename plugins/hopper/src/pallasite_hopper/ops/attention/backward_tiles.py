@@ -33,6 +33,9 @@ from pallasite_hopper.ops.attention.backward_config import (
 
 MEMORY_REGISTERS = 32
 
+_LINE = 32
+"""Numbers of float32 that copies into shared memory begin at multiples of."""
+
 _CACHED_BYTES = 24 << 20
 """Of the L2 cache that the heads in progress may fill."""
 
@@ -71,6 +74,12 @@ class DqParts:
     def lines(self) -> int:
         """Rows of 256 numbers that a part is stored in."""
         return self.columns // 4
+
+    @property
+    def layout(self) -> Any:
+        """The registers of a part in the shape of ``view``."""
+        tile = plgpu.Tiling(((4, 2, 8, 1, 4, 2),))
+        return plgpu.Layout.TILED(tile, (-6,), (-4, -2), -1)
 
     def view(self, ref: Any) -> Any:
         """A stored part with the shape that ``split`` gives it."""
@@ -115,6 +124,7 @@ def build(
     tiles = _Tiles(problem, config)
     p, c, dq = problem, config, tiles.dq
     kv_shape = (p.batch, p.kv_seq, p.kv_heads, p.head_dim)
+    line = -(-c.block_q // _LINE) * _LINE
     scratch = {
         "k_s": _matrix(c.block_kv, p.head_dim, p.dtype),
         "v_s": _matrix(c.block_kv, p.head_dim, p.dtype),
@@ -122,8 +132,8 @@ def build(
         "do_s": _matrix(c.block_q, p.head_dim, p.dtype, c.d_out_stages),
         "ds_s": _matrix(c.block_kv, c.block_q, p.dtype, c.ds_stages),
         "dq_s": plgpu.SMEM((dq.parts, dq.lines, 256), jnp.float32),
-        "log_s": plgpu.SMEM((c.q_stages, c.block_q), jnp.float32),
-        "delta_s": plgpu.SMEM((c.d_out_stages, c.block_q), jnp.float32),
+        "log_s": plgpu.SMEM((c.q_stages, line), jnp.float32),
+        "delta_s": plgpu.SMEM((c.d_out_stages, line), jnp.float32),
         "k_full": plgpu.Barrier(),
         "v_full": plgpu.Barrier(),
         "q_full": plgpu.Barrier(num_arrivals=2, num_barriers=c.q_stages),
@@ -191,6 +201,7 @@ class _Tiles:
             *(problem.batch, problem.q_heads, self.q_tiles),
             *(self.dq.parts, self.dq.lines, 256),
         )
+        self.always_starts = config.ahead == "scores"
         self.masks_keys = problem.has_lengths or problem.kv_seq % config.block_kv != 0
 
     def run(self, refs: tuple[Any, ...], scratch: dict[str, Any]) -> None:
@@ -247,7 +258,9 @@ class _Tiles:
         """The tile of queries of a step."""
         if not self.config.stagger or self.problem.causal:
             return block.begin + step
-        start = lax.rem(lax.div(block.first_key, jnp.int32(self.config.block_q)), block.end)
+        start = lax.rem(
+            lax.div(block.first_key, jnp.int32(self.config.block_q)), jnp.maximum(block.end, 1)
+        )
         tile = start + step
         return jnp.where(tile >= block.end, tile - block.end, tile)
 
@@ -256,45 +269,50 @@ class _Tiles:
         p, c = self.problem, self.config
         q_g, k_g, v_g, do_g, stats_g = refs
         steps = block.end - block.begin
+        keys = (block.batch, pl.ds(block.first_key, c.block_kv), block.kv_head)
 
-        def load(warp: Any) -> None:
-            @pl.when((warp == 0) & (steps > 0))
+        def load(kind: int, number: Any, head: Any, tile: Any) -> None:
+            """Queries and the logarithms of their sums (0), or the other gradient's tile (1)."""
+            name, source, stages, line = (
+                ("q", q_g, c.q_stages, s["log_s"]),
+                ("do", do_g, c.d_out_stages, s["delta_s"]),
+            )[kind]
+            slot = lax.rem(number, jnp.int32(stages))
+            full = s[f"{name}_full"].at[slot]
+            queries = pl.ds(tile * c.block_q, c.block_q)
+
+            @pl.when(number >= stages)
             def _() -> None:
-                keys = pl.ds(block.first_key, c.block_kv)
-                window = (block.batch, keys, block.kv_head)
-                plgpu.copy_gmem_to_smem(k_g.at[window], s["k_s"], s["k_full"])
+                plgpu.barrier_wait(s[f"{name}_empty"].at[slot])
+
+            window = (block.batch, queries, head)
+            plgpu.copy_gmem_to_smem(source.at[window], s[f"{name}_s"].at[slot], full)
+            window = (block.batch, head, kind, queries)
+            plgpu.copy_gmem_to_smem(stats_g.at[window], line.at[slot, 0 : c.block_q], full)
+
+        def fetch_all(warp: Any) -> None:
+            @pl.when((warp == 0) & (self.always_starts | (steps > 0)))
+            def _() -> None:
+                plgpu.copy_gmem_to_smem(k_g.at[keys], s["k_s"], s["k_full"])
 
                 def step(i: Any, group: Any) -> None:
                     head = block.kv_head * p.group + group
                     number = group * steps + i
-                    queries = pl.ds(self.q_tile(block, i) * c.block_q, c.block_q)
-                    window = (block.batch, queries, head)
-                    for name, kind, source, stages in (
-                        ("q", 0, q_g, c.q_stages),
-                        ("do", 1, do_g, c.d_out_stages),
-                    ):
-                        slot = lax.rem(number, jnp.int32(stages))
-                        full = s[f"{name}_full"].at[slot]
+                    tile = self.q_tile(block, i)
+                    load(0, number, head, tile)
 
-                        @pl.when(number >= stages)
-                        def _(name: str = name, slot: Any = slot) -> None:
-                            plgpu.barrier_wait(s[f"{name}_empty"].at[slot])
+                    @pl.when(number == 0)
+                    def _() -> None:
+                        plgpu.copy_gmem_to_smem(v_g.at[keys], s["v_s"], s["v_full"])
 
-                        plgpu.copy_gmem_to_smem(source.at[window], s[f"{name}_s"].at[slot], full)
-                        target = s["log_s" if kind == 0 else "delta_s"].at[slot]
-                        plgpu.copy_gmem_to_smem(
-                            stats_g.at[block.batch, head, kind, queries], target, full
-                        )
-                        if kind == 0:
-
-                            @pl.when(number == 0)
-                            def _() -> None:
-                                window = (block.batch, keys, block.kv_head)
-                                plgpu.copy_gmem_to_smem(v_g.at[window], s["v_s"], s["v_full"])
+                    load(1, number, head, tile)
 
                 self.loop(0, steps, step)
+                if self.always_starts:
+                    # The last step starts scores as well; nobody looks at them.
+                    load(0, steps * p.group, block.kv_head * p.group, 0)
 
-        plgpu.warp_map(load)
+        plgpu.warp_map(fetch_all)
 
     def loop(self, begin: Any, end: Any, step: Callable[[Any, Any], None]) -> None:
         """Calls ``step(number, query head within the group)`` for all heads of the group."""
@@ -310,6 +328,23 @@ class _Tiles:
 
 def _divide(number: Any, by: int) -> tuple[Any, Any]:
     return lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One tile of queries.
+
+    Attributes:
+      i: number within the head.
+      number: number of all steps before.
+      group: the query's head among those that share the keys.
+      mask: whether some queries do not see some keys.
+    """
+
+    i: Any
+    number: Any
+    group: Any
+    mask: bool
 
 
 class _Worker:
@@ -333,71 +368,120 @@ class _Worker:
         steps = block.end - block.begin
         masked = block.full - block.begin
 
-        @pl.when(steps > 0)
-        def _() -> None:
-            plgpu.barrier_wait(s["k_full"])
-            plgpu.barrier_wait(s["v_full"])
+        def loops(scores: Any) -> None:
+            def heads(group: Any, _: Any) -> None:
+                def step(i: Any, mask: bool) -> None:
+                    self.step(_Step(i, group * steps + i, group, mask), dk, dv, scores)
 
-        def heads(group: Any, _: Any) -> None:
-            def step(i: Any, mask: bool) -> None:
-                self.step(i, group * steps + i, group, dk, dv, mask)
+                if self.problem.causal or self.tiles.masks_keys:
+                    lax.fori_loop(0, masked, lambda i, _: step(i, True), None)
+                lax.fori_loop(masked, steps, lambda i, _: step(i, False), None)
 
-            if self.problem.causal or self.tiles.masks_keys:
-                lax.fori_loop(0, masked, lambda i, _: step(i, True), None)
-            lax.fori_loop(masked, steps, lambda i, _: step(i, False), None)
+            if self.problem.group == 1:
+                heads(jnp.int32(0), None)
+            else:
+                lax.fori_loop(0, self.problem.group, heads, None)
+            plgpu.wgmma_wait(0)
 
-        if self.problem.group == 1:
-            heads(jnp.int32(0), None)
+        if self.tiles.always_starts:
+
+            def ahead(scores: Any) -> None:
+                plgpu.barrier_wait(s["k_full"])
+                self.start_scores(jnp.int32(0), scores)
+
+                @pl.when(steps > 0)
+                def _() -> None:
+                    plgpu.barrier_wait(s["v_full"])
+
+                loops(scores)
+
+            pl.run_scoped(ahead, self.scores_type())
         else:
-            lax.fori_loop(0, self.problem.group, heads, None)
+
+            @pl.when(steps > 0)
+            def _() -> None:
+                plgpu.barrier_wait(s["k_full"])
+                plgpu.barrier_wait(s["v_full"])
+
+            loops(None)
         self.finish(dk_g, dv_g, dk, dv)
 
-    def step(self, i: Any, number: Any, group: Any, dk: Any, dv: Any, mask: bool) -> None:
+    def scores_type(self) -> Any:
+        """An accumulator for scores."""
+        return plgpu.ACC((ROWS, self.config.block_q), jnp.float32)
+
+    def q_slot(self, number: Any) -> Any:
+        """Where the queries of a step are."""
+        return lax.rem(number, jnp.int32(self.config.q_stages))
+
+    def d_out_slot(self, number: Any) -> Any:
+        """Where the gradient of the output for a step is."""
+        return lax.rem(number, jnp.int32(self.config.d_out_stages))
+
+    def start_scores(self, number: Any, scores: Any) -> None:
+        """Starts the product of keys and queries."""
+        slot = self.q_slot(number)
+        plgpu.barrier_wait(self.s["q_full"].at[slot])
+        queries = plgpu.transpose_ref(self.s["q_s"].at[slot], (1, 0))
+        plgpu.wgmma(scores, self.s["k_s"].at[self.rows], queries, accumulate=False)
+
+    def step(self, step: _Step, dk: Any, dv: Any, scores: Any) -> None:
         """One tile of queries."""
-        c, p = self.config, self.problem
-        scores = plgpu.ACC((ROWS, c.block_q), jnp.float32)
-        dq_shape = (ROWS, self.tiles.dq.columns)
-
-        def inner(st: Any, dpt: Any) -> Any:
-            return self.scores(i, number, dk, dv, mask, st, dpt)
-
-        ds = pl.run_scoped(inner, scores, scores)
+        if scores is None:
+            ds = pl.run_scoped(
+                lambda scores, dp: self.score_gradients(step, dv, scores, dp),
+                self.scores_type(),
+                self.scores_type(),
+            )
+        else:
+            ds = pl.run_scoped(
+                lambda dp: self.score_gradients(step, dv, scores, dp), self.scores_type()
+            )
         pl.run_scoped(
-            functools.partial(self.gradients, i, number, group, dk, ds),
-            plgpu.ACC(dq_shape, jnp.float32),
+            lambda dq: self.gradients(step, dk, ds, dq, scores),
+            plgpu.ACC((ROWS, self.tiles.dq.columns), jnp.float32),
         )
-        del p
 
-    def scores(self, i: Any, number: Any, dk: Any, dv: Any, mask: bool, st: Any, dpt: Any) -> Any:
+    def score_gradients(self, step: _Step, dv: Any, scores: Any, dp: Any) -> Any:
         """The gradients of the scores; starts the product for the values."""
         c, p, s = self.config, self.problem, self.s
-        q_slot = lax.rem(number, jnp.int32(c.q_stages))
-        do_slot = lax.rem(number, jnp.int32(c.d_out_stages))
+        q_slot, do_slot = self.q_slot(step.number), self.d_out_slot(step.number)
         per_query = plgpu.Layout.WGMMA.reduce(0)
-        k_rows, v_rows = s["k_s"].at[self.rows], s["v_s"].at[self.rows]
-        q_s, do_s = s["q_s"].at[q_slot], s["do_s"].at[do_slot]
-        plgpu.barrier_wait(s["q_full"].at[q_slot])
-        plgpu.wgmma(st, k_rows, plgpu.transpose_ref(q_s, (1, 0)), accumulate=False)
+        do_s = s["do_s"].at[do_slot]
+        if not self.tiles.always_starts:
+            self.start_scores(step.number, scores)
         plgpu.barrier_wait(s["do_full"].at[do_slot])
-        plgpu.wgmma(dpt, v_rows, plgpu.transpose_ref(do_s, (1, 0)), accumulate=False)
-        logs = _spread(plgpu.load(s["log_s"].at[q_slot], layout=per_query), c.block_q)
-        x = plgpu.wgmma_accumulator_load(st, wait_n=1)
+        d_out = plgpu.transpose_ref(do_s, (1, 0))
+        plgpu.wgmma(dp, s["v_s"].at[self.rows], d_out, accumulate=False)
+        x = plgpu.wgmma_accumulator_load(scores, wait_n=1)
+        logs = plgpu.load(s["log_s"].at[q_slot, 0 : c.block_q], layout=per_query)
+        if c.ahead != "nothing":
+            # The last product of the step before is over too.
+            before = self.q_slot(step.number + (c.q_stages - 1))
+            plgpu.barrier_arrive(s["q_empty"].at[before], predicate=step.number > 0)
         slope = None
         if p.soft_cap is None:
-            x = x * (p.scale * LOG2_E) - logs
+            x = x * (p.scale * LOG2_E) - _spread(logs, c.block_q)
         else:
             bend = jnp.tanh(x * (p.scale / p.soft_cap))
-            x = bend * (p.soft_cap * LOG2_E) - logs
+            x = bend * (p.soft_cap * LOG2_E) - _spread(logs, c.block_q)
             slope = 1.0 - bend * bend
         probabilities = jnp.exp2(x)
-        if mask:
-            probabilities = jnp.where(self.visible(i), probabilities, 0.0)
-        delta = _spread(plgpu.load(s["delta_s"].at[do_slot], layout=per_query), c.block_q)
-        ds = (plgpu.wgmma_accumulator_load(dpt, wait_n=0) - delta) * probabilities
-        if slope is not None:
-            ds = ds * slope
-        plgpu.wgmma(dv, probabilities.astype(p.dtype), do_s)
-        return ds.astype(p.dtype)
+        if step.mask:
+            probabilities = jnp.where(self.visible(step.i), probabilities, 0.0)
+        rounded = probabilities.astype(p.dtype)
+        if c.values_first:
+            plgpu.wgmma(dv, rounded, do_s)
+            ds = plgpu.wgmma_accumulator_load(dp, wait_n=1)
+            # The rounded probabilities stay in registers anyway.
+            probabilities = rounded.astype(jnp.float32)
+        else:
+            ds = plgpu.wgmma_accumulator_load(dp, wait_n=0)
+        delta = plgpu.load(s["delta_s"].at[do_slot, 0 : c.block_q], layout=per_query)
+        ds = (ds - _spread(delta, c.block_q)) * probabilities
+        if not c.values_first:
+            plgpu.wgmma(dv, rounded, do_s)
+        return (ds if slope is None else ds * slope).astype(p.dtype)
 
     def visible(self, i: Any) -> Any:
         """Which keys each query of the tile sees."""
@@ -416,17 +500,14 @@ class _Worker:
             seen = before if seen is None else seen & before
         return seen
 
-    def gradients(self, i: Any, number: Any, group: Any, dk: Any, ds: Any, dq: Any) -> None:
+    def gradients(self, step: _Step, dk: Any, ds: Any, dq: Any, scores: Any) -> None:
         """The products with the gradients of the scores."""
         c, p, s = self.config, self.problem, self.s
-        q_slot = lax.rem(number, jnp.int32(c.q_stages))
-        do_slot = lax.rem(number, jnp.int32(c.d_out_stages))
-        ds_slot = lax.rem(number, jnp.int32(c.ds_stages))
-        q_s = s["q_s"].at[q_slot]
-        ds_s = s["ds_s"].at[ds_slot]
+        q_slot, do_slot = self.q_slot(step.number), self.d_out_slot(step.number)
+        ds_s = s["ds_s"].at[lax.rem(step.number, jnp.int32(c.ds_stages))]
         if c.ds_stages == 1:
 
-            @pl.when(number > 0)
+            @pl.when(step.number > 0)
             def _() -> None:
                 plgpu.barrier_wait(s["ds_empty"])
 
@@ -435,10 +516,14 @@ class _Worker:
         plgpu.barrier_arrive(s["ds_full"])
         plgpu.barrier_wait(s["ds_full"])
         plgpu.wgmma(dq, *self.dq_operands(ds_s), accumulate=False)
-        plgpu.wgmma(dk, ds, q_s)
+        plgpu.wgmma(dk, ds, s["q_s"].at[q_slot])
+        started = 1
+        if self.tiles.always_starts:
+            self.start_scores(step.number + 1, scores)
+            started = 2
         # The sums of the step before have left shared memory.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        sums = plgpu.wgmma_accumulator_load(dq, wait_n=1)
+        sums = plgpu.wgmma_accumulator_load(dq, wait_n=started)
         plgpu.barrier_arrive(s["do_empty"].at[do_slot])
         if c.ds_stages == 1:
             plgpu.barrier_arrive(s["ds_empty"])
@@ -446,13 +531,13 @@ class _Worker:
         parts = self.tiles.dq
         parts.view(part)[...] = parts.split(sums)
         plgpu.commit_smem()
-        head = self.block.kv_head * p.group + group
-        tile = self.tiles.q_tile(self.block, i)
-        plgpu.copy_smem_to_gmem(
-            part, self.dq_g.at[self.block.batch, head, tile, self.thread], reduction_op="add"
-        )
-        plgpu.wgmma_wait(0)
-        plgpu.barrier_arrive(s["q_empty"].at[q_slot])
+        head = self.block.kv_head * p.group + step.group
+        tile = self.tiles.q_tile(self.block, step.i)
+        target = self.dq_g.at[self.block.batch, head, tile, self.thread]
+        plgpu.copy_smem_to_gmem(part, target, reduction_op="add")
+        if c.ahead == "nothing":
+            plgpu.wgmma_wait(0)
+            plgpu.barrier_arrive(s["q_empty"].at[q_slot])
 
     def dq_operands(self, ds_s: Any) -> tuple[Any, Any]:
         """The operands of this warpgroup's part of the gradient of the queries."""
@@ -471,7 +556,6 @@ class _Worker:
         """Writes the gradients of keys and values, over keys and values in shared memory."""
         p, s, block = self.problem, self.s, self.block
         # Other warpgroups read the keys for the last time before they arrive here.
-        plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(s["ds_full"])
         plgpu.barrier_wait(s["ds_full"])
         start = block.first_key + self.thread * ROWS
