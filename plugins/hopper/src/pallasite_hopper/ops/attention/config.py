@@ -28,6 +28,8 @@ class AttentionConfig:
         falls into the products of another.
       persistent: whether a block goes through many tiles, so that the next tile's operands arrive
         while one is finished; otherwise every tile is a block of its own.
+      cluster: blocks, 1, 2 or 4, that work on neighbouring tiles and fetch keys and values together,
+        each a part for all, which takes load off the L2 cache.
       separate_out: whether results have shared memory of their own, so that the next queries need
         not wait for them; otherwise they take the place of the queries.
       polynomial: of 16 columns, how many have their exponentials computed by a polynomial, which
@@ -41,6 +43,7 @@ class AttentionConfig:
     stages: int = 2
     ping_pong: bool = True
     persistent: bool = True
+    cluster: int = 1
     separate_out: bool = True
     polynomial: int = 0
     cache_bytes: int = 32 << 20
@@ -50,6 +53,12 @@ class AttentionConfig:
         _within("block_kv", self.block_kv, 16, 256)
         _within("stages", self.stages, 1, 8)
         _within("polynomial", self.polynomial, 0, 16)
+        if self.cluster not in (1, 2, 4):
+            raise InvalidValueError(
+                "an attention configuration cannot have this cluster",
+                got=self.cluster,
+                expected="1, 2 or 4",
+            )
         if self.block_kv % 16:
             raise InvalidValueError(
                 "block_kv does not fit the matrix units",

@@ -48,14 +48,14 @@ def build(
         "q_empty": plgpu.Barrier(num_barriers=rows),
         "k_full": plgpu.Barrier(num_barriers=config.stages),
         "v_full": plgpu.Barrier(num_barriers=config.stages),
-        "k_empty": plgpu.Barrier(num_arrivals=rows, num_barriers=config.stages),
-        "v_empty": plgpu.Barrier(num_arrivals=rows, num_barriers=config.stages),
+        "k_empty": _released(config),
+        "v_empty": _released(config),
     }
     if config.separate_out:
         scratch["out_smem"] = _operand((rows, ROWS, dim), problem.dtype)
     if config.ping_pong and rows > 1:
         scratch["turn"] = plgpu.Barrier(num_barriers=rows)
-    padded = tiles.per_head * config.block_q if problem.save_residuals else 1
+    padded = tiles.per_head * tiles.rows if problem.save_residuals else 1
     heads = (problem.batch, problem.q_heads) if problem.save_residuals else (1, 1)
     return plgpu.kernel(
         _Forward(problem, config, tiles).run,
@@ -65,14 +65,24 @@ def build(
             ),
             jax.ShapeDtypeStruct((*heads, padded), jnp.float32),
         ),
-        grid=(tiles.blocks,),
-        grid_names=("blocks",),
+        grid=(tiles.clusters,),
+        grid_names=("clusters",),
+        cluster=(config.cluster,),
+        cluster_names=("cluster",),
         num_threads=config.warpgroups + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
         kernel_name="attention_forward",
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
     )
+
+
+def _released(config: AttentionConfig) -> Any:
+    """Barriers on which the readers of slots arrive: those of all blocks that fill them."""
+    arrivals = {"num_arrivals": config.warpgroups, "num_barriers": config.stages}
+    if config.cluster == 1:
+        return plgpu.Barrier(**arrivals)
+    return plgpu.ClusterBarrier(collective_axes=("cluster",), **arrivals)
 
 
 def _operand(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -148,6 +158,7 @@ class _Forward:
                 source.at[tile.batch, rows, tile.kv_head],
                 s[f"{kind}_smem"].at[slot],
                 s[f"{kind}_full"].at[slot],
+                collective_axes="cluster" if config.cluster > 1 else None,
             )
 
         # Not a Python number, so that the window may leave the array.
@@ -190,6 +201,7 @@ class _Forward:
             maxima = plgpu.layout_cast(jnp.full((ROWS,), self.lowest, jnp.float32), _ROW_LAYOUT)
             scores = self._shown(self._capped(scores), tile, start, last)
             maxima, _, weights = self._weights(scores, maxima)
+            plgpu.barrier_wait(self.scratch["v_full"].at[slot])
             carry = (slot, maxima, softmax.partial_sums(weights), weights.astype(problem.dtype))
             acc[...] = jnp.zeros((ROWS, problem.head_dim), jnp.float32)
 
@@ -208,7 +220,6 @@ class _Forward:
             if config.separate_out:
                 plgpu.barrier_arrive(self.scratch["q_empty"].at[warpgroup])
             end, maxima, sums, weights = carry
-            plgpu.barrier_wait(self.scratch["v_full"].at[end])
             plgpu.wgmma(acc, weights, self.scratch["v_smem"].at[end])
             result = plgpu.wgmma_accumulator_load(acc, wait_n=0)
             plgpu.barrier_arrive(self.scratch["v_empty"].at[end])
@@ -265,7 +276,6 @@ class _Forward:
             plgpu.barrier_wait(s["k_full"].at[following])
             self._wait_turn(warpgroup)
             self._start_scores(scores, following, warpgroup)
-            plgpu.barrier_wait(s["v_full"].at[slot])
             plgpu.wgmma(acc, weights, s["v_smem"].at[slot])
             self._pass_turn(warpgroup)
             return plgpu.wgmma_accumulator_load(scores, wait_n=1)
@@ -277,6 +287,9 @@ class _Forward:
             scores = self._shown(scores, tile, start, block)
         maxima, shrink, fresh = self._weights(scores, maxima)
         sums = sums * softmax.spread(shrink, softmax.COLUMNS) + softmax.partial_sums(fresh)
+        # The wait also keeps the assembler from moving the next one above the exponentials: it
+        # moves nothing across the loop in it.
+        plgpu.barrier_wait(s["v_full"].at[following])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
         plgpu.barrier_arrive(s["v_empty"].at[slot])
         acc[...] = so_far * softmax.spread(shrink, problem.head_dim)

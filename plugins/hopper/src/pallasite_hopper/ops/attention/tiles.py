@@ -77,35 +77,44 @@ class Tiles:
     A causal tile takes the longer the later its queries are. The longest come first, so that the
     short ones fill up what is left at the end. Blocks take them forwards and backwards in turn,
     which gives all about the same amount. Heads are worked on in groups whose keys and values fit
-    the L2 cache together.
+    the L2 cache together. The blocks of a cluster take neighbouring tiles and the same keys.
+
+    Attributes:
+      rows: queries that a cluster works on at a time.
+      per_head: how many times that makes for a head.
+      count: for all heads of all batches.
+      clusters: clusters that are launched.
+      heads_at_once: heads in a group.
     """
 
     def __init__(self, problem: Problem, config: AttentionConfig, multiprocessors: int):
         self.problem, self.config = problem, config
-        self.per_head = -(-problem.q_seq // config.block_q)
+        self.rows = config.block_q * config.cluster
+        self.per_head = -(-problem.q_seq // self.rows)
         self.count = self.per_head * problem.heads
-        self.blocks = min(self.count, multiprocessors) if config.persistent else self.count
+        most = multiprocessors // config.cluster
+        self.clusters = min(self.count, most) if config.persistent else self.count
         shared = 4 * problem.kv_seq * problem.head_dim
         groups = max(1, config.cache_bytes // shared) * problem.group
         self.heads_at_once = min(groups, problem.heads) if problem.causal else 1
 
     def each(self, body: Callable[[Tile, Any], Any], carry: Any, lengths: Any) -> Any:
         """``carry = body(tile, carry)`` for each of this block's tiles."""
-        block = lax.axis_index("blocks")
-        if self.blocks == self.count:
+        block = lax.axis_index("clusters")
+        if self.clusters == self.count:
             return body(self._tile(block, lengths), carry)
 
         def one(turn: Any, carry: Any) -> Any:
-            number = turn * self.blocks + block
+            number = turn * self.clusters + block
             if self.problem.causal:
-                back = turn * self.blocks + (self.blocks - 1 - block)
+                back = turn * self.clusters + (self.clusters - 1 - block)
                 number = lax.select(lax.rem(turn, 2) == 1, back, number)
             return body(self._tile(number, lengths), carry)
 
-        turns, rest = divmod(self.count, self.blocks)
+        turns, rest = divmod(self.count, self.clusters)
         total: Any = turns
         if rest:
-            position = self.blocks - 1 - block if self.problem.causal and turns % 2 else block
+            position = self.clusters - 1 - block if self.problem.causal and turns % 2 else block
             total = turns + (position < rest).astype(jnp.int32)
         return lax.fori_loop(0, total, one, carry)
 
@@ -122,13 +131,16 @@ class Tiles:
         if problem.causal:
             position = self.per_head - 1 - position
         batch, head = lax.div(index, problem.q_heads), lax.rem(index, problem.q_heads)
-        start = position * config.block_q
+        first = position * self.rows
+        start = first
+        if config.cluster > 1:
+            start = first + lax.axis_index("cluster") * config.block_q
         q_lengths, kv_lengths = lengths
         q_length = problem.q_seq if q_lengths is None else q_lengths[batch]
         kv_length = problem.kv_seq if kv_lengths is None else kv_lengths[batch]
         seen = kv_length
         if problem.causal:
-            seen = lax.min(jnp.int32(seen), start + config.block_q + (kv_length - q_length))
+            seen = lax.min(jnp.int32(seen), first + self.rows + (kv_length - q_length))
         blocks = seen + (config.block_kv - 1)
         blocks = (
             max(1, blocks // config.block_kv)
