@@ -92,6 +92,9 @@ class Host(Hardware):
 
         return float_to_integer(x, 32, signed)
 
+    def below_byte(self, x, above):
+        return Word(x).extend_unsigned(16) | (above << 8)
+
     def funnel_left(self, high: Word, low: Word, count: Word) -> Word:
         return super().funnel_left(high, low, count)
 

@@ -9,6 +9,9 @@ _NAMES = {
     "matmul": "pallasite_hopper.ops.matmul.api",
     "MatmulConfig": "pallasite_hopper.ops.matmul.config",
     "matmul_configs": "pallasite_hopper.ops.matmul.config",
+    "mixed_matmul": "pallasite_hopper.ops.mixed.api",
+    "MixedConfig": "pallasite_hopper.ops.mixed.config",
+    "mixed_configs": "pallasite_hopper.ops.mixed.config",
     "attention": "pallasite_hopper.ops.attention.api",
 }
 """The module of each public name; it is imported when the name is first used."""

@@ -1,0 +1,156 @@
+"""How a product with narrow weights is cut into tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallasite.errors import InvalidValueError
+
+SHARED_MEMORY = 227 * 1024
+"""Bytes of shared memory that a block may use on Hopper."""
+
+_RESERVE = 1024
+"""For barriers."""
+
+_TILES_M = (256, 192, 128, 96, 64, 48, 32, 16, 8)
+"""Rows of activations that one instruction may multiply by."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedConfig:
+    """A way of computing a product with narrow weights.
+
+    Attributes:
+      tile_m: rows of the result that a block computes at a time, a multiple of 8 up to 256.
+      tile_n: columns, a multiple of 128: two warpgroups halve them.
+      tile_k: depth of one step, a multiple of 64.
+      pieces: parts of a step that are converted and multiplied in turn, an even number of at least
+        32 elements.
+      stages: steps that are in flight.
+      split_k: so many blocks share the work on a tile, each a part of k; their sums are added up
+        afterwards.
+      group: so many tiles along ``grid_minor`` are visited before going on along the other
+        direction.
+      grid_minor: ``"m"`` or ``"n"``.
+      epilogue_m: rows that are written at a time, a divisor of ``tile_m``.
+    """
+
+    tile_m: int = 256
+    tile_n: int = 128
+    tile_k: int = 64
+    pieces: int = 2
+    stages: int = 4
+    split_k: int = 1
+    group: int = 8
+    grid_minor: str = "n"
+    epilogue_m: int = 32
+
+    def __post_init__(self) -> None:
+        self._require(
+            self.tile_m % 8 == 0 and 0 < self.tile_m <= 256, "tile_m", "a multiple of 8 up to 256"
+        )
+        self._require(self.tile_n % 128 == 0 and self.tile_n > 0, "tile_n", "a multiple of 128")
+        self._require(self.tile_k % 64 == 0 and self.tile_k > 0, "tile_k", "a multiple of 64")
+        fits = self.pieces > 0 and self.pieces % 2 == 0 and self.tile_k % (32 * self.pieces) == 0
+        self._require(fits, "pieces", "an even number of parts of tile_k, of 32 elements or more")
+        self._require(self.stages >= 2, "stages", "at least 2")
+        self._require(self.split_k >= 1, "split_k", "at least 1")
+        self._require(self.grid_minor in ("m", "n"), "grid_minor", "'m' or 'n'")
+        fits = self.epilogue_m > 0 and self.tile_m % self.epilogue_m == 0
+        self._require(fits and self.epilogue_m % 8 == 0, "epilogue_m", "a divisor of tile_m")
+
+    def _require(self, fits: bool, name: str, expected: str) -> None:
+        if not fits:
+            raise InvalidValueError(
+                f"MixedConfig.{name} does not fit", got=getattr(self, name), expected=expected
+            )
+
+    def shared_bytes(self, weight_bits: int, out_size: int, scale_rows: int = 0) -> int:
+        """Shared memory that the kernel takes.
+
+        Args:
+          weight_bits: of one weight.
+          out_size: bytes of an element of the result.
+          scale_rows: rows of group scales that one step reads.
+        """
+        step = self.tile_m * self.tile_k * 2 + self.tile_n * self.tile_k * weight_bits // 8
+        step += scale_rows * self.tile_n * 2
+        staging = 2 * self.epilogue_m * self.tile_n * out_size
+        return self.stages * step + staging + _RESERVE
+
+    def filled(self, weight_bits: int, out_size: int, scale_rows: int = 0) -> MixedConfig:
+        """The same with as many stages as shared memory has room for, 8 at most."""
+        for stages in range(8, 2, -1):
+            config = dataclasses.replace(self, stages=stages)
+            if config.shared_bytes(weight_bits, out_size, scale_rows) <= SHARED_MEMORY:
+                return config
+        return dataclasses.replace(self, stages=2)
+
+
+def default_config(
+    m: int, n: int, k: int, weight_bits: int, out_size: int, multiprocessors: int = 132
+) -> MixedConfig:
+    """The configuration that is used without tuning.
+
+    Few rows are a matter of reading the weights at the speed of memory: all multiprocessors take
+    part, if need be by splitting k, and steps are deep. With many rows, weights are converted once
+    for as many rows as possible.
+
+    Args:
+      m, n, k: extents of the product.
+      weight_bits: of one weight.
+      out_size: bytes of an element of the result.
+      multiprocessors: of the GPU.
+    """
+    tile_m = next((tile for tile in reversed(_TILES_M) if tile >= m), 256)
+    if m > 256:
+        tile_m = min((256, 192, 128), key=lambda tile: (-(-m // tile) * tile, -tile))
+    tiles = -(-m // tile_m) * -(-n // 128)
+    if tile_m > 128:
+        config = MixedConfig(tile_m=tile_m, epilogue_m=32)
+    else:
+        config = MixedConfig(tile_m=tile_m, tile_k=128, epilogue_m=min(tile_m, 16))
+    depth = config.tile_k * 4
+    split = 1
+    while tiles * split * 2 <= multiprocessors and k >= depth * split * 2 and split < 8:
+        split *= 2
+    config = dataclasses.replace(config, split_k=split)
+    return config.filled(weight_bits, 4 if split > 1 else out_size)
+
+
+def mixed_configs(
+    m: int, n: int, k: int, weight_bits: int = 8, out_size: int = 2
+) -> list[MixedConfig]:
+    """Configurations that are worth measuring for a product, the default one first."""
+    default = default_config(m, n, k, weight_bits, out_size)
+    found = [default]
+    if m <= 128:
+        for tile_k, pieces in ((128, 2), (128, 4), (256, 4), (256, 2), (64, 2)):
+            for split in (1, 2, 4, 8):
+                if k >= tile_k * split:
+                    found.append(
+                        dataclasses.replace(
+                            default, tile_k=tile_k, pieces=pieces, split_k=split
+                        ).filled(weight_bits, 4 if split > 1 else out_size)
+                    )
+        return list(dict.fromkeys(found))
+    for tile_m, tile_n, tile_k, epilogue_m in (
+        (256, 128, 64, 32),
+        (192, 128, 64, 32),
+        (128, 256, 64, 16),
+        (128, 128, 64, 32),
+        (128, 128, 128, 32),
+        (256, 128, 128, 16),
+    ):
+        for group in (4, 8, 16):
+            for minor in ("n", "m"):
+                config = MixedConfig(
+                    tile_m=tile_m,
+                    tile_n=tile_n,
+                    tile_k=tile_k,
+                    group=group,
+                    grid_minor=minor,
+                    epilogue_m=epilogue_m,
+                )
+                found.append(config.filled(weight_bits, out_size))
+    return list(dict.fromkeys(found))

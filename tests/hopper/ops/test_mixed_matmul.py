@@ -1,0 +1,192 @@
+"""Products of 16-bit activations with narrow weights, against products in double precision."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pallasite
+from pallasite.codegen.assembler import assemble
+from pallasite.codegen.tools import find_tool
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops import MixedConfig, mixed_configs, mixed_matmul
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F16 = np.dtype(np.float16)
+SMALL = MixedConfig(tile_m=16, epilogue_m=16, stages=2)
+
+
+def inputs(m, n, k, dtype=BF16, weights=jnp.int8):
+    """Activations, and weights (k, n) over the whole range of their dtype."""
+    generator = np.random.default_rng(m * n + k)
+    info = ml_dtypes.iinfo(weights)
+    a = generator.standard_normal((m, k)).astype(dtype)
+    w = generator.integers(int(info.min), int(info.max), (k, n), endpoint=True)
+    return a, w
+
+
+def check(a, w, *, weights=jnp.int8, transpose=True, scales=None, config=SMALL, out=jnp.float32):
+    """Multiplies on the simulator and compares; weights are (k, n) before transposition."""
+    stored = jnp.asarray(w.T if transpose else w).astype(weights)
+    function = jax.jit(
+        lambda a, w, scales: mixed_matmul(
+            a, w, scales=scales, transpose_weights=transpose, config=config, out_dtype=out
+        )
+    )
+    result = np.asarray(function(jnp.asarray(a), stored, scales))
+    factors = np.ones(1) if scales is None else np.asarray(scales, np.float64)
+    effective = w.astype(np.float64)
+    if factors.ndim == 2:
+        factors = factors.astype(a.dtype).astype(np.float64)
+        effective = effective * np.repeat(factors, w.shape[0] // factors.shape[0], 0)
+        # A product of two numbers of 8 or 11 bits is exact in float32, so it is rounded once.
+        effective = effective.astype(np.float32).astype(a.dtype).astype(np.float64)
+        factors = np.ones(1)
+    expected = a.astype(np.float64) @ effective * factors
+    assert result.shape == expected.shape and result.dtype == np.dtype(out)
+    tolerance = {4: 2e-6, 2: 2e-3 if out == np.float16 else 8e-3}[np.dtype(out).itemsize]
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=0, atol=tolerance * scale)
+    return result
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("transpose", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("weights", [jnp.int8, jnp.uint8])
+def test_dtypes(dtype, weights, transpose):
+    """Several tiles along every dimension; every byte occurs as a weight."""
+    a, w = inputs(24, 144, 192, dtype, weights)
+    assert len(np.unique(w)) == 256
+    check(a, w, weights=weights, transpose=transpose)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 64), (3, 20, 72), (17, 130, 200), (40, 264, 40)])
+@pytest.mark.parametrize("transpose", [True, False])
+def test_shapes_that_do_not_divide(m, n, k, transpose):
+    check(*inputs(m, n, k), transpose=transpose, out=jnp.bfloat16)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("split", [2, 3])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_split_depth(split, scaled):
+    """Parts of k that are not all of one size, one of them possibly empty."""
+    a, w = inputs(12, 136, 64 * 4)
+    scales = jnp.linspace(0.5, 2, 136) if scaled else None
+    config = MixedConfig(tile_m=16, epilogue_m=8, stages=2, split_k=split)
+    check(a, w, scales=scales, config=config)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(
+    "config",
+    [
+        MixedConfig(tile_m=24, epilogue_m=8, tile_k=128, stages=3),
+        MixedConfig(tile_m=32, epilogue_m=16, tile_k=128, pieces=4, stages=2),
+        MixedConfig(tile_m=8, epilogue_m=8, tile_n=256, tile_k=64, stages=2),
+        MixedConfig(tile_m=16, epilogue_m=8, tile_k=64, stages=2, grid_minor="m", group=2),
+    ],
+    ids=lambda config: f"{config.tile_m}x{config.tile_n}x{config.tile_k}",
+)
+def test_configurations(config):
+    check(*inputs(40, 264, 320), config=config)
+
+
+@pytest.mark.runs_kernels
+def test_column_scales():
+    a, w = inputs(20, 136, 128)
+    check(a, w, scales=jnp.asarray(np.random.default_rng(1).uniform(-2, 2, 136), jnp.float32))
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("transpose", [True, False])
+@pytest.mark.parametrize(
+    ("group", "tile_k"), [(32, 64), (64, 64), (64, 128), (192, 64), (256, 128)]
+)
+def test_group_scales(group, tile_k, transpose):
+    """Groups inside of a step, and steps inside of a group."""
+    k = 768 if group == 192 else 512
+    a, w = inputs(16, 136, k)
+    scales = np.random.default_rng(1).uniform(0.5, 2, (k // group, 136)).astype(np.float32)
+    config = MixedConfig(tile_m=16, epilogue_m=16, tile_k=tile_k, stages=2)
+    check(a, w, scales=jnp.asarray(scales), config=config, transpose=transpose)
+
+
+@pytest.mark.runs_kernels
+def test_default_configuration():
+    a, w = inputs(5, 24, 128)
+    np.testing.assert_allclose(
+        np.asarray(mixed_matmul(jnp.asarray(a), jnp.asarray(w, jnp.int8)), np.float64),
+        a.astype(np.float64) @ w,
+        rtol=1e-2,
+        atol=3,
+    )
+
+
+def test_configurations_fit_in_shared_memory():
+    for m in (1, 16, 100, 128, 512, 4096):
+        for bits in (4, 8):
+            for config in mixed_configs(m, 4096, 4096, bits):
+                out_size = 4 if config.split_k > 1 else 2
+                assert config.shared_bytes(bits, out_size) <= 227 * 1024
+            assert len(mixed_configs(m, 4096, 4096, bits)) >= 8
+
+
+@pytest.mark.parametrize("m", [16, 128, 4096])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_no_spills_and_no_serialization(m, scaled):
+    """Warnings of ptxas are errors."""
+    n = k = 4096
+    scales = jax.ShapeDtypeStruct((k // 128, n), jnp.float32) if scaled else None
+    a, w = jax.ShapeDtypeStruct((m, k), BF16), jax.ShapeDtypeStruct((n, k), jnp.int8)
+    kernel = pallasite.compile(
+        lambda a, w, scales: mixed_matmul(a, w, scales=scales, transpose_weights=True),
+        a, w, scales, target="sm_90a",
+    )  # fmt: skip
+    if find_tool("ptxas").path is None:
+        pytest.skip("ptxas is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assembly = assemble(kernel.ptx, kernel.name)
+    assert assembly.spill_store_bytes == 0
+    assert "cvt.rn.f32.s" not in kernel.ptx
+
+
+@pytest.mark.parametrize(
+    ("a", "w", "options", "error", "words"),
+    [
+        ((8, 64), (32, 16), {}, InvalidValueError, "same extent along k"),
+        ((8, 64, 1), (64, 16), {}, InvalidTypeError, "a is not a matrix"),
+        ((8, 0), (0, 16), {}, InvalidValueError, "a has no elements"),
+        ((8, 64), (64, 16), {"scales": jnp.ones(15)}, InvalidValueError, "scales do not fit"),
+        ((8, 64), (64, 16), {"scales": jnp.ones((3, 16))}, InvalidValueError, "scales do not fit"),
+        ((8, 64), (64, 16), {"scales": jnp.ones((4, 16))}, InvalidValueError, "groups of scales"),
+    ],
+)
+def test_messages(a, w, options, error, words):
+    with pytest.raises(error, match=words):
+        mixed_matmul(jnp.zeros(a, jnp.bfloat16), jnp.zeros(w, jnp.int8), **options)
+
+
+def test_message_of_dtypes():
+    with pytest.raises(InvalidTypeError, match="weights has a dtype"):
+        mixed_matmul(jnp.zeros((8, 64), BF16), jnp.zeros((64, 16), BF16))
+    with pytest.raises(InvalidTypeError, match="a has a dtype"):
+        mixed_matmul(jnp.zeros((8, 64)), jnp.zeros((64, 16), jnp.int8))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tile_m", 12), ("tile_n", 64), ("tile_k", 32), ("pieces", 3), ("stages", 1), ("split_k", 0),
+     ("grid_minor", "k"), ("epilogue_m", 24)],
+)  # fmt: skip
+def test_configuration_messages(name, value):
+    with pytest.raises(InvalidValueError, match=f"MixedConfig.{name} does not fit"):
+        MixedConfig(**{name: value})
