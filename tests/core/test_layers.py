@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -15,6 +16,7 @@ PACKAGE = ROOT / "framework" / "pallasite"
 
 # The folders of the layers 3 to 8, in order, and the modules of the first two.
 FOLDERS = [("layouts", "ir"), ("language",), ("lowering",), ("passes", "codegen"), ("runtime",)]
+LAST = [("drawing",), ("cli",)]
 LAYER_1 = {"errors", "targets", "config"}
 
 
@@ -59,6 +61,8 @@ def complaints(checkout: pathlib.Path, module: str, text: str) -> str:
         ("lowering/bad.py", "import pallasite.codegen.ptx", "codegen is a later layer"),
         ("codegen/bad.py", "from pallasite.runtime import launch", "runtime is a later layer"),
         ("runtime/bad.py", "from pallasite.cli import main", "cli is a later layer"),
+        ("runtime/bad.py", "from pallasite import drawing", "drawing is a later layer"),
+        ("drawing/bad.py", "from pallasite.lowering import walker", "layouts only"),
         ("lowering/bad.py", "from jax._src import core", "pallasite._jax only"),
         ("lowering/bad.py", "from .walker import walk", "absolute imports"),
         (
@@ -89,10 +93,8 @@ def test_import_of_an_earlier_layer_is_accepted(checkout, module, line):
 
 def test_each_folder_bans_all_later_layers():
     """A new folder needs a ruff.toml, and each lists exactly what comes after it."""
-    import tomllib
-
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    order = [*FOLDERS, ("cli",)]
+    order = [*FOLDERS, *LAST]
     assert folders <= {name for layer in order for name in layer}
     for number, layer in enumerate(FOLDERS):
         later = {name for names in order[number + 1 :] for name in names}
@@ -104,6 +106,14 @@ def test_each_folder_bans_all_later_layers():
             assert {f"pallasite.{one}" for one in later} == {
                 one for one in banned if one.startswith("pallasite.")
             }, name
+
+
+def test_drawing_imports_layouts_only():
+    lint = tomllib.loads((PACKAGE / "drawing" / "ruff.toml").read_text())["lint"]
+    others = {name for layer in FOLDERS for name in layer} - {"layouts"} | {"_jax", "cli"}
+    assert {f"pallasite.{one}" for one in others} == {
+        one for one in lint["flake8-tidy-imports"]["banned-api"] if one.startswith("pallasite.")
+    }
 
 
 def test_first_layer_imports_only_itself():
