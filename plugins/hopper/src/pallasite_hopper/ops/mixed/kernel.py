@@ -91,7 +91,7 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
         scratch["scale_smem"] = plgpu.SMEM(
             (config.stages, loop.scale_rows, config.tile_n), problem.dtype
         )
-    return plgpu.kernel(
+    kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
         out_type=jax.ShapeDtypeStruct((rows, problem.n), out_dtype),
         grid=(min(multiprocessors, loop.tiles),),
@@ -102,6 +102,7 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
         kernel_name="mixed_matmul",
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True, approx_math=True),
     )
+    return kernel
 
 
 class _Loop:
@@ -143,16 +144,17 @@ class _Loop:
         *scales, out = refs
         warpgroup = lax.axis_index("warpgroup")
 
-        @pl.when(warpgroup == COMPUTE)
-        def _memory() -> None:
+        def memory() -> None:
             plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
             self._fetch(a, w, scales, a_smem, w_smem, scale_smem, full, empty)
 
-        @pl.when(warpgroup < COMPUTE)
-        def _compute() -> None:
+        def compute() -> None:
             plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
             self._compute(warpgroup, scales, out, a_smem, w_smem, scale_smem, out_smem, full, empty)
             plgpu.wait_smem_to_gmem(0)
+
+        pl.when(warpgroup == COMPUTE)(memory)
+        pl.when(warpgroup < COMPUTE)(compute)
 
     def _over_tiles(self, body: Callable[[Any, Any, Any, Any], Any], carry: Any) -> Any:
         """``carry = body(m, n, part of k, carry)`` for each of this block's tiles."""
@@ -205,9 +207,7 @@ class _Loop:
                 slot, filled = carry
 
                 # The first time round the slots are free.
-                @pl.when(filled >= config.stages)
-                def _wait() -> None:
-                    plgpu.barrier_wait(empty.at[slot])
+                pl.when(filled >= config.stages)(lambda: plgpu.barrier_wait(empty.at[slot]))
 
                 first = (start + index) * config.tile_k
                 depth = pl.ds(first, config.tile_k)
