@@ -6,9 +6,9 @@ import importlib
 from typing import Any
 
 _NAMES = {
-    "matmul": "pallasite_hopper.ops.matmul.api",
-    "MatmulConfig": "pallasite_hopper.ops.matmul.config",
-    "matmul_configs": "pallasite_hopper.ops.matmul.config",
+    "matmul": "pallasite_hopper.ops.dense.api",
+    "MatmulConfig": "pallasite_hopper.ops.dense.config",
+    "matmul_configs": "pallasite_hopper.ops.dense.config",
     "mixed_matmul": "pallasite_hopper.ops.mixed.api",
     "MixedConfig": "pallasite_hopper.ops.mixed.config",
     "mixed_configs": "pallasite_hopper.ops.mixed.config",

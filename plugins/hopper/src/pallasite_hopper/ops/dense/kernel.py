@@ -19,8 +19,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.matmul.config import MatmulConfig
-from pallasite_hopper.ops.matmul.epilogue import Epilogue
+from pallasite_hopper.ops.dense.config import MatmulConfig
+from pallasite_hopper.ops.dense.epilogue import Epilogue
 
 REGISTERS = {1: (40, 216), 2: (40, 232)}
 """Registers of a lane of the memory and of the compute warpgroups, by the number of the latter: the

@@ -16,6 +16,9 @@ SHARED_MEMORY = 227 * 1024
 _RESERVE = 1024
 """For barriers."""
 
+MAXIMUM_STAGES = 12
+"""More steps in flight than this hide nothing more."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatmulConfig:
@@ -44,13 +47,13 @@ class MatmulConfig:
     tile_n: int = 256
     tile_k: int = 64
     stages: int = 4
-    split: str = "m"
+    split: str = "n"
     cluster: int = 1
     cluster_along: str = "m"
     group: int = 8
     grid_minor: str = "m"
     epilogue_n: int = 64
-    slots: int = 2
+    slots: int = 1
     warpgroups: int = 2
     swap: bool = False
 
@@ -107,6 +110,13 @@ class MatmulConfig:
         return self.shared_bytes(size, out_size) <= SHARED_MEMORY
 
 
+FEW_ROWS = 256
+"""Up to so many rows the transposed product is worth considering."""
+
+_EFFICIENCY = {(128, 256): 1.0, (256, 128): 0.98, (128, 128): 0.86, (128, 64): 0.6, (64, 256): 0.7}
+"""Share of the matrix units' best rate that tiles reach, relative to the largest ones."""
+
+
 def default_config(
     m: int, n: int, k: int, size: int, out_size: int, multiprocessors: int = 132
 ) -> MatmulConfig:
@@ -117,26 +127,69 @@ def default_config(
       size, out_size: bytes of an element of the operands and of the result.
       multiprocessors: of the GPU.
     """
-    tile_k = 128 // size
-    config = MatmulConfig(tile_k=tile_k)
-    if m <= 64:
-        config = MatmulConfig(tile_m=64, tile_n=256, tile_k=tile_k, split="n", epilogue_n=64)
-    elif m <= 128 or -(-m // 128) * -(-n // 256) < multiprocessors // 2:
-        config = MatmulConfig(tile_m=128, tile_n=128, tile_k=tile_k, epilogue_n=64)
-    if n < config.tile_n:
-        columns = 128 if n > 64 else 64
-        config = dataclasses.replace(
-            config, tile_m=128, tile_n=columns, split="m", epilogue_n=min(64, columns)
+    if m <= FEW_ROWS // 2 and n > m:
+        config = _few_rows(m, size)
+    else:
+        config = min(
+            (_large(*tile, k, size) for tile in _EFFICIENCY),
+            key=lambda config: _time(config, m, n, multiprocessors),
         )
-    if out_size > 2:
-        config = dataclasses.replace(config, epilogue_n=32)
-    while config.stages > 2 and not config.fits(size, out_size):
-        config = dataclasses.replace(config, stages=config.stages - 1)
-    while config.stages < 6 and dataclasses.replace(config, stages=config.stages + 1).fits(
-        size, out_size
-    ):
-        config = dataclasses.replace(config, stages=config.stages + 1)
-    return config
+    epilogue = config.epilogue_n
+    while epilogue > 8 and epilogue * out_size > 128:
+        epilogue //= 2
+    return _as_deep_as_fits(dataclasses.replace(config, epilogue_n=epilogue), size, out_size)
+
+
+def _few_rows(m: int, size: int) -> MatmulConfig:
+    """For products that only have to read ``b`` as fast as memory can."""
+    columns = max(8, 1 << (m - 1).bit_length())
+    wide = 32 < columns <= 64
+    return MatmulConfig(
+        swap=True,
+        tile_m=128 if wide else 64,
+        tile_n=columns,
+        tile_k=(256 if columns <= 32 else 128) // size,
+        warpgroups=2 if wide else 1,
+        split="m",
+        group=1,
+        epilogue_n=min(columns, 64),
+        slots=1,
+    )
+
+
+def _large(tile_m: int, tile_n: int, k: int, size: int) -> MatmulConfig:
+    narrow = tile_m == 64
+    split = "n" if tile_n > tile_m else "m"
+    part = tile_n // 2 if split == "n" else tile_n
+    return MatmulConfig(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        tile_k=128 // size,
+        split=split,
+        group=16 if k * size >= 8192 and not narrow else 8,
+        epilogue_n=min(part, 64),
+        slots=1,
+    )
+
+
+def _time(config: MatmulConfig, m: int, n: int, multiprocessors: int) -> float:
+    """Relative time: rounds of tiles, each as long as a tile takes."""
+    tiles = -(-m // config.tile_m) * -(-n // config.tile_n)
+    rounds = -(-tiles // multiprocessors)
+    area = config.tile_m * config.tile_n
+    return rounds * area / _EFFICIENCY[config.tile_m, config.tile_n]
+
+
+def _as_deep_as_fits(config: MatmulConfig, size: int, out_size: int) -> MatmulConfig:
+    for stages in range(MAXIMUM_STAGES, 1, -1):
+        deep = dataclasses.replace(config, stages=stages)
+        if deep.fits(size, out_size):
+            return deep
+    raise InvalidValueError(
+        "two steps of this tile do not fit in shared memory",
+        got=f"tiles of {config.tile_m} x {config.tile_n} x {config.tile_k}",
+        expected=f"at most {SHARED_MEMORY} bytes, see MatmulConfig.shared_bytes",
+    )
 
 
 def matmul_configs(m: int, n: int, k: int, dtype: Any, out_dtype: Any = None) -> list[MatmulConfig]:
@@ -144,25 +197,36 @@ def matmul_configs(m: int, n: int, k: int, dtype: Any, out_dtype: Any = None) ->
     size = np.dtype(dtype).itemsize
     out_size = np.dtype(out_dtype or dtype).itemsize
     found = [default_config(m, n, k, size, out_size)]
-    shapes = ((128, 256, "m"), (256, 128, "m"), (128, 128, "m"), (128, 256, "n"))
-    clusters = ((1, "m"), (2, "m"), (2, "n"))
-    for (tile_m, tile_n, split), (cluster, along), group, minor in itertools.product(
-        shapes, clusters, (4, 8, 16), ("m", "n")
-    ):
-        for stages in (6, 5, 4, 3):
-            config = MatmulConfig(
-                tile_m=tile_m,
-                tile_n=tile_n,
-                tile_k=128 // size,
-                stages=stages,
-                split=split,
+    base = found[0]
+    if m <= FEW_ROWS:
+        columns = max(8, 1 << (min(m, 128) - 1).bit_length())
+        found += [
+            dataclasses.replace(
+                base,
+                swap=True,
+                tile_m=64 * warpgroups,
+                tile_n=columns,
+                tile_k=depth // size,
+                warpgroups=warpgroups,
+                split="m",
                 cluster=cluster,
-                cluster_along=along,
-                group=group,
-                grid_minor=minor,
-                epilogue_n=64 if out_size <= 2 else 32,
+                cluster_along="m",
+                group=1,
+                epilogue_n=min(columns, base.epilogue_n),
             )
-            if config.fits(size, out_size):
-                found.append(config)
-                break
-    return list(dict.fromkeys(found))
+            for warpgroups, depth, cluster in itertools.product((1, 2), (128, 256), (1, 2))
+        ]
+    for (tile_m, tile_n), cluster, group, minor in itertools.product(
+        _EFFICIENCY, (1, 2), (4, 8, 16), ("m", "n")
+    ):
+        if m <= FEW_ROWS and (tile_m > 128 or cluster > 1 or group > 4):
+            continue
+        large = _large(tile_m, tile_n, k, size)
+        epilogue = min(large.epilogue_n, 128 // out_size)
+        found.append(
+            dataclasses.replace(
+                large, cluster=cluster, group=group, grid_minor=minor, epilogue_n=epilogue
+            )
+        )
+    deep = [_as_deep_as_fits(config, size, out_size) for config in found]
+    return list(dict.fromkeys(deep))

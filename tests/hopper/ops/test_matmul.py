@@ -1,0 +1,315 @@
+"""Products of any shape agree with float64, in every configuration and with every epilogue."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pallasite_hopper.ops import MatmulConfig, matmul, matmul_configs
+from pallasite_hopper.ops.dense.config import SHARED_MEMORY, default_config
+
+import pallasite
+from pallasite import errors
+
+pytestmark = pytest.mark.runs_kernels
+
+SMALL = MatmulConfig(tile_m=128, tile_n=64, tile_k=64, stages=2, split="m", epilogue_n=32)
+"""Small tiles, so that small products have several."""
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def random_matrix(seed, shape, dtype):
+    generator = np.random.default_rng(seed)
+    if np.dtype(dtype).kind in "iu" and np.dtype(dtype).itemsize == 1:
+        low = -128 if np.dtype(dtype).kind == "i" else 0
+        return generator.integers(low, low + 256, shape).astype(dtype)
+    return generator.standard_normal(shape).astype(dtype)
+
+
+def product(m, n, k, dtype=BFLOAT16, dtype_b=None, *, config=None, **options):
+    """A product by the kernel and in float64, of a and b as they are passed."""
+    ta, tb = options.get("transpose_a", False), options.get("transpose_b", False)
+    a = random_matrix(1, (k, m) if ta else (m, k), dtype)
+    b = random_matrix(2, (n, k) if tb else (k, n), dtype_b or dtype)
+    result = matmul(jnp.asarray(a), jnp.asarray(b), config=config, **options)
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    expected = (left.T if ta else left) @ (right.T if tb else right)
+    return np.asarray(result).astype(np.float64), expected
+
+
+def relative_error(result, expected):
+    assert result.shape == expected.shape
+    assert np.isfinite(result).all()
+    return np.linalg.norm(result - expected) / max(1e-30, np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        (128, 64, 64),  # One tile of one step.
+        (128, 64, 320),  # More steps than stages.
+        (384, 192, 128),  # An odd number of tiles.
+        (256, 128, 64),
+        (100, 72, 200),  # Nothing divides the tile.
+        (1, 8, 16),
+        (129, 65, 33),  # Rows that the copy engine cannot read as they are.
+        (7, 300, 96),
+    ],
+)
+def test_shapes(m, n, k):
+    """Shapes that divide the tile and shapes that do not."""
+    assert relative_error(*product(m, n, k, config=SMALL)) < 4e-3
+    assert relative_error(*product(m, n, k)) < 4e-3
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e4m3fn", "int8"])
+def test_dtypes_and_orders(dtype, transpose_a, transpose_b):
+    """Every dtype, both operands either way round."""
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    tile_k = 128 // dtype.itemsize
+    config = dataclasses.replace(SMALL, tile_k=tile_k)
+    result, expected = product(
+        136, 72, 2 * tile_k, dtype, config=config, transpose_a=transpose_a, transpose_b=transpose_b
+    )
+    limit = {"float32": 1e-3, "int8": 0.0}.get(dtype.name, 4e-3)
+    assert relative_error(result, expected) <= limit
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "accumulator", "limit"),
+    [
+        ("float8_e5m2", "float8_e4m3fn", "float32", 5e-3),
+        ("float8_e4m3fn", "float8_e4m3fn", "float16", 1e-2),
+        ("float16", "float16", "float16", 2e-2),
+        ("uint8", "int8", "int32", 0.0),
+    ],
+)
+def test_mixed_types_and_accumulators(left, right, accumulator, limit):
+    """Operands of two types, and sums in float16."""
+    left, right = (np.dtype(getattr(ml_dtypes, name, name)) for name in (left, right))
+    result, expected = product(
+        128, 64, 256, left, right, config=dataclasses.replace(SMALL, tile_k=128 // left.itemsize),
+        accumulator=accumulator,
+    )  # fmt: skip
+    assert relative_error(result, expected) <= limit
+
+
+CONFIGS = {
+    "columns": MatmulConfig(tile_m=64, tile_n=128, tile_k=64, stages=3, split="n"),
+    "large": MatmulConfig(stages=3),
+    "pairs along m": dataclasses.replace(SMALL, cluster=2, cluster_along="m"),
+    "pairs along n": dataclasses.replace(SMALL, cluster=2, cluster_along="n"),
+    "four": dataclasses.replace(SMALL, cluster=4, cluster_along="n"),
+    "slots": dataclasses.replace(SMALL, slots=2),
+    "minor n": dataclasses.replace(SMALL, grid_minor="n", group=2),
+    "deep": dataclasses.replace(SMALL, tile_k=128, stages=4),
+    "one warpgroup": dataclasses.replace(SMALL, tile_m=64, warpgroups=1),
+    "swapped": MatmulConfig(
+        swap=True, tile_m=64, tile_n=32, warpgroups=1, split="m", epilogue_n=32, stages=3
+    ),
+    "swapped pairs": MatmulConfig(
+        swap=True, tile_m=128, tile_n=16, split="m", epilogue_n=16, stages=3, cluster=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations(name):
+    """Every way of cutting a product up gives the same numbers, to the last bit."""
+    shape = (20, 264, 136) if "swapped" in name else (264, 392, 136)
+    result, expected = product(*shape, config=CONFIGS[name])
+    usual, _ = product(*shape, config=SMALL)
+    assert relative_error(result, expected) < 4e-3
+    np.testing.assert_array_equal(result, usual)
+
+
+@pytest.mark.parametrize("config", [SMALL, CONFIGS["swapped"], CONFIGS["pairs along m"]])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("row_scale",),
+        ("column_scale",),
+        ("bias",),
+        ("residual",),
+        ("activation",),
+        ("row_scale", "column_scale", "bias", "activation", "residual"),
+    ],
+)
+def test_epilogues(parts, config):
+    """Scales, bias, activation and residual, alone and together."""
+    m, n, k = 40, 200, 64
+    a, b = random_matrix(1, (m, k), BFLOAT16), random_matrix(2, (k, n), BFLOAT16)
+    extras = {
+        "row_scale": random_matrix(3, (m,), np.float32),
+        "column_scale": random_matrix(4, (n,), np.float32),
+        "bias": random_matrix(5, (n,), np.float32),
+        "residual": random_matrix(6, (m, n), BFLOAT16),
+    }
+    chosen = {name: jnp.asarray(extras[name]) for name in parts if name in extras}
+    if "activation" in parts:
+        chosen["activation"] = jax.nn.relu
+    result = matmul(jnp.asarray(a), jnp.asarray(b), config=config, **chosen)
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    if "row_scale" in parts:
+        expected *= extras["row_scale"].astype(np.float64)[:, None]
+    if "column_scale" in parts:
+        expected *= extras["column_scale"].astype(np.float64)
+    if "bias" in parts:
+        expected += extras["bias"]
+    if "activation" in parts:
+        expected = np.maximum(expected, 0)
+    if "residual" in parts:
+        expected += extras["residual"].astype(np.float64)
+    assert relative_error(np.asarray(result).astype(np.float64), expected) < 4e-3
+
+
+def test_scalar_scales():
+    """One factor for all rows and one for all columns."""
+    a = random_matrix(1, (64, 128), ml_dtypes.float8_e4m3fn)
+    b = random_matrix(2, (64, 128), ml_dtypes.float8_e4m3fn)
+    result = matmul(
+        jnp.asarray(a),
+        jnp.asarray(b),
+        transpose_b=True,
+        row_scale=jnp.float32(0.5),
+        column_scale=jnp.asarray([3.0], jnp.float32),
+        out_dtype=jnp.float32,
+    )
+    expected = 1.5 * (a.astype(np.float64) @ b.astype(np.float64).T)
+    assert relative_error(np.asarray(result, np.float64), expected) < 1e-3
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    m=st.integers(1, 200),
+    n=st.integers(1, 200),
+    k=st.integers(1, 200),
+    transpose_a=st.booleans(),
+    transpose_b=st.booleans(),
+)
+def test_any_shape(m, n, k, transpose_a, transpose_b):
+    """The default configuration takes any shape."""
+    result, expected = product(m, n, k, transpose_a=transpose_a, transpose_b=transpose_b)
+    assert np.abs(result - expected).max() <= 2**-7 * np.abs(expected).max() + 1e-3
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_gradients(transpose_a, transpose_b):
+    """Gradients of both operands and of the epilogue's."""
+    m, n, k = 64, 72, 40
+    a = jnp.asarray(random_matrix(1, (k, m) if transpose_a else (m, k), np.float32))
+    b = jnp.asarray(random_matrix(2, (n, k) if transpose_b else (k, n), np.float32))
+    bias = jnp.asarray(random_matrix(3, (n,), np.float32))
+    scale = jnp.asarray(random_matrix(4, (n,), np.float32))
+    weights = jnp.asarray(random_matrix(5, (m, n), np.float32))
+
+    def ours(a, b, bias, scale):
+        out = matmul(
+            a, b, transpose_a=transpose_a, transpose_b=transpose_b, bias=bias, column_scale=scale,
+            activation=jnp.tanh,
+        )  # fmt: skip
+        return jnp.sum(out * weights)
+
+    def reference(a, b, bias, scale):
+        left, right = a.T if transpose_a else a, b.T if transpose_b else b
+        product = jnp.matmul(left, right, precision="highest")
+        return jnp.sum(jnp.tanh(product * scale + bias) * weights)
+
+    # Small products, so that the rounding to tf32 stays small after tanh.
+    arguments = (0.1 * a, b, bias, scale)
+    found = jax.grad(ours, argnums=(0, 1, 2, 3))(*arguments)
+    expected = jax.grad(reference, argnums=(0, 1, 2, 3))(*arguments)
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(np.asarray(one, np.float64), np.asarray(other, np.float64)) < 5e-3
+
+
+def test_plain_gradients_take_two_products():
+    """Without activation the sums are not computed again."""
+    a = jnp.asarray(random_matrix(1, (64, 32), BFLOAT16))
+    b = jnp.asarray(random_matrix(2, (32, 64), BFLOAT16))
+    residual = jnp.asarray(random_matrix(3, (64, 64), BFLOAT16))
+
+    def loss(a, b, residual):
+        return jnp.sum(matmul(a, b, residual=residual).astype(jnp.float32))
+
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(a, b, residual)
+    assert str(traced.jaxpr).count("name=matmul") <= 3
+    _, _, d_residual = jax.grad(loss, argnums=(0, 1, 2))(a, b, residual)
+    assert (np.asarray(d_residual, np.float32) == 1).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (16, 8192, 8192), (300, 5000, 700), (8192,) * 3])
+def test_default_configurations_fit(shape, size):
+    """They take no more shared memory than there is, and use most of it."""
+    config = default_config(*shape, size, max(2, size))
+    assert config.shared_bytes(size, max(2, size)) <= SHARED_MEMORY
+    assert config.stages >= 3
+
+
+def test_candidates():
+    """The default configuration is the first; all fit; none comes twice."""
+    for shape in ((4096, 4096, 4096), (16, 8192, 8192)):
+        found = matmul_configs(*shape, BFLOAT16)
+        assert found[0] == default_config(*shape, 2, 2)
+        assert len(set(found)) == len(found) > 4
+        assert all(config.fits(2, 2) for config in found)
+
+
+def test_no_slow_code():
+    """The assembler neither spills nor serializes products, in any candidate of a few shapes."""
+    a = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+    for config in (MatmulConfig(), CONFIGS["large"], CONFIGS["swapped"], SMALL):
+        compiled = pallasite.compile(
+            lambda a, b, config=config: matmul(a, b, config=config),
+            a,
+            a,
+            target="sm_90a",
+            assemble=True,
+        )
+        assert compiled.resources.spill_store_bytes == 0
+        assert compiled.resources.registers <= 216
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        (((64, 32), (16, 64)), {}, "same extent along k"),
+        (((64, 32, 1), (32, 64)), {}, "a is not a matrix"),
+        (((64, 0), (0, 64)), {}, "a has no elements"),
+        (((64, 32), (32, 64)), {"bias": jnp.zeros(32)}, "bias does not fit"),
+        (((64, 32), (32, 64)), {"row_scale": jnp.zeros(32)}, "row_scale does not fit"),
+        (((64, 32), (32, 64)), {"residual": jnp.zeros((64, 64))}, "dtype of the result"),
+        (((64, 32), (32, 64)), {"accumulator": jnp.float16}, "not accumulated in float16"),
+    ],
+)
+def test_refusals(arguments, options, text):
+    """What does not fit together is said."""
+    a, b = (jnp.zeros(shape, jnp.bfloat16) for shape in arguments)
+    with pytest.raises(errors.PallasiteError, match=text):
+        matmul(a, b, **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"split": "k"}, "split"),
+        ({"cluster": 3}, "cluster"),
+        ({"tile_m": 96, "split": "m"}, "matrix units"),
+        ({"epilogue_n": 48}, "epilogue_n"),
+    ],
+)
+def test_refused_configurations(fields, text):
+    """So is a configuration that cannot be."""
+    with pytest.raises(errors.InvalidValueError, match=text):
+        MatmulConfig(**fields)
