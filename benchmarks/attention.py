@@ -22,6 +22,7 @@ import harness
 import jax
 import jax.numpy as jnp
 import program
+import tables
 import timing
 import upstream
 from contest import Candidate, Candidates, Contender, Row, RowResult
@@ -37,6 +38,29 @@ LIMITS = {
 whole result and of any 128 positions of one head."""
 
 CHUNK = 128
+
+OUR_FORWARD_FIELDS: dict[str, Sequence[Any]] = {
+    "block_kv": (64, 80, 96, 112, 128, 144, 160, 176, 192),
+    "warpgroups": (2, 3),
+    "stages": (2, 3),
+    "ping_pong": (True, False),
+    "persistent": (True, False),
+    "cluster": (1, 2),
+    "separate_out": (True, False),
+    "polynomial": (0, 8),
+}
+OUR_BACKWARD_FIELDS: dict[str, Sequence[Any]] = {
+    "block_q": (64, 80, 96, 112, 128),
+    "warpgroups": (2, 3),
+    "q_stages": (2, 3),
+    "d_out_stages": (1, 2, 3),
+    "ds_stages": (1, 2),
+    "transposed_dq": (True, False),
+    "ahead": ("nothing", "dk", "scores"),
+    "values_first": (True, False),
+    "stagger": (True, False),
+}
+"""What ``--tune`` tries for the fields of our configurations."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +123,7 @@ def make_row(problem: Problem) -> Row:
         reference=functools.partial(_reference, problem),
         errors=_errors,
         limits=LIMITS[problem.backward],
+        metric="elapsed",  # gradients are summed up in memory that is filled with zeros before
     )
 
 
@@ -212,17 +237,45 @@ def our_attention(problem: Problem, config: Any) -> Callable[..., Any]:
 
 def ours(problem: Problem, arguments: argparse.Namespace) -> Candidates:
     """Our kernels."""
-    list_configs = program.our_operation("attention_configs")
-    configs = None
-    if list_configs is not None:
-        configs = functools.partial(
-            list_configs, problem.sequence, problem.head_dim, causal=problem.causal
+    if arguments.tune or arguments.config:
+        yield from our_tuned_candidates(problem, arguments)
+    else:
+        yield candidate(problem, "default", our_attention(problem, None))
+
+
+def our_tuned_candidates(problem: Problem, arguments: argparse.Namespace) -> Candidates:
+    """Our kernels with other configurations: one field after the other is changed."""
+    from pallasite_hopper.ops.attention import backward, backward_config, config
+
+    if not problem.backward:
+        forward_default = config.default_config(problem.head_dim, problem.causal, problem.sequence)
+        steps = [lambda best: program.variants(best, **OUR_FORWARD_FIELDS)] * 2
+        return program.our_candidates(
+            lambda label, config: candidate(problem, label, our_attention(problem, config)),
+            [forward_default],
+            arguments,
+            *steps,
         )
-    return program.our_candidates(
-        lambda label, config: candidate(problem, label, our_attention(problem, config)),
-        configs,
-        arguments,
+
+    scale = problem.head_dim**-0.5
+    attend = program.our_operation("attention")
+    forward = jax.jit(functools.partial(attend, causal=problem.causal, save_residuals=True))
+
+    def make(label: str, config: Any) -> Candidate:
+        function = functools.partial(
+            backward.attention_backward, causal=problem.causal, scale=scale, config=config
+        )
+        return Candidate(
+            label, jax.jit(function), lambda q, k, v, do: (q, k, v, *forward(q, k, v), do)
+        )
+
+    b, s, h, d = problem.shape
+    described = backward_config.BackwardProblem(
+        b, h, h, s, s, d, jnp.dtype(jnp.bfloat16), problem.causal, scale, None, False
     )
+    backward_default = backward_config.default_config(described)
+    steps = [lambda best: program.variants(best, **OUR_BACKWARD_FIELDS)] * 2
+    return program.our_candidates(make, [backward_default], arguments, *steps)
 
 
 def torch_candidates(problem: Problem) -> Candidates:
@@ -324,13 +377,13 @@ def print_table(rows: list[RowResult], facts: dict[str, Any]) -> dict[str, Any]:
     for row in rows:
         taken = row.milliseconds("ours")
         microseconds = "-" if taken is None else f"{taken * 1e3:.1f}"
-        cells = [microseconds, *contest.rates(row, names)]
-        lines.append((row.name, *cells, contest.ratio_text(row.ratio())))
+        cells = [microseconds, *tables.rates(row, names)]
+        lines.append((row.name, *cells, tables.ratio_text(row.ratio())))
     print("TFLOP/s; upstream in float16, the others in bfloat16")
     harness.print_table(("row", "ours us", *names, "ours / best rival"), lines)
-    means = contest.group_means(rows)
+    means = tables.group_means(rows)
     print("\nours / best rival, geometric means: ", end="")
-    print(", ".join(f"{group} {contest.ratio_text(mean)}" for group, mean in means.items()))
+    print(", ".join(f"{group} {tables.ratio_text(mean)}" for group, mean in means.items()))
     return {"geometric_means": means}
 
 

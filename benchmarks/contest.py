@@ -19,8 +19,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-import harness
-from timing import FRAMEWORKS, MOST_CALLS, Framework, Timer
+from timing import FRAMEWORKS, MOST_CALLS, Batch, Framework, Timer
 
 OURS = "ours"
 
@@ -87,6 +86,8 @@ class Row:
       reference: computes the result from them in higher precision.
       errors: named measures of the difference between a result and the reference.
       limits: for each of them the largest that is right.
+      metric: which time of a call counts: that of its ``"kernels"``, or the ``"elapsed"`` one, in
+        which what is between kernels counts too; see ``timing.Batch``.
     """
 
     name: str
@@ -98,6 +99,11 @@ class Row:
     reference: Callable[..., Any]
     errors: Callable[[Any, Any], dict[str, Any]]
     limits: dict[str, float]
+    metric: str = "kernels"
+
+    def times(self, batch: Batch) -> list[float]:
+        """The times of a batch that count, in milliseconds."""
+        return batch.kernels if self.metric == "kernels" else [batch.elapsed]
 
 
 @dataclasses.dataclass
@@ -115,12 +121,15 @@ class Result:
     """One contender in one row: median and quartiles of the milliseconds of a call.
 
     ``milliseconds`` is None where it failed or computed something else; then the note says why.
+    ``kernels`` and ``elapsed`` are medians of both times of a call, whichever counts.
     """
 
     contender: str
     label: str = ""
     milliseconds: float | None = None
     quartiles: tuple[float, float] | None = None
+    kernels: float | None = None
+    elapsed: float | None = None
     calls: int = 0
     errors: dict[str, float] = dataclasses.field(default_factory=dict)
     note: str = ""
@@ -213,7 +222,7 @@ class _Entry:
     candidate: Candidate
     sets: list[tuple[Any, ...]]
     calls: int
-    samples: list[float]
+    batches: list[Batch]
 
 
 class _Contest:
@@ -278,9 +287,8 @@ class _Contest:
                 sets = [candidate.prepare(*inputs) for inputs in self.inputs]
                 trial.errors = self.check(framework, candidate, sets[0])
                 calls = self.options.trial_calls
-                trial.milliseconds = statistics.median(
-                    self.timer.batch(framework, candidate.call, sets, calls)
-                )
+                batch = self.timer.batch(framework, candidate.call, sets, calls)
+                trial.milliseconds = statistics.median(self.row.times(batch))
             except Exception as failure:
                 trial.note = self.fails(framework, f"{contender.name} {candidate.label}", failure)
             milliseconds = trial.milliseconds
@@ -304,9 +312,10 @@ class _Contest:
             for entry in order.sample(racing, len(racing)):
                 self.notify(entry.result.contender)
                 try:
-                    entry.samples += self.timer.batch(
+                    batch = self.timer.batch(
                         entry.framework, entry.candidate.call, entry.sets, entry.calls
                     )
+                    entry.batches.append(batch)
                 except Exception as failure:
                     racing.remove(entry)
                     name = entry.result.contender
@@ -324,10 +333,13 @@ class _Contest:
             what = f"{result.contender} after timing"
             result.note = f"after timing: {self.fails(entry.framework, what, failure)}"
             return
-        result.milliseconds = statistics.median(entry.samples)
-        result.calls = len(entry.samples)
-        if len(entry.samples) > 1:
-            low, _, high = statistics.quantiles(entry.samples, n=4, method="inclusive")
+        samples = [time for batch in entry.batches for time in self.row.times(batch)]
+        result.milliseconds = statistics.median(samples)
+        result.kernels = statistics.median(t for batch in entry.batches for t in batch.kernels)
+        result.elapsed = statistics.median(batch.elapsed for batch in entry.batches)
+        result.calls = len(entry.batches) * entry.calls
+        if len(samples) > 1:
+            low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
             result.quartiles = low, high
 
 
@@ -374,83 +386,3 @@ def run_row(
         contest.finish(entry)
     notify("")
     return RowResult(row.name, row.group, row.flops, row.bytes, results)
-
-
-def rates(row: RowResult, contenders: Sequence[str], unit: float = 1e12) -> list[str]:
-    """The cells of a table with the speed of each contender."""
-    cells = []
-    for name in contenders:
-        result = next((r for r in row.results if r.contender == name), None)
-        rate = row.rate(name)
-        if result is None:
-            cells.append("-")
-        elif rate is None:
-            cells.append("wrong" if "WrongResultError" in result.note else "failed")
-        else:
-            cells.append(f"{rate / unit:.1f}")
-    return cells
-
-
-def percent(share: float | None) -> str:
-    """A share as a cell of a table."""
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def ratio_text(ratio: float | None) -> str:
-    """A ratio as a cell of a table."""
-    return "-" if ratio is None else f"{ratio:.3f}"
-
-
-def group_means(rows: Sequence[RowResult]) -> dict[str, float | None]:
-    """For each group, the geometric mean of our speed over the fastest rival's."""
-    groups = dict.fromkeys(row.group for row in rows)
-    return {g: harness.geometric_mean(r.ratio() for r in rows if r.group == g) for g in groups}
-
-
-def print_notes(rows: Sequence[RowResult]) -> None:
-    """Prints the chosen configurations, and what failed."""
-    chosen = [
-        (row.name, result.contender, result.label, len(result.trials), _spread(result))
-        for row in rows
-        for result in row.results
-        if result.milliseconds is not None
-    ]
-    if chosen:
-        print("\nwhat was chosen, of how many candidates, and the quartiles of its times")
-        harness.print_table(("row", "contender", "candidate", "of", "quartiles us"), chosen)
-    failures: dict[str, list[str]] = {}
-    for row in rows:
-        for result in row.results:
-            if result.note:
-                failures.setdefault(f"{result.contender}: {result.note}", []).append(row.name)
-        if row.note:
-            failures.setdefault(f"the whole row: {row.note}", []).append(row.name)
-    if failures:
-        print("\nwhat failed")
-        for failure, where in failures.items():
-            print(f"{failure}\n    in {' '.join(where)}", flush=True)
-
-
-def print_trials(rows: Sequence[RowResult], contender: str = OURS, most: int = 12) -> None:
-    """Prints the fastest candidates of a contender that were tried in each row."""
-    for row in rows:
-        for result in row.results:
-            if result.contender != contender or not result.trials:
-                continue
-            print(f"\n{row.name}: {contender}, {len(result.trials)} candidates")
-            trials = sorted(result.trials, key=lambda t: t.milliseconds or math.inf)
-            table = [
-                (f"{t.milliseconds * 1e3:.1f}", f"{row.flops / t.milliseconds / 1e9:.1f}", t.label)
-                for t in trials
-                if t.milliseconds is not None
-            ]
-            harness.print_table(("us", "TFLOP/s", "candidate"), table[:most])
-            for trial in trials:
-                if trial.note:
-                    print(f"failed: {trial.label}: {trial.note}")
-
-
-def _spread(result: Result) -> str:
-    if result.quartiles is None:
-        return "-"
-    return f"{result.quartiles[0] * 1e3:.1f} - {result.quartiles[1] * 1e3:.1f}"

@@ -21,6 +21,7 @@ import contest
 import harness
 import jax
 import supervise
+import tables
 import timing
 import upstream
 
@@ -224,7 +225,7 @@ def main(
         line = f"{seconds:6.1f} s  {key}"
         if key in rows:
             names = [result.contender for result in rows[key].results]
-            cells = contest.rates(rows[key], names)
+            cells = tables.rates(rows[key], names)
             line += ": " + ", ".join(f"{n} {c}" for n, c in zip(names, cells, strict=True))
             line += f" {rows[key].note}" if rows[key].note else ""
         print(line, flush=True)
@@ -239,9 +240,9 @@ def main(
         on_event=on_event,
     )
     rows, times = collect(outcome)
-    contest.print_notes(rows)
+    tables.print_notes(rows)
     if arguments.tune:
-        contest.print_trials(rows)
+        tables.print_trials(rows)
     code_time.print_table(times)
     print()
     summary = this.print_table(rows, outcome.facts)
@@ -262,43 +263,44 @@ def our_operation(name: str) -> Any:
 
 def our_candidates(
     make: Callable[[str, Any], contest.Candidate],
-    configs: Callable[[], Sequence[Any]] | None,
+    configs: Sequence[Any],
     arguments: argparse.Namespace,
-    order: Sequence[str] = (),
+    *refine: Callable[[Any], list[Any]],
 ) -> contest.Candidates:
     """Our candidates: the default, or those that the options ask for.
 
     Args:
       make: takes a label and a configuration, None for the default.
-      configs: lists the configurations to try, dataclasses, the default one first; None where there
-        is no such list.
+      configs: the configurations to try, dataclasses, the default one first.
       arguments: the options.
-      order: fields that are tuned after the others, for the best of them.
+      refine: each lists further configurations, given the best so far.
     """
     if not arguments.tune and not arguments.config:
         yield make("default", None)
         return
-    if configs is None:
+    if not configs:
         raise OptionError("there is no list of our configurations to change or try")
-    listed = list(configs())
-    if arguments.config:
-        listed = list(dict.fromkeys(changed(one, arguments.config) for one in listed))
-    if not arguments.tune:
-        yield make(label(listed[0]), listed[0])
-        return
-    default = listed[0]
+    limit = arguments.tune_limit if arguments.tune else 1
+    first = list(dict.fromkeys(changed(one, arguments.config) for one in configs))[:limit]
+    steps = (
+        [lambda best, step=step: step(best)[:limit] for step in refine] if arguments.tune else []
+    )
+    yield from upstream.climb(lambda one: make(label(one), one), first, *steps)
 
-    def key(config: Any, fields: Sequence[str], without: bool) -> tuple[Any, ...]:
-        names = [f.name for f in dataclasses.fields(config) if (f.name in fields) != without]
-        return tuple(getattr(config, name) for name in names)
 
-    first = [one for one in listed if key(one, order, False) == key(default, order, False)]
+def variants(config: Any, **values: Sequence[Any]) -> list[Any]:
+    """Configurations that differ from one in a single field, those that are valid.
 
-    def refine(best: Any) -> list[Any]:
-        return [one for one in listed if key(one, order, True) == key(best, order, True)]
-
-    limited = first[: arguments.tune_limit]
-    yield from upstream.climb(lambda one: make(label(one), one), limited, refine)
+    ``values`` lists what to try for each field; fields that do not exist are left out.
+    """
+    found = []
+    for field, choices in values.items():
+        for choice in choices if hasattr(config, field) else ():
+            try:
+                found.append(dataclasses.replace(config, **{field: choice}))
+            except ValueError:  # as all errors of Pallasite about values
+                continue
+    return [one for one in dict.fromkeys(found) if one != config]
 
 
 class OptionError(ValueError):
@@ -306,8 +308,8 @@ class OptionError(ValueError):
 
 
 def label(config: Any) -> str:
-    """A configuration in one line."""
-    return upstream.label(config) if dataclasses.is_dataclass(config) else str(config)
+    """A configuration in one line: the fields that are not at their defaults."""
+    return upstream.label(config) or "all fields at their defaults"
 
 
 def changed(config: Any, changes: Sequence[str]) -> Any:
