@@ -18,6 +18,7 @@ from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.geometry import Geometry
 from pallasite.lowering.launch import LaunchContext
 from pallasite.lowering.memory_plan import SharedStack
+from pallasite.lowering.recording import Recorder
 from pallasite.lowering.resources import Resources
 from pallasite.registry import Registry, Semantics
 from pallasite.targets import Target
@@ -43,6 +44,7 @@ class KernelContext:
       location: the user's line that defines the kernel.
       extra: a place for plugins to keep state, by plugin name.
       on_trial: whether the code that is being emitted will be thrown away.
+      recorder: takes note of layouts, if somebody asked for them.
     """
 
     target: Target
@@ -58,6 +60,7 @@ class KernelContext:
     free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)
     name_stack: list[str] = dataclasses.field(default_factory=list)
     on_trial: bool = False
+    recorder: Recorder | None = None
 
     @functools.cached_property
     def access_widths(self) -> AccessWidths:

@@ -14,6 +14,7 @@ from pallasite.ir.context import make_context
 from pallasite.language.kernel import KernelSpec
 from pallasite.language.params import LoweringSemantics
 from pallasite.launch import Allocation, Buffer, BufferKind, ResourceReport
+from pallasite.lowering import recording
 from pallasite.lowering.context import KernelContext, Mode, Value
 from pallasite.lowering.geometry import launch_geometry
 from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext, shared_memory_error
@@ -103,6 +104,7 @@ def lower_kernel(
     estimate = estimate_kernel(spec, target)
     location = _kernel_location(spec)
     geometry = launch_geometry(spec.mesh, target, location)
+    asked = recording.active()
     with make_context(), ir.Location.unknown():
         module = ir.Module.create()
         launch = LaunchContext(spec.name, target, geometry, module, estimate.shared_bytes)
@@ -120,6 +122,7 @@ def lower_kernel(
             mesh_axes=dict(mesh_axes or {}),
             location=location,
             estimate=estimate,
+            recorder=asked.recorder(spec.name, target.name) if asked is not None else None,
         )
         read = _memory_used_both_ways(spec)
         launch.shares_memory_in_cluster = bool(read & _touched(spec, _jax.WriteEffect))

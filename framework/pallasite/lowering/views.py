@@ -54,6 +54,8 @@ def resolve(
     memory: MemoryReference = reference
     for transform in transforms:
         memory = apply(ctx, memory, transform)
+    if ctx.kernel.recorder is not None and memory.space is MemorySpace.SMEM:
+        ctx.kernel.recorder.view(ctx, reference, memory)
     return memory
 
 

@@ -68,6 +68,8 @@ def lower_jaxpr(
             return constant_value(atom.val, atom.aval.dtype)
         return environment[atom]
 
+    if kernel.recorder is not None:
+        kernel.recorder.enter(jaxpr, args)
     hints = layout_hints(kernel, jaxpr)
     kernel.access_widths.add(jaxpr)
     used = {atom for equation in jaxpr.eqns for atom in equation.invars if _is_variable(atom)}
@@ -99,6 +101,8 @@ def lower_jaxpr(
             else:
                 results = (results,)
             _check_results(equation, results)
+            if kernel.recorder is not None:
+                kernel.recorder.results(context, results)
         environment.update(zip(equation.outvars, results, strict=True))
     regions.close()
     return [read(atom) for atom in jaxpr.outvars]

@@ -18,6 +18,7 @@ from typing import Any
 from pallasite import _jax, config, plugins
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.language.kernel import KernelSpec
+from pallasite.lowering import recording
 from pallasite.runtime import serialization
 from pallasite.runtime.disk_cache import DiskCache
 from pallasite.runtime.environment import IN_PROCESS, environment_text
@@ -98,8 +99,8 @@ def compile_kernel(
 ) -> CompiledKernel:
     """Compiles a traced kernel, or finds it in a cache.
 
-    With the option ``dump``, and for kernels with ``debug=True``, the kernel is compiled even if it
-    is in a cache.
+    With the option ``dump``, for kernels with ``debug=True``, and where layouts are recorded
+    (:mod:`pallasite.lowering.recording`), the kernel is compiled even if it is in a cache.
 
     Args:
       spec: the kernel.
@@ -129,7 +130,8 @@ def compile_kernel(
     if found is not None:
         _count("memory_hits")
         return found
-    fresh = spec.debug or config.get("dump") is not None
+    recorded = recording.active() is not None
+    fresh = spec.debug or recorded or config.get("dump") is not None
     kernel = _compile(request) if fresh else _find_or_compile(request)
     with _lock:
         _by_request.put(request, kernel)
@@ -197,7 +199,7 @@ def content_key(request: _Request) -> str:
 
 
 def _environment() -> tuple[Hashable, ...]:
-    """What can change within a process: options and plugins."""
+    """What can change within a process: options, plugins, and whether layouts are recorded."""
     options = tuple(
         config.get(name)
         for name, option in sorted(config.OPTIONS.items())
@@ -208,7 +210,7 @@ def _environment() -> tuple[Hashable, ...]:
         for plugin in plugins.manager().plugins()
     )
     registry = plugins.registry() if in_process else None
-    return (*options, _jax.debug_checks_enabled(), registry)
+    return (*options, _jax.debug_checks_enabled(), registry, recording.active())
 
 
 def _compile(request: _Request) -> CompiledKernel:
