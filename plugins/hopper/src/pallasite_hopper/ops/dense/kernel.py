@@ -127,10 +127,12 @@ def _tiles(leading: tuple[int, ...], shape: tuple[int, int], dtype: Any) -> Any:
     """Row-major matrices in shared memory, in the widest swizzle that fits."""
     size = np.dtype(dtype).itemsize
     swizzle = plgpu.find_swizzle(shape[1] * size * 8)
-    transforms = (
-        plgpu.TilingTransform((8, swizzle // size)),
-        plgpu.SwizzleTransform(swizzle),
-    )
+    transforms: tuple[Any, ...] = ()
+    if swizzle > 16:  # Narrower rows lie one after the other as they are.
+        transforms = (
+            plgpu.TilingTransform((8, swizzle // size)),
+            plgpu.SwizzleTransform(swizzle),
+        )
     return plgpu.SMEM((*leading, *shape), dtype, transforms=transforms)
 
 
