@@ -120,7 +120,7 @@ def is_barrier(aval: Any) -> bool:
     return getattr(getattr(aval, "dtype", None), "type", None) is barrier_dtype
 
 
-def predicate(value: Any) -> Any:
+def predicate(value: Any, what: str = "predicate") -> Any:
     """``value`` as a boolean scalar, or None."""
     if value is None:
         return None
@@ -129,7 +129,7 @@ def predicate(value: Any) -> Any:
     aval = _jax.typeof(value)
     if not isinstance(aval, _jax.ShapedArray) or aval.shape != () or aval.dtype != np.bool_:
         raise checks.type_error(
-            "predicate is not a boolean scalar", got=aval, expected="a bool or a bool[] array"
+            f"{what} is not a boolean scalar", got=aval, expected="a bool or a bool[] array"
         )
     return value
 

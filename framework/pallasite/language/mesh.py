@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -194,5 +195,17 @@ class WarpMesh(_jax.PallasMesh):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def tracing_context(self) -> Iterator[None]:
-        """Nothing to set up: the grid is that of the kernel around."""
-        yield
+        """The grid is that of the kernel around; see :func:`in_warp_region`."""
+        token = _in_warp_region.set(True)
+        try:
+            yield
+        finally:
+            _in_warp_region.reset(token)
+
+
+_in_warp_region = contextvars.ContextVar("in_warp_region", default=False)
+
+
+def in_warp_region() -> bool:
+    """Whether code that runs per warp is being traced."""
+    return _in_warp_region.get()

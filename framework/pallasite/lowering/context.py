@@ -158,6 +158,29 @@ class RuleContext:
 
         return lower_jaxpr(self.kernel, mode or self.mode, jaxpr, args)
 
+    @contextlib.contextmanager
+    def retracing(self) -> Iterator[None]:
+        """Lets parts of the kernel be traced again: named axes and the grid are known."""
+        from pallasite import _jax
+        from pallasite.language.mesh import WARPS_PER_WARPGROUP
+
+        geometry = self.kernel.geometry
+        axes = [*zip(geometry.grid_names, geometry.grid, strict=False)]
+        axes += zip(geometry.cluster_names, geometry.cluster_extents, strict=False)
+        if geometry.thread_name is not None:
+            axes.append((geometry.thread_name, geometry.threads))
+        axes += self.kernel.mesh_axes.items()
+        if self.mode.warp_axis is not None:
+            axes.append((self.mode.warp_axis, WARPS_PER_WARPGROUP))
+        grid = [*geometry.grid, *geometry.cluster_extents, geometry.threads]
+        grid += [1] * (len(self.mode.program_ids or ()) - len(grid))
+        with (
+            _jax.tracing_grid_env(tuple(grid), ()),
+            _jax.extend_axis_env(axes),
+            _jax.no_check_of_varying_axes(),
+        ):
+            yield
+
     def lower_function(self, function: Any, *args: Value, avals: Sequence[Any]) -> list[Value]:
         """Traces a JAX function on the abstract values given and lowers it on ``args``."""
         from pallasite import _jax

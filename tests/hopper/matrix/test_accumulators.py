@@ -281,6 +281,67 @@ def test_run_state_in_a_loop():
     check(compute(body, C), wide(C) + 3 * PRODUCT)
 
 
+def test_scratch():
+    """An accumulator may be a scratch of the whole kernel, if it has one thread."""
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32),
+        scratch_types=[
+            LEFT.scratch,
+            RIGHT.scratch,
+            plgpu.ACC((64, 64)),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )
+    def kernel(a_ref, b_ref, out_ref, a_smem, b_smem, acc, barrier):
+        load([(a_ref, a_smem), (b_ref, b_smem)], barrier)
+        plgpu.wgmma(acc, a_smem, b_smem)
+        out_ref[...] = acc[...]
+
+    check(run(kernel, A, B), PRODUCT)
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_indices_in_the_scope(state):
+    """In a scope, everything is known that is known outside of it."""
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((2, 64, 64), jnp.float32),
+        scratch_types=[
+            LEFT.scratch,
+            RIGHT.scratch,
+            plgpu.Barrier(num_arrivals=2),
+            plgpu.SMEM((4,), jnp.int32),
+        ],
+        grid=(2,),
+        grid_names=("block",),
+    )
+    def kernel(a_ref, b_ref, out_ref, a_smem, b_smem, barrier, warps):
+        load([(a_ref, a_smem), (b_ref, b_smem)], barrier)
+
+        def scope(acc):
+            @pl.loop(0, lax.axis_index("block") + pl.program_id(0) + 1)
+            def _(_):
+                plgpu.wgmma(acc, a_smem, b_smem)
+
+            plgpu.wgmma_wait(0)
+
+            @plgpu.warp_map
+            def _(warp):
+                warps[warp] = warp * pl.num_programs(0)
+
+            if not state:
+                return acc[...]
+
+        if state:
+            result = pl.run_state(scope)(plgpu.ACC.init(jnp.zeros((64, 64))))
+        else:
+            result = scoped(scope)
+        out_ref[lax.axis_index("block")] = result + warps[3].astype(jnp.float32)
+
+    check(run(kernel, A, B), np.stack([PRODUCT + 6, 3 * PRODUCT + 6]))
+
+
 # Loops and branches -------------------------------------------------------------------------------
 
 

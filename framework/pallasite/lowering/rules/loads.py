@@ -278,7 +278,7 @@ def _run_state(
         aval.enter_scope(ctx, (), operand) if is_local and is_value(aval) else operand
         for operand, is_local, aval in zip(operands, local, inner, strict=True)
     )
-    with _jax.no_check_of_varying_axes():
+    with ctx.retracing():
         functional = _jax.discharge_state(jaxpr, should_discharge=local, strip_memory_space=True)
     results = ctx.lower(functional, operands)
     finals = iter(results[len(results) - sum(local) :])

@@ -287,7 +287,7 @@ def _run_scoped(
         kept = [is_value(variable.aval) for variable in jaxpr.invars]
         if not any(kept):
             return ctx.lower(jaxpr, [*consts, *references])
-        functional = discharged(jaxpr, kept)
+        functional = discharged(ctx, jaxpr, kept)
         return ctx.lower(functional, [*consts, *references])[: len(jaxpr.outvars)]
 
 
@@ -301,10 +301,11 @@ def is_value(aval: Any) -> bool:
     return hasattr(aval, "enter_scope")
 
 
-def discharged(jaxpr: Any, kept: Sequence[bool]) -> Any:
+def discharged(ctx: RuleContext, jaxpr: Any, kept: Sequence[bool]) -> Any:
     """The body of a scope as a function of the values of some of its references.
 
     Args:
+      ctx: the rule's context.
       jaxpr: the body; its constants become inputs, before its own.
       kept: for each input of its own, whether it is replaced by its value.
 
@@ -313,7 +314,7 @@ def discharged(jaxpr: Any, kept: Sequence[bool]) -> Any:
     """
     count = len(jaxpr.constvars)
     whole = _jax.convert_constvars_jaxpr(jaxpr) if count else jaxpr
-    with _jax.no_check_of_varying_axes():
+    with ctx.retracing():
         return _jax.discharge_state(
             whole, should_discharge=[False] * count + list(kept), strip_memory_space=True
         )

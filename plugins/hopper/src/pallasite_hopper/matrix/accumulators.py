@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite import _jax
+from pallasite.errors import InvalidValueError
 from pallasite.language import checks
 from pallasite.language.memory import MemorySpace
 
@@ -39,7 +40,7 @@ def _check(shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dtype[Any]]:
         raise checks.value_error(
             "products are not accumulated in this dtype",
             got=dtype,
-            expected=" or ".join(DTYPES),
+            expected=", ".join(DTYPES[:-1]) + f" or {DTYPES[-1]}",
             hint="convert the result: acc[...].astype(dtype)",
         )
     return (sizes[0], sizes[1]), dtype
@@ -115,23 +116,18 @@ class AbstractAccumulatorRef(_jax.AbstractRef):  # type: ignore[misc]
         return array if is_whole(idx, tracer.shape) else array[idx]
 
     def _setitem(self, tracer: Any, idx: Any, value: Any) -> None:
-        from pallasite_hopper.matrix.products import wgmma_accumulator_store
+        from pallasite_hopper.matrix.products import part_is_written, wgmma_accumulator_store
 
         if not is_whole(idx, tracer.shape):
-            raise checks.unsupported(
-                "a part of an accumulator is written",
-                got=f"index {idx}",
-                expected="acc[...] = value",
-            )
+            raise part_is_written(f"index {idx}")
         wgmma_accumulator_store(tracer, value)
 
     # What the core's scopes ask of references that are values (see lowering/scoped_values.py).
 
     def scoped_resources(self, ctx: Any, axes: tuple[Any, ...]) -> Any:
-        """Registers are not counted; an accumulator belongs to one thread."""
+        """None: registers are not counted."""
         from pallasite.lowering.resources import nothing
 
-        self._check_axes(axes)
         return nothing()
 
     def enter_scope(self, ctx: Any, axes: tuple[Any, ...], initial: Any = None) -> Any:
@@ -150,7 +146,7 @@ class AbstractAccumulatorRef(_jax.AbstractRef):  # type: ignore[misc]
     @staticmethod
     def _check_axes(axes: tuple[Any, ...]) -> None:
         if axes:
-            raise checks.value_error(
+            raise InvalidValueError(
                 "an accumulator is shared by the threads of a block",
                 got=f"collective_axes={axes}",
                 expected="no collective_axes: every thread has its own registers",

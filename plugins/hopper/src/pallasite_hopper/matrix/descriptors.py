@@ -128,7 +128,7 @@ def check_start(
         raise InvalidValueError(
             f"{what} starts inside of a block of the matrix units",
             got=f"a view that starts at, or in steps of, {bad[0]} bytes, in memory laid out as"
-            f" {layout}",
+            f" {layout.transpose((1, 0)) if what == 'b' else layout}",
             expected=f"rows from a multiple of 8 (blocks of {period} bytes), and along the"
             f" contiguous dimension multiples of {CHUNK} bytes",
             hint="if a start is computed in the kernel, say what it is a multiple of:"
@@ -223,19 +223,26 @@ def _fields_transposed(
 
 
 def _unreadable(layout: MemoryLayout, size: int, what: str) -> InvalidValueError:
-    fitting = [width for width in (128, 64, 32) if layout.shape[1] * size % width == 0]
-    width = fitting[0] if fitting else 32
+    # In the program, K is the first dimension of b.
+    shown = layout.transpose((1, 0)) if what == "b" else layout
+    got = f"{shown.shape} laid out as {shown}"
+    if size != 2 and layout.contiguous_run(1) * size < CHUNK <= layout.contiguous_run(0) * size:
+        stored = "(n, k)" if what == "b" else "(m, k)"
+        return InvalidValueError(
+            f"elements of {8 * size} bits are not contiguous along k in {what}",
+            got=got,
+            expected="rows of k; only elements of 16 bits may be contiguous along m or n",
+            hint=f"store {what} as {stored}"
+            + (", and pass plgpu.transpose_ref(b, (1, 0))" if what == "b" else ""),
+        )
+    contiguous = max(range(2), key=shown.contiguous_run)
+    extent = shown.shape[contiguous] * size
+    width = next((width for width in (128, 64, 32) if extent % width == 0), 32)
     tiling = (_GROUP, width // size)
-    rule = (
-        ""
-        if size == 2
-        else f"; elements of {8 * size} bits must be contiguous along k"
-        " (store b as (n, k) and pass its transpose)"
-    )
     return InvalidValueError(
         f"the matrix units cannot read {what} from shared memory as it lies there",
-        got=f"{layout.shape} laid out as {layout}",
-        expected="tiles of 8 rows as wide as the swizzle, or of 16 bytes without swizzle" + rule,
+        got=got,
+        expected="tiles of 8 rows as wide as the swizzle, or of 16 bytes without swizzle",
         hint=f"plgpu.SMEM(..., transforms=(plgpu.TilingTransform({tiling}),"
         f" plgpu.SwizzleTransform({width})))",
     )

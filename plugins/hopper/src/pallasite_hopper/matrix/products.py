@@ -12,6 +12,7 @@ from pallasite import _jax
 from pallasite.language import arguments, checks
 from pallasite.language.effects import tensor_core_pipeline_effect as pipeline_effect
 from pallasite.language.memory import SMEM
+from pallasite.language.mesh import in_warp_region
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
 from pallasite_hopper.matrix.types import check_dtypes, depth_of
 
@@ -39,7 +40,7 @@ def wgmma(acc: Any, a: Any, b: Any, *, accumulate: Any = True) -> None:
       b: (k, n), a reference to shared memory.
       accumulate: False replaces the accumulator's contents; also a boolean scalar.
 
-    m is a multiple of 64, n of 8 (for 8-bit integers 8, 24 or a multiple of 16), k of 32 bytes.
+    m is a multiple of 64, n of 8, k of 32 bytes.
     Dtypes of a and b: bfloat16, float16, float32 (computed as tf32), float8_e4m3fn and float8_e5m2
     (which may differ), int8 and uint8 (which may differ). Elements that do not have 16 bits need a
     and b contiguous along k.
@@ -49,10 +50,10 @@ def wgmma(acc: Any, a: Any, b: Any, *, accumulate: Any = True) -> None:
 
     PTX ISA: ``wgmma.mma_async``, ``wgmma.commit_group``. Needs a target with the feature ``wgmma``.
     """
+    _check_warpgroup("wgmma")
     accumulator = _accumulator(acc, "acc")
-    if not _is_array(a):
-        a = arguments.reference(a, "a", SMEM)
-    b = arguments.reference(b, "b", SMEM)
+    a = _left_operand(a)
+    b = _in_memory(b, "b")
     for what, operand in (("acc", accumulator), ("a", a), ("b", b)):
         if len(operand.shape) != 2:
             raise checks.value_error(
@@ -69,32 +70,74 @@ def wgmma(acc: Any, a: Any, b: Any, *, accumulate: Any = True) -> None:
     step = depth_of(a.dtype)
     if depth % step:
         raise checks.value_error(
-            f"products of {a.dtype} have a depth of a multiple of {step} (32 bytes)",
+            f"the depth of products of {a.dtype} is no multiple of 32 bytes",
             got=f"k={depth}",
+            expected=f"k a multiple of {step}",
         )
     arguments.bind(wgmma_ref_p, accumulator, a, b, _flag(accumulate))
+
+
+def _check_warpgroup(what: str) -> None:
+    if in_warp_region():
+        raise checks.unsupported(
+            f"{what} in code that runs per warp",
+            expected="the four warps of a warpgroup together",
+            hint="call it outside of plgpu.warp_map",
+        )
 
 
 def _flag(accumulate: Any) -> Any:
     """True as None, so that the flag takes no operand where it is not needed."""
     if isinstance(accumulate, bool | np.bool_):
         return None if accumulate else jnp.zeros((), jnp.bool_)
-    return arguments.predicate(accumulate)
+    return arguments.predicate(accumulate, "accumulate")
 
 
-def _is_array(value: Any) -> bool:
-    return not isinstance(value, _jax.TransformedRef) and not isinstance(
-        _jax.typeof(value), _jax.AbstractRef
-    )
+def _left_operand(a: Any) -> Any:
+    aval = None if isinstance(a, _jax.TransformedRef) else _typeof(a)
+    if isinstance(aval, _jax.ShapedArray):
+        return a
+    return _in_memory(a, "a", " or an array")
+
+
+def _in_memory(operand: Any, what: str, alternative: str = "") -> Any:
+    base = operand.ref if isinstance(operand, _jax.TransformedRef) else operand
+    aval = _typeof(base)
+    if isinstance(aval, AbstractAccumulatorRef):
+        raise checks.type_error(
+            f"{what} is an accumulator",
+            got=aval,
+            expected="a reference to shared memory" + alternative,
+            hint="read it and convert it: acc[...].astype(dtype)" if alternative else None,
+        )
+    if not isinstance(aval, _jax.AbstractRef):
+        shown = aval.str_short() if isinstance(aval, _jax.ShapedArray) else type(base).__name__
+        raise checks.type_error(
+            f"{what} is not in shared memory",
+            got=shown,
+            expected="a reference to shared memory" + alternative,
+            hint=None if alternative else "store it: ref[...] = value, then plgpu.commit_smem()",
+        )
+    return arguments.reference(operand, what, SMEM)
+
+
+def _typeof(value: Any) -> Any:
+    """The type of an array or a reference; None for anything else, such as a Python number."""
+    if isinstance(value, int | float | complex | str) or value is None:
+        return None
+    try:
+        return _jax.typeof(value)
+    except TypeError:
+        return None
 
 
 def _accumulator(value: Any, what: str) -> Any:
     ref = value if isinstance(value, _jax.TransformedRef) else None
     base = value if ref is None else ref.ref
-    if not isinstance(_jax.typeof(base), AbstractAccumulatorRef):
+    if not isinstance(_typeof(base), AbstractAccumulatorRef):
         raise checks.type_error(
             f"{what} is not an accumulator",
-            got=_jax.typeof(base),
+            got=_typeof(base) or type(base).__name__,
             expected="a reference allocated as plgpu.ACC((m, n), dtype)",
         )
     if ref is None:
@@ -109,11 +152,27 @@ def _accumulator(value: Any, what: str) -> Any:
         )
         if not static:
             raise checks.unsupported(
-                f"{what} is a view that registers cannot be selected by",
-                got=str(view),
+                f"{what} is a part that is not known while tracing, or no matrix",
+                got=_describe(view),
                 expected="slices with numbers that are known while tracing: acc.at[:, 0:64]",
             )
     return ref
+
+
+def _describe(view: Any) -> str:
+    """An index as it is written; other views by name."""
+    if not isinstance(view, _jax.NDIndexer):
+        return type(view).__name__
+
+    def one(index: Any) -> str:
+        if not isinstance(index, _jax.Slice):
+            return "an index" if np.ndim(index) == 0 else "an array of indices"
+        if not isinstance(index.start, int) or not isinstance(index.size, int):
+            return f"pl.ds(..., {index.size})"
+        stop = index.start + index.size * index.stride
+        return f"{index.start}:{stop}" + ("" if index.stride == 1 else f":{index.stride}")
+
+    return f"acc.at[{', '.join(one(index) for index in view.indices)}]"
 
 
 def _effects(args_tree: Any, num_operands: int) -> set[Any]:
@@ -172,6 +231,7 @@ def wgmma_wait(n: int) -> None:
 
     PTX ISA: ``wgmma.wait_group``.
     """
+    _check_warpgroup("wgmma_wait")
     wgmma_wait_p.bind(n=_groups(n))
 
 
@@ -224,6 +284,7 @@ def wgmma_accumulator_load(acc: Any, *, wait_n: int | None = 0) -> jax.Array:
             expected="the whole accumulator",
             hint="slice the array: acc[...][:, 0:64]",
         )
+    _check_warpgroup("wgmma_accumulator_load")
     groups = None if wait_n is None else _groups(wait_n)
     return wgmma_accumulator_deref_p.bind(ref.ref, wait_n=groups)
 
@@ -261,10 +322,30 @@ def wgmma_accumulator_store(acc: Any, value: Any) -> None:
       InvalidTypeError, InvalidValueError: for anything else.
     """
     ref = _accumulator(acc, "acc")
+    if ref.transforms:
+        raise part_is_written(_describe(ref.transforms[0]))
+    _check_warpgroup("wgmma_accumulator_store")
     aval = _jax.typeof(ref.ref)
-    value = jnp.broadcast_to(jnp.asarray(value), aval.shape)
+    value = jnp.asarray(value)
+    if value.shape not in ((), aval.shape):
+        raise checks.value_error(
+            "the array does not have the shape of the accumulator",
+            got=tuple(value.shape),
+            expected=str(tuple(aval.shape)),
+        )
+    value = jnp.broadcast_to(value, aval.shape)
     arguments.same_dtype(_jax.typeof(value), "value", aval, "acc")
     wgmma_accumulator_store_p.bind(ref.ref, value)
+
+
+def part_is_written(index: Any) -> Exception:
+    """The error for a store to a part of an accumulator."""
+    return checks.unsupported(
+        "a part of an accumulator is written",
+        got=str(index),
+        expected="acc[...] = value",
+        hint="products may add to a part: plgpu.wgmma(acc.at[:, 0:64], ...)",
+    )
 
 
 @_jax.abstract_eval(wgmma_accumulator_store_p)

@@ -206,6 +206,16 @@ def _wgmma(ctx: RuleContext, *operands: Value, args_tree: Any) -> RegisterArray:
     return RegisterArray(tuple(registers), layout, whole.dtype)
 
 
+@rules.lowering(prim.wgmma_ref_p, Semantics.LANE, requires=_FEATURE)
+@rules.lowering(prim.wgmma_accumulator_deref_p, Semantics.LANE, requires=_FEATURE)
+def _outside(ctx: RuleContext, *operands: Value, **params: Any) -> RegisterArray:
+    """Within the scope that allocates it, an accumulator has become a value."""
+    raise InvalidValueError(
+        "an accumulator is used outside of the scope that allocates it",
+        expected="uses in the function that pl.run_scoped or pl.run_state calls",
+    )
+
+
 def _position_of_a(args_tree: Any, count: int) -> int:
     """The operand that is, or is viewed as, a."""
     _, a, _, _ = args_tree.unflatten(list(range(count)))
