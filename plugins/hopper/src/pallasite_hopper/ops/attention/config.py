@@ -23,17 +23,17 @@ class AttentionConfig:
     Attributes:
       warpgroups: compute warpgroups of a block, 1 to 3; each has 64 rows of the queries.
       block_kv: keys in one step, a multiple of 16 up to 256.
-      stages: blocks of keys, and of values, in flight.
+      stages: blocks of keys, and of values, in flight, 2 to 8.
       ping_pong: whether the warpgroups take turns on the matrix units, so that the softmax of one
         falls into the products of another.
       persistent: whether a block goes through many tiles, so that the next tile's operands arrive
         while one is finished; otherwise every tile is a block of its own.
-      cluster: blocks, 1, 2 or 4, that work on neighbouring tiles and fetch keys and values together,
-        each a part for all, which takes load off the L2 cache.
+      cluster: blocks, 1, 2 or 4, that work on neighbouring tiles and fetch keys and values once,
+        each a part for all of them, which takes load off the L2 cache.
       separate_out: whether results have shared memory of their own, so that the next queries need
         not wait for them; otherwise they take the place of the queries.
-      polynomial: of 16 columns, how many have their exponentials computed by a polynomial, which
-        takes load off the special function units.
+      polynomial: one of so many groups of 8 columns has its exponentials computed by a polynomial,
+        which takes load off the special function units; 0 for none.
       cache_bytes: how many bytes of keys and values the tiles that run at the same time may share
         in the L2 cache; heads beyond are left for later.
     """
@@ -51,7 +51,7 @@ class AttentionConfig:
     def __post_init__(self) -> None:
         _within("warpgroups", self.warpgroups, 1, 3)
         _within("block_kv", self.block_kv, 16, 256)
-        _within("stages", self.stages, 1, 8)
+        _within("stages", self.stages, 2, 8)
         _within("polynomial", self.polynomial, 0, 16)
         if self.cluster not in (1, 2, 4):
             raise InvalidValueError(
@@ -64,12 +64,6 @@ class AttentionConfig:
                 "block_kv does not fit the matrix units",
                 got=self.block_kv,
                 expected="a multiple of 16",
-            )
-        if self.polynomial % 8:
-            raise InvalidValueError(
-                "polynomial does not fit the registers",
-                got=self.polynomial,
-                expected="0, 8 or 16: columns are dealt out in groups of 8",
             )
 
     @property

@@ -40,15 +40,17 @@ def cap(scores: Any, scale: float, soft_cap: float) -> Any:
 
 
 def exponentials(scores: Any, factor: float, maxima: Any, polynomial: int) -> Any:
-    """``2 ** (factor * scores - maxima)``; maxima, one for each row, include the factor."""
+    """``2 ** (factor * scores - maxima)``; maxima, one for each row, include the factor.
+
+    One of ``polynomial`` groups of 8 columns, if that is not 0, is computed by a polynomial.
+    """
     columns = scores.shape[1]
-    if polynomial in (0, 16):
-        exponents = scores * factor - spread(maxima, columns)
-        return jnp.exp2(exponents) if not polynomial else exp2_polynomial(exponents)
+    if polynomial == 0:
+        return jnp.exp2(scores * factor - spread(maxima, columns))
     parts = []
-    for start in range(0, columns, COLUMNS):
+    for group, start in enumerate(range(0, columns, COLUMNS)):
         part = scores[:, start : start + COLUMNS] * factor - spread(maxima, COLUMNS)
-        chosen = (start // COLUMNS) % 2 == 1
+        chosen = group % polynomial == polynomial - 1
         parts.append(exp2_polynomial(part) if chosen else jnp.exp2(part))
     return jnp.concatenate(parts, axis=1)
 

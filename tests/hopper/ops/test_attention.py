@@ -1,0 +1,341 @@
+"""The forward of attention against a reference in float64, in all configurations."""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pallasite
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops.attention import api, tiles
+from pallasite_hopper.ops.attention.api import attention, attention_forward
+from pallasite_hopper.ops.attention.config import (
+    HEAD_DIMS,
+    SHARED_BYTES,
+    AttentionConfig,
+    default_config,
+)
+
+pytestmark = pytest.mark.runs_kernels
+
+SMALL = AttentionConfig(block_kv=32)
+"""Small steps, so that short sequences take several."""
+
+
+@pytest.fixture(autouse=True)
+def _few_multiprocessors(monkeypatch):
+    """Blocks that go through several tiles even of small problems."""
+    monkeypatch.setattr(api, "MULTIPROCESSORS", 4)
+
+
+def inputs(batch, q_seq, kv_seq, heads, head_dim, dtype=jnp.bfloat16):
+    shapes = [(batch, q_seq, heads[0], head_dim), *[(batch, kv_seq, heads[1], head_dim)] * 2]
+    keys = jax.random.split(jax.random.key(q_seq * kv_seq), 3)
+    return [jax.random.normal(key, s, dtype) for key, s in zip(keys, shapes, strict=True)]
+
+
+def reference(q, k, v, *, causal, scale, soft_cap=None, q_lengths=None, kv_lengths=None):
+    """(out, lse) in float64."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    out = np.zeros_like(q)
+    lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf)
+    for batch, head in np.ndindex(q.shape[0], q.shape[2]):
+        queries = q.shape[1] if q_lengths is None else int(q_lengths[batch])
+        keys = k.shape[1] if kv_lengths is None else int(kv_lengths[batch])
+        kv_head = head // (q.shape[2] // k.shape[2])
+        for row in range(queries):
+            seen = min(keys, row + 1 + keys - queries) if causal else keys
+            if seen <= 0:
+                continue
+            scores = scale * k[batch, :seen, kv_head] @ q[batch, row, head]
+            if soft_cap is not None:
+                scores = soft_cap * np.tanh(scores / soft_cap)
+            largest = scores.max()
+            weights = np.exp(scores - largest)
+            out[batch, row, head] = weights @ v[batch, :seen, kv_head] / weights.sum()
+            lse[batch, head, row] = largest + np.log(weights.sum())
+    return out, lse
+
+
+def check(
+    batch=1, q_seq=128, kv_seq=96, heads=(1, 1), head_dim=64, *, dtype=jnp.bfloat16, causal=False,
+    scale=None, config=SMALL, arrays=None, lse_tolerance=1e-5, **options,
+):  # fmt: skip
+    q, k, v = inputs(batch, q_seq, kv_seq, heads, head_dim, dtype) if arrays is None else arrays
+    scale = head_dim**-0.5 if scale is None else scale
+    out, lse = reference(q, k, v, causal=causal, scale=scale, **options)
+    given = {
+        name: value if name == "soft_cap" else jnp.asarray(value) for name, value in options.items()
+    }
+    result, sums = attention_forward(q, k, v, causal=causal, scale=scale, config=config, **given)
+    assert result.dtype == dtype and result.shape == q.shape
+    assert sums.dtype == jnp.float32 and sums.shape == lse.shape
+    # Weights are rounded to the dtype, and so are results.
+    unit = 2.0 ** (-8 if dtype == jnp.bfloat16 else -11)
+    np.testing.assert_allclose(
+        np.asarray(result, np.float64), out, rtol=2 * unit, atol=unit * np.abs(v).max()
+    )
+    assert (np.isneginf(sums) == np.isneginf(lse)).all()
+    finite = np.isfinite(lse)
+    np.testing.assert_allclose(sums[finite], lse[finite], rtol=1e-5, atol=lse_tolerance)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_head_dims_and_dtypes(head_dim, dtype):
+    config = AttentionConfig(block_kv=32, separate_out=head_dim != 256)
+    check(head_dim=head_dim, dtype=dtype, causal=dtype == jnp.float16, config=config)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_default_configurations(head_dim):
+    check(q_seq=64, kv_seq=100, head_dim=head_dim, config=None)
+
+
+@pytest.mark.parametrize(
+    ("q_seq", "kv_seq", "causal"),
+    [(1, 1, True), (70, 97, False), (70, 97, True), (140, 33, True), (64, 32, False)],
+)
+def test_lengths_that_do_not_divide_tiles(q_seq, kv_seq, causal):
+    check(batch=2, q_seq=q_seq, kv_seq=kv_seq, causal=causal)
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (3, 1)])
+def test_grouped_heads(heads):
+    check(batch=2, q_seq=64, kv_seq=40, heads=heads, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("causal", "change"),
+    [
+        (True, {"warpgroups": 1}),
+        (False, {"warpgroups": 3}),
+        (True, {"warpgroups": 3, "ping_pong": False}),
+        (True, {"persistent": False}),
+        (False, {"stages": 3}),
+        (False, {"separate_out": False}),
+        (True, {"separate_out": False, "persistent": False}),
+        (False, {"cluster": 2}),
+        (True, {"cluster": 2, "separate_out": False}),
+        (True, {"cluster": 4, "warpgroups": 1}),
+        (True, {"block_kv": 16}),
+        (False, {"block_kv": 176}),
+        (True, {"cache_bytes": 1}),
+    ],
+    ids=str,
+)
+def test_configurations(causal, change):
+    config = AttentionConfig(**{"block_kv": 32, **change})
+    check(q_seq=200, kv_seq=70, heads=(3, 3), causal=causal, config=config)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_polynomial_exponentials(every):
+    config = AttentionConfig(block_kv=32, polynomial=every)
+    check(config=config, causal=True, q_seq=120, kv_seq=90, lse_tolerance=1e-4)
+
+
+def test_soft_cap():
+    check(soft_cap=1.0, causal=True, kv_seq=120)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 7.5])
+def test_scales(scale):
+    check(scale=scale, lse_tolerance=1e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_variable_lengths(causal):
+    options = {"q_lengths": np.array([70, 0, 33, 1]), "kv_lengths": np.array([100, 50, 20, 0])}
+    check(batch=4, q_seq=70, kv_seq=100, causal=causal, **options)
+    one = "q_lengths" if causal else "kv_lengths"
+    check(batch=4, q_seq=70, kv_seq=100, causal=causal, **{one: options[one]})
+
+
+def test_queries_that_see_no_key():
+    check(q_seq=200, kv_seq=10, causal=True)
+
+
+def test_large_scores():
+    q, k, v = inputs(1, 64, 64, (1, 1), 64)
+    check(arrays=(q * 100, k * 100, v), causal=True, lse_tolerance=1.0)
+
+
+def test_maximum_grows_from_block_to_block():
+    q, k, v = inputs(1, 64, 128, (1, 1), 64)
+    growth = jnp.linspace(8, 0, 128)[None, :, None, None]
+    check(arrays=(jnp.abs(q), (jnp.abs(k) * growth).astype(q.dtype), v), lse_tolerance=1e-3)
+
+
+@settings(
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    q_seq=st.integers(1, 150),
+    kv_seq=st.integers(1, 100),
+    heads=st.sampled_from([(1, 1), (2, 1)]),
+    causal=st.booleans(),
+    warpgroups=st.integers(1, 3),
+    cluster=st.sampled_from([1, 2]),
+    stages=st.integers(2, 3),
+    block_kv=st.sampled_from([16, 48]),
+    separate_out=st.booleans(),
+)
+def test_random_problems(q_seq, kv_seq, heads, causal, **fields):
+    check(q_seq=q_seq, kv_seq=kv_seq, heads=heads, causal=causal, config=AttentionConfig(**fields))
+
+
+# As part of programs ------------------------------------------------------------------------------
+
+
+def test_without_residuals_and_in_jit():
+    q, k, v = inputs(1, 64, 64, (2, 1), 64)
+    expected, _ = reference(q, k, v, causal=True, scale=0.125)
+    result = jax.jit(lambda *args: attention(*args, causal=True, config=SMALL))(q, k, v)
+    np.testing.assert_allclose(np.asarray(result, np.float64), expected, atol=2e-2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_derivatives(causal):
+    q, k, v = inputs(1, 128, 128, (2, 1), 64)
+    weights = jax.random.normal(jax.random.key(9), q.shape)
+
+    def plain(q, k, v):
+        k, v = (jnp.repeat(x, 2, axis=2) for x in (k, v))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 64**-0.5
+        if causal:
+            scores = jnp.where(jnp.tri(128, dtype=bool), scores, -jnp.inf)
+        out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+        return jnp.sum(out * weights)
+
+    def ours(q, k, v):
+        return jnp.sum(attention(q, k, v, causal=causal) * weights)
+
+    gradients = jax.grad(ours, argnums=(0, 1, 2))(q, k, v)
+    wide = (x.astype(jnp.float32) for x in (q, k, v))
+    for result, expected in zip(gradients, jax.grad(plain, (0, 1, 2))(*wide), strict=True):
+        assert result.dtype == jnp.bfloat16
+        error = jnp.linalg.norm(result.astype(jnp.float32) - expected)
+        assert error <= 1e-2 * jnp.linalg.norm(expected)
+
+
+# The order of tiles -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("multiprocessors", [3, 8, 132])
+@pytest.mark.parametrize("cache_bytes", [1, 1 << 17, 1 << 30])
+def test_each_tile_once(causal, multiprocessors, cache_bytes, monkeypatch):
+    config = AttentionConfig(cache_bytes=cache_bytes)
+    problem = tiles.Problem(3, 1000, 512, 4, 2, 64, jnp.bfloat16, causal, 1.0)
+    order = tiles.Tiles(problem, config, multiprocessors)
+    seen: collections.Counter = collections.Counter()
+    work: collections.Counter = collections.Counter()
+    for block in range(order.clusters):
+        monkeypatch.setattr(tiles.lax, "axis_index", lambda name, block=block: jnp.int32(block))
+
+        def note(tile, carry, block=block):
+            jax.debug.callback(
+                lambda *where: (
+                    seen.update([tuple(map(int, where[:3]))]),
+                    work.update({block: int(where[3])}),
+                ),
+                tile.batch, tile.head, tile.start, jnp.int32(tile.blocks),
+            )  # fmt: skip
+            return carry
+
+        order.each(note, jnp.int32(0), (None, None))
+    jax.effects_barrier()
+    assert len(seen) == 3 * 4 * 8 and set(seen.values()) == {1}
+    assert {start for _, _, start in seen} == set(range(0, 1000, 128))
+    most, mean = max(work.values()), sum(work.values()) / order.clusters
+    assert most <= 1.5 * mean + 4
+
+
+# Code ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_default_configuration_fits_registers_and_shared_memory(head_dim, causal):
+    config = default_config(head_dim, causal, 4096)
+    assert config.shared_bytes(head_dim) <= SHARED_BYTES - 256
+    x = jax.ShapeDtypeStruct((1, 4096, 2, head_dim), jnp.bfloat16)
+    problem = tiles.Problem(1, 4096, 4096, 2, 2, head_dim, x.dtype, causal, 0.1)
+    kernel = api._kernel(problem, config, 132)
+    compiled = pallasite.compile(kernel, x, x, x, target="sm_90a")
+    products = compiled.ptx.count("wgmma.mma_async")
+    assert products == (3 if causal else 2) * (head_dim + config.block_kv) // 16
+    assert "div.full" in compiled.ptx and "ex2.approx.ftz.f32" in compiled.ptx
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+def refused(kind, *args, **kwargs):
+    with pytest.raises(kind) as error:
+        attention(*args, **kwargs)
+    return str(error.value)
+
+
+def array(*shape, dtype=jnp.bfloat16):
+    return jnp.zeros(shape, dtype)
+
+
+def test_shapes_are_checked():
+    q, k = array(1, 64, 4, 64), array(1, 64, 2, 64)
+    assert "four dimensions" in refused(InvalidTypeError, q[0], k, k)
+    assert "same shape" in refused(InvalidValueError, q, k, k[:, :32])
+    assert "batch and head_dim" in refused(
+        InvalidValueError, q, array(2, 64, 2, 64), array(2, 64, 2, 64)
+    )
+    assert "divided among" in refused(
+        InvalidValueError, q, array(1, 64, 3, 64), array(1, 64, 3, 64)
+    )
+    text = refused(InvalidValueError, array(1, 64, 1, 96), array(1, 64, 1, 96), array(1, 64, 1, 96))
+    assert "head_dim 96" in text and "64, 128, 256" in text and "pad" in text
+    assert "no elements" in refused(InvalidValueError, array(1, 0, 1, 64), k, k)
+
+
+def test_dtypes_are_checked():
+    q = array(1, 64, 1, 64)
+    assert "bfloat16 or float16" in refused(InvalidTypeError, q.astype(jnp.float32), q, q)
+    assert "one dtype" in refused(InvalidTypeError, q, q.astype(jnp.float16), q)
+
+
+@pytest.mark.parametrize("name", ["scale", "soft_cap"])
+def test_numbers_are_checked(name):
+    q = array(1, 64, 1, 64)
+    for value in (0.0, -1.0, float("inf"), float("nan")):
+        assert f"{name} is not positive" in refused(InvalidValueError, q, q, q, **{name: value})
+    assert f"{name} must be known" in refused(InvalidTypeError, q, q, q, **{name: "1"})
+
+
+def test_lengths_are_checked():
+    q = array(2, 64, 1, 64)
+    assert "integers of shape (2,)" in refused(InvalidTypeError, q, q, q, q_lengths=jnp.arange(3))
+    assert "kv_lengths" in refused(InvalidTypeError, q, q, q, kv_lengths=jnp.ones(2))
+
+
+def test_configurations_are_checked():
+    q = array(1, 64, 1, 256)
+    text = refused(InvalidValueError, q, q, q, config=AttentionConfig(stages=4))
+    assert "does not fit shared memory" in text and "stages" in text
+    assert "AttentionConfig" in refused(InvalidTypeError, q, q, q, config="fast")
+    for wrong in (
+        {"warpgroups": 4},
+        {"block_kv": 264},
+        {"block_kv": 24},
+        {"cluster": 3},
+        {"stages": 1},
+    ):
+        with pytest.raises(InvalidValueError, match=next(iter(wrong))):
+            AttentionConfig(**wrong)
