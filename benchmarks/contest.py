@@ -203,10 +203,10 @@ def describe(failure: BaseException) -> str:
 _reported: set[str] = set()
 
 
-def report(what: str, failure: BaseException) -> str:
-    """The exception in one line; the traceback of one of ours is printed once."""
+def report(what: str, failure: BaseException, quiet: bool = False) -> str:
+    """The exception in one line; unless quiet, the traceback of one of ours is printed once."""
     note = describe(failure)
-    if OURS in what.split() and note not in _reported:
+    if not quiet and OURS in what.split() and note not in _reported:
         _reported.add(note)
         print(f"{what} failed", file=sys.stderr)
         traceback.print_exception(failure, limit=-12, file=sys.stderr)
@@ -252,9 +252,9 @@ class _Contest:
                 raise WrongResultError(f"{name} {errors[name]:.2e}, allowed are {limit:.0e}")
         return errors
 
-    def fails(self, framework: Framework, who: str, failure: Exception) -> str:
+    def fails(self, framework: Framework, who: str, failure: Exception, quiet: bool = False) -> str:
         """Reports a failure, and returns it in one line."""
-        note = report(f"{self.row.name}: {who}", failure)
+        note = report(f"{self.row.name}: {who}", failure, quiet)
         try:
             framework.check()
         except Exception as broken:
@@ -290,7 +290,8 @@ class _Contest:
                 batch = self.timer.batch(framework, candidate.call, sets, calls)
                 trial.milliseconds = statistics.median(self.row.times(batch))
             except Exception as failure:
-                trial.note = self.fails(framework, f"{contender.name} {candidate.label}", failure)
+                who = f"{contender.name} {candidate.label}"
+                trial.note = self.fails(framework, who, failure, quiet=len(result.trials) > 1)
             milliseconds = trial.milliseconds
             if milliseconds is not None and (best is None or milliseconds < best[0]):
                 best = milliseconds, candidate, sets
