@@ -45,7 +45,7 @@ class BackwardConfig:
     d_out_stages: int = 2
     ds_stages: int = 1
     transposed_dq: bool = False
-    ahead: str = "dk"
+    ahead: str = "nothing"
     values_first: bool = False
     heads_per_section: int | None = None
     stagger: bool = False
@@ -74,6 +74,10 @@ class BackwardConfig:
                 "BackwardConfig.ahead needs the queries of two steps at once",
                 got=f"q_stages={self.q_stages}",
                 expected="at least 2",
+            )
+        if self.warpgroups not in (1, 2):
+            raise InvalidValueError(
+                "BackwardConfig.warpgroups", got=self.warpgroups, expected="1 or 2"
             )
         if self.ds_stages not in (1, 2):
             raise InvalidValueError(
@@ -126,4 +130,4 @@ def default_config(problem: BackwardProblem) -> BackwardConfig:
     """A configuration that suits the head size and the mask."""
     if problem.head_dim == 64:
         return BackwardConfig(block_q=128, ds_stages=2)
-    return BackwardConfig(block_q=64, ds_stages=1)
+    return BackwardConfig(block_q=64, ds_stages=2, ahead="dk")

@@ -24,6 +24,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
+from pallasite.errors import InvalidValueError
 from pallasite_hopper.ops.attention.backward_config import (
     LOG2_E,
     ROWS,
@@ -68,7 +69,14 @@ class DqParts:
         if config.transposed_dq:
             rows, columns = columns, rows
         by_rows = rows == ROWS * count
-        return cls(config.transposed_dq, by_rows, count, columns if by_rows else columns // count)
+        part = columns if by_rows else columns // count
+        if not by_rows and (rows != ROWS or columns % (16 * count)):
+            raise InvalidValueError(
+                "the gradient of a tile of queries cannot be shared by the warpgroups",
+                got=f"{config}, head_dim {problem.head_dim}",
+                expected=f"{rows} x {columns} as {count} parts of 64 rows or of all rows",
+            )
+        return cls(config.transposed_dq, by_rows, count, part)
 
     @property
     def lines(self) -> int:
@@ -222,11 +230,9 @@ class _Tiles:
         def _compute() -> None:
             plgpu.set_max_registers(c.registers, action="increase")
             worker = _Worker(self, block, scratch, thread, dq_g)
-            pl.run_scoped(
-                functools.partial(worker.run, dk_g, dv_g),
-                plgpu.ACC((ROWS, p.head_dim), jnp.float32),
-                plgpu.ACC((ROWS, p.head_dim), jnp.float32),
-            )
+            sums = plgpu.ACC((ROWS, p.head_dim), jnp.float32)
+            carried = [worker.scores_type()] if self.always_starts else []
+            pl.run_scoped(functools.partial(worker.run, dk_g, dv_g), sums, sums, *carried)
 
     def block(self, lengths_g: Any) -> _Block:
         """Which tile of keys this block has, longest first within a section of heads."""
@@ -362,48 +368,39 @@ class _Worker:
         self.dq_g = dq_g
         self.rows = pl.ds(pl.multiple_of(thread * ROWS, ROWS), ROWS)
 
-    def run(self, dk_g: Any, dv_g: Any, dk: Any, dv: Any) -> None:
-        """Everything that the warpgroup does."""
+    def run(self, dk_g: Any, dv_g: Any, dk: Any, dv: Any, scores: Any = None) -> None:
+        """Everything that the warpgroup does; scores that run ahead have their own place."""
         s, block = self.s, self.block
         steps = block.end - block.begin
         masked = block.full - block.begin
 
-        def loops(scores: Any) -> None:
-            def heads(group: Any, _: Any) -> None:
-                def step(i: Any, mask: bool) -> None:
-                    self.step(_Step(i, group * steps + i, group, mask), dk, dv, scores)
-
-                if self.problem.causal or self.tiles.masks_keys:
-                    lax.fori_loop(0, masked, lambda i, _: step(i, True), None)
-                lax.fori_loop(masked, steps, lambda i, _: step(i, False), None)
-
-            if self.problem.group == 1:
-                heads(jnp.int32(0), None)
-            else:
-                lax.fori_loop(0, self.problem.group, heads, None)
+        if self.tiles.always_starts:
+            plgpu.barrier_wait(s["k_full"])
+            self.start_scores(jnp.int32(0), scores)
+            # The loop's other accumulators are cleared now, which ptxas does not do meanwhile.
             plgpu.wgmma_wait(0)
 
-        if self.tiles.always_starts:
-
-            def ahead(scores: Any) -> None:
+        @pl.when(steps > 0)
+        def _() -> None:
+            if not self.tiles.always_starts:
                 plgpu.barrier_wait(s["k_full"])
-                self.start_scores(jnp.int32(0), scores)
+            plgpu.barrier_wait(s["v_full"])
 
-                @pl.when(steps > 0)
-                def _() -> None:
-                    plgpu.barrier_wait(s["v_full"])
+        def heads(group: Any, _: Any) -> None:
+            def step(i: Any, mask: bool) -> None:
+                self.step(_Step(i, group * steps + i, group, mask), dk, dv, scores)
 
-                loops(scores)
+            if self.problem.causal or self.tiles.masks_keys:
+                lax.fori_loop(0, masked, lambda i, _: step(i, True), None)
+                # ptxas gives up on products that are in flight from one loop to another.
+                plgpu.wgmma_wait(0)
+            lax.fori_loop(masked, steps, lambda i, _: step(i, False), None)
 
-            pl.run_scoped(ahead, self.scores_type())
+        if self.problem.group == 1:
+            heads(jnp.int32(0), None)
         else:
-
-            @pl.when(steps > 0)
-            def _() -> None:
-                plgpu.barrier_wait(s["k_full"])
-                plgpu.barrier_wait(s["v_full"])
-
-            loops(None)
+            lax.fori_loop(0, self.problem.group, heads, None)
+        plgpu.wgmma_wait(0)
         self.finish(dk_g, dv_g, dk, dv)
 
     def scores_type(self) -> Any:
@@ -453,9 +450,9 @@ class _Worker:
         plgpu.barrier_wait(s["do_full"].at[do_slot])
         d_out = plgpu.transpose_ref(do_s, (1, 0))
         plgpu.wgmma(dp, s["v_s"].at[self.rows], d_out, accumulate=False)
-        x = plgpu.wgmma_accumulator_load(scores, wait_n=1)
+        x = plgpu.wgmma_accumulator_load(scores, wait_n=None if self.tiles.always_starts else 1)
         logs = plgpu.load(s["log_s"].at[q_slot, 0 : c.block_q], layout=per_query)
-        if c.ahead != "nothing":
+        if c.ahead == "dk":
             # The last product of the step before is over too.
             before = self.q_slot(step.number + (c.q_stages - 1))
             plgpu.barrier_arrive(s["q_empty"].at[before], predicate=step.number > 0)
@@ -535,7 +532,9 @@ class _Worker:
         tile = self.tiles.q_tile(self.block, step.i)
         target = self.dq_g.at[self.block.batch, head, tile, self.thread]
         plgpu.copy_smem_to_gmem(part, target, reduction_op="add")
-        if c.ahead == "nothing":
+        if c.ahead != "dk":
+            # Scores that were started have to be waited for in the same pass through the loop:
+            # ptxas does not follow what is read in the next one.
             plgpu.wgmma_wait(0)
             plgpu.barrier_arrive(s["q_empty"].at[q_slot])
 
