@@ -49,8 +49,13 @@ def pallasite_lowering_rules() -> list[LoweringRule]:
     """Rules of the plugin's primitives."""
     from pallasite_hopper import registers
     from pallasite_hopper.matrix import rules as matrix
+    from pallasite_hopper.pipeline import register_split
 
-    return [*registers.rules.lowering_rules, *matrix.rules.lowering_rules]
+    return [
+        *registers.rules.lowering_rules,
+        *matrix.rules.lowering_rules,
+        *register_split.rules.lowering_rules,
+    ]
 
 
 @hookimpl

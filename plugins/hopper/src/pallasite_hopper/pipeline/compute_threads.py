@@ -9,17 +9,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallasite.language import checks
+from pallasite.language.blocks import int32
 from pallasite.language.primitives.barriers import barrier_arrive, barrier_wait
+from pallasite_hopper.pipeline.outputs import Writer
 from pallasite_hopper.pipeline.plan import Plan
-from pallasite_hopper.pipeline.slots import at, earlier_slot, first_slot, next_slot
+from pallasite_hopper.pipeline.slots import at, earlier_slot, next_slot, padding
 
 
-def run_compute_thread(plan: Plan, memory: dict[str, Any]) -> None:
+def run_compute_thread(plan: Plan, memory: Any) -> None:
     """The computation of one pipeline, in its context if it has one."""
     context = plan.configuration.compute_context
-    loop = _Loop(plan, memory)
     if context is None:
-        loop.run(None)
+        _Loop(plan, memory).run(None)
         return
     calls = 0
 
@@ -31,7 +32,7 @@ def run_compute_thread(plan: Plan, memory: dict[str, Any]) -> None:
                 "the compute_context of a pipeline calls the pipeline more than once",
                 expected="one call, pipeline(initial_carry)",
             )
-        return loop.run(carry)
+        return _Loop(plan, memory).run(carry)
 
     context(pipeline)
     if not calls:
@@ -44,46 +45,52 @@ def run_compute_thread(plan: Plan, memory: dict[str, Any]) -> None:
 class _Loop:
     """The loop over the steps."""
 
-    def __init__(self, plan: Plan, memory: dict[str, Any]):
+    def __init__(self, plan: Plan, memory: Any):
         self.plan = plan
         self.memory = memory
-        self.buffers = plan.input_buffers(memory["inputs"])
+        self.buffers = plan.input_buffers(memory)
+        self.writer = Writer(plan, memory)
+        self.groups = list(zip(plan.input_groups, memory["consumed"], strict=True))
         self.has_carry = plan.configuration.compute_context is not None
 
     def run(self, user_carry: Any) -> Any:
         """All steps; returns the last carry."""
-        plan = self.plan
+        plan, depth = self.plan, self.plan.depth
+        num_steps = plan.steps.num_steps
         if plan.constant:
             barrier_wait(self.memory["constant_full"])
-        carry = (first_slot(), plan.steps.start(0), user_carry)
-        _, _, user_carry = lax.fori_loop(0, plan.steps.num_steps, self.step, carry)
+        self.writer.begin()
+        held = self.writer.start()
+        fresh = [jnp.bool_(True) for _ in held]
+        start = (jnp.int32(0), plan.steps.start(0), held, fresh, user_carry)
+        slot, _, held, _, user_carry = lax.fori_loop(0, num_steps, self.step, start)
         if plan.constant:
             barrier_arrive(self.memory["constant_free"])
+        self.writer.end(self.writer.uses(num_steps, slot, held))
+
+        def skip(extra: Any, slot: Any) -> Any:
+            self.wait(slot)
+            self.release(int32(num_steps) + int32(extra), slot)
+            return next_slot(slot, depth)
+
+        lax.fori_loop(0, padding(num_steps, depth, plan.place), skip, slot)
         return user_carry
 
     def step(self, step: Any, carry: Any) -> Any:
         """One step of the loop."""
-        slot, carried, user_carry = carry
-        plan, configuration = self.plan, self.plan.configuration
-        depth = plan.depth
+        slot, carried, held, fresh, user_carry = carry
+        plan, writer = self.plan, self.writer
         position = plan.steps.position(step, 0, carried)
+        following = plan.steps.advance(carried)
+        configuration = plan.configuration
         if not configuration.manual_produced_barriers:
-            for barrier in self.memory["produced"]:
-                barrier_wait(at(barrier, slot, depth))
-        inputs = plan.input_tree.unflatten([buffer.slot(slot) for buffer in self.buffers])
-        arguments = [*inputs]
-        if configuration.manual_produced_barriers:
-            by_input = dict(zip(plan.streamed, self.memory["produced"], strict=True))
-            arguments += self.barriers_of_inputs(
-                {number: at(barrier, slot, depth) for number, barrier in by_input.items()}
-            )
-        if configuration.manual_consumed_barriers:
-            arguments += self.barriers_of_inputs(
-                {
-                    group.members[0]: at(barrier, earlier_slot(slot, group.delay, depth), depth)
-                    for group, barrier in self.releases()
-                }
-            )
+            self.wait(slot)
+        uses = writer.uses(step, slot, held)
+        arguments = [
+            *plan.input_tree.unflatten([buffer.slot(slot) for buffer in self.buffers]),
+            *plan.output_tree.unflatten(writer.begin_step(uses, fresh)),
+            *self.barriers(slot),
+        ]
         if self.has_carry:
             arguments.append(user_carry)
         user_carry = configuration.body(position, *arguments)
@@ -91,21 +98,58 @@ class _Loop:
             user_carry = None
         if not configuration.manual_consumed_barriers:
             self.release(step, slot)
-        return next_slot(slot, depth), plan.steps.advance(carried), user_carry
+        done = writer.complete(step, position, plan.steps.position(step, 1, following))
+        writer.end_step(uses, done)
+        fresh = [
+            complete
+            for group, complete in zip(plan.output_groups, done, strict=True)
+            if group.kind == "held"
+        ]
+        return (
+            next_slot(slot, plan.depth),
+            following,
+            writer.advance(held, done),
+            fresh,
+            user_carry,
+        )
 
-    def releases(self) -> list[tuple[Any, Any]]:
-        """Groups with their barriers."""
-        return list(zip(self.plan.groups, self.memory["consumed"], strict=True))
-
-    def barriers_of_inputs(self, by_input: dict[int, Any]) -> Any:
-        """Barriers in the structure of the inputs; None for those that have none."""
-        flat = [by_input.get(number) for number in range(len(self.buffers))]
-        return jax.tree.unflatten(self.plan.input_tree, flat)
+    def wait(self, slot: Any) -> None:
+        """Waits until the blocks of a slot are there."""
+        for barrier in self.memory["produced"]:
+            barrier_wait(at(barrier, slot, self.plan.depth))
 
     def release(self, step: Any, slot: Any) -> None:
-        """Says that the blocks of this step, or of an earlier one, have been used."""
-        for group, barrier in self.releases():
-            barrier_arrive(
-                at(barrier, earlier_slot(slot, group.delay, self.plan.depth), self.plan.depth),
-                predicate=step >= jnp.int32(group.delay) if group.delay else None,
+        """Says that the blocks of this step, or of an earlier one, have been used.
+
+        With a delay, the first steps release blocks of the pipeline before, if there is one.
+        """
+        plan = self.plan
+        for group, barrier in self.groups:
+            condition = None
+            if group.delay and plan.place.first is not False:
+                condition = int32(step) >= jnp.int32(group.delay)
+                if plan.place.first is not True:
+                    condition = lax.bitwise_or(condition, lax.bitwise_not(plan.place.first))
+            which = earlier_slot(slot, group.delay, plan.depth)
+            barrier_arrive(at(barrier, which, plan.depth), predicate=condition)
+
+    def barriers(self, slot: Any) -> list[Any]:
+        """Barriers that the body gets, in the structure of the inputs."""
+        plan, depth = self.plan, self.plan.depth
+        result: list[Any] = []
+        if plan.configuration.manual_produced_barriers:
+            rings = zip(plan.streamed, self.memory["produced"], strict=True)
+            result += self.of_inputs({number: at(ring, slot, depth) for number, ring in rings})
+        if plan.configuration.manual_consumed_barriers:
+            result += self.of_inputs(
+                {
+                    group.members[0]: at(ring, earlier_slot(slot, group.delay, depth), depth)
+                    for group, ring in self.groups
+                }
             )
+        return result
+
+    def of_inputs(self, by_input: dict[int, Any]) -> Any:
+        """Barriers in the structure of the inputs; None for those in global memory."""
+        flat = [by_input.get(number) for number in range(len(self.buffers))]
+        return jax.tree.unflatten(self.plan.input_tree, flat)

@@ -1,7 +1,7 @@
-"""The memory thread: its warps issue the copies, each one kind of them.
+"""The memory thread: its warps issue the copies, each warp one kind of them.
 
-A warp that waits for a slot then starts the copies itself, so nothing is exchanged between warps,
-and each barrier is awaited by one warp only.
+The warp that waits until a slot is free then starts the copies itself. So nothing is exchanged
+between warps, and each barrier is awaited by one warp only.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from jax.experimental import pallas as pl
 from pallasite.language.blocks import int32
 from pallasite.language.buffers import copy_all_in
 from pallasite.language.helpers import warp_map
-from pallasite.language.primitives.barriers import barrier_wait
+from pallasite.language.primitives.barriers import barrier_arrive, barrier_wait
+from pallasite.language.primitives.copies import barrier_expect
+from pallasite_hopper.pipeline.outputs import store_outputs
 from pallasite_hopper.pipeline.plan import Plan
-from pallasite_hopper.pipeline.slots import at, first_slot, next_slot
+from pallasite_hopper.pipeline.slots import at, drain, next_slot, padding, used_before, when
 
 
-def run_memory_thread(plan: Plan, memory: dict[str, Any]) -> None:
+def run_memory_thread(plan: Plan, memory: Any) -> None:
     """All copies of one pipeline."""
-    jobs: list[Callable[[Plan, dict[str, Any]], None]] = []
+    jobs: list[Callable[[Plan, Any], None]] = []
     if plan.streamed:
         jobs.append(_fetch_streamed)
     if plan.constant:
         jobs.append(_fetch_constant)
+    if plan.output_groups:
+        jobs.append(store_outputs)
+    if memory["ready"] is not None:
+        # Blocks must have left other uses of the memory before their peers' copies reach it.
+        barrier_arrive(memory["ready"])
+        barrier_wait(memory["ready"])
 
     def run(warp: Any) -> None:
         for number, job in enumerate(jobs):
@@ -37,19 +45,24 @@ def run_memory_thread(plan: Plan, memory: dict[str, Any]) -> None:
         warp_map(run)
 
 
-def _fetch_streamed(plan: Plan, memory: dict[str, Any]) -> None:
-    steps, depth = plan.steps, plan.depth
-    buffers = plan.input_buffers(memory["inputs"])
+def _fetch_streamed(plan: Plan, memory: Any) -> None:
+    """Fetches the blocks of each step as soon as their slots are free."""
+    steps, depth, place = plan.steps, plan.depth, plan.place
+    num_steps = steps.num_steps
+    buffers = plan.input_buffers(memory)
     produced = memory["produced"]
+    groups = list(zip(plan.input_groups, memory["consumed"], strict=True))
+    fits = steps.static and num_steps <= depth and place.first is True
+
+    def wait_for_slot(consumed: Any, step: Any, slot: Any) -> None:
+        in_use = False if fits else used_before(step, depth, place)
+        when(in_use, lambda: barrier_wait(at(consumed, slot, depth)))
 
     def fetch(step: Any, carry: Any) -> Any:
         slot, carried = carry
         position = steps.position(step, 0, carried)
-        for group, consumed in zip(plan.groups, memory["consumed"], strict=True):
-            if not (steps.static and steps.num_steps == depth):
-                pl.when(step >= jnp.int32(depth))(
-                    lambda consumed=consumed: barrier_wait(at(consumed, slot, depth))
-                )
+        for group, consumed in groups:
+            wait_for_slot(consumed, step, slot)
             if plan.configuration.manual_produced_barriers:
                 for number in group.members:
                     barrier = at(produced[plan.streamed.index(number)], slot, depth)
@@ -59,31 +72,29 @@ def _fetch_streamed(plan: Plan, memory: dict[str, Any]) -> None:
                 copy_all_in(members, slot, position, at(produced[0], slot, depth))
         return next_slot(slot, depth), steps.advance(carried)
 
-    end, _ = lax.fori_loop(0, steps.num_steps, fetch, (first_slot(), steps.start(0)))
-    _drain(plan, memory, end)
+    slot, _ = lax.fori_loop(0, num_steps, fetch, (jnp.int32(0), steps.start(0)))
+
+    def skip(extra: Any, slot: Any) -> Any:
+        """Passes a slot on without data."""
+        for group, consumed in groups:
+            wait_for_slot(consumed, int32(num_steps) + int32(extra), slot)
+            count = len(group.members) if plan.configuration.manual_produced_barriers else 1
+            for number in range(count):
+                which = plan.streamed.index(group.members[number]) if count > 1 else 0
+                barrier_expect(at(produced[which], slot, depth))
+        return next_slot(slot, depth)
+
+    slot = lax.fori_loop(0, padding(num_steps, depth, place), skip, slot)
+    for group, consumed in groups:
+        drain(consumed, slot, num_steps, group.delay, depth, place)
 
 
-def _drain(plan: Plan, memory: dict[str, Any], end: Any) -> None:
-    """Waits until the last slots are released, so that no barrier is left behind.
-
-    ``end`` is the slot after that of the last step, which is the oldest if all were filled.
-    """
-    steps, depth = plan.steps, plan.depth
-    num_steps = int32(steps.num_steps)
-    filled = jnp.minimum(num_steps, jnp.int32(depth))
-    start = lax.select(num_steps < jnp.int32(depth), jnp.int32(0), end)
-    for group, consumed in zip(plan.groups, memory["consumed"], strict=True):
-
-        def wait(_: Any, slot: Any, consumed: Any = consumed) -> Any:
-            barrier_wait(at(consumed, slot, depth))
-            return next_slot(slot, depth)
-
-        lax.fori_loop(0, filled - jnp.int32(group.delay), wait, start)
-
-
-def _fetch_constant(plan: Plan, memory: dict[str, Any]) -> None:
-    buffers = plan.input_buffers(memory["inputs"])
+def _fetch_constant(plan: Plan, memory: Any) -> None:
+    """Fetches the blocks that stay the same, once the pipeline before has used its own."""
     position = plan.steps.position(jnp.int32(0), 0, plan.steps.start(0))
+    buffers = plan.input_buffers(memory)
+    free = memory["constant_free"]
+    when(used_before(0, 1, plan.place), lambda: barrier_wait(free))
     members = [buffers[number] for number in plan.constant]
     copy_all_in(members, 0, position, memory["constant_full"])
-    barrier_wait(memory["constant_free"])
+    when(plan.place.last, lambda: barrier_wait(free))

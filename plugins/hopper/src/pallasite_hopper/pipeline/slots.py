@@ -1,16 +1,18 @@
-"""Rings of slots: counting through them, and the barriers of one slot."""
+"""Rings of slots: counting through them, waiting for them, and bringing them back to the start."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
-
-def first_slot() -> Any:
-    """The slot of step 0."""
-    return jnp.int32(0)
+from pallasite.language import checks
+from pallasite.language.blocks import int32
+from pallasite.language.primitives.barriers import barrier_wait
+from pallasite_hopper.pipeline.states import Place
 
 
 def next_slot(slot: Any, depth: int) -> Any:
@@ -32,3 +34,72 @@ def earlier_slot(slot: Any, steps: int, depth: int) -> Any:
 def at(barrier: Any, slot: Any, depth: int) -> Any:
     """The barrier of one slot; a ring of one slot has a single barrier."""
     return barrier if depth == 1 else barrier.at[slot]
+
+
+def when(condition: Any, action: Callable[[], None]) -> None:
+    """``pl.when`` that needs no branch where the condition is known while tracing."""
+    if isinstance(condition, bool):
+        if condition:
+            action()
+        return
+    pl.when(condition)(action)
+
+
+def used_before(use: Any, depth: int, place: Place) -> Any:
+    """Whether a slot is in use when a ring comes to its ``use``-th use (a number or a scalar).
+
+    In the first round of the first pipeline of a sequence, slots are free from the beginning.
+    """
+    if place.first is False:
+        return True
+    if checks.is_integer(use) and isinstance(place.first, bool):
+        return bool(use >= depth)
+    again = int32(use) >= jnp.int32(depth)
+    if place.first is True:
+        return again
+    return lax.bitwise_or(again, lax.bitwise_not(place.first))
+
+
+def padding(uses: Any, depth: int, place: Place) -> Any:
+    """How many more uses bring a ring back to its first slot.
+
+    A ring of a sequence is used at least once around, so that at the end of the sequence it is
+    known which slots have been in use.
+    """
+    if not place.in_sequence or depth == 1:
+        return 0
+    if checks.is_integer(uses):
+        return -uses % depth if uses else depth
+    rest = lax.rem(uses, jnp.int32(depth))
+    more = lax.select(rest == jnp.int32(0), jnp.int32(0), jnp.int32(depth) - rest)
+    return lax.select(uses == jnp.int32(0), jnp.int32(depth), more)
+
+
+def drain(barriers: Any, end: Any, uses: Any, delay: int, depth: int, place: Place) -> None:
+    """Waits until the slots in use at the end are released; otherwise barriers were left behind.
+
+    Args:
+      barriers: of the releases.
+      end: the slot after the last one that was used: if all are in use, the oldest.
+      uses: how often slots were used.
+      delay: how many slots are never released.
+      depth: how many slots there are.
+      place: where the pipeline stands.
+    """
+
+    def wait(_: Any, slot: Any) -> Any:
+        barrier_wait(at(barriers, slot, depth))
+        return next_slot(slot, depth)
+
+    def run() -> None:
+        if place.in_sequence:
+            lax.fori_loop(0, depth - delay, wait, jnp.int32(0))
+        elif checks.is_integer(uses):
+            start = 0 if uses < depth else uses % depth
+            lax.fori_loop(0, max(0, min(uses, depth) - delay), wait, jnp.int32(start))
+        else:
+            start = lax.select(uses < jnp.int32(depth), jnp.int32(0), end)
+            filled = jnp.minimum(uses, jnp.int32(depth))
+            lax.fori_loop(jnp.int32(0), filled - jnp.int32(delay), wait, start)
+
+    when(place.last, run)
