@@ -18,15 +18,16 @@ from typing import Any
 
 import code_time
 import contest
+import contest_tables
 import harness
 import jax
 import jax.numpy as jnp
 import program
-import tables
 import timing
-import upstream
 from contest import Candidate, Candidates, Contender, Row, RowResult
 from jax import lax
+
+import upstream
 
 RIVALS = ("cudnn", "upstream", "torch")
 TOKENS, HEADS = 16384, 16
@@ -377,13 +378,13 @@ def print_table(rows: list[RowResult], facts: dict[str, Any]) -> dict[str, Any]:
     for row in rows:
         taken = row.milliseconds("ours")
         microseconds = "-" if taken is None else f"{taken * 1e3:.1f}"
-        cells = [microseconds, *tables.rates(row, names)]
-        lines.append((row.name, *cells, tables.ratio_text(row.ratio())))
+        cells = [microseconds, *contest_tables.rates(row, names)]
+        lines.append((row.name, *cells, contest_tables.ratio_text(row.ratio())))
     print("TFLOP/s; upstream in float16, the others in bfloat16")
     harness.print_table(("row", "ours us", *names, "ours / best rival"), lines)
-    means = tables.group_means(rows)
+    means = contest_tables.group_means(rows)
     print("\nours / best rival, geometric means: ", end="")
-    print(", ".join(f"{group} {tables.ratio_text(mean)}" for group, mean in means.items()))
+    print(", ".join(f"{group} {contest_tables.ratio_text(mean)}" for group, mean in means.items()))
     return {"geometric_means": means}
 
 

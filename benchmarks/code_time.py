@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import contest
+import contest_tables
 import harness
 import jax
-import tables
 
 STEPS = ("trace", "lower", "compile", "first run")
 
@@ -112,7 +112,7 @@ def print_table(results: Sequence[CodeTime], rival: str = "upstream") -> None:
         other = totals.get((one.kernel, rival)) if one.compiler == contest.OURS else None
         ratio = other / one.total if other and one.total else None
         steps = [_milliseconds(one.steps.get(step)) for step in STEPS]
-        ratio_text = tables.ratio_text(ratio)
+        ratio_text = contest_tables.ratio_text(ratio)
         rows.append((one.kernel, one.compiler, *steps, _milliseconds(one.total), ratio_text))
     harness.print_table(("kernel", "compiler", *STEPS, "sum", f"{rival} / ours"), rows)
     for one in results:

@@ -17,15 +17,16 @@ from typing import Any
 
 import code_time
 import contest
+import contest_tables
 import harness
 import jax
 import jax.numpy as jnp
 import program
-import tables
 import timing
-import upstream
 from contest import Candidate, Candidates, Contender, Row, RowResult
 from jax import lax
+
+import upstream
 
 RIVALS = ("xla", "upstream", "torch")
 SQUARE, SKINNY, FP8, PEAK = "bf16 square", "skinny", "fp8", "peak"
@@ -307,20 +308,20 @@ def print_table(rows: list[RowResult], facts: dict[str, Any]) -> dict[str, Any]:
             limit, reached = best.get(kind), rate
         shares[row.name] = reached / limit if reached and limit else None
         microseconds = "-" if taken is None else f"{taken * 1e3:.1f}"
-        cells = [microseconds, *tables.rates(row, names)]
-        share = tables.percent(shares[row.name])
-        lines.append((row.name, *cells, share, tables.ratio_text(row.ratio())))
+        cells = [microseconds, *contest_tables.rates(row, names)]
+        share = contest_tables.percent(shares[row.name])
+        lines.append((row.name, *cells, share, contest_tables.ratio_text(row.ratio())))
     print("TFLOP/s; ours as a share of the peak, of the bandwidth of a copy if skinny")
     harness.print_table(
         ("row (M x N x K)", "ours us", *names, "ours of peak", "ours / best rival"), lines
     )
-    means = tables.group_means([row for row in rows if row.group != PEAK])
+    means = contest_tables.group_means([row for row in rows if row.group != PEAK])
     texts = (f"{kind} {rate / 1e12:.1f} TFLOP/s" for kind, rate in best.items())
     print("\npeak: " + ", ".join(texts))
     if "bandwidth" in facts:
         print(f"copy: {facts['bandwidth'] / 1e12:.3f} TB/s ({facts['bandwidth_by']})")
     print("ours / best rival, geometric means: ", end="")
-    print(", ".join(f"{group} {tables.ratio_text(mean)}" for group, mean in means.items()))
+    print(", ".join(f"{group} {contest_tables.ratio_text(mean)}" for group, mean in means.items()))
     return {"peaks": best, "ours_of_peak": shares, "geometric_means": means}
 
 

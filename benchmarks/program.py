@@ -18,11 +18,12 @@ os.environ.setdefault("PALLASITE_CACHE", "off")
 
 import code_time
 import contest
+import contest_tables
 import harness
 import jax
 import supervise
-import tables
 import timing
+
 import upstream
 
 CODE_TIME = "code time: "
@@ -225,7 +226,7 @@ def main(
         line = f"{seconds:6.1f} s  {key}"
         if key in rows:
             names = [result.contender for result in rows[key].results]
-            cells = tables.rates(rows[key], names)
+            cells = contest_tables.rates(rows[key], names)
             line += ": " + ", ".join(f"{n} {c}" for n, c in zip(names, cells, strict=True))
             line += f" {rows[key].note}" if rows[key].note else ""
         print(line, flush=True)
@@ -240,9 +241,9 @@ def main(
         on_event=on_event,
     )
     rows, times = collect(outcome)
-    tables.print_notes(rows)
+    contest_tables.print_notes(rows)
     if arguments.tune:
-        tables.print_trials(rows)
+        contest_tables.print_trials(rows)
     code_time.print_table(times)
     print()
     summary = this.print_table(rows, outcome.facts)

@@ -4,10 +4,10 @@ import dataclasses
 import json
 
 import contest
+import contest_tables
 import harness
 import jax.numpy as jnp
 import pytest
-import tables
 from contest import Candidate, Contender, Result, Row, RowResult
 from timing import Batch
 
@@ -140,7 +140,7 @@ def test_what_fails_is_reported_and_the_rest_goes_on(capsys: pytest.CaptureFixtu
         "none": "no candidate",
     }
     assert row.ratio() is None
-    assert tables.rates(row, ["ours", "raises", "absent"]) == ["0.5", "failed", "-"]
+    assert contest_tables.rates(row, ["ours", "raises", "absent"]) == ["0.5", "failed", "-"]
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -239,7 +239,7 @@ def test_geometric_means_leave_out_what_is_missing():
         row_of("a", None, 1.0),
         row_of("b", 1.0, None),
     ]
-    assert tables.group_means(rows) == {"a": pytest.approx(2.0), "b": None}
+    assert contest_tables.group_means(rows) == {"a": pytest.approx(2.0), "b": None}
     assert harness.geometric_mean([]) is None
     assert harness.geometric_mean([None, 8.0, 2.0]) == pytest.approx(4.0)
 
@@ -249,7 +249,7 @@ def test_notes_name_the_rows_of_a_failure_once(capsys: pytest.CaptureFixture[str
     for row in rows:
         row.results[1].note = "ValueError: not for this type"
     rows.append(RowResult("c", "c", 1, 1, [], note="not run: out of time"))
-    tables.print_notes(rows)
+    contest_tables.print_notes(rows)
     printed = capsys.readouterr().out
     assert printed.count("rival: ValueError: not for this type\n    in a 1.0 None b 1.0 None") == 1
     assert "the whole row: not run: out of time\n    in c" in printed
@@ -258,7 +258,7 @@ def test_notes_name_the_rows_of_a_failure_once(capsys: pytest.CaptureFixture[str
 def test_trials_are_printed_from_the_fastest_on(capsys: pytest.CaptureFixture[str]):
     slow, fast = function("slow", 4.0), function("fast", 2.0)
     row, _ = run(contender("ours", slow, fast, function("bad", 1.0, raising("no room"))))
-    tables.print_trials([row])
+    contest_tables.print_trials([row])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "plus_one: ours, 3 candidates"
     assert [line.split() for line in lines[3:5]] == [

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import upstream
 from contest import Candidate
+
+import upstream
 
 
 @dataclasses.dataclass(frozen=True)
