@@ -142,12 +142,15 @@ def _unit_strides(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
 
 
 def check_shared_alignment(reference: MemoryReference) -> None:
-    """Shared memory of a TMA copy begins at a multiple of 128 bytes, and of its swizzle's period.
+    """Shared memory of a TMA copy begins at a multiple of 128 bytes.
+
+    The pattern of a swizzle is fixed to addresses, so a copy may begin with any of its rows (which
+    128 bytes are at least one of).
 
     Raises:
       InvalidValueError: it does not.
     """
-    needed = max(SHARED_ALIGNMENT, reference.layout.atom_bytes)
+    needed = SHARED_ALIGNMENT
     if reference.space is not MemorySpace.SMEM or reference.offset_alignment % needed:
         raise InvalidValueError(
             "the shared memory of an asynchronous copy is not aligned",
