@@ -138,7 +138,7 @@ def test_unscaled_attention_in_float16_is_compared_rightly(
     labels = []
     for candidate in make(256, 64, False, "quick"):
         labels.append(candidate.label)
-        if len(labels) > 2:
+        if len(labels) > 1:
             continue
         result = candidate.output(candidate.call(*candidate.prepare(*inputs)))
         errors = row.errors(result, row.reference(*inputs))
