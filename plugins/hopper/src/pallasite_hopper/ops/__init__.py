@@ -13,6 +13,9 @@ _NAMES = {
     "MixedConfig": "pallasite_hopper.ops.mixed.config",
     "mixed_configs": "pallasite_hopper.ops.mixed.config",
     "attention": "pallasite_hopper.ops.attention.api",
+    "decode_attention": "pallasite_hopper.ops.decode.api",
+    "paged_attention": "pallasite_hopper.ops.decode.api",
+    "DecodeConfig": "pallasite_hopper.ops.decode.config",
 }
 """The module of each public name; it is imported when the name is first used."""
 

@@ -1,0 +1,1 @@
+"""Attention of few queries for each sequence against a cache of keys and values."""

@@ -1,0 +1,327 @@
+"""``decode_attention`` and ``paged_attention``: the functions that programs call."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops.decode import combine, kernel
+from pallasite_hopper.ops.decode.config import HEAD_DIMS, DecodeConfig, default_config
+from pallasite_hopper.ops.decode.schedule import Problem
+
+PageLayout = Literal["heads_first", "tokens_first"]
+
+
+def decode_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    lengths: jax.Array | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    config: DecodeConfig | None = None,
+) -> jax.Array:
+    """Attention of one query, or a few, for each sequence against its keys and values.
+
+    The time is that of reading the cache once: ``softmax(scale * q @ k.T) @ v`` for each head. The
+    sequences may have very different lengths.
+
+    Args:
+      q: (batch, q_heads, head_dim), or (batch, tokens, q_heads, head_dim) for the last ``tokens``
+        queries of each sequence, 1 to 8: each sees the keys up to its own, which is the last one
+        for the last query. bfloat16 or float16; head_dim is 64, 128 or 256.
+      k, v: (batch, kv_len, kv_heads, head_dim) of the same dtype. kv_heads divides q_heads; query
+        head h uses head ``h // (q_heads // kv_heads)``. kv_len is best a multiple of 8.
+      lengths: (batch,), integers: how many keys of each sequence exist, those of the queries
+        included; all by default. What the arrays hold beyond must be finite.
+      scale: positive factor of the scores; ``head_dim ** -0.5`` by default.
+      soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
+      config: how to cut the work up; by default chosen from the shapes.
+
+    Returns:
+      An array like q; zeros for queries that see no key.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+
+    Source: T. Dao et al., "Flash-Decoding for long-context inference", 2023.
+    """
+    _check_rank(k, "k", "(batch, kv_len, kv_heads, head_dim)")
+    batch, kv_len, kv_heads, head_dim = k.shape
+    tokens, group = _check_operands(q, k, v, ("k", "v"), kv_heads, head_dim)
+    if q.shape[0] != batch:
+        raise InvalidValueError(
+            "q and k do not have the same batch", got=f"q {q.shape}, k {k.shape}"
+        )
+    problem = Problem(
+        batch=batch,
+        tokens=tokens,
+        kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        kv_len=kv_len,
+        dtype=np.dtype(q.dtype),
+        cache_dtype=np.dtype(k.dtype),
+        scale=_scale(scale, head_dim),
+        soft_cap=None if soft_cap is None else _positive(soft_cap, "soft_cap"),
+        lengths=lengths is not None,
+    )
+    extra = [] if lengths is None else [_integers(lengths, "lengths", (batch,))]
+    return _run(problem, config, q, k, v, extra)
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    lengths: jax.Array,
+    page_indices: jax.Array,
+    *,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    page_layout: PageLayout = "heads_first",
+    config: DecodeConfig | None = None,
+) -> jax.Array:
+    """Attention of one query, or a few, for each sequence against keys and values in pages.
+
+    As :func:`decode_attention`, but the rows of a sequence lie in pages anywhere in the cache. Only
+    pages with rows below the length are read. Unlike in
+    ``jax.experimental.pallas.ops.gpu.paged_attention``, scores are scaled, see ``scale``.
+
+    Args:
+      q: (batch, q_heads, head_dim) or (batch, tokens, q_heads, head_dim).
+      k_pages, v_pages: (kv_heads, pages, page_size, head_dim), of the dtype of q. page_size is a
+        multiple of 8, and a divisor or multiple of the configuration's tile, 64 by default.
+      lengths: (batch,), integers: rows of each sequence, those of the queries included. What the
+        last page of a sequence holds beyond must be finite.
+      page_indices: (batch, pages_per_sequence), integers: which page has rows
+        ``i * page_size`` to ``(i + 1) * page_size - 1`` of a sequence. Entries beyond the length
+        mean nothing.
+      scale: positive factor of the scores; ``head_dim ** -0.5`` by default.
+      soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
+      page_layout: ``"tokens_first"`` if pages are (pages, page_size, kv_heads, head_dim).
+      config: how to cut the work up; by default chosen from the shapes.
+
+    Returns:
+      An array like q; zeros for queries that see no key.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+
+    Source: W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", arXiv 2309.06180.
+    """
+    if page_layout not in ("heads_first", "tokens_first"):
+        raise InvalidValueError(
+            "page_layout is unknown", got=page_layout, expected="'heads_first' or 'tokens_first'"
+        )
+    heads_first = page_layout == "heads_first"
+    expected = "(kv_heads, pages, page_size, head_dim)"
+    if not heads_first:
+        expected = "(pages, page_size, kv_heads, head_dim)"
+    _check_rank(k_pages, "k_pages", expected)
+    if heads_first:
+        kv_heads, pages, page_size, head_dim = k_pages.shape
+    else:
+        pages, page_size, kv_heads, head_dim = k_pages.shape
+    names = ("k_pages", "v_pages")
+    tokens, group = _check_operands(q, k_pages, v_pages, names, kv_heads, head_dim)
+    batch = q.shape[0]
+    lengths = _integers(lengths, "lengths", (batch,))
+    page_indices = _integers(page_indices, "page_indices", (batch, None))
+    problem = Problem(
+        batch=batch,
+        tokens=tokens,
+        kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        kv_len=page_indices.shape[1] * page_size,
+        dtype=np.dtype(q.dtype),
+        cache_dtype=np.dtype(k_pages.dtype),
+        scale=_scale(scale, head_dim),
+        soft_cap=None if soft_cap is None else _positive(soft_cap, "soft_cap"),
+        lengths=True,
+        page_size=page_size,
+        pages_per_sequence=page_indices.shape[1],
+        pages=pages,
+        heads_first=heads_first,
+    )
+    rows = (-1, head_dim) if heads_first else (-1, kv_heads, head_dim)
+    k_rows, v_rows = k_pages.reshape(rows), v_pages.reshape(rows)
+    return _run(problem, config, q, k_rows, v_rows, [lengths, page_indices])
+
+
+# The kernels --------------------------------------------------------------------------------------
+
+
+def _run(
+    problem: Problem,
+    config: DecodeConfig | None,
+    q: Any,
+    k: Any,
+    v: Any,
+    extra: list[Any],
+) -> jax.Array:
+    config = _filled(problem, config)
+    queries = q.reshape(kernel.out_shape(problem).shape)
+    main, completion = _kernels(problem, config)
+    out, *parts = main(queries, k, v, *extra)
+    if completion is not None:
+        lengths = extra[:1] if problem.lengths else []
+        out = completion(*lengths, *parts, out)
+    return out.reshape(q.shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _kernels(
+    problem: Problem, config: DecodeConfig
+) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+    """The kernel that reads the cache, and the one that combines partial results, if any."""
+    assert config.blocks is not None
+    main = kernel.build(problem, config)
+    tiles = max(1, -(-problem.kv_len // config.tile))
+    total = problem.batch * problem.kv_heads // config.heads * problem.parts * tiles
+    whole = not problem.lengths and total % (config.blocks * tiles) == 0
+    if config.blocks == 1 or whole:
+        return main, None
+    return main, combine.build(problem, config)
+
+
+def _filled(problem: Problem, config: DecodeConfig | None) -> DecodeConfig:
+    """The configuration with stages and blocks: no more of them than tiles."""
+    itemsize = np.dtype(problem.cache_dtype).itemsize
+    if config is None:
+        config = default_config(problem.head_dim, problem.columns, itemsize)
+    elif not isinstance(config, DecodeConfig):
+        raise InvalidTypeError(
+            "config is not a decode configuration",
+            got=type(config).__name__,
+            expected="DecodeConfig",
+        )
+    if problem.kv_heads % config.heads:
+        raise InvalidValueError(
+            "blocks cannot have so many heads side by side",
+            got=f"heads={config.heads} of {problem.kv_heads}",
+            expected="a divisor",
+        )
+    size = problem.page_size
+    if size and (size % 8 or (config.tile % size and size % config.tile)):
+        raise InvalidValueError(
+            "the pages do not fit the steps",
+            got=f"page_size {size}, steps of {config.tile} rows",
+            expected=f"a multiple of 8 that divides {config.tile} or that it divides",
+        )
+    config = config.filled(problem.head_dim, problem.columns, itemsize)
+    assert config.blocks is not None
+    tiles = max(1, -(-problem.kv_len // config.tile))
+    total = problem.batch * problem.kv_heads // config.heads * problem.parts * tiles
+    return dataclasses.replace(config, blocks=min(config.blocks, total))
+
+
+# Arguments ----------------------------------------------------------------------------------------
+
+
+def _check_rank(array: Any, what: str, expected: str) -> None:
+    if len(getattr(array, "shape", ())) != 4:
+        raise InvalidTypeError(
+            f"{what} does not have four dimensions",
+            got=getattr(array, "shape", type(array).__name__),
+            expected=expected,
+        )
+
+
+def _check_operands(
+    q: Any, k: Any, v: Any, names: tuple[str, str], kv_heads: int, head_dim: int
+) -> tuple[int, int]:
+    """Returns how many queries a sequence has, and how many heads of them share one of the cache.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+    """
+    if len(getattr(q, "shape", ())) not in (3, 4):
+        raise InvalidTypeError(
+            "q has neither three nor four dimensions",
+            got=getattr(q, "shape", type(q).__name__),
+            expected="(batch, q_heads, head_dim) or (batch, tokens, q_heads, head_dim)",
+        )
+    for what, array in (("q", q), (names[0], k), (names[1], v)):
+        if array.dtype not in (jnp.bfloat16, jnp.float16):
+            raise InvalidTypeError(
+                f"attention of this dtype of {what}",
+                got=array.dtype,
+                expected="bfloat16 or float16",
+            )
+        if 0 in array.shape:
+            raise InvalidValueError(f"{what} has no elements", got=array.shape)
+    if not q.dtype == k.dtype == v.dtype:
+        raise InvalidTypeError(
+            f"q, {names[0]} and {names[1]} do not have one dtype",
+            got=f"{q.dtype}, {k.dtype}, {v.dtype}",
+        )
+    if k.shape != v.shape:
+        raise InvalidValueError(
+            f"{names[0]} and {names[1]} do not have the same shape", got=f"{k.shape}, {v.shape}"
+        )
+    if head_dim not in HEAD_DIMS or q.shape[-1] != head_dim:
+        raise InvalidValueError(
+            "heads of these sizes are not supported",
+            got=f"head_dim {q.shape[-1]} of q, {head_dim} of the cache",
+            expected="the same, " + " or ".join(map(str, HEAD_DIMS)),
+            hint="pad with zeros, and give the scale",
+        )
+    q_heads = q.shape[-2]
+    if q_heads % kv_heads:
+        raise InvalidValueError(
+            "the heads of the queries cannot be divided among those of the cache",
+            got=f"{q_heads} and {kv_heads} heads",
+            expected="a multiple",
+        )
+    tokens = q.shape[1] if len(q.shape) == 4 else 1
+    if tokens > 8:
+        raise InvalidValueError(
+            "too many queries for each sequence",
+            got=f"{tokens}",
+            expected="at most 8",
+            hint="attention() is for many queries",
+        )
+    return tokens, q_heads // kv_heads
+
+
+def _scale(scale: Any, head_dim: int) -> float:
+    return float(head_dim**-0.5) if scale is None else _positive(scale, "scale")
+
+
+def _positive(value: Any, what: str) -> float:
+    if isinstance(value, jax.core.Tracer) or not isinstance(value, int | float | np.number):
+        raise InvalidTypeError(
+            f"{what} must be known while tracing",
+            got=type(value).__name__,
+            expected="a positive Python number",
+        )
+    if not (value > 0 and math.isfinite(value)):
+        raise InvalidValueError(f"{what} is not positive and finite", got=value)
+    return float(value)
+
+
+def _integers(array: Any, what: str, shape: tuple[int | None, ...]) -> jax.Array:
+    array = jnp.asarray(array)
+    fits = len(array.shape) == len(shape) and all(
+        wanted in (None, extent) for wanted, extent in zip(shape, array.shape, strict=True)
+    )
+    if not jnp.issubdtype(array.dtype, jnp.integer) or not fits or 0 in array.shape:
+        extents = ", ".join("pages_per_sequence" if n is None else str(n) for n in shape)
+        raise InvalidTypeError(
+            f"{what} does not fit the batch",
+            got=f"{array.dtype}{list(array.shape)}",
+            expected=f"integers of shape ({extents})",
+        )
+    return array.astype(jnp.int32)

@@ -1,0 +1,105 @@
+"""How attention against a cache is cut into tiles and dealt out to blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallasite.errors import InvalidValueError
+
+HEAD_DIMS = (64, 128, 256)
+"""Supported sizes of a head."""
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
+
+SHARED_BYTES = 227 * 1024
+"""Shared memory of a multiprocessor that blocks can use, 1 KB for each block included."""
+
+MOST_COLUMNS = 64
+"""Queries of a tile at most; more are worked on in turn, each part with the whole cache."""
+
+_RESERVE = 5 * 1024
+"""For barriers, lengths and exchanges between warps, and what the hardware takes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """Configuration of attention against a cache.
+
+    Attributes:
+      tile: keys in one step, a multiple of 64 up to 256.
+      heads: heads of the cache, 1 to 4, that a block reads side by side, each by a warpgroup of its
+        own. Rows of neighbouring heads are neighbours in memory if the cache has tokens first.
+      stages: steps in flight; None takes as many as shared memory has room for, up to 8.
+      blocks_per_multiprocessor: blocks, 1 to 4, that share a multiprocessor.
+      blocks: how many blocks share the work; None fills the GPU.
+    """
+
+    tile: int = 64
+    heads: int = 1
+    stages: int | None = None
+    blocks_per_multiprocessor: int = 2
+    blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        _within("heads", self.heads, 1, 4)
+        _within("blocks_per_multiprocessor", self.blocks_per_multiprocessor, 1, 4)
+        if self.stages is not None:
+            _within("stages", self.stages, 1, 16)
+        if self.blocks is not None:
+            _within("blocks", self.blocks, 1, 1 << 16)
+        if self.tile not in (64, 128, 192, 256):
+            raise InvalidValueError(
+                "tile of a decode configuration does not fit the matrix units",
+                got=self.tile,
+                expected="64, 128, 192 or 256",
+            )
+
+    def stage_bytes(self, head_dim: int, itemsize: int) -> int:
+        """Shared memory of one step's keys and values."""
+        return 2 * self.heads * self.tile * head_dim * itemsize
+
+    def fixed_bytes(self, head_dim: int, columns: int) -> int:
+        """Shared memory of all else: two sets of queries, results and weights."""
+        return self.heads * columns * 2 * (3 * head_dim + self.tile) + _RESERVE
+
+    def filled(self, head_dim: int, columns: int, itemsize: int) -> DecodeConfig:
+        """The same with a number of stages and of blocks.
+
+        Raises:
+          InvalidValueError: it does not fit shared memory.
+        """
+        room = SHARED_BYTES // self.blocks_per_multiprocessor
+        room -= self.fixed_bytes(head_dim, columns)
+        fitting = room // self.stage_bytes(head_dim, itemsize)
+        stages = min(fitting, 8) if self.stages is None else self.stages
+        if fitting < max(1, stages):
+            raise InvalidValueError(
+                f"the configuration does not fit shared memory for heads of {head_dim}",
+                got=f"{self}, which has room for {max(0, fitting)} stages",
+                hint="a smaller tile, fewer heads or fewer blocks_per_multiprocessor",
+            )
+        blocks = self.blocks or MULTIPROCESSORS * self.blocks_per_multiprocessor
+        return dataclasses.replace(self, stages=stages, blocks=blocks)
+
+
+def _within(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise InvalidValueError(
+            f"{name} of a decode configuration is out of range",
+            got=value,
+            expected=f"an integer from {low} to {high}",
+        )
+
+
+def default_config(head_dim: int, columns: int, itemsize: int) -> DecodeConfig:
+    """The configuration that is used where none is given.
+
+    Args:
+      head_dim: size of a head.
+      columns: queries of a tile.
+      itemsize: bytes of an element of the cache.
+    """
+    if head_dim * columns > 128 * 32:
+        return DecodeConfig(tile=64, blocks_per_multiprocessor=1)
+    return DecodeConfig(tile=128 if head_dim * itemsize <= 128 else 64)

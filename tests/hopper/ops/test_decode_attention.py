@@ -1,0 +1,203 @@
+"""Attention against a cache, with and without pages, against float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops import DecodeConfig, decode_attention, paged_attention
+
+DTYPES = {"bfloat16": (jnp.bfloat16, 2e-2), "float16": (jnp.float16, 3e-3)}
+
+
+def random(rng, shape, dtype):
+    return jnp.asarray(rng.normal(size=shape), dtype)
+
+
+def reference(q, k, v, lengths, scale, soft_cap=None):
+    """In float64; q is (batch, tokens, q_heads, head_dim), k and v (batch, rows, heads, ...)."""
+    q, k, v = (np.asarray(array, np.float64) for array in (q, k, v))
+    batch, tokens, q_heads, head_dim = q.shape
+    group = q_heads // k.shape[2]
+    grouped = q.reshape(batch, tokens, k.shape[2], group, head_dim)
+    scores = np.einsum("bthgd,blhd->bthgl", grouped, k) * scale
+    if soft_cap is not None:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+    seen = lengths[:, None] - (tokens - 1 - np.arange(tokens))
+    shown = np.arange(k.shape[1]) < seen[..., None]
+    scores = np.where(shown[:, :, None, None], scores, -np.inf)
+    weights = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -1e30))
+    total = weights.sum(-1, keepdims=True)
+    weights = weights / np.where(total > 0, total, 1)
+    return np.einsum("bthgl,blhd->bthgd", weights, v).reshape(q.shape)
+
+
+def check(
+    config,
+    *,
+    batch=2,
+    tokens=1,
+    heads=2,
+    group=4,
+    head_dim=64,
+    kv_len=192,
+    lengths=None,
+    soft_cap=None,
+    scale=None,
+    dtype="bfloat16",
+):
+    dtype, tolerance = DTYPES[dtype]
+    rng = np.random.default_rng(0)
+    q = random(rng, (batch, tokens, heads * group, head_dim), dtype)
+    k, v = (random(rng, (batch, kv_len, heads, head_dim), dtype) for _ in range(2))
+    given = None if lengths is None else jnp.asarray(lengths, jnp.int32)
+    queries = q[:, 0] if tokens == 1 else q
+    out = decode_attention(
+        queries, k, v, lengths=given, soft_cap=soft_cap, scale=scale, config=config
+    )
+    assert out.shape == queries.shape
+    assert out.dtype == q.dtype
+    counted = np.full(batch, kv_len) if lengths is None else np.asarray(lengths)
+    expected = reference(q, k, v, counted, scale or head_dim**-0.5, soft_cap)
+    found = np.asarray(out, np.float64).reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("blocks", [1, 3, 4, 7, 12])
+def test_ranges_of_blocks(blocks):
+    """Ranges with whole items, parts of two, and one item in many ranges."""
+    check(DecodeConfig(blocks=blocks))
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("blocks", [2, 5])
+@pytest.mark.parametrize("lengths", [(1, 0, 200, 64, 65), (0, 0, 0, 0, 0), (256, 1, 1, 255, 1000)])
+def test_lengths(lengths, blocks):
+    kept = tuple(min(length, 256) for length in lengths)
+    assert kept[-1] <= 256
+    check(DecodeConfig(blocks=blocks), batch=5, heads=1, kv_len=256, lengths=kept)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("group", [1, 3, 8, 16, 80])
+def test_groups(group):
+    check(DecodeConfig(blocks=3), batch=1, group=group, lengths=(150,))
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(("tokens", "group"), [(2, 1), (3, 4), (4, 16), (8, 12)])
+def test_several_queries(tokens, group):
+    check(DecodeConfig(blocks=3), tokens=tokens, group=group, heads=1, lengths=(3, 130))
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize(
+    ("head_dim", "config"),
+    [
+        (64, DecodeConfig(tile=128, blocks=3)),
+        (64, DecodeConfig(tile=192, blocks=2, stages=1)),
+        (128, DecodeConfig(heads=2, blocks=3, blocks_per_multiprocessor=1)),
+        (256, DecodeConfig(blocks=2, blocks_per_multiprocessor=1)),
+    ],
+)
+def test_configurations(head_dim, config, dtype):
+    check(config, head_dim=head_dim, dtype=dtype, lengths=(192, 77), group=2)
+
+
+@pytest.mark.runs_kernels
+def test_soft_cap_and_scale():
+    check(DecodeConfig(blocks=3), soft_cap=2.0, scale=0.5, lengths=(100, 192))
+
+
+@pytest.mark.runs_kernels
+def test_extents_that_are_no_multiples():
+    check(DecodeConfig(blocks=2), kv_len=75, heads=1)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("page_layout", ["heads_first", "tokens_first"])
+@pytest.mark.parametrize(
+    ("page_size", "config", "head_dim"),
+    [
+        (16, DecodeConfig(blocks=3), 64),
+        (64, DecodeConfig(blocks=4, stages=2), 128),
+        (128, DecodeConfig(blocks=3, heads=2, tile=64, blocks_per_multiprocessor=1), 64),
+    ],
+)
+def test_pages(page_size, config, head_dim, page_layout):
+    """Pages in any order; entries beyond a length, and pages of no sequence, hold rubbish."""
+    rng = np.random.default_rng(1)
+    batch, heads, group, per_sequence = 3, 2, 4, 256 // page_size
+    pages = batch * per_sequence + 3
+    lengths = np.array([256, 1, 140])
+    shape = (pages, page_size, heads, head_dim)
+    k, v = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
+    indices = rng.permutation(pages)[: batch * per_sequence].reshape(batch, per_sequence)
+    q = random(rng, (batch, heads * group, head_dim), jnp.bfloat16)
+    used = np.arange(per_sequence) * page_size < lengths[:, None]
+    for array in (k, v):
+        array[np.setdiff1d(np.arange(pages), indices[used])] = np.nan
+    table = np.where(used, indices, 2**30)
+    k, v = (jnp.asarray(array, jnp.bfloat16) for array in (k, v))
+    order = (2, 0, 1, 3) if page_layout == "heads_first" else (0, 1, 2, 3)
+    out = paged_attention(
+        q,
+        jnp.transpose(k, order),
+        jnp.transpose(v, order),
+        jnp.asarray(lengths, jnp.int32),
+        jnp.asarray(table, jnp.int32),
+        page_layout=page_layout,
+        config=config,
+    )
+    rows = [np.nan_to_num(np.asarray(a, np.float64))[indices] for a in (k, v)]
+    rows = [a.reshape(batch, -1, heads, head_dim) for a in rows]
+    expected = reference(q[:, None], *rows, lengths, head_dim**-0.5)[:, 0]
+    np.testing.assert_allclose(np.asarray(out, np.float64), expected, atol=2e-2, rtol=2e-2)
+
+
+def arrays(**changes):
+    shapes = {"q": (2, 8, 64), "k": (2, 128, 2, 64), "v": (2, 128, 2, 64)} | changes
+    return {name: jax.ShapeDtypeStruct(s, jnp.bfloat16) for name, s in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "message"),
+    [
+        ({"q": (2, 64)}, {}, InvalidTypeError, "neither three nor four"),
+        ({"q": (2, 9, 8, 64)}, {}, InvalidValueError, "too many queries"),
+        ({"q": (2, 7, 64)}, {}, InvalidValueError, "cannot be divided among"),
+        ({"q": (3, 8, 64)}, {}, InvalidValueError, "same batch"),
+        ({"q": (2, 8, 128)}, {}, InvalidValueError, "heads of these sizes"),
+        ({"v": (2, 64, 2, 64)}, {}, InvalidValueError, "do not have the same shape"),
+        ({}, {"scale": -1.0}, InvalidValueError, "scale is not positive"),
+        ({}, {"lengths": jnp.zeros(3, jnp.int32)}, InvalidTypeError, "lengths does not fit"),
+        ({}, {"config": 3}, InvalidTypeError, "not a decode configuration"),
+        ({}, {"config": DecodeConfig(heads=3)}, InvalidValueError, "so many heads side by side"),
+        ({}, {"config": DecodeConfig(tile=256)}, InvalidValueError, "does not fit shared memory"),
+    ],
+)
+def test_refusals(changes, options, error, message):
+    if "tile=256" in repr(options):
+        changes = {name: (*s[:-1], 256) for name, s in _shapes(arrays()).items()}
+    with pytest.raises(error, match=message):
+        given = arrays(**changes)
+        jax.eval_shape(
+            lambda q, k, v: decode_attention(q, k, v, **options), given["q"], given["k"], given["v"]
+        )
+
+
+def _shapes(given):
+    return {name: array.shape for name, array in given.items()}
+
+
+def test_pages_that_do_not_fit():
+    shape = jax.ShapeDtypeStruct((2, 5, 24, 64), jnp.bfloat16)
+    q = jax.ShapeDtypeStruct((1, 8, 64), jnp.bfloat16)
+    numbers = jnp.zeros((1,), jnp.int32), jnp.zeros((1, 4), jnp.int32)
+    with pytest.raises(InvalidValueError, match=r"pages do not fit the steps"):
+        jax.eval_shape(lambda q, k: paged_attention(q, k, k, *numbers), q, shape)
