@@ -110,6 +110,11 @@ def test_heads_of_queries_share_heads_of_keys(heads, causal):
     check(batch=2, q_seq=80, kv_seq=130, heads=heads, causal=causal)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_heads(causal):
+    check(q_seq=100, kv_seq=130, heads=(2, 1), head_dim=256, causal=causal)
+
+
 def test_soft_cap():
     check(q_seq=160, kv_seq=100, head_dim=128, soft_cap=2.0, scale=0.5)
     check(q_seq=160, kv_seq=160, causal=True, soft_cap=2.0, scale=0.5)
@@ -158,7 +163,7 @@ def problem(**changes):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_default_configurations_spill_no_registers(head_dim, causal):
     shape = jax.ShapeDtypeStruct((1, 4096, 16, head_dim), jnp.bfloat16)
     lse = jax.ShapeDtypeStruct((1, 16, 4096), jnp.float32)

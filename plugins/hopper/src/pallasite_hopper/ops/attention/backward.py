@@ -16,7 +16,7 @@ from pallasite_hopper.ops.attention.backward_config import (
     default_config,
 )
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
 
 
 def attention_backward(
@@ -40,7 +40,8 @@ def attention_backward(
     the last places from run to run.
 
     Args:
-      q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim 64 or 128.
+      q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim 64, 128 or
+        256.
       k, v: (batch, kv_seq, kv_heads, head_dim), where kv_heads divides q_heads; query head h uses
         head h // (q_heads // kv_heads).
       out: the attention's result, as q.

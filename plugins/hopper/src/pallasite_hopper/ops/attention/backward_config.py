@@ -26,6 +26,7 @@ class BackwardConfig:
       q_stages, d_out_stages: buffers for tiles of queries and of the gradient of the output.
       ds_stages: buffers for the gradient of the scores, 1 or 2. With 2, warpgroups wait for each
         other once instead of twice in each step.
+      shared_keys: for large heads: the warpgroups share 64 keys and divide the head's dimensions.
       transposed_dq: compute the gradient of the queries as its transpose, which permits a
         ``block_q`` that is no multiple of 64.
       ahead: what a step starts before it is over: ``"nothing"``; ``"dk"`` leaves its last product
@@ -44,6 +45,7 @@ class BackwardConfig:
     q_stages: int = 2
     d_out_stages: int = 2
     ds_stages: int = 1
+    shared_keys: bool = False
     transposed_dq: bool = False
     ahead: str = "nothing"
     values_first: bool = False
@@ -79,6 +81,17 @@ class BackwardConfig:
             raise InvalidValueError(
                 "BackwardConfig.warpgroups", got=self.warpgroups, expected="1 or 2"
             )
+        if self.shared_keys and (
+            self.block_q != ROWS
+            or self.transposed_dq
+            or self.values_first
+            or self.ds_stages != 1
+            or self.ahead != "nothing"
+        ):
+            raise InvalidValueError(
+                "BackwardConfig.shared_keys goes with block_q=64 and none of the other options",
+                got=self,
+            )
         if self.ds_stages not in (1, 2):
             raise InvalidValueError(
                 "BackwardConfig.ds_stages", got=self.ds_stages, expected="1 or 2"
@@ -87,7 +100,7 @@ class BackwardConfig:
     @property
     def block_kv(self) -> int:
         """Keys of a block."""
-        return ROWS * self.warpgroups
+        return ROWS if self.shared_keys else ROWS * self.warpgroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,4 +143,6 @@ def default_config(problem: BackwardProblem) -> BackwardConfig:
     """A configuration that suits the head size and the mask."""
     if problem.head_dim == 64:
         return BackwardConfig(block_q=128, ds_stages=2)
+    if problem.head_dim == 256:
+        return BackwardConfig(block_q=64, q_stages=1, d_out_stages=1, shared_keys=True)
     return BackwardConfig(block_q=64, ds_stages=2, ahead="dk")

@@ -25,12 +25,8 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError
-from pallasite_hopper.ops.attention.backward_config import (
-    LOG2_E,
-    ROWS,
-    BackwardConfig,
-    BackwardProblem,
-)
+from pallasite_hopper.ops.attention.backward_config import ROWS, BackwardConfig, BackwardProblem
+from pallasite_hopper.ops.attention.backward_worker import when, worker_class
 
 MEMORY_REGISTERS = 32
 
@@ -129,7 +125,7 @@ def build(
     The results are the sums for the gradient of q, which begin as zeros of float32 of the shape
     that is returned as well, and the gradients of k and v.
     """
-    tiles = _Tiles(problem, config)
+    tiles = Tiles(problem, config)
     p, c, dq = problem, config, tiles.dq
     kv_shape = (p.batch, p.kv_seq, p.kv_heads, p.head_dim)
     line = -(-c.block_q // _LINE) * _LINE
@@ -139,6 +135,7 @@ def build(
         "q_s": _matrix(c.block_q, p.head_dim, p.dtype, c.q_stages),
         "do_s": _matrix(c.block_q, p.head_dim, p.dtype, c.d_out_stages),
         "ds_s": _matrix(c.block_kv, c.block_q, p.dtype, c.ds_stages),
+        "p_s": _matrix(ROWS, c.block_q, p.dtype),
         "dq_s": plgpu.SMEM((dq.parts, dq.lines, 256), jnp.float32),
         "log_s": plgpu.SMEM((c.q_stages, line), jnp.float32),
         "delta_s": plgpu.SMEM((c.d_out_stages, line), jnp.float32),
@@ -151,6 +148,8 @@ def build(
         "ds_full": plgpu.Barrier(num_arrivals=c.warpgroups),
         "ds_empty": plgpu.Barrier(num_arrivals=c.warpgroups),
     }
+    if not c.shared_keys:
+        del scratch["p_s"]
     operands = 7 if p.has_lengths else 6
 
     def body(*refs: Any, **scratch_refs: Any) -> None:
@@ -176,7 +175,7 @@ def build(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Block:
+class Block:
     """What one block does.
 
     Attributes:
@@ -197,7 +196,9 @@ class _Block:
     keys: Any
 
 
-class _Tiles:
+class Tiles:
+    """The kernel's parts that depend on the problem and the configuration."""
+
     def __init__(self, problem: BackwardProblem, config: BackwardConfig):
         self.problem = problem
         self.config = config
@@ -221,20 +222,20 @@ class _Tiles:
         block = self.block(lengths_g)
         thread = lax.axis_index("warpgroup")
 
-        @pl.when(thread == c.warpgroups)
+        @when(thread == c.warpgroups)
         def _fetch() -> None:
             plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
             self.fetch(block, (q_g, k_g, v_g, do_g, stats_g), scratch)
 
-        @pl.when(thread < c.warpgroups)
+        @when(thread < c.warpgroups)
         def _compute() -> None:
             plgpu.set_max_registers(c.registers, action="increase")
-            worker = _Worker(self, block, scratch, thread, dq_g)
-            sums = plgpu.ACC((ROWS, p.head_dim), jnp.float32)
+            worker = worker_class(self.config)(self, block, scratch, thread, dq_g)
+            sums = plgpu.ACC((ROWS, worker.columns), jnp.float32)
             carried = [worker.scores_type()] if self.always_starts else []
             pl.run_scoped(functools.partial(worker.run, dk_g, dv_g), sums, sums, *carried)
 
-    def block(self, lengths_g: Any) -> _Block:
+    def block(self, lengths_g: Any) -> Block:
         """Which tile of keys this block has, longest first within a section of heads."""
         p, c = self.problem, self.config
         number = lax.axis_index("block")
@@ -258,9 +259,9 @@ class _Tiles:
             end = jnp.where(first_key >= keys, 0, end)
         begin = jnp.minimum(begin, end)
         full = jnp.clip(full, begin, end)
-        return _Block(batch, kv_head, first_key, begin, full, end, offset, keys)
+        return Block(batch, kv_head, first_key, begin, full, end, offset, keys)
 
-    def q_tile(self, block: _Block, step: Any) -> Any:
+    def q_tile(self, block: Block, step: Any) -> Any:
         """The tile of queries of a step."""
         if not self.config.stagger or self.problem.causal:
             return block.begin + step
@@ -270,7 +271,7 @@ class _Tiles:
         tile = start + step
         return jnp.where(tile >= block.end, tile - block.end, tile)
 
-    def fetch(self, block: _Block, refs: tuple[Any, ...], s: dict[str, Any]) -> None:
+    def fetch(self, block: Block, refs: tuple[Any, ...], s: dict[str, Any]) -> None:
         """The work of the warpgroup that copies."""
         p, c = self.problem, self.config
         q_g, k_g, v_g, do_g, stats_g = refs
@@ -287,17 +288,17 @@ class _Tiles:
             full = s[f"{name}_full"].at[slot]
             queries = pl.ds(tile * c.block_q, c.block_q)
 
-            @pl.when(number >= stages)
+            @when(number >= stages)
             def _() -> None:
                 plgpu.barrier_wait(s[f"{name}_empty"].at[slot])
 
-            window = (block.batch, queries, head)
-            plgpu.copy_gmem_to_smem(source.at[window], s[f"{name}_s"].at[slot], full)
-            window = (block.batch, head, kind, queries)
-            plgpu.copy_gmem_to_smem(stats_g.at[window], line.at[slot, 0 : c.block_q], full)
+            rows = source.at[block.batch, queries, head]
+            plgpu.copy_gmem_to_smem(rows, s[f"{name}_s"].at[slot], full)
+            numbers = stats_g.at[block.batch, head, kind, queries]
+            plgpu.copy_gmem_to_smem(numbers, line.at[slot, 0 : c.block_q], full)
 
         def fetch_all(warp: Any) -> None:
-            @pl.when((warp == 0) & (self.always_starts | (steps > 0)))
+            @when((warp == 0) & (self.always_starts | (steps > 0)))
             def _() -> None:
                 plgpu.copy_gmem_to_smem(k_g.at[keys], s["k_s"], s["k_full"])
 
@@ -307,7 +308,7 @@ class _Tiles:
                     tile = self.q_tile(block, i)
                     load(0, number, head, tile)
 
-                    @pl.when(number == 0)
+                    @when(number == 0)
                     def _() -> None:
                         plgpu.copy_gmem_to_smem(v_g.at[keys], s["v_s"], s["v_full"])
 
@@ -334,245 +335,3 @@ class _Tiles:
 
 def _divide(number: Any, by: int) -> tuple[Any, Any]:
     return lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """One tile of queries.
-
-    Attributes:
-      i: number within the head.
-      number: number of all steps before.
-      group: the query's head among those that share the keys.
-      mask: whether some queries do not see some keys.
-    """
-
-    i: Any
-    number: Any
-    group: Any
-    mask: bool
-
-
-class _Worker:
-    """A compute warpgroup."""
-
-    def __init__(
-        self, tiles: _Tiles, block: _Block, scratch: dict[str, Any], thread: Any, dq_g: Any
-    ):
-        self.tiles = tiles
-        self.problem = tiles.problem
-        self.config = tiles.config
-        self.block = block
-        self.s = scratch
-        self.thread = thread
-        self.dq_g = dq_g
-        self.rows = pl.ds(pl.multiple_of(thread * ROWS, ROWS), ROWS)
-
-    def run(self, dk_g: Any, dv_g: Any, dk: Any, dv: Any, scores: Any = None) -> None:
-        """Everything that the warpgroup does; scores that run ahead have their own place."""
-        s, block = self.s, self.block
-        steps = block.end - block.begin
-        masked = block.full - block.begin
-
-        if self.tiles.always_starts:
-            plgpu.barrier_wait(s["k_full"])
-            self.start_scores(jnp.int32(0), scores)
-            # The loop's other accumulators are cleared now, which ptxas does not do meanwhile.
-            plgpu.wgmma_wait(0)
-
-        @pl.when(steps > 0)
-        def _() -> None:
-            if not self.tiles.always_starts:
-                plgpu.barrier_wait(s["k_full"])
-            plgpu.barrier_wait(s["v_full"])
-
-        def heads(group: Any, _: Any) -> None:
-            def step(i: Any, mask: bool) -> None:
-                self.step(_Step(i, group * steps + i, group, mask), dk, dv, scores)
-
-            if self.problem.causal or self.tiles.masks_keys:
-                lax.fori_loop(0, masked, lambda i, _: step(i, True), None)
-                # ptxas gives up on products that are in flight from one loop to another.
-                plgpu.wgmma_wait(0)
-            lax.fori_loop(masked, steps, lambda i, _: step(i, False), None)
-
-        if self.problem.group == 1:
-            heads(jnp.int32(0), None)
-        else:
-            lax.fori_loop(0, self.problem.group, heads, None)
-        plgpu.wgmma_wait(0)
-        self.finish(dk_g, dv_g, dk, dv)
-
-    def scores_type(self) -> Any:
-        """An accumulator for scores."""
-        return plgpu.ACC((ROWS, self.config.block_q), jnp.float32)
-
-    def q_slot(self, number: Any) -> Any:
-        """Where the queries of a step are."""
-        return lax.rem(number, jnp.int32(self.config.q_stages))
-
-    def d_out_slot(self, number: Any) -> Any:
-        """Where the gradient of the output for a step is."""
-        return lax.rem(number, jnp.int32(self.config.d_out_stages))
-
-    def start_scores(self, number: Any, scores: Any) -> None:
-        """Starts the product of keys and queries."""
-        slot = self.q_slot(number)
-        plgpu.barrier_wait(self.s["q_full"].at[slot])
-        queries = plgpu.transpose_ref(self.s["q_s"].at[slot], (1, 0))
-        plgpu.wgmma(scores, self.s["k_s"].at[self.rows], queries, accumulate=False)
-
-    def step(self, step: _Step, dk: Any, dv: Any, scores: Any) -> None:
-        """One tile of queries."""
-        if scores is None:
-            ds = pl.run_scoped(
-                lambda scores, dp: self.score_gradients(step, dv, scores, dp),
-                self.scores_type(),
-                self.scores_type(),
-            )
-        else:
-            ds = pl.run_scoped(
-                lambda dp: self.score_gradients(step, dv, scores, dp), self.scores_type()
-            )
-        pl.run_scoped(
-            lambda dq: self.gradients(step, dk, ds, dq, scores),
-            plgpu.ACC((ROWS, self.tiles.dq.columns), jnp.float32),
-        )
-
-    def score_gradients(self, step: _Step, dv: Any, scores: Any, dp: Any) -> Any:
-        """The gradients of the scores; starts the product for the values."""
-        c, p, s = self.config, self.problem, self.s
-        q_slot, do_slot = self.q_slot(step.number), self.d_out_slot(step.number)
-        per_query = plgpu.Layout.WGMMA.reduce(0)
-        do_s = s["do_s"].at[do_slot]
-        if not self.tiles.always_starts:
-            self.start_scores(step.number, scores)
-        plgpu.barrier_wait(s["do_full"].at[do_slot])
-        d_out = plgpu.transpose_ref(do_s, (1, 0))
-        plgpu.wgmma(dp, s["v_s"].at[self.rows], d_out, accumulate=False)
-        x = plgpu.wgmma_accumulator_load(scores, wait_n=None if self.tiles.always_starts else 1)
-        logs = plgpu.load(s["log_s"].at[q_slot, 0 : c.block_q], layout=per_query)
-        if c.ahead == "dk":
-            # The last product of the step before is over too.
-            before = self.q_slot(step.number + (c.q_stages - 1))
-            plgpu.barrier_arrive(s["q_empty"].at[before], predicate=step.number > 0)
-        slope = None
-        if p.soft_cap is None:
-            x = x * (p.scale * LOG2_E) - _spread(logs, c.block_q)
-        else:
-            bend = jnp.tanh(x * (p.scale / p.soft_cap))
-            x = bend * (p.soft_cap * LOG2_E) - _spread(logs, c.block_q)
-            slope = 1.0 - bend * bend
-        probabilities = jnp.exp2(x)
-        if step.mask:
-            probabilities = jnp.where(self.visible(step.i), probabilities, 0.0)
-        rounded = probabilities.astype(p.dtype)
-        if c.values_first:
-            plgpu.wgmma(dv, rounded, do_s)
-            ds = plgpu.wgmma_accumulator_load(dp, wait_n=1)
-            # The rounded probabilities stay in registers anyway.
-            probabilities = rounded.astype(jnp.float32)
-        else:
-            ds = plgpu.wgmma_accumulator_load(dp, wait_n=0)
-        delta = plgpu.load(s["delta_s"].at[do_slot, 0 : c.block_q], layout=per_query)
-        ds = (ds - _spread(delta, c.block_q)) * probabilities
-        if not c.values_first:
-            plgpu.wgmma(dv, rounded, do_s)
-        return (ds if slope is None else ds * slope).astype(p.dtype)
-
-    def visible(self, i: Any) -> Any:
-        """Which keys each query of the tile sees."""
-        c, block = self.config, self.block
-        shape = (ROWS, c.block_q)
-        layout = plgpu.Layout.WGMMA
-        key = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
-        key = key + (block.first_key + self.thread * ROWS)
-        seen = None
-        if self.tiles.masks_keys:
-            seen = key < block.keys
-        if self.problem.causal:
-            query = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=layout)
-            first_query = self.tiles.q_tile(block, i) * c.block_q
-            before = key <= query + (first_query + block.offset)
-            seen = before if seen is None else seen & before
-        return seen
-
-    def gradients(self, step: _Step, dk: Any, ds: Any, dq: Any, scores: Any) -> None:
-        """The products with the gradients of the scores."""
-        c, p, s = self.config, self.problem, self.s
-        q_slot, do_slot = self.q_slot(step.number), self.d_out_slot(step.number)
-        ds_s = s["ds_s"].at[lax.rem(step.number, jnp.int32(c.ds_stages))]
-        if c.ds_stages == 1:
-
-            @pl.when(step.number > 0)
-            def _() -> None:
-                plgpu.barrier_wait(s["ds_empty"])
-
-        ds_s[self.rows] = ds
-        plgpu.commit_smem()
-        plgpu.barrier_arrive(s["ds_full"])
-        plgpu.barrier_wait(s["ds_full"])
-        plgpu.wgmma(dq, *self.dq_operands(ds_s), accumulate=False)
-        plgpu.wgmma(dk, ds, s["q_s"].at[q_slot])
-        started = 1
-        if self.tiles.always_starts:
-            self.start_scores(step.number + 1, scores)
-            started = 2
-        # The sums of the step before have left shared memory.
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        sums = plgpu.wgmma_accumulator_load(dq, wait_n=started)
-        plgpu.barrier_arrive(s["do_empty"].at[do_slot])
-        if c.ds_stages == 1:
-            plgpu.barrier_arrive(s["ds_empty"])
-        part = s["dq_s"].at[self.thread]
-        parts = self.tiles.dq
-        parts.view(part)[...] = parts.split(sums)
-        plgpu.commit_smem()
-        head = self.block.kv_head * p.group + step.group
-        tile = self.tiles.q_tile(self.block, step.i)
-        target = self.dq_g.at[self.block.batch, head, tile, self.thread]
-        plgpu.copy_smem_to_gmem(part, target, reduction_op="add")
-        if c.ahead != "dk":
-            # Scores that were started have to be waited for in the same pass through the loop:
-            # ptxas does not follow what is read in the next one.
-            plgpu.wgmma_wait(0)
-            plgpu.barrier_arrive(s["q_empty"].at[q_slot])
-
-    def dq_operands(self, ds_s: Any) -> tuple[Any, Any]:
-        """The operands of this warpgroup's part of the gradient of the queries."""
-        parts, k_s = self.tiles.dq, self.s["k_s"]
-        rows = self.rows
-        columns = pl.ds(pl.multiple_of(self.thread * parts.columns, parts.columns), parts.columns)
-        if parts.transposed:
-            left, right = plgpu.transpose_ref(k_s, (1, 0)), ds_s
-        else:
-            left, right = plgpu.transpose_ref(ds_s, (1, 0)), k_s
-        if parts.by_rows:
-            return left.at[rows], right
-        return left, right.at[:, columns]
-
-    def finish(self, dk_g: Any, dv_g: Any, dk: Any, dv: Any) -> None:
-        """Writes the gradients of keys and values, over keys and values in shared memory."""
-        p, s, block = self.problem, self.s, self.block
-        # Other warpgroups read the keys for the last time before they arrive here.
-        plgpu.barrier_arrive(s["ds_full"])
-        plgpu.barrier_wait(s["ds_full"])
-        start = block.first_key + self.thread * ROWS
-        window = (block.batch, pl.ds(start, ROWS), block.kv_head)
-        for target, memory, sums, scale in (
-            (dv_g, s["v_s"], dv, None),
-            (dk_g, s["k_s"], dk, p.scale),
-        ):
-            values = plgpu.wgmma_accumulator_load(sums, wait_n=0)
-            if scale is not None:
-                values = values * scale
-            memory[self.rows] = values.astype(p.dtype)
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(memory.at[self.rows], target.at[window])
-        plgpu.wait_smem_to_gmem(0)
-
-
-def _spread(per_query: Any, columns: int) -> Any:
-    """One number for each column, as a matrix."""
-    spread = jnp.broadcast_to(per_query[None, :], (ROWS, columns))
-    return plgpu.layout_cast(spread, plgpu.Layout.WGMMA)
