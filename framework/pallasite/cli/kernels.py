@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from pallasite.targets import Target
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what says which kernel to compile, and how."""
+def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Adds what says which kernel to compile, and how; ``optional`` if there may be none."""
     parser.add_argument(
         "kernel",
         metavar="FILE[::KERNEL]",
+        nargs="?" if optional else None,
         help="a Python file, and a kernel or a function in it; without KERNEL, lists them",
     )
     parser.add_argument(

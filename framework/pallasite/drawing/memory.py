@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -42,7 +43,8 @@ _SLOT = 54
 _LINE_COLOR = "#8a949e"
 _LINES = 16
 _WIDEST = 1080
-_SEARCHED = 1 << 16
+_SEARCHED = 1 << 18
+"""Pieces of an array that are looked through for what lies in the lines of memory."""
 
 
 def draw_memory_layout(
@@ -107,15 +109,15 @@ class _Drawing:
         self.chosen = {cell.piece for cell in self.grid.chosen}
         lines = sorted({cell.piece.address // LINE for cell in self.grid.cells})
         self.lines, self.more_lines = lines[:_LINES], len(lines) - _LINES
+        self.complete = math.prod(self.pieces.counts) <= _SEARCHED
         self.slots = self._find_slots()
         self.slot_width = _slot_width(self.pieces.size)
 
     def _find_slots(self) -> dict[int, Piece]:
         """The pieces in the lines that are drawn, by address."""
         wanted = set(self.lines)
-        few = self.layout.size // max(self.pieces.shape, default=1) <= _SEARCHED
         slots: dict[int, Piece] = {}
-        for piece in self.pieces.all() if few else self.drawn:
+        for piece in self.pieces.all() if self.complete else self.drawn:
             if piece.address // LINE in wanted:
                 slots.setdefault(piece.address, piece)
         return slots
@@ -125,7 +127,7 @@ class _Drawing:
         labels = [self._row_label(cell) for cell in self.grid.cells if cell.column == 0]
         left = MARGIN + max(svg.text_width(label, 10) for label in labels) + 8
         right = left + self.grid.columns.shown * _CELL
-        memory_left = right + 90
+        memory_left = max(right, MARGIN + svg.text_width(self._array_title(), 11)) + 90
         memory_width = LINE // self.pieces.size * self.slot_width
         beside = memory_left + memory_width <= _WIDEST
         width = max(
@@ -163,18 +165,22 @@ class _Drawing:
             return str(index[0]) if index else ""
         return _range(index[-2], shape[-2])
 
+    def _array_title(self) -> str:
+        unit = self.pieces.size
+        return "array: byte address" + (f" of each {unit}-byte chunk" if unit > 1 else "")
+
     def _array(self, canvas: Canvas, left: float, y: float) -> float:
         """Draws the array and returns the y below it."""
-        grid, unit = self.grid, self.pieces.size
-        what = f"byte address of each {unit}-byte chunk" if unit > 1 else "byte address"
-        canvas.text(MARGIN, y + 10, f"array: {what}", font_weight=700, font_size=11)
+        grid = self.grid
+        canvas.text(MARGIN, y + 10, self._array_title(), font_weight=700, font_size=11)
         top = y + 48
         with canvas.group(fill=svg.QUIET, text_anchor="middle"):
             for cell in grid.cells:
                 if cell.row == 0 and grid.rank > 0:
                     x = left + (cell.column + 0.5) * _CELL
                     label = _range(cell.piece.index[-1], self.pieces.shape[-1])
-                    canvas.text(x, top - 6, f"+{label}" if grid.rank == 1 else label, font_size=9)
+                    sign = "+" if grid.rank == 1 and grid.rows.total > 1 else ""
+                    canvas.text(x, top - 6, f"{sign}{label}", font_size=9)
         with canvas.group(fill=svg.QUIET, text_anchor="end"):
             for cell in grid.cells:
                 if cell.column == 0:
@@ -273,7 +279,8 @@ class _Drawing:
                 piece = self.slots.get(address)
                 x = left + slot * width
                 if piece is None:
-                    tooltip = f"{_bytes(address, unit)}: not part of the array"
+                    what = "not part of the array" if self.complete else "not drawn"
+                    tooltip = f"{_bytes(address, unit)}: {what}"
                     canvas.rect(x, y, width, ROW, fill=svg.EMPTY, tooltip=tooltip)
                     continue
                 fill = svg.BACKGROUND

@@ -183,7 +183,7 @@ class _Drawing:
 
     def render(self, title: str, notes: Sequence[str]) -> str:
         canvas = Canvas(title)
-        width = max(480, self.right - MARGIN)
+        width = max(560, self.right - MARGIN)
         y = canvas.heading(title, [*notes, *self._facts()], MARGIN, width)
         y = self._legend(canvas, y + 6)
         self.top = y + 34
@@ -327,11 +327,15 @@ class _Drawing:
             canvas.rect(self.right, self.top, 10, 1, fill="none")
         if self.rows.is_cut:
             canvas.path(svg.torn(self.left, self.bottom + 4, self.right - self.left), **mark)
-        parts = [
-            f"{part.shown} of {part.total} {what}"
-            for part, what in ((self.rows, "rows"), (self.columns, "columns"))
-            if part.is_cut
-        ]
+        if len(self.layout.shape) == 1:
+            shown = self.rows.shown * self.columns.shown
+            parts = [f"{shown} of {self.layout.size} elements"] * self.rows.is_cut
+        else:
+            parts = [
+                f"{part.shown} of {part.total} {what}"
+                for part, what in ((self.rows, "rows"), (self.columns, "columns"))
+                if part.is_cut
+            ]
         if parts:
             y = self.bottom + 16 + 8 * self.rows.is_cut
             text = f"cut: {' and '.join(parts)} are drawn"

@@ -115,10 +115,11 @@ class Canvas:
         limit = 1000 if width is None else max(48, int(width / (size * ADVANCE)))
         with self.group(font_size=size, fill=fill):
             for line in lines:
-                for piece in textwrap.wrap(line, limit, subsequent_indent="  ") or [""]:
+                for number, piece in enumerate(textwrap.wrap(line, limit)):
+                    x = left + (0 if number == 0 else MARGIN)
                     y += size + 5
-                    self.text(left, y, piece)
-                    self._reach(left + text_width(piece, size), y)
+                    self.text(x, y, piece)
+                    self._reach(x + text_width(piece, size), y)
         return float(y + 4)
 
     def render(self) -> str:
