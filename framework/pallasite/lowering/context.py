@@ -16,6 +16,7 @@ from pallasite.layouts.registers import Layout
 from pallasite.lowering.access_widths import AccessWidths
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.geometry import Geometry
+from pallasite.lowering.known_layouts import KnownLayouts
 from pallasite.lowering.launch import LaunchContext
 from pallasite.lowering.memory_plan import SharedStack
 from pallasite.lowering.recording import Recorder
@@ -66,6 +67,11 @@ class KernelContext:
     def access_widths(self) -> AccessWidths:
         """How many elements loads should move at once."""
         return AccessWidths(self.registry)
+
+    @functools.cached_property
+    def known_layouts(self) -> KnownLayouts:
+        """Register layouts that arrays have because of where they come from."""
+        return KnownLayouts(self.registry)
 
 
 @dataclasses.dataclass(frozen=True)

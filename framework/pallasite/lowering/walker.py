@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ def lower_jaxpr(
         kernel.recorder.enter(jaxpr, args)
     hints = layout_hints(kernel, jaxpr)
     kernel.access_widths.add(jaxpr)
+    kernel.known_layouts.add(jaxpr)
     used = {atom for equation in jaxpr.eqns for atom in equation.invars if _is_variable(atom)}
     used |= {atom for atom in jaxpr.outvars if _is_variable(atom)}
     regions = OpenRegions(kernel.launch)
@@ -84,7 +85,7 @@ def lower_jaxpr(
             avals_in=tuple(atom.aval for atom in equation.invars),
             avals_out=tuple(variable.aval for variable in equation.outvars),
             used=tuple(variable in used for variable in equation.outvars),
-            layout_hint=hints.get(equation.outvars[0]) if equation.outvars else None,
+            layout_hint=_hint(kernel, hints, equation.outvars[0]) if equation.outvars else None,
             vector_limit=kernel.access_widths.limit(equation.outvars[0])
             if equation.outvars
             else None,
@@ -106,6 +107,12 @@ def lower_jaxpr(
         environment.update(zip(equation.outvars, results, strict=True))
     regions.close()
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _hint(kernel: KernelContext, hints: Mapping[Any, Layout], variable: Any) -> Layout | None:
+    """What later uses ask for, or else the layout of what the variable meets."""
+    hint = hints.get(variable)
+    return kernel.known_layouts.layout(variable) if hint is None else hint
 
 
 def _is_variable(atom: Any) -> bool:

@@ -122,6 +122,24 @@ def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]
     return rearrange(x, tf.transpose(x.layout, permutation))
 
 
+@rules.layout(_jax.slice_p)
+def _slice_layout(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(avals_in)
+
+
+def _slice_result(
+    avals_in: Any, layouts: Any, *, start_indices: Any, limit_indices: Any, strides: Any
+) -> list[Layout | None]:
+    (layout,) = layouts
+    if layout is None or (strides is not None and any(stride != 1 for stride in strides)):
+        return [None]
+    sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
+    return [layout.slice(start_indices, sizes).layout]
+
+
+_slice_layout.result_layouts = _slice_result  # type: ignore[attr-defined]
+
+
 @rules.lowering(_jax.slice_p, Semantics.LANE)
 def _slice(
     ctx: RuleContext,
@@ -302,6 +320,13 @@ def _layout_cast_hint(
 ) -> list[Layout | None]:
     aval = avals_in[0]
     return [new_layout.resolve(aval.shape, aval.dtype)]
+
+
+def _layout_cast_result(avals_in: Any, layouts: Any, *, new_layout: Any) -> list[Layout]:
+    return [new_layout.resolve(avals_in[0].shape, avals_in[0].dtype)]
+
+
+_layout_cast_hint.result_layouts = _layout_cast_result  # type: ignore[attr-defined]
 
 
 @rules.lowering(lax.optimization_barrier_p, *_ALL)

@@ -497,3 +497,19 @@ def _store_layout(
     avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
 ) -> list[Any]:
     return [None, result_layout(tuple(avals_in[1].shape))]
+
+
+@rules.layout(prim.wgmma_accumulator_read_p)
+def _read_layout(
+    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
+) -> list[None]:
+    return [None] * len(avals_in)
+
+
+def _read_results(
+    avals_in: Sequence[Any], layouts: Any, **params: Any
+) -> list[RegisterLayout | None]:
+    return [None, result_layout(tuple(avals_in[0].shape))]
+
+
+_read_layout.result_layouts = _read_results  # type: ignore[attr-defined]

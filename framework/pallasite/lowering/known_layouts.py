@@ -1,0 +1,116 @@
+"""Register layouts that arrays have because of where they come from, found before code is emitted.
+
+Some primitives give their results a layout of their own: a cast, or a read of an accumulator. What
+meets such an array in element-wise operations has to have the same layout, so a load that feeds
+into the operation had better begin with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pallasite import _jax
+from pallasite.errors import PallasiteError
+from pallasite.layouts.registers import Layout
+from pallasite.registry import Registry
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """An equation whose rule says which layouts its results have."""
+
+    equation: Any
+    result_layouts: Callable[..., Sequence[Layout | None]]
+
+
+class KnownLayouts:
+    """For each variable of a kernel, the layout that it is known to have.
+
+    A layout rule's function says so with the attribute ``result_layouts``: a function of the
+    operands' abstract values, their known layouts (or None) and the equation's parameters that
+    returns the layout of each result, or None. Rules with ``same_layout`` link what they
+    combine, and calls link their operands and results to those of the jaxprs they call.
+    """
+
+    def __init__(self, registry: Registry):
+        self._registry = registry
+        self._parents: dict[Any, Any] = {}
+        self._sources: list[_Source] = []
+        self._seen: dict[int, Any] = {}
+        self._found: dict[Any, Layout] | None = None
+
+    def add(self, jaxpr: Any) -> None:
+        """Takes account of a jaxpr and of those that it calls, unless it has already."""
+        if id(jaxpr) in self._seen:
+            return
+        self._seen[id(jaxpr)] = jaxpr  # Kept alive, so that nothing else gets its id.
+        self._found = None
+        for equation in jaxpr.eqns:
+            self._add_equation(equation)
+
+    def layout(self, variable: Any) -> Layout | None:
+        """The known layout of a variable."""
+        if self._found is None:
+            self._found = self._find_all()
+        if isinstance(variable, _jax.Literal) or variable not in self._parents:
+            return None
+        return self._found.get(self._find(variable))
+
+    def _find_all(self) -> dict[Any, Layout]:
+        """Layouts by what links variables; the first source in the program counts."""
+        found: dict[Any, Layout] = {}
+        for source in self._sources:
+            equation = source.equation
+            layouts = [
+                None if isinstance(atom, _jax.Literal) else found.get(self._find(atom))
+                for atom in equation.invars
+            ]
+            avals = [atom.aval for atom in equation.invars]
+            try:
+                results = source.result_layouts(avals, layouts, **equation.params)
+            except PallasiteError:
+                continue  # The equation's own rule reports what is wrong.
+            for variable, layout in zip(equation.outvars, results, strict=True):
+                if layout is not None:
+                    found.setdefault(self._find(variable), layout)
+        return found
+
+    def _add_equation(self, equation: Any) -> None:
+        rule = self._registry.layout_rule(equation.primitive)
+        if rule is not None and equation.outvars:
+            function = getattr(rule.function, "result_layouts", None)
+            if function is not None:
+                for variable in equation.outvars:
+                    self._find(variable)
+                self._sources.append(_Source(equation, function))
+            if getattr(rule.function, "same_layout", False) and len(equation.outvars) == 1:
+                for atom in equation.invars:
+                    self._link(atom, equation.outvars[0])
+        inners = list(_jax.jaxprs_in_params(equation.params))
+        for inner in inners:
+            self.add(inner)
+            is_call = len(inner.invars) == len(equation.invars) and len(inner.outvars) == len(
+                equation.outvars
+            )
+            if is_call and len(inners) == 1:
+                for one, other in zip(equation.invars, inner.invars, strict=True):
+                    self._link(one, other)
+                for one, other in zip(equation.outvars, inner.outvars, strict=True):
+                    self._link(one, other)
+
+    def _link(self, one: Any, other: Any) -> None:
+        if any(isinstance(atom, _jax.Literal) for atom in (one, other)):
+            return
+        if not all(isinstance(atom.aval, _jax.ShapedArray) for atom in (one, other)):
+            return
+        if one.aval.shape == other.aval.shape != ():
+            self._parents[self._find(one)] = self._find(other)
+
+    def _find(self, variable: Any) -> Any:
+        parents = self._parents
+        while parents.setdefault(variable, variable) is not variable:
+            parents[variable] = parents[parents[variable]]
+            variable = parents[variable]
+        return variable
