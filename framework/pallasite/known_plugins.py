@@ -39,8 +39,10 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
         ),
         primitives=(
             "set_max_registers",
+            "split_registers",
             "wgmma",
             "wgmma_accumulator_deref",
+            "wgmma_accumulator_read",
             "wgmma_accumulator_store",
             "wgmma_ref",
             "wgmma_wait",
