@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 from pallasite.builtin_targets import BASELINE_FEATURES
-from pallasite.extensions import InstructionRule, LayoutRule, LoweringRule
+from pallasite.extensions import InstructionRule, LayoutRule, LoweringRule, Pass
 from pallasite.hookspecs import hookimpl
-from pallasite.targets import Target
+from pallasite.targets import Target, TargetPredicate
 
 SM_90A = Target(
     name="sm_90a",
@@ -64,6 +65,27 @@ def pallasite_layout_rules() -> list[LayoutRule]:
     from pallasite_hopper.matrix import rules as matrix
 
     return matrix.rules.layout_rules
+
+
+def _check_matrix_waits(jaxpr: Any, context: Any) -> None:
+    from pallasite_hopper.matrix.waits import check_matrix_waits
+
+    check_matrix_waits(jaxpr, context)
+
+
+@hookimpl
+def pallasite_passes() -> list[Pass]:
+    """A check of waits for matrix products."""
+    return [
+        Pass(
+            name="check-matrix-waits",
+            stage="jaxpr",
+            run=_check_matrix_waits,
+            after=("check-barriers",),
+            target=TargetPredicate(frozenset({"wgmma"})),
+            description="finds operands and accumulators that are touched in flight",
+        )
+    ]
 
 
 @hookimpl
