@@ -25,12 +25,16 @@ _SMALL_SCRATCH = 4096
 
 
 class SharedStack:
-    """Byte offsets of scoped shared-memory allocations, up to the estimated peak ``limit``."""
+    """Byte offsets of scoped shared-memory allocations, up to the estimated peak ``limit``.
+
+    ``untouched`` says whether no scope has allocated anything yet.
+    """
 
     def __init__(self, limit: int):
         self.limit = limit
         self._top = 0
         self._scratch: tuple[int, int] | None = None
+        self.untouched = True
 
     @contextlib.contextmanager
     def allocate(self, size: int) -> Iterator[int]:

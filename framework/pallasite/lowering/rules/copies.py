@@ -73,11 +73,15 @@ def copy_gmem_to_smem(
     src, dst, barrier, predicate = args_tree.unflatten(operands)
     destination = resolve(ctx, dst)
     if barrier is None or not ctx.target.has("tma"):
-        if collective_axes or leader_tracked is not None or not arrive:
+        if collective_axes or leader_tracked is not None:
             raise UnsupportedError(
-                f"a copy that blocks share or that does not arrive, without a barrier or on"
-                f" {ctx.target.name}",
+                f"a copy that blocks share without a barrier, or on {ctx.target.name}",
                 expected="a barrier, and a target with TMA (sm_90 or later)",
+            )
+        if not arrive:
+            raise UnsupportedError(
+                f"a copy that does not arrive, on {ctx.target.name}",
+                expected="a target with TMA (sm_90 or later)",
             )
         _copy_by_threads(ctx, resolve(ctx, src), destination, barrier, predicate)
         return ()

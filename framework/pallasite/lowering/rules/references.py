@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from pallasite import _jax
@@ -264,7 +265,7 @@ def _run_scoped(
     axes = _check_collective(geometry, collective_axes)
     with contextlib.ExitStack() as scope:
         references = []
-        memory = False
+        memory = data = False
         for variable in jaxpr.invars:
             aval = variable.aval
             if is_value(aval):
@@ -280,15 +281,35 @@ def _run_scoped(
                     expected=f"collective_axes={geometry.thread_name!r}",
                 )
             memory = True
+            data = data or aval.memory_space is MemorySpace.SMEM and not is_barrier(aval)
             references.append(scope.enter_context(_allocate(ctx, variable)))
-        if axes and memory:
-            # Every thread must have left earlier scopes before their memory is used again.
-            ctx.launch.block_barrier()
+        if memory and not _is_first_scope(ctx):
+            _leave_earlier_scopes(ctx, data, among_threads=bool(axes))
         kept = [is_value(variable.aval) for variable in jaxpr.invars]
         if not any(kept):
             return ctx.lower(jaxpr, [*consts, *references])
         functional = discharged(ctx, jaxpr, kept)
         return ctx.lower(functional, [*consts, *references])[: len(jaxpr.outvars)]
+
+
+def _is_first_scope(ctx: RuleContext) -> bool:
+    """Whether the kernel has not used any memory of scopes before, not even in a loop."""
+    stack = ctx.kernel.shared
+    untouched, stack.untouched = stack.untouched, False
+    return untouched and ir.InsertionPoint.current.block == ctx.launch.entry
+
+
+def _leave_earlier_scopes(ctx: RuleContext, data: bool, *, among_threads: bool) -> None:
+    """What has to come before memory of earlier scopes is used again.
+
+    An asynchronous copy may be the first to write it, after ordinary writes of another scope, which
+    its author does not know; so the fence between the proxies is here. With a single thread, the
+    barrier that comes before every copy does the rest.
+    """
+    if data and ctx.target.has("tma"):
+        ops.inline_assembly("fence.proxy.async.shared::cta;", "~{memory}")
+    if among_threads:
+        ctx.launch.block_barrier()
 
 
 def is_value(aval: Any) -> bool:
