@@ -166,7 +166,7 @@ def layouts(draw: st.DrawFn) -> MemoryLayout:
     return layout
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(layouts(), st.data())
 def test_tiled(layout, data):
     period = max(128, layout.atom_bytes) * 8 // layout.element_bits

@@ -171,13 +171,13 @@ def _split(draw: st.DrawFn, owner: Owner, size: int, stride: int) -> list[Digit]
     return [Digit(size // minor, owner, stride * minor), Digit(minor, owner, stride)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layouts())
 def test_any_digits(layout):
     check(layout, draw_register_layout(layout))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=3).filter(lambda s: math.prod(s) < 5000),
     st.sampled_from([1, 2, 3, 4, 8]),

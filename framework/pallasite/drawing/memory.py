@@ -205,7 +205,7 @@ class _Drawing:
         mark: svg.Attributes = dict(fill="none", stroke=svg.ALARM, stroke_width=2)
         if grid.columns.is_cut:
             canvas.path(svg.torn(right + 4, top, bottom - top, vertical=True), **mark)
-            canvas.rect(right, top, 10, 1, fill="none")
+            canvas.reach(right + 10, top)
         if grid.rows.is_cut:
             canvas.path(svg.torn(left, bottom + 4, right - left), **mark)
             bottom += 8

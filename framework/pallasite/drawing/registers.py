@@ -226,7 +226,7 @@ class _Drawing:
             samples.append("0+: lane 0 and others")
         text = "; ".join(samples)
         canvas.text(x, y + 11, text, font_size=11, fill=svg.QUIET)
-        canvas.rect(x, y, svg.text_width(text, 11), 14, fill="none")
+        canvas.reach(x + svg.text_width(text, 11), y)
         y += 14
         if self.layout.lane_count > 1:
             canvas.rect(MARGIN, y + 7, 14, 12, fill="none", stroke=svg.INK, stroke_width=2)
@@ -324,7 +324,7 @@ class _Drawing:
             canvas.path(
                 svg.torn(self.right + 4, self.top, self.bottom - self.top, vertical=True), **mark
             )
-            canvas.rect(self.right, self.top, 10, 1, fill="none")
+            canvas.reach(self.right + 10, self.top)
         if self.rows.is_cut:
             canvas.path(svg.torn(self.left, self.bottom + 4, self.right - self.left), **mark)
         if len(self.layout.shape) == 1:

@@ -7,6 +7,7 @@ background of its own, so that it looks alike on light and dark pages.
 from __future__ import annotations
 
 import contextlib
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape, quoteattr
@@ -34,9 +35,9 @@ def number(value: Number) -> str:
     return f"{round(value, 2):g}"
 
 
-def text_width(text: str, size: Number) -> float:
-    """The width of a line of text of a font size."""
-    return len(text) * size * ADVANCE
+def text_width(text: str, size: Number) -> int:
+    """The width of a line of text of a font size, rounded up to whole pixels."""
+    return math.ceil(len(text) * size * ADVANCE)
 
 
 class Canvas:
@@ -52,7 +53,8 @@ class Canvas:
         self.height: float = 0
         self._parts: list[str] = []
 
-    def _reach(self, x: Number, y: Number) -> None:
+    def reach(self, x: Number, y: Number) -> None:
+        """Makes the picture reach to a point; rectangles do so by themselves."""
         self.width = max(self.width, x)
         self.height = max(self.height, y)
 
@@ -67,7 +69,7 @@ class Canvas:
         **attributes: str | Number,
     ) -> None:
         """A rectangle, with a text that appears where the pointer rests on it."""
-        self._reach(x + width, y + height)
+        self.reach(x + width, y + height)
         places = dict(x=x, y=y, width=width, height=height)
         start = f"<rect{_attributes({**places, **attributes})}"
         self._parts.append(
@@ -98,7 +100,7 @@ class Canvas:
     def heading(self, title: str, lines: Sequence[str], y: Number, width: Number) -> float:
         """A title, and lines that are wrapped to a width; returns the y below them."""
         self.text(MARGIN, y + 16, title, font_size=15, font_weight=700, fill=INK)
-        self._reach(MARGIN + text_width(title, 15), y)
+        self.reach(MARGIN + text_width(title, 15), y)
         return self.lines(lines, y + 24, width)
 
     def lines(
@@ -119,7 +121,7 @@ class Canvas:
                     x = left + (0 if number == 0 else MARGIN)
                     y += size + 5
                     self.text(x, y, piece)
-                    self._reach(x + text_width(piece, size), y)
+                    self.reach(x + text_width(piece, size), y)
         return float(y + 4)
 
     def render(self) -> str:
