@@ -64,26 +64,31 @@ class _Range:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Region:
-    """A box of an allocation, or if it is not ``exact``, something within that box.
+    """A box of an array in memory, or if it is not ``exact``, something within that box.
 
     Attributes:
       memory: the allocation.
-      form: the views between the allocation and the array that is indexed.
-      ranges: of indices, one for each dimension of that array.
+      member: which of the arrays that share it, if it is a union.
+      form: the views between that array and the one that is indexed.
+      ranges: of indices, one for each dimension of the array that is indexed; None for all of it.
       extents: of that array.
+      exact: see above.
     """
 
     memory: Memory
+    member: Any
     form: tuple[Any, ...]
-    ranges: tuple[_Range, ...]
+    ranges: tuple[_Range, ...] | None
     extents: tuple[int, ...]
     exact: bool
 
     def certainly_meets(self, other: Region) -> bool:
         """Whether they have an element in common."""
-        if self.memory is not other.memory or self.form != other.form:
+        if self.memory is not other.memory or self.member != other.member:
             return False
-        if len(self.ranges) != len(other.ranges):
+        if self.ranges is None or other.ranges is None:
+            return True
+        if self.form != other.form:
             return False
         if self.exact and other.exact:
             return self._all(_Range.certainly_meets, other)
@@ -92,6 +97,7 @@ class Region:
         )
 
     def _all(self, relation: Any, other: Region) -> bool:
+        assert self.ranges is not None and other.ranges is not None
         return all(map(relation, self.ranges, other.ranges, self.extents))
 
 
@@ -105,6 +111,7 @@ def region_of(reference: Any) -> Region | None:
     memory = reference.ref
     if not isinstance(memory, Memory) or not memory.shared:
         return None
+    member = None
     form: list[Any] = []
     ranges: list[_Range] | None = None
     extents: tuple[int, ...] = ()
@@ -114,6 +121,9 @@ def region_of(reference: Any) -> Region | None:
     for view in reference.transforms:
         if isinstance(view, tr.ClusterRefTransform | tr.PeerMemRef | tr.MulticastRef):
             return None
+        if isinstance(view, tr.ExtractAliasedRef):
+            member = view
+            continue
         if isinstance(view, _jax.NDIndexer):
             if ranges is None:
                 extents = tuple(view.shape)
@@ -128,13 +138,8 @@ def region_of(reference: Any) -> Region | None:
             kept = [kept[position] for position in view.permutation]
         else:
             exact = False
-    if ranges is None:
-        return Region(memory, _plain(form), (), (), exact=True)
-    return Region(memory, _plain(form), tuple(ranges), extents, exact)
-
-
-def _plain(form: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(form)
+    found = None if ranges is None else tuple(ranges)
+    return Region(memory, member, tuple(form), found, extents, exact)
 
 
 def _narrow(

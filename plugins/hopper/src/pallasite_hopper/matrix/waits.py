@@ -427,7 +427,8 @@ class _Thread:
                 raise InvalidValueError(
                     "shared memory is overwritten while a product that reads it is in flight",
                     got=_place("the product", product.location),
-                    expected=f"plgpu.wgmma_wait({since}) in between, or a wait for fewer",
+                    expected=f"plgpu.wgmma_wait({since}) in between"
+                    + (", or a smaller number" if since else ""),
                     location=location,
                 )
         if plain:
