@@ -145,4 +145,6 @@ def default_config(problem: BackwardProblem) -> BackwardConfig:
         return BackwardConfig(block_q=128, ds_stages=2)
     if problem.head_dim == 256:
         return BackwardConfig(block_q=64, q_stages=1, d_out_stages=1, shared_keys=True)
-    return BackwardConfig(block_q=64, ds_stages=2, ahead="dk")
+    # More loops, or more arithmetic, leave too few registers for products across steps.
+    simple = problem.group == 1 and problem.soft_cap is None
+    return BackwardConfig(block_q=64, ds_stages=2, ahead="dk" if simple else "nothing")

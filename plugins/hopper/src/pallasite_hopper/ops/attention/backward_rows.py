@@ -47,7 +47,7 @@ def row_statistics(
     if padded != problem.q_seq:
         rest = padded - problem.q_seq
         lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rest)), constant_values=math.inf)
-    transforms = _transforms(out.dtype)
+    transforms = _transforms(out.dtype, ROWS)
     layout = plgpu.Layout.WGMMA
 
     def body(out_g: Any, d_out_g: Any, lse_g: Any, *refs: Any) -> None:
@@ -86,9 +86,10 @@ def row_statistics(
     return kernel(out, d_out, lse, *operands)
 
 
-def _transforms(dtype: Any) -> tuple[Any, ...]:
+def _transforms(dtype: Any, rows: int) -> tuple[Any, ...]:
+    """In tiles as high as what is copied, whose number of rows may then be anything."""
     columns = 128 // jnp.dtype(dtype).itemsize
-    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(128)
+    return plgpu.TilingTransform((rows, columns)), plgpu.SwizzleTransform(128)
 
 
 def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array) -> jax.Array:
@@ -126,7 +127,9 @@ def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array
             (problem.batch, problem.q_seq, problem.q_heads, dim), problem.dtype
         ),
         scratch_types=[
-            plgpu.SMEM((block_q, dim), problem.dtype, transforms=_transforms(problem.dtype)),
+            plgpu.SMEM(
+                (block_q, dim), problem.dtype, transforms=_transforms(problem.dtype, block_q)
+            ),
         ],
         grid=(problem.batch, sums.shape[2], problem.q_heads),
         grid_names=("batch", "tile", "head"),

@@ -99,10 +99,15 @@ class DqParts:
         return part.reshape(ROWS, self.columns)
 
 
-def _matrix(rows: int, columns: int, dtype: Any, stages: int | None = None) -> Any:
+def _matrix(rows: int, columns: int, dtype: Any, stages: int | None = None, tile: int = 8) -> Any:
+    """Row-major matrices in shared memory, in tiles of so many rows that are one swizzle wide.
+
+    What is copied should have tiles as high as the windows: then one copy does for any length of
+    the sequence, also where it is no multiple of 8.
+    """
     size = jnp.dtype(dtype).itemsize
     swizzle = plgpu.find_swizzle(columns * size * 8)
-    transforms = (plgpu.TilingTransform((8, swizzle // size)), plgpu.SwizzleTransform(swizzle))
+    transforms = (plgpu.TilingTransform((tile, swizzle // size)), plgpu.SwizzleTransform(swizzle))
     shape = (rows, columns) if stages is None else (stages, rows, columns)
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
@@ -130,10 +135,10 @@ def build(
     kv_shape = (p.batch, p.kv_seq, p.kv_heads, p.head_dim)
     line = -(-c.block_q // _LINE) * _LINE
     scratch = {
-        "k_s": _matrix(c.block_kv, p.head_dim, p.dtype),
-        "v_s": _matrix(c.block_kv, p.head_dim, p.dtype),
-        "q_s": _matrix(c.block_q, p.head_dim, p.dtype, c.q_stages),
-        "do_s": _matrix(c.block_q, p.head_dim, p.dtype, c.d_out_stages),
+        "k_s": _matrix(c.block_kv, p.head_dim, p.dtype, tile=ROWS),
+        "v_s": _matrix(c.block_kv, p.head_dim, p.dtype, tile=ROWS),
+        "q_s": _matrix(c.block_q, p.head_dim, p.dtype, c.q_stages, c.block_q),
+        "do_s": _matrix(c.block_q, p.head_dim, p.dtype, c.d_out_stages, c.block_q),
         "ds_s": _matrix(c.block_kv, c.block_q, p.dtype, c.ds_stages),
         "p_s": _matrix(ROWS, c.block_q, p.dtype),
         "dq_s": plgpu.SMEM((dq.parts, dq.lines, 256), jnp.float32),

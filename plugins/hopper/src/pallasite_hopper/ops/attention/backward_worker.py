@@ -80,12 +80,12 @@ class Worker:
                 # ptxas gives up on products that are in flight from one loop to another.
                 plgpu.wgmma_wait(0)
             lax.fori_loop(masked, steps, lambda i, _: step(i, False), None)
+            plgpu.wgmma_wait(0)
 
         if self.problem.group == 1:
             heads(jnp.int32(0), None)
         else:
             lax.fori_loop(0, self.problem.group, heads, None)
-        plgpu.wgmma_wait(0)
         self.finish(dk_g, dv_g, dk, dv)
 
     def scores_type(self) -> Any:
