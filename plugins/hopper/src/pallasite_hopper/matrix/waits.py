@@ -26,6 +26,8 @@ from pallasite_hopper.matrix.scalars import Scalars, Symbol
 
 _MOST_EQUATIONS = 30_000
 _MOST_ITERATIONS = 8
+_MOST_OUTER_ITERATIONS = 2
+"""Of a loop around others: enough to come from its end to its beginning."""
 
 _CALLS = {
     _jax.jit_p: "jaxpr",
@@ -161,6 +163,7 @@ class _Thread:
     def __init__(self, number: int, name: Any, accumulators: dict[Any, Accumulator]):
         self.scalars = Scalars(number, name)
         self.accumulators = accumulators
+        self.iterations: dict[Any, int] = {}
         self.equations = 0
 
     def run(self, jaxpr: Any, known: Mapping[Any, Any], state: _State) -> list[Any]:
@@ -233,14 +236,23 @@ class _Thread:
         constants, carried, scanned = _jax.scan_operand_counts(params)
         fixed, carry = operands[:constants], operands[constants : constants + carried]
         unknown = [None] * scanned
-        for _ in range(min(length, _MOST_ITERATIONS)):
+        most = self._iterations(jaxpr)
+        for _ in range(min(length, most)):
             known = _bind(jaxpr, [*fixed, *carry, *unknown])
             carry = self.run(jaxpr, known, state)[:carried]
-        if length > _MOST_ITERATIONS:
+        if length > most:
             carry = [_kept(value) for value in carry]
             state.forget()
             carry = self.run(jaxpr, _bind(jaxpr, [*fixed, *carry, *unknown]), state)[:carried]
         return [*carry, *[None] * (len(equation.outvars) - carried)]
+
+    def _iterations(self, body: Any) -> int:
+        """How many iterations of a loop are followed."""
+        found = self.iterations.get(body)
+        if found is None:
+            found = _MOST_OUTER_ITERATIONS if _has_loop(body) else _MOST_ITERATIONS
+            self.iterations[body] = found
+        return found
 
     def repeat(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
         """A loop with a condition."""
@@ -250,7 +262,7 @@ class _Thread:
         tests, fixed, carry = operands[:first], operands[first:second], operands[second:]
         before = state.copy()
         certain = True
-        for _ in range(_MOST_ITERATIONS):
+        for _ in range(self._iterations(body)):
             (again,) = self.run(condition, _bind(condition, [*tests, *carry]), state)
             if again == 0 and again is not None:
                 break
@@ -453,6 +465,14 @@ def _bind(jaxpr: Any, operands: Sequence[Any]) -> dict[Any, Any]:
 def _kept(value: Any) -> Any:
     """What is known of a carried value after any number of iterations."""
     return value if isinstance(value, Memory | Accumulator) else Symbol()
+
+
+def _has_loop(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive in (_jax.scan_p, _jax.while_p)
+        or any(_has_loop(inner) for inner in _jax.jaxprs_in_params(equation.params))
+        for equation in jaxpr.eqns
+    )
 
 
 def _touches(jaxpr: Any) -> bool:
