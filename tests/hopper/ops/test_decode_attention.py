@@ -100,7 +100,7 @@ def test_several_queries(tokens, group):
     ("head_dim", "config"),
     [
         (64, DecodeConfig(tile=128, blocks=3)),
-        (64, DecodeConfig(tile=192, blocks=2, stages=1)),
+        (64, DecodeConfig(tile=192, blocks=2, slots=2)),
         (128, DecodeConfig(heads=2, blocks=3, blocks_per_multiprocessor=1)),
         (256, DecodeConfig(blocks=2, blocks_per_multiprocessor=1)),
     ],
@@ -125,7 +125,7 @@ def test_extents_that_are_no_multiples():
     ("page_size", "config", "head_dim"),
     [
         (16, DecodeConfig(blocks=3), 64),
-        (64, DecodeConfig(blocks=4, stages=2), 128),
+        (64, DecodeConfig(blocks=4, slots=3), 128),
         (128, DecodeConfig(blocks=3, heads=2, tile=64, blocks_per_multiprocessor=1), 64),
     ],
 )

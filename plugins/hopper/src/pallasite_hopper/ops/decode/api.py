@@ -197,7 +197,7 @@ def _kernels(
 
 
 def _filled(problem: Problem, config: DecodeConfig | None) -> DecodeConfig:
-    """The configuration with stages and blocks: no more of them than tiles."""
+    """The configuration with slots and blocks: no more of them than tiles."""
     itemsize = np.dtype(problem.cache_dtype).itemsize
     if config is None:
         config = default_config(problem.head_dim, problem.columns, itemsize)

@@ -15,8 +15,11 @@ MULTIPROCESSORS = 132
 SHARED_BYTES = 227 * 1024
 """Shared memory of a multiprocessor that blocks can use, 1 KB for each block included."""
 
-MOST_COLUMNS = 64
-"""Queries of a tile at most; more are worked on in turn, each part with the whole cache."""
+
+def most_columns(head_dim: int) -> int:
+    """Queries of a tile at most; more are worked on in turn, each part with the whole cache."""
+    return 64 if head_dim <= 128 else 32
+
 
 _RESERVE = 5 * 1024
 """For barriers, lengths and exchanges between warps, and what the hardware takes."""
@@ -30,22 +33,23 @@ class DecodeConfig:
       tile: keys in one step, a multiple of 64 up to 256.
       heads: heads of the cache, 1 to 4, that a block reads side by side, each by a warpgroup of its
         own. Rows of neighbouring heads are neighbours in memory if the cache has tokens first.
-      stages: steps in flight; None takes as many as shared memory has room for, up to 8.
+      slots: blocks of keys or of values in flight; None takes as many as shared memory has room
+        for, up to 16.
       blocks_per_multiprocessor: blocks, 1 to 4, that share a multiprocessor.
       blocks: how many blocks share the work; None fills the GPU.
     """
 
     tile: int = 64
     heads: int = 1
-    stages: int | None = None
+    slots: int | None = None
     blocks_per_multiprocessor: int = 2
     blocks: int | None = None
 
     def __post_init__(self) -> None:
         _within("heads", self.heads, 1, 4)
         _within("blocks_per_multiprocessor", self.blocks_per_multiprocessor, 1, 4)
-        if self.stages is not None:
-            _within("stages", self.stages, 1, 16)
+        if self.slots is not None:
+            _within("slots", self.slots, 2, 16)
         if self.blocks is not None:
             _within("blocks", self.blocks, 1, 1 << 16)
         if self.tile not in (64, 128, 192, 256):
@@ -55,32 +59,32 @@ class DecodeConfig:
                 expected="64, 128, 192 or 256",
             )
 
-    def stage_bytes(self, head_dim: int, itemsize: int) -> int:
-        """Shared memory of one step's keys and values."""
-        return 2 * self.heads * self.tile * head_dim * itemsize
+    def slot_bytes(self, head_dim: int, itemsize: int) -> int:
+        """Shared memory of one step's keys, or values."""
+        return self.heads * self.tile * head_dim * itemsize
 
     def fixed_bytes(self, head_dim: int, columns: int) -> int:
         """Shared memory of all else: two sets of queries, results and weights."""
         return self.heads * columns * 2 * (3 * head_dim + self.tile) + _RESERVE
 
     def filled(self, head_dim: int, columns: int, itemsize: int) -> DecodeConfig:
-        """The same with a number of stages and of blocks.
+        """The same with a number of slots and of blocks.
 
         Raises:
           InvalidValueError: it does not fit shared memory.
         """
         room = SHARED_BYTES // self.blocks_per_multiprocessor
         room -= self.fixed_bytes(head_dim, columns)
-        fitting = room // self.stage_bytes(head_dim, itemsize)
-        stages = min(fitting, 8) if self.stages is None else self.stages
-        if fitting < max(1, stages):
+        fitting = room // self.slot_bytes(head_dim, itemsize)
+        slots = min(fitting, 16) if self.slots is None else self.slots
+        if fitting < max(2, slots):
             raise InvalidValueError(
                 f"the configuration does not fit shared memory for heads of {head_dim}",
-                got=f"{self}, which has room for {max(0, fitting)} stages",
+                got=f"{self}, which has room for {max(0, fitting)} slots",
                 hint="a smaller tile, fewer heads or fewer blocks_per_multiprocessor",
             )
         blocks = self.blocks or MULTIPROCESSORS * self.blocks_per_multiprocessor
-        return dataclasses.replace(self, stages=stages, blocks=blocks)
+        return dataclasses.replace(self, slots=slots, blocks=blocks)
 
 
 def _within(name: str, value: int, low: int, high: int) -> None:
@@ -100,6 +104,7 @@ def default_config(head_dim: int, columns: int, itemsize: int) -> DecodeConfig:
       columns: queries of a tile.
       itemsize: bytes of an element of the cache.
     """
-    if head_dim * columns > 128 * 32:
-        return DecodeConfig(tile=64, blocks_per_multiprocessor=1)
-    return DecodeConfig(tile=128 if head_dim * itemsize <= 128 else 64)
+    tile = 128 if head_dim * itemsize <= 128 else 64
+    # What two blocks have of the registers holds this much.
+    shared = 2 if max(tile, head_dim) * columns <= 128 * 32 else 1
+    return DecodeConfig(tile=tile, blocks_per_multiprocessor=shared)

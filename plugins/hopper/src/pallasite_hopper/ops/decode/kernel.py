@@ -65,19 +65,16 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     q has the shape of the results; k and v are arrays of rows, see ``_Decode._window``.
     Returns (results, *partial results); of either, only what was written is defined.
     """
-    assert config.stages is not None
+    assert config.slots is not None
     assert config.blocks is not None
-    columns, dim, heads, stages = problem.columns, problem.head_dim, config.heads, config.stages
+    columns, dim, heads, slots = problem.columns, problem.head_dim, config.heads, config.slots
     scratch = {
-        "k_smem": tiled((stages, heads, config.tile, dim), problem.cache_dtype),
-        "v_smem": tiled((stages, heads, config.tile, dim), problem.cache_dtype),
+        "ring": tiled((slots, heads, config.tile, dim), problem.cache_dtype),
         "q_smem": tiled((_QUERY_SLOTS, heads, columns, dim), problem.dtype),
         "p_smem": tiled((heads, config.tile, columns), problem.dtype),
         "out_smem": tiled((heads, columns, dim), problem.dtype),
-        "k_full": plgpu.Barrier(num_barriers=stages),
-        "v_full": plgpu.Barrier(num_barriers=stages),
-        "k_empty": plgpu.Barrier(num_arrivals=heads, num_barriers=stages),
-        "v_empty": plgpu.Barrier(num_arrivals=heads, num_barriers=stages),
+        "full": plgpu.Barrier(num_barriers=slots),
+        "empty": plgpu.Barrier(num_arrivals=heads, num_barriers=slots),
         "q_full": plgpu.Barrier(num_barriers=_QUERY_SLOTS),
         "q_empty": plgpu.Barrier(num_arrivals=heads, num_barriers=_QUERY_SLOTS),
     }
@@ -185,7 +182,7 @@ class _Decode:
 
     def _next(self, slot: Any) -> Any:
         following = slot + 1
-        return lax.select(following == self.config.stages, jnp.int32(0), following)
+        return lax.select(following == self.config.slots, jnp.int32(0), following)
 
     # The memory warpgroup -------------------------------------------------------------------------
 
@@ -200,7 +197,7 @@ class _Decode:
         count: Any,
         carry: Any,
     ) -> Any:
-        """Starts the copies of an item; ``carry``: slot, tiles and items so far."""
+        """Starts the copies of an item; ``carry``: slot, slots filled and items so far."""
         slot, filled, items = carry
         self._fetch_queries(q, item, items)
 
@@ -208,9 +205,10 @@ class _Decode:
             slot, filled = carry
             tile = first + index
             starts = self._rows(pages, item, tile)
-            self._load(k, "k", item, starts, slot, filled)
-            self._load(v, "v", item, starts, slot, filled)
-            return self._next(slot), filled + 1
+            self._load(k, item, starts, slot, filled)
+            following = self._next(slot)
+            self._load(v, item, starts, following, filled + 1)
+            return self._next(following), filled + 2
 
         slot, filled = lax.fori_loop(0, count, step, (slot, filled))
         return slot, filled, items + 1
@@ -253,16 +251,14 @@ class _Decode:
             found.append(jnp.where(row < item.length, place, beyond))
         return found
 
-    def _load(
-        self, source: Any, kind: str, item: Item, starts: list[Any], slot: Any, filled: Any
-    ) -> None:
+    def _load(self, source: Any, item: Item, starts: list[Any], slot: Any, filled: Any) -> None:
         s, config = self.scratch, self.config
-        full, destination = s[f"{kind}_full"].at[slot], s[f"{kind}_smem"].at[slot]
+        full, destination = s["full"].at[slot], s["ring"].at[slot]
 
         # The first time round the slots are free.
-        @pl.when(filled >= config.stages)
+        @pl.when(filled >= config.slots)
         def _wait() -> None:
-            plgpu.barrier_wait(s[f"{kind}_empty"].at[slot])
+            plgpu.barrier_wait(s["empty"].at[slot])
 
         plgpu.barrier_expect(full, destination)
         for part, start in enumerate(starts):
@@ -351,17 +347,18 @@ class _Decode:
     ) -> Any:
         """One tile: scores, their weights, and the values by the weights."""
         s, problem, config = self.scratch, self.problem, self.config
-        slot, maxima, sums = carry
+        keys, maxima, sums = carry
+        values = self._next(keys)
 
         def scope(scores: Any) -> Any:
-            plgpu.barrier_wait(s["k_full"].at[slot])
+            plgpu.barrier_wait(s["full"].at[keys])
             right = plgpu.transpose_ref(s["q_smem"].at[queries, warpgroup], (1, 0))
-            plgpu.wgmma(scores, s["k_smem"].at[slot, warpgroup], right, accumulate=False)
+            plgpu.wgmma(scores, s["ring"].at[keys, warpgroup], right, accumulate=False)
             return plgpu.wgmma_accumulator_load(scores, wait_n=0)
 
         shape = (config.tile, problem.columns)
         scores = pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
-        plgpu.barrier_arrive(s["k_empty"].at[slot])
+        plgpu.barrier_arrive(s["empty"].at[keys])
         if problem.soft_cap is not None:
             scores = softmax.cap(scores, problem.scale, problem.soft_cap)
         scores = self._shown(scores, item.length - tile * config.tile, item)
@@ -375,12 +372,12 @@ class _Decode:
         sums = sums * _spread(shrink, _ROWS) + sum(partial[1:], partial[0])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=None)
         acc[...] = so_far * _spread(shrink, problem.head_dim)
-        plgpu.barrier_wait(s["v_full"].at[slot])
-        left = plgpu.transpose_ref(s["v_smem"].at[slot, warpgroup], (1, 0))
+        plgpu.barrier_wait(s["full"].at[values])
+        left = plgpu.transpose_ref(s["ring"].at[values, warpgroup], (1, 0))
         plgpu.wgmma(acc, left, s["p_smem"].at[warpgroup])
         plgpu.wgmma_wait(0)
-        plgpu.barrier_arrive(s["v_empty"].at[slot])
-        return self._next(slot), larger, sums
+        plgpu.barrier_arrive(s["empty"].at[values])
+        return self._next(values), larger, sums
 
     def _shown(self, scores: Any, limit: Any, item: Item) -> Any:
         """Minus infinity for keys that do not exist, or that come after a token."""

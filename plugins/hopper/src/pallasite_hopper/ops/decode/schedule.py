@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pallasite_hopper.ops.decode.config import DecodeConfig
+from pallasite_hopper.ops.decode.config import DecodeConfig, most_columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Problem:
 
     @property
     def lane_heads(self) -> int:
-        """Query heads of a tile: those of a group, filled up to a multiple of 8, 64 at most."""
-        return min(64, -(-self.group // 8) * 8)
+        """Query heads of a tile: those of a group, filled up to a multiple of 8."""
+        return min(most_columns(self.head_dim), -(-self.group // 8) * 8)
 
     @property
     def group_parts(self) -> int:
@@ -69,7 +69,7 @@ class Problem:
     @property
     def lane_tokens(self) -> int:
         """Tokens of a tile."""
-        fitting = range(1, max(1, 64 // self.lane_heads) + 1)
+        fitting = range(1, most_columns(self.head_dim) // self.lane_heads + 1)
         return max(count for count in fitting if self.tokens % count == 0)
 
     @property
