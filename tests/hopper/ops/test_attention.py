@@ -36,8 +36,8 @@ def _few_multiprocessors(monkeypatch):
 
 def inputs(batch, q_seq, kv_seq, heads, head_dim, dtype=jnp.bfloat16):
     shapes = [(batch, q_seq, heads[0], head_dim), *[(batch, kv_seq, heads[1], head_dim)] * 2]
-    keys = jax.random.split(jax.random.key(q_seq * kv_seq), 3)
-    return [jax.random.normal(key, s, dtype) for key, s in zip(keys, shapes, strict=True)]
+    generator = np.random.default_rng(q_seq * kv_seq)
+    return [jnp.asarray(generator.standard_normal(shape).astype(dtype)) for shape in shapes]
 
 
 def reference(q, k, v, *, causal, scale, soft_cap=None, q_lengths=None, kv_lengths=None):
@@ -132,7 +132,7 @@ def test_grouped_heads(heads):
 )
 def test_configurations(causal, change):
     config = AttentionConfig(**{"block_kv": 32, **change})
-    check(q_seq=200, kv_seq=70, heads=(3, 3), causal=causal, config=config)
+    check(q_seq=150, kv_seq=70, heads=(2, 2), causal=causal, config=config)
 
 
 @pytest.mark.parametrize("every", [1, 3])

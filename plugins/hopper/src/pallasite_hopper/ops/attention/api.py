@@ -179,9 +179,7 @@ def _forward(
 
 
 @functools.lru_cache(maxsize=256)
-def _kernel(
-    problem: Problem, config: AttentionConfig, multiprocessors: int
-) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def _kernel(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Callable[..., Any]:
     return forward.build(problem, config, multiprocessors)
 
 

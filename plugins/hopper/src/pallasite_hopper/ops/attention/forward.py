@@ -30,9 +30,7 @@ compute warpgroups: together at most what the block starts with."""
 _ROW_LAYOUT = plgpu.Layout.WGMMA.reduce(1)
 
 
-def build(
-    problem: Problem, config: AttentionConfig, multiprocessors: int
-) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Callable[..., Any]:
     """The kernel as a function of q, k, v and the lengths that the problem has.
 
     Returns (batch, q_seq, q_heads, head_dim), and log-sum-exp as (batch, q_heads, q_seq rounded up
@@ -57,7 +55,7 @@ def build(
         scratch["turn"] = plgpu.Barrier(num_barriers=rows)
     padded = tiles.per_head * tiles.rows if problem.save_residuals else 1
     heads = (problem.batch, problem.q_heads) if problem.save_residuals else (1, 1)
-    return plgpu.kernel(
+    kernel: Callable[..., Any] = plgpu.kernel(
         _Forward(problem, config, tiles).run,
         out_type=(
             jax.ShapeDtypeStruct(
@@ -75,6 +73,7 @@ def build(
         kernel_name="attention_forward",
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
     )
+    return kernel
 
 
 def _released(config: AttentionConfig) -> Any:
@@ -83,6 +82,10 @@ def _released(config: AttentionConfig) -> Any:
     if config.cluster == 1:
         return plgpu.Barrier(**arrivals)
     return plgpu.ClusterBarrier(collective_axes=("cluster",), **arrivals)
+
+
+def _wait_if(condition: Any, barrier: Any) -> None:
+    pl.when(condition)(lambda: plgpu.barrier_wait(barrier))
 
 
 def _operand(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -112,8 +115,7 @@ class _Forward:
         warpgroup = lax.axis_index("warpgroup")
         compute, memory = _REGISTERS[self.config.warpgroups]
 
-        @pl.when(warpgroup == self.config.warpgroups)
-        def _memory() -> None:
+        def fetch_all() -> None:
             plgpu.set_max_registers(memory, action="decrease")
             self.tiles.each(
                 lambda tile, carry: self._fetch(q, k, v, tile, carry),
@@ -121,8 +123,7 @@ class _Forward:
                 lengths,
             )
 
-        @pl.when(warpgroup < self.config.warpgroups)
-        def _compute() -> None:
+        def compute_all() -> None:
             plgpu.set_max_registers(compute, action="increase")
             if "turn" in scratch:
                 # The first turn is the first warpgroup's.
@@ -135,6 +136,9 @@ class _Forward:
                 lengths,
             )
             plgpu.wait_smem_to_gmem(0)
+
+        pl.when(warpgroup == self.config.warpgroups)(fetch_all)
+        pl.when(warpgroup < self.config.warpgroups)(compute_all)
 
     def _next(self, slot: Any) -> Any:
         following = slot + 1
@@ -149,10 +153,7 @@ class _Forward:
 
         def load(source: Any, kind: str, block: Any, slot: Any, filled: Any) -> None:
             # The first time round the slots are free.
-            @pl.when(filled >= config.stages)
-            def _wait() -> None:
-                plgpu.barrier_wait(s[f"{kind}_empty"].at[slot])
-
+            _wait_if(filled >= config.stages, s[f"{kind}_empty"].at[slot])
             rows = pl.ds(block * config.block_kv, config.block_kv)
             plgpu.copy_gmem_to_smem(
                 source.at[tile.batch, rows, tile.kv_head],
@@ -165,11 +166,7 @@ class _Forward:
         last = jnp.int32(tile.blocks) - 1
         load(k, "k", last, slot, filled)
         for part in range(config.warpgroups):
-
-            @pl.when(jnp.logical_not(first))
-            def _wait(part: int = part) -> None:
-                plgpu.barrier_wait(s["q_empty"].at[part])
-
+            _wait_if(jnp.logical_not(first), s["q_empty"].at[part])
             rows = pl.ds(tile.start + part * ROWS, ROWS)
             plgpu.copy_gmem_to_smem(
                 q.at[tile.batch, rows, tile.head], s["q_smem"].at[part], s["q_full"].at[part]
@@ -303,8 +300,8 @@ class _Forward:
     def _weights(self, scores: Any, maxima: Any) -> tuple[Any, Any, Any]:
         """New maxima, the factor of what was summed up under the old ones, and the weights."""
         larger = jnp.maximum(maxima, jnp.max(scores, axis=1))
+        shrink = jnp.exp2((maxima - larger) * self.factor)
         scaled = larger * self.factor
-        shrink = jnp.exp2(maxima * self.factor - scaled)
         weights = softmax.exponentials(scores, self.factor, scaled, self.config.polynomial)
         return larger, shrink, weights
 
