@@ -16,8 +16,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pallasite
-from pallasite import cli, config, errors, gpu, hookspecs, launch, plugins
+from pallasite import cli, config, drawing, errors, gpu, hookspecs, launch, plugins
 from pallasite.cli import entry as entry_point
+from pallasite.lowering import recording
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -39,6 +40,10 @@ def main(folder: pathlib.Path) -> list[pathlib.Path]:
         "pallasite.gpu": module_page(gpu, dir(gpu)),
         "pallasite.errors": module_page(errors, classes_of(errors)),
         "pallasite.launch": module_page(launch, classes_of(launch)),
+        "pallasite.drawing": module_page(drawing, drawing.__all__),
+        "pallasite.lowering.recording": module_page(
+            recording, ["recording", "KernelLayouts", "SharedView", "Use"]
+        ),
         "hooks": module_page(hookspecs, [n for n in vars(hookspecs) if n.startswith("pallasite_")]),
         "options": options_page(),
         "command-line": command_line_page(),

@@ -25,7 +25,8 @@ ELEMENTS = 2048
 
 _LANE_SIZE, _REGISTER_SIZE, _GAP = 10, 9, 4
 """Font sizes of the parts of a label, and the space between them."""
-_NARROWEST = 6
+_NARROWEST, _VECTOR = 6, 42
+"""Pixels that an element takes at least, and a register of several side by side."""
 
 WARP_COLORS = ("#cfe3fa", "#fde2bd", "#cfeccf", "#efd3ee")
 WARP_LINES = ("#5b8fcb", "#d0903f", "#5fa763", "#b06db0")
@@ -162,7 +163,8 @@ class _Drawing:
             register += f".{layout.vector_length - 1}"
         lanes = {_lanes_text(self.places.same_lanes(lane)) for lane in range(LANES)}
         longest = max(_label_width(lane, register) for lane in lanes)
-        return max(_NARROWEST, -(-int(longest + 6) // adjacent))
+        wanted = max(longest + 6, _VECTOR if adjacent > 1 else 0)
+        return max(_NARROWEST, -(-wanted // adjacent))
 
     def _find_runs(self) -> list[_Run]:
         places = self.places
@@ -342,7 +344,7 @@ class _Drawing:
             canvas.text(self.left, y, text, fill=svg.ALARM, font_size=11)
 
 
-def _label_width(lanes: str, register: str) -> float:
+def _label_width(lanes: str, register: str) -> int:
     return svg.text_width(lanes, _LANE_SIZE) + _GAP + svg.text_width(register, _REGISTER_SIZE)
 
 
