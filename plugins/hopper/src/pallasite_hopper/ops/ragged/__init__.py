@@ -1,0 +1,1 @@
+"""Matrix products of groups of rows, whose sizes only the GPU knows."""

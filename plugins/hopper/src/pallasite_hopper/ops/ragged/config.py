@@ -1,0 +1,117 @@
+"""How products of groups of rows are cut into tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallasite.errors import InvalidValueError
+
+SHARED_MEMORY = 227 * 1024
+"""Bytes of shared memory that a block may use on Hopper."""
+
+_RESERVE = 1024
+"""For barriers."""
+
+_SIZE = 2
+"""Bytes of an element of the operands."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedConfig:
+    """A way of computing products of groups of rows.
+
+    Attributes:
+      tile_m, tile_n: extents of the tile of the result that a block computes at a time. Two compute
+        warpgroups share it. In ``ragged_matmul`` a tile has rows of one group.
+      tile_k: depth of one step, a multiple of 64.
+      stages: steps that are in flight.
+      split: whether the two warpgroups halve the rows (``"m"``) or the columns (``"n"``).
+      band: so many tiles along m are visited for each tile along n, so that what neighbours read
+        stays in the L2 cache.
+      epilogue_n: columns that are written at a time.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 256
+    tile_k: int = 64
+    stages: int = 4
+    split: str = "m"
+    band: int = 8
+    epilogue_n: int = 64
+
+    def __post_init__(self) -> None:
+        self._require(self.split in ("m", "n"), "split", "'m' or 'n'")
+        self._require(self.tile_k > 0 and self.tile_k % 64 == 0, "tile_k", "a multiple of 64")
+        rows = self.warpgroup_m > 0 and self.warpgroup_m % 64 == 0
+        self._require(rows, "tile_m", "64 rows, or a multiple, for each warpgroup")
+        columns = self.warpgroup_n > 0 and self.warpgroup_n % 64 == 0
+        self._require(columns, "tile_n", "64 columns, or a multiple, for each warpgroup")
+        self._require(self.stages >= 2, "stages", "at least 2")
+        self._require(self.band >= 1, "band", "at least 1")
+        divides = self.epilogue_n in (32, 64) and self.warpgroup_n % self.epilogue_n == 0
+        self._require(divides, "epilogue_n", "32 or 64, a divisor of a warpgroup's columns")
+
+    def _require(self, fits: bool, name: str, expected: str) -> None:
+        if not fits:
+            raise InvalidValueError(
+                f"RaggedConfig.{name} does not fit", got=getattr(self, name), expected=expected
+            )
+
+    @property
+    def warpgroup_m(self) -> int:
+        """Rows of a warpgroup's part of a tile."""
+        return self.tile_m // 2 if self.split == "m" else self.tile_m
+
+    @property
+    def warpgroup_n(self) -> int:
+        """Columns of a warpgroup's part of a tile."""
+        return self.tile_n // 2 if self.split == "n" else self.tile_n
+
+    def shared_bytes(self, out_size: int) -> int:
+        """Shared memory that the kernel takes, with results of ``out_size`` bytes."""
+        step = (self.tile_m + self.tile_n) * self.tile_k * _SIZE
+        staging = 2 * 2 * self.warpgroup_m * self.epilogue_n * out_size
+        return self.stages * step + staging + _RESERVE
+
+    def filled(self, out_size: int) -> RaggedConfig:
+        """The same with as many stages as shared memory has room for, 8 at most."""
+        config = self if out_size <= 2 else dataclasses.replace(self, epilogue_n=32)
+        for stages in range(8, 2, -1):
+            deep = dataclasses.replace(config, stages=stages)
+            if deep.shared_bytes(out_size) <= SHARED_MEMORY:
+                return deep
+        return dataclasses.replace(config, stages=2)
+
+
+def default_config(rows: int, columns: int, out_size: int) -> RaggedConfig:
+    """The configuration that is used without tuning.
+
+    Args:
+      rows: of a group's result; the average where they differ.
+      columns: of the result.
+      out_size: bytes of an element of the result.
+    """
+    if rows <= 64:
+        config = RaggedConfig(tile_m=64, tile_n=256 if columns > 128 else 128, split="n")
+    elif columns <= 128:
+        config = RaggedConfig(tile_m=256 if rows >= 512 else 128, tile_n=128)
+    else:
+        config = RaggedConfig()
+    return config.filled(out_size)
+
+
+def ragged_configs(rows: int, columns: int, out_size: int = 2) -> list[RaggedConfig]:
+    """Configurations that are worth measuring, the default one first; see ``default_config``."""
+    found = [default_config(rows, columns, out_size)]
+    for tile_m, tile_n, split in (
+        (128, 256, "m"),
+        (256, 128, "m"),
+        (128, 128, "m"),
+        (64, 256, "n"),
+        (64, 128, "n"),
+        (128, 256, "n"),
+    ):
+        for band in (4, 8, 16):
+            config = RaggedConfig(tile_m=tile_m, tile_n=tile_n, split=split, band=band)
+            found.append(config.filled(out_size))
+    return list(dict.fromkeys(found))

@@ -1,0 +1,279 @@
+"""Products of groups of rows, against products in double precision and jax.lax.ragged_dot."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pallasite
+from pallasite.codegen.assembler import assemble
+from pallasite.codegen.tools import find_tool
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops import (
+    RaggedConfig,
+    ragged_configs,
+    ragged_matmul,
+    transposed_ragged_matmul,
+)
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F16 = np.dtype(np.float16)
+SMALL = RaggedConfig(tile_m=64, tile_n=128, split="n", stages=2, band=2, epilogue_n=32)
+
+SIZES = {
+    "one": [100],
+    "whole tiles": [64, 128],
+    "empty": [0, 70, 0, 0, 30, 0],
+    "ones": [1] * 7,
+    "straddling": [63, 65, 1, 66],
+    "nothing": [0, 0, 0],
+}
+
+
+def normal(seed, shape, dtype=BF16):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def ragged_reference(lhs, rhs, sizes, transpose_rhs=False):
+    lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
+    if transpose_rhs:
+        rhs = rhs.transpose(0, 2, 1)
+    result = np.zeros((lhs.shape[0], rhs.shape[2]))
+    row = 0
+    for matrix, size in zip(rhs, sizes, strict=True):
+        result[row : row + size] = lhs[row : row + size] @ matrix
+        row += size
+    return result
+
+
+def transposed_reference(lhs, rhs, sizes):
+    lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
+    result = np.zeros((len(sizes), lhs.shape[1], rhs.shape[1]))
+    row = 0
+    for group, size in enumerate(sizes):
+        result[group] = lhs[row : row + size].T @ rhs[row : row + size]
+        row += size
+    return result
+
+
+def check(result, expected, dtype=np.float32):
+    result = np.asarray(result)
+    assert result.shape == expected.shape and result.dtype == dtype
+    tolerance = {np.dtype(np.float32): 2e-6, F16: 2e-3, BF16: 8e-3}[np.dtype(dtype)]
+    atol = tolerance * max(1.0, np.abs(expected).max())
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=0, atol=atol)
+
+
+def check_ragged(m, k, n, sizes, *, transpose_rhs=False, config=SMALL, dtype=BF16, out=np.float32):
+    """Rows of no group are not finite."""
+    lhs = normal(0, (m, k), dtype)
+    lhs[sum(sizes) :] = np.nan
+    rhs = normal(1, (len(sizes), n, k) if transpose_rhs else (len(sizes), k, n), dtype)
+    function = jax.jit(
+        lambda *args: ragged_matmul(
+            *args, transpose_rhs=transpose_rhs, config=config, out_dtype=out
+        )
+    )
+    result = function(jnp.asarray(lhs), jnp.asarray(rhs), jnp.asarray(sizes))
+    check(result, ragged_reference(lhs, rhs, sizes, transpose_rhs), out)
+
+
+def check_transposed(m, k, n, sizes, *, config=SMALL, dtype=BF16, out=np.float32):
+    lhs, rhs = normal(0, (m, k), dtype), normal(1, (m, n), dtype)
+    lhs[sum(sizes) :] = np.nan
+    rhs[sum(sizes) :] = np.inf
+    function = jax.jit(lambda *args: transposed_ragged_matmul(*args, config=config, out_dtype=out))
+    result = function(jnp.asarray(lhs), jnp.asarray(rhs), jnp.asarray(sizes))
+    check(result, transposed_reference(lhs, rhs, sizes), out)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_groups(sizes, transpose_rhs):
+    """With and without rows after the last group."""
+    check_ragged(sum(sizes) or 40, 64, 128, sizes, transpose_rhs=transpose_rhs)
+    check_ragged(sum(sizes) + 75, 64, 128, sizes, transpose_rhs=transpose_rhs)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_transposed_groups(sizes):
+    check_transposed(sum(sizes) or 40, 64, 128, sizes)
+    check_transposed(sum(sizes) + 75, 64, 128, sizes)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(("k", "n"), [(40, 136), (200, 24), (72, 300), (65, 130)])
+def test_shapes_that_do_not_divide(k, n):
+    sizes = [50, 3, 90]
+    check_ragged(150, k, n, sizes)
+    check_ragged(152, k, n, sizes, transpose_rhs=True)
+    check_transposed(152, k, n, sizes)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_dtypes(dtype):
+    sizes = [9, 80]
+    config = RaggedConfig(tile_m=64, tile_n=128, split="n", stages=2)
+    check_ragged(96, 64, 128, sizes, dtype=dtype, out=dtype, config=config)
+    check_transposed(96, 64, 128, sizes, dtype=dtype, out=dtype, config=config)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(
+    "config",
+    [
+        RaggedConfig(tile_m=128, tile_n=64, tile_k=128, stages=2, epilogue_n=32),
+        RaggedConfig(tile_m=128, tile_n=192, stages=3, band=1, epilogue_n=32),
+        RaggedConfig(tile_m=64, tile_n=384, split="n", stages=2, epilogue_n=32),
+    ],
+    ids=lambda config: f"{config.tile_m}x{config.tile_n}x{config.tile_k}",
+)
+def test_configurations(config):
+    sizes = [150, 0, 1, 100, 5]
+    check_ragged(304, 128, 200, sizes, config=config)
+    check_ragged(304, 128, 200, sizes, config=config, transpose_rhs=True)
+    check_transposed(304, 192, 200, sizes, config=config)
+
+
+@pytest.mark.runs_kernels
+@settings(max_examples=6, deadline=None)
+@given(st.lists(st.integers(0, 80), min_size=1, max_size=4), st.integers(0, 40))
+def test_any_sizes(sizes, rest):
+    m = max(1, sum(sizes) + rest)
+    m += -m % 8  # The same tiles as any m, and what is known of it may mislead.
+    check_ragged(m, 64, 128, sizes)
+    check_transposed(m, 64, 128, sizes)
+
+
+@pytest.mark.runs_kernels
+def test_agrees_with_ragged_dot():
+    sizes = jnp.asarray([70, 0, 33], jnp.int32)
+    lhs, rhs = jnp.asarray(normal(0, (120, 64))), jnp.asarray(normal(1, (3, 64, 48)))
+    expected = jax.lax.ragged_dot(lhs, rhs, sizes, preferred_element_type=jnp.float32)
+    result = ragged_matmul(lhs, rhs, sizes, out_dtype=jnp.float32)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+def test_derivatives(transpose_rhs):
+    """Of a loss that is quadratic in the result, so that cotangents differ."""
+    sizes = np.array([40, 0, 21])
+    lhs = normal(0, (72, 64))
+    rhs = normal(1, (3, 24, 64) if transpose_rhs else (3, 64, 24))
+    weight = normal(2, (72, 24), np.float32)
+
+    def loss(lhs, rhs):
+        product = ragged_matmul(
+            lhs, rhs, jnp.asarray(sizes), transpose_rhs=transpose_rhs, out_dtype=jnp.float32
+        )
+        return jnp.sum(weight * product)
+
+    d_lhs, d_rhs = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.asarray(lhs), jnp.asarray(rhs))
+    cotangent = weight.astype(BF16)
+    check(d_lhs, ragged_reference(cotangent, rhs, sizes, not transpose_rhs), BF16)
+    pair = (cotangent, lhs) if transpose_rhs else (lhs, cotangent)
+    check(d_rhs, transposed_reference(*pair, sizes), BF16)
+
+
+@pytest.mark.runs_kernels
+def test_derivatives_of_the_transposed():
+    sizes = np.array([33, 0, 20])
+    lhs, rhs, weight = normal(0, (64, 72)), normal(1, (64, 24)), normal(2, (3, 72, 24), np.float32)
+
+    def loss(lhs, rhs):
+        product = transposed_ragged_matmul(lhs, rhs, jnp.asarray(sizes), out_dtype=jnp.float32)
+        return jnp.sum(weight * product)
+
+    d_lhs, d_rhs = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.asarray(lhs), jnp.asarray(rhs))
+    cotangent = weight.astype(BF16)
+    check(d_lhs, ragged_reference(rhs, cotangent, sizes, True), BF16)
+    check(d_rhs, ragged_reference(lhs, cotangent, sizes), BF16)
+
+
+# Code ---------------------------------------------------------------------------------------------
+
+
+def struct(shape, dtype=BF16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (ragged_matmul, ((8192, 2048), (8, 2048, 4096))),
+        (ragged_matmul, ((256, 2048), (8, 2048, 4096))),
+        (transposed_ragged_matmul, ((8192, 2048), (8192, 4096))),
+    ],
+)
+def test_no_spills_and_no_serialization(function, shapes):
+    """Warnings of ptxas are errors."""
+    lhs, rhs = (struct(shape) for shape in shapes)
+    kernel = pallasite.compile(function, lhs, rhs, struct((8,), jnp.int32), target="sm_90a")
+    if find_tool("ptxas").path is None:
+        pytest.skip("ptxas is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assembly = assemble(kernel.ptx, kernel.name)
+    assert assembly.spill_store_bytes == 0
+
+
+def test_configurations_fit_in_shared_memory():
+    for rows in (1, 64, 100, 1000):
+        for columns in (64, 4096):
+            for out_size in (2, 4):
+                found = ragged_configs(rows, columns, out_size)
+                assert len(found) >= 12
+                assert all(config.shared_bytes(out_size) <= 227 * 1024 for config in found)
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "sizes", "error", "words"),
+    [
+        ((8, 64), (2, 32, 16), (2,), InvalidValueError, "same extent along k"),
+        ((8, 64), (64, 16), (2,), InvalidTypeError, "rhs does not have 3 dimensions"),
+        ((8, 64), (2, 64, 16), (3,), InvalidTypeError, "group_sizes is not a vector"),
+        ((8, 64), (2, 64, 16), (2, 1), InvalidTypeError, "group_sizes is not a vector"),
+        ((0, 64), (2, 64, 16), (2,), InvalidValueError, "lhs has no elements"),
+    ],
+)
+def test_messages(lhs, rhs, sizes, error, words):
+    with pytest.raises(error, match=words):
+        ragged_matmul(jnp.zeros(lhs, BF16), jnp.zeros(rhs, BF16), jnp.zeros(sizes, jnp.int32))
+
+
+def test_messages_of_dtypes():
+    lhs, rhs, sizes = jnp.zeros((8, 64), BF16), jnp.zeros((2, 64, 16), BF16), jnp.zeros(2, int)
+    with pytest.raises(InvalidTypeError, match="different dtypes"):
+        ragged_matmul(lhs, rhs.astype(F16), sizes)
+    with pytest.raises(InvalidTypeError, match="dtype that this product does not take"):
+        ragged_matmul(lhs.astype(np.float32), rhs, sizes)
+    with pytest.raises(InvalidTypeError, match="result cannot have this dtype"):
+        ragged_matmul(lhs, rhs, sizes, out_dtype=jnp.int32)
+    with pytest.raises(InvalidTypeError, match="group_sizes is not a vector"):
+        ragged_matmul(lhs, rhs, sizes.astype(np.float32))
+    with pytest.raises(InvalidValueError, match="same number of rows"):
+        transposed_ragged_matmul(lhs, jnp.zeros((9, 64), BF16), sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tile_m", 64), ("tile_n", 96), ("tile_k", 32), ("stages", 1), ("split", "k"), ("band", 0),
+     ("epilogue_n", 16)],
+)  # fmt: skip
+def test_configuration_messages(name, value):
+    with pytest.raises(InvalidValueError, match=f"RaggedConfig.{name} does not fit"):
+        RaggedConfig(**{name: value})
