@@ -17,6 +17,8 @@ _NAMES = {
     "RaggedConfig": "pallasite_hopper.ops.ragged.config",
     "ragged_configs": "pallasite_hopper.ops.ragged.config",
     "attention": "pallasite_hopper.ops.attention.api",
+    "attention_forward": "pallasite_hopper.ops.attention.api",
+    "AttentionConfig": "pallasite_hopper.ops.attention.config",
     "decode_attention": "pallasite_hopper.ops.decode.api",
     "paged_attention": "pallasite_hopper.ops.decode.api",
     "DecodeConfig": "pallasite_hopper.ops.decode.config",

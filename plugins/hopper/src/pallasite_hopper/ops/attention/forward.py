@@ -23,9 +23,9 @@ from pallasite_hopper.ops.attention import softmax
 from pallasite_hopper.ops.attention.config import ROWS, AttentionConfig
 from pallasite_hopper.ops.attention.tiles import Problem, Tile, Tiles
 
-_REGISTERS = {1: (232, 40), 2: (240, 24), 3: (160, 32)}
+_REGISTERS = {2: (240, 24), 3: (160, 32)}
 """Registers of a lane of the compute warpgroups and of the memory warpgroup, by the number of
-compute warpgroups: together at most what the block starts with."""
+compute warpgroups: together what the block starts with. With one of them there are enough."""
 
 _ROW_LAYOUT = plgpu.Layout.WGMMA.reduce(1)
 
@@ -113,10 +113,11 @@ class _Forward:
         )
         self.scratch = scratch
         warpgroup = lax.axis_index("warpgroup")
-        compute, memory = _REGISTERS[self.config.warpgroups]
+        registers = _REGISTERS.get(self.config.warpgroups)
 
         def fetch_all() -> None:
-            plgpu.set_max_registers(memory, action="decrease")
+            if registers is not None:
+                plgpu.set_max_registers(registers[1], action="decrease")
             self.tiles.each(
                 lambda tile, carry: self._fetch(q, k, v, tile, carry),
                 (jnp.int32(0), jnp.int32(0), jnp.bool_(True)),
@@ -124,7 +125,8 @@ class _Forward:
             )
 
         def compute_all() -> None:
-            plgpu.set_max_registers(compute, action="increase")
+            if registers is not None:
+                plgpu.set_max_registers(registers[0], action="increase")
             if "turn" in scratch:
                 # The first turn is the first warpgroup's.
                 plgpu.barrier_arrive(
