@@ -220,17 +220,15 @@ class Worker:
         plgpu.barrier_wait(s["ds_full"])
         plgpu.wgmma(dq, *self.dq_operands(ds_s), accumulate=False)
         plgpu.wgmma(dk, ds, s["q_s"].at[q_slot])
-        started = 1
-        if self.tiles.always_starts:
-            self.start_scores(step.number + 1, scores)
-            started = 2
         # The sums of the step before have left shared memory.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        sums = plgpu.wgmma_accumulator_load(dq, wait_n=started)
+        sums = plgpu.wgmma_accumulator_load(dq, wait_n=1)
         plgpu.barrier_arrive(s["do_empty"].at[do_slot])
         if c.ds_stages == 1:
             plgpu.barrier_arrive(s["ds_empty"])
         self.add_dq(step, sums)
+        if self.tiles.always_starts:
+            self.start_scores(step.number + 1, scores)
         if c.ahead != "dk":
             # Scores that were started have to be waited for in the same pass through the loop:
             # ptxas does not follow what is read in the next one.
