@@ -23,6 +23,7 @@ _BY_MODULE = {
     "layouts": ("Layout", "Replicated", "Tiling", "layout_cast"),
     "helpers": ("NDLoopInfo", "nd_loop", "planar_snake", "warp_map"),
     "pipeline": ("emit_pipeline",),
+    "scheduling": ("dynamic_scheduling_loop",),
     "primitives.arrays": (
         *("atomic_add", "atomic_and", "atomic_max", "atomic_min", "atomic_or", "atomic_xor"),
         *("broadcasted_iota", "load", "print_layout"),
@@ -30,6 +31,9 @@ _BY_MODULE = {
     "primitives.barriers": (
         *("barrier_arrive", "barrier_test", "barrier_wait", "commit_smem"),
         *("griddepcontrol_launch_dependents", "griddepcontrol_wait"),
+    ),
+    "primitives.cluster_launch": (
+        *("TryClusterCancelResult", "query_cluster_cancel", "try_cluster_cancel"),
     ),
     "primitives.copies": (
         *("async_prefetch", "async_store_smem", "barrier_expect", "commit_smem_to_gmem_group"),

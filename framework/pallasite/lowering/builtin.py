@@ -12,6 +12,7 @@ RULE_MODULES = (
     "arithmetic",
     "atomics",
     "barriers",
+    "cluster_launch",
     "cluster_stores",
     "control_flow",
     "copies",

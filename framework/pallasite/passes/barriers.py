@@ -21,7 +21,7 @@ import numpy as np
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, SourceLocation
 from pallasite.language.memory import BarrierType, ClusterBarrierType
-from pallasite.language.primitives import barriers, copies
+from pallasite.language.primitives import barriers, cluster_launch, copies
 
 _MOST_EQUATIONS = 100_000
 lax = _jax.lax_primitives
@@ -281,6 +281,7 @@ _ROLES = {
     barriers.barrier_test_p: _Role(0),
     copies.barrier_expect_p: _Role(0, 1),
     copies.copy_gmem_to_smem_p: _Role(2, 3),
+    cluster_launch.try_cluster_cancel_p: _Role(1),
 }
 
 

@@ -47,15 +47,22 @@ def _barrier_arrive(ctx: RuleContext, *operands: Value, args_tree: Any) -> Seque
         with ops.when(guard):
             _arrive(barrier, 1)
         return ()
-    # The barrier counts 128 lanes for one arrival. One lane of each warp arrives for all of its
-    # lanes, once they have met: arrivals at one address are served one after the other.
+    arrive(ctx, barrier, condition)
+    return ()
+
+
+def arrive(ctx: RuleContext, barrier: BarrierReference, condition: ir.Value | None = None) -> None:
+    """One arrival of this thread on a barrier of its block.
+
+    The barrier counts 128 lanes for one arrival. One lane of each warp arrives for all of its
+    lanes, once they have met: arrivals at one address are served one after the other.
+    """
     launch = ctx.launch
     elected = launch.elected_lane
     launch.warp_barrier()
     guard = elected if condition is None else ops.arith.andi(elected, condition)
     with ops.when(guard):
         _arrive(barrier, 128 if ctx.in_warp else 32)
-    return ()
 
 
 def _arrive(barrier: BarrierReference, count: int) -> None:
