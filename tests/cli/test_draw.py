@@ -118,6 +118,36 @@ several.example_inputs = (
     ]
 
 
+def test_a_view_whose_start_is_computed(command, tmp_path):
+    source = tmp_path / "kernels.py"
+    source.write_text(
+        """
+import jax, jax.numpy as jnp
+from jax.experimental import pallas as pl
+from pallasite import gpu as plgpu
+
+@plgpu.kernel(
+    out_type=jax.ShapeDtypeStruct((8, 32), jnp.float32),
+    scratch_types=[plgpu.SMEM((8, 64), jnp.float32)],
+    grid=(2,),
+    grid_names=("block",),
+)
+def shifted(x_ref, out_ref, tile):
+    tile[...] = x_ref[...]
+    out_ref[...] = tile[:, pl.ds(jax.lax.axis_index("block") * 8, 32)]
+"""
+    )
+    options = ("--target", "sm_90", "--arg", "f32[8,64]")
+    folder = tmp_path / "pictures"
+    result = command("inspect", f"{source}::shifted", *options, "--draw", folder)
+    assert result.status == 0, result.err
+    noted = {
+        path.name: "begins at an index that the kernel computes, drawn for 0" in texts(path)
+        for path in folder.glob("*shared*")
+    }
+    assert noted == {"shifted-shared-1-8x64.svg": False, "shifted-shared-2-8x32.svg": True}
+
+
 def test_without_draw_nothing_is_drawn(command, kernel):
     result = command("inspect", kernel("add"), "--target", "sm_90")
     assert "drawings" not in result.out

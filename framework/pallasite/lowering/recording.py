@@ -50,7 +50,7 @@ class SharedView:
       layout: where its elements lie, with tiling and swizzle.
       offset: how many elements after an address that is aligned to the swizzle and to 128 bytes it
         begins, as far as that is known during compilation.
-      moves: whether it begins at an index that the kernel computes.
+      moves: whether the kernel adds to that what need not be a multiple of these.
     """
 
     layout: MemoryLayout
@@ -114,7 +114,8 @@ class Recorder:
         if ctx.kernel.on_trial or memory.layout.size < 2:
             return
         period = math.lcm(_LINE_BYTES, memory.layout.atom_bytes) * 8 // memory.element_bits
-        view = SharedView(memory.layout, memory.offset % period, bool(memory.dynamic))
+        moves = any(part.divisor % period for part in memory.dynamic)
+        view = SharedView(memory.layout, memory.offset % period, moves)
         _, name = self._names.get(id(root), (None, ""))
         use = Use(ctx.location, ctx.primitive.name, str(memory.dtype), name)
         self.layouts.shared.setdefault(view, {})[use] = None
