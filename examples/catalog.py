@@ -29,6 +29,7 @@ MODULES = (
     "warp_specialized",
     "tuned",
     "debug_print",
+    "matmul_tile",
 )
 
 
@@ -43,6 +44,7 @@ class Example:
       reference: the same function on NumPy arrays, whose floats are all float64.
       tolerance: the largest permitted error, as a part of the largest magnitude in the reference;
         0 asks for exactly equal results.
+      needs: features that a target must have, beyond those of every target.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Example:
     make_inputs: Callable[[jax.Array], tuple[jax.Array, ...]]
     reference: Callable[..., np.ndarray]
     tolerance: float = 0.0
+    needs: frozenset[str] = frozenset()
 
     def check(self, inputs: Sequence[jax.Array], output: jax.Array) -> float:
         """The relative error of ``output``; raises AssertionError if it is too large."""

@@ -11,6 +11,7 @@ import pytest
 import pallasite
 from examples import catalog
 from pallasite.codegen.tools import find_tool
+from pallasite.target_selection import find_target
 
 EXAMPLES = catalog.all_examples()
 
@@ -22,6 +23,8 @@ def by_name(example: catalog.Example) -> str:
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("example", EXAMPLES, ids=by_name)
 def test_compiles(example: catalog.Example, target: str):
+    if not example.needs <= find_target(target).features:
+        pytest.skip(f"{target} does not have {', '.join(example.needs)}")
     inputs = jax.eval_shape(example.make_inputs, jax.random.key(0))
     assembler = find_tool("ptxas").path is not None
     with pallasite.config.scoped(cache=False):

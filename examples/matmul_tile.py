@@ -1,0 +1,90 @@
+"""A matrix product on Hopper's matrix units, one tile of the result for each block.
+
+The tiles of both operands come by TMA into a ring of slots, and ``wgmma`` multiplies them where
+they lie. The product is asynchronous: while it reads one slot, the copies into the others are under
+way, and ``wgmma_wait(1)`` says when the slot before it is free. The accumulator stays in registers
+all the time.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from examples.catalog import Example, random_arrays
+from pallasite import gpu as plgpu
+
+ROWS, COLUMNS, DEPTH = 128, 128, 64
+SLOTS = 4
+
+
+def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    """``a @ b`` for matrices of 16-bit floats whose sizes are multiples of those of a tile."""
+    (m, k), (_, n) = a.shape, b.shape
+    steps = k // DEPTH
+
+    def body(a_ref, b_ref, out_ref, a_tiles, b_tiles, result, loaded):
+        rows = pl.ds(lax.axis_index("row") * ROWS, ROWS)
+        columns = pl.ds(lax.axis_index("column") * COLUMNS, COLUMNS)
+
+        def fetch(step):
+            slot = lax.rem(step, SLOTS)
+            depth = pl.ds(step * DEPTH, DEPTH)
+            plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[slot], loaded.at[slot])
+
+        for step in range(min(SLOTS - 1, steps)):
+            fetch(step)
+
+        def multiply(acc):
+            @pl.loop(0, steps)
+            def _(step):
+                slot = lax.rem(step, SLOTS)
+                plgpu.barrier_wait(loaded.at[slot])
+                plgpu.wgmma(acc, a_tiles.at[slot], b_tiles.at[slot])
+                # All but the last product are done: what they read can be replaced.
+                plgpu.wgmma_wait(1)
+
+                @pl.when(step + SLOTS - 1 < steps)
+                def _():
+                    fetch(step + SLOTS - 1)
+
+            return acc[...]
+
+        product = pl.run_scoped(multiply, plgpu.ACC((ROWS, COLUMNS), jnp.float32))
+        result[...] = product.astype(out_ref.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(result, out_ref.at[rows, columns])
+        plgpu.wait_smem_to_gmem(0)
+
+    # The matrix units read tiles of 8 rows that are as wide as the swizzle.
+    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
+        scratch_types=[
+            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype, transforms=transforms),
+            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype, transforms=transforms),
+            plgpu.SMEM((ROWS, COLUMNS), a.dtype, transforms=transforms),
+            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+        ],
+        grid=(m // ROWS, n // COLUMNS),
+        grid_names=("row", "column"),
+        kernel_name="matmul_tile",
+    )
+    return kernel(a, b)
+
+
+EXAMPLES = [
+    Example(
+        f"matmul_tile_{name}",
+        matmul,
+        random_arrays(((256, 384), dtype), ((384, 256), dtype)),
+        lambda a, b: a @ b,
+        tolerance=tolerance,
+        needs=frozenset({"wgmma"}),
+    )
+    for name, dtype, tolerance in (("bf16", jnp.bfloat16, 4e-3), ("f16", jnp.float16, 1e-3))
+]
