@@ -55,8 +55,9 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
         scratch["turn"] = plgpu.Barrier(num_barriers=rows)
     padded = tiles.per_head * tiles.rows if problem.save_residuals else 1
     heads = (problem.batch, problem.q_heads) if problem.save_residuals else (1, 1)
+    table = tiles.table()
     kernel: Callable[..., Any] = plgpu.kernel(
-        _Forward(problem, config, tiles).run,
+        _Forward(problem, config, tiles, table is not None).run,
         out_type=(
             jax.ShapeDtypeStruct(
                 (problem.batch, problem.q_seq, problem.q_heads, dim), problem.dtype
@@ -73,7 +74,7 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
         kernel_name="attention_forward",
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
     )
-    return kernel
+    return kernel if table is None else lambda *operands: kernel(*operands, table)
 
 
 def _released(config: AttentionConfig) -> Any:
@@ -96,21 +97,22 @@ def _operand(shape: tuple[int, ...], dtype: Any) -> Any:
 class _Forward:
     """The body of the kernel for one problem and configuration."""
 
-    def __init__(self, problem: Problem, config: AttentionConfig, tiles: Tiles):
-        self.problem, self.config, self.tiles = problem, config, tiles
+    def __init__(self, problem: Problem, config: AttentionConfig, tiles: Tiles, table: bool):
+        self.problem, self.config, self.tiles, self.table = problem, config, tiles, table
         capped = problem.soft_cap is not None
         self.factor = softmax.LOG2_E * (1.0 if capped else problem.scale)
         self.lowest = softmax.lowest(self.factor)
         self.masked = problem.causal or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
-        """The kernel's body; ``refs`` are the lengths, if any, then the results."""
+        """The kernel's body; ``refs`` are lengths and the table, if any, then results."""
         *given, out, lse = refs
         given = list(given)
         lengths = (
             given.pop(0) if self.problem.q_lengths else None,
             given.pop(0) if self.problem.kv_lengths else None,
         )
+        table = given.pop(0) if self.table else None
         self.scratch = scratch
         warpgroup = lax.axis_index("warpgroup")
         registers = _REGISTERS.get(self.config.warpgroups)
@@ -122,6 +124,7 @@ class _Forward:
                 lambda tile, carry: self._fetch(q, k, v, tile, carry),
                 (jnp.int32(0), jnp.int32(0), jnp.bool_(True)),
                 lengths,
+                table,
             )
 
         def compute_all() -> None:
@@ -136,6 +139,7 @@ class _Forward:
                 lambda tile, slot: self._compute(out, lse, tile, slot, warpgroup),
                 jnp.int32(0),
                 lengths,
+                table,
             )
             plgpu.wait_smem_to_gmem(0)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallasite_hopper.ops.attention.config import AttentionConfig
@@ -71,13 +73,17 @@ class Tile:
     blocks: Any
 
 
+_OVERHEAD = 1.0
+"""What a tile costs besides its blocks of keys, in such blocks."""
+
+
 class Tiles:
     """The order of the tiles.
 
     A causal tile takes the longer the later its queries are. The longest come first, so that the
-    short ones fill up what is left at the end. Blocks take them forwards and backwards in turn,
-    which gives all about the same amount. Heads are worked on in groups whose keys and values fit
-    the L2 cache together. The blocks of a cluster take neighbouring tiles and the same keys.
+    short ones fill up what is left at the end; each goes to the cluster that will be free first,
+    which is worked out beforehand. Heads are worked on in groups whose keys and values fit the L2
+    cache together. The blocks of a cluster take neighbouring tiles and the same keys.
 
     Attributes:
       rows: queries that a cluster works on at a time.
@@ -98,25 +104,68 @@ class Tiles:
         groups = max(1, config.cache_bytes // shared) * problem.group
         self.heads_at_once = min(groups, problem.heads) if problem.causal else 1
 
-    def each(self, body: Callable[[Tile, Any], Any], carry: Any, lengths: Any) -> Any:
-        """``carry = body(tile, carry)`` for each of this block's tiles."""
-        block = lax.axis_index("clusters")
+    def table(self) -> np.ndarray[Any, Any] | None:
+        """For each cluster (column) how many turns it has, then the numbers of their tiles.
+
+        None where tiles are simply dealt out in turn.
+        """
+        if not self.problem.causal or self.clusters == self.count:
+            return None
+        costs = self._costs()
+        free = [(0.0, cluster) for cluster in range(self.clusters)]
+        given: list[list[int]] = [[] for _ in free]
+        for number, cost in enumerate(costs):
+            when, cluster = free[0]
+            given[cluster].append(number)
+            heapq.heapreplace(free, (when + cost, cluster))
+        table = np.zeros((1 + max(map(len, given)), self.clusters), np.int32)
+        for cluster, numbers in enumerate(given):
+            table[0, cluster] = len(numbers)
+            table[1 : 1 + len(numbers), cluster] = numbers
+        return table
+
+    def _costs(self) -> list[float]:
+        """What each tile costs, in blocks of keys."""
+        problem, config = self.problem, self.config
+        costs = []
+        for first in range(0, problem.heads, self.heads_at_once):
+            width = min(self.heads_at_once, problem.heads - first)
+            for position in reversed(range(self.per_head)):
+                seen = (position + 1) * self.rows + problem.kv_seq - problem.q_seq
+                blocks = max(1, -(-min(problem.kv_seq, seen) // config.block_kv))
+                costs += [blocks + _OVERHEAD] * width
+        return costs
+
+    def each(
+        self, body: Callable[[Tile, Any], Any], carry: Any, lengths: Any, table: Any = None
+    ) -> Any:
+        """``carry = body(tile, carry)`` for each of this block's tiles.
+
+        Args:
+          body: what to do with a tile.
+          carry: what is carried from tile to tile.
+          lengths: references to the lengths of queries and keys, or None.
+          table: a reference to :meth:`table`, if there is one.
+        """
+        cluster = lax.axis_index("clusters")
         if self.clusters == self.count:
-            return body(self._tile(block, lengths), carry)
+            return body(self._tile(cluster, lengths), carry)
+        if table is None:
+            turns, rest = divmod(self.count, self.clusters)
+            total = turns + (cluster < rest).astype(jnp.int32) if rest else turns
 
-        def one(turn: Any, carry: Any) -> Any:
-            number = turn * self.clusters + block
-            if self.problem.causal:
-                back = turn * self.clusters + (self.clusters - 1 - block)
-                number = lax.select(lax.rem(turn, 2) == 1, back, number)
-            return body(self._tile(number, lengths), carry)
+            def deal(turn: Any, carry: Any) -> Any:
+                return body(self._tile(turn * self.clusters + cluster, lengths), carry)
 
-        turns, rest = divmod(self.count, self.clusters)
-        total: Any = turns
-        if rest:
-            position = self.clusters - 1 - block if self.problem.causal and turns % 2 else block
-            total = turns + (position < rest).astype(jnp.int32)
-        return lax.fori_loop(0, total, one, carry)
+            return lax.fori_loop(0, total, deal, carry)
+
+        def look_up(turn: Any, carry: Any) -> Any:
+            number, carry = carry
+            # The next number is read early, so that nobody waits for it.
+            following = table[lax.min(turn + 2, table.shape[0] - 1), cluster]
+            return following, body(self._tile(number, lengths), carry)
+
+        return lax.fori_loop(0, table[0, cluster], look_up, (table[1, cluster], carry))[1]
 
     def _tile(self, number: Any, lengths: Any) -> Tile:
         problem, config = self.problem, self.config
