@@ -29,7 +29,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     if problem.lengths:
         scratch["lengths_smem"] = plgpu.SMEM((padded_lengths(problem),), jnp.int32)
         scratch["lengths_full"] = plgpu.Barrier()
-    return plgpu.kernel(
+    built: Callable[..., Any] = plgpu.kernel(
         _Combine(problem, config).run,
         out_type=kernel.out_shape(problem),
         grid=(config.blocks - 1, config.heads),
@@ -39,6 +39,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
         kernel_name="decode_attention_combine",
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
     )
+    return built
 
 
 class _Combine:
@@ -62,13 +63,11 @@ class _Combine:
         block = lax.axis_index("block") + 1
         start, end = schedule.start(block), schedule.start(block + 1)
 
-        @pl.when(start < end)
-        def _range() -> None:
+        def look() -> None:
             sequence, unit, before = schedule.find(start)
             ends = start - before + schedule.tiles(sequence) <= end
 
-            @pl.when((before > 0) & ends)
-            def _ends() -> None:
+            def complete() -> None:
                 first = schedule.block_of(start - before)
                 item = schedule.item(sequence, unit)
                 head = lax.axis_index("head")
@@ -77,6 +76,10 @@ class _Combine:
                     self.problem, values, total, scratch["out_smem"], out, item, item.head + head
                 )
                 plgpu.wait_smem_to_gmem(0)
+
+            pl.when((before > 0) & ends)(complete)
+
+        pl.when(start < end)(look)
 
     def _combined(self, parts: tuple[Any, ...], first: Any, last: Any, head: Any) -> Any:
         """The sum of the parts of an item, which the blocks from first to last have left."""

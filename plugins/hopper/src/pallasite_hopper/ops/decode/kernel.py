@@ -81,7 +81,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     if problem.lengths:
         scratch["lengths_smem"] = plgpu.SMEM((padded_lengths(problem),), jnp.int32)
         scratch["lengths_full"] = plgpu.Barrier()
-    return plgpu.kernel(
+    built: Callable[..., Any] = plgpu.kernel(
         _Decode(problem, config).run,
         out_type=(out_shape(problem), *partial_shapes(problem, config)),
         grid=(config.blocks,),
@@ -96,6 +96,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
             min_blocks=config.blocks_per_multiprocessor,
         ),
     )
+    return built
 
 
 def fetch_lengths(lengths: Any, lengths_smem: Any, barrier: Any) -> None:
@@ -150,15 +151,15 @@ class _Decode:
             lengths_smem = scratch["lengths_smem"]
             lengths = given.pop(0)
 
-            @pl.when(warpgroup == self.config.heads)
-            def _lengths() -> None:
+            def fetch() -> None:
                 fetch_lengths(lengths, lengths_smem, scratch["lengths_full"])
+
+            pl.when(warpgroup == self.config.heads)(fetch)
 
             plgpu.barrier_wait(scratch["lengths_full"])
         schedule = Schedule(self.problem, self.config, lengths_smem)
 
-        @pl.when(warpgroup == self.config.heads)
-        def _memory() -> None:
+        def memory() -> None:
             pages = given[0] if given else None
             zero = jnp.int32(0)
             schedule.each(
@@ -169,8 +170,9 @@ class _Decode:
                 (zero, zero, zero),
             )
 
-        @pl.when(warpgroup < self.config.heads)
-        def _compute() -> None:
+        pl.when(warpgroup == self.config.heads)(memory)
+
+        def compute() -> None:
             schedule.each(
                 block,
                 lambda item, first, count, tiles, carry: self._compute(
@@ -179,6 +181,8 @@ class _Decode:
                 (jnp.int32(0), jnp.int32(0)),
             )
             plgpu.wait_smem_to_gmem(0)
+
+        pl.when(warpgroup < self.config.heads)(compute)
 
     def _next(self, slot: Any) -> Any:
         following = slot + 1
@@ -217,9 +221,7 @@ class _Decode:
         s, problem = self.scratch, self.problem
         slot = lax.rem(items, _QUERY_SLOTS)
 
-        @pl.when(items >= _QUERY_SLOTS)
-        def _wait() -> None:
-            plgpu.barrier_wait(s["q_empty"].at[slot])
+        pl.when(items >= _QUERY_SLOTS)(lambda: plgpu.barrier_wait(s["q_empty"].at[slot]))
 
         rows = problem.lane_heads
         plgpu.barrier_expect(s["q_full"].at[slot], s["q_smem"].at[slot])
@@ -256,9 +258,7 @@ class _Decode:
         full, destination = s["full"].at[slot], s["ring"].at[slot]
 
         # The first time round the slots are free.
-        @pl.when(filled >= config.slots)
-        def _wait() -> None:
-            plgpu.barrier_wait(s["empty"].at[slot])
+        pl.when(filled >= config.slots)(lambda: plgpu.barrier_wait(s["empty"].at[slot]))
 
         plgpu.barrier_expect(full, destination)
         for part, start in enumerate(starts):
@@ -323,19 +323,21 @@ class _Decode:
             total = jnp.sum(sums, axis=0)
             whole = count == tiles
 
-            @pl.when(whole)
-            def _whole() -> None:
+            def write() -> None:
                 staging = s["out_smem"].at[warpgroup]
                 head = item.head + warpgroup
                 write_results(problem, values, total, staging, out, item, head)
 
-            @pl.when(jnp.logical_not(whole))
-            def _part() -> None:
+            pl.when(whole)(write)
+
+            def leave() -> None:
                 results, largest, totals = self.partial
                 place = ((first == 0).astype(jnp.int32), block, warpgroup)
                 results[place] = values
                 largest[place] = maxima * self.factor
                 totals[place] = total
+
+            pl.when(jnp.logical_not(whole))(leave)
 
             return slot_after
 
