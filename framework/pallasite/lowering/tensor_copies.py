@@ -56,6 +56,11 @@ class TensorCopy:
             value = ops.add(base, issue.coordinates[position])
             shift = moved[position]
             result.append(value if shift is None else ops.add(value, shift))
+        packed = 8 // self.plan.element_bits
+        if packed > 1:
+            # Tensor maps count bytes: see runtime/tensor_maps.py.
+            places = ops.i32_constant(packed.bit_length() - 1)
+            result[-1] = ops.arith.shrsi(result[-1], places)
         return result[::-1]
 
 
