@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pallasite_hopper.ops import MatmulConfig, matmul, matmul_configs
-from pallasite_hopper.ops.dense.config import SHARED_MEMORY, default_config
 
 import pallasite
 from pallasite import errors
+from pallasite_hopper.ops import MatmulConfig, matmul, matmul_configs
+from pallasite_hopper.ops.dense.config import SHARED_MEMORY, default_config
 
 pytestmark = pytest.mark.runs_kernels
 

@@ -28,7 +28,7 @@ from pallasite.errors import InvalidValueError
 from pallasite_hopper.ops.attention.backward_config import ROWS, BackwardConfig, BackwardProblem
 from pallasite_hopper.ops.attention.backward_worker import when, worker_class
 
-MEMORY_REGISTERS = 32
+MEMORY_REGISTERS = 24
 
 _LINE = 32
 """Numbers of float32 that copies into shared memory begin at multiples of."""
