@@ -13,14 +13,23 @@ from pallasite.language.blocks import int32
 from pallasite.language.primitives.barriers import barrier_arrive, barrier_wait
 from pallasite_hopper.pipeline.outputs import Writer
 from pallasite_hopper.pipeline.plan import Plan
-from pallasite_hopper.pipeline.slots import at, earlier_slot, next_slot, padding
+from pallasite_hopper.pipeline.slots import (
+    at,
+    earlier_slot,
+    least,
+    next_slot,
+    padding,
+    slot_of,
+)
 
 
 def run_compute_thread(plan: Plan, memory: Any) -> None:
     """The computation of one pipeline, in its context if it has one."""
     context = plan.configuration.compute_context
+    loop = _Loop(plan, memory)
     if context is None:
-        _Loop(plan, memory).run(None)
+        loop.run(None)
+        loop.release_rest()
         return
     calls = 0
 
@@ -32,9 +41,10 @@ def run_compute_thread(plan: Plan, memory: Any) -> None:
                 "the compute_context of a pipeline calls the pipeline more than once",
                 expected="one call, pipeline(initial_carry)",
             )
-        return _Loop(plan, memory).run(carry)
+        return loop.run(carry)
 
     context(pipeline)
+    loop.release_rest()
     if not calls:
         raise checks.value_error(
             "the compute_context of a pipeline does not call the pipeline",
@@ -55,8 +65,7 @@ class _Loop:
 
     def run(self, user_carry: Any) -> Any:
         """All steps; returns the last carry."""
-        plan, depth = self.plan, self.plan.depth
-        num_steps = plan.steps.num_steps
+        plan, num_steps = self.plan, self.plan.steps.num_steps
         if plan.constant:
             barrier_wait(self.memory["constant_full"])
         self.writer.begin()
@@ -64,17 +73,35 @@ class _Loop:
         fresh = [jnp.bool_(True) for _ in held]
         start = (jnp.int32(0), plan.steps.start(0), held, fresh, user_carry)
         slot, _, held, _, user_carry = lax.fori_loop(0, num_steps, self.step, start)
-        if plan.constant:
-            barrier_arrive(self.memory["constant_free"])
         self.writer.end(self.writer.uses(num_steps, slot, held))
+        return user_carry
 
-        def skip(extra: Any, slot: Any) -> Any:
+    def release_rest(self) -> None:
+        """Releases what no step released: blocks with a delay, constant ones, slots without data.
+
+        Asynchronous operations may use them until the context of the computation ends.
+        """
+        plan, depth = self.plan, self.plan.depth
+        num_steps = plan.steps.num_steps
+        for group, ring in self.groups:
+
+            def release(_: Any, slot: Any, ring: Any = ring) -> Any:
+                barrier_arrive(at(ring, slot, depth))
+                return next_slot(slot, depth)
+
+            count = least(num_steps, group.delay)
+            lax.fori_loop(0, count, release, slot_of(num_steps - count, depth))
+
+        def skip(_: Any, slot: Any) -> Any:
             self.wait(slot)
-            self.release(int32(num_steps) + int32(extra), slot)
+            for _, ring in self.groups:
+                barrier_arrive(at(ring, slot, depth))
             return next_slot(slot, depth)
 
-        lax.fori_loop(0, padding(num_steps, depth, plan.place), skip, slot)
-        return user_carry
+        extra = padding(num_steps, depth, plan.place)
+        lax.fori_loop(0, extra, skip, slot_of(num_steps, depth))
+        if plan.constant:
+            barrier_arrive(self.memory["constant_free"])
 
     def step(self, step: Any, carry: Any) -> Any:
         """One step of the loop."""
@@ -119,19 +146,13 @@ class _Loop:
             barrier_wait(at(barrier, slot, self.plan.depth))
 
     def release(self, step: Any, slot: Any) -> None:
-        """Says that the blocks of this step, or of an earlier one, have been used.
-
-        With a delay, the first steps release blocks of the pipeline before, if there is one.
-        """
-        plan = self.plan
-        for group, barrier in self.groups:
-            condition = None
-            if group.delay and plan.place.first is not False:
-                condition = int32(step) >= jnp.int32(group.delay)
-                if plan.place.first is not True:
-                    condition = lax.bitwise_or(condition, lax.bitwise_not(plan.place.first))
-            which = earlier_slot(slot, group.delay, plan.depth)
-            barrier_arrive(at(barrier, which, plan.depth), predicate=condition)
+        """Says that the blocks of this step, or of an earlier one, have been used."""
+        depth = self.plan.depth
+        for group, ring in self.groups:
+            barrier_arrive(
+                at(ring, earlier_slot(slot, group.delay, depth), depth),
+                predicate=int32(step) >= jnp.int32(group.delay) if group.delay else None,
+            )
 
     def barriers(self, slot: Any) -> list[Any]:
         """Barriers that the body gets, in the structure of the inputs."""

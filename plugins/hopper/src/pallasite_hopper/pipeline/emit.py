@@ -54,8 +54,9 @@ def emit_pipeline_warp_specialized(
         array as it is. Blocks may leave the array: there inputs are filled with zeros (or as
         ``oob_fill_mode`` says), and outputs are dropped. An input whose block does not depend on
         the grid is fetched once. ``delay_release`` keeps the blocks of an input untouched for that
-        many further steps. ``collective_axes`` of an input names cluster axes along which all
-        blocks of the cluster need the same data, which is then fetched once for all of them.
+        many further steps, and the last ones until ``compute_context`` returns. ``collective_axes``
+        of an input names cluster axes along which all blocks of the cluster need the same data,
+        which is then fetched once for all of them.
       max_concurrent_steps: how many steps are in flight; so many slots each operand gets.
       wg_axis: the kernel's ``thread_name``; it has ``num_compute_wgs + 1`` threads.
       num_compute_wgs: how many threads compute.
@@ -69,8 +70,7 @@ def emit_pipeline_warp_specialized(
         is fetched for each step; those in global memory have None for a barrier.
       manual_consumed_barriers: the body also gets, after these, a barrier for each input on which
         every compute thread must arrive once per step, when it has used the block; with
-        ``delay_release=d``, that of the block d steps before, and not in the first d steps of the
-        first pipeline.
+        ``delay_release=d``, that of the block d steps before, and not in the first d steps.
       compute_context: called in the compute threads only, as ``compute_context(pipeline)``. It
         calls ``pipeline(initial_carry)`` once, which runs the steps and returns the last carry; the
         body then gets the carry as its last argument and returns the next one.

@@ -85,8 +85,8 @@ def _fetch_streamed(plan: Plan, memory: Any) -> None:
         return next_slot(slot, depth)
 
     slot = lax.fori_loop(0, padding(num_steps, depth, place), skip, slot)
-    for group, consumed in groups:
-        drain(consumed, slot, num_steps, group.delay, depth, place)
+    for _, consumed in groups:
+        drain(consumed, num_steps, slot, depth, place)
 
 
 def _fetch_constant(plan: Plan, memory: Any) -> None:

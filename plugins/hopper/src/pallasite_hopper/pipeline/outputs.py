@@ -136,7 +136,7 @@ class Writer(_Side):
             if group.kind != "once":
                 skip = functools.partial(self.skip, group, written, stored, count)
                 slot = lax.fori_loop(0, padding(count, group.slots, place), skip, slot)
-                drain(stored, slot, count, 0, group.slots, place)
+                drain(stored, count, slot, group.slots, place)
         for _, stored in once:
             when(place.last, functools.partial(barrier_wait, stored))
 

@@ -23,6 +23,20 @@ def next_slot(slot: Any, depth: int) -> Any:
     return lax.select(following == jnp.int32(depth), jnp.int32(0), following)
 
 
+def slot_of(step: Any, depth: int) -> Any:
+    """The slot of a step."""
+    if checks.is_integer(step):
+        return jnp.int32(step % depth)
+    return lax.rem(int32(step), jnp.int32(depth))
+
+
+def least(count: Any, limit: int) -> Any:
+    """The smaller of two numbers, of which one may be computed by the kernel."""
+    if checks.is_integer(count):
+        return min(count, limit)
+    return jnp.minimum(int32(count), jnp.int32(limit)) if limit else 0
+
+
 def earlier_slot(slot: Any, steps: int, depth: int) -> Any:
     """The slot ``steps`` steps before, with ``steps`` below ``depth``."""
     if steps == 0:
@@ -75,14 +89,13 @@ def padding(uses: Any, depth: int, place: Place) -> Any:
     return lax.select(uses == jnp.int32(0), jnp.int32(depth), more)
 
 
-def drain(barriers: Any, end: Any, uses: Any, delay: int, depth: int, place: Place) -> None:
-    """Waits until the slots in use at the end are released; otherwise barriers were left behind.
+def drain(barriers: Any, uses: Any, end: Any, depth: int, place: Place) -> None:
+    """Waits until all slots are released; otherwise barriers were left behind.
 
     Args:
       barriers: of the releases.
-      end: the slot after the last one that was used: if all are in use, the oldest.
       uses: how often slots were used.
-      delay: how many slots are never released.
+      end: the slot after the last one that was used: if all are in use, the oldest.
       depth: how many slots there are.
       place: where the pipeline stands.
     """
@@ -92,14 +105,14 @@ def drain(barriers: Any, end: Any, uses: Any, delay: int, depth: int, place: Pla
         return next_slot(slot, depth)
 
     def run() -> None:
+        count, start = least(uses, depth), end
         if place.in_sequence:
-            lax.fori_loop(0, depth - delay, wait, jnp.int32(0))
+            # The ring has been used all around and is back at its first slot.
+            count, start = depth, jnp.int32(0)
         elif checks.is_integer(uses):
-            start = 0 if uses < depth else uses % depth
-            lax.fori_loop(0, max(0, min(uses, depth) - delay), wait, jnp.int32(start))
+            start = slot_of(uses - count, depth)
         else:
             start = lax.select(uses < jnp.int32(depth), jnp.int32(0), end)
-            filled = jnp.minimum(uses, jnp.int32(depth))
-            lax.fori_loop(jnp.int32(0), filled - jnp.int32(delay), wait, start)
+        lax.fori_loop(0, count, wait, start)
 
     when(place.last, run)
