@@ -173,6 +173,48 @@ def test_product_without_a_fence():
     assert "without a wgmma.fence" in message
 
 
+@pytest.mark.parametrize("change", ["mov.f32 %f3, %f2;", "ld.shared.f32 %f1, [%s];"])
+@pytest.mark.parametrize("fenced", [True, False])
+def test_registers_that_are_changed_between_products(change, fenced):
+    """What was written since the last fence need not be seen by the next product."""
+    body = READY + WGMMA_FENCE + PRODUCT + COMMIT + WAIT + change + "\n"
+    message = run(body + WGMMA_FENCE * fenced + PRODUCT + COMMIT + WAIT + USE)
+    assert kinds(message) == ([] if fenced else [MISUSE])
+    if not fenced:
+        assert f"uses %{change.split('%')[1][:2]}, written since the last wgmma.fence" in message
+
+
+def test_other_registers_are_changed_between_products():
+    body = READY + WGMMA_FENCE + PRODUCT + COMMIT + WAIT + "add.f32 %sum, %f0, %f1;\n"
+    assert run(body + PRODUCT + COMMIT + WAIT + USE) == ""
+
+
+def test_accumulator_in_flight_is_matrix_of_another_product():
+    fill = "".join(f"mov.b32 %m{n}, %v;\n" for n in range(4))
+    other = PRODUCT.replace("%f", "%g").replace(
+        "%da, %db, 0, 1, 1, 0, 0;", "{%f0, %f1, %f2, %f3}, %db, 0, 1, 1, 0;"
+    )
+    start = READY + fill + WGMMA_FENCE + PRODUCT + COMMIT
+    assert (
+        kinds(sanitize(PROLOGUE + start + WAIT + WGMMA_FENCE + other + COMMIT + WAIT, shared=4096))
+        == []
+    )
+    message = sanitize(PROLOGUE + start + other + COMMIT + WAIT, shared=4096)
+    assert kinds(message) == [MISUSE]
+    assert "uses %f0, %f1, %f2, %f3 as A in one product and as accumulator in another" in message
+
+
+def test_matrix_in_flight_is_accumulator_of_another_product():
+    fill = "".join(f"mov.b32 %f{n}, %v;\n" for n in range(4))
+    first = PRODUCT.replace("%f", "%g").replace(
+        "%da, %db, 0, 1, 1, 0, 0;", "{%f0, %f1, %f2, %f3}, %db, 0, 1, 1, 0;"
+    )
+    start = READY + fill + WGMMA_FENCE + first + COMMIT
+    assert kinds(sanitize(PROLOGUE + start + WAIT + PRODUCT + COMMIT + WAIT, shared=4096)) == []
+    message = sanitize(PROLOGUE + start + PRODUCT + COMMIT + WAIT, shared=4096)
+    assert kinds(message) == [MISUSE]
+
+
 @pytest.mark.parametrize("missing", [WAIT, COMMIT])
 def test_end_with_a_product_in_flight(missing):
     message = run(replaced(WHOLE, missing, USE))

@@ -22,10 +22,16 @@ _NONE = -1
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Issued:
-    """An operation and, for each warp of the wave, in which group it is there."""
+    """An operation and, for each warp of the wave, in which group it is there.
+
+    Attributes:
+      accumulator, left: numbers of the registers that it adds to, and of those of A.
+    """
 
     operation: AsyncOperation
     group: Array
+    accumulator: frozenset[int]
+    left: frozenset[int]
 
 
 class Groups:
@@ -50,11 +56,31 @@ class Groups:
         result: Groups = found
         return result
 
-    def issue(self, operation: AsyncOperation, warps: Array) -> None:
-        """Warps begin an operation."""
+    def issue(
+        self,
+        operation: AsyncOperation,
+        warps: Array,
+        accumulator: frozenset[int],
+        left: frozenset[int],
+    ) -> None:
+        """Warps begin an operation, with an accumulator and, in registers, A."""
         group = np.full(len(self._committed), _NONE)
         group[warps] = _OPEN
-        self._issued.append(_Issued(operation, group))
+        self._issued.append(_Issued(operation, group, accumulator, left))
+
+    def conflicts(
+        self, warps: Array, accumulator: frozenset[int], left: frozenset[int]
+    ) -> frozenset[int]:
+        """Registers that products in flight write and a new one would read as A, or vice versa.
+
+        An accumulator that is added to again is no conflict: products are done in order.
+        """
+        found: frozenset[int] = frozenset()
+        for one in self._issued:
+            common = (one.accumulator & left) | (one.left & accumulator)
+            if common and (one.group[warps] != _NONE).any():
+                found |= common
+        return found
 
     def commit(self, warps: Array) -> None:
         """What warps have begun since their last commit becomes a group."""

@@ -22,8 +22,10 @@ def bind_fence(instruction: Instruction, binder: Binder) -> Step:
 
     def step(lanes: Lanes) -> None:
         check_whole_warps(lanes, instruction)
-        if lanes.wave.observer is not None:
+        observer = lanes.wave.observer
+        if observer is not None:
             Groups.of(lanes.wave).fenced[lanes.warps] = True
+            observer.registers_fenced(lanes.numbers)
 
     return step
 

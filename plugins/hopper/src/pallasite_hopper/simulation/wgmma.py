@@ -96,7 +96,7 @@ def bind_product(instruction: Instruction, binder: Binder) -> Step:
     )
     matrix_b = _shared(binder, 2, form.b, Tile(form.n, not form.transposed[1]), instruction)
     scale = binder.source(3, PRED)
-    used = numbers if not in_registers else (*numbers, *_numbers(binder, binder.elements(1)))
+    left = _numbers(binder, binder.elements(1)) if in_registers else ()
     negate, operations, (across_a, across_b) = form.negate, form.operations, form.transposed
     meeting = Meeting(instruction)
 
@@ -127,7 +127,7 @@ def bind_product(instruction: Instruction, binder: Binder) -> Step:
         read = CHUNK * sum(one.size for one in (places_a, places_b) if one is not None)
         moved["shared", "read"] = moved.get(("shared", "read"), 0) + read
         if wave.observer is not None:
-            _tell(lanes, first, [places_a, places_b], used, instruction)
+            _tell(lanes, first, [places_a, places_b], numbers, left, instruction)
 
     return step
 
@@ -136,7 +136,8 @@ def _tell(
     lanes: Lanes,
     first: Lanes,
     places: list[Array | None],
-    registers: tuple[int, ...],
+    accumulator: tuple[int, ...],
+    left: tuple[int, ...],
     instruction: Instruction,
 ) -> None:
     """Tells the observer of a product."""
@@ -154,13 +155,24 @@ def _tell(
             instruction,
         )
         groups.fenced[warps] = True
+    written, read = frozenset(accumulator), frozenset(left)
+    conflicts = groups.conflicts(warps, written, read)
+    if conflicts:
+        names = wave.program.register_names()
+        listed = ", ".join(sorted(names[number] for number in conflicts)[:4])
+        observer.misuse(
+            lanes.numbers,
+            f"wgmma.mma_async uses {listed} as A in one product and as accumulator in another,"
+            " without a wait between them",
+            instruction,
+        )
     observer.begin(operation)
     for one in places:
         if one is not None:
             owners = np.repeat(first.numbers, one.shape[1])
             observer.async_access(operation, "read", "shared", one.reshape(-1) << 4, CHUNK, owners)
-    observer.registers_in_flight(operation, registers)
-    groups.issue(operation, warps)
+    observer.registers_in_flight(operation, (*accumulator, *left))
+    groups.issue(operation, warps, written, read)
 
 
 # Names and operands -------------------------------------------------------------------------------

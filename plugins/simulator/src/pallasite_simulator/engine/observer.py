@@ -187,6 +187,9 @@ class Observer:
     ) -> None:
         """Lanes execute an instruction that uses registers, while an operation is in flight."""
 
+    def registers_fenced(self, lanes: Array) -> None:
+        """Operations that the lanes begin from now on see what they wrote to registers before."""
+
     def misuse(self, lanes: Array, message: str, instruction: Instruction) -> None:
         """A wrong use of a barrier or an asynchronous operation that is not fatal at once."""
 

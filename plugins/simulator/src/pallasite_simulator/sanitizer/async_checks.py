@@ -10,7 +10,8 @@ import numpy as np
 
 from pallasite_simulator.engine.lanes import WARP
 from pallasite_simulator.engine.observer import AsyncOperation, Observer
-from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.engine.program import registers_in
+from pallasite_simulator.ptx.syntax import Address, Instruction
 from pallasite_simulator.sanitizer import entries
 from pallasite_simulator.sanitizer.clocks import NOTHING
 from pallasite_simulator.sanitizer.columns import Columns
@@ -86,6 +87,10 @@ class AsyncChecks:
         self._columns = Columns(ordering)
         self._pending: dict[AsyncOperation, State] = {}
         self._using: dict[AsyncOperation, State] = {}
+        # Registers that products have used so far; where they were written since the last fence.
+        self._watched: set[int] = set()
+        self._unfenced: dict[int, Array] = {}
+        self._written: dict[int, frozenset[int]] = {}
         self._keys: dict[Hashable, list[tuple[AsyncOperation, Array]]] = {}
         self._copies_begun = np.zeros(wave.lane_count, np.int64)
         self._copies_done = np.zeros(wave.lane_count, np.int64)
@@ -373,19 +378,58 @@ class AsyncChecks:
             state.in_flight = np.zeros(self.wave.lane_count, np.bool_)
         state.in_flight[operation.lanes] = True
         self._using[operation] = state
+        self._check_fenced(operation, state.registers)
+        self._watched |= state.registers
         self.wave.in_flight |= state.registers
 
+    def _check_fenced(self, operation: AsyncOperation, registers: frozenset[int]) -> None:
+        wrong = [
+            number
+            for number, lanes in self._unfenced.items()
+            if number in registers and lanes[operation.lanes].any()
+        ]
+        if wrong:
+            names = self.wave.program.register_names()
+            listed = ", ".join(sorted(names[number] for number in wrong)[:4])
+            self.observer.misuse(
+                operation.lanes,
+                f"wgmma.mma_async uses {listed}, written since the last wgmma.fence",
+                operation.instruction,
+            )
+            for number in wrong:
+                del self._unfenced[number]
+
+    def fenced(self, lanes: Array) -> None:
+        """The lanes execute a fence that orders what they wrote to registers."""
+        for number, unfenced in list(self._unfenced.items()):
+            unfenced[lanes] = False
+            if not unfenced.any():
+                del self._unfenced[number]
+
+    def _note_writes(self, lanes: Array, instruction: Instruction) -> None:
+        """Notes which registers of products an instruction writes: those of its first operand."""
+        written = self._written.get(id(instruction))
+        if written is None:
+            first = instruction.operands[:1]
+            stores = bool(first) and isinstance(first[0], Address)
+            named = [] if stores else registers_in(first)
+            written = frozenset(map(self.wave.program.register, named))
+            self._written[id(instruction)] = written
+        for number in written & self._watched:
+            unfenced = self._unfenced.get(number)
+            if unfenced is None:
+                unfenced = self._unfenced[number] = np.zeros(self.wave.lane_count, np.bool_)
+            unfenced[lanes] = True
+
     def _release_registers(self, operation: AsyncOperation) -> None:
-        if self._using.pop(operation, None) is not None:
-            self.wave.in_flight.clear()
-            for state in self._using.values():
-                self.wave.in_flight |= state.registers
+        self._using.pop(operation, None)
 
     def touched(self, lanes: Array, registers: frozenset[int], instruction: Instruction) -> None:
         """Lanes use registers that an operation in flight may use."""
         if instruction.opcode == "wgmma":
             # Products that accumulate into the same registers are done in order.
             return
+        self._note_writes(lanes, instruction)
         for operation, state in self._using.items():
             common = registers & state.registers
             if not common or state.in_flight is None:

@@ -99,6 +99,9 @@ class WaveSanitizer(Observer):
     ) -> None:
         self._asynchronous.touched(lanes, registers, instruction)
 
+    def registers_fenced(self, lanes: Array) -> None:
+        self._asynchronous.fenced(lanes)
+
     # Synchronization ------------------------------------------------------------------------------
 
     def barrier(self, arrived: Array, left: Array, proxy: str = "generic") -> None:
