@@ -58,19 +58,21 @@ def check(a, w, *, weights=jnp.int8, transpose=True, scales=None, config=SMALL, 
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("transpose", [True, False])
 @pytest.mark.parametrize("dtype", [BF16, F16])
-@pytest.mark.parametrize("weights", [jnp.int8, jnp.uint8])
+@pytest.mark.parametrize("weights", [jnp.int8, jnp.uint8, jnp.int4, jnp.uint4])
 def test_dtypes(dtype, weights, transpose):
-    """Several tiles along every dimension; every byte occurs as a weight."""
+    """Several tiles along every dimension; every value occurs as a weight."""
     a, w = inputs(24, 144, 192, dtype, weights)
-    assert len(np.unique(w)) == 256
+    assert len(np.unique(w)) == 1 << ml_dtypes.iinfo(weights).bits
     check(a, w, weights=weights, transpose=transpose)
 
 
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 64), (3, 20, 72), (17, 130, 200), (40, 264, 40)])
 @pytest.mark.parametrize("transpose", [True, False])
-def test_shapes_that_do_not_divide(m, n, k, transpose):
-    check(*inputs(m, n, k), transpose=transpose, out=jnp.bfloat16)
+@pytest.mark.parametrize("weights", [jnp.int8, jnp.int4])
+def test_shapes_that_do_not_divide(m, n, k, transpose, weights):
+    a, w = inputs(m, n, k, BF16, weights)
+    check(a, w, weights=weights, transpose=transpose, out=jnp.bfloat16)
 
 
 @pytest.mark.runs_kernels
@@ -120,6 +122,15 @@ def test_group_scales(group, tile_k, transpose):
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_group_scales_of_4_bits(dtype):
+    a, w = inputs(16, 136, 256, dtype, jnp.int4)
+    scales = jnp.asarray(np.random.default_rng(1).uniform(0.5, 2, (2, 136)), jnp.float32)
+    config = MixedConfig(tile_m=16, epilogue_m=16, tile_k=128, stages=2)
+    check(a, w, weights=jnp.int4, scales=scales, config=config)
+
+
+@pytest.mark.runs_kernels
 def test_default_configuration():
     a, w = inputs(5, 24, 128)
     np.testing.assert_allclose(
@@ -141,11 +152,12 @@ def test_configurations_fit_in_shared_memory():
 
 @pytest.mark.parametrize("m", [16, 128, 4096])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_no_spills_and_no_serialization(m, scaled):
+@pytest.mark.parametrize("weights", [jnp.int8, jnp.int4])
+def test_no_spills_and_no_serialization(m, scaled, weights):
     """Warnings of ptxas are errors."""
     n = k = 4096
     scales = jax.ShapeDtypeStruct((k // 128, n), jnp.float32) if scaled else None
-    a, w = jax.ShapeDtypeStruct((m, k), BF16), jax.ShapeDtypeStruct((n, k), jnp.int8)
+    a, w = jax.ShapeDtypeStruct((m, k), BF16), jax.ShapeDtypeStruct((n, k), weights)
     kernel = pallasite.compile(
         lambda a, w, scales: mixed_matmul(a, w, scales=scales, transpose_weights=True),
         a, w, scales, target="sm_90a",
@@ -156,7 +168,7 @@ def test_no_spills_and_no_serialization(m, scaled):
         warnings.simplefilter("error")
         assembly = assemble(kernel.ptx, kernel.name)
     assert assembly.spill_store_bytes == 0
-    assert "cvt.rn.f32.s" not in kernel.ptx
+    assert "cvt.rn.f32.s" not in kernel.ptx and "cvt.rn.bf16.s" not in kernel.ptx
 
 
 @pytest.mark.parametrize(

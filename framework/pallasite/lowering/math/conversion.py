@@ -24,7 +24,7 @@ from jaxlib.mlir.dialects import arith
 from pallasite.errors import InvalidTypeError, UnsupportedError
 from pallasite.ir import ops, types
 from pallasite.lowering.math.hardware import PTX, Hardware, float_to_integer
-from pallasite.lowering.math.narrow import from_bytes
+from pallasite.lowering.math.narrow import from_narrow
 from pallasite.lowering.math.values import BF16, F16, F32, F64, Real, Word, length
 
 _SINGLE = np.dtype(np.float32)
@@ -145,7 +145,7 @@ def _integer_to_float(
     hardware: Hardware,
 ) -> ir.Value:
     signed = types.is_signed(source)
-    fast = from_bytes(value, signed, target, hardware)
+    fast = from_narrow(value, signed, target, hardware)
     if fast is not None:
         return fast
     if Word(value).width < 32:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallasite.ir import types
+from pallasite.ir import ops, types
 from pallasite.lowering.math.hardware import Hardware
 from pallasite.lowering.math.values import Word, length
 
@@ -25,23 +25,46 @@ _ULP_ONE = {_BF16: 0x43, _F16: 0x64}
 """The upper byte of 128 in bfloat16 and of 1024 in float16."""
 
 
-def from_bytes(
+def from_narrow(
     value: ir.Value, signed: bool, target: np.dtype[Any], hardware: Hardware
 ) -> ir.Value | None:
-    """Bytes (``i8``) as bfloat16 or float16, or None where this way does not apply.
+    """Integers of 4 or 8 bits as bfloat16 or float16, or None where this way does not apply.
 
     Args:
       value: a vector of an even number of elements.
-      signed: how the bytes are meant.
+      signed: how they are meant.
       target: dtype of the result.
       hardware: the table of instructions.
     """
-    count = length(value)
-    if target not in _ULP_ONE or count % 2 or Word(value).width != 8:
+    if target not in _ULP_ONE or length(value) % 2:
         return None
+    width = Word(value).width
+    if width == 4:
+        return _from_nibbles(value, signed, target)
+    return _from_bytes(value, signed, target, hardware) if width == 8 else None
+
+
+def _from_nibbles(value: ir.Value, signed: bool, target: np.dtype[Any]) -> ir.Value:
+    """Both halves of a byte go to the same place in the halves of a word, by a multiplication."""
+    pair = types.register_type(target, 2)
+    bias = 8 if signed else 0  # Signed ones become offset binary by an exclusive or.
+    above = (_ULP_ONE[target] << 8 | bias) * 0x00010001
+    offset = ops.bitcast(ops.i32_constant(above), pair)
+    found = []
+    for first in range(0, length(value), 2):
+        byte = ops.bitcast(ops.slice_vector(value, first, 2), ops.i8())
+        word = Word(ops.cast_integer(byte, ops.i32(), signed=False)) * 0x1001
+        whole = (word & 0x000F000F) ^ above
+        found.append(arith.subf(ops.bitcast(whole.value, pair), offset))
+    return ops.concatenate(found)
+
+
+def _from_bytes(
+    value: ir.Value, signed: bool, target: np.dtype[Any], hardware: Hardware
+) -> ir.Value | None:
     if target == _BF16 and not signed:
         return None  # 8 bits do not fit below a fixed exponent, and there is no sign to split off.
-    result = types.register_type(target, count)
+    result = types.register_type(target, length(value))
     above = _ULP_ONE[target] << 8
     halves = hardware.below_byte(value, _ULP_ONE[target])
     if target == _F16:
