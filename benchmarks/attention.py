@@ -246,7 +246,7 @@ def ours(problem: Problem, arguments: argparse.Namespace) -> Candidates:
 
 def our_tuned_candidates(problem: Problem, arguments: argparse.Namespace) -> Candidates:
     """Our kernels with other configurations: one field after the other is changed."""
-    from pallasite_hopper.ops.attention import backward, backward_config, config
+    from pallasite_hopper.ops.flash import backward, backward_config, config
 
     if not problem.backward:
         forward_default = config.default_config(problem.head_dim, problem.causal, problem.sequence)

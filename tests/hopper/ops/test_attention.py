@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.attention import api, tiles
-from pallasite_hopper.ops.attention.api import attention, attention_forward
-from pallasite_hopper.ops.attention.config import (
+from pallasite_hopper.ops.flash import api, tiles
+from pallasite_hopper.ops.flash.api import attention, attention_forward
+from pallasite_hopper.ops.flash.config import (
     HEAD_DIMS,
     SHARED_BYTES,
     AttentionConfig,

@@ -12,8 +12,8 @@ import pytest
 
 import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.attention.backward import attention_backward
-from pallasite_hopper.ops.attention.backward_config import (
+from pallasite_hopper.ops.flash.backward import attention_backward
+from pallasite_hopper.ops.flash.backward_config import (
     BackwardConfig,
     BackwardProblem,
     default_config,

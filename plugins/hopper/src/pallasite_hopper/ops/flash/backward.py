@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.attention import backward_rows, backward_tiles
-from pallasite_hopper.ops.attention.backward_config import (
+from pallasite_hopper.ops.flash import backward_rows, backward_tiles
+from pallasite_hopper.ops.flash.backward_config import (
     BackwardConfig,
     BackwardProblem,
     default_config,

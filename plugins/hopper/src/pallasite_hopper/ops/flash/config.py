@@ -89,9 +89,12 @@ def _within(name: str, value: int, low: int, high: int) -> None:
 def default_config(head_dim: int, causal: bool, q_seq: int) -> AttentionConfig:
     """The configuration that is used where none is given."""
     if head_dim == 64:
-        config = AttentionConfig(warpgroups=3, block_kv=128, stages=2)
+        config = AttentionConfig(warpgroups=3, stages=4)
+    elif head_dim == 128 and causal:
+        # Tiles of many lengths: the hardware deals them out better than a table.
+        config = AttentionConfig(persistent=False)
     elif head_dim == 128:
-        config = AttentionConfig(block_kv=128 if causal else 176, separate_out=causal)
+        config = AttentionConfig(ping_pong=False)
     else:
         config = AttentionConfig(block_kv=80, separate_out=False)
     needed = -(-q_seq // ROWS)

@@ -11,12 +11,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.attention.backward_config import (
+from pallasite_hopper.ops.flash.backward_config import (
     LOG2_E,
     BackwardConfig,
     BackwardProblem,
 )
-from pallasite_hopper.ops.attention.backward_tiles import DqParts
+from pallasite_hopper.ops.flash.backward_tiles import DqParts
 
 ROWS = 64
 """Queries of one block."""

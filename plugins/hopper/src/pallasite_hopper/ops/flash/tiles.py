@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallasite_hopper.ops.attention.config import AttentionConfig
+from pallasite_hopper.ops.flash.config import AttentionConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,9 +19,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.attention import softmax
-from pallasite_hopper.ops.attention.config import ROWS, AttentionConfig
-from pallasite_hopper.ops.attention.tiles import Problem, Tile, Tiles
+from pallasite_hopper.ops.flash import softmax
+from pallasite_hopper.ops.flash.config import ROWS, AttentionConfig
+from pallasite_hopper.ops.flash.tiles import Problem, Tile, Tiles
 
 _REGISTERS = {2: (240, 24), 3: (160, 32)}
 """Registers of a lane of the compute warpgroups and of the memory warpgroup, by the number of

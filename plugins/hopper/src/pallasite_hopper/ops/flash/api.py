@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.attention import forward
-from pallasite_hopper.ops.attention.config import (
+from pallasite_hopper.ops.flash import forward
+from pallasite_hopper.ops.flash.config import (
     HEAD_DIMS,
     SHARED_BYTES,
     AttentionConfig,
     default_config,
 )
-from pallasite_hopper.ops.attention.tiles import Problem
+from pallasite_hopper.ops.flash.tiles import Problem
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
@@ -128,7 +128,7 @@ def _attention_fwd(
 
 
 def _attention_bwd(options: _Options, residuals: Any, d_out: Any) -> tuple[Any, ...]:
-    from pallasite_hopper.ops.attention.backward import attention_backward
+    from pallasite_hopper.ops.flash.backward import attention_backward
 
     q, k, v, q_lengths, kv_lengths, out, lse = residuals
     gradients = attention_backward(

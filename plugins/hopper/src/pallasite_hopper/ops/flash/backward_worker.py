@@ -11,10 +11,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.attention.backward_config import LOG2_E, ROWS, BackwardConfig
+from pallasite_hopper.ops.flash.backward_config import LOG2_E, ROWS, BackwardConfig
 
 if TYPE_CHECKING:
-    from pallasite_hopper.ops.attention.backward_tiles import Block, Tiles
+    from pallasite_hopper.ops.flash.backward_tiles import Block, Tiles
 
 when: Callable[[Any], Callable[[Callable[[], None]], None]] = pl.when
 

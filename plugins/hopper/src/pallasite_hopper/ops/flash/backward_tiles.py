@@ -25,8 +25,8 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError
-from pallasite_hopper.ops.attention.backward_config import ROWS, BackwardConfig, BackwardProblem
-from pallasite_hopper.ops.attention.backward_worker import when, worker_class
+from pallasite_hopper.ops.flash.backward_config import ROWS, BackwardConfig, BackwardProblem
+from pallasite_hopper.ops.flash.backward_worker import when, worker_class
 
 MEMORY_REGISTERS = 24
 
