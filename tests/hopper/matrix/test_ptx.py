@@ -11,7 +11,18 @@ import pytest
 from codegen_support import check
 from jax import lax
 from jax.experimental import pallas as pl
-from products_support import BF16, E4M3, F16, F32, I8, I32, Operand, assembled, multiply
+from products_support import (
+    BF16,
+    E4M3,
+    F16,
+    F32,
+    I8,
+    I32,
+    LEFT_LAYOUTS,
+    Operand,
+    assembled,
+    multiply,
+)
 
 from pallasite import gpu as plgpu
 
@@ -155,6 +166,35 @@ def test_left_operand_in_registers():
     assert products[0].endswith("}, b, p, 1, 1, 1")
     before = text[: text.index("wgmma.fence")]
     assert all(register in before for one in operands for register in one)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_left_operand_that_a_loop_keeps(dtype):
+    """It is not copied for each product."""
+    right = Operand(32, 16, dtype, 32, True)
+    layout = getattr(plgpu.Layout, LEFT_LAYOUTS[dtype.itemsize])
+
+    def body(a_ref, b_ref, count_ref, out_ref, b_smem):
+        a = plgpu.load(a_ref, (), layout=layout) * 2
+
+        def scope(acc):
+            @pl.loop(0, count_ref[0])
+            def _(_):
+                plgpu.wgmma(acc, a, right.view(b_smem))
+                plgpu.wgmma_wait(0)
+
+            return acc[...]
+
+        out_ref[...] = pl.run_scoped(scope, plgpu.ACC((64, 16)))
+
+    kernel = plgpu.kernel(body, out_type=array((64, 16), F32), scratch_types=[right.scratch])
+    shapes = [array((64, 32), dtype), array((16, 32), dtype), array((1,), jnp.int32)]
+    text = assembled(kernel, *shapes)[0]
+    inside = text[text.index("wgmma.fence") : text.index("wgmma.wait_group")]
+    assert len(lines(inside, "wgmma.mma_async")) == 32 * dtype.itemsize // 32
+    assert not lines(inside, "mov")
+    loop = text[text.rindex("$L__BB", 0, text.index("wgmma.fence")) : text.index("wgmma.fence")]
+    assert not lines(loop, "(mov|mul|cvt)")
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ from pallasite_hopper.matrix.types import (
     ptx_type,
 )
 from pallasite_hopper.matrix.values import (
+    need,
     pass_through,
     read,
     settled,
@@ -330,16 +331,15 @@ def _fence(
         for number in block.numbers
         if not _is_settled(registers[number])
     ]
-    inputs: list[ir.Value] = []
     if isinstance(left, RegisterArray):
-        inputs = [ops.bitcast(register, ops.i32()) for register in left.registers]
-    tied = [registers[place] for place in places]
-    results = pass_through("wgmma.fence.sync.aligned;", [*inputs, *tied])
+        # They are only read, so what is computed before the fence may be used behind it.
+        words = tuple(ops.bitcast(register, ops.i32()) for register in left.registers)
+        need(words)
+        left = RegisterArray(words, left.layout, left.dtype)
+    results = pass_through("wgmma.fence.sync.aligned;", [registers[n] for n in places], last=True)
     new = list(registers)
-    for place, result in zip(places, results[len(inputs) :], strict=True):
+    for place, result in zip(places, results, strict=True):
         new[place] = result
-    if isinstance(left, RegisterArray):
-        left = RegisterArray(results[: len(inputs)], left.layout, left.dtype)
     return new, left
 
 

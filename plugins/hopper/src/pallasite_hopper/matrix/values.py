@@ -57,17 +57,29 @@ def wait_text(n: int) -> str:
     return f"wgmma.wait_group.sync.aligned {n};"
 
 
-def pass_through(text: str, registers: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
+def pass_through(
+    text: str, registers: Sequence[ir.Value], *, last: bool = False
+) -> tuple[ir.Value, ...]:
     """Runs an instruction that leaves registers as they are, and ties them to it.
 
     To LLVM the registers are results of the instruction, so what uses them stays behind it, and
-    what computes them stays before it.
+    what computes them stays before it. If there are too many for one piece of assembly, only one of
+    the two holds for all: the second with ``last``, else the first.
     """
     results: list[ir.Value] = []
-    for start in range(0, max(1, len(registers)), TIED):
+    starts = range(0, max(1, len(registers)), TIED)
+    chosen = starts[-1] if last else 0
+    for start in starts:
         part = registers[start : start + TIED]
-        results += tied_assembly(text if start == 0 else "", part)
+        results += tied_assembly(text if start == chosen else "", part)
     return tuple(results)
+
+
+def need(words: Sequence[ir.Value]) -> None:
+    """What computes these 32-bit integers stays before all assembly that comes later."""
+    for start in range(0, len(words), TIED):
+        part = words[start : start + TIED]
+        ops.inline_assembly("", ",".join([*["r"] * len(part), "~{memory}"]), *part)
 
 
 def tied_assembly(
