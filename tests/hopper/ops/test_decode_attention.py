@@ -120,6 +120,32 @@ def test_extents_that_are_no_multiples():
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize(
+    ("cache_dtype", "head_dim", "tile"),
+    [(jnp.float8_e4m3fn, 64, 128), (jnp.float8_e4m3fn, 128, 64), (jnp.int8, 64, 64)],
+)
+def test_caches_of_8_bits(cache_dtype, head_dim, tile, dtype):
+    dtype, tolerance = DTYPES[dtype]
+    rng = np.random.default_rng(2)
+    q = random(rng, (2, 8, head_dim), dtype)
+    size = 30 if cache_dtype == jnp.int8 else 1
+    k, v = (jnp.asarray(rng.normal(size=(2, 128, 2, head_dim)) * size) for _ in range(2))
+    k, v = k.astype(cache_dtype), v.astype(cache_dtype)
+    k_scale, v_scale = np.array([0.03, 0.05], np.float32) * 30 / size, 0.5
+    config = DecodeConfig(blocks=3, tile=tile)
+    out = decode_attention(
+        q, k, v, lengths=jnp.array([128, 70]), k_scale=k_scale, v_scale=v_scale, config=config
+    )
+    # A factor of the keys is one of the queries of their head.
+    scaled = np.asarray(q, np.float64) * np.repeat(k_scale.astype(np.float64), 4)[:, None]
+    lengths = np.array([128, 70])
+    expected = reference(scaled[:, None], k, v, lengths, head_dim**-0.5)[:, 0] * v_scale
+    error = np.abs(np.asarray(out, np.float64) - expected).max()
+    assert error <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.runs_kernels
 @pytest.mark.parametrize("page_layout", ["heads_first", "tokens_first"])
 @pytest.mark.parametrize(
     ("page_size", "config", "head_dim"),
@@ -175,24 +201,37 @@ def arrays(**changes):
         ({"q": (2, 8, 128)}, {}, InvalidValueError, "heads of these sizes"),
         ({"v": (2, 64, 2, 64)}, {}, InvalidValueError, "do not have the same shape"),
         ({}, {"scale": -1.0}, InvalidValueError, "scale is not positive"),
+        ({}, {"k_scale": 2.0}, InvalidValueError, "k_scale is for keys and values with 8 bits"),
         ({}, {"lengths": jnp.zeros(3, jnp.int32)}, InvalidTypeError, "lengths does not fit"),
         ({}, {"config": 3}, InvalidTypeError, "not a decode configuration"),
         ({}, {"config": DecodeConfig(heads=3)}, InvalidValueError, "so many heads side by side"),
-        ({}, {"config": DecodeConfig(tile=256)}, InvalidValueError, "does not fit shared memory"),
+        ({}, {"config": DecodeConfig(slots=16)}, InvalidValueError, "does not fit shared memory"),
     ],
 )
 def test_refusals(changes, options, error, message):
-    if "tile=256" in repr(options):
-        changes = {name: (*s[:-1], 256) for name, s in _shapes(arrays()).items()}
+    given = arrays(**changes)
     with pytest.raises(error, match=message):
-        given = arrays(**changes)
-        jax.eval_shape(
-            lambda q, k, v: decode_attention(q, k, v, **options), given["q"], given["k"], given["v"]
-        )
+        jax.eval_shape(lambda q, k, v: decode_attention(q, k, v, **options), *given.values())
 
 
-def _shapes(given):
-    return {name: array.shape for name, array in given.items()}
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tile": 96}, "does not fit the matrix units"),
+        ({"heads": 5}, "heads of a decode configuration is out of range"),
+        ({"slots": 1}, "slots of a decode configuration is out of range"),
+    ],
+)
+def test_configurations_that_do_not_exist(options, message):
+    with pytest.raises(InvalidValueError, match=message):
+        DecodeConfig(**options)
+
+
+def test_dtypes_that_do_not_fit():
+    q, k, v = arrays().values()
+    k = jax.ShapeDtypeStruct(k.shape, jnp.float32)
+    with pytest.raises(InvalidTypeError, match=r"k and v do not fit q[\s\S]*float8_e4m3fn"):
+        jax.eval_shape(decode_attention, q, k, v)
 
 
 def test_pages_that_do_not_fit():

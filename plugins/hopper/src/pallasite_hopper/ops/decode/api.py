@@ -28,6 +28,8 @@ def decode_attention(
     lengths: jax.Array | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     config: DecodeConfig | None = None,
 ) -> jax.Array:
     """Attention of one query, or a few, for each sequence against its keys and values.
@@ -39,12 +41,14 @@ def decode_attention(
       q: (batch, q_heads, head_dim), or (batch, tokens, q_heads, head_dim) for the last ``tokens``
         queries of each sequence, 1 to 8: each sees the keys up to its own, which is the last one
         for the last query. bfloat16 or float16; head_dim is 64, 128 or 256.
-      k, v: (batch, kv_len, kv_heads, head_dim) of the same dtype. kv_heads divides q_heads; query
-        head h uses head ``h // (q_heads // kv_heads)``. kv_len is best a multiple of 8.
+      k, v: (batch, kv_len, kv_heads, head_dim) of the dtype of q, or float8_e4m3fn or int8.
+        kv_heads divides q_heads; query head h uses head ``h // (q_heads // kv_heads)``. kv_len is
+        best a multiple of 8.
       lengths: (batch,), integers: how many keys of each sequence exist, those of the queries
         included; all by default. What the arrays hold beyond must be finite.
       scale: positive factor of the scores; ``head_dim ** -0.5`` by default.
       soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
+      k_scale, v_scale: factors of keys and values with 8 bits: numbers, or (kv_heads,).
       config: how to cut the work up; by default chosen from the shapes.
 
     Returns:
@@ -76,7 +80,7 @@ def decode_attention(
         lengths=lengths is not None,
     )
     extra = [] if lengths is None else [_integers(lengths, "lengths", (batch,))]
-    return _run(problem, config, q, k, v, extra)
+    return _run(problem, config, q, k, v, (k_scale, v_scale), extra)
 
 
 def paged_attention(
@@ -88,6 +92,8 @@ def paged_attention(
     *,
     scale: float | None = None,
     soft_cap: float | None = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     page_layout: PageLayout = "heads_first",
     config: DecodeConfig | None = None,
 ) -> jax.Array:
@@ -99,8 +105,9 @@ def paged_attention(
 
     Args:
       q: (batch, q_heads, head_dim) or (batch, tokens, q_heads, head_dim).
-      k_pages, v_pages: (kv_heads, pages, page_size, head_dim), of the dtype of q. page_size is a
-        multiple of 8, and a divisor or multiple of the configuration's tile, 64 by default.
+      k_pages, v_pages: (kv_heads, pages, page_size, head_dim), of the dtype of q, or float8_e4m3fn
+        or int8. page_size is a multiple of 8, and a divisor or multiple of the configuration's
+        tile, 64 or 128 by default.
       lengths: (batch,), integers: rows of each sequence, those of the queries included. What the
         last page of a sequence holds beyond must be finite.
       page_indices: (batch, pages_per_sequence), integers: which page has rows
@@ -108,6 +115,7 @@ def paged_attention(
         mean nothing.
       scale: positive factor of the scores; ``head_dim ** -0.5`` by default.
       soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
+      k_scale, v_scale: factors of keys and values with 8 bits: numbers, or (kv_heads,).
       page_layout: ``"tokens_first"`` if pages are (pages, page_size, kv_heads, head_dim).
       config: how to cut the work up; by default chosen from the shapes.
 
@@ -157,7 +165,8 @@ def paged_attention(
     )
     rows = (-1, head_dim) if heads_first else (-1, kv_heads, head_dim)
     k_rows, v_rows = k_pages.reshape(rows), v_pages.reshape(rows)
-    return _run(problem, config, q, k_rows, v_rows, [lengths, page_indices])
+    extra = [lengths, page_indices]
+    return _run(problem, config, q, k_rows, v_rows, (k_scale, v_scale), extra)
 
 
 # The kernels --------------------------------------------------------------------------------------
@@ -169,12 +178,18 @@ def _run(
     q: Any,
     k: Any,
     v: Any,
+    scales: tuple[Any, Any],
     extra: list[Any],
 ) -> jax.Array:
+    factors = []
+    if any(given is not None for given in scales):
+        problem = dataclasses.replace(problem, scales=True)
+        named = zip(("k_scale", "v_scale"), scales, strict=True)
+        factors = [_factors(given, what, problem) for what, given in named]
     config = _filled(problem, config)
     queries = q.reshape(kernel.out_shape(problem).shape)
     main, completion = _kernels(problem, config)
-    out, *parts = main(queries, k, v, *extra)
+    out, *parts = main(queries, k, v, *factors, *extra)
     if completion is not None:
         lengths = extra[:1] if problem.lengths else []
         out = completion(*lengths, *parts, out)
@@ -253,19 +268,18 @@ def _check_operands(
             got=getattr(q, "shape", type(q).__name__),
             expected="(batch, q_heads, head_dim) or (batch, tokens, q_heads, head_dim)",
         )
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        raise InvalidTypeError(
+            "attention of this dtype of q", got=q.dtype, expected="bfloat16 or float16"
+        )
     for what, array in (("q", q), (names[0], k), (names[1], v)):
-        if array.dtype not in (jnp.bfloat16, jnp.float16):
-            raise InvalidTypeError(
-                f"attention of this dtype of {what}",
-                got=array.dtype,
-                expected="bfloat16 or float16",
-            )
         if 0 in array.shape:
             raise InvalidValueError(f"{what} has no elements", got=array.shape)
-    if not q.dtype == k.dtype == v.dtype:
+    if k.dtype != v.dtype or k.dtype not in (q.dtype, jnp.float8_e4m3fn, jnp.int8):
         raise InvalidTypeError(
-            f"q, {names[0]} and {names[1]} do not have one dtype",
-            got=f"{q.dtype}, {k.dtype}, {v.dtype}",
+            f"{names[0]} and {names[1]} do not fit q",
+            got=f"{k.dtype} and {v.dtype}, q {q.dtype}",
+            expected="both of the dtype of q, or both float8_e4m3fn or int8",
         )
     if k.shape != v.shape:
         raise InvalidValueError(
@@ -294,6 +308,20 @@ def _check_operands(
             hint="attention() is for many queries",
         )
     return tokens, q_heads // kv_heads
+
+
+def _factors(given: Any, what: str, problem: Problem) -> jax.Array:
+    """Factors of all heads."""
+    if not problem.narrow:
+        raise InvalidValueError(f"{what} is for keys and values with 8 bits")
+    factors = jnp.asarray(1.0 if given is None else given, jnp.float32)
+    if factors.shape not in ((), (problem.kv_heads,)):
+        raise InvalidTypeError(
+            f"{what} does not fit the heads",
+            got=factors.shape,
+            expected=f"a number, or ({problem.kv_heads},)",
+        )
+    return jnp.broadcast_to(factors, (problem.kv_heads,))
 
 
 def _scale(scale: Any, head_dim: int) -> float:

@@ -14,10 +14,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.attention import softmax
 from pallasite_hopper.ops.decode import kernel
 from pallasite_hopper.ops.decode.config import DecodeConfig
 from pallasite_hopper.ops.decode.schedule import Problem, Schedule, padded_lengths
+from pallasite_hopper.ops.flash import softmax
 
 _COLUMN_LAYOUT = plgpu.Layout.WGMMA.reduce(0)
 

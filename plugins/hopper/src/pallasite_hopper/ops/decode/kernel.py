@@ -20,9 +20,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.attention import softmax
 from pallasite_hopper.ops.decode.config import DecodeConfig
 from pallasite_hopper.ops.decode.schedule import Item, Problem, Schedule, padded_lengths
+from pallasite_hopper.ops.flash import softmax
 
 _COLUMN_LAYOUT = plgpu.Layout.WGMMA.reduce(0)
 _ROWS = 64
@@ -60,7 +60,7 @@ def out_shape(problem: Problem) -> jax.ShapeDtypeStruct:
 
 
 def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
-    """The kernel as a function of (q, k, v, lengths?, page_indices?).
+    """The kernel as a function of (q, k, v, k_scales?, v_scales?, lengths?, page_indices?).
 
     q has the shape of the results; k and v are arrays of rows, see ``_Decode._window``.
     Returns (results, *partial results); of either, only what was written is defined.
@@ -71,7 +71,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     scratch = {
         "ring": tiled((slots, heads, config.tile, dim), problem.cache_dtype),
         "q_smem": tiled((_QUERY_SLOTS, heads, columns, dim), problem.dtype),
-        "p_smem": tiled((heads, config.tile, columns), problem.dtype),
+        "p_smem": tiled((heads, config.tile, columns), problem.weights_dtype),
         "out_smem": tiled((heads, columns, dim), problem.dtype),
         "full": plgpu.Barrier(num_barriers=slots),
         "empty": plgpu.Barrier(num_arrivals=heads, num_barriers=slots),
@@ -140,9 +140,10 @@ class _Decode:
         """Rows that one copy fetches."""
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
-        """The kernel's body; ``refs`` are lengths and page indices, if any, then the results."""
+        """The kernel's body; ``refs`` are scales, lengths and pages, if any, then the results."""
         *given, out, results, maxima, sums = refs
         given = list(given)
+        self.scales = (given.pop(0), given.pop(0)) if self.problem.scales else None
         self.scratch, self.partial = scratch, (results, maxima, sums)
         lengths_smem = None
         warpgroup = lax.axis_index("warpgroup")
@@ -304,6 +305,8 @@ class _Decode:
 
         def scope(acc: Any) -> Any:
             acc[...] = jnp.zeros((problem.head_dim, problem.columns), jnp.float32)
+            head = item.head + warpgroup
+            k_scale, v_scale = self._scales_of(head)
             maxima = plgpu.layout_cast(
                 jnp.full((problem.columns,), self.lowest, jnp.float32), _COLUMN_LAYOUT
             )
@@ -314,18 +317,19 @@ class _Decode:
                 0,
                 count,
                 lambda index, carry: self._step(
-                    acc, item, first + index, queries, warpgroup, carry
+                    acc, item, first + index, queries, warpgroup, k_scale, carry
                 ),
                 (slot, maxima, sums),
             )
             plgpu.barrier_arrive(s["q_empty"].at[queries])
             values = plgpu.wgmma_accumulator_load(acc, wait_n=0)
+            if v_scale is not None:
+                values = values * v_scale
             total = jnp.sum(sums, axis=0)
             whole = count == tiles
 
             def write() -> None:
                 staging = s["out_smem"].at[warpgroup]
-                head = item.head + warpgroup
                 write_results(problem, values, total, staging, out, item, head)
 
             pl.when(whole)(write)
@@ -344,8 +348,20 @@ class _Decode:
         slot = pl.run_scoped(scope, plgpu.ACC((problem.head_dim, problem.columns), jnp.float32))
         return slot, items + 1
 
+    def _scales_of(self, head: Any) -> tuple[Any, Any]:
+        if self.scales is None:
+            return None, None
+        return self.scales[0][head], self.scales[1][head]
+
     def _step(
-        self, acc: Any, item: Item, tile: Any, queries: Any, warpgroup: Any, carry: Any
+        self,
+        acc: Any,
+        item: Item,
+        tile: Any,
+        queries: Any,
+        warpgroup: Any,
+        k_scale: Any,
+        carry: Any,
     ) -> Any:
         """One tile: scores, their weights, and the values by the weights."""
         s, problem, config = self.scratch, self.problem, self.config
@@ -355,12 +371,15 @@ class _Decode:
         def scope(scores: Any) -> Any:
             plgpu.barrier_wait(s["full"].at[keys])
             right = plgpu.transpose_ref(s["q_smem"].at[queries, warpgroup], (1, 0))
-            plgpu.wgmma(scores, s["ring"].at[keys, warpgroup], right, accumulate=False)
+            left = self._left(s["ring"].at[keys, warpgroup], problem.dtype)
+            plgpu.wgmma(scores, left, right, accumulate=False)
             return plgpu.wgmma_accumulator_load(scores, wait_n=0)
 
         shape = (config.tile, problem.columns)
         scores = pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
         plgpu.barrier_arrive(s["empty"].at[keys])
+        if k_scale is not None:
+            scores = scores * k_scale
         if problem.soft_cap is not None:
             scores = softmax.cap(scores, problem.scale, problem.soft_cap)
         scores = self._shown(scores, item.length - tile * config.tile, item)
@@ -368,18 +387,26 @@ class _Decode:
         scaled = larger * self.factor
         shrink = jnp.exp2(maxima * self.factor - scaled)
         weights = jnp.exp2(scores * self.factor - _spread(scaled, config.tile))
-        s["p_smem"].at[warpgroup][...] = weights.astype(problem.dtype)
+        s["p_smem"].at[warpgroup][...] = weights.astype(problem.weights_dtype)
         plgpu.commit_smem()
         partial = [weights[start : start + _ROWS] for start in range(0, config.tile, _ROWS)]
         sums = sums * _spread(shrink, _ROWS) + sum(partial[1:], partial[0])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=None)
         acc[...] = so_far * _spread(shrink, problem.head_dim)
         plgpu.barrier_wait(s["full"].at[values])
-        left = plgpu.transpose_ref(s["ring"].at[values, warpgroup], (1, 0))
+        transposed = plgpu.transpose_ref(s["ring"].at[values, warpgroup], (1, 0))
+        left = self._left(transposed, problem.weights_dtype)
         plgpu.wgmma(acc, left, s["p_smem"].at[warpgroup])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(s["empty"].at[values])
         return self._next(values), larger, sums
+
+    def _left(self, operand: Any, dtype: Any) -> Any:
+        """Keys or values as a left operand: where they lie, or converted in registers."""
+        if not self.problem.narrow:
+            return operand
+        loaded = plgpu.load(operand, layout=plgpu.Layout.WGMMA, optimized=False)
+        return loaded.astype(dtype)
 
     def _shown(self, scores: Any, limit: Any, item: Item) -> Any:
         """Minus infinity for keys that do not exist, or that come after a token."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallasite_hopper.ops.decode.config import DecodeConfig, most_columns
@@ -36,7 +37,7 @@ class Problem:
       pages_per_sequence: of the page table.
       pages: in the cache.
       heads_first: whether pages are given as (kv_heads, pages, page_size, head_dim).
-      scales: whether keys and values have scales.
+      scales: whether keys and values have a factor for each head.
     """
 
     batch: int
@@ -55,6 +56,16 @@ class Problem:
     pages: int = 0
     heads_first: bool = True
     scales: bool = False
+
+    @property
+    def narrow(self) -> bool:
+        """Keys and values are converted in registers."""
+        return bool(np.dtype(self.cache_dtype).itemsize == 1)
+
+    @property
+    def weights_dtype(self) -> Any:
+        """What the values are multiplied by: 8-bit values are all exact in float16."""
+        return np.dtype(np.float16) if self.narrow else self.dtype
 
     @property
     def lane_heads(self) -> int:
