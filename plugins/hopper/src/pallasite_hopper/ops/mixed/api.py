@@ -87,7 +87,7 @@ def mixed_matmul(
     if scales is not None:
         if group:
             operands.append(_padded(scales.astype(a.dtype), 1, 8))
-        elif config.split_k == 1:
+        else:
             operands.append(_padded(scales.astype(jnp.float32), 0, config.tile_n))
     problem = Problem(
         m=m,
@@ -102,13 +102,6 @@ def mixed_matmul(
         column_scale=scales is not None and not group,
     )
     result = _kernel(problem, config, MULTIPROCESSORS)(a, weights, *operands)
-    if config.split_k > 1:
-        parts = result.reshape(config.split_k, -1, padded)[:, :m, :n]
-        sums = jnp.sum(parts, axis=0)
-        if problem.column_scale:
-            assert scales is not None
-            sums = sums * scales.astype(jnp.float32)
-        return sums.astype(out_dtype)
     return result if padded == n else result[:, :n]
 
 

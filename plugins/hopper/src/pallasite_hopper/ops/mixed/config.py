@@ -27,8 +27,8 @@ class MixedConfig:
       pieces: parts of a step that are converted and multiplied in turn, an even number of at least
         32 elements.
       stages: steps that are in flight.
-      split_k: so many blocks share the work on a tile, each a part of k; their sums are added up
-        afterwards.
+      split_k: so many blocks share the work on a tile, each a part of k, as a cluster (so 1 to 8,
+        a power of two); the first one adds up their sums.
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction.
       grid_minor: ``"m"`` or ``"n"``.
@@ -54,7 +54,7 @@ class MixedConfig:
         fits = self.pieces > 0 and self.pieces % 2 == 0 and self.tile_k % (32 * self.pieces) == 0
         self._require(fits, "pieces", "an even number of parts of tile_k, of 32 elements or more")
         self._require(self.stages >= 2, "stages", "at least 2")
-        self._require(self.split_k >= 1, "split_k", "at least 1")
+        self._require(self.split_k in (1, 2, 4, 8), "split_k", "1, 2, 4 or 8")
         self._require(self.grid_minor in ("m", "n"), "grid_minor", "'m' or 'n'")
         fits = self.epilogue_m > 0 and self.tile_m % self.epilogue_m == 0
         self._require(fits and self.epilogue_m % 8 == 0, "epilogue_m", "a divisor of tile_m")
@@ -76,7 +76,8 @@ class MixedConfig:
         step = self.tile_m * self.tile_k * 2 + self.tile_n * self.tile_k * weight_bits // 8
         step += scale_rows * self.tile_n * 2
         staging = 2 * self.epilogue_m * self.tile_n * out_size
-        return self.stages * step + staging + _RESERVE
+        sums = (self.split_k - 1) * self.tile_m * self.tile_n * 4
+        return self.stages * step + staging + sums + _RESERVE
 
     def filled(self, weight_bits: int, out_size: int, scale_rows: int = 0) -> MixedConfig:
         """The same with as many stages as shared memory has room for, 8 at most."""
@@ -114,8 +115,11 @@ def default_config(
     split = 1
     while tiles * split * 2 <= multiprocessors and k >= depth * split * 2 and split < 8:
         split *= 2
-    config = dataclasses.replace(config, split_k=split)
-    return config.filled(weight_bits, 4 if split > 1 else out_size)
+    while True:
+        found = dataclasses.replace(config, split_k=split).filled(weight_bits, out_size)
+        if found.stages >= 3 or split == 1:
+            return found
+        split //= 2
 
 
 def mixed_configs(
@@ -127,12 +131,10 @@ def mixed_configs(
     if m <= 128:
         for tile_k, pieces in ((128, 2), (128, 4), (256, 4), (256, 2), (64, 2)):
             for split in (1, 2, 4, 8):
-                if k >= tile_k * split:
-                    found.append(
-                        dataclasses.replace(
-                            default, tile_k=tile_k, pieces=pieces, split_k=split
-                        ).filled(weight_bits, 4 if split > 1 else out_size)
-                    )
+                config = dataclasses.replace(default, tile_k=tile_k, pieces=pieces, split_k=split)
+                config = config.filled(weight_bits, out_size)
+                if k >= tile_k * split and config.stages >= 3:
+                    found.append(config)
         return list(dict.fromkeys(found))
     for tile_m, tile_n, tile_k, epilogue_m in (
         (256, 128, 64, 32),

@@ -10,6 +10,7 @@ product reads its own until it is done.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -67,15 +68,10 @@ def _ring(stages: int, rows: int, columns: int, dtype: Any, bits: int) -> Any:
 
 
 def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callable[..., jax.Array]:
-    """The kernel as a function of the activations, the weights and the scales.
-
-    The result is (m, n), or with ``split_k`` sums of float32 of shape (split_k * tiles * tile_m, n)
-    whose parts are to be added up.
-    """
+    """The kernel as a function of the activations, the weights and the scales."""
     loop = _Loop(problem, config)
-    partial = config.split_k > 1
-    out_dtype = np.dtype(np.float32) if partial else np.dtype(problem.out_dtype)
-    rows = config.split_k * loop.padded_m if partial else problem.m
+    out_dtype = np.dtype(problem.out_dtype)
+    split = config.split_k
     weights = (
         (config.tile_n, config.tile_k) if problem.transposed else (config.tile_k, config.tile_n)
     )
@@ -87,15 +83,21 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
         "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=config.stages),
         "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
     }
+    if split > 1:
+        sums = _ring((split - 1) * COMPUTE, half, config.tile_m, np.float32, 32)
+        scratch["sums_smem"] = sums
+        scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=COMPUTE)
     if problem.group:
         scratch["scale_smem"] = plgpu.SMEM(
             (config.stages, loop.scale_rows, config.tile_n), problem.dtype
         )
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
-        out_type=jax.ShapeDtypeStruct((rows, problem.n), out_dtype),
-        grid=(min(multiprocessors, loop.tiles),),
+        out_type=jax.ShapeDtypeStruct((problem.m, problem.n), out_dtype),
+        grid=(min(multiprocessors, loop.tiles) if split == 1 else loop.tiles,),
         grid_names=("blocks",),
+        cluster=(split,),
+        cluster_names=("part",),
         num_threads=COMPUTE + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
@@ -120,13 +122,8 @@ class _Loop:
 
     @property
     def tiles(self) -> int:
-        """Tiles of the result, or of partial sums."""
-        return self.m_tiles * self.n_tiles * self.config.split_k
-
-    @property
-    def padded_m(self) -> int:
-        """Rows of one set of partial sums."""
-        return self.m_tiles * self.config.tile_m
+        """Tiles of the result."""
+        return self.m_tiles * self.n_tiles
 
     def run(
         self,
@@ -139,6 +136,8 @@ class _Loop:
         full: Any,
         empty: Any,
         scale_smem: Any = None,
+        sums_smem: Any = None,
+        summed: Any = None,
     ) -> None:
         """The kernel's body."""
         *scales, out = refs
@@ -150,34 +149,34 @@ class _Loop:
 
         def compute() -> None:
             plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-            self._compute(warpgroup, scales, out, a_smem, w_smem, scale_smem, out_smem, full, empty)
+            finish = functools.partial(
+                self._finish, warpgroup, scales, out, out_smem, sums_smem, summed
+            )
+            self._compute(warpgroup, finish, a_smem, w_smem, scale_smem, full, empty)
             plgpu.wait_smem_to_gmem(0)
 
         pl.when(warpgroup == COMPUTE)(memory)
         pl.when(warpgroup < COMPUTE)(compute)
 
-    def _over_tiles(self, body: Callable[[Any, Any, Any, Any], Any], carry: Any) -> Any:
-        """``carry = body(m, n, part of k, carry)`` for each of this block's tiles."""
+    def _over_tiles(self, body: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
+        """``carry = body(m, n, carry)`` for each of this block's tiles, one if k is split."""
         config = self.config
         block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
         count = lax.div(self.tiles - 1 - block, blocks) + 1
 
         def one(step: Any, carry: Any) -> Any:
             index = block + step * blocks
-            part = jnp.int32(0)
-            if config.split_k > 1:
-                part, index = lax.rem(index, config.split_k), lax.div(index, config.split_k)
             minor = 0 if config.grid_minor == "m" else 1
             m, n = plgpu.planar_snake(index, (self.m_tiles, self.n_tiles), minor, config.group)
-            return body(m * config.tile_m, n * config.tile_n, part, carry)
+            return body(m * config.tile_m, n * config.tile_n, carry)
 
         return lax.fori_loop(0, count, one, carry)
 
-    def _range(self, part: Any) -> tuple[Any, Any]:
+    def _range(self) -> tuple[Any, Any]:
         """The first step along k, and the number of steps (1 at least: zeros beyond the end)."""
         if self.config.split_k == 1:
             return jnp.int32(0), self.k_steps
-        start = part * self.steps
+        start = lax.axis_index("part") * self.steps
         return start, jnp.clip(self.k_steps - start, 1, self.steps)
 
     def _next(self, slot: Any) -> Any:
@@ -199,9 +198,9 @@ class _Loop:
     ) -> None:
         config, problem = self.config, self.problem
 
-        def tile(m: Any, n: Any, part: Any, carry: Any) -> Any:
+        def tile(m: Any, n: Any, carry: Any) -> Any:
             rows, columns = pl.ds(m, config.tile_m), pl.ds(n, config.tile_n)
-            start, steps = self._range(part)
+            start, steps = self._range()
 
             def step(index: Any, carry: Any) -> Any:
                 slot, filled = carry
@@ -230,12 +229,10 @@ class _Loop:
     def _compute(
         self,
         warpgroup: Any,
-        scales: Any,
-        out: Any,
+        finish: Callable[[Any, Any, Any], None],
         a_smem: Any,
         w_smem: Any,
         scale_smem: Any,
-        out_smem: Any,
         full: Any,
         empty: Any,
     ) -> None:
@@ -262,8 +259,8 @@ class _Loop:
             right = plgpu.transpose_ref(a_smem.at[slot, :, pl.ds(start, self.depth)], (1, 0))
             plgpu.wgmma(acc, left, right, accumulate=accumulate)
 
-        def tile(m: Any, n: Any, part: Any, slot: Any) -> Any:
-            _, steps = self._range(part)
+        def tile(m: Any, n: Any, slot: Any) -> Any:
+            _, steps = self._range()
 
             def scope(acc: Any) -> Any:
                 plgpu.barrier_wait(full.at[slot])
@@ -287,8 +284,7 @@ class _Loop:
                 last = lax.fori_loop(1, steps, step, slot)
                 sums = acc[...]
                 plgpu.barrier_arrive(empty.at[last])
-                row = m + part * self.padded_m if config.split_k > 1 else m
-                self._finish(sums, row, n + warpgroup * half, warpgroup, scales, out, out_smem)
+                finish(sums, m, n + warpgroup * half)
                 return self._next(last)
 
             shape = (half, config.tile_m)
@@ -297,14 +293,49 @@ class _Loop:
         self._over_tiles(tile, jnp.int32(0))
 
     def _finish(
-        self, sums: Any, m: Any, n: Any, warpgroup: Any, scales: Any, out: Any, out_smem: Any
+        self,
+        warpgroup: Any,
+        scales: Any,
+        out: Any,
+        out_smem: Any,
+        sums_smem: Any,
+        summed: Any,
+        sums: Any,
+        m: Any,
+        n: Any,
+    ) -> None:
+        """Adds up the sums of a cluster's blocks in its first one, which writes the result."""
+        if self.config.split_k == 1:
+            self._write(warpgroup, scales, out, out_smem, sums, m, n)
+            return
+        part = lax.axis_index("part")
+
+        def send() -> None:
+            target = sums_smem.at[(part - 1) * COMPUTE + warpgroup]
+            plgpu.async_store_smem(
+                sums, target, summed.at[warpgroup], cluster_idx=0, cluster_dim="part"
+            )
+
+        def collect() -> None:
+            plgpu.barrier_wait(summed.at[warpgroup])
+            total = sums
+            for other in range(self.config.split_k - 1):
+                source = sums_smem.at[other * COMPUTE + warpgroup]
+                total = total + plgpu.load(source, layout=plgpu.Layout.WGMMA)
+            self._write(warpgroup, scales, out, out_smem, total, m, n)
+
+        pl.when(part == 0)(collect)
+        pl.when(part > 0)(send)
+
+    def _write(
+        self, warpgroup: Any, scales: Any, out: Any, out_smem: Any, sums: Any, m: Any, n: Any
     ) -> None:
         """Writes a warpgroup's part of a finished tile, transposed."""
         config = self.config
         half, width = config.tile_n // COMPUTE, config.epilogue_m
         columns = pl.ds(n, half)
         factors = None
-        if self.problem.column_scale and config.split_k == 1:
+        if self.problem.column_scale:
             vector = plgpu.load(scales[0].at[columns], layout=plgpu.Layout.WGMMA.reduce(1))
             factors = lax.broadcast_in_dim(vector, (half, width), (0,))
         for part in range(config.tile_m // width):
