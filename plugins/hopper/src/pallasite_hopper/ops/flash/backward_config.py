@@ -141,10 +141,13 @@ class BackwardProblem:
 
 def default_config(problem: BackwardProblem) -> BackwardConfig:
     """A configuration that suits the head size and the mask."""
-    if problem.head_dim == 64:
-        return BackwardConfig(block_q=128, ds_stages=2)
-    if problem.head_dim == 256:
-        return BackwardConfig(block_q=64, q_stages=1, d_out_stages=1, shared_keys=True)
     # More loops, or more arithmetic, leave too few registers for products across steps.
     simple = problem.group == 1 and problem.soft_cap is None
-    return BackwardConfig(block_q=64, ds_stages=2, ahead="dk" if simple else "nothing")
+    if problem.head_dim == 64:
+        ahead = simple and not problem.causal
+        return BackwardConfig(block_q=128, ds_stages=2, ahead="scores" if ahead else "nothing")
+    if problem.head_dim == 256:
+        return BackwardConfig(block_q=64, q_stages=1, d_out_stages=1, shared_keys=True)
+    if simple:
+        return BackwardConfig(block_q=64, ahead="dk")
+    return BackwardConfig(block_q=64, ds_stages=2)
