@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -124,3 +126,16 @@ def test_allocations_of_another_pipeline(other):
         )
 
     assert "allocations " in refused(InvalidValueError, body)
+
+
+def test_signature():
+    """It takes the parameters that upstream's takes, and has its states."""
+    import jax.experimental.pallas.mosaic_gpu as upstream
+
+    ours = inspect.signature(plgpu.emit_pipeline_warp_specialized).parameters
+    theirs = inspect.signature(upstream.emit_pipeline_warp_specialized).parameters
+    assert list(ours) == list(theirs)
+    for name, parameter in theirs.items():
+        assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
+    for state in upstream.PipelinePipeline:
+        assert plgpu.PipelinePipeline[state.name] == state.value

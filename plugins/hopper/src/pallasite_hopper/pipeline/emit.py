@@ -47,8 +47,9 @@ def emit_pipeline_warp_specialized(
         read from global memory first.
       grid: sizes; integers or integer scalars. The last dimension moves fastest.
       memory_registers: registers of each lane of the memory thread (a multiple of 8 from 24 on, 40
-        is enough for most pipelines); the compute threads share the rest. None leaves all threads
-        their equal share. It does nothing on targets that cannot move registers.
+        is enough for most pipelines); the compute threads share the rest. What all threads run
+        afterwards has to do with as few, so it is better in ``compute_context``. None leaves all
+        threads their equal share. It does nothing on targets that cannot move registers.
       in_specs, out_specs: a sequence of trees of BlockSpecs, one for each operand; the body gets
         trees of references of the same structure. With ``memory_space=GMEM`` it gets the whole
         array as it is. Blocks may leave the array: there inputs are filled with zeros (or as
