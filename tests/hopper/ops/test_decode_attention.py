@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallasite
+from pallasite.codegen.assembler import assemble
+from pallasite.codegen.tools import find_tool
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops import DecodeConfig, decode_attention, paged_attention
 
@@ -53,7 +58,11 @@ def check(
     rng = np.random.default_rng(0)
     q = random(rng, (batch, tokens, heads * group, head_dim), dtype)
     k, v = (random(rng, (batch, kv_len, heads, head_dim), dtype) for _ in range(2))
-    given = None if lengths is None else jnp.asarray(lengths, jnp.int32)
+    given = None
+    if lengths is not None:
+        given = jnp.asarray(lengths, jnp.int32)
+        beyond = np.arange(kv_len) >= np.asarray(lengths)[:, None]
+        k, v = (jnp.where(beyond[..., None, None], jnp.nan, array) for array in (k, v))
     queries = q[:, 0] if tokens == 1 else q
     out = decode_attention(
         queries, k, v, lengths=given, soft_cap=soft_cap, scale=scale, config=config
@@ -61,6 +70,7 @@ def check(
     assert out.shape == queries.shape
     assert out.dtype == q.dtype
     counted = np.full(batch, kv_len) if lengths is None else np.asarray(lengths)
+    k, v = (np.nan_to_num(np.asarray(array, np.float64)) for array in (k, v))
     expected = reference(q, k, v, counted, scale or head_dim**-0.5, soft_cap)
     found = np.asarray(out, np.float64).reshape(expected.shape)
     np.testing.assert_allclose(found, expected, atol=tolerance, rtol=tolerance)
@@ -168,6 +178,10 @@ def test_pages(page_size, config, head_dim, page_layout):
     used = np.arange(per_sequence) * page_size < lengths[:, None]
     for array in (k, v):
         array[np.setdiff1d(np.arange(pages), indices[used])] = np.nan
+        for sequence, length in enumerate(lengths):
+            array[indices[sequence, (length - 1) // page_size], (length - 1) % page_size + 1 :] = (
+                np.nan
+            )
     table = np.where(used, indices, 2**30)
     k, v = (jnp.asarray(array, jnp.bfloat16) for array in (k, v))
     order = (2, 0, 1, 3) if page_layout == "heads_first" else (0, 1, 2, 3)
@@ -184,6 +198,34 @@ def test_pages(page_size, config, head_dim, page_layout):
     rows = [a.reshape(batch, -1, heads, head_dim) for a in rows]
     expected = reference(q[:, None], *rows, lengths, head_dim**-0.5)[:, 0]
     np.testing.assert_allclose(np.asarray(out, np.float64), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("q", "cache", "dtype"),
+    [
+        ((8, 32, 128), (8, 4096, 8, 128), jnp.bfloat16),
+        ((8, 4, 128, 64), (8, 4096, 8, 64), jnp.float16),
+        ((8, 64, 256), (8, 4096, 2, 256), jnp.bfloat16),
+        ((8, 32, 128), (8, 4096, 8, 128), jnp.float8_e4m3fn),
+    ],
+)
+def test_default_configurations_assemble(q, cache, dtype):
+    """Warnings of ptxas, such as of serialized products, are errors."""
+    if find_tool("ptxas").path is None:
+        pytest.skip("ptxas is not installed")
+    queries = jax.ShapeDtypeStruct(q, dtype if np.dtype(dtype).itemsize == 2 else jnp.bfloat16)
+    keys, lengths = jax.ShapeDtypeStruct(cache, dtype), jax.ShapeDtypeStruct(q[:1], jnp.int32)
+    kernels = pallasite.compile_all(
+        lambda q, k, v, lengths: decode_attention(q, k, v, lengths=lengths),
+        *(queries, keys, keys, lengths),
+        target="sm_90a",
+    )
+    assert len(kernels) == 2
+    for kernel in kernels:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assembly = assemble(kernel.ptx, kernel.name)
+        assert assembly.spill_store_bytes == 0
 
 
 def arrays(**changes):

@@ -45,7 +45,7 @@ def decode_attention(
         kv_heads divides q_heads; query head h uses head ``h // (q_heads // kv_heads)``. kv_len is
         best a multiple of 8.
       lengths: (batch,), integers: how many keys of each sequence exist, those of the queries
-        included; all by default. What the arrays hold beyond must be finite.
+        included; all by default. What the arrays hold beyond does not matter.
       scale: positive factor of the scores; ``head_dim ** -0.5`` by default.
       soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
       k_scale, v_scale: factors of keys and values with 8 bits: numbers, or (kv_heads,).
@@ -109,7 +109,7 @@ def paged_attention(
         or int8. page_size is a multiple of 8, and a divisor or multiple of the configuration's
         tile, 64 or 128 by default.
       lengths: (batch,), integers: rows of each sequence, those of the queries included. What the
-        last page of a sequence holds beyond must be finite.
+        last page of a sequence holds beyond does not matter.
       page_indices: (batch, pages_per_sequence), integers: which page has rows
         ``i * page_size`` to ``(i + 1) * page_size - 1`` of a sequence. Entries beyond the length
         mean nothing.

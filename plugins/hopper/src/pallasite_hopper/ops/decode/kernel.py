@@ -382,7 +382,8 @@ class _Decode:
             scores = scores * k_scale
         if problem.soft_cap is not None:
             scores = softmax.cap(scores, problem.scale, problem.soft_cap)
-        scores = self._shown(scores, item.length - tile * config.tile, item)
+        limit = item.length - tile * config.tile
+        scores = self._shown(scores, limit, item)
         larger = jnp.maximum(maxima, jnp.max(scores, axis=0))
         scaled = larger * self.factor
         shrink = jnp.exp2(maxima * self.factor - scaled)
@@ -394,8 +395,10 @@ class _Decode:
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=None)
         acc[...] = so_far * _spread(shrink, problem.head_dim)
         plgpu.barrier_wait(s["full"].at[values])
-        transposed = plgpu.transpose_ref(s["ring"].at[values, warpgroup], (1, 0))
-        left = self._left(transposed, problem.weights_dtype)
+        matrix = s["ring"].at[values, warpgroup]
+        if problem.lengths:
+            pl.when(limit < config.tile)(lambda: self._clear(matrix, limit))
+        left = self._left(plgpu.transpose_ref(matrix, (1, 0)), problem.weights_dtype)
         plgpu.wgmma(acc, left, s["p_smem"].at[warpgroup])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(s["empty"].at[values])
@@ -407,6 +410,13 @@ class _Decode:
             return operand
         loaded = plgpu.load(operand, layout=plgpu.Layout.WGMMA, optimized=False)
         return loaded.astype(dtype)
+
+    def _clear(self, matrix: Any, limit: Any) -> None:
+        """Zeros in place of values that do not exist: what is there may not be finite."""
+        values = plgpu.load(matrix, layout=plgpu.Layout.WGMMA, optimized=False)
+        rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
+        matrix[...] = jnp.where(rows < limit, values, jnp.zeros((), values.dtype))
+        plgpu.commit_smem()
 
     def _shown(self, scores: Any, limit: Any, item: Item) -> Any:
         """Minus infinity for keys that do not exist, or that come after a token."""
