@@ -67,6 +67,15 @@ def test_dtypes(dtype, weights, transpose):
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("weights", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_8_bit_floats(dtype, weights):
+    a, _ = inputs(16, 128, 64, dtype)
+    w = np.random.default_rng(2).standard_normal((64, 128)).astype(weights)
+    check(a, w.astype(np.float64), weights=weights)
+
+
+@pytest.mark.runs_kernels
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 64), (3, 20, 72), (17, 130, 200), (40, 264, 40)])
 @pytest.mark.parametrize("transpose", [True, False])
 @pytest.mark.parametrize("weights", [jnp.int8, jnp.int4])

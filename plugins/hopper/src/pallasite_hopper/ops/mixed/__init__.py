@@ -1,1 +1,1 @@
-"""Matrix products of 16-bit activations with narrow integer weights."""
+"""Matrix products of 16-bit activations with narrow weights."""

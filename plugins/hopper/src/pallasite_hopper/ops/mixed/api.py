@@ -22,6 +22,8 @@ _ACTIVATIONS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 _WEIGHTS = {
     np.dtype(np.int8): 8,
     np.dtype(np.uint8): 8,
+    np.dtype(ml_dtypes.float8_e4m3fn): 8,
+    np.dtype(ml_dtypes.float8_e5m2): 8,
     np.dtype(ml_dtypes.int4): 4,
     np.dtype(ml_dtypes.uint4): 4,
 }
@@ -36,16 +38,17 @@ def mixed_matmul(
     out_dtype: Any = None,
     config: MixedConfig | None = None,
 ) -> jax.Array:
-    """The product of activations with narrow integer weights, ``a @ (weights * scales)``.
+    """The product of activations with narrow weights, ``a @ (weights * scales)``.
 
     Weights are read as they are and converted in registers, so a product with few rows takes as
     long as reading them. Sums are float32.
 
     Args:
       a: (m, k), bfloat16 or float16.
-      weights: (k, n), or (n, k) with ``transpose_weights``: int8, uint8, int4 or uint4. Weights of
-        4 bits given as (k, n) are transposed beforehand, at the price of reading and writing them;
-        (n, k) is the faster form of 8 bits, too.
+      weights: (k, n), or (n, k) with ``transpose_weights``: int8, uint8, int4, uint4,
+        float8_e4m3fn or float8_e5m2. Weights of 4 bits given as (k, n) are transposed beforehand,
+        at the price of reading and writing them; (n, k) is the faster form of 8 bits, too. int8 and
+        4 bits are converted fastest.
       scales: (n,): a factor for each column, applied to the sums; or (groups, n): for each group of
         k / groups consecutive elements along k. Factors of groups are rounded to the dtype of a,
         and weights are multiplied by them before the product, rounded once.
