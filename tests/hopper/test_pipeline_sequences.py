@@ -151,27 +151,36 @@ def test_outputs_in_a_sequence(kinds, steps, dynamic):
         )
 
 
-def test_sequence_with_manual_barriers():
+@pytest.mark.parametrize("consumed", [False, True])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_sequence_with_manual_barriers(consumed, delay):
     """Slots that are only passed on need no arrivals of the body."""
-    count, steps = 3, 3
+    count, steps = 3, 4
 
-    def body(x, o):
+    def body(x, y, o):
         def make(row, context, state):
-            def step(_, x_block, x_here, x_used, total):
+            def step(indices, x_block, y_block, x_here, y_here, *rest):
+                *used, total = rest
+                plgpu.barrier_wait(y_here)
                 plgpu.barrier_wait(x_here)
-                total = total + x_block[...]
-                plgpu.barrier_arrive(x_used)
+                total = total + x_block[...] * y_block[...]
+                if used:
+                    plgpu.barrier_arrive(used[0], predicate=indices[0] >= delay)
+                    plgpu.barrier_arrive(used[1])
                 return total
 
             return pipeline(
                 step,
                 grid=(steps,),
-                in_specs=[plgpu.BlockSpec(BLOCK, lambda i: (row, i))],
-                max_concurrent_steps=2,
+                in_specs=[
+                    plgpu.BlockSpec(BLOCK, lambda i: (row, i), delay_release=delay),
+                    plgpu.BlockSpec(BLOCK, lambda i: (row, i)),
+                ],
+                max_concurrent_steps=3,
                 compute_context=context,
                 pipeline_state=state,
                 manual_produced_barriers=True,
-                manual_consumed_barriers=True,
+                manual_consumed_barriers=consumed,
             )
 
         def rows(allocations):
@@ -180,14 +189,14 @@ def test_sequence_with_manual_barriers():
                 def context(run, row=row):
                     o[row] = run(jnp.zeros(BLOCK))
 
-                make(row, context, state_of(row, count))(x, allocations=allocations)
+                make(row, context, state_of(row, count))(x, y, allocations=allocations)
 
-        allocations = make(0, lambda run: None, None).get_allocations(x)
+        allocations = make(0, lambda run: None, None).get_allocations(x, y)
         pl.run_scoped(rows, allocations, collective_axes="wg")
 
-    x = random(count * 16, steps * 32)
-    out = on_threads(1, (count, *BLOCK), body)(x)
-    expected = x.reshape(count, 16, steps, 32).sum(2)
+    x, y = (random(count * 16, steps * 32, seed=seed) for seed in range(2))
+    out = on_threads(1, (count, *BLOCK), body)(x, y)
+    expected = (x.astype(np.float64) * y).reshape(count, 16, steps, 32).sum(2)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -14,12 +14,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite.language.blocks import int32
-from pallasite.language.buffers import copy_all_in
+from pallasite.language.buffers import Buffer, copy_all_in
 from pallasite.language.helpers import warp_map
 from pallasite.language.primitives.barriers import barrier_arrive, barrier_wait
 from pallasite.language.primitives.copies import barrier_expect
 from pallasite_hopper.pipeline.outputs import store_outputs
-from pallasite_hopper.pipeline.plan import Plan
+from pallasite_hopper.pipeline.plan import InputGroup, Plan
 from pallasite_hopper.pipeline.slots import at, drain, next_slot, padding, used_before, when
 
 
@@ -54,6 +54,12 @@ def _fetch_streamed(plan: Plan, memory: Any) -> None:
     groups = list(zip(plan.input_groups, memory["consumed"], strict=True))
     fits = steps.static and num_steps <= depth and place.first is True
 
+    def arrivals(group: InputGroup) -> list[tuple[Any, list[Buffer]]]:
+        """The barriers on which a group arrives, and with which inputs."""
+        if plan.configuration.manual_produced_barriers:
+            return [(produced[plan.streamed.index(i)], [buffers[i]]) for i in group.members]
+        return [(produced[0], [buffers[i] for i in group.members])]
+
     def wait_for_slot(consumed: Any, step: Any, slot: Any) -> None:
         in_use = False if fits else used_before(step, depth, place)
         when(in_use, lambda: barrier_wait(at(consumed, slot, depth)))
@@ -63,13 +69,8 @@ def _fetch_streamed(plan: Plan, memory: Any) -> None:
         position = steps.position(step, 0, carried)
         for group, consumed in groups:
             wait_for_slot(consumed, step, slot)
-            if plan.configuration.manual_produced_barriers:
-                for number in group.members:
-                    barrier = at(produced[plan.streamed.index(number)], slot, depth)
-                    copy_all_in([buffers[number]], slot, position, barrier)
-            else:
-                members = [buffers[number] for number in group.members]
-                copy_all_in(members, slot, position, at(produced[0], slot, depth))
+            for barrier, members in arrivals(group):
+                copy_all_in(members, slot, position, at(barrier, slot, depth))
         return next_slot(slot, depth), steps.advance(carried)
 
     slot, _ = lax.fori_loop(0, num_steps, fetch, (jnp.int32(0), steps.start(0)))
@@ -78,10 +79,8 @@ def _fetch_streamed(plan: Plan, memory: Any) -> None:
         """Passes a slot on without data."""
         for group, consumed in groups:
             wait_for_slot(consumed, int32(num_steps) + int32(extra), slot)
-            count = len(group.members) if plan.configuration.manual_produced_barriers else 1
-            for number in range(count):
-                which = plan.streamed.index(group.members[number]) if count > 1 else 0
-                barrier_expect(at(produced[which], slot, depth))
+            for barrier, _ in arrivals(group):
+                barrier_expect(at(barrier, slot, depth))
         return next_slot(slot, depth)
 
     slot = lax.fori_loop(0, padding(num_steps, depth, place), skip, slot)
