@@ -103,17 +103,25 @@ def test_split_depth(split, scaled):
         MixedConfig(tile_m=32, epilogue_m=16, tile_k=128, pieces=4, stages=2),
         MixedConfig(tile_m=8, epilogue_m=8, tile_n=256, tile_k=64, stages=2),
         MixedConfig(tile_m=16, epilogue_m=8, tile_k=64, stages=2, grid_minor="m", group=2),
+        MixedConfig(tile_m=32, epilogue_m=8, tile_k=64, stages=2, cluster=2),
+        MixedConfig(tile_m=16, epilogue_m=8, tile_k=64, stages=2, cluster=2, split_k=2),
     ],
-    ids=lambda config: f"{config.tile_m}x{config.tile_n}x{config.tile_k}",
+    ids=lambda config: (
+        f"{config.tile_m}x{config.tile_n}x{config.tile_k}x{config.cluster}x{config.split_k}"
+    ),
 )
 def test_configurations(config):
     check(*inputs(40, 264, 320), config=config)
 
 
 @pytest.mark.runs_kernels
-def test_column_scales():
-    a, w = inputs(20, 136, 128)
-    check(a, w, scales=jnp.asarray(np.random.default_rng(1).uniform(-2, 2, 136), jnp.float32))
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_column_scales(cluster):
+    """The last tile of a cluster begins beyond the last column."""
+    a, w = inputs(20, 264, 128)
+    scales = jnp.asarray(np.random.default_rng(1).uniform(-2, 2, 264), jnp.float32)
+    config = MixedConfig(tile_m=16, epilogue_m=16, stages=2, cluster=cluster)
+    check(a, w, scales=scales, config=config)
 
 
 @pytest.mark.runs_kernels
@@ -205,7 +213,7 @@ def test_message_of_dtypes():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("tile_m", 12), ("tile_n", 64), ("tile_k", 32), ("pieces", 3), ("stages", 1), ("split_k", 0),
-     ("grid_minor", "k"), ("epilogue_m", 24)],
+     ("cluster", 3), ("grid_minor", "k"), ("epilogue_m", 24)],
 )  # fmt: skip
 def test_configuration_messages(name, value):
     with pytest.raises(InvalidValueError, match=f"MixedConfig.{name} does not fit"):

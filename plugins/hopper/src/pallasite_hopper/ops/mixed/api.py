@@ -91,7 +91,7 @@ def mixed_matmul(
         if group:
             operands.append(_padded(scales.astype(a.dtype), 1, 8))
         else:
-            operands.append(_padded(scales.astype(jnp.float32), 0, config.tile_n))
+            operands.append(_padded(scales.astype(jnp.float32), 0, config.tile_n * config.cluster))
     problem = Problem(
         m=m,
         n=padded,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from pallasite.errors import InvalidValueError
 
@@ -29,6 +30,7 @@ class MixedConfig:
       stages: steps that are in flight.
       split_k: so many blocks share the work on a tile, each a part of k, as a cluster (so 1 to 8,
         a power of two); the first one adds up their sums.
+      cluster: blocks beside each other along n, 1 or 2, that fetch their activations together.
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction.
       grid_minor: ``"m"`` or ``"n"``.
@@ -41,6 +43,7 @@ class MixedConfig:
     pieces: int = 2
     stages: int = 4
     split_k: int = 1
+    cluster: int = 1
     group: int = 8
     grid_minor: str = "n"
     epilogue_m: int = 32
@@ -55,6 +58,11 @@ class MixedConfig:
         self._require(fits, "pieces", "an even number of parts of tile_k, of 32 elements or more")
         self._require(self.stages >= 2, "stages", "at least 2")
         self._require(self.split_k in (1, 2, 4, 8), "split_k", "1, 2, 4 or 8")
+        self._require(self.cluster in (1, 2), "cluster", "1 or 2")
+        fits = self.cluster == 1 or self.tile_m % 16 == 0
+        self._require(
+            fits, "tile_m", "a multiple of 16, of which each block of a cluster loads half"
+        )
         self._require(self.grid_minor in ("m", "n"), "grid_minor", "'m' or 'n'")
         fits = self.epilogue_m > 0 and self.tile_m % self.epilogue_m == 0
         self._require(fits and self.epilogue_m % 8 == 0, "epilogue_m", "a divisor of tile_m")
@@ -130,9 +138,12 @@ def mixed_configs(
     found = [default]
     if m <= 128:
         for tile_k, pieces in ((128, 2), (128, 4), (256, 4), (256, 2), (64, 2)):
-            for split in (1, 2, 4, 8):
-                config = dataclasses.replace(default, tile_k=tile_k, pieces=pieces, split_k=split)
-                config = config.filled(weight_bits, out_size)
+            for split, cluster in itertools.product((1, 2, 4, 8), (1, 2)):
+                if split * cluster > 8 or (cluster == 2 and default.tile_m % 16):
+                    continue
+                config = dataclasses.replace(
+                    default, tile_k=tile_k, pieces=pieces, split_k=split, cluster=cluster
+                ).filled(weight_bits, out_size)
                 if k >= tile_k * split and config.stages >= 3:
                     found.append(config)
         return list(dict.fromkeys(found))
@@ -144,15 +155,15 @@ def mixed_configs(
         (128, 128, 128, 32),
         (256, 128, 128, 16),
     ):
-        for group in (4, 8, 16):
-            for minor in ("n", "m"):
-                config = MixedConfig(
-                    tile_m=tile_m,
-                    tile_n=tile_n,
-                    tile_k=tile_k,
-                    group=group,
-                    grid_minor=minor,
-                    epilogue_m=epilogue_m,
-                )
-                found.append(config.filled(weight_bits, out_size))
+        for group, minor, cluster in itertools.product((4, 8, 16), ("n", "m"), (1, 2)):
+            config = MixedConfig(
+                tile_m=tile_m,
+                tile_n=tile_n,
+                tile_k=tile_k,
+                cluster=cluster,
+                group=group,
+                grid_minor=minor,
+                epilogue_m=epilogue_m,
+            )
+            found.append(config.filled(weight_bits, out_size))
     return list(dict.fromkeys(found))

@@ -72,6 +72,8 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
     loop = _Loop(problem, config)
     out_dtype = np.dtype(problem.out_dtype)
     split = config.split_k
+    # Where k is split, each cluster has one tile, so that the buffers for sums are used once.
+    clusters = loop.tiles if split > 1 else min(multiprocessors // config.cluster, loop.tiles)
     weights = (
         (config.tile_n, config.tile_k) if problem.transposed else (config.tile_k, config.tile_n)
     )
@@ -81,7 +83,11 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
         "w_smem": _ring(config.stages, *weights, problem.weights, problem.weight_bits),
         "out_smem": _ring(COMPUTE * 2, config.epilogue_m, half, out_dtype, out_dtype.itemsize * 8),
         "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=config.stages),
-        "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
+        "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages)
+        if config.cluster == 1
+        else plgpu.ClusterBarrier(
+            collective_axes=("side",), num_arrivals=COMPUTE, num_barriers=config.stages
+        ),
     }
     if split > 1:
         sums = _ring((split - 1) * COMPUTE, half, config.tile_m, np.float32, 32)
@@ -94,10 +100,10 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
         out_type=jax.ShapeDtypeStruct((problem.m, problem.n), out_dtype),
-        grid=(min(multiprocessors, loop.tiles) if split == 1 else loop.tiles,),
+        grid=(clusters,),
         grid_names=("blocks",),
-        cluster=(split,),
-        cluster_names=("part",),
+        cluster=(split, config.cluster),
+        cluster_names=("part", "side"),
         num_threads=COMPUTE + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
@@ -113,7 +119,7 @@ class _Loop:
     def __init__(self, problem: Problem, config: MixedConfig):
         self.problem, self.config = problem, config
         self.m_tiles = -(-problem.m // config.tile_m)
-        self.n_tiles = -(-problem.n // config.tile_n)
+        self.n_tiles = -(-problem.n // (config.tile_n * config.cluster))
         self.k_steps = -(-problem.k // config.tile_k)
         self.steps = -(-self.k_steps // config.split_k)
         self.depth = config.tile_k // config.pieces
@@ -122,7 +128,7 @@ class _Loop:
 
     @property
     def tiles(self) -> int:
-        """Tiles of the result."""
+        """Tiles of the result, those that a cluster shares counted as one."""
         return self.m_tiles * self.n_tiles
 
     def run(
@@ -168,6 +174,8 @@ class _Loop:
             index = block + step * blocks
             minor = 0 if config.grid_minor == "m" else 1
             m, n = plgpu.planar_snake(index, (self.m_tiles, self.n_tiles), minor, config.group)
+            if config.cluster > 1:
+                n = n * config.cluster + lax.axis_index("side")
             return body(m * config.tile_m, n * config.tile_n, carry)
 
         return lax.fori_loop(0, count, one, carry)
@@ -212,7 +220,12 @@ class _Loop:
                 depth = pl.ds(first, config.tile_k)
                 window = w.at[columns, depth] if problem.transposed else w.at[depth, columns]
                 plgpu.copy_gmem_to_smem(window, w_smem.at[slot], full.at[slot])
-                plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem.at[slot], full.at[slot])
+                plgpu.copy_gmem_to_smem(
+                    a.at[rows, depth],
+                    a_smem.at[slot],
+                    full.at[slot],
+                    collective_axes="side" if config.cluster > 1 else None,
+                )
                 if problem.group:
                     groups = pl.ds(lax.div(first, problem.group), self.scale_rows)
                     plgpu.copy_gmem_to_smem(
