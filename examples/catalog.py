@@ -30,6 +30,14 @@ MODULES = (
     "tuned",
     "debug_print",
     "matmul_tile",
+    "matmul_steps.step1_tile",
+    "matmul_steps.step2_swizzle",
+    "matmul_steps.step3_ring",
+    "matmul_steps.step4_two_warpgroups",
+    "matmul_steps.step5_specialized",
+    "matmul_steps.step6_persistent",
+    "matmul_steps.step7_stores",
+    "matmul_steps.step8_clusters",
 )
 
 

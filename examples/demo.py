@@ -102,6 +102,9 @@ class Outcome:
 
 def attempt(example: Example, target: pallasite.Target, assemble: bool) -> Outcome:
     """Compiles one example for one target, without the cache."""
+    lacking = example.needs - target.features
+    if lacking:
+        return Outcome(needs=f"needs {', '.join(sorted(lacking))}")
     begin = time.perf_counter()
     try:
         inputs = jax.eval_shape(example.make_inputs, jax.random.key(0))

@@ -57,7 +57,11 @@ def test_names_are_unique():
 
 def test_every_module_is_listed():
     folder = pathlib.Path(catalog.__file__).parent
-    modules = {path.stem for path in folder.glob("*.py") if "EXAMPLES = [" in path.read_text()}
+    modules = {
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if "EXAMPLES = [" in path.read_text()
+    }
     assert modules == set(catalog.MODULES)
 
 

@@ -1,0 +1,146 @@
+"""Step 8: pairs of blocks fetch what both need once.
+
+The two blocks of a cluster compute tiles below one another, which need the same part of ``b``: each
+fetches half of it and the copy engine writes it into the shared memory of both. A slot may be
+filled again when the warpgroups of both blocks have used it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from examples.catalog import Example, random_arrays
+from pallasite import gpu as plgpu
+
+ROWS, COLUMNS, DEPTH = 128, 256, 64
+HALF = COLUMNS // 2
+SLOTS = 4
+COMPUTE = 2
+PAIR = 2
+STRIP = 8
+WIDTH = 64
+
+
+def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
+    """``a @ b`` for matrices of 16-bit floats whose sizes are multiples of those of a tile.
+
+    ``blocks`` is the number of multiprocessors.
+    """
+    (m, k), (_, n) = a.shape, b.shape
+    steps = k // DEPTH
+    tiles = m // (PAIR * ROWS), n // COLUMNS  # Those of a pair of blocks.
+    pairs = min(blocks // PAIR, tiles[0] * tiles[1])
+
+    def body(a_ref, b_ref, out_ref, a_tiles, b_tiles, staging, full, empty):
+        pair, member = lax.axis_index("pair"), lax.axis_index("member")
+        warpgroup = lax.axis_index("warpgroup")
+
+        def over_tiles(work):
+            """Calls ``work(row, column, first step)`` for each tile of this block."""
+
+            @pl.loop(0, lax.div(tiles[0] * tiles[1] - 1 - pair, pairs) + 1)
+            def _(turn):
+                row, column = plgpu.planar_snake(pair + turn * pairs, tiles, 0, STRIP)
+                work((row * PAIR + member) * ROWS, column * COLUMNS, turn * steps)
+
+        @pl.when(warpgroup == COMPUTE)
+        def _fetch():
+            plgpu.set_max_registers(40, action="decrease")
+
+            @over_tiles
+            def _(row, column, first):
+                rows, columns = pl.ds(row, ROWS), pl.ds(column, COLUMNS)
+
+                @pl.loop(0, steps)
+                def _(step):
+                    slot = lax.rem(first + step, SLOTS)
+
+                    @pl.when(first + step >= SLOTS)
+                    def _():
+                        plgpu.barrier_wait(empty.at[slot])
+
+                    depth = pl.ds(step * DEPTH, DEPTH)
+                    plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], full.at[slot])
+                    plgpu.copy_gmem_to_smem(  # Half by this block, half by the other one.
+                        b_ref.at[depth, columns],
+                        b_tiles.at[slot],
+                        full.at[slot],
+                        collective_axes="member",
+                    )
+
+        @pl.when(warpgroup < COMPUTE)
+        def _multiply():
+            plgpu.set_max_registers(232, action="increase")
+            mine = pl.ds(warpgroup * HALF, HALF)
+
+            @over_tiles
+            def _(row, column, first):
+                def multiply(acc):
+                    @pl.loop(0, steps)
+                    def _(step):
+                        slot = lax.rem(first + step, SLOTS)
+                        plgpu.barrier_wait(full.at[slot])
+                        plgpu.wgmma(acc, a_tiles.at[slot], b_tiles.at[slot, :, mine])
+                        plgpu.wgmma_wait(1)  # All but the last product are done.
+
+                        @pl.when(step > 0)
+                        def _():
+                            plgpu.barrier_arrive(empty.at[lax.rem(first + step - 1, SLOTS)])
+
+                    sums = acc[...]  # Waits for the last product, too.
+                    plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, SLOTS)])
+                    return sums
+
+                sums = pl.run_scoped(multiply, plgpu.ACC((ROWS, HALF), jnp.float32))
+                start = column + warpgroup * HALF
+                for part in range(HALF // WIDTH):
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # The store before has read.
+                    values = sums[:, part * WIDTH : (part + 1) * WIDTH]
+                    staging[warpgroup] = values.astype(out_ref.dtype)
+                    plgpu.commit_smem()
+                    columns = pl.ds(start + part * WIDTH, WIDTH)
+                    plgpu.copy_smem_to_gmem(
+                        staging.at[warpgroup], out_ref.at[pl.ds(row, ROWS), columns]
+                    )
+
+            plgpu.wait_smem_to_gmem(0)
+
+    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
+        scratch_types=[
+            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype, transforms=transforms),
+            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype, transforms=transforms),
+            plgpu.SMEM((COMPUTE, ROWS, WIDTH), a.dtype, transforms=transforms),
+            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.ClusterBarrier(
+                collective_axes=("member",), num_arrivals=COMPUTE, num_barriers=SLOTS
+            ),
+        ],
+        grid=(pairs,),
+        grid_names=("pair",),
+        cluster=(PAIR,),
+        cluster_names=("member",),
+        num_threads=COMPUTE + 1,
+        thread_name="warpgroup",
+        kernel_name="matmul_clusters",
+    )
+    return kernel(a, b)
+
+
+EXAMPLES = [
+    Example(
+        "matmul_step8_clusters",
+        functools.partial(matmul, blocks=4),
+        random_arrays(((512, 192), jnp.bfloat16), ((192, 768), jnp.bfloat16)),
+        lambda a, b: a @ b,
+        tolerance=4e-3,
+        needs=frozenset({"wgmma"}),
+    )
+]
