@@ -82,6 +82,17 @@ def need(words: Sequence[ir.Value]) -> None:
         ops.inline_assembly("", ",".join([*["r"] * len(part), "~{memory}"]), *part)
 
 
+def own_register(register: ir.Value) -> ir.Value:
+    """The 32 bits of a register in one that nothing else uses.
+
+    LLVM gives equal values one register: a constant among the elements would share it with code
+    that reads it while a product is in flight, which the instructions forbid.
+    """
+    return ops.inline_assembly(
+        "", "=r,0", ops.bitcast(register, ops.i32()), results=[ops.i32()], side_effects=False
+    )
+
+
 def tied_assembly(
     text: str, registers: Sequence[ir.Value], inputs: Sequence[ir.Value] = (), codes: str = ""
 ) -> list[ir.Value]:
