@@ -35,16 +35,15 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
     tiles = m // ROWS, n // COLUMNS
 
     def body(a_ref, b_ref, out_ref, a_tiles, b_tiles, staging, full, empty):
-        block = lax.axis_index("block")
         warpgroup = lax.axis_index("warpgroup")
 
         def over_tiles(work):
             """Calls ``work(row, column, first step)`` for each tile of this block."""
 
-            @pl.loop(0, lax.div(tiles[0] * tiles[1] - 1 - block, blocks) + 1)
+            @plgpu.nd_loop((tiles[0] * tiles[1],), collective_axes="block")
             def _(turn):
-                row, column = plgpu.planar_snake(block + turn * blocks, tiles, 0, STRIP)
-                work(row * ROWS, column * COLUMNS, turn * steps)
+                row, column = plgpu.planar_snake(turn.index[0], tiles, 0, STRIP)
+                work(row * ROWS, column * COLUMNS, turn.local_index * steps)
 
         @pl.when(warpgroup == COMPUTE)
         def _fetch():

@@ -37,16 +37,16 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
     pairs = min(blocks // PAIR, tiles[0] * tiles[1])
 
     def body(a_ref, b_ref, out_ref, a_tiles, b_tiles, staging, full, empty):
-        pair, member = lax.axis_index("pair"), lax.axis_index("member")
+        member = lax.axis_index("member")
         warpgroup = lax.axis_index("warpgroup")
 
         def over_tiles(work):
             """Calls ``work(row, column, first step)`` for each tile of this block."""
 
-            @pl.loop(0, lax.div(tiles[0] * tiles[1] - 1 - pair, pairs) + 1)
+            @plgpu.nd_loop((tiles[0] * tiles[1],), collective_axes="pair")
             def _(turn):
-                row, column = plgpu.planar_snake(pair + turn * pairs, tiles, 0, STRIP)
-                work((row * PAIR + member) * ROWS, column * COLUMNS, turn * steps)
+                row, column = plgpu.planar_snake(turn.index[0], tiles, 0, STRIP)
+                work((row * PAIR + member) * ROWS, column * COLUMNS, turn.local_index * steps)
 
         @pl.when(warpgroup == COMPUTE)
         def _fetch():
