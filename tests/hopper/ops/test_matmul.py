@@ -116,6 +116,10 @@ CONFIGS = {
     "swapped": MatmulConfig(
         swap=True, tile_m=64, tile_n=32, warpgroups=1, split="m", epilogue_n=32, stages=3
     ),
+    "parts of k": dataclasses.replace(SMALL, split_k=2),
+    "swapped parts of k": MatmulConfig(
+        swap=True, tile_m=64, tile_n=32, warpgroups=1, split="m", epilogue_n=8, stages=2, split_k=4
+    ),
     "swapped pairs": MatmulConfig(
         swap=True, tile_m=128, tile_n=16, split="m", epilogue_n=16, stages=3, cluster=2
     ),
@@ -124,12 +128,16 @@ CONFIGS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configurations(name):
-    """Every way of cutting a product up gives the same numbers, to the last bit."""
+    """Every way of cutting a product up gives the same numbers, to the last bit.
+
+    Sums of parts of k may differ in the last bit of float32, but hardly after rounding.
+    """
     shape = (20, 264, 136) if "swapped" in name else (264, 392, 136)
     result, expected = product(*shape, config=CONFIGS[name])
     usual, _ = product(*shape, config=SMALL)
     assert relative_error(result, expected) < 4e-3
-    np.testing.assert_array_equal(result, usual)
+    same = result == usual
+    assert same.mean() > 0.99 if "parts" in name else same.all()
 
 
 @pytest.mark.parametrize("config", [SMALL, CONFIGS["swapped"], CONFIGS["pairs along m"]])

@@ -11,6 +11,7 @@ import numpy as np
 
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.matrix.types import check_dtypes, ptx_type
+from pallasite_hopper.ops.arguments import check_config
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.epilogue import Epilogue
 from pallasite_hopper.ops.dense.gradient import differentiable
@@ -26,8 +27,8 @@ def matmul(
     transpose_b: bool = False,
     out_dtype: Any = None,
     accumulator: Any = None,
-    row_scale: jax.Array | None = None,
-    column_scale: jax.Array | None = None,
+    row_scale: jax.Array | float | None = None,
+    column_scale: jax.Array | float | None = None,
     bias: jax.Array | None = None,
     activation: Callable[[jax.Array], jax.Array] | None = None,
     residual: jax.Array | None = None,
@@ -47,19 +48,30 @@ def matmul(
       out_dtype: by default that of ``a``; for 8-bit floats bfloat16, for integers int32.
       accumulator: dtype of the sums: float32, or float16 for float16 and 8-bit floats; int32 for
         integers.
-      row_scale, column_scale: factors of rows (m,) and columns (n,), or scalars.
+      row_scale, column_scale: factors of rows (m,) and columns (n,), or numbers.
       bias: (n,).
       activation: a function of a float32 array, such as ``jax.nn.relu``; the same function object
         for each call.
       residual: (m, n), of the dtype of the result.
-      config: how to cut the product up. By default it is chosen from the shape, or by measuring if
-        the option ``autotune`` says so (see :func:`pallasite.choose`).
+      config: how to cut the product up; one of :func:`matmul_configs`, say. By default it is chosen
+        from the shape, or by measuring if the option ``autotune`` says so (see
+        :func:`pallasite.choose`).
 
     Gradients are taken of a, b, scales, bias and residual if they are floating-point arrays.
 
+    Returns:
+      (m, n), of ``out_dtype``.
+
     Raises:
-      InvalidTypeError, InvalidValueError: shapes or dtypes that do not fit together.
+      InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
+
+    PTX ISA: ``wgmma.mma_async``, ``cp.async.bulk.tensor``.
     """
+    check_config(config, MatmulConfig)
+    row_scale, column_scale, bias, residual = (
+        None if given is None else jnp.asarray(given)
+        for given in (row_scale, column_scale, bias, residual)
+    )
     _check_rank(a, "a")
     _check_rank(b, "b")
     k, m = a.shape if transpose_a else a.shape[::-1]

@@ -41,6 +41,8 @@ class MatmulConfig:
       slots: buffers for them, for each warpgroup.
       swap: computes the transposed product b.T @ a.T (to which all other attributes then refer), so
         that a result of few rows does not waste the 64 rows of the matrix units.
+      split_k: blocks of a cluster that share the steps of one tile and add up their sums, 1, 2 or
+        4, so that few large tiles keep all multiprocessors busy.
     """
 
     tile_m: int = 128
@@ -56,6 +58,7 @@ class MatmulConfig:
     slots: int = 1
     warpgroups: int = 2
     swap: bool = False
+    split_k: int = 1
 
     def __post_init__(self) -> None:
         for name in ("split", "cluster_along", "grid_minor"):
@@ -65,7 +68,11 @@ class MatmulConfig:
                     got=getattr(self, name),
                     expected="'m' or 'n'",
                 )
-        for name, accepted in (("cluster", (1, 2, 4)), ("warpgroups", (1, 2))):
+        for name, accepted in (
+            ("cluster", (1, 2, 4)),
+            ("warpgroups", (1, 2)),
+            ("split_k", (1, 2, 4)),
+        ):
             if getattr(self, name) not in accepted:
                 raise InvalidValueError(
                     f"MatmulConfig.{name} is none of its values",
@@ -78,10 +85,10 @@ class MatmulConfig:
                 got=f"{self.warpgroup_m} x {self.warpgroup_n}",
                 expected="rows in multiples of 64, columns in multiples of 8",
             )
-        if self.warpgroup_n % self.epilogue_n:
+        if self.warpgroup_n % (self.epilogue_n * self.split_k):
             raise InvalidValueError(
-                "MatmulConfig.epilogue_n does not divide a warpgroup's columns",
-                got=f"{self.epilogue_n} of {self.warpgroup_n}",
+                "MatmulConfig.epilogue_n does not divide the columns that a warpgroup writes",
+                got=f"{self.epilogue_n} of {self.warpgroup_n} / {self.split_k}",
             )
 
     @property
@@ -103,7 +110,9 @@ class MatmulConfig:
         """
         step = (self.tile_m + self.tile_n) * self.tile_k * size
         staging = self.warpgroups * self.slots * self.warpgroup_m * self.epilogue_n * out_size
-        return self.stages * step + staging + _RESERVE
+        sums = self.warpgroups * self.warpgroup_m * self.warpgroup_n * 4
+        received = sums * (self.split_k - 1) // self.split_k
+        return self.stages * step + staging + received + _RESERVE
 
     def fits(self, size: int, out_size: int) -> bool:
         """Whether shared memory suffices; see :meth:`shared_bytes`."""
@@ -212,9 +221,13 @@ def matmul_configs(m: int, n: int, k: int, dtype: Any, out_dtype: Any = None) ->
                 cluster=cluster,
                 cluster_along="m",
                 group=1,
-                epilogue_n=min(columns, base.epilogue_n),
+                epilogue_n=min(columns // split, base.epilogue_n),
+                split_k=split,
             )
-            for warpgroups, depth, cluster in itertools.product((1, 2), (128, 256), (1, 2))
+            for warpgroups, depth, (cluster, split) in itertools.product(
+                (1, 2), (128, 256), ((1, 1), (2, 1), (1, 2), (1, 4))
+            )
+            if columns // split >= 8
         ]
     for (tile_m, tile_n), cluster, group, minor in itertools.product(
         _EFFICIENCY, (1, 2), (4, 8, 16), ("m", "n")

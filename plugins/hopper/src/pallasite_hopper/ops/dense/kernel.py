@@ -9,6 +9,7 @@ shared memory while the next one's operands arrive.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -83,8 +84,9 @@ def build(
       A function of the left and the right operand and those of the epilogue.
     """
     loop = _Loop(problem, config, epilogue)
-    clusters = min(multiprocessors // config.cluster, loop.tiles)
-    compute, stages = config.warpgroups, config.stages
+    compute, stages, split = config.warpgroups, config.stages, config.split_k
+    # Where k is split, a cluster has one tile, so that the buffers for sums are used once.
+    clusters = loop.tiles if split > 1 else min(multiprocessors // config.cluster, loop.tiles)
     rows, columns = config.warpgroup_m, config.epilogue_n
     staging = (columns, rows) if config.swap else (rows, columns)
     out_shape = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
@@ -101,6 +103,10 @@ def build(
             collective_axes=("cluster",), num_arrivals=compute, num_barriers=stages
         ),
     }
+    if split > 1:
+        shape = (rows, config.warpgroup_n // split)
+        scratch["sums_smem"] = _tiles((compute, split - 1), shape, problem.accumulator)
+        scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=compute)
     if epilogue.residual:
         scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.slots)
     kernel: Callable[..., jax.Array] = plgpu.kernel(
@@ -108,8 +114,8 @@ def build(
         out_type=jax.ShapeDtypeStruct(out_shape, problem.out_dtype),
         grid=(clusters,),
         grid_names=("blocks",),
-        cluster=(config.cluster,),
-        cluster_names=("cluster",),
+        cluster=(split, config.cluster),
+        cluster_names=("part", "cluster"),
         num_threads=compute + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
@@ -163,6 +169,8 @@ class _Loop:
         full: Any,
         empty: Any,
         residual_full: Any = None,
+        sums_smem: Any = None,
+        summed: Any = None,
     ) -> None:
         """The kernel's body."""
         *operands, out = refs
@@ -176,9 +184,12 @@ class _Loop:
 
         def multiply() -> None:
             plgpu.set_max_registers(compute_registers, action="increase")
-            self._compute(
-                warpgroup, operands, out, a_smem, b_smem, out_smem, full, empty, residual_full
+            write = functools.partial(
+                self._finish, warpgroup, operands, out, out_smem, residual_full
             )
+            if self.config.split_k > 1:
+                write = functools.partial(self._add_parts, warpgroup, sums_smem, summed, write)
+            self._compute(warpgroup, a_smem, b_smem, full, empty, write)
             plgpu.wait_smem_to_gmem(0)
 
         lax.cond(warpgroup == compute, fetch, multiply)
@@ -208,6 +219,15 @@ class _Loop:
             return body(m * config.tile_m, n * config.tile_n, carry)
 
         return lax.fori_loop(0, count, one, carry)
+
+    def _part_of_k(self) -> tuple[Any, Any]:
+        """The first step along k of this block, and its number of steps (zeros beyond the end)."""
+        split = self.config.split_k
+        if split == 1:
+            return 0, self.k_steps
+        steps = -(-self.k_steps // split)
+        first = lax.axis_index("part") * steps
+        return first, jnp.clip(self.k_steps - first, 1, steps)
 
     def _next(self, slot: Any) -> Any:
         following = slot + 1
@@ -243,7 +263,8 @@ class _Loop:
                 )
                 return self._next(slot), filled + 1
 
-            return lax.fori_loop(0, self.k_steps, step, carry)
+            first, steps = self._part_of_k()
+            return lax.fori_loop(first, first + steps, step, carry)
 
         self._over_tiles(tile, (jnp.int32(0), jnp.int32(0)))
 
@@ -252,14 +273,11 @@ class _Loop:
     def _compute(
         self,
         warpgroup: Any,
-        operands: Any,
-        out: Any,
         a_smem: Any,
         b_smem: Any,
-        out_smem: Any,
         full: Any,
         empty: Any,
-        residual_full: Any,
+        write: Callable[[Any, Any, Any], None],
     ) -> None:
         config, problem = self.config, self.problem
         wm, wn = config.warpgroup_m, config.warpgroup_n
@@ -291,33 +309,69 @@ class _Loop:
                     plgpu.barrier_arrive(empty.at[previous])
                     return current
 
-                last = lax.fori_loop(1, self.k_steps, step, slot)
+                _, steps = self._part_of_k()
+                last = lax.fori_loop(1, steps, step, slot)
                 sums = acc[...]
                 plgpu.barrier_arrive(empty.at[last])
-                self._finish(
-                    sums, m + row, n + column, warpgroup, operands, out, out_smem, residual_full
-                )
+                write(sums, m + row, n + column)
                 return self._next(last)
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), problem.accumulator))
 
         self._over_tiles(tile, jnp.int32(0))
 
-    def _finish(
+    def _add_parts(
         self,
+        warpgroup: Any,
+        sums_smem: Any,
+        summed: Any,
+        write: Callable[[Any, Any, Any], None],
         sums: Any,
         m: Any,
         n: Any,
+    ) -> None:
+        """Adds up what the blocks of a cluster have for one tile; each writes a part of it.
+
+        Every block sends the others their columns of its sums.
+        """
+        split = self.config.split_k
+        width = self.config.warpgroup_n // split
+
+        def as_block(block: int) -> None:
+            for distance in range(1, split):
+                other = (block + distance) % split
+                plgpu.async_store_smem(
+                    sums[:, other * width : (other + 1) * width],
+                    sums_smem.at[warpgroup, distance - 1],
+                    summed.at[warpgroup],
+                    cluster_idx=jnp.int32(other),
+                    cluster_dim="part",
+                )
+            total = sums[:, block * width : (block + 1) * width]
+            plgpu.barrier_wait(summed.at[warpgroup])
+            for place in range(split - 1):
+                received = sums_smem.at[warpgroup, place]
+                total = total + plgpu.load(received, layout=plgpu.Layout.WGMMA)
+            write(total, m, n + block * width)
+
+        blocks = [functools.partial(as_block, block) for block in range(split)]
+        lax.switch(lax.axis_index("part"), blocks)
+
+    def _finish(
+        self,
         warpgroup: Any,
         operands: Any,
         out: Any,
         out_smem: Any,
         residual_full: Any,
+        sums: Any,
+        m: Any,
+        n: Any,
     ) -> None:
         """Writes a warpgroup's part of a finished tile."""
         config = self.config
         height, width = config.warpgroup_m, config.epilogue_n
-        for part in range(config.warpgroup_n // width):
+        for part in range(sums.shape[1] // width):
             rows, columns = pl.ds(m, height), pl.ds(n + part * width, width)
             slot = part % config.slots
             staging = out_smem.at[warpgroup, slot]
