@@ -65,7 +65,7 @@ def check(
         k, v = (jnp.where(beyond[..., None, None], jnp.nan, array) for array in (k, v))
     queries = q[:, 0] if tokens == 1 else q
     out = decode_attention(
-        queries, k, v, lengths=given, soft_cap=soft_cap, scale=scale, config=config
+        queries, k, v, kv_lengths=given, soft_cap=soft_cap, scale=scale, config=config
     )
     assert out.shape == queries.shape
     assert out.dtype == q.dtype
@@ -145,7 +145,7 @@ def test_caches_of_8_bits(cache_dtype, head_dim, tile, dtype):
     k_scale, v_scale = np.array([0.03, 0.05], np.float32) * 30 / size, 0.5
     config = DecodeConfig(blocks=3, tile=tile)
     out = decode_attention(
-        q, k, v, lengths=jnp.array([128, 70]), k_scale=k_scale, v_scale=v_scale, config=config
+        q, k, v, kv_lengths=jnp.array([128, 70]), k_scale=k_scale, v_scale=v_scale, config=config
     )
     # A factor of the keys is one of the queries of their head.
     scaled = np.asarray(q, np.float64) * np.repeat(k_scale.astype(np.float64), 4)[:, None]
@@ -216,7 +216,7 @@ def test_default_configurations_assemble(q, cache, dtype):
     queries = jax.ShapeDtypeStruct(q, dtype if np.dtype(dtype).itemsize == 2 else jnp.bfloat16)
     keys, lengths = jax.ShapeDtypeStruct(cache, dtype), jax.ShapeDtypeStruct(q[:1], jnp.int32)
     kernels = pallasite.compile_all(
-        lambda q, k, v, lengths: decode_attention(q, k, v, lengths=lengths),
+        lambda q, k, v, lengths: decode_attention(q, k, v, kv_lengths=lengths),
         *(queries, keys, keys, lengths),
         target="sm_90a",
     )
@@ -244,8 +244,8 @@ def arrays(**changes):
         ({"v": (2, 64, 2, 64)}, {}, InvalidValueError, "do not have the same shape"),
         ({}, {"scale": -1.0}, InvalidValueError, "scale is not positive"),
         ({}, {"k_scale": 2.0}, InvalidValueError, "k_scale is for keys and values with 8 bits"),
-        ({}, {"lengths": jnp.zeros(3, jnp.int32)}, InvalidTypeError, "lengths does not fit"),
-        ({}, {"config": 3}, InvalidTypeError, "not a decode configuration"),
+        ({}, {"kv_lengths": jnp.zeros(3, jnp.int32)}, InvalidTypeError, "kv_lengths does not fit"),
+        ({}, {"config": 3}, InvalidTypeError, "config is not of type DecodeConfig"),
         ({}, {"config": DecodeConfig(heads=3)}, InvalidValueError, "so many heads side by side"),
         ({}, {"config": DecodeConfig(slots=16)}, InvalidValueError, "does not fit shared memory"),
     ],

@@ -35,7 +35,7 @@ def check(a, w, *, weights=jnp.int8, transpose=True, scales=None, config=SMALL, 
     stored = jnp.asarray(w.T if transpose else w).astype(weights)
     function = jax.jit(
         lambda a, w, scales: mixed_matmul(
-            a, w, scales=scales, transpose_weights=transpose, config=config, out_dtype=out
+            a, w, scales=scales, transpose_b=transpose, config=config, out_dtype=out
         )
     )
     result = np.asarray(function(jnp.asarray(a), stored, scales))
@@ -175,7 +175,7 @@ def test_no_spills_and_no_serialization(m, scaled, weights):
     scales = jax.ShapeDtypeStruct((k // 128, n), jnp.float32) if scaled else None
     a, w = jax.ShapeDtypeStruct((m, k), BF16), jax.ShapeDtypeStruct((n, k), weights)
     kernel = pallasite.compile(
-        lambda a, w, scales: mixed_matmul(a, w, scales=scales, transpose_weights=True),
+        lambda a, w, scales: mixed_matmul(a, w, scales=scales, transpose_b=True),
         a, w, scales, target="sm_90a",
     )  # fmt: skip
     if find_tool("ptxas").path is None:
@@ -204,7 +204,7 @@ def test_messages(a, w, options, error, words):
 
 
 def test_message_of_dtypes():
-    with pytest.raises(InvalidTypeError, match="weights has a dtype"):
+    with pytest.raises(InvalidTypeError, match="b has a dtype"):
         mixed_matmul(jnp.zeros((8, 64), BF16), jnp.zeros((64, 16), BF16))
     with pytest.raises(InvalidTypeError, match="a has a dtype"):
         mixed_matmul(jnp.zeros((8, 64)), jnp.zeros((64, 16), jnp.int8))

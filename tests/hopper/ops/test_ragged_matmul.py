@@ -41,24 +41,24 @@ def normal(seed, shape, dtype=BF16):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def ragged_reference(lhs, rhs, sizes, transpose_rhs=False):
-    lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
-    if transpose_rhs:
-        rhs = rhs.transpose(0, 2, 1)
-    result = np.zeros((lhs.shape[0], rhs.shape[2]))
+def ragged_reference(a, b, sizes, transpose_b=False):
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if transpose_b:
+        b = b.transpose(0, 2, 1)
+    result = np.zeros((a.shape[0], b.shape[2]))
     row = 0
-    for matrix, size in zip(rhs, sizes, strict=True):
-        result[row : row + size] = lhs[row : row + size] @ matrix
+    for matrix, size in zip(b, sizes, strict=True):
+        result[row : row + size] = a[row : row + size] @ matrix
         row += size
     return result
 
 
-def transposed_reference(lhs, rhs, sizes):
-    lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
-    result = np.zeros((len(sizes), lhs.shape[1], rhs.shape[1]))
+def transposed_reference(a, b, sizes):
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    result = np.zeros((len(sizes), a.shape[1], b.shape[1]))
     row = 0
     for group, size in enumerate(sizes):
-        result[group] = lhs[row : row + size].T @ rhs[row : row + size]
+        result[group] = a[row : row + size].T @ b[row : row + size]
         row += size
     return result
 
@@ -71,36 +71,34 @@ def check(result, expected, dtype=np.float32):
     np.testing.assert_allclose(result.astype(np.float64), expected, rtol=0, atol=atol)
 
 
-def check_ragged(m, k, n, sizes, *, transpose_rhs=False, config=SMALL, dtype=BF16, out=np.float32):
+def check_ragged(m, k, n, sizes, *, transpose_b=False, config=SMALL, dtype=BF16, out=np.float32):
     """Rows of no group are not finite."""
-    lhs = normal(0, (m, k), dtype)
-    lhs[sum(sizes) :] = np.nan
-    rhs = normal(1, (len(sizes), n, k) if transpose_rhs else (len(sizes), k, n), dtype)
+    a = normal(0, (m, k), dtype)
+    a[sum(sizes) :] = np.nan
+    b = normal(1, (len(sizes), n, k) if transpose_b else (len(sizes), k, n), dtype)
     function = jax.jit(
-        lambda *args: ragged_matmul(
-            *args, transpose_rhs=transpose_rhs, config=config, out_dtype=out
-        )
+        lambda *args: ragged_matmul(*args, transpose_b=transpose_b, config=config, out_dtype=out)
     )
-    result = function(jnp.asarray(lhs), jnp.asarray(rhs), jnp.asarray(sizes))
-    check(result, ragged_reference(lhs, rhs, sizes, transpose_rhs), out)
+    result = function(jnp.asarray(a), jnp.asarray(b), jnp.asarray(sizes))
+    check(result, ragged_reference(a, b, sizes, transpose_b), out)
 
 
 def check_transposed(m, k, n, sizes, *, config=SMALL, dtype=BF16, out=np.float32):
-    lhs, rhs = normal(0, (m, k), dtype), normal(1, (m, n), dtype)
-    lhs[sum(sizes) :] = np.nan
-    rhs[sum(sizes) :] = np.inf
+    a, b = normal(0, (m, k), dtype), normal(1, (m, n), dtype)
+    a[sum(sizes) :] = np.nan
+    b[sum(sizes) :] = np.inf
     function = jax.jit(lambda *args: transposed_ragged_matmul(*args, config=config, out_dtype=out))
-    result = function(jnp.asarray(lhs), jnp.asarray(rhs), jnp.asarray(sizes))
-    check(result, transposed_reference(lhs, rhs, sizes), out)
+    result = function(jnp.asarray(a), jnp.asarray(b), jnp.asarray(sizes))
+    check(result, transposed_reference(a, b, sizes), out)
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("transpose_rhs", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_groups(sizes, transpose_rhs):
+def test_groups(sizes, transpose_b):
     """With and without rows after the last group."""
-    check_ragged(sum(sizes) or 40, 64, 128, sizes, transpose_rhs=transpose_rhs)
-    check_ragged(sum(sizes) + 75, 64, 128, sizes, transpose_rhs=transpose_rhs)
+    check_ragged(sum(sizes) or 40, 64, 128, sizes, transpose_b=transpose_b)
+    check_ragged(sum(sizes) + 75, 64, 128, sizes, transpose_b=transpose_b)
 
 
 @pytest.mark.runs_kernels
@@ -115,7 +113,7 @@ def test_transposed_groups(sizes):
 def test_shapes_that_do_not_divide(k, n):
     sizes = [50, 3, 90]
     check_ragged(150, k, n, sizes)
-    check_ragged(152, k, n, sizes, transpose_rhs=True)
+    check_ragged(152, k, n, sizes, transpose_b=True)
     check_transposed(152, k, n, sizes)
 
 
@@ -141,7 +139,7 @@ def test_dtypes(dtype):
 def test_configurations(config):
     sizes = [150, 0, 1, 100, 5]
     check_ragged(304, 128, 200, sizes, config=config)
-    check_ragged(304, 128, 200, sizes, config=config, transpose_rhs=True)
+    check_ragged(304, 128, 200, sizes, config=config, transpose_b=True)
     check_transposed(304, 192, 200, sizes, config=config)
 
 
@@ -158,47 +156,47 @@ def test_any_sizes(sizes, rest):
 @pytest.mark.runs_kernels
 def test_agrees_with_ragged_dot():
     sizes = jnp.asarray([70, 0, 33], jnp.int32)
-    lhs, rhs = jnp.asarray(normal(0, (120, 64))), jnp.asarray(normal(1, (3, 64, 48)))
-    expected = jax.lax.ragged_dot(lhs, rhs, sizes, preferred_element_type=jnp.float32)
-    result = ragged_matmul(lhs, rhs, sizes, out_dtype=jnp.float32)
+    a, b = jnp.asarray(normal(0, (120, 64))), jnp.asarray(normal(1, (3, 64, 48)))
+    expected = jax.lax.ragged_dot(a, b, sizes, preferred_element_type=jnp.float32)
+    result = ragged_matmul(a, b, sizes, out_dtype=jnp.float32)
     np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("transpose_rhs", [False, True])
-def test_derivatives(transpose_rhs):
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_derivatives(transpose_b):
     """Of a loss that is quadratic in the result, so that cotangents differ."""
     sizes = np.array([40, 0, 21])
-    lhs = normal(0, (72, 64))
-    rhs = normal(1, (3, 24, 64) if transpose_rhs else (3, 64, 24))
+    a = normal(0, (72, 64))
+    b = normal(1, (3, 24, 64) if transpose_b else (3, 64, 24))
     weight = normal(2, (72, 24), np.float32)
 
-    def loss(lhs, rhs):
+    def loss(a, b):
         product = ragged_matmul(
-            lhs, rhs, jnp.asarray(sizes), transpose_rhs=transpose_rhs, out_dtype=jnp.float32
+            a, b, jnp.asarray(sizes), transpose_b=transpose_b, out_dtype=jnp.float32
         )
         return jnp.sum(weight * product)
 
-    d_lhs, d_rhs = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.asarray(lhs), jnp.asarray(rhs))
+    d_a, d_b = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.asarray(a), jnp.asarray(b))
     cotangent = weight.astype(BF16)
-    check(d_lhs, ragged_reference(cotangent, rhs, sizes, not transpose_rhs), BF16)
-    pair = (cotangent, lhs) if transpose_rhs else (lhs, cotangent)
-    check(d_rhs, transposed_reference(*pair, sizes), BF16)
+    check(d_a, ragged_reference(cotangent, b, sizes, not transpose_b), BF16)
+    pair = (cotangent, a) if transpose_b else (a, cotangent)
+    check(d_b, transposed_reference(*pair, sizes), BF16)
 
 
 @pytest.mark.runs_kernels
 def test_derivatives_of_the_transposed():
     sizes = np.array([33, 0, 20])
-    lhs, rhs, weight = normal(0, (64, 72)), normal(1, (64, 24)), normal(2, (3, 72, 24), np.float32)
+    a, b, weight = normal(0, (64, 72)), normal(1, (64, 24)), normal(2, (3, 72, 24), np.float32)
 
-    def loss(lhs, rhs):
-        product = transposed_ragged_matmul(lhs, rhs, jnp.asarray(sizes), out_dtype=jnp.float32)
+    def loss(a, b):
+        product = transposed_ragged_matmul(a, b, jnp.asarray(sizes), out_dtype=jnp.float32)
         return jnp.sum(weight * product)
 
-    d_lhs, d_rhs = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.asarray(lhs), jnp.asarray(rhs))
+    d_a, d_b = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.asarray(a), jnp.asarray(b))
     cotangent = weight.astype(BF16)
-    check(d_lhs, ragged_reference(rhs, cotangent, sizes, True), BF16)
-    check(d_rhs, ragged_reference(lhs, cotangent, sizes), BF16)
+    check(d_a, ragged_reference(b, cotangent, sizes, True), BF16)
+    check(d_b, ragged_reference(a, cotangent, sizes), BF16)
 
 
 # Code ---------------------------------------------------------------------------------------------
@@ -218,8 +216,8 @@ def struct(shape, dtype=BF16):
 )
 def test_no_spills_and_no_serialization(function, shapes):
     """Warnings of ptxas are errors."""
-    lhs, rhs = (struct(shape) for shape in shapes)
-    kernel = pallasite.compile(function, lhs, rhs, struct((8,), jnp.int32), target="sm_90a")
+    a, b = (struct(shape) for shape in shapes)
+    kernel = pallasite.compile(function, a, b, struct((8,), jnp.int32), target="sm_90a")
     if find_tool("ptxas").path is None:
         pytest.skip("ptxas is not installed")
     with warnings.catch_warnings():
@@ -241,32 +239,32 @@ def test_configurations_fit_in_shared_memory():
 
 
 @pytest.mark.parametrize(
-    ("lhs", "rhs", "sizes", "error", "words"),
+    ("a", "b", "sizes", "error", "words"),
     [
         ((8, 64), (2, 32, 16), (2,), InvalidValueError, "same extent along k"),
-        ((8, 64), (64, 16), (2,), InvalidTypeError, "rhs does not have 3 dimensions"),
+        ((8, 64), (64, 16), (2,), InvalidTypeError, "b does not have 3 dimensions"),
         ((8, 64), (2, 64, 16), (3,), InvalidTypeError, "group_sizes is not a vector"),
         ((8, 64), (2, 64, 16), (2, 1), InvalidTypeError, "group_sizes is not a vector"),
-        ((0, 64), (2, 64, 16), (2,), InvalidValueError, "lhs has no elements"),
+        ((0, 64), (2, 64, 16), (2,), InvalidValueError, "a has no elements"),
     ],
 )
-def test_messages(lhs, rhs, sizes, error, words):
+def test_messages(a, b, sizes, error, words):
     with pytest.raises(error, match=words):
-        ragged_matmul(jnp.zeros(lhs, BF16), jnp.zeros(rhs, BF16), jnp.zeros(sizes, jnp.int32))
+        ragged_matmul(jnp.zeros(a, BF16), jnp.zeros(b, BF16), jnp.zeros(sizes, jnp.int32))
 
 
 def test_messages_of_dtypes():
-    lhs, rhs, sizes = jnp.zeros((8, 64), BF16), jnp.zeros((2, 64, 16), BF16), jnp.zeros(2, int)
+    a, b, sizes = jnp.zeros((8, 64), BF16), jnp.zeros((2, 64, 16), BF16), jnp.zeros(2, int)
     with pytest.raises(InvalidTypeError, match="different dtypes"):
-        ragged_matmul(lhs, rhs.astype(F16), sizes)
+        ragged_matmul(a, b.astype(F16), sizes)
     with pytest.raises(InvalidTypeError, match="dtype that this product does not take"):
-        ragged_matmul(lhs.astype(np.float32), rhs, sizes)
+        ragged_matmul(a.astype(np.float32), b, sizes)
     with pytest.raises(InvalidTypeError, match="result cannot have this dtype"):
-        ragged_matmul(lhs, rhs, sizes, out_dtype=jnp.int32)
+        ragged_matmul(a, b, sizes, out_dtype=jnp.int32)
     with pytest.raises(InvalidTypeError, match="group_sizes is not a vector"):
-        ragged_matmul(lhs, rhs, sizes.astype(np.float32))
+        ragged_matmul(a, b, sizes.astype(np.float32))
     with pytest.raises(InvalidValueError, match="same number of rows"):
-        transposed_ragged_matmul(lhs, jnp.zeros((9, 64), BF16), sizes)
+        transposed_ragged_matmul(a, jnp.zeros((9, 64), BF16), sizes)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,11 @@ _NAMES = {
     "attention": "pallasite_hopper.ops.flash.api",
     "attention_forward": "pallasite_hopper.ops.flash.api",
     "AttentionConfig": "pallasite_hopper.ops.flash.config",
+    "attention_configs": "pallasite_hopper.ops.flash.config",
     "decode_attention": "pallasite_hopper.ops.decode.api",
     "paged_attention": "pallasite_hopper.ops.decode.api",
     "DecodeConfig": "pallasite_hopper.ops.decode.config",
+    "decode_configs": "pallasite_hopper.ops.decode.config",
 }
 """The module of each public name; it is imported when the name is first used."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,12 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops.arguments import check_config, positive, random_array
 from pallasite_hopper.ops.decode import combine, kernel
-from pallasite_hopper.ops.decode.config import HEAD_DIMS, DecodeConfig, default_config
+from pallasite_hopper.ops.decode.config import (
+    HEAD_DIMS,
+    DecodeConfig,
+    decode_configs,
+    default_config,
+)
 from pallasite_hopper.ops.decode.schedule import Problem
 
 PageLayout = Literal["heads_first", "tokens_first"]
+
+_VERSION = 1
+"""Of the kernels, for what was measured."""
 
 
 def decode_attention(
@@ -25,7 +34,7 @@ def decode_attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     k_scale: Any = None,
@@ -34,8 +43,8 @@ def decode_attention(
 ) -> jax.Array:
     """Attention of one query, or a few, for each sequence against its keys and values.
 
-    The time is that of reading the cache once: ``softmax(scale * q @ k.T) @ v`` for each head. The
-    sequences may have very different lengths.
+    ``softmax(scale * q @ k.T) @ v`` for each head, in the time of reading the cache once. The
+    sequences may have very different lengths. It has no derivatives.
 
     Args:
       q: (batch, q_heads, head_dim), or (batch, tokens, q_heads, head_dim) for the last ``tokens``
@@ -44,12 +53,14 @@ def decode_attention(
       k, v: (batch, kv_len, kv_heads, head_dim) of the dtype of q, or float8_e4m3fn or int8.
         kv_heads divides q_heads; query head h uses head ``h // (q_heads // kv_heads)``. kv_len is
         best a multiple of 8.
-      lengths: (batch,), integers: how many keys of each sequence exist, those of the queries
+      kv_lengths: (batch,), integers: how many keys of each sequence exist, those of the queries
         included; all by default. What the arrays hold beyond does not matter.
       scale: positive factor of the scores; ``head_dim ** -0.5`` by default.
       soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
       k_scale, v_scale: factors of keys and values with 8 bits: numbers, or (kv_heads,).
-      config: how to cut the work up; by default chosen from the shapes.
+      config: how to cut the work up; one of :func:`decode_configs`, say. By default it is chosen
+        from the shapes, or by measuring full caches if the option ``autotune`` says so (see
+        :func:`pallasite.choose`).
 
     Returns:
       An array like q; zeros for queries that see no key.
@@ -76,10 +87,10 @@ def decode_attention(
         dtype=np.dtype(q.dtype),
         cache_dtype=np.dtype(k.dtype),
         scale=_scale(scale, head_dim),
-        soft_cap=None if soft_cap is None else _positive(soft_cap, "soft_cap"),
-        lengths=lengths is not None,
+        soft_cap=None if soft_cap is None else positive(soft_cap, "soft_cap"),
+        lengths=kv_lengths is not None,
     )
-    extra = [] if lengths is None else [_integers(lengths, "lengths", (batch,))]
+    extra = [] if kv_lengths is None else [_integers(kv_lengths, "kv_lengths", (batch,))]
     return _run(problem, config, q, k, v, (k_scale, v_scale), extra)
 
 
@@ -87,7 +98,7 @@ def paged_attention(
     q: jax.Array,
     k_pages: jax.Array,
     v_pages: jax.Array,
-    lengths: jax.Array,
+    kv_lengths: jax.Array,
     page_indices: jax.Array,
     *,
     scale: float | None = None,
@@ -108,7 +119,7 @@ def paged_attention(
       k_pages, v_pages: (kv_heads, pages, page_size, head_dim), of the dtype of q, or float8_e4m3fn
         or int8. page_size is a multiple of 8, and a divisor or multiple of the configuration's
         tile, 64 or 128 by default.
-      lengths: (batch,), integers: rows of each sequence, those of the queries included. What the
+      kv_lengths: (batch,), integers: rows of each sequence, those of the queries included. What the
         last page of a sequence holds beyond does not matter.
       page_indices: (batch, pages_per_sequence), integers: which page has rows
         ``i * page_size`` to ``(i + 1) * page_size - 1`` of a sequence. Entries beyond the length
@@ -117,7 +128,9 @@ def paged_attention(
       soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
       k_scale, v_scale: factors of keys and values with 8 bits: numbers, or (kv_heads,).
       page_layout: ``"tokens_first"`` if pages are (pages, page_size, kv_heads, head_dim).
-      config: how to cut the work up; by default chosen from the shapes.
+      config: how to cut the work up; one of :func:`decode_configs`, say. By default it is chosen
+        from the shapes, or by measuring full caches if the option ``autotune`` says so (see
+        :func:`pallasite.choose`).
 
     Returns:
       An array like q; zeros for queries that see no key.
@@ -144,7 +157,7 @@ def paged_attention(
     names = ("k_pages", "v_pages")
     tokens, group = _check_operands(q, k_pages, v_pages, names, kv_heads, head_dim)
     batch = q.shape[0]
-    lengths = _integers(lengths, "lengths", (batch,))
+    kv_lengths = _integers(kv_lengths, "kv_lengths", (batch,))
     page_indices = _integers(page_indices, "page_indices", (batch, None))
     problem = Problem(
         batch=batch,
@@ -156,7 +169,7 @@ def paged_attention(
         dtype=np.dtype(q.dtype),
         cache_dtype=np.dtype(k_pages.dtype),
         scale=_scale(scale, head_dim),
-        soft_cap=None if soft_cap is None else _positive(soft_cap, "soft_cap"),
+        soft_cap=None if soft_cap is None else positive(soft_cap, "soft_cap"),
         lengths=True,
         page_size=page_size,
         pages_per_sequence=page_indices.shape[1],
@@ -165,7 +178,7 @@ def paged_attention(
     )
     rows = (-1, head_dim) if heads_first else (-1, kv_heads, head_dim)
     k_rows, v_rows = k_pages.reshape(rows), v_pages.reshape(rows)
-    extra = [lengths, page_indices]
+    extra = [kv_lengths, page_indices]
     return _run(problem, config, q, k_rows, v_rows, (k_scale, v_scale), extra)
 
 
@@ -186,14 +199,65 @@ def _run(
         problem = dataclasses.replace(problem, scales=True)
         named = zip(("k_scale", "v_scale"), scales, strict=True)
         factors = [_factors(given, what, problem) for what, given in named]
-    config = _filled(problem, config)
     queries = q.reshape(kernel.out_shape(problem).shape)
-    main, completion = _kernels(problem, config)
-    out, *parts = main(queries, k, v, *factors, *extra)
+    operands = [queries, k, v, *factors, *extra]
+    check_config(config, DecodeConfig)
+    if config is None:
+        config = _choose(problem, operands)
+    return _attend(problem, config, *operands).reshape(q.shape)
+
+
+def _attend(problem: Problem, config: DecodeConfig, *operands: Any) -> jax.Array:
+    main, completion = _kernels(problem, _filled(problem, config))
+    out, *parts = main(*operands)
     if completion is not None:
-        lengths = extra[:1] if problem.lengths else []
+        lengths = operands[5 if problem.scales else 3 :][: int(problem.lengths)]
         out = completion(*lengths, *parts, out)
-    return out.reshape(q.shape)
+    result: jax.Array = out
+    return result
+
+
+def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
+    itemsize = np.dtype(problem.cache_dtype).itemsize
+
+    def candidates() -> list[DecodeConfig]:
+        found = decode_configs(
+            problem.head_dim, problem.columns, itemsize, kv_heads=problem.kv_heads
+        )
+        return [one for one in found if _pages_fit(problem.page_size, one)]
+
+    def make_inputs(key: jax.Array) -> list[jax.Array]:
+        keys = jax.random.split(key, 3)
+        made = [random_array(*pair) for pair in zip(keys, operands[:3], strict=True)]
+        if problem.scales:
+            made += [jnp.ones((problem.kv_heads,), jnp.float32)] * 2
+        if problem.lengths:
+            made.append(jnp.full((problem.batch,), problem.kv_len, jnp.int32))
+        if problem.page_size:
+            count = problem.batch * problem.pages_per_sequence
+            order = jax.random.permutation(key, problem.pages)
+            pages = jnp.resize(order, (count,)).astype(jnp.int32)
+            made.append(pages.reshape(problem.batch, problem.pages_per_sequence))
+        return made
+
+    return pallasite.choose(
+        "hopper.decode_attention",
+        _VERSION,
+        operands,
+        candidates,
+        default_config(problem.head_dim, problem.columns, itemsize),
+        functools.partial(_attend, problem),
+        key=(
+            problem.tokens,
+            problem.soft_cap is not None,
+            problem.page_size,
+            problem.pages_per_sequence,
+            problem.heads_first,
+            problem.scales,
+            problem.lengths,
+        ),
+        make_inputs=make_inputs,
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -211,17 +275,14 @@ def _kernels(
     return main, combine.build(problem, config)
 
 
-def _filled(problem: Problem, config: DecodeConfig | None) -> DecodeConfig:
+def _pages_fit(size: int, config: DecodeConfig) -> bool:
+    divides = not size or not config.tile % size or not size % config.tile
+    return size % 8 == 0 and divides
+
+
+def _filled(problem: Problem, config: DecodeConfig) -> DecodeConfig:
     """The configuration with slots and blocks: no more of them than tiles."""
     itemsize = np.dtype(problem.cache_dtype).itemsize
-    if config is None:
-        config = default_config(problem.head_dim, problem.columns, itemsize)
-    elif not isinstance(config, DecodeConfig):
-        raise InvalidTypeError(
-            "config is not a decode configuration",
-            got=type(config).__name__,
-            expected="DecodeConfig",
-        )
     if problem.kv_heads % config.heads:
         raise InvalidValueError(
             "blocks cannot have so many heads side by side",
@@ -229,7 +290,7 @@ def _filled(problem: Problem, config: DecodeConfig | None) -> DecodeConfig:
             expected="a divisor",
         )
     size = problem.page_size
-    if size and (size % 8 or (config.tile % size and size % config.tile)):
+    if not _pages_fit(size, config):
         raise InvalidValueError(
             "the pages do not fit the steps",
             got=f"page_size {size}, steps of {config.tile} rows",
@@ -325,19 +386,7 @@ def _factors(given: Any, what: str, problem: Problem) -> jax.Array:
 
 
 def _scale(scale: Any, head_dim: int) -> float:
-    return float(head_dim**-0.5) if scale is None else _positive(scale, "scale")
-
-
-def _positive(value: Any, what: str) -> float:
-    if isinstance(value, jax.core.Tracer) or not isinstance(value, int | float | np.number):
-        raise InvalidTypeError(
-            f"{what} must be known while tracing",
-            got=type(value).__name__,
-            expected="a positive Python number",
-        )
-    if not (value > 0 and math.isfinite(value)):
-        raise InvalidValueError(f"{what} is not positive and finite", got=value)
-    return float(value)
+    return float(head_dim**-0.5) if scale is None else positive(scale, "scale")
 
 
 def _integers(array: Any, what: str, shape: tuple[int | None, ...]) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from pallasite.errors import InvalidValueError
 
@@ -67,20 +68,24 @@ class DecodeConfig:
         """Shared memory of all else: two sets of queries, results and weights."""
         return self.heads * columns * 2 * (3 * head_dim + self.tile) + _RESERVE
 
+    def room(self, head_dim: int, columns: int, itemsize: int) -> int:
+        """Slots for which shared memory suffices."""
+        free = SHARED_BYTES // self.blocks_per_multiprocessor
+        free -= self.fixed_bytes(head_dim, columns)
+        return max(0, free // self.slot_bytes(head_dim, itemsize))
+
     def filled(self, head_dim: int, columns: int, itemsize: int) -> DecodeConfig:
         """The same with a number of slots and of blocks.
 
         Raises:
           InvalidValueError: it does not fit shared memory.
         """
-        room = SHARED_BYTES // self.blocks_per_multiprocessor
-        room -= self.fixed_bytes(head_dim, columns)
-        fitting = room // self.slot_bytes(head_dim, itemsize)
+        fitting = self.room(head_dim, columns, itemsize)
         slots = min(fitting, 16) if self.slots is None else self.slots
         if fitting < max(2, slots):
             raise InvalidValueError(
                 f"the configuration does not fit shared memory for heads of {head_dim}",
-                got=f"{self}, which has room for {max(0, fitting)} slots",
+                got=f"{self}, which has room for {fitting} slots",
                 hint="a smaller tile, fewer heads or fewer blocks_per_multiprocessor",
             )
         blocks = self.blocks or MULTIPROCESSORS * self.blocks_per_multiprocessor
@@ -108,3 +113,36 @@ def default_config(head_dim: int, columns: int, itemsize: int) -> DecodeConfig:
     # What two blocks have of the registers holds this much.
     shared = 2 if max(tile, head_dim) * columns <= 128 * 32 else 1
     return DecodeConfig(tile=tile, blocks_per_multiprocessor=shared)
+
+
+def decode_configs(
+    head_dim: int, queries: int, itemsize: int = 2, *, kv_heads: int = 1
+) -> list[DecodeConfig]:
+    """Configurations that are worth measuring, the default one first.
+
+    Args:
+      head_dim: 64, 128 or 256.
+      queries: that share a head of the cache: its query heads, times the tokens of a sequence.
+      itemsize: bytes of an element of the cache.
+      kv_heads: heads of the cache, which a block may have side by side.
+
+    Raises:
+      InvalidValueError: no such heads.
+    """
+    if head_dim not in HEAD_DIMS:
+        raise InvalidValueError(
+            "no kernel for this size of heads",
+            got=head_dim,
+            expected=" or ".join(map(str, HEAD_DIMS)),
+        )
+    columns = min(most_columns(head_dim), -(-queries // 8) * 8)
+    found = [default_config(head_dim, columns, itemsize)]
+    for tile, heads, shared in itertools.product((64, 128, 256), (1, 2, 4), (1, 2, 3, 4)):
+        # Lanes of all blocks of a multiprocessor have 512 registers; scores and sums take these.
+        wide = max(tile, head_dim) * columns * shared * heads > 128 * 64
+        if wide or kv_heads % heads or shared * (heads + 1) > 10:
+            continue
+        config = DecodeConfig(tile=tile, heads=heads, blocks_per_multiprocessor=shared)
+        if config.room(head_dim, columns, itemsize) >= 3:
+            found.append(config)
+    return list(dict.fromkeys(found))

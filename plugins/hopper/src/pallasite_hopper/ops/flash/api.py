@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,18 +11,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops.arguments import check_config, positive, random_array
 from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (
+    BARRIER_BYTES,
     HEAD_DIMS,
     SHARED_BYTES,
     AttentionConfig,
+    attention_configs,
     default_config,
 )
 from pallasite_hopper.ops.flash.tiles import Problem
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
+
+_VERSION = 1
+"""Of the kernel, for what was measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +57,7 @@ def attention(
 ) -> Any:
     """``softmax(scale * q @ k.T) @ v`` for each batch and head, in one kernel.
 
-    It can be differentiated with respect to q, k and v for heads of 64 and 128.
+    It can be differentiated with respect to q, k and v.
 
     Args:
       q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim is 64, 128 or 256.
@@ -65,7 +71,9 @@ def attention(
       q_lengths, kv_lengths: (batch,), integers: how many queries and keys of each batch exist. They
         also take the place of q_seq and kv_seq in ``causal``. What the arrays hold beyond must be
         finite.
-      config: how to cut the work up; by default chosen from the shapes.
+      config: how to cut the work up; one of :func:`attention_configs`, say. By default it is chosen
+        from the shapes, or by measuring if the option ``autotune`` says so (see
+        :func:`pallasite.choose`). Derivatives have a configuration of their own.
       save_residuals: whether to return log-sum-exp too; the results then have no derivatives.
 
     Returns:
@@ -96,7 +104,18 @@ def attention_forward(
     kv_lengths: jax.Array | None = None,
     config: AttentionConfig | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``attention`` with its residuals: (out, log-sum-exp); see there."""
+    """:func:`attention` with ``save_residuals``, for programs that combine or differentiate it.
+
+    Args: as of :func:`attention`.
+
+    Returns:
+      The result, an array like q, and the natural logarithms of the sums of exponentials, float32
+      (batch, q_heads, q_seq); minus infinity for queries that do not exist or see no key. Neither
+      has derivatives.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+    """
     out, lse = attention(
         q,
         k,
@@ -172,10 +191,41 @@ def _forward(
         kv_lengths=kv_lengths is not None,
         save_residuals=residuals,
     )
-    config = options.config or default_config(head_dim, options.causal, q_seq)
-    lengths = [given for given in (q_lengths, kv_lengths) if given is not None]
-    out, lse = _kernel(problem, config, MULTIPROCESSORS)(q, k, v, *lengths)
-    return out, lse[:, :, :q_seq]
+    operands = [q, k, v, *(given for given in (q_lengths, kv_lengths) if given is not None)]
+    config = options.config or _choose(problem, operands)
+    return _run(problem, config, *operands)
+
+
+def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
+    head_dim, causal, q_seq = problem.head_dim, problem.causal, problem.q_seq
+
+    def make_inputs(key: jax.Array) -> list[jax.Array]:
+        keys = jax.random.split(key, 3)
+        arrays = [random_array(*pair) for pair in zip(keys, operands[:3], strict=True)]
+        most = [q_seq] * problem.q_lengths + [problem.kv_seq] * problem.kv_lengths
+        return arrays + [jnp.full((problem.batch,), n, jnp.int32) for n in most]
+
+    return pallasite.choose(
+        "hopper.attention",
+        _VERSION,
+        operands,
+        lambda: attention_configs(head_dim, causal, q_seq, problem.kv_seq),
+        default_config(head_dim, causal, q_seq),
+        functools.partial(_run, problem),
+        key=(
+            causal,
+            problem.soft_cap is not None,
+            problem.q_lengths,
+            problem.kv_lengths,
+            problem.save_residuals,
+        ),
+        make_inputs=make_inputs,
+    )
+
+
+def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax.Array, jax.Array]:
+    out, lse = _kernel(problem, config, MULTIPROCESSORS)(*operands)
+    return out, lse[:, :, : problem.q_seq]
 
 
 @functools.lru_cache(maxsize=256)
@@ -201,12 +251,13 @@ def _checked(
     batch, q_seq, _, head_dim = q.shape
     if scale is None:
         scale = head_dim**-0.5
+    check_config(config, AttentionConfig)
     if config is not None:
-        _check_config(config, head_dim)
+        _check_shared_memory(config, head_dim)
     options = _Options(
         causal=bool(causal),
-        scale=_positive(scale, "scale"),
-        soft_cap=None if soft_cap is None else _positive(soft_cap, "soft_cap"),
+        scale=positive(scale, "scale"),
+        soft_cap=None if soft_cap is None else positive(soft_cap, "soft_cap"),
         config=config,
     )
     lengths = (
@@ -259,33 +310,14 @@ def _check_arrays(q: Any, k: Any, v: Any) -> None:
         )
 
 
-def _check_config(config: Any, head_dim: int) -> None:
-    if not isinstance(config, AttentionConfig):
-        raise InvalidTypeError(
-            "config is not an attention configuration",
-            got=type(config).__name__,
-            expected="AttentionConfig",
-        )
-    needed = config.shared_bytes(head_dim)
-    if needed > SHARED_BYTES - 256:
+def _check_shared_memory(config: AttentionConfig, head_dim: int) -> None:
+    if not config.fits(head_dim):
         raise InvalidValueError(
             f"the configuration does not fit shared memory for heads of {head_dim}",
-            got=f"{config}: {needed} bytes",
-            expected=f"at most {SHARED_BYTES - 256}",
+            got=f"{config}: {config.shared_bytes(head_dim)} bytes",
+            expected=f"at most {SHARED_BYTES - BARRIER_BYTES}",
             hint="fewer stages, a smaller block_kv or separate_out=False",
         )
-
-
-def _positive(value: Any, what: str) -> float:
-    if isinstance(value, jax.core.Tracer) or not isinstance(value, int | float | np.number):
-        raise InvalidTypeError(
-            f"{what} must be known while tracing",
-            got=type(value).__name__,
-            expected="a positive Python number",
-        )
-    if not (value > 0 and math.isfinite(value)):
-        raise InvalidValueError(f"{what} is not positive and finite", got=value)
-    return float(value)
 
 
 def _lengths(lengths: Any, what: str, batch: int) -> jax.Array | None:

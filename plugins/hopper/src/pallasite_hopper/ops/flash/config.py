@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from pallasite.errors import InvalidValueError
 
@@ -14,6 +15,9 @@ ROWS = 64
 
 SHARED_BYTES = 227 * 1024
 """Shared memory that a block can use."""
+
+BARRIER_BYTES = 256
+"""Of that, for barriers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +80,10 @@ class AttentionConfig:
         queries = self.block_q * (2 if self.separate_out else 1)
         return 2 * head_dim * (queries + 2 * self.stages * self.block_kv)
 
+    def fits(self, head_dim: int) -> bool:
+        """Whether shared memory suffices; see :meth:`shared_bytes`."""
+        return self.shared_bytes(head_dim) <= SHARED_BYTES - BARRIER_BYTES
+
 
 def _within(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or not low <= value <= high:
@@ -99,3 +107,62 @@ def default_config(head_dim: int, causal: bool, q_seq: int) -> AttentionConfig:
         config = AttentionConfig(block_kv=80, separate_out=False)
     needed = -(-q_seq // ROWS)
     return dataclasses.replace(config, warpgroups=max(1, min(config.warpgroups, needed)))
+
+
+_BLOCKS_KV = {64: (64, 128, 176), 128: (64, 96, 128, 176), 256: (48, 64, 80)}
+"""Keys of a step that are worth trying, by head size."""
+
+
+def attention_configs(
+    head_dim: int, causal: bool, q_seq: int, kv_seq: int | None = None
+) -> list[AttentionConfig]:
+    """Configurations that are worth measuring, the default one first.
+
+    Args:
+      head_dim: 64, 128 or 256.
+      causal: whether there is a causal mask.
+      q_seq: queries of a sequence.
+      kv_seq: keys of a sequence; by default as many as queries.
+
+    Raises:
+      InvalidValueError: no such heads.
+    """
+    if head_dim not in HEAD_DIMS:
+        raise InvalidValueError(
+            "no kernel for this size of heads",
+            got=head_dim,
+            expected=" or ".join(map(str, HEAD_DIMS)),
+        )
+    kv_seq = q_seq if kv_seq is None else kv_seq
+    found = [default_config(head_dim, causal, q_seq)]
+    most = max(1, min(3, -(-q_seq // ROWS)))
+    for warpgroups, block_kv, ping_pong, persistent, cluster in itertools.product(
+        (3, 2, 1), _BLOCKS_KV[head_dim], (True, False), (True, False), (1, 2)
+    ):
+        registers = head_dim // 2 + block_kv * 3 // 4 + 24  # Sums, scores and weights, addresses.
+        too_large = registers > (160 if warpgroups == 3 else 240) or block_kv >= kv_seq + ROWS
+        if too_large or warpgroups > most or (ping_pong and warpgroups == 1):
+            continue
+        config = AttentionConfig(
+            warpgroups=warpgroups,
+            block_kv=block_kv,
+            ping_pong=ping_pong,
+            persistent=persistent,
+            cluster=cluster,
+            # Blocks with one tile have no next queries.
+            separate_out=persistent,
+        )
+        deepest = _as_deep_as_fits(config, head_dim)
+        if deepest is None and persistent:
+            deepest = _as_deep_as_fits(dataclasses.replace(config, separate_out=False), head_dim)
+        if deepest is not None:
+            found.append(deepest)
+    return list(dict.fromkeys(found))
+
+
+def _as_deep_as_fits(config: AttentionConfig, head_dim: int) -> AttentionConfig | None:
+    for stages in (4, 3, 2):
+        deep = dataclasses.replace(config, stages=stages)
+        if deep.fits(head_dim):
+            return deep
+    return None

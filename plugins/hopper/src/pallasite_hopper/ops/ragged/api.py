@@ -11,180 +11,232 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops.arguments import check_config, float_dtype, random_array
 from pallasite_hopper.ops.ragged import kernel, transposed_kernel
-from pallasite_hopper.ops.ragged.config import RaggedConfig, default_config
+from pallasite_hopper.ops.ragged.config import RaggedConfig, default_config, ragged_configs
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
+
+_VERSION = 1
+"""Of the kernels, for what was measured."""
 
 _DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 _OUT_DTYPES = (*_DTYPES, np.dtype(np.float32))
 
 
 def ragged_matmul(
-    lhs: jax.Array,
-    rhs: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
     group_sizes: jax.Array,
     *,
-    transpose_rhs: bool = False,
+    transpose_b: bool = False,
     out_dtype: Any = None,
     config: RaggedConfig | None = None,
 ) -> jax.Array:
     """Multiplies each group of rows by its own matrix, as ``jax.lax.ragged_dot`` does.
 
-    The first ``group_sizes[0]`` rows of ``lhs`` are multiplied by ``rhs[0]``, the next
-    ``group_sizes[1]`` rows by ``rhs[1]``, and so on; rows after all groups become zeros. Groups may
-    be empty. Only the GPU needs to know the sizes. Differentiable by ``lhs`` and ``rhs``.
+    The first ``group_sizes[0]`` rows of ``a`` are multiplied by ``b[0]``, the next
+    ``group_sizes[1]`` rows by ``b[1]``, and so on; rows after all groups become zeros. Groups may
+    be empty. Only the GPU needs to know the sizes. Differentiable by ``a`` and ``b``.
 
     Args:
-      lhs: (m, k), bfloat16 or float16.
-      rhs: (groups, k, n), or (groups, n, k) with ``transpose_rhs``, of the same dtype.
+      a: (m, k), bfloat16 or float16.
+      b: (groups, k, n), or (groups, n, k) with ``transpose_b``, of the same dtype.
       group_sizes: (groups,), integers whose sum is at most m.
-      transpose_rhs: the matrices are given as (n, k).
-      out_dtype: by default that of ``lhs``; also float32.
-      config: how to cut the product up; by default chosen from its shape. Derivatives choose their
-        own.
+      transpose_b: the matrices are given as (n, k).
+      out_dtype: bfloat16, float16 or float32; by default that of ``a``.
+      config: how to cut the product up; one of :func:`ragged_configs`, say. By default it is chosen
+        from the shape, or by measuring if the option ``autotune`` says so (see
+        :func:`pallasite.choose`), with groups of equal sizes. Derivatives choose their own.
 
     Returns:
-      (m, n).
+      (m, n), of ``out_dtype``.
 
     Raises:
-      InvalidTypeError, InvalidValueError: shapes or dtypes that do not fit together.
+      InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
     """
-    _check(lhs, "lhs", 2)
-    _check(rhs, "rhs", 3)
-    out_dtype = _out_dtype(out_dtype, lhs.dtype)
-    _same_dtype(lhs, rhs)
-    sizes = _sizes(group_sizes, rhs.shape[0])
-    depth = rhs.shape[2] if transpose_rhs else rhs.shape[1]
-    if lhs.shape[1] != depth:
+    check_config(config, RaggedConfig)
+    _check(a, "a", 2)
+    _check(b, "b", 3)
+    out_dtype = float_dtype(a.dtype if out_dtype is None else out_dtype, _OUT_DTYPES)
+    _same_dtype(a, b)
+    sizes = _sizes(group_sizes, b.shape[0])
+    depth = b.shape[2] if transpose_b else b.shape[1]
+    if a.shape[1] != depth:
         raise InvalidValueError(
-            "lhs and rhs do not have the same extent along k",
-            got=f"{lhs.shape[1]} and {depth}, from shapes {lhs.shape} and {rhs.shape},"
-            f" transpose_rhs={transpose_rhs}",
+            "a and b do not have the same extent along k",
+            got=f"{a.shape[1]} and {depth}, from shapes {a.shape} and {b.shape},"
+            f" transpose_b={transpose_b}",
         )
-    return _ragged(lhs, rhs, sizes, transpose_rhs, out_dtype, config)
+    return _ragged(a, b, sizes, transpose_b, out_dtype, config)
 
 
 def transposed_ragged_matmul(
-    lhs: jax.Array,
-    rhs: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
     group_sizes: jax.Array,
     *,
     out_dtype: Any = None,
     config: RaggedConfig | None = None,
 ) -> jax.Array:
-    """For each group of rows, the transpose of those of ``lhs`` times those of ``rhs``.
+    """For each group of rows, the transpose of those of ``a`` times those of ``b``.
 
     This is ``jax.lax.ragged_dot_general`` with the rows as ragged contracting dimension, and what
     the derivative of :func:`ragged_matmul` by its matrices needs. The result of an empty group is
-    zero; rows after all groups do not count. Differentiable by ``lhs`` and ``rhs``.
+    zero; rows after all groups do not count. Differentiable by ``a`` and ``b``.
 
     Args:
-      lhs: (m, k), bfloat16 or float16.
-      rhs: (m, n), of the same dtype.
+      a: (m, k), bfloat16 or float16.
+      b: (m, n), of the same dtype.
       group_sizes: (groups,), integers whose sum is at most m.
-      out_dtype: by default that of ``lhs``; also float32.
-      config: how to cut the product up, where tile_m is along k and tile_k along the rows; by
-        default chosen from its shape. Derivatives choose their own.
+      out_dtype: bfloat16, float16 or float32; by default that of ``a``.
+      config: how to cut the product up, where tile_m is along k and tile_k along the rows; one of
+        ``ragged_configs(k, n)``, say. By default it is chosen from the shape, or by measuring if
+        the option ``autotune`` says so, with groups of equal sizes. Derivatives choose their own.
 
     Returns:
-      (groups, k, n).
+      (groups, k, n), of ``out_dtype``.
 
     Raises:
-      InvalidTypeError, InvalidValueError: shapes or dtypes that do not fit together.
+      InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
     """
-    _check(lhs, "lhs", 2)
-    _check(rhs, "rhs", 2)
-    out_dtype = _out_dtype(out_dtype, lhs.dtype)
-    _same_dtype(lhs, rhs)
+    check_config(config, RaggedConfig)
+    _check(a, "a", 2)
+    _check(b, "b", 2)
+    out_dtype = float_dtype(a.dtype if out_dtype is None else out_dtype, _OUT_DTYPES)
+    _same_dtype(a, b)
     sizes = _sizes(group_sizes, None)
-    if lhs.shape[0] != rhs.shape[0]:
+    if a.shape[0] != b.shape[0]:
         raise InvalidValueError(
-            "lhs and rhs do not have the same number of rows",
-            got=f"{lhs.shape[0]} and {rhs.shape[0]}",
+            "a and b do not have the same number of rows",
+            got=f"{a.shape[0]} and {b.shape[0]}",
         )
-    return _transposed(lhs, rhs, sizes, out_dtype, config)
+    return _transposed(a, b, sizes, out_dtype, config)
 
 
 # Derivatives --------------------------------------------------------------------------------------
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _ragged(
-    lhs: Any, rhs: Any, sizes: Any, transpose_rhs: bool, out_dtype: Any, config: Any
-) -> Any:
-    m, k = lhs.shape
-    groups = rhs.shape[0]
-    n = rhs.shape[1] if transpose_rhs else rhs.shape[2]
+def _ragged(a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any) -> Any:
     if config is None:
-        config = default_config(-(-m // groups), n, out_dtype.itemsize)
+        m, groups = a.shape[0], b.shape[0]
+        run = functools.partial(_run_ragged, transpose_b, out_dtype)
+        n = b.shape[1] if transpose_b else b.shape[2]
+        rows = -(-m // groups)
+        config = _choose("ragged_matmul", rows, n, run, (a, b, sizes), (transpose_b, out_dtype))
+    return _run_ragged(transpose_b, out_dtype, config, a, b, sizes)
+
+
+def _run_ragged(
+    transpose_b: bool, out_dtype: Any, config: RaggedConfig, a: Any, b: Any, sizes: Any
+) -> jax.Array:
+    n = b.shape[1] if transpose_b else b.shape[2]
     padded = _round_up(n, 8)
     problem = kernel.Problem(
-        m=m,
+        m=a.shape[0],
         n=padded,
-        k=k,
-        groups=groups,
-        dtype=np.dtype(lhs.dtype),
+        k=a.shape[1],
+        groups=b.shape[0],
+        dtype=np.dtype(a.dtype),
         out_dtype=out_dtype,
-        transposed=transpose_rhs,
+        transposed=transpose_b,
     )
-    result = _build(kernel.build, problem, config)(_aligned(lhs), _aligned(rhs), sizes)
+    result = _build(kernel.build, problem, config)(_aligned(a), _aligned(b), sizes)
     return result if padded == n else result[:, :n]
 
 
 def _ragged_forward(
-    lhs: Any, rhs: Any, sizes: Any, transpose_rhs: bool, out_dtype: Any, config: Any
+    a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any
 ) -> Any:
-    return _ragged(lhs, rhs, sizes, transpose_rhs, out_dtype, config), (lhs, rhs, sizes)
+    return _ragged(a, b, sizes, transpose_b, out_dtype, config), (a, b, sizes)
 
 
 def _ragged_backward(
-    transpose_rhs: bool, out_dtype: Any, config: Any, saved: Any, cotangent: Any
+    transpose_b: bool, out_dtype: Any, config: Any, saved: Any, cotangent: Any
 ) -> Any:
-    lhs, rhs, sizes = saved
-    cotangent = cotangent.astype(lhs.dtype)
-    d_lhs = _ragged(cotangent, rhs, sizes, not transpose_rhs, np.dtype(lhs.dtype), None)
-    pair = (cotangent, lhs) if transpose_rhs else (lhs, cotangent)
-    d_rhs = _transposed(*pair, sizes, np.dtype(rhs.dtype), None)
-    return d_lhs, d_rhs, _no_tangent(sizes)
+    a, b, sizes = saved
+    cotangent = cotangent.astype(a.dtype)
+    d_a = _ragged(cotangent, b, sizes, not transpose_b, np.dtype(a.dtype), None)
+    pair = (cotangent, a) if transpose_b else (a, cotangent)
+    d_b = _transposed(*pair, sizes, np.dtype(b.dtype), None)
+    return d_a, d_b, _no_tangent(sizes)
 
 
 _ragged.defvjp(_ragged_forward, _ragged_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _transposed(lhs: Any, rhs: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
-    (m, k), n = lhs.shape, rhs.shape[1]
+def _transposed(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
     if config is None:
-        config = default_config(k, n, out_dtype.itemsize)
+        run = functools.partial(_run_transposed, out_dtype)
+        rows, n = a.shape[1], b.shape[1]
+        operands = (a, b, sizes)
+        config = _choose("transposed_ragged_matmul", rows, n, run, operands, (out_dtype,))
+    return _run_transposed(out_dtype, config, a, b, sizes)
+
+
+def _run_transposed(out_dtype: Any, config: RaggedConfig, a: Any, b: Any, sizes: Any) -> jax.Array:
+    (m, k), n = a.shape, b.shape[1]
     padded = _round_up(n, 8)
     problem = transposed_kernel.Problem(
         m=m,
         n=padded,
         k=k,
         groups=sizes.shape[0],
-        dtype=np.dtype(lhs.dtype),
+        dtype=np.dtype(a.dtype),
         out_dtype=out_dtype,
     )
-    result = _build(transposed_kernel.build, problem, config)(_aligned(lhs), _aligned(rhs), sizes)
+    result = _build(transposed_kernel.build, problem, config)(_aligned(a), _aligned(b), sizes)
     return result if padded == n else result[:, :, :n]
 
 
-def _transposed_forward(lhs: Any, rhs: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
-    return _transposed(lhs, rhs, sizes, out_dtype, config), (lhs, rhs, sizes)
+def _transposed_forward(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
+    return _transposed(a, b, sizes, out_dtype, config), (a, b, sizes)
 
 
 def _transposed_backward(out_dtype: Any, config: Any, saved: Any, cotangent: Any) -> Any:
-    lhs, rhs, sizes = saved
-    cotangent = cotangent.astype(lhs.dtype)
-    d_lhs = _ragged(rhs, cotangent, sizes, True, np.dtype(lhs.dtype), None)
-    d_rhs = _ragged(lhs, cotangent, sizes, False, np.dtype(rhs.dtype), None)
-    return d_lhs, d_rhs, _no_tangent(sizes)
+    a, b, sizes = saved
+    cotangent = cotangent.astype(a.dtype)
+    d_a = _ragged(b, cotangent, sizes, True, np.dtype(a.dtype), None)
+    d_b = _ragged(a, cotangent, sizes, False, np.dtype(b.dtype), None)
+    return d_a, d_b, _no_tangent(sizes)
 
 
 _transposed.defvjp(_transposed_forward, _transposed_backward)
+
+
+def _choose(
+    name: str,
+    rows: int,
+    columns: int,
+    run: Callable[..., jax.Array],
+    operands: tuple[Any, Any, Any],
+    key: tuple[Any, ...],
+) -> RaggedConfig:
+    """``rows`` and ``columns`` are those of a group's result, ``key`` ends with its dtype."""
+    a, b, sizes = operands
+    size = key[-1].itemsize
+
+    def make_inputs(random: jax.Array) -> tuple[jax.Array, ...]:
+        first, second = jax.random.split(random)
+        groups = sizes.shape[0]
+        equal = (a.shape[0] + jnp.arange(groups, dtype=jnp.int32)) // groups
+        return random_array(first, a), random_array(second, b), equal
+
+    return pallasite.choose(
+        f"hopper.{name}",
+        _VERSION,
+        operands,
+        lambda: ragged_configs(rows, columns, size),
+        default_config(rows, columns, size),
+        run,
+        key=(*key[:-1], str(key[-1])),
+        make_inputs=make_inputs,
+    )
 
 
 def _no_tangent(sizes: Any) -> Any:
@@ -216,22 +268,9 @@ def _check(array: Any, what: str, rank: int) -> None:
         raise InvalidValueError(f"{what} has no elements", got=array.shape)
 
 
-def _same_dtype(lhs: Any, rhs: Any) -> None:
-    if lhs.dtype != rhs.dtype:
-        raise InvalidTypeError(
-            "lhs and rhs have different dtypes", got=f"{lhs.dtype} and {rhs.dtype}"
-        )
-
-
-def _out_dtype(out_dtype: Any, dtype: Any) -> np.dtype[Any]:
-    result: np.dtype[Any] = np.dtype(dtype if out_dtype is None else out_dtype)
-    if result not in _OUT_DTYPES:
-        raise InvalidTypeError(
-            "the result cannot have this dtype",
-            got=result,
-            expected=", ".join(str(one) for one in _OUT_DTYPES),
-        )
-    return result
+def _same_dtype(a: Any, b: Any) -> None:
+    if a.dtype != b.dtype:
+        raise InvalidTypeError("a and b have different dtypes", got=f"{a.dtype} and {b.dtype}")
 
 
 def _sizes(group_sizes: Any, groups: int | None) -> Any:

@@ -1,0 +1,65 @@
+"""Checks of arguments that several operations have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallasite.errors import InvalidTypeError, InvalidValueError
+
+
+def check_config(config: Any, kind: type) -> None:
+    """Raises InvalidTypeError unless a configuration is None or one of its kind."""
+    if config is not None and not isinstance(config, kind):
+        raise InvalidTypeError(
+            f"config is not of type {kind.__name__}",
+            got=f"{config!r} of type {type(config).__name__}",
+            expected=f"{kind.__name__}, or None",
+        )
+
+
+def positive(value: Any, what: str) -> float:
+    """A factor that has to be known while tracing.
+
+    Raises:
+      InvalidTypeError: it is not a number.
+      InvalidValueError: it is not positive and finite.
+    """
+    if isinstance(value, jax.core.Tracer) or not isinstance(value, int | float | np.number):
+        raise InvalidTypeError(
+            f"{what} must be known while tracing",
+            got=type(value).__name__,
+            expected="a positive Python number",
+        )
+    if not (value > 0 and math.isfinite(value)):
+        raise InvalidValueError(
+            f"{what} is not positive and finite", got=value, expected="a positive number"
+        )
+    return float(value)
+
+
+def float_dtype(dtype: Any, accepted: tuple[np.dtype[Any], ...]) -> np.dtype[Any]:
+    """The dtype of a result.
+
+    Raises:
+      InvalidTypeError: it is none of those accepted.
+    """
+    result: np.dtype[Any] = np.dtype(dtype)
+    if result not in accepted:
+        raise InvalidTypeError(
+            "the result cannot have this dtype",
+            got=result,
+            expected=", ".join(str(one) for one in accepted),
+        )
+    return result
+
+
+def random_array(key: jax.Array, like: Any) -> jax.Array:
+    """Random numbers of the shape and dtype of an array, or of its type, to measure with."""
+    dtype = np.dtype(like.dtype)
+    if dtype.kind in "iu" or "int" in dtype.name:
+        return jax.random.randint(key, like.shape, 0, 5, np.int32).astype(dtype)
+    return jax.random.normal(key, like.shape, np.float32).astype(dtype)
