@@ -1,0 +1,82 @@
+"""What meets an array whose layout is known is loaded in that layout."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import array, compile_to_ptx, make
+from pallasite import gpu as plgpu
+from pallasite.errors import InvalidValueError
+from pallasite.language.layouts import Layout, layout_cast
+from pallasite.language.memory import SMEM
+
+SHAPE = (64, 32)
+
+
+def run(body, *inputs, scratch=()):
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+        scratch_types=list(scratch),
+    )
+    return kernel(*inputs)
+
+
+def inputs(*shapes):
+    generator = np.random.default_rng(0)
+    return [jnp.asarray(generator.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+@pytest.mark.runs_kernels
+def test_load_beside_a_cast():
+    """One operand is cast, the other is loaded in its layout."""
+
+    def body(x, y, o):
+        o[...] = layout_cast(x[...], Layout.WGMMA) + y[...]
+
+    x, y = inputs(SHAPE, SHAPE)
+    np.testing.assert_array_equal(run(body, x, y), x + y)
+
+
+@pytest.mark.runs_kernels
+def test_load_beside_a_part():
+    """The part of an array has the layout that its part of the layout is."""
+
+    def body(x, y, o):
+        whole = layout_cast(x[...], Layout.WGMMA)
+        o[...] = whole[:, 32:64] * 2 - y[...]
+
+    x, y = inputs((64, 64), SHAPE)
+    np.testing.assert_array_equal(run(body, x, y), x[:, 32:] * 2 - y)
+
+
+@pytest.mark.runs_kernels
+def test_through_a_call_and_shared_memory():
+    """Layouts are known on both sides of a nested jit, and for shared memory."""
+
+    @jax.jit
+    def add(x, y):
+        return x + y
+
+    def body(x, y, o, scratch):
+        scratch[...] = y[...]
+        o[...] = add(layout_cast(x[...], Layout.WGMMA), scratch[...])
+
+    x, y = inputs(SHAPE, SHAPE)
+    np.testing.assert_array_equal(run(body, x, y, scratch=[SMEM(SHAPE, jnp.float32)]), x + y)
+
+
+def test_wishes_come_first():
+    """Two casts that disagree are an error as ever."""
+
+    @make(SHAPE, jnp.float32)
+    def kernel(x, o):
+        left = layout_cast(x[...], Layout.WGMMA)
+        right = layout_cast(x[...], Layout.WG_STRIDED(SHAPE, vec_size=4))
+        o[...] = left + right
+
+    with pytest.raises(InvalidValueError, match="distributed over the lanes in different ways"):
+        compile_to_ptx(kernel, array(*SHAPE, dtype=jnp.float32))
