@@ -7,6 +7,7 @@ from typing import Any
 
 from pallasite import _jax
 from pallasite.ir.types import bit_width
+from pallasite.lowering.linked_variables import LinkedVariables
 from pallasite.registry import Registry
 
 
@@ -25,7 +26,7 @@ class AccessWidths:
 
     def __init__(self, registry: Registry):
         self._registry = registry
-        self._parents: dict[Any, Any] = {}
+        self._variables = LinkedVariables()
         self._moved: list[Any] = []
         self._known: dict[int, Any] = {}
         self._widest: dict[Any, int] | None = None
@@ -44,12 +45,12 @@ class AccessWidths:
         if self._widest is None:
             self._widest = {}
             for moved in self._moved:
-                root = self._find(moved)
+                root = self._variables.group(moved)
                 bits = max(8, bit_width(moved.aval.dtype))
                 self._widest[root] = max(self._widest.get(root, 0), bits)
-        if variable not in self._parents:
+        if variable not in self._variables:
             return None
-        widest = self._widest.get(self._find(variable))
+        widest = self._widest.get(self._variables.group(variable))
         return None if widest is None else 128 // widest
 
     def _add_equation(self, equation: Any) -> None:
@@ -59,33 +60,17 @@ class AccessWidths:
             variable = accesses(equation.invars, equation.outvars)
             if not isinstance(variable, _jax.Literal):
                 self._moved.append(variable)
-                self._find(variable)
+                self._variables.group(variable)
         if rule is not None and getattr(rule.function, "same_layout", False):
             results = equation.outvars
             if len(results) == 1:
                 results = results * len(equation.invars)
             for atom, result in zip(equation.invars, results, strict=False):
-                self._link(atom, result)
+                self._variables.link(atom, result)
         for inner in _jax.jaxprs_in_params(equation.params):
             self.add(inner)
             for one, other in _passed(equation, inner):
-                self._link(one, other)
-
-    def _link(self, one: Any, other: Any) -> None:
-        """Two variables that have one layout, if they are arrays of one shape."""
-        if any(isinstance(atom, _jax.Literal) for atom in (one, other)):
-            return
-        if not all(isinstance(atom.aval, _jax.ShapedArray) for atom in (one, other)):
-            return
-        if one.aval.shape == other.aval.shape != ():
-            self._parents[self._find(one)] = self._find(other)
-
-    def _find(self, variable: Any) -> Any:
-        parents = self._parents
-        while parents.setdefault(variable, variable) is not variable:
-            parents[variable] = parents[parents[variable]]
-            variable = parents[variable]
-        return variable
+                self._variables.link(one, other)
 
 
 def _passed(equation: Any, inner: Any) -> Iterator[tuple[Any, Any]]:

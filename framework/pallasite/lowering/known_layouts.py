@@ -14,6 +14,7 @@ from typing import Any
 from pallasite import _jax
 from pallasite.errors import PallasiteError
 from pallasite.layouts.registers import Layout
+from pallasite.lowering.linked_variables import LinkedVariables
 from pallasite.registry import Registry
 
 
@@ -36,7 +37,7 @@ class KnownLayouts:
 
     def __init__(self, registry: Registry):
         self._registry = registry
-        self._parents: dict[Any, Any] = {}
+        self._variables = LinkedVariables()
         self._sources: list[_Source] = []
         self._seen: dict[int, Any] = {}
         self._found: dict[Any, Layout] | None = None
@@ -54,9 +55,9 @@ class KnownLayouts:
         """The known layout of a variable."""
         if self._found is None:
             self._found = self._find_all()
-        if isinstance(variable, _jax.Literal) or variable not in self._parents:
+        if isinstance(variable, _jax.Literal) or variable not in self._variables:
             return None
-        return self._found.get(self._find(variable))
+        return self._found.get(self._variables.group(variable))
 
     def _find_all(self) -> dict[Any, Layout]:
         """Layouts by what links variables; the first source in the program counts."""
@@ -64,7 +65,7 @@ class KnownLayouts:
         for source in self._sources:
             equation = source.equation
             layouts = [
-                None if isinstance(atom, _jax.Literal) else found.get(self._find(atom))
+                None if isinstance(atom, _jax.Literal) else found.get(self._variables.group(atom))
                 for atom in equation.invars
             ]
             avals = [atom.aval for atom in equation.invars]
@@ -74,7 +75,7 @@ class KnownLayouts:
                 continue  # The equation's own rule reports what is wrong.
             for variable, layout in zip(equation.outvars, results, strict=True):
                 if layout is not None:
-                    found.setdefault(self._find(variable), layout)
+                    found.setdefault(self._variables.group(variable), layout)
         return found
 
     def _add_equation(self, equation: Any) -> None:
@@ -83,11 +84,11 @@ class KnownLayouts:
             function = getattr(rule.function, "result_layouts", None)
             if function is not None:
                 for variable in equation.outvars:
-                    self._find(variable)
+                    self._variables.group(variable)
                 self._sources.append(_Source(equation, function))
             if getattr(rule.function, "same_layout", False) and len(equation.outvars) == 1:
                 for atom in equation.invars:
-                    self._link(atom, equation.outvars[0])
+                    self._variables.link(atom, equation.outvars[0])
         inners = list(_jax.jaxprs_in_params(equation.params))
         for inner in inners:
             self.add(inner)
@@ -96,21 +97,6 @@ class KnownLayouts:
             )
             if is_call and len(inners) == 1:
                 for one, other in zip(equation.invars, inner.invars, strict=True):
-                    self._link(one, other)
+                    self._variables.link(one, other)
                 for one, other in zip(equation.outvars, inner.outvars, strict=True):
-                    self._link(one, other)
-
-    def _link(self, one: Any, other: Any) -> None:
-        if any(isinstance(atom, _jax.Literal) for atom in (one, other)):
-            return
-        if not all(isinstance(atom.aval, _jax.ShapedArray) for atom in (one, other)):
-            return
-        if one.aval.shape == other.aval.shape != ():
-            self._parents[self._find(one)] = self._find(other)
-
-    def _find(self, variable: Any) -> Any:
-        parents = self._parents
-        while parents.setdefault(variable, variable) is not variable:
-            parents[variable] = parents[parents[variable]]
-            variable = parents[variable]
-        return variable
+                    self._variables.link(one, other)
