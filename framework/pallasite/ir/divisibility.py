@@ -1,78 +1,220 @@
 """What an integer MLIR value is known to be a multiple of.
 
-Addresses are built from products with block sizes, so looking back through a few operations tells
-how wide the accesses at an address can be.
+Addresses and windows start at products with block sizes, so looking back through the operations
+that compute them tells how wide accesses can be, and whether a window begins with a tile.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
 
-_DEPTH = 12
+from pallasite.ir import ops
+
+_DEPTH = 64
+_FACT = "pallasite.multiple_of"
 ANY = 1 << 30
 """The divisor of zero: a multiple of everything that matters."""
 
 
-def known_divisor(value: ir.Value, depth: int = _DEPTH) -> int:
-    """A positive number that divides ``value`` (i32 or i64) whatever the inputs; at least 1."""
-    if depth == 0:
-        return 1
-    owner = value.owner
-    if isinstance(owner, ir.Block):
-        return _loop_argument(value, owner, depth)
-    name = owner.name
-    operands = owner.operands
-    if name == "arith.constant":
-        number = abs(int(ir.IntegerAttr(owner.attributes["value"]).value))
-        return number or ANY
-    if name in ("arith.addi", "arith.subi", "arith.maxsi", "arith.minsi", "arith.ori"):
-        return math.gcd(*(known_divisor(operand, depth - 1) for operand in operands))
-    if name == "arith.muli":
-        product = math.prod(known_divisor(operand, depth - 1) for operand in operands)
-        return min(product, ANY)
-    if name == "arith.shli":
-        amount = _constant(operands[1])
-        if amount is not None and 0 <= amount < 31:
-            return min(known_divisor(operands[0], depth - 1) << amount, ANY)
-        return known_divisor(operands[0], depth - 1)
-    if name in ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"):
-        return known_divisor(operands[0], depth - 1)
-    if name == "arith.select":
-        return math.gcd(*(known_divisor(operand, depth - 1) for operand in list(operands)[1:]))
-    if name in ("arith.remsi", "arith.remui"):
-        return math.gcd(*(known_divisor(operand, depth - 1) for operand in operands))
-    if name in ("arith.divsi", "arith.divui"):
-        divisor = _constant(operands[1])
-        dividend = known_divisor(operands[0], depth - 1)
-        if divisor and dividend % divisor == 0:
-            return max(1, dividend // abs(divisor))
-    if name in ("arith.shrsi", "arith.shrui"):
-        amount = _constant(operands[1])
-        dividend = known_divisor(operands[0], depth - 1)
-        if amount is not None and 0 <= amount < 31 and dividend % (1 << amount) == 0:
-            return max(1, dividend >> amount)
-    if name == "arith.andi":
-        mask = _constant(operands[1])
-        if mask:
-            return mask & -mask
-    return 1
+def known_divisor(value: ir.Value) -> int:
+    """A positive number that divides ``value`` (i32 or i64) whatever the inputs; at least 1.
+
+    Sums and products are taken not to overflow.
+    """
+    return _Search().divisor(value, _DEPTH)
+
+
+def with_divisor(value: ir.Value, divisor: int) -> ir.Value:
+    """The same number (i32 or i64), which :func:`known_divisor` takes to be a multiple."""
+    fact = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), divisor)
+    result = ops.arith.addi(value, ops.constant(0, value.type))
+    result.owner.attributes[_FACT] = fact
+    return result
+
+
+def _two(divisor: int) -> int:
+    """The largest power of two in a divisor."""
+    return divisor & -divisor
+
+
+class _Search:
+    """One question: operations that many paths lead to are looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[ir.Value, int] = {}
+
+    def divisor(self, value: ir.Value, depth: int) -> int:
+        """The divisor of a value that ``depth`` operations may lead back from."""
+        found = self._known.get(value)
+        if found is None:
+            found = self._find(value, depth - 1) if depth else 1
+            self._known[value] = found
+        return found
+
+    def _find(self, value: ir.Value, depth: int) -> int:
+        owner = value.owner
+        if isinstance(owner, ir.Block):
+            return self._argument(value, owner, depth)
+        if _FACT in owner.attributes:
+            fact = int(ir.IntegerAttr(owner.attributes[_FACT]).value)
+            return math.lcm(fact, self.divisor(owner.operands[0], depth))
+        name = owner.name
+        if name == "arith.constant":
+            number = abs(int(ir.IntegerAttr(owner.attributes["value"]).value))
+            return number or ANY
+        if name in ("scf.if", "scf.index_switch", "scf.execute_region"):
+            return self._yielded(value, owner, depth)
+        if name in ("scf.for", "scf.while"):
+            return self._loop_result(value, owner, depth)
+        if name == "arith.select" and (chosen := _chosen(list(owner.operands))) is not None:
+            return self.divisor(chosen, depth)
+        rule = _RULES.get(name)
+        if rule is None:
+            return 1
+        operands = list(owner.operands)
+        return rule(operands, [self.divisor(operand, depth) for operand in operands])
+
+    def _argument(self, value: ir.Value, block: ir.Block, depth: int) -> int:
+        """The induction variable of a for loop is a multiple of what its start and step are."""
+        owner = block.owner
+        if owner.name != "scf.for" or ir.BlockArgument(value).arg_number != 0:
+            return 1
+        lower, _, step = list(owner.operands)[:3]
+        return math.gcd(self.divisor(lower, depth), self.divisor(step, depth))
+
+    def _yielded(self, value: ir.Value, owner: ir.Operation, depth: int) -> int:
+        number = ir.OpResult(value).result_number
+        result = 0
+        for region in owner.regions:
+            for block in region.blocks:
+                last = list(block.operations)[-1]
+                if last.operation.name != "scf.yield":
+                    return 1
+                result = math.gcd(result, self.divisor(last.operation.operands[number], depth))
+        return result or 1
+
+    def _loop_result(self, value: ir.Value, owner: ir.Operation, depth: int) -> int:
+        """What a carried value starts as, and what the body makes of it."""
+        number = ir.OpResult(value).result_number
+        body = owner.regions[len(owner.regions) - 1].blocks[0]
+        if owner.name == "scf.while":
+            before = owner.regions[0].blocks[0]
+            condition = list(before.operations)[-1].operation
+            if condition.operands[1 + number] != before.arguments[number]:
+                return 1
+            start = owner.operands[number]
+        else:
+            start = owner.operands[3 + number]
+        following = list(body.operations)[-1].operation.operands[number]
+        return math.gcd(self.divisor(start, depth), self.divisor(following, depth))
 
 
 def _constant(value: ir.Value) -> int | None:
     owner = value.owner
-    if isinstance(owner, ir.Block) or owner.name != "arith.constant":
+    if isinstance(owner, ir.Block):
+        return None
+    if owner.name == "arith.select":
+        chosen = _chosen(list(owner.operands))
+        return None if chosen is None else _constant(chosen)
+    if owner.name != "arith.constant":
         return None
     return int(ir.IntegerAttr(owner.attributes["value"]).value)
 
 
-def _loop_argument(value: ir.Value, block: ir.Block, depth: int) -> int:
-    """The induction variable of a for loop is a multiple of what its start and step are."""
-    owner = block.owner
-    if owner.name != "scf.for":
+def _chosen(operands: Sequence[ir.Value]) -> ir.Value | None:
+    """The value that a selection always gives, if its condition does not depend on anything."""
+    condition, yes, no = operands
+    known = _truth(condition)
+    return None if known is None else yes if known else no
+
+
+_COMPARISONS = (
+    *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
+    *(operator.lt, operator.le, operator.gt, operator.ge),
+)
+"""By number of the predicate; the last four are unsigned."""
+
+
+def _truth(value: ir.Value) -> bool | None:
+    """Whether a condition always holds, or never; None if that is not known."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or len(owner.operands) > 2:
+        return None
+    if owner.name == "arith.constant":
+        return bool(ir.IntegerAttr(owner.attributes["value"]).value)
+    if owner.name in ("arith.andi", "arith.ori"):
+        deciding = owner.name == "arith.ori"
+        known = [_truth(operand) for operand in owner.operands]
+        return deciding if deciding in known else None if None in known else not deciding
+    if owner.name != "arith.cmpi":
+        return None
+    left, right = map(_constant, owner.operands)
+    predicate = int(ir.IntegerAttr(owner.attributes["predicate"]).value)
+    if left is None or right is None or (predicate >= 6 and min(left, right) < 0):
+        return None
+    return bool(_COMPARISONS[predicate](left, right))
+
+
+type _Rule = Callable[[Sequence[ir.Value], Sequence[int]], int]
+"""From an operation's operands and their divisors to the divisor of its result."""
+
+
+def _common(_: Sequence[ir.Value], divisors: Sequence[int]) -> int:
+    return math.gcd(*divisors)
+
+
+def _common_bits(_: Sequence[ir.Value], divisors: Sequence[int]) -> int:
+    return min(map(_two, divisors))
+
+
+def _product(_: Sequence[ir.Value], divisors: Sequence[int]) -> int:
+    return ANY if ANY in divisors else math.prod(divisors)
+
+
+def _mask(_: Sequence[ir.Value], divisors: Sequence[int]) -> int:
+    return max(map(_two, divisors))
+
+
+def _shift_left(operands: Sequence[ir.Value], divisors: Sequence[int]) -> int:
+    amount = _constant(operands[1])
+    if amount is None or not 0 <= amount < 31:
+        return divisors[0]
+    return _product((), (divisors[0], 1 << amount))
+
+
+def _shift_right(operands: Sequence[ir.Value], divisors: Sequence[int]) -> int:
+    amount = _constant(operands[1])
+    if amount is None or not 0 <= amount < 31:
         return 1
-    if ir.BlockArgument(value).arg_number != 0:
-        return 1
-    lower, _, step = list(owner.operands)[:3]
-    return math.gcd(known_divisor(lower, depth - 1), known_divisor(step, depth - 1))
+    return _quotient(divisors[0], 1 << amount)
+
+
+def _divide(operands: Sequence[ir.Value], divisors: Sequence[int]) -> int:
+    return _quotient(divisors[0], _constant(operands[1]))
+
+
+def _quotient(dividend: int, divisor: int | None) -> int:
+    return dividend // abs(divisor) if divisor and dividend % divisor == 0 else 1
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(
+        (f"arith.{name}" for name in ("addi", "subi", "maxsi", "minsi", "maxui", "minui")), _common
+    ),
+    # x - x // y * y
+    **dict.fromkeys(("arith.remsi", "arith.remui"), _common),
+    **dict.fromkeys(("arith.ori", "arith.xori"), _common_bits),
+    **dict.fromkeys(("arith.divsi", "arith.divui", "arith.floordivsi"), _divide),
+    **dict.fromkeys(("arith.shrsi", "arith.shrui"), _shift_right),
+    **dict.fromkeys(
+        ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "math.absi"), _common
+    ),
+    "arith.muli": _product,
+    "arith.shli": _shift_left,
+    "arith.andi": _mask,
+    "arith.select": lambda _, divisors: math.gcd(*divisors[1:]),
+}

@@ -74,19 +74,23 @@ def _axes(
             continue
         extents = _by_swizzled_rows(extents, shared)
         weights = [math.prod(e.size for e in extents[i + 1 :]) for i in range(len(extents))]
-        factored = size % weights[0] == 0 and part.aligned(weights[0])
-        if factored:
-            for position, (extent, weight) in enumerate(zip(extents, weights, strict=True)):
-                outer = position == 0
-                start = 0 if not outer else None if part.start is None else part.start // weight
-                length = size // weight if outer else extent.size
-                tensor = _Tensor(length, stride * weight, extent.size, start, dim, weight)
-                axes.append(_Axis(tensor, 1, extent.size, extent.stride, True))
-            continue
-        # Tiles that do not divide the array: one instruction for each, over the plain dimension.
-        tensor = _Tensor(size, stride, extents[-1].size, part.start, dim, 1)
-        for extent, weight in zip(extents, weights, strict=True):
-            axes.append(_Axis(tensor, weight, extent.size, extent.stride, weight == 1))
+        cut = next(
+            position
+            for position, weight in enumerate(weights)
+            if size % weight == 0 and part.aligned(weight)
+        )
+        for position, extent in enumerate(extents[cut:], cut):
+            weight = weights[position]
+            outer = position == cut
+            start = 0 if not outer else None if part.start is None else part.start // weight
+            length = size // weight if outer else extent.size
+            tensor = _Tensor(length, stride * weight, extent.size, start, dim, weight)
+            axes.append(_Axis(tensor, 1, extent.size, extent.stride, True))
+            if outer:
+                # Tiles that do not divide the array, or that the window does not begin with: one
+                # instruction for each, which moves along the same dimension.
+                for major, step in zip(extents[:cut], weights, strict=False):
+                    axes.append(_Axis(tensor, step // weight, major.size, major.stride, False))
     return alone, sorted(axes, key=lambda axis: -axis.shared_stride)
 
 
@@ -348,7 +352,41 @@ def plan_tensor_map(
         blocks=blocks,
     )
     _check_addresses(plan)
+    if bits < 8:
+        _check_bytes(plan, window)
     return plan
+
+
+def start_alignment(window: Sequence[WindowDimension], shared: MemoryLayout) -> tuple[int, ...]:
+    """What the start along each dimension of a window has to be a multiple of for a copy of whole
+    tiles, which takes the fewest instructions."""
+    kept = iter(shared.dims)
+    result = []
+    for part in window:
+        extents = () if part.squeezed else next(kept)
+        if extents:
+            extents = _by_swizzled_rows(extents, shared)
+        inner = math.prod(extent.size for extent in extents[1:])
+        packed = bool(extents) and extents[-1].stride == 1 and shared.element_bits < 8
+        result.append(math.lcm(inner, 8 // shared.element_bits) if packed else inner)
+    return tuple(result)
+
+
+def _check_bytes(plan: TensorMapPlan, window: Sequence[WindowDimension]) -> None:
+    """Coordinates along packed elements have to be whole bytes."""
+    packed = 8 // plan.element_bits
+    start = plan.coordinates[-1]
+    steps = [start.constant, plan.shape[-1], *(issue.coordinates[-1] for issue in plan.issues)]
+    steps += [t.coordinate_step for t in plan.block_terms if t.tensor_dim == plan.rank - 1]
+    for term in start.terms:
+        known = window[term.dim].multiple_of
+        steps.append(packed if known is None else known // term.divisor * term.scale)
+    if any(step % packed for step in steps):
+        raise InvalidValueError(
+            f"a TMA copy of elements of {plan.element_bits} bits begins or ends inside of a byte",
+            expected=f"starts and extents that are multiples of {packed} along the contiguous "
+            "dimension",
+        )
 
 
 def _coordinate(group: _Group) -> Coordinate:

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import ops, types
-from pallasite.ir.divisibility import known_divisor
+from pallasite.ir.divisibility import ANY, known_divisor
 from pallasite.language.memory import MemorySpace
 from pallasite.launch import Buffer
 from pallasite.layouts.memory import Extent, MemoryLayout, OffsetTerm, row_major
@@ -56,6 +56,11 @@ class WindowStart:
     dynamic: tuple[ir.Value, ...]
     size: int
     squeezed: bool = False
+
+    @property
+    def divisor(self) -> int:
+        """What the start is known to be a multiple of."""
+        return math.gcd(self.static, *map(known_divisor, self.dynamic)) or ANY
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

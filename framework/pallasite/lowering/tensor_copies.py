@@ -15,7 +15,7 @@ from pallasite.ir import ops
 from pallasite.language.memory import MemorySpace
 from pallasite.launch import TensorMapParameter
 from pallasite.layouts.memory import MemoryLayout, row_major
-from pallasite.layouts.tma import plan_tensor_map
+from pallasite.layouts.tma import plan_tensor_map, start_alignment
 from pallasite.layouts.tma_types import (
     SHARED_ALIGNMENT,
     Issue,
@@ -97,14 +97,11 @@ def plan_copy(
     assert buffer is not None
     root = row_major(buffer.shape, source.element_bits)
     strides = [dim[0].stride if dim else 1 for dim in root.dims]
-    plan = plan_tensor_map(
+    plan = _plan(
         buffer.shape,
         _unit_strides(buffer.shape, strides),
         str(source.dtype),
-        [
-            WindowDimension(None if start.dynamic else start.static, start.size, start.squeezed)
-            for start in window
-        ],
+        window,
         shared,
         blocks=blocks,
         reduction=reduction,
@@ -135,6 +132,53 @@ def plan_copy(
         else:
             coordinates.append(ops.add(total, coordinate.constant))
     return TensorCopy(plan, descriptor, tuple(coordinates))
+
+
+def _plan(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: str,
+    window: Sequence[WindowStart],
+    shared: MemoryLayout,
+    **options: Any,
+) -> TensorMapPlan:
+    """The plan that is right for every start that the kernel may compute.
+
+    Raises:
+      InvalidValueError: there is none; if there were one with starts that are multiples of the
+        tiles in shared memory, the message says so.
+    """
+    dims = [
+        WindowDimension(start.static, start.size, start.squeezed)
+        if not start.dynamic
+        else WindowDimension(None, start.size, start.squeezed, multiple_of=start.divisor)
+        for start in window
+    ]
+    try:
+        return plan_tensor_map(shape, strides, dtype, dims, shared, **options)
+    except InvalidValueError as error:
+        needed = start_alignment(dims, shared)
+        unknown = [dim for dim, part in enumerate(dims) if not part.aligned(needed[dim])]
+        aligned = [dataclasses.replace(part, multiple_of=None) for part in dims]
+        try:
+            plan_tensor_map(shape, strides, dtype, aligned, shared, **options)
+        except InvalidValueError:
+            raise error from None
+        unknown = [dim for dim in unknown if dims[dim].start is None]
+        raise InvalidValueError(
+            f"TMA cannot copy this window from every start along {_dimensions(unknown)}:"
+            f" {error.message}",
+            got=", ".join(f"a multiple of {dims[dim].multiple_of}" for dim in unknown),
+            expected=", ".join(f"a multiple of {needed[dim]}" for dim in unknown)
+            + " (whole tiles of the shared memory)",
+            hint="if a start always is one, say so where it is computed: "
+            + " and ".join(f"pl.multiple_of(start, {needed[dim]})" for dim in unknown),
+        ) from None
+
+
+def _dimensions(numbers: Sequence[int]) -> str:
+    text = " and ".join(map(str, numbers))
+    return f"dimension {text}" if len(numbers) == 1 else f"dimensions {text}"
 
 
 def _unit_strides(shape: Sequence[int], strides: Sequence[int]) -> list[int]:

@@ -21,6 +21,7 @@ from pallasite.layouts.named import describe
 from pallasite.layouts.registers import RegisterLayout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
+from pallasite.lowering.divisors import mark_carried
 from pallasite.lowering.resources import EstimatorContext, Resources, nothing
 from pallasite.registry import RuleSet, Semantics
 
@@ -214,6 +215,8 @@ def _scan(
         )
     del reverse  # Without scanned inputs or outputs the direction makes no difference.
 
+    mark = mark_carried(jaxpr, consts, carries)
+
     def body(values: list[Value]) -> list[Value]:
         return ctx.lower(jaxpr, [*consts, *values])
 
@@ -231,7 +234,7 @@ def _scan(
     carry = Carry(carries, "the loop body")
 
     def emit(_: ir.Value, registers: list[ir.Value]) -> list[ir.Value]:
-        values = carry.rebuild(registers)
+        values = mark(carry.rebuild(registers))
         for _ in range(unroll):
             values = carry.rebuild(carry.flatten(body(values)))
         return carry.flatten(values)
@@ -260,8 +263,10 @@ def _while(
     carries = list(args[cond_nconsts + body_nconsts :])
     counted = _counted_loop(cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts)
 
+    mark = mark_carried(body_jaxpr, body_consts, carries)
+
     def body(values: list[Value]) -> list[Value]:
-        return ctx.lower(body_jaxpr, [*body_consts, *values])
+        return ctx.lower(body_jaxpr, [*body_consts, *mark(values)])
 
     carries = _distribute_splats(ctx, carries, body)
     carry = Carry(carries, "the loop body")

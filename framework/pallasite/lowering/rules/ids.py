@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from pallasite import _jax
 from pallasite.errors import InvalidValueError
 from pallasite.ir import ops
+from pallasite.ir.divisibility import with_divisor
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import KernelContext, RuleContext, Value
 from pallasite.registry import RuleSet, Semantics
@@ -132,7 +133,7 @@ def _multiple_of(ctx: RuleContext, x: Value, *, values: tuple[int, ...]) -> Valu
     if not isinstance(x, RegisterArray) or factor <= 1:
         return x
     if factor & (factor - 1):
-        return x
+        return x.map(lambda value: with_divisor(value, factor))
     shift = factor.bit_length() - 1
 
     def align(value: ir.Value) -> ir.Value:

@@ -1,0 +1,110 @@
+"""What the integers that a loop carries are multiples of.
+
+The body of a loop is not there yet when its first instructions are emitted, so what it makes of the
+carried values is found in its program: a row that starts at a multiple of 64 and grows by 64 stays
+one. :func:`pallasite.ir.divisibility.known_divisor` looks back from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from pallasite import _jax
+from pallasite.ir import ops
+from pallasite.ir.divisibility import ANY, known_divisor, with_divisor
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.context import Value
+
+
+def mark_carried(
+    body: Any, constants: Sequence[Value], starts: Sequence[Value]
+) -> Callable[[Sequence[Value]], list[Value]]:
+    """A function that marks the values that a loop carries with what they are multiples of.
+
+    Args:
+      body: the program of one step, of the constants and the carried values.
+      constants: what the loop does not change.
+      starts: what it carries into the first step.
+    """
+    found = [_known(value) for value in starts]
+    if any(divisor > 1 for divisor in found):
+        given = [_known(value) for value in constants]
+        while True:
+            following = _outputs(body, [*given, *found])
+            common = [math.gcd(*pair) for pair in zip(found, following, strict=True)]
+            if common == found:
+                break
+            found = common
+
+    def mark(values: Sequence[Value]) -> list[Value]:
+        return [
+            value.map(lambda register, divisor=divisor: with_divisor(register, divisor))
+            if 1 < divisor < ANY
+            else value
+            for value, divisor in zip(values, found, strict=True)
+        ]
+
+    return mark
+
+
+def _known(value: Value) -> int:
+    if not isinstance(value, RegisterArray) or value.shape != () or not value.is_splat:
+        return 1
+    scalar = value.scalar
+    return known_divisor(scalar) if scalar.type in (ops.i32(), ops.i64()) else 1
+
+
+def _outputs(program: Any, inputs: Sequence[int]) -> list[int]:
+    """Divisors of a program's results, from those of its arguments."""
+    known = dict(zip(program.invars, inputs, strict=True))
+
+    def of(atom: Any) -> int:
+        if not isinstance(atom, _jax.Literal):
+            return known.get(atom, 1)
+        if atom.aval.shape != () or atom.aval.dtype.kind not in "iu":
+            return 1
+        number: int = abs(int(atom.val))
+        return number or ANY
+
+    for equation in program.eqns:
+        inner = [of(atom) for atom in equation.invars]
+        primitive = equation.primitive
+        if primitive is _jax.jit_p:
+            results = _outputs(equation.params["jaxpr"], inner)
+        elif primitive is _jax.cond_p:
+            branches = equation.params["branches"]
+            each = [_outputs(branch, inner[1:]) for branch in branches]
+            results = [math.gcd(*divisors) for divisors in zip(*each, strict=True)]
+        elif primitive is _jax.multiple_of_p:
+            results = [math.lcm(*equation.params["values"], *inner)]
+        elif primitive in _RULES and all(_whole(atom) for atom in equation.outvars):
+            results = [_RULES[primitive](inner)]
+        else:
+            continue
+        known.update(zip(equation.outvars, results, strict=True))
+    return [of(atom) for atom in program.outvars]
+
+
+def _whole(atom: Any) -> bool:
+    return atom.aval.shape == () and atom.aval.dtype.kind in "iu"
+
+
+def _product(divisors: Sequence[int]) -> int:
+    return ANY if ANY in divisors else math.prod(divisors)
+
+
+def _common(divisors: Sequence[int]) -> int:
+    return math.gcd(*divisors)
+
+
+_RULES: dict[Any, Callable[[Sequence[int]], int]] = {
+    **dict.fromkeys((lax.add_p, lax.sub_p, lax.max_p, lax.min_p, lax.rem_p), _common),
+    **dict.fromkeys((lax.neg_p, lax.abs_p, lax.convert_element_type_p, lax.clamp_p), _common),
+    lax.mul_p: _product,
+    lax.and_p: lambda divisors: max(divisor & -divisor for divisor in divisors),
+    lax.select_n_p: lambda divisors: math.gcd(*divisors[1:]),
+}
