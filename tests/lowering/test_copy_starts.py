@@ -39,11 +39,10 @@ def values(shape, dtype, seed=0):
 def part(array, start, sizes):
     """The window of an array, with zeros beyond its ends."""
     result = np.zeros(sizes, array.dtype)
-    last = [
-        max(f, min(n, s + w)) for f, s, w, n in zip(first, start, sizes, array.shape, strict=True)
-    ]
-    inner = tuple(slice(f - s, e - s) for f, e, s in zip(first, last, start, strict=True))
-    result[inner] = array[tuple(slice(f, e) for f, e in zip(first, last, strict=True))]
+    for index in np.ndindex(*sizes):
+        at = tuple(s + i for s, i in zip(start, index, strict=True))
+        if all(0 <= a < n for a, n in zip(at, array.shape, strict=True)):
+            result[index] = array[at]
     return result
 
 

@@ -60,7 +60,7 @@ def _known(value: Value) -> int:
 
 def _outputs(program: Any, inputs: Sequence[int]) -> list[int]:
     """Divisors of a program's results, from those of its arguments."""
-    known = dict(zip(program.invars, inputs, strict=True))
+    known: dict[Any, int] = dict(zip(program.invars, inputs, strict=True))
 
     def of(atom: Any) -> int:
         if not isinstance(atom, _jax.Literal):
