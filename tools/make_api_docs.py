@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
+import importlib.util
 import inspect
 import os
 import pathlib
@@ -32,6 +34,9 @@ BORROWED = (
 )
 """Names of other libraries, whose docstrings are about these libraries."""
 
+LIBRARIES = ("pallasite_hopper.ops",)
+"""Modules of plugins with functions for programs; their names for kernels are in pallasite.gpu."""
+
 
 def main(folder: pathlib.Path) -> list[pathlib.Path]:
     """Writes all pages into a folder and returns their paths."""
@@ -44,6 +49,7 @@ def main(folder: pathlib.Path) -> list[pathlib.Path]:
         "pallasite.lowering.recording": module_page(
             recording, ["recording", "KernelLayouts", "SharedView", "Use"]
         ),
+        **{name: library_page(name) for name in LIBRARIES if is_installed(name)},
         "hooks": module_page(hookspecs, [n for n in vars(hookspecs) if n.startswith("pallasite_")]),
         "options": options_page(),
         "command-line": command_line_page(),
@@ -57,6 +63,17 @@ def main(folder: pathlib.Path) -> list[pathlib.Path]:
         path.write_text(text.rstrip() + "\n")
         written.append(path)
     return written
+
+
+def is_installed(name: str) -> bool:
+    """Whether the plugin with this module is there."""
+    return importlib.util.find_spec(name.partition(".")[0]) is not None
+
+
+def library_page(name: str) -> str:
+    """A page about all public names of a plugin's module."""
+    module = importlib.import_module(name)
+    return module_page(module, module.__all__)
 
 
 def python_names() -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 import pallasite
 from pallasite import config, gpu, hookspecs
+from pallasite_hopper import ops
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -46,6 +47,7 @@ def text_of(entry: str) -> str:
         ("pallasite.gpu", sorted(dir(gpu))),
         ("pallasite.errors", ["PallasiteError", "MissingRuleError", "SourceLocation"]),
         ("hooks", [name for name in vars(hookspecs) if name.startswith("pallasite_")]),
+        ("pallasite_hopper.ops", ops.__all__),
         ("pallasite", ["compile", "compile_all", "target", "CompiledKernel", "Target", "Pass"]),
     ],
 )
@@ -59,6 +61,14 @@ def test_all_of_pallasite_is_somewhere(pages: dict[str, str]):
     entries = entries_of(pages["pallasite"]) | entries_of(pages["pallasite.errors"])
     modules = {"config", "errors", "gpu", "plugins"}
     assert set(pallasite.__all__) - modules - {"__version__"} <= set(entries)
+
+
+def test_operations_say_what_they_take(pages: dict[str, str]):
+    for name, entry in entries_of(pages["pallasite_hopper.ops"]).items():
+        parameters = set(re.findall(r"^    (\w+): ", entry, re.MULTILINE))
+        described = set(re.findall(r"\w+", " ".join(re.findall(r"^- `([\w, ]+)`:", entry, re.M))))
+        if name != "attention_forward":  # It refers to attention.
+            assert parameters - {"transpose_a", "transpose_b"} <= described, name
 
 
 def test_options_are_listed(pages: dict[str, str]):
