@@ -279,14 +279,15 @@ def test_program_id_beyond_the_grid():
 
 
 @refused(
-    UnsupportedError,
+    InvalidTypeError,
     r"""
-    HERE: interpret= is not supported
-      try: on a machine without a GPU the simulator runs the compiled kernel
+    HERE: interpret is of no kind that is known
+      got: builtins.str
+      expected: True, False, None or pallasite.gpu.InterpretGPUParams
     """,
 )
 def test_interpret():
-    make(interpret=True)(lambda x, o: None)  # here
+    make(interpret="yes")(lambda x, o: None)  # here
 
 
 @refused(

@@ -389,7 +389,7 @@ def test_vmap_of_references():
         (InvalidTypeError, "grid_names is a single string", dict(grid=(1, 1), grid_names="ab")),
         (InvalidTypeError, "no parameter 'gird'", dict(gird=(1,))),
         (InvalidTypeError, "another backend", dict(compiler_params=object())),
-        (UnsupportedError, "interpret", dict(interpret=True)),
+        (InvalidTypeError, "interpret", dict(interpret="yes")),
         (InvalidValueError, "both given", dict(out_type=X, out_shape=X)),
     ],
 )

@@ -7,6 +7,7 @@ is asked for.
 from __future__ import annotations
 
 _BY_MODULE = {
+    "interpret": ("InterpretGPUParams", "force_gpu_interpret_mode", "set_gpu_interpret_mode"),
     "kernel": ("kernel",),
     "mesh": ("Mesh", "WarpMesh"),
     "memory": (
@@ -40,6 +41,7 @@ _BY_MODULE = {
         *("copy_gmem_to_smem", "copy_smem_to_gmem", "wait_gmem_to_smem", "wait_smem_to_gmem"),
     ),
     "primitives.inline": ("RefType", "ShapeDtypeStruct", "inline_mgpu"),
+    "primitives.matrix": ("mma",),
     "primitives.semaphores": ("semaphore_signal", "semaphore_wait"),
 }
 

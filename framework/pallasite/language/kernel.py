@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 from pallasite import _jax
 from pallasite.errors import InvalidTypeError, SourceLocation
 from pallasite.language import checks
+from pallasite.language.interpret import interpretation
 from pallasite.language.kernel_call import kernel_call_p
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
@@ -32,8 +33,8 @@ __all__ = ["KernelSpec", "identifier", "kernel", "kernel_call_p", "trace_kernel"
 def kernel(
     body: Callable[..., None] | None = None,
     *,
-    out_type: Any = None,
-    scratch_types: Any = None,
+    out_type: Any = (),
+    scratch_types: Any = (),
     compiler_params: CompilerParams | None = None,
     grid: Sequence[int] = (),
     grid_names: Sequence[Any] = (),
@@ -63,7 +64,8 @@ def kernel(
       compiler_params: a :class:`CompilerParams`.
       grid, grid_names, cluster, cluster_names, num_threads, thread_name: see :class:`Mesh`;
         ``kernel_name`` may be given too.
-      interpret: not supported; executors choose themselves by platform.
+      interpret: True or :class:`InterpretGPUParams` runs the kernel on the CPU even in a program
+        for a GPU; False and None leave that to ``force_gpu_interpret_mode``.
       debug: prints the jaxpr after tracing and marks the kernel, so that later stages print too.
       input_output_aliases: operand number -> output number (in flattened order) that are to share
         one buffer; the body sees the operand's data in the output.
@@ -86,11 +88,7 @@ def kernel(
         num_threads=num_threads,
         thread_name=thread_name,
     )
-    if interpret:
-        raise checks.unsupported(
-            "interpret= is not supported",
-            hint="on a machine without a GPU the simulator runs the compiled kernel",
-        )
+    interpretation(interpret)
     if compiler_params is None:
         compiler_params = CompilerParams()
     elif not isinstance(compiler_params, CompilerParams):
@@ -107,6 +105,7 @@ def kernel(
         mesh=mesh,
         aliases=dict(input_output_aliases or {}),
         debug=bool(debug),
+        interpret=interpret,
     )
     return make if body is None else make(body)
 
@@ -145,11 +144,12 @@ def _name_parameters(run: Any, body: Callable[..., Any], before: int, count: int
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    if value is not None and old_value is not None:
+    given = value is not None and not (isinstance(value, tuple) and not value)
+    if given and old_value is not None:
         raise checks.value_error(
             f"{name} and its older name {old_name} are both given", expected=f"only {name}"
         )
-    if value is None:
+    if not given:
         value = old_value
     return () if value is None else value
 
@@ -178,6 +178,7 @@ class _Kernel:
         mesh: Mesh,
         aliases: dict[int, int],
         debug: bool,
+        interpret: Any,
     ):
         if not callable(body):
             raise checks.type_error("the kernel body is not a function", got=body)
@@ -186,6 +187,7 @@ class _Kernel:
         self.mesh = mesh
         self.aliases = aliases
         self.debug = debug
+        self.interpret = interpret
         self.location = _location_of(body)
         self.definition = _jax.current_traceback()
         self.single_output = not isinstance(out_type, tuple | list)
@@ -214,7 +216,8 @@ class _Kernel:
 
         As with ``jax.jit``, the trace is kept and used again for the same types.
         """
-        key = (in_avals, in_tree, _jax.trace_context())
+        interpret = interpretation(self.interpret)
+        key = (in_avals, in_tree, _jax.trace_context(), interpret)
         if key in self.traced:
             spec, out_tree = self.traced[key]
             return spec, [], out_tree
@@ -238,6 +241,7 @@ class _Kernel:
             location=self.location,
             debug=self.debug,
         )
+        spec = spec.replace(interpret=interpret)
         if self.debug:
             print(f"{self.name}:\n{spec.jaxpr}")
         if not captured:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from pallasite.errors import SourceLocation
+from pallasite.language.interpret import InterpretGPUParams
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 
@@ -24,6 +25,7 @@ class KernelSpec:
       params: compiler parameters.
       location: where the body is defined.
       debug: whether the user asked for the intermediate stages to be printed.
+      interpret: how it is run on the CPU even in a program for a GPU, if it is to be.
     """
 
     name: str
@@ -35,6 +37,7 @@ class KernelSpec:
     params: CompilerParams
     location: SourceLocation | None = None
     debug: bool = False
+    interpret: InterpretGPUParams | None = None
 
     def __repr__(self) -> str:
         return f"KernelSpec({self.name}, {dict(self.mesh.shape)})"

@@ -20,6 +20,7 @@ RULE_MODULES = (
     "ids",
     "inline",
     "loads",
+    "mma",
     "references",
     "reductions",
     "semaphores",

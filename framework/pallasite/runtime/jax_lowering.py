@@ -15,9 +15,10 @@ from typing import Any
 
 from jax.interpreters import mlir
 
-from pallasite import _jax, plugins
+from pallasite import _jax, config, plugins
 from pallasite.errors import ExecutionError, InvalidTypeError, UnsupportedError
 from pallasite.known_plugins import remedy
+from pallasite.language.interpret import InterpretGPUParams
 from pallasite.language.kernel import KernelSpec
 from pallasite.language.pallas_call import pallas_call_spec
 from pallasite.language.params import CompilerParams
@@ -48,12 +49,14 @@ def lower_kernel_call(
         platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
     check_operands(spec, ctx.avals_in)
     override = current()
-    if platform == "cpu" and override.run is not None:
+    if spec.interpret is not None:
+        run = interpreter(spec.interpret, spec.name)
+    elif platform == "cpu" and override.run is not None:
         run = override.run
     else:
         run = find_executor(platform, spec.name)
     compiled = compile_kernel(spec, override.target, keep=False, mesh_axes=_device_mesh(ctx))
-    if platform == "cuda":
+    if platform == "cuda" and spec.interpret is None:
         check_device(compiled.target, local_compute_capability(), spec.name)
         run = functools.partial(launch, side_effects=has_side_effects(spec))
     run = functools.partial(run_profiled, run, compiled)
@@ -135,6 +138,23 @@ def find_executor(platform: str, name: str) -> Callable[..., Any]:
     if executor is None:
         raise no_executor(platform, name)
     return executor.run
+
+
+def interpreter(params: InterpretGPUParams, name: str) -> Callable[..., Any]:
+    """What interprets kernels: an executor for the CPU, whatever platform the program is for.
+
+    Raises:
+      ExecutionError: there is none.
+    """
+    run = current().run or find_executor("cpu", name)
+    if not params.detect_races:
+        return run
+
+    def checked(*arguments: Any) -> Any:
+        with config.scoped(sanitize=True):
+            return run(*arguments)
+
+    return checked
 
 
 def no_executor(platform: str, name: str) -> ExecutionError:
