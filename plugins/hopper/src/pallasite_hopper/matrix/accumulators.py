@@ -122,7 +122,7 @@ class AbstractAccumulatorRef(_jax.AbstractRef):  # type: ignore[misc]
             raise part_is_written(f"index {idx}")
         wgmma_accumulator_store(tracer, value)
 
-    # What the core's scopes ask of references that are values (see `is_value` in lowering/rules/references.py).
+    # What the core's scopes ask of references that are values (lowering/rules/references.py).
 
     def scoped_resources(self, ctx: Any, axes: tuple[Any, ...]) -> Any:
         """None: registers are not counted."""

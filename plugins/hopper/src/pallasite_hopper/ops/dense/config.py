@@ -202,7 +202,13 @@ def _as_deep_as_fits(config: MatmulConfig, size: int, out_size: int) -> MatmulCo
 
 
 def matmul_configs(m: int, n: int, k: int, dtype: Any, out_dtype: Any = None) -> list[MatmulConfig]:
-    """Configurations that are worth measuring for a product, the default one first."""
+    """Configurations that are worth measuring for a product, the default one first.
+
+    Args:
+      m, n, k: extents of the product.
+      dtype: of the operands.
+      out_dtype: of the result; by default ``dtype``.
+    """
     size = np.dtype(dtype).itemsize
     out_size = np.dtype(out_dtype or dtype).itemsize
     found = [default_config(m, n, k, size, out_size)]

@@ -53,8 +53,7 @@ def attention(
     q_lengths: jax.Array | None = None,
     kv_lengths: jax.Array | None = None,
     config: AttentionConfig | None = None,
-    save_residuals: bool = False,
-) -> Any:
+) -> jax.Array:
     """``softmax(scale * q @ k.T) @ v`` for each batch and head, in one kernel.
 
     It can be differentiated with respect to q, k and v.
@@ -74,12 +73,9 @@ def attention(
       config: how to cut the work up; one of :func:`attention_configs`, say. By default it is chosen
         from the shapes, or by measuring if the option ``autotune`` says so (see
         :func:`pallasite.choose`). Derivatives have a configuration of their own.
-      save_residuals: whether to return log-sum-exp too; the results then have no derivatives.
 
     Returns:
-      An array like q; zeros for queries that do not exist or see no key. With ``save_residuals``
-      also the natural logarithms of the sums of exponentials, float32 (batch, q_heads, q_seq);
-      minus infinity for such queries.
+      An array like q; zeros for queries that do not exist or see no key.
 
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
@@ -87,9 +83,8 @@ def attention(
     Source: J. Shah et al., "FlashAttention-3", arXiv 2407.08608.
     """
     options, lengths = _checked(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths, config)
-    if save_residuals:
-        return _forward(q, k, v, *lengths, options, True)
-    return _attention(q, k, v, *lengths, options)
+    result: jax.Array = _attention(q, k, v, *lengths, options)
+    return result
 
 
 def attention_forward(
@@ -104,7 +99,7 @@ def attention_forward(
     kv_lengths: jax.Array | None = None,
     config: AttentionConfig | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """:func:`attention` with ``save_residuals``, for programs that combine or differentiate it.
+    """:func:`attention` with log-sum-exp, for programs that combine results for parts of the keys.
 
     Args: as of :func:`attention`.
 
@@ -116,19 +111,8 @@ def attention_forward(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
     """
-    out, lse = attention(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        q_lengths=q_lengths,
-        kv_lengths=kv_lengths,
-        config=config,
-        save_residuals=True,
-    )
-    return out, lse
+    options, lengths = _checked(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths, config)
+    return _forward(q, k, v, *lengths, options, True)
 
 
 # Derivatives --------------------------------------------------------------------------------------

@@ -133,7 +133,13 @@ def default_config(
 def mixed_configs(
     m: int, n: int, k: int, weight_bits: int = 8, out_size: int = 2
 ) -> list[MixedConfig]:
-    """Configurations that are worth measuring for a product, the default one first."""
+    """Configurations that are worth measuring for a product, the default one first.
+
+    Args:
+      m, n, k: extents of the product.
+      weight_bits: of one weight: 8 or 4.
+      out_size: bytes of an element of the result.
+    """
     default = default_config(m, n, k, weight_bits, out_size)
     found = [default]
     if m <= 128:

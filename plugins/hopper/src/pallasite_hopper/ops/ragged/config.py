@@ -101,7 +101,13 @@ def default_config(rows: int, columns: int, out_size: int) -> RaggedConfig:
 
 
 def ragged_configs(rows: int, columns: int, out_size: int = 2) -> list[RaggedConfig]:
-    """Configurations that are worth measuring, the default one first; see ``default_config``."""
+    """Configurations that are worth measuring, the default one first.
+
+    Args:
+      rows: of a group's result; the average where they differ.
+      columns: of the result.
+      out_size: bytes of an element of the result.
+    """
     found = [default_config(rows, columns, out_size)]
     for tile_m, tile_n, split in (
         (128, 256, "m"),
