@@ -259,8 +259,8 @@ def our_tuned_candidates(problem: Problem, arguments: argparse.Namespace) -> Can
         )
 
     scale = problem.head_dim**-0.5
-    attend = program.our_operation("attention")
-    forward = jax.jit(functools.partial(attend, causal=problem.causal, save_residuals=True))
+    attend = program.our_operation("attention_forward")
+    forward = jax.jit(functools.partial(attend, causal=problem.causal))
 
     def make(label: str, config: Any) -> Candidate:
         function = functools.partial(
