@@ -320,3 +320,125 @@ def inside(body, start, steps=4):
 )
 def test_rows_that_a_loop_carries(body, start, count):
     assert inside(body, start) == count
+
+
+# Other instructions -------------------------------------------------------------------------------
+
+
+def copies_of(kernel, x, target="sm_90a", copy=COPY):
+    starts = jax.ShapeDtypeStruct((1,), jnp.int32)
+    return len(re.findall(copy, pallasite.compile(kernel, x, starts, target=target).ptx))
+
+
+@pytest.mark.parametrize(("promise", "count"), [(lambda n: n, 4), (lambda n: n * 8, 1)])
+@pytest.mark.parametrize("partition", [None, "PARTITIONED", "REPLICATED"])
+def test_copies_that_a_pair_shares(partition, promise, count):
+    """Each block copies the tiles of its share."""
+    size = (32, 128) if partition == "PARTITIONED" else (64, 128)
+    mode = {"PARTITIONED": lambda: plgpu.CopyPartition.PARTITIONED(0), None: lambda: None}.get(
+        partition, lambda: plgpu.CopyPartition.REPLICATED
+    )()
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((2, *size), jnp.bfloat16),
+        scratch_types=[plgpu.SMEM(size, jnp.bfloat16, transforms=TILES), plgpu.Barrier()],
+        cluster=(2,),
+        cluster_names=("pair",),
+    )
+    def kernel(x_ref, starts_ref, o_ref, tile, loaded):
+        rows = pl.ds(promise(starts_ref[0]), 64)
+        plgpu.copy_gmem_to_smem(
+            x_ref.at[rows], tile, loaded, collective_axes="pair", leader_tracked=mode
+        )
+        plgpu.barrier_wait(loaded)
+        o_ref[lax.axis_index("pair")] = tile[...]
+
+    x = jax.ShapeDtypeStruct((512, 128), jnp.bfloat16)
+    assert copies_of(kernel, x, "sm_100a" if partition else "sm_90a") == count
+
+
+def test_prefetch_needs_no_tiles():
+    @plgpu.kernel(out_type=jax.ShapeDtypeStruct((1,), jnp.int32))
+    def kernel(x_ref, starts_ref, o_ref):
+        plgpu.async_prefetch(x_ref.at[pl.ds(starts_ref[0], 64), pl.ds(starts_ref[0], 128)])
+
+    x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+    assert copies_of(kernel, x, copy="cp.async.bulk.prefetch.tensor") == 1
+
+
+# Elements of 4 bits -------------------------------------------------------------------------------
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4])
+@pytest.mark.parametrize("swizzle", [16, 32, 128])
+@pytest.mark.parametrize("known", [False, True])
+def test_windows_of_4_bits(dtype, swizzle, known):
+    """The window's bytes go through shared memory to a window of the result."""
+    width, transforms = 64, []
+    if swizzle > 16:
+        width = 2 * 2 * swizzle
+        transforms = [plgpu.TilingTransform((8, width // 2)), plgpu.SwizzleTransform(swizzle)]
+    steps = ((0, 0), (3, 32), (8, 64), (5, 416)) if known else ((1, 1), (0, 0), (7, 2))
+    low = -8 if dtype == jnp.int4 else 0
+    x = jnp.asarray(np.random.default_rng(0).integers(low, low + 16, (24, 1024)), dtype)
+    starts = jnp.asarray(steps, jnp.int32)
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((len(steps) * 8, 1024), dtype),
+        scratch_types=[plgpu.SMEM((8, width), dtype, transforms=transforms), plgpu.Barrier()],
+    )
+    def kernel(x_ref, starts_ref, o_ref, tile, loaded):
+        for place, (row, column) in enumerate(steps):
+            if not known:
+                row, column = starts_ref[place, 0], starts_ref[place, 1] * 32
+            plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(row, 8), pl.ds(column, width)], tile, loaded)
+            plgpu.barrier_wait(loaded)
+            window = o_ref.at[pl.ds(8 * place, 8), pl.ds(column, width)]
+            plgpu.copy_smem_to_gmem(tile, window)
+            plgpu.wait_smem_to_gmem(0)
+
+    result = np.asarray(kernel(x, starts).astype(jnp.int8))
+    for place, (row, column) in enumerate(steps):
+        column *= 1 if known else 32
+        columns = slice(column, column + width)
+        expected = np.asarray(x.astype(jnp.int8))[row : row + 8, columns]
+        np.testing.assert_array_equal(result[8 * place : 8 * place + 8, columns], expected)
+
+
+# Swizzled buffers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("swizzle", [32, 64, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_swizzled_buffers(dtype, swizzle, known):
+    """Copies that begin at any 128 bytes of a buffer keep to the pattern of its addresses."""
+    columns, step = swizzle // np.dtype(dtype).itemsize, 128 // swizzle
+    total, rows = 32 * step, 3 * step
+    x = values((total, columns), dtype)
+    firsts = range(0, total, rows)
+    places = [min(first, total - rows) for first in firsts]
+
+    @plgpu.kernel(
+        out_type=[jax.ShapeDtypeStruct((total, columns), dtype)] * 2,
+        scratch_types=[tiled((total, columns), dtype, swizzle), plgpu.Barrier()],
+    )
+    def kernel(x_ref, places_ref, values_ref, copied_ref, tile, loaded):
+        def part(number):
+            first = places[number]
+            return first if known else pl.multiple_of(places_ref[number], step)
+
+        for number, first in enumerate(places):
+            window = tile.at[pl.ds(part(number), rows)]
+            plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(first, rows)], window, loaded)
+            plgpu.barrier_wait(loaded)
+        values_ref[...] = tile[...]
+        for number, first in enumerate(places):
+            window = tile.at[pl.ds(part(number), rows)]
+            plgpu.copy_smem_to_gmem(window, copied_ref.at[pl.ds(first, rows)])
+            plgpu.wait_smem_to_gmem(0)
+
+    for result in kernel(x, jnp.asarray(places, jnp.int32)):
+        np.testing.assert_array_equal(result, x)
