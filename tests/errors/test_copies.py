@@ -475,3 +475,99 @@ def test_copy_of_nothing():
         plgpu.barrier_wait(barrier)
 
     build(kernel)
+
+
+@refused(
+    InvalidValueError,
+    r"""
+    HERE: TMA cannot copy this window from every start along dimension 1: a part of the copy would \
+    start 32 elements of 16 bits into the shared memory, which is not a multiple of 128 bytes
+      got: any number
+      expected: multiples of 16
+      try: if a start always is one, say so where it is computed: pl.multiple_of(start, 16)
+    """,
+)
+def test_columns_of_narrow_tiles_from_an_unknown_start():
+    tiles = (plgpu.TilingTransform((2, 16)),)
+
+    @make(
+        (64, 32),
+        jnp.bfloat16,
+        scratch_types=[plgpu.SMEM((64, 32), jnp.bfloat16, transforms=tiles), plgpu.Barrier()],
+        grid=(4,),
+        grid_names=("i",),
+    )
+    def kernel(x_ref, o_ref, tile, barrier):
+        columns = pl.ds(lax.axis_index("i"), 32)
+        plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(0, 64), columns], tile, barrier)  # here
+        plgpu.barrier_wait(barrier)
+
+    build(kernel, array(64, 128, dtype=jnp.bfloat16))
+
+
+@refused(
+    InvalidValueError,
+    r"""
+    HERE: TMA cannot copy this window from every start along dimension 0: the copy would take 512 \
+    TMA instructions, because the window is not dense in shared memory or its tiles do not divide \
+    the array
+      got: multiples of 4
+      expected: multiples of 8
+      try: if a start always is one, say so where it is computed: pl.multiple_of(start, 8)
+    """,
+)
+def test_many_tiles_from_an_unknown_row():
+    tiles = (plgpu.TilingTransform((8, 16)),)
+
+    @make(
+        (4096, 32),
+        jnp.int8,
+        scratch_types=[plgpu.SMEM((4096, 32), jnp.int8, transforms=tiles)],
+        grid=(4,),
+        grid_names=("i",),
+    )
+    def kernel(x_ref, o_ref, tile):
+        rows = pl.ds(lax.axis_index("i") * 4, 4096)
+        plgpu.copy_smem_to_gmem(tile, o_ref.at[rows])  # here
+
+    build(kernel, array(64, 128, dtype=jnp.int8))
+
+
+@refused(
+    InvalidValueError,
+    r"""
+    HERE: TMA cannot copy this window from every start along dimension 1: a TMA copy of elements of \
+    4 bits begins or ends inside of a byte
+      got: any number
+      expected: multiples of 2
+      try: if a start always is one, say so where it is computed: pl.multiple_of(start, 2)
+    """,
+)
+def test_four_bit_integers_from_an_unknown_column():
+    @make(
+        scratch_types=[plgpu.SMEM((4, 32), jnp.int4), plgpu.Barrier()],
+        grid=(4,),
+        grid_names=("i",),
+    )
+    def kernel(x_ref, o_ref, tile, barrier):
+        columns = pl.ds(lax.axis_index("i"), 32)
+        plgpu.copy_gmem_to_smem(x_ref.at[:, columns], tile, barrier)  # here
+        plgpu.barrier_wait(barrier)
+
+    build(kernel, array(4, 64, dtype=jnp.int4))
+
+
+@refused(
+    InvalidValueError,
+    r"""
+    HERE: a TMA copy of elements of 4 bits begins or ends inside of a byte
+      expected: starts and extents that are multiples of 2 along the contiguous dimension
+    """,
+)
+def test_four_bit_integers_from_an_odd_column():
+    @make(scratch_types=[plgpu.SMEM((4, 32), jnp.int4), plgpu.Barrier()])
+    def kernel(x_ref, o_ref, tile, barrier):
+        plgpu.copy_gmem_to_smem(x_ref.at[:, pl.ds(3, 32)], tile, barrier)  # here
+        plgpu.barrier_wait(barrier)
+
+    build(kernel, array(4, 64, dtype=jnp.int4))

@@ -168,12 +168,15 @@ def _plan(
         raise InvalidValueError(
             f"TMA cannot copy this window from every start along {_dimensions(unknown)}:"
             f" {error.message}",
-            got=", ".join(f"a multiple of {dims[dim].multiple_of}" for dim in unknown),
-            expected=", ".join(f"a multiple of {needed[dim]}" for dim in unknown)
-            + " (whole tiles of the shared memory)",
+            got=", ".join(_multiples(dims[dim].multiple_of or 1) for dim in unknown),
+            expected=", ".join(_multiples(needed[dim]) for dim in unknown),
             hint="if a start always is one, say so where it is computed: "
             + " and ".join(f"pl.multiple_of(start, {needed[dim]})" for dim in unknown),
         ) from None
+
+
+def _multiples(divisor: int) -> str:
+    return "any number" if divisor == 1 else f"multiples of {divisor}"
 
 
 def _dimensions(numbers: Sequence[int]) -> str:
