@@ -536,8 +536,8 @@ def test_many_tiles_from_an_unknown_row():
 @refused(
     InvalidValueError,
     r"""
-    HERE: TMA cannot copy this window from every start along dimension 1: a TMA copy of elements of \
-    4 bits begins or ends inside of a byte
+    HERE: TMA cannot copy this window from every start along dimension 1: a TMA copy of elements \
+    of 4 bits begins or ends inside of a byte
       got: any number
       expected: multiples of 2
       try: if a start always is one, say so where it is computed: pl.multiple_of(start, 2)
