@@ -138,9 +138,9 @@ def decode_configs(
     columns = min(most_columns(head_dim), -(-queries // 8) * 8)
     found = [default_config(head_dim, columns, itemsize)]
     for tile, heads, shared in itertools.product((64, 128, 256), (1, 2, 4), (1, 2, 3, 4)):
-        # Lanes of all blocks of a multiprocessor have 512 registers; scores and sums take these.
-        wide = max(tile, head_dim) * columns * shared * heads > 128 * 64
-        if wide or kv_heads % heads or shared * (heads + 1) > 10:
+        # Scores, sums, and all else that a lane holds; registers of lanes of all blocks.
+        needed = (tile + head_dim) * columns // 128 + 56
+        if kv_heads % heads or needed > min(255, 512 // (shared * (heads + 1))):
             continue
         config = DecodeConfig(tile=tile, heads=heads, blocks_per_multiprocessor=shared)
         if config.room(head_dim, columns, itemsize) >= 3:
