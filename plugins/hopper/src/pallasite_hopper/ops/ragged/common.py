@@ -48,18 +48,11 @@ def ring(stages: int, rows: int, columns: int, dtype: Any) -> Any:
 def strips_ring(stages: int, rows: int, columns: int, dtype: Any) -> Any:
     """Slots of matrices that are strips of columns, each of which is as wide as the swizzle.
 
-    Rows of a strip are evenly spaced, so a copy may begin with any row of the array; in tiles of
-    8 rows with several beside each other, it would have to begin with a multiple of 8.
+    Rows of a strip are evenly spaced, so one instruction copies a :func:`matrix` of them from any
+    row of the array on; tiles of 8 rows beside each other would take one for each row of tiles.
     """
     transforms = (plgpu.TilingTransform((8, WIDTH)), plgpu.SwizzleTransform(128))
     return plgpu.SMEM((stages, columns // WIDTH, rows, WIDTH), dtype, transforms=transforms)
-
-
-def load_strips(source: Any, rows: Any, column: Any, strips: Any, barrier: Any) -> None:
-    """Starts copies of rows of an array, from a column on; each strip arrives at the barrier."""
-    for strip in range(strips.shape[0]):
-        columns = pl.ds(column + strip * WIDTH, WIDTH)
-        plgpu.copy_gmem_to_smem(source.at[rows, columns], strips.at[strip], barrier)
 
 
 def matrix(strips: Any) -> Any:

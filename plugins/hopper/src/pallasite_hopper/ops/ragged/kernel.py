@@ -21,9 +21,7 @@ from pallasite_hopper.ops.ragged.common import (
     COMPUTE,
     PARAMS,
     STAGING,
-    WIDTH,
     Slots,
-    load_strips,
     matrix,
     ring,
     roles,
@@ -64,7 +62,7 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
         "out_smem": ring(
             COMPUTE * STAGING, config.warpgroup_m, config.epilogue_n, problem.out_dtype
         ),
-        "full": plgpu.Barrier(num_arrivals=1 + config.tile_k // WIDTH, num_barriers=config.stages),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
         "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
     }
     kernel: Callable[..., jax.Array] = plgpu.kernel(
@@ -203,7 +201,7 @@ class _Loop:
                     own.at[columns, depth] if self.problem.transposed else own.at[depth, columns]
                 )
                 full = slots.full.at[slot]
-                load_strips(left, rows, index * config.tile_k, left_smem.at[slot], full)
+                plgpu.copy_gmem_to_smem(left.at[rows, depth], matrix(left_smem.at[slot]), full)
                 plgpu.copy_gmem_to_smem(window, right_smem.at[slot], full)
                 return slots.next(slot), filled + 1
 

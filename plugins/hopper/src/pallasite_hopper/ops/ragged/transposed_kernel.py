@@ -24,7 +24,6 @@ from pallasite_hopper.ops.ragged.common import (
     STAGING,
     WIDTH,
     Slots,
-    load_strips,
     matrix,
     ring,
     roles,
@@ -63,9 +62,7 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
         "out_smem": ring(
             COMPUTE * STAGING, config.warpgroup_m, config.epilogue_n, problem.out_dtype
         ),
-        "full": plgpu.Barrier(
-            num_arrivals=(config.tile_m + config.tile_n) // WIDTH, num_barriers=config.stages
-        ),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
         "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
         "cut": plgpu.Barrier(num_arrivals=COMPUTE),
     }
@@ -183,8 +180,12 @@ class _Loop:
                 slots.wait_empty(slot, filled)
                 rows = pl.ds(place.start + index * config.tile_k, config.tile_k)
                 full = slots.full.at[slot]
-                load_strips(left, rows, place.row, left_smem.at[slot], full)
-                load_strips(right, rows, place.column, right_smem.at[slot], full)
+                for source, first, strips in (
+                    (left, place.row, left_smem.at[slot]),
+                    (right, place.column, right_smem.at[slot]),
+                ):
+                    window = source.at[rows, pl.ds(first, strips.shape[0] * WIDTH)]
+                    plgpu.copy_gmem_to_smem(window, matrix(strips), full)
                 return slots.next(slot), filled + 1
 
             return lax.fori_loop(0, place.steps, step, carry)
