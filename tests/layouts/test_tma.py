@@ -22,6 +22,7 @@ from pallasite.layouts import (
     row_major,
     swizzle_bytes,
 )
+from pallasite.layouts.tma import start_alignment
 
 DTYPES = {8: "uint8", 16: "uint16", 32: "uint32"}
 
@@ -143,6 +144,41 @@ def test_start_that_is_not_a_multiple_of_the_tile() -> None:
     window = [WindowDimension(3, 16), WindowDimension(None, 128, multiple_of=1)]
     plan = check((32, 256), (3, 17), window, tiled((16, 128), 16, 128))
     assert len(plan.issues) == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "box", "issues"),
+    [
+        (8, 64, (2, 2, 8, 64), 1),
+        (16, 128, (2, 2, 8, 64), 1),
+        (4, 64, (2, 8, 64), 2),
+        (1, 64, (2, 8, 64), 2),
+        (8, 8, (1, 8, 64), 4),
+        (1, 1, (8, 64), 4),
+    ],
+)
+def test_what_starts_are_multiples_of(rows: int, columns: int, box: Sequence[int], issues: int):
+    """Only a dimension of which too little is known is copied tile by tile."""
+    window = [
+        WindowDimension(None, 16, multiple_of=rows),
+        WindowDimension(None, 128, multiple_of=columns),
+    ]
+    shared = tiled((16, 128), 16, 128)
+    plan = check((32, 256), (rows, columns), window, shared)
+    assert plan.box == tuple(box) and len(plan.issues) == issues
+    assert start_alignment(window, shared) == (8, 64)
+
+
+def test_start_within_wide_tiles() -> None:
+    """A start that is a multiple of the inner tiles alone still copies those in one go."""
+    # Columns lie in memory as two blocks of two tiles of 32, with the rows' tiles in between.
+    order = row_major((2, 2, 2, 8, 32), 16, 64)
+    block, row_tile, tile, row, column = order.dims
+    shared = order.with_dims([row_tile + row, block + tile + column])
+    for multiple, issues in ((64, 1), (32, 2), (16, 8)):
+        window = [WindowDimension(8, 16), WindowDimension(None, 128, multiple_of=multiple)]
+        plan = check((32, 256), (8, multiple), window, shared)
+        assert len(plan.issues) == issues
 
 
 @pytest.mark.parametrize("rows", [300, 512, 1024])
