@@ -148,10 +148,7 @@ def test_upstream_names_are_there_or_in_a_plugin():
         for name in dir(upstream)
         if not name.startswith("_") and name not in PUBLIC_NAMES and name not in plugins
     }
-    # Not there yet.
-    assert missing <= {
-        "as_torch_kernel",
-    }
+    assert missing == set()
 
 
 def test_the_package_imports_nothing_by_itself():

@@ -51,4 +51,5 @@ PUBLIC_NAMES: dict[str, str] = {
     for module, names in _BY_MODULE.items()
     for name in names
 }
+PUBLIC_NAMES["as_torch_kernel"] = "pallasite.runtime.torch_kernel:as_torch_kernel"
 PUBLIC_NAMES["Transform"] = "pallasite._jax:Transform"

@@ -47,6 +47,9 @@ _ELEMENT_TYPES = {
 }
 """Element type code of ``TensorMapParameter`` to the driver's type."""
 
+ELEMENT_BYTES = {element.cuda: element.bytes for element in _ELEMENT_TYPES.values()}
+"""``CUtensorMapDataType`` to the bytes of one unit."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorMapEncoding:
