@@ -103,12 +103,12 @@ def test_default_configurations(head_dim):
     [(1, 1, True), (70, 97, False), (70, 97, True), (140, 33, True), (64, 32, False)],
 )
 def test_lengths_that_do_not_divide_tiles(q_seq, kv_seq, causal):
-    check(batch=2, q_seq=q_seq, kv_seq=kv_seq, causal=causal)
+    check(batch=1 + (q_seq == 70), q_seq=q_seq, kv_seq=kv_seq, causal=causal)
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (3, 1)])
 def test_grouped_heads(heads):
-    check(batch=2, q_seq=64, kv_seq=40, heads=heads, causal=True)
+    check(batch=heads[1], q_seq=64, kv_seq=40, heads=heads, causal=True)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_maximum_grows_from_block_to_block():
 
 
 @settings(
-    max_examples=6,
+    max_examples=4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -205,23 +205,24 @@ def test_without_residuals_and_in_jit():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_derivatives(causal):
-    q, k, v = inputs(1, 128, 128, (2, 1), 64)
-    weights = jax.random.normal(jax.random.key(9), q.shape)
+    q, k, v = inputs(1, 64, 64, (2, 1), 64)
+    weights = jnp.asarray(np.random.default_rng(9).standard_normal(q.shape), jnp.float32)
 
     def plain(q, k, v):
         k, v = (jnp.repeat(x, 2, axis=2) for x in (k, v))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 64**-0.5
         if causal:
-            scores = jnp.where(jnp.tri(128, dtype=bool), scores, -jnp.inf)
+            scores = jnp.where(jnp.tri(64, dtype=bool), scores, -jnp.inf)
         out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
         return jnp.sum(out * weights)
 
     def ours(q, k, v):
         return jnp.sum(attention(q, k, v, causal=causal) * weights)
 
-    gradients = jax.grad(ours, argnums=(0, 1, 2))(q, k, v)
+    gradients = jax.jit(jax.grad(ours, argnums=(0, 1, 2)))(q, k, v)
     wide = (x.astype(jnp.float32) for x in (q, k, v))
-    for result, expected in zip(gradients, jax.grad(plain, (0, 1, 2))(*wide), strict=True):
+    wanted = jax.jit(jax.grad(plain, (0, 1, 2)))(*wide)
+    for result, expected in zip(gradients, wanted, strict=True):
         assert result.dtype == jnp.bfloat16
         error = jnp.linalg.norm(result.astype(jnp.float32) - expected)
         assert error <= 1e-2 * jnp.linalg.norm(expected)
@@ -230,12 +231,20 @@ def test_derivatives(causal):
 # The order of tiles -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("multiprocessors", [3, 8, 132])
-@pytest.mark.parametrize("cache_bytes", [1, 1 << 17, 1 << 30])
+@pytest.mark.parametrize(
+    ("causal", "multiprocessors", "cache_bytes"),
+    [
+        (False, 3, 1),
+        (True, 3, 1 << 17),
+        (True, 8, 1),
+        (True, 3, 1 << 30),
+        (False, 132, 1 << 30),
+        (True, 132, 1 << 17),
+    ],
+)
 def test_each_tile_once(causal, multiprocessors, cache_bytes, monkeypatch):
     config = AttentionConfig(cache_bytes=cache_bytes)
-    problem = tiles.Problem(3, 1000, 512, 4, 2, 64, jnp.bfloat16, causal, 1.0)
+    problem = tiles.Problem(2, 1000, 512, 4, 2, 64, jnp.bfloat16, causal, 1.0)
     order = tiles.Tiles(problem, config, multiprocessors)
     table = order.table()
     assert (table is not None) == (causal and order.clusters < order.count)
@@ -256,7 +265,7 @@ def test_each_tile_once(causal, multiprocessors, cache_bytes, monkeypatch):
 
         order.each(note, jnp.int32(0), (None, None), None if table is None else jnp.asarray(table))
     jax.effects_barrier()
-    assert len(seen) == 3 * 4 * 8 and set(seen.values()) == {1}
+    assert len(seen) == 2 * 4 * 8 and set(seen.values()) == {1}
     assert {start for _, _, start in seen} == set(range(0, 1000, 128))
     most, mean = max(work.values()), sum(work.values()) / order.clusters
     assert most <= mean + 9  # The longest tile has 8 blocks.

@@ -58,10 +58,10 @@ def reference(q, k, v, d_out, *, causal, scale, soft_cap=None, q_lengths=None, k
 
 
 def inputs(batch, q_seq, kv_seq, q_heads, kv_heads, head_dim, dtype):
-    keys = jax.random.split(jax.random.key(q_seq + kv_seq), 4)
+    generator = np.random.default_rng(q_seq + kv_seq)
     q_shape, kv_shape = (batch, q_seq, q_heads, head_dim), (batch, kv_seq, kv_heads, head_dim)
     shapes = (q_shape, kv_shape, kv_shape, q_shape)
-    return [jax.random.normal(key, s, dtype) for key, s in zip(keys, shapes, strict=True)]
+    return [jnp.asarray(generator.standard_normal(shape), dtype) for shape in shapes]
 
 
 def check(
@@ -88,37 +88,37 @@ def check(
         assert error <= tolerance * np.abs(wanted).max(), (name, error)
 
 
-@pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (64, True), (128, True)])
+@pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (128, True)])
 def test_several_tiles(head_dim, causal):
-    check(q_seq=256, kv_seq=256, head_dim=head_dim, causal=causal)
+    check(q_seq=140, kv_seq=150, head_dim=head_dim, causal=causal)
 
 
 def test_float16():
-    check(head_dim=64, dtype=jnp.float16, causal=True)
+    check(q_seq=64, kv_seq=64, dtype=jnp.float16, causal=True)
 
 
 @pytest.mark.parametrize(
     ("q_seq", "kv_seq", "causal"),
-    [(64, 64, False), (1, 1, True), (3, 130, True), (130, 3, True), (100, 200, False),
-     (200, 100, True)],
-)  # fmt: skip
+    [(1, 1, True), (3, 130, True), (130, 3, True), (70, 200, False)],
+)
 def test_lengths_that_do_not_divide_the_tiles(q_seq, kv_seq, causal):
     check(q_seq=q_seq, kv_seq=kv_seq, causal=causal)
 
 
 @pytest.mark.parametrize(("heads", "causal"), [((4, 2), True), ((3, 1), False)])
 def test_heads_of_queries_share_heads_of_keys(heads, causal):
-    check(batch=2, q_seq=80, kv_seq=130, heads=heads, causal=causal)
+    check(batch=heads[1], q_seq=80, kv_seq=70, heads=heads, causal=causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_large_heads(causal):
-    check(q_seq=100, kv_seq=130, heads=(2, 1), head_dim=256, causal=causal)
+    heads = (2, 1) if causal else (1, 1)
+    check(q_seq=70, kv_seq=80, heads=heads, head_dim=256, causal=causal)
 
 
 def test_soft_cap():
-    check(q_seq=160, kv_seq=100, head_dim=128, soft_cap=2.0, scale=0.5)
-    check(q_seq=160, kv_seq=160, causal=True, soft_cap=2.0, scale=0.5)
+    check(q_seq=70, kv_seq=70, head_dim=128, soft_cap=2.0, scale=0.5)
+    check(q_seq=70, kv_seq=70, causal=True, soft_cap=2.0, scale=0.5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -128,7 +128,7 @@ def test_sequences_with_lengths_of_their_own(causal):
         q_lengths=(130, 31, 1, 0), kv_lengths=(129, 140, 0, 64),
     )  # fmt: skip
     if causal:
-        check(batch=2, q_seq=64, kv_seq=64, causal=causal, q_lengths=(64, 60))
+        check(batch=4, q_seq=130, kv_seq=140, causal=causal, q_lengths=(64, 60, 0, 130))
 
 
 CONFIGS = {
@@ -142,8 +142,21 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        ("plain", True),
+        ("dk", False),
+        ("dk", True),
+        ("scores", False),
+        ("scores", True),
+        ("values_first", True),
+        ("80", False),
+        ("80", True),
+        ("one_stage", False),
+        ("128", True),
+    ],
+)
 def test_configurations(name, causal):
     head_dim = 128 if name == "80" else 64
     check(q_seq=140, kv_seq=150, head_dim=head_dim, causal=causal, config=CONFIGS[name])
