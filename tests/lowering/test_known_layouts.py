@@ -69,6 +69,25 @@ def test_through_a_call_and_shared_memory():
     np.testing.assert_array_equal(run(body, x, y, scratch=[SMEM(SHAPE, jnp.float32)]), x + y)
 
 
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("first", [True, False])
+def test_through_branches(first):
+    """A branch knows the layouts of what it captures, and the other one that of its result."""
+
+    def body(x, y, o, scratch):
+        scratch[...] = y[...]
+        known = layout_cast(x[...], Layout.WGMMA)
+        total = jax.lax.cond(
+            (x[0, 0] > -100) == first, lambda: scratch[...] + known, lambda: scratch[...] * 2
+        )
+        o[...] = total + y[...]
+
+    x, y = inputs(SHAPE, SHAPE)
+    expected = (y + x if first else y * 2) + y
+    result = run(body, x, y, scratch=[SMEM(SHAPE, jnp.float32)])
+    np.testing.assert_array_equal(result, expected)
+
+
 def test_wishes_come_first():
     """Two casts that disagree are an error as ever."""
 

@@ -142,6 +142,18 @@ def test_state_lives_in_registers():
     in_order(ptx, r"ld\.global", "!st\\.", r"st\.global", "!st\\.")
 
 
+def test_state_returns_no_value():
+    """What the function of a ``run_state`` returns would be lost: that is an error."""
+
+    @make((128,))
+    def kernel(x, o):
+        o[...] = run_state(lambda ref: ref[...] + 1.0)(x[...])
+
+    with pytest.raises(InvalidValueError, match="run_state calls returns a value") as info:
+        compile_to_ptx(kernel, array(128))
+    assert "pl.run_scoped, which returns it" in str(info.value)
+
+
 def test_state_next_to_references():
     @make((128,))
     def kernel(x, o):

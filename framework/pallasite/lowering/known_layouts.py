@@ -90,13 +90,23 @@ class KnownLayouts:
                 for atom in equation.invars:
                     self._variables.link(atom, equation.outvars[0])
         inners = list(_jax.jaxprs_in_params(equation.params))
+        is_branch = equation.primitive is _jax.cond_p
         for inner in inners:
             self.add(inner)
-            is_call = len(inner.invars) == len(equation.invars) and len(inner.outvars) == len(
-                equation.outvars
-            )
-            if is_call and len(inners) == 1:
-                for one, other in zip(equation.invars, inner.invars, strict=True):
-                    self._variables.link(one, other)
-                for one, other in zip(equation.outvars, inner.outvars, strict=True):
-                    self._variables.link(one, other)
+            if is_branch:
+                self._link(equation.invars[1:], inner.invars)
+                self._link(equation.outvars, inner.outvars)
+            elif equation.primitive is _jax.run_scoped_p:
+                self._link(equation.invars, inner.constvars)
+                self._link(equation.outvars, inner.outvars)
+            elif (
+                len(inners) == 1
+                and len(inner.invars) == len(equation.invars)
+                and len(inner.outvars) == len(equation.outvars)
+            ):
+                self._link(equation.invars, inner.invars)
+                self._link(equation.outvars, inner.outvars)
+
+    def _link(self, atoms: Sequence[Any], others: Sequence[Any]) -> None:
+        for one, other in zip(atoms, others, strict=True):
+            self._variables.link(one, other)

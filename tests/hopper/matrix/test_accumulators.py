@@ -281,6 +281,64 @@ def test_run_state_in_a_loop():
     check(compute(body, C), wide(C) + 3 * PRODUCT)
 
 
+def test_layouts_of_scopes():
+    """What state begins with is loaded in its layout, and so is what meets the result of a scope."""
+    transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((64, 192), jnp.float32),
+        scratch_types=[
+            LEFT.scratch,
+            Operand(32, 192, BF16, 128).scratch,
+            plgpu.SMEM((64, 192), jnp.float32, transforms=transforms),
+            plgpu.Barrier(num_arrivals=3),
+        ],
+    )
+    def kernel(a_ref, b_ref, c_ref, out_ref, a_smem, b_smem, c_smem, barrier):
+        load([(a_ref, a_smem), (b_ref, b_smem), (c_ref, c_smem)], barrier)
+
+        def state(acc):
+            plgpu.wgmma(acc, a_smem, b_smem)
+
+        def scope(acc):
+            plgpu.wgmma(acc, a_smem, b_smem)
+            return acc[...]
+
+        first = pl.run_state(state)(plgpu.ACC.init(c_smem[...]))
+        second = pl.run_scoped(scope, plgpu.ACC((64, 192)))
+        wanted = c_ref[0, 0] > -100
+        third = lax.cond(wanted, lambda: c_smem[...] * 2 + second, lambda: c_smem[...])
+        out_ref[...] = first - third
+
+    b, c = values("b", (32, 192), BF16), values("c", (64, 192), F32)
+    check(run(kernel, A, b, c), -wide(c))
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+def test_run_state_with_an_outer_accumulator(dtype):
+    """A scope of state may use accumulators of scopes further out, which go on afterwards."""
+    left, right = Operand(64, 32, F16, 32), Operand(32, 64, F16, 32)
+    a, b = values("a", (64, 32), F16), values("b", (32, 64), F16)
+
+    def body(a, b, c):
+        def outer(outer_acc):
+            plgpu.wgmma(outer_acc, a, b)
+
+            def inner(inner_acc):
+                plgpu.wgmma(outer_acc, a, b)
+                plgpu.wgmma(inner_acc, a, b)
+
+            state = pl.run_state(inner)(plgpu.ACC.init(plgpu.load(c, (), layout=WGMMA)))
+            plgpu.wgmma(outer_acc, a, b)
+            return outer_acc[...] - state
+
+        return pl.run_scoped(outer, plgpu.ACC((64, 64), dtype))
+
+    c = values("c", (64, 64), F32).astype(dtype)
+    arguments = dict(left=left, right=right, a=a, b=b, dtype=dtype)
+    check(compute(body, c, **arguments), 2 * (wide(a) @ wide(b)) - wide(c))
+
+
 def test_scratch():
     """An accumulator may be a scratch of the whole kernel, if it has one thread."""
 

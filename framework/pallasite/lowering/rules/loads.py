@@ -272,18 +272,49 @@ def _run_state(
         raise UnsupportedError(
             "run_state with references that have no initial value", expected="initial arrays"
         )
+    if jaxpr.outvars:
+        raise InvalidValueError(
+            "the function that pl.run_state calls returns a value, which run_state does not",
+            expected="a function that writes to its references; run_state returns their contents",
+            hint="write it, ref[...] = value, or use pl.run_scoped, which returns it",
+        )
     local = [not isinstance(aval, _jax.AbstractRef) for aval in ctx.avals_out]
     inner = [variable.aval for variable in jaxpr.invars]
-    operands = tuple(
+    entered = [
         aval.enter_scope(ctx, (), operand) if is_local and is_value(aval) else operand
         for operand, is_local, aval in zip(operands, local, inner, strict=True)
-    )
+    ]
     with ctx.retracing():
         functional = _jax.discharge_state(jaxpr, should_discharge=local, strip_memory_space=True)
-    results = ctx.lower(functional, operands)
-    finals = iter(results[len(results) - sum(local) :])
+    finals = iter(ctx.lower(functional, entered))
     values: list[Value] = []
     for operand, is_local, aval in zip(operands, local, inner, strict=True):
         value = next(finals) if is_local else operand
-        values.append(aval.leave_scope(ctx, value) if is_local and is_value(aval) else value)
+        if is_local and is_value(aval):
+            value = aval.leave_scope(ctx, value, operand)
+        values.append(value)
     return values
+
+
+def _scope_layouts(jaxpr: Any) -> list[Layout | None]:
+    return [
+        variable.aval.scope_layout() if hasattr(variable.aval, "scope_layout") else None
+        for variable in jaxpr.invars
+    ]
+
+
+@rules.layout(_jax.run_state_p)
+def _run_state_layout(
+    avals_in: Any, avals_out: Any, wanted: Any, *, jaxpr: Any, **params: Any
+) -> list[Layout | None]:
+    """State that is held in a certain layout should begin in it."""
+    return _scope_layouts(jaxpr)
+
+
+def _run_state_results(
+    avals_in: Any, layouts: Any, *, jaxpr: Any, **params: Any
+) -> list[Layout | None]:
+    return _scope_layouts(jaxpr)
+
+
+_run_state_layout.result_layouts = _run_state_results  # type: ignore[attr-defined]

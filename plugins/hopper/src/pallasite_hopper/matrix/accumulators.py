@@ -137,11 +137,20 @@ class AbstractAccumulatorRef(_jax.AbstractRef):  # type: ignore[misc]
         self._check_axes(axes)
         return enter(ctx, self.inner_aval, initial)
 
-    def leave_scope(self, ctx: Any, value: Any) -> Any:
-        """The contents as an array, once all products are done."""
-        from pallasite_hopper.matrix.values import read
+    def leave_scope(self, ctx: Any, value: Any, initial: Any) -> Any:
+        """The contents, once all products are done.
 
-        return read(ctx, value, 0)[1]
+        As an array, unless the scope began with an accumulator of a scope further out.
+        """
+        from pallasite_hopper.matrix.values import leave
+
+        return leave(ctx, value, initial)
+
+    def scope_layout(self) -> Any:
+        """The register layout of arrays that a scope of state begins and ends with."""
+        from pallasite_hopper.matrix.fragments import result_layout
+
+        return result_layout(tuple(self.shape))
 
     @staticmethod
     def _check_axes(axes: tuple[Any, ...]) -> None:

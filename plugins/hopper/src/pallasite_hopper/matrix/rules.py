@@ -514,3 +514,19 @@ def _read_results(
 
 
 _read_layout.result_layouts = _read_results  # type: ignore[attr-defined]
+
+
+@rules.layout(prim.wgmma_accumulator_deref_p)
+def _deref_layout(
+    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
+) -> list[None]:
+    return [None] * len(avals_in)
+
+
+def _deref_results(
+    avals_in: Sequence[Any], layouts: Any, **params: Any
+) -> list[RegisterLayout | None]:
+    return [result_layout(tuple(avals_in[0].shape))]
+
+
+_deref_layout.result_layouts = _deref_results  # type: ignore[attr-defined]

@@ -27,6 +27,12 @@ def enter(ctx: RuleContext, aval: Any, initial: RegisterArray | None) -> Registe
     return settled(relayout(ctx, initial, layout))
 
 
+def leave(ctx: RuleContext, value: RegisterArray, initial: RegisterArray) -> RegisterArray:
+    """What a scope that began with ``initial`` makes of an accumulator's last value."""
+    accumulator, contents = read(ctx, value, 0)
+    return accumulator if initial.layout == accumulator.layout else contents
+
+
 def settled(value: RegisterArray) -> RegisterArray:
     """The same registers, but what computes them stays before any fence that comes later.
 

@@ -314,7 +314,8 @@ class _Thread:
         waits = False
         for variable, operand in zip(jaxpr.invars, operands, strict=True):
             if isinstance(variable.aval, AbstractAccumulatorRef):
-                accumulator = self._accumulator(variable)
+                outer = isinstance(operand, Accumulator)
+                accumulator = operand if outer else self._accumulator(variable)
                 accumulator.read = waits = True
                 known[variable] = accumulator
             elif isinstance(operand, Memory | Accumulator):
