@@ -134,7 +134,8 @@ def test_manual_consumed_barriers():
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_manual_produced_barriers():
+@pytest.mark.parametrize("option", ["manual_produced_barriers", "manual_ready_barriers"])
+def test_manual_produced_barriers(option):
     """The body waits for each input itself; with two compute threads, each on its own."""
     num_steps = 5
 
@@ -159,8 +160,8 @@ def test_manual_produced_barriers():
                 plgpu.BlockSpec(BLOCK, lambda i: (0, 0)),
             ],
             max_concurrent_steps=3,
-            manual_produced_barriers=True,
             compute_context=context,
+            **{option: True},
         )(x, y)
 
     x, y = random(num_steps * 16, 32), random(16, 32, seed=1)

@@ -34,6 +34,7 @@ def emit_pipeline_warp_specialized(
     manual_consumed_barriers: bool = False,
     compute_context: Callable[..., None] | None = None,
     memory_thread_idx: int | None = None,
+    manual_ready_barriers: bool = False,
 ) -> WarpSpecializedPipeline:
     """Makes a function that runs ``body`` over a grid of blocks, with a thread for the copies.
 
@@ -76,6 +77,8 @@ def emit_pipeline_warp_specialized(
         calls ``pipeline(initial_carry)`` once, which runs the steps and returns the last carry; the
         body then gets the carry as its last argument and returns the next one.
       memory_thread_idx: ``num_compute_wgs`` or None.
+      manual_ready_barriers: the same as ``manual_produced_barriers``, under the name that it has in
+        JAX 0.11.0.
 
     Returns:
       A function of the GMEM references of inputs and outputs, which all threads call. It allocates
@@ -116,7 +119,7 @@ def emit_pipeline_warp_specialized(
             wg_axis=wg_axis,
             num_compute_wgs=num_compute_wgs,
             pipeline_state=pipeline_state,
-            manual_produced_barriers=bool(manual_produced_barriers),
+            manual_produced_barriers=bool(manual_produced_barriers or manual_ready_barriers),
             manual_consumed_barriers=bool(manual_consumed_barriers),
             compute_context=compute_context,
         )
