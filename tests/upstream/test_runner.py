@@ -1,0 +1,142 @@
+"""The runner of upstream's test files, on a small file that is written here."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.runs_kernels
+
+RUNNER = pathlib.Path(__file__).parent / "run_upstream_tests.py"
+
+FILE = """
+import os, time
+from absl.testing import absltest, parameterized
+import jax, jax.numpy as jnp, numpy as np
+from jax._src import test_util as jtu
+from jax._src.pallas.mosaic_gpu import core as gpu_core
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+@plgpu.a_name_of_the_future
+def decorated(): ...
+
+class KernelTest(parameterized.TestCase):
+  LOWERING_SEMANTICS = plgpu.LoweringSemantics.Lane
+
+  @parameterized.parameters(1.0, 2.0)
+  def test_add(self, number):
+    def body(x_ref, o_ref):
+      o_ref[...] = x_ref[...] + number
+    params = plgpu.CompilerParams(lowering_semantics=self.LOWERING_SEMANTICS)
+    x = jnp.arange(128, dtype=jnp.float32)
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    np.testing.assert_array_equal(
+        plgpu.kernel(body, out_type=shape, compiler_params=params)(x), x + number)
+    self.assertEqual(plgpu.__name__, "jax.experimental.pallas.mosaic_gpu")
+    self.assertEqual(plgpu.kernel.__module__.partition(".")[0], "pallasite")
+    self.assertIs(gpu_core.MemorySpace.GMEM, plgpu.GMEM)
+
+  def test_code(self):
+    def body(o_ref):
+      o_ref[...] = jnp.zeros(128)
+    shape = jax.ShapeDtypeStruct((128,), jnp.float32)
+    with jtu.set_env(MOSAIC_GPU_DUMP_PTX="1"), jtu.capture_stdout() as text:
+      plgpu.kernel(body, out_type=shape)()
+    self.assertIn(".target sm_90a", text())
+
+  def test_blackwell(self):
+    if not jtu.is_cuda_compute_capability_at_least("10.0"):
+      self.skipTest("needs sm100")
+
+  def test_wrong(self):
+    self.assertEqual(1, 2)
+
+  def test_absent(self):
+    plgpu.a_name_of_the_future(1)
+
+  def test_slow(self):
+    time.sleep(600)
+
+  def test_crash(self):
+    os._exit(3)
+
+class KernelWGTest(KernelTest):
+  LOWERING_SEMANTICS = plgpu.LoweringSemantics.Warpgroup
+"""
+
+
+def run(*arguments: object, code: int) -> str:
+    """Runs the command and returns what it prints."""
+    command = [sys.executable, str(RUNNER), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_runner(tmp_path):
+    """Outcomes, reasons, limits, JSON and the comparison of two runs."""
+    path = tmp_path / "small_test.py"
+    path.write_text(FILE)
+    ours = tmp_path / "ours.json"
+    text = run(
+        *(path, "--semantics", "lane", "-n", 2, "--limit", 12, "--json", ours),
+        code=1,
+    )
+    outcomes = {o["test"]: o for o in json.loads(ours.read_text())["outcomes"]}
+    found = {
+        name.removeprefix("KernelTest.test_"): (o["outcome"], o["reason"])
+        for name, o in outcomes.items()
+    }
+    assert found == {
+        "add0": ("pass", ""),
+        "add1": ("pass", ""),
+        "code": ("pass", ""),
+        "blackwell": ("skip", "needs sm100"),
+        "wrong": ("fail", "AssertionError: 1 != 2"),
+        "absent": (
+            "fail",
+            "NotImplementedError: pallasite.gpu has no name 'a_name_of_the_future'",
+        ),
+        "slow": ("fail", "TimeLimit: more than 12 s"),
+        "crash": ("fail", "Crash: the process ended with 3"),
+    }
+    assert "3 pass, 4 fail, 1 skip" in text
+    assert "    1  TimeLimit: more than N s\n         KernelTest.test_slow\n" in text
+
+    record = json.loads(ours.read_text())
+    for outcome in record["outcomes"]:
+        if outcome["test"] == "KernelTest.test_wrong":
+            outcome["outcome"] = "pass"
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(json.dumps(record))
+    text = run("--json", ours, "--compare", theirs, code=1)
+    assert text.splitlines() == [
+        "8 tests are in both runs; both pass: 3; only this run passes: 0; only the other passes: 1",
+        "    1  fail: AssertionError: N != N",
+        "         KernelTest.test_wrong",
+    ]
+
+
+def test_patterns_and_semantics(tmp_path):
+    """Only what is asked for runs; the other semantics too."""
+    path = tmp_path / "small_test.py"
+    path.write_text(FILE)
+    text = run(path, "-k", "test_(blackwell|code)$", code=0)
+    assert "2 pass" in text and "2 skip" in text
+    assert "KernelWGTest.test_blackwell" in text
+
+
+def test_a_file_that_cannot_be_loaded(tmp_path):
+    """The error names the file and says why."""
+    path = tmp_path / "broken_test.py"
+    path.write_text("import a_module_that_is_not_there\n")
+    command = [sys.executable, str(RUNNER), str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 1
+    assert "broken_test.py cannot be loaded" in result.stderr
+    assert "No module named 'a_module_that_is_not_there'" in result.stderr

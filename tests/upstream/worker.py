@@ -1,0 +1,210 @@
+"""A process that loads a test file and runs the tests that it is told to run, one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.metadata
+import os
+import pathlib
+import re
+import sys
+import time
+import tomllib
+import traceback
+import unittest
+from multiprocessing.connection import Connection
+from typing import Any
+
+_GROUP = "pallasite.plugins"
+_ROOT = pathlib.Path(__file__).parents[2]
+_LOCATION = re.compile(r"^\S+\.py:\d+( \([^)]*\))?: ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a worker needs to know.
+
+    Attributes:
+      path: of the test file.
+      backend: "ours" or "jax".
+      semantics: "lane", "warpgroup" or "all".
+      target: what kernels are compiled for, if JAX has no GPU.
+      sanitize: whether the simulator's sanitizer is on.
+    """
+
+    path: str
+    backend: str
+    semantics: str
+    target: str
+    sanitize: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How one test ended: ``outcome`` is "pass", "fail" or "skip"."""
+
+    test: str
+    outcome: str
+    reason: str
+    seconds: float
+    text: str = ""
+
+
+def work(setup: Setup, pipe: Connection) -> None:
+    """Sends the names of the tests, then an :class:`Outcome` for each name that comes in."""
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)  # What tests print is theirs.
+        os.dup2(nothing.fileno(), 2)
+    try:
+        cases = _cases(setup)
+    except BaseException:
+        pipe.send(traceback.format_exc())
+        return
+    pipe.send(list(cases))
+    with contextlib.suppress(EOFError):
+        while (name := pipe.recv()) is not None:
+            pipe.send(_run(name, cases[name], setup))
+
+
+def _cases(setup: Setup) -> dict[str, unittest.TestCase]:
+    import jax
+    import stand_ins
+
+    sys.argv = [setup.path]  # JAX and absl read their flags from it.
+    ours = setup.backend == "ours"
+    if ours:
+        _register_plugins()
+        _print_code()
+    if jax.default_backend() != "gpu":
+        if ours:
+            from pallasite import config
+
+            config.update("target", setup.target)
+        stand_ins.pretend_gpu(setup.target)
+    module = stand_ins.load(pathlib.Path(setup.path), ours=ours)
+    _parse_flags()
+    if ours and jax.default_backend() != "gpu" and hasattr(module, "mosaic_gpu_lib"):
+        module.mosaic_gpu_lib = _NoLibrary()
+    found: dict[str, unittest.TestCase] = {}
+    for suite in unittest.defaultTestLoader.loadTestsFromModule(module):
+        for case in suite if isinstance(suite, unittest.TestSuite) else [suite]:
+            semantics = getattr(type(case), "LOWERING_SEMANTICS", None)
+            name = getattr(semantics, "name", setup.semantics).lower()
+            if setup.semantics in ("all", name):
+                found[f"{type(case).__name__}.{case._testMethodName}"] = case
+    return found
+
+
+class _NoLibrary:
+    """Where there is no CUDA library to wait for the device with, there is nothing to wait for."""
+
+    @property
+    def _mosaic_gpu_ext(self) -> _NoLibrary:
+        return self
+
+    def _sync_all_devices(self) -> None:
+        return None
+
+
+def _register_plugins() -> None:
+    """The checkout's plugins, where they are on the path only, not installed."""
+    from pallasite import plugins
+
+    installed = {point.name for point in importlib.metadata.entry_points(group=_GROUP)}
+    for project in sorted(_ROOT.glob("plugins/*/pyproject.toml")):
+        points = tomllib.loads(project.read_text())["project"]["entry-points"][_GROUP]
+        for name, module in points.items():
+            if name not in installed:
+                plugins.register(importlib.import_module(module), name=name)
+
+
+def _print_code() -> None:
+    """Prints PTX and SASS where the environment asks for it, as the reference backend does.
+
+    Tests set these variables and read what appears on standard output.
+    """
+    from pallasite import config
+    from pallasite.codegen import compile as code_generation
+
+    config.update("cache", False)  # What is found in a cache is not printed.
+    run_stage = code_generation.run_stage
+
+    def run_and_print(stage: str, program: Any, context: Any) -> Any:
+        result = run_stage(stage, program, context)
+        if stage == "ptx" and os.environ.get("MOSAIC_GPU_DUMP_PTX"):
+            _print(result)
+        if stage == "ptx" and os.environ.get("MOSAIC_GPU_DUMP_SASS"):
+            from pallasite.codegen import assembler
+
+            _print(assembler.disassemble(assembler.assemble(result, context.kernel).cubin))
+        return result
+
+    code_generation.run_stage = run_and_print
+
+
+def _print(text: str) -> None:
+    with os.fdopen(os.dup(1), "w") as standard_output:
+        standard_output.write(text)
+
+
+def _parse_flags() -> None:
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(sys.argv[:1])
+
+
+def _run(name: str, case: unittest.TestCase, setup: Setup) -> Outcome:
+    result = _Result()
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        if setup.backend == "ours":
+            from pallasite import config
+            from pallasite.runtime import compiler
+
+            compiler.clear_memory()
+            stack.enter_context(config.scoped(sanitize=setup.sanitize))
+        case.run(result)
+    seconds = time.monotonic() - start
+    if result.problem is not None:
+        return Outcome(name, "fail", reason_of(result.problem), seconds, result.text[-4000:])
+    if result.skipped:
+        return Outcome(name, "skip", result.skipped[0][1].splitlines()[0], seconds)
+    if result.unexpectedSuccesses:
+        return Outcome(name, "fail", "unexpected success", seconds)
+    return Outcome(name, "pass", "", seconds)
+
+
+class _Result(unittest.TestResult):
+    """Keeps the first exception itself, not only its text."""
+
+    problem: BaseException | None = None
+    text = ""
+
+    def _keep(self, problem: Any) -> None:
+        if self.problem is None and problem is not None:
+            self.problem = problem[1]
+            self.text = "".join(traceback.format_exception(problem[1]))
+
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
+        self._keep(err)
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self._keep(err)
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+        self._keep(err)
+
+
+def reason_of(error: BaseException) -> str:
+    """The type of an error and the first line of its message, without the place in the file."""
+    from pallasite.errors import PallasiteError
+
+    text = error.message if isinstance(error, PallasiteError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = _LOCATION.sub("", lines[0]) if lines else ""
+    if isinstance(error, AssertionError) and "does not match" in text:
+        line = " ".join(lines)[:300]
+    return f"{type(error).__name__}: {line}"[:300]
