@@ -157,7 +157,9 @@ def test_start_that_is_not_a_multiple_of_the_tile() -> None:
         (1, 1, (8, 64), 4),
     ],
 )
-def test_what_starts_are_multiples_of(rows: int, columns: int, box: Sequence[int], issues: int):
+def test_what_starts_are_multiples_of(
+    rows: int, columns: int, box: Sequence[int], issues: int
+) -> None:
     """Only a dimension of which too little is known is copied tile by tile."""
     window = [
         WindowDimension(None, 16, multiple_of=rows),

@@ -115,7 +115,11 @@ def copy_gmem_to_smem(
 
     Args:
       src: a window of a GMEM reference. Its first index may be a one-dimensional integer array,
-        which gathers rows. The array's row length must be a multiple of 16 bytes.
+        which gathers rows. The array's row length must be a multiple of 16 bytes, and so must be
+        what lies before the window in its rows. Where ``dst`` has tiles beside each other, one
+        instruction copies a window that begins with a tile: if its start is computed and is always
+        a multiple of 8, say, but the kernel does not show it, ``pl.multiple_of(start, 8)`` does.
+        From other starts each row of tiles takes an instruction.
       dst: an SMEM reference of the same dtype and shape.
       barrier: a reference to one Barrier. None on targets without mbarriers, where
         ``wait_gmem_to_smem`` waits instead.
