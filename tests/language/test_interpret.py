@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -50,6 +51,10 @@ def test_in_a_program_for_a_gpu():
         assert not is_launched(kernel)
     assert is_launched(kernel)
     assert not is_launched(jax.jit(plgpu.kernel(double, out_type=OUT, interpret=True)))
+    call = pl.pallas_call(double, out_shape=OUT, compiler_params=plgpu.CompilerParams())
+    assert is_launched(jax.jit(call))
+    with plgpu.force_gpu_interpret_mode():
+        assert not is_launched(jax.jit(call))
 
 
 def test_process_wide_mode():
@@ -65,8 +70,17 @@ def test_process_wide_mode():
     assert is_launched(kernel)
 
 
-def test_races_are_looked_for():
+@pytest.mark.parametrize("made_by", ["kernel", "pallas_call"])
+def test_races_are_looked_for(made_by):
     """``detect_races`` is the option ``sanitize`` of the executor."""
+
+    def make(params):
+        if made_by == "kernel":
+            return plgpu.kernel(double, out_type=OUT, interpret=params)
+        return pl.pallas_call(
+            double, out_shape=OUT, interpret=params, compiler_params=plgpu.CompilerParams()
+        )
+
     from pallasite import config
 
     seen = []
@@ -78,7 +92,7 @@ def test_races_are_looked_for():
     with override(run=run), config.scoped(sanitize=False):
         for races in (False, True):
             params = plgpu.InterpretGPUParams(detect_races=races)
-            plgpu.kernel(double, out_type=OUT, interpret=params)(X)
+            jax.jit(make(params))(X)
     assert seen == [False, True]
 
 

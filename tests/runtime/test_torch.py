@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite.codegen.compiled import TensorMapParameter
@@ -95,6 +96,29 @@ def test_several_kernels_and_views():
     assert out["x"] is x
     out["table"].array[...] = 0  # A constant is not given away.
     np.testing.assert_array_equal(call({"x": x, "y": y, "row": row})["table"].array, table)
+
+
+@pytest.mark.runs_kernels
+def test_calls_within_the_function():
+    """Calls of all kinds, captured arrays, and ``pl.pallas_call``."""
+    ones = np.ones(SHAPE, np.float32)
+    structure = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
+    pallas_call = pl.pallas_call(
+        add_body, out_shape=structure, compiler_params=plgpu.CompilerParams()
+    )
+
+    @jax.custom_vjp
+    def twice(x):
+        return jax.jit(pallas_call)(x, x)
+
+    twice.defvjp(lambda x: (twice(x), None), lambda _, g: (g,))
+
+    @jax.checkpoint
+    def function(x):
+        return add(twice(x), jnp.asarray(ones))
+
+    x = random()
+    np.testing.assert_array_equal(plgpu.as_torch_kernel(function)(x).array, 2 * x.array + 1)
 
 
 def increment(x_ref, o_ref):

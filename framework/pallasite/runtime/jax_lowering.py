@@ -18,7 +18,7 @@ from jax.interpreters import mlir
 from pallasite import _jax, config, plugins
 from pallasite.errors import ExecutionError, InvalidTypeError, UnsupportedError
 from pallasite.known_plugins import remedy
-from pallasite.language.interpret import InterpretGPUParams
+from pallasite.language.interpret import InterpretGPUParams, interpretation
 from pallasite.language.kernel import KernelSpec
 from pallasite.language.pallas_call import pallas_call_spec
 from pallasite.language.params import CompilerParams
@@ -66,14 +66,23 @@ def lower_kernel_call(
 
 def lower_pallas_call(ctx: Any, *operands: Any, **params: Any) -> Any:
     """The lowering rule of ``pl.pallas_call`` with our :class:`CompilerParams`."""
-    return lower_kernel_call(ctx, *operands, spec=spec_of_pallas_call(params))
+    spec = spec_of_pallas_call(params)
+    mode = interpretation(None)
+    if mode is not None:
+        spec = spec.replace(interpret=mode)
+    return lower_kernel_call(ctx, *operands, spec=spec)
 
 
 def lower_pallas_call_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
     """As :func:`lower_pallas_call`; kernels that are not ours go to Pallas's own rule."""
-    if params["interpret"] or not isinstance(params["compiler_params"], CompilerParams):
+    interpret = params["interpret"]
+    ours = isinstance(params["compiler_params"], CompilerParams) and (
+        not interpret or isinstance(interpret, InterpretGPUParams)
+    )
+    if not ours:
         return mlir._lowerings[_jax.pallas_call_p].rule(ctx, *operands, **params)
-    return lower_kernel_call(ctx, *operands, spec=spec_of_pallas_call(params), platform="cpu")
+    spec = spec_of_pallas_call(params).replace(interpret=interpretation(interpret))
+    return lower_kernel_call(ctx, *operands, spec=spec, platform="cpu")
 
 
 def spec_of_pallas_call(params: dict[str, Any]) -> KernelSpec:

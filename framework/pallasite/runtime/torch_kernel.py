@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pallasite import _jax
+from pallasite import _jax, config
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite.language.kernel import KernelSpec
@@ -71,18 +71,22 @@ class _TorchFunction:
     def __call__(self, *args: Any) -> Any:
         torch = import_torch()
         tensors, tree = jax.tree.flatten(args)
+        types = tuple(
+            (getattr(t, "shape", None), getattr(t, "dtype", None), getattr(t, "device", None))
+            for t in tensors
+        )
+        environment = (config.get("target"), current(), _jax.trace_context())
+        program = self._programs.get((types, tree, environment))
+        if program is None:
+            program = self._programs[types, tree, environment] = self._load(torch, tensors, tree)
+        return program(tensors)
+
+    def _load(self, torch: Any, tensors: Sequence[Any], tree: Any) -> _Loaded:
         types = [
             tensor_type(tensor, f"argument {number} of {self._name}")
             for number, tensor in enumerate(tensors)
         ]
         device = _device_of(torch, tensors, self._name)
-        target = _target_name(torch, device)
-        key = (tuple(types), tree, device, target, current(), _jax.trace_context())
-        if key not in self._programs:
-            self._programs[key] = self._load(torch, types, tree, device)
-        return self._programs[key](tensors)
-
-    def _load(self, torch: Any, types: Sequence[Any], tree: Any, device: Any) -> _Loaded:
         for number, (_, dtype) in enumerate(types):
             available = jax.dtypes.canonicalize_dtype(dtype)
             if available != dtype:
@@ -160,10 +164,6 @@ def _device_of(torch: Any, tensors: Sequence[Any], name: str) -> Any:
             location=_jax.current_user_location(),
         )
     return device
-
-
-def _target_name(torch: Any, device: Any) -> str:
-    return select_target(current().target, local=lambda: _capability(torch, device)).name
 
 
 def _capability(torch: Any, device: Any) -> tuple[int, int] | None:

@@ -23,10 +23,14 @@ from pallasite.runtime.torch_tensors import torch_dtype
 #: ``function(tensor)``, with what a tensor of PyTorch can do.
 TensorFunction = Callable[[Any], Any]
 
-_CALLS = frozenset(
-    ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat")
-    + ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-)
+#: Primitives that call a function -> the parameter that holds it.
+_CALLS = {
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,8 +140,7 @@ class _Builder:
             self.steps.append(KernelStep(spec, tuple(operands), tuple(results)))
             return results
         if equation.primitive.name in _CALLS:
-            (inner, *_) = _jax.jaxprs_in_params(equation.params)
-            return self.inline(inner, operands)
+            return self.inline(equation.params[_CALLS[equation.primitive.name]], operands)
         if not equation.effects and all(operand in self.constants for operand in operands):
             return [self.constant(value) for value in self.evaluate(equation, operands)]
         function = _tensor_function(equation)
