@@ -282,7 +282,7 @@ def test_run_state_in_a_loop():
 
 
 def test_layouts_of_scopes():
-    """What state begins with is loaded in its layout, and so is what meets the result of a scope."""
+    """What state begins with is loaded in its layout, as is what meets the result of a scope."""
     transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 
     @plgpu.kernel(
