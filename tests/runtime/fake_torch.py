@@ -129,20 +129,16 @@ def make_module() -> types.ModuleType:
     return module
 
 
-class FakeDriver:
-    """``cuda.bindings.driver``: every call is recorded; ``on_launch`` gets the parameters."""
+def numbers(kind: Any, address: int, count: int) -> list[int]:
+    """Integers in memory."""
+    return list((kind * count).from_address(address))
 
-    CUfunction_attribute = types.SimpleNamespace(
-        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared",
-        CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED="cluster",
-    )
-    CUtensorMapDataType = staticmethod(lambda value: ("type", value))
-    CUtensorMapInterleave = staticmethod(lambda value: ("interleave", value))
-    CUtensorMapSwizzle = staticmethod(lambda value: ("swizzle", value))
-    CUtensorMapL2promotion = staticmethod(lambda value: ("promotion", value))
-    CUtensorMapFloatOOBfill = staticmethod(lambda value: ("fill", value))
-    cuuint32_t = staticmethod(int)
-    cuuint64_t = staticmethod(int)
+
+class FakeDriver:
+    """The driver's library: every call is recorded; ``on_launch`` gets the parameters' bytes.
+
+    ``sizes`` says how many bytes each parameter of the next launch has.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -154,32 +150,53 @@ class FakeDriver:
         """The arguments of the calls of a function."""
         return [arguments for called, arguments in self.calls if called == name]
 
-    def cuModuleLoadData(self, image: bytes) -> tuple[int, str]:
-        self.calls.append(("cuModuleLoadData", (image,)))
-        return 0, "module"
+    def cuModuleLoadData(self, result: int, image: int) -> int:
+        self.calls.append(("cuModuleLoadData", (ctypes.string_at(image),)))
+        ctypes.c_void_p.from_address(result).value = 11
+        return 0
 
-    def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[int, str]:
-        self.calls.append(("cuModuleGetFunction", (module, name)))
-        return 0, "function"
+    def cuModuleGetFunction(self, result: int, module: ctypes.c_void_p, name: bytes) -> int:
+        self.calls.append(("cuModuleGetFunction", (module.value, name)))
+        ctypes.c_void_p.from_address(result).value = 22
+        return 0
 
-    def cuFuncSetAttribute(self, *arguments: Any) -> tuple[int]:
-        self.calls.append(("cuFuncSetAttribute", arguments))
-        return (0,)
+    def cuFuncSetAttribute(self, function: ctypes.c_void_p, attribute: int, value: int) -> int:
+        self.calls.append(("cuFuncSetAttribute", (function.value, attribute, value)))
+        return 0
 
-    def cuTensorMapEncodeTiled(self, *arguments: Any) -> tuple[int, Any]:
-        self.calls.append(("cuTensorMapEncodeTiled", arguments))
-        number = len(self.of("cuTensorMapEncodeTiled"))
-        memory = (ctypes.c_uint8 * 128)(*[number] * 128)
-        return 0, types.SimpleNamespace(memory=memory, getPtr=lambda: ctypes.addressof(memory))
+    def cuTensorMapEncodeTiled(
+        self,
+        result: int,
+        kind: int,
+        rank: int,
+        pointer: int,
+        shape: int,
+        strides: int,
+        box: int,
+        steps: int,
+        *modes: int,
+    ) -> int:
+        assert result % 64 == 0
+        arrays = (
+            numbers(ctypes.c_uint64, shape, rank),
+            numbers(ctypes.c_uint64, strides, rank - 1),
+            numbers(ctypes.c_uint32, box, rank),
+            numbers(ctypes.c_uint32, steps, rank),
+        )
+        self.calls.append(("cuTensorMapEncodeTiled", (kind, rank, pointer, *arrays, *modes)))
+        ctypes.memset(result, len(self.of("cuTensorMapEncodeTiled")), 128)
+        return 0
 
-    def cuLaunchKernel(self, *arguments: Any) -> tuple[int]:
+    def cuLaunchKernel(self, *arguments: Any) -> int:
         self.calls.append(("cuLaunchKernel", arguments))
-        table = arguments[9]
-        pointers = (ctypes.c_void_p * len(self.sizes)).from_address(table)
-        values = [
-            ctypes.string_at(pointer, size)
-            for pointer, size in zip(pointers, self.sizes, strict=True)
-        ]
+        pointers = numbers(ctypes.c_uint64, arguments[9], len(self.sizes))
         assert all(pointer % 64 == 0 for pointer in pointers)
-        self.on_launch(values)
-        return (self.status,)
+        self.on_launch(
+            [ctypes.string_at(p, size) for p, size in zip(pointers, self.sizes, strict=True)]
+        )
+        return self.status
+
+    def cuGetErrorName(self, status: int, result: int) -> int:
+        self.name = ctypes.create_string_buffer(f"CUDA_ERROR_{status}".encode())
+        ctypes.c_void_p.from_address(result).value = ctypes.addressof(self.name)
+        return 0

@@ -5,6 +5,7 @@ PyTorch and the driver are stand-ins on NumPy arrays, so that no GPU is needed.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 
 import fake_torch
@@ -39,7 +40,7 @@ def torch(monkeypatch):
 @pytest.fixture
 def driver(monkeypatch):
     found = fake_torch.FakeDriver()
-    monkeypatch.setattr("pallasite.runtime.torch_launch.driver", lambda: found)
+    monkeypatch.setattr("pallasite.runtime.cuda_driver.library", lambda: found)
     return found
 
 
@@ -191,7 +192,7 @@ def test_launch_with_pointers(driver):
         first, second, result, *null = [int.from_bytes(value, "little") for value in values]
         assert null == [0, 0]
         assert (first, second) == (x.data_ptr(), y.data_ptr())
-        fake_torch.ctypes.memmove(result, (x.array + y.array).tobytes(), x.array.nbytes)
+        ctypes.memmove(result, (x.array + y.array).tobytes(), x.array.nbytes)
 
     driver.on_launch = compute
     call = plgpu.as_torch_kernel(add)
@@ -200,14 +201,14 @@ def test_launch_with_pointers(driver):
         np.testing.assert_array_equal(out.array, x.array + y.array)
         assert str(out.device) == "cuda:0"
     (image,) = driver.of("cuModuleLoadData")
-    assert image[0][:4] == b"\x7fELF" or image[0].endswith(b"\0")
-    assert driver.of("cuModuleGetFunction") == [("module", b"add_body")]
+    assert image[0][:4] == b"\x7fELF" or b".visible .entry add_body" in image[0]
+    assert driver.of("cuModuleGetFunction") == [(11, b"add_body")]
     launches = driver.of("cuLaunchKernel")
     assert len(launches) == 2
     function, *grid_and_block, shared, stream, _, extra = launches[0]
-    assert (function, stream, extra) == ("function", 77, 0)
+    assert (function, stream, extra) == (22, 77, None)
     assert grid_and_block == [1, 1, 1, 128, 1, 1]
-    assert driver.of("cuFuncSetAttribute") == [("function", "shared", shared)]
+    assert driver.of("cuFuncSetAttribute") == [(22, 8, shared)]
 
 
 def copy_body(x_ref, o_ref, scratch, barrier):
@@ -259,12 +260,12 @@ def test_tensor_maps(driver):
     assert seen == [bytes([1] * 128)] * 2
     kind, rank, pointer, extents, strides, box, steps, *modes = encoded
     (parameter,) = [p for p in kernels[0].parameters() if isinstance(p, TensorMapParameter)]
-    assert pointer == x.data_ptr() and kind == ("type", 9)
+    assert pointer == x.data_ptr() and kind == 9
     assert rank == len(parameter.shape) == len(strides) + 1
     assert extents == list(parameter.shape[::-1]) and box == list(parameter.box[::-1])
     assert strides == [2 * stride for stride in parameter.strides[-2::-1]]
     assert steps == [1] * rank
-    assert modes == [("interleave", 0), ("swizzle", 3), ("promotion", 0), ("fill", 0)]
+    assert modes == [0, 3, 0, 0]
 
 
 def test_in_place_on_a_gpu(driver):
@@ -299,16 +300,28 @@ def test_in_place_on_a_gpu(driver):
 def test_failure_of_the_driver(driver):
     """What the driver says is an error that names the kernel."""
     driver.sizes, driver.status = (8,) * 5, 700
-    with pytest.raises(ExecutionError, match="cannot launch kernel 'add_body'"):
+    with pytest.raises(ExecutionError, match="cannot launch kernel 'add_body'\\n.*CUDA_ERROR_700"):
         plgpu.as_torch_kernel(add)(random(where="cuda:0"), random(where="cuda:0"))
 
 
-def test_without_the_driver_bindings():
-    """They are asked for where they are needed."""
-    if "cuda.bindings.driver" in sys.modules:
-        pytest.skip("cuda-bindings are installed")
-    with pytest.raises(ExecutionError, match=r"pallasite\[torch\]"):
-        plgpu.as_torch_kernel(add)(random(where="cuda:0"), random(where="cuda:0"))
+def test_large_clusters(driver):
+    """More than 8 blocks in a cluster have to be permitted."""
+    from pallasite.runtime import cuda_driver
+
+    for blocks in (8, 16):
+        cuda_driver.load(b"", "kernel", shared_memory_bytes=4096, blocks_of_cluster=blocks)
+    assert driver.of("cuFuncSetAttribute") == [(22, 8, 4096), (22, 8, 4096), (22, 14, 1)]
+
+
+def test_without_a_driver():
+    """It is asked for where it is needed."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        with pytest.raises(ExecutionError, match="needs NVIDIA's driver"):
+            plgpu.as_torch_kernel(add)(random(where="cuda:0"), random(where="cuda:0"))
+    else:
+        pytest.skip("there is a driver")
 
 
 # Errors -----------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ captured in a CUDA graph. TMA descriptors are encoded by the driver, once for ea
 from __future__ import annotations
 
 import collections
-import ctypes
 import functools
-import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,11 +16,11 @@ import jax
 import numpy as np
 
 from pallasite.codegen.compiled import CompiledKernel
-from pallasite.errors import ExecutionError
 from pallasite.launch import ArrayParameter, Buffer, BufferKind, TensorMapParameter
+from pallasite.runtime import cuda_driver
 from pallasite.runtime.launch import launches_nothing, nbytes, validate_launch
 from pallasite.runtime.profile_dump import run_profiled, write_trace
-from pallasite.runtime.tensor_maps import ELEMENT_BYTES, TENSOR_MAP_BYTES, encode
+from pallasite.runtime.tensor_maps import encode
 from pallasite.runtime.torch_tensors import (
     dense,
     from_host,
@@ -30,37 +29,8 @@ from pallasite.runtime.torch_tensors import (
     torch_dtype,
 )
 
-MAX_PORTABLE_CLUSTER = 8
-_TENSOR_MAP_ALIGNMENT = 64
 _ENCODED_MAPS = 256
 """How many encoded descriptors a kernel keeps."""
-
-
-def driver() -> Any:
-    """NVIDIA's bindings of the CUDA driver.
-
-    Raises:
-      ExecutionError: they are not installed.
-    """
-    try:
-        return importlib.import_module("cuda.bindings.driver")
-    except ImportError as error:
-        raise ExecutionError(
-            f"launching kernels from PyTorch needs cuda-bindings: {error}",
-            hint="pip install pallasite[torch]",
-        ) from error
-
-
-def checked(result: Sequence[Any], what: str) -> Any:
-    """The value that a call of the driver returned.
-
-    Raises:
-      ExecutionError: it failed.
-    """
-    status, *values = result
-    if int(status) != 0:
-        raise ExecutionError(f"the CUDA driver cannot {what}", got=getattr(status, "name", status))
-    return values[0] if values else None
 
 
 class HostKernel:
@@ -96,7 +66,7 @@ class CudaKernel:
         self.nothing = launches_nothing(compiled.launch)
         if not self.nothing:
             validate_launch(compiled.launch, compiled.name)
-        self._functions: dict[int, Any] = {}
+        self._functions: dict[int, int] = {}
         self._maps: collections.OrderedDict[tuple[int, int], bytes] = collections.OrderedDict()
 
     def __call__(self, operands: Sequence[Any], in_place: frozenset[int], device: Any) -> list[Any]:
@@ -157,7 +127,7 @@ class CudaKernel:
     def _launch(
         self, torch: Any, inputs: Sequence[Any], outputs: Sequence[Any], device: Any
     ) -> None:
-        cuda, launch = driver(), self.compiled.launch
+        launch = self.compiled.launch
         scratch = [
             (torch.zeros if buffer.zeroed else torch.empty)(
                 (nbytes(buffer.shape, buffer.dtype),), dtype=torch.uint8, device=device
@@ -173,114 +143,48 @@ class CudaKernel:
         def address(buffer: Buffer) -> int:
             return int(tensors[buffer.kind][buffer.index].data_ptr())
 
-        arguments = _Arguments()
+        parameters = []
         for number, parameter in enumerate(launch.parameters):
             pointer = address(parameter.buffer)
             if isinstance(parameter, ArrayParameter):
-                arguments.add(pointer.to_bytes(8, "little"))
+                parameters.append(pointer.to_bytes(8, "little"))
             else:
-                arguments.add(self._tensor_map(cuda, number, parameter, pointer))
-        for _ in range(2):  # Global and profiler scratch of JAX's launcher, which nobody uses.
-            arguments.add(bytes(8))
-        stream = torch.cuda.current_stream(device).cuda_stream
-        status = cuda.cuLaunchKernel(
-            self._function(cuda, torch, device),
-            *launch.grid,
-            *launch.block,
+                parameters.append(self._tensor_map(number, parameter, pointer))
+        # Global and profiler scratch of JAX's launcher, which nobody uses.
+        parameters += [bytes(8), bytes(8)]
+        cuda_driver.launch(
+            self._function(torch, device),
+            self.compiled.name,
+            launch.grid,
+            launch.block,
             launch.shared_memory_bytes,
-            stream,
-            arguments.address,
-            0,
+            torch.cuda.current_stream(device).cuda_stream,
+            parameters,
         )
-        checked(status, f"launch kernel {self.compiled.name!r}")
 
-    def _function(self, cuda: Any, torch: Any, device: Any) -> Any:
+    def _function(self, torch: Any, device: Any) -> int:
         """The kernel's entry point on a device, which is the current one."""
         index = torch.cuda.current_device() if device.index is None else device.index
         if index not in self._functions:
             compiled = self.compiled
-            image = compiled.cubin or compiled.ptx.encode() + b"\0"
-            module = checked(cuda.cuModuleLoadData(image), f"load kernel {compiled.name!r}")
-            function = checked(
-                cuda.cuModuleGetFunction(module, compiled.name.encode()),
-                f"find kernel {compiled.name!r}",
+            self._functions[index] = cuda_driver.load(
+                compiled.cubin or compiled.ptx.encode(),
+                compiled.name,
+                shared_memory_bytes=compiled.launch.shared_memory_bytes,
+                blocks_of_cluster=math.prod(compiled.launch.cluster),
             )
-            attributes = cuda.CUfunction_attribute
-            values = {
-                attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: (
-                    compiled.launch.shared_memory_bytes
-                )
-            }
-            if int(np.prod(compiled.launch.cluster)) > MAX_PORTABLE_CLUSTER:
-                values[attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
-            for attribute, value in values.items():
-                checked(
-                    cuda.cuFuncSetAttribute(function, attribute, value),
-                    f"give kernel {compiled.name!r} what it needs ({attribute}: {value})",
-                )
-            self._functions[index] = function
         return self._functions[index]
 
-    def _tensor_map(
-        self, cuda: Any, number: int, parameter: TensorMapParameter, pointer: int
-    ) -> bytes:
+    def _tensor_map(self, number: int, parameter: TensorMapParameter, pointer: int) -> bytes:
         key = (number, pointer)
         if key in self._maps:
             self._maps.move_to_end(key)
-            return self._maps[key]
-        encoding = encode(parameter)
-        element = ELEMENT_BYTES[encoding.element_type]
-
-        def wide(values: Sequence[int]) -> list[Any]:
-            return [cuda.cuuint64_t(value) for value in values]
-
-        def narrow(values: Sequence[int]) -> list[Any]:
-            return [cuda.cuuint32_t(value) for value in values]
-
-        # The driver's order is minor to major; it takes no stride of the innermost dimension.
-        encoded = checked(
-            cuda.cuTensorMapEncodeTiled(
-                cuda.CUtensorMapDataType(encoding.element_type),
-                len(encoding.shape),
-                pointer,
-                wide(encoding.shape[::-1]),
-                wide([stride * element for stride in encoding.strides[-2::-1]]),
-                narrow(encoding.box[::-1]),
-                narrow([1] * len(encoding.shape)),
-                cuda.CUtensorMapInterleave(0),
-                cuda.CUtensorMapSwizzle(encoding.swizzle),
-                cuda.CUtensorMapL2promotion(0),
-                cuda.CUtensorMapFloatOOBfill(0),
-            ),
-            f"encode a TMA descriptor of kernel {self.compiled.name!r}",
-        )
-        self._maps[key] = ctypes.string_at(int(encoded.getPtr()), TENSOR_MAP_BYTES)
-        if len(self._maps) > _ENCODED_MAPS:
-            self._maps.popitem(last=False)
+        else:
+            encoding = encode(parameter)
+            self._maps[key] = cuda_driver.encode_tensor_map(encoding, pointer, self.compiled.name)
+            if len(self._maps) > _ENCODED_MAPS:
+                self._maps.popitem(last=False)
         return self._maps[key]
-
-
-class _Arguments:
-    """Values of a kernel's parameters in memory, and the table of where each is."""
-
-    def __init__(self) -> None:
-        self._values: list[Any] = []
-        self._table: Any = None
-
-    def add(self, value: bytes) -> None:
-        """Adds a parameter."""
-        size = len(value)
-        memory = (ctypes.c_uint8 * (size + _TENSOR_MAP_ALIGNMENT))()
-        begin = -ctypes.addressof(memory) % _TENSOR_MAP_ALIGNMENT
-        ctypes.memmove(ctypes.addressof(memory) + begin, value, size)
-        self._values.append((memory, begin))
-
-    @property
-    def address(self) -> int:
-        """Of the table; valid as long as this object lives."""
-        pointers = [ctypes.addressof(memory) + begin for memory, begin in self._values]
-        self._table = (ctypes.c_void_p * len(pointers))(*pointers)
-        return ctypes.addressof(self._table)
 
 
 def _input_of(compiled: CompiledKernel) -> dict[int, int]:
