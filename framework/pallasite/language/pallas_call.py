@@ -33,7 +33,7 @@ class GridAxisName:
         return f"axis{self.position}"
 
 
-class _Scratch:
+class Scratch:
     """An allocation given by its reference type."""
 
     def __init__(self, aval: Any):
@@ -43,7 +43,7 @@ class _Scratch:
         return self.aval
 
 
-def _location(jaxpr: Any) -> SourceLocation | None:
+def source_location(jaxpr: Any) -> SourceLocation | None:
     """Where the kernel function is defined, from ``name at file:line``."""
     info = getattr(jaxpr.debug_info, "func_src_info", None) or ""
     name, _, place = info.partition(" at ")
@@ -147,7 +147,7 @@ def pallas_call_spec(
         specs, grids and captured values that cannot be handled.
     """
     params = params or CompilerParams()
-    location = _location(jaxpr)
+    location = source_location(jaxpr)
     _check_grid(grid_mapping, location)
     mappings = grid_mapping.block_mappings
     for mapping in mappings:
@@ -217,7 +217,7 @@ def pallas_call_spec(
 
     def body(*gmem_refs: Any) -> None:
         if scratch:
-            pl.run_scoped(functools.partial(run, gmem_refs), *map(_Scratch, scratch))
+            pl.run_scoped(functools.partial(run, gmem_refs), *map(Scratch, scratch))
         else:
             run(gmem_refs)
 

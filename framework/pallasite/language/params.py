@@ -176,6 +176,12 @@ _jax.register_lowering(
     functools.partial(_lower_pallas_call, "lower_pallas_call_on_cpu"),
     platform="cpu",
 )
+for _platform in ("cuda", "cpu"):
+    _jax.register_lowering(
+        _jax.mpmd_map_p,
+        functools.partial(_lower_pallas_call, "lower_mesh_kernel", platform=_platform),
+        platform=_platform,
+    )
 
 
 @dataclasses.dataclass

@@ -84,7 +84,8 @@ def compile_all(
         raise InvalidValueError(
             f"{_name(fn)} calls no kernel",
             expected="a call of pallasite.gpu.kernel, or of pl.pallas_call with"
-            " compiler_params=pallasite.CompilerParams(...)",
+            " compiler_params=pallasite.CompilerParams(...), or of pl.kernel with"
+            " mesh=pallasite.gpu.Mesh(...)",
         )
     return list(found.values())
 

@@ -20,6 +20,8 @@ from pallasite.errors import ExecutionError, InvalidTypeError, UnsupportedError
 from pallasite.known_plugins import remedy
 from pallasite.language.interpret import InterpretGPUParams, interpretation
 from pallasite.language.kernel import KernelSpec
+from pallasite.language.mesh import Mesh
+from pallasite.language.mesh_kernel import mesh_kernel_spec
 from pallasite.language.pallas_call import pallas_call_spec
 from pallasite.language.params import CompilerParams
 from pallasite.runtime.compiler import compile_kernel
@@ -83,6 +85,61 @@ def lower_pallas_call_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
         return mlir._lowerings[_jax.pallas_call_p].rule(ctx, *operands, **params)
     spec = spec_of_pallas_call(params).replace(interpret=interpretation(interpret))
     return lower_kernel_call(ctx, *operands, spec=spec, platform="cpu")
+
+
+def lower_mesh_kernel(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
+    """The lowering rule of ``pl.kernel`` and ``pl.core_map`` with our :class:`Mesh`.
+
+    Kernels over other meshes go to Pallas's own rule.
+    """
+    if not _is_mesh_kernel(params):
+        return mlir._lowerings[_jax.mpmd_map_p].rule(ctx, *operands, **params)
+    spec = spec_of_mesh_kernel(params, ctx.avals_in, ctx.avals_out)
+    return lower_kernel_call(ctx, *operands, spec=spec, platform=platform)
+
+
+def _is_mesh_kernel(params: dict[str, Any]) -> bool:
+    ours = all(isinstance(mesh, Mesh) for mesh in params["meshes"])
+    return ours and not params["interpret"] and not params["external_meshes"]
+
+
+def spec_of_mesh_kernel(
+    params: dict[str, Any], avals_in: Sequence[Any], avals_out: Sequence[Any]
+) -> KernelSpec:
+    """The kernel of a ``pl.kernel`` or ``pl.core_map`` equation with our :class:`Mesh`."""
+    return _mesh_kernel_spec(
+        tuple(params["jaxprs"]),
+        tuple(params["meshes"]),
+        tuple((aval.shape, aval.dtype) for aval in avals_in),
+        tuple((aval.shape, aval.dtype) for aval in avals_out),
+        params["compiler_params"],
+        params["name"],
+        tuple(params["input_output_aliases"].items()),
+        bool(params["debug"]),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _mesh_kernel_spec(
+    jaxprs: tuple[Any, ...],
+    meshes: tuple[Mesh, ...],
+    inputs: tuple[Any, ...],
+    outputs: tuple[Any, ...],
+    compiler_params: CompilerParams | None,
+    name: str | None,
+    aliases: tuple[tuple[int, int], ...],
+    debug: bool,
+) -> KernelSpec:
+    return mesh_kernel_spec(
+        jaxprs,
+        meshes,
+        [_jax.ShapedArray(*one) for one in inputs],
+        [_jax.ShapedArray(*one) for one in outputs],
+        compiler_params,
+        name=name,
+        input_output_aliases=aliases,
+        debug=debug,
+    )
 
 
 def spec_of_pallas_call(params: dict[str, Any]) -> KernelSpec:
@@ -250,6 +307,9 @@ def kernel_in_equation(equation: Any) -> KernelSpec | None:
         spec: KernelSpec = equation.params["spec"]
         return spec
     params = equation.params
+    if equation.primitive is _jax.mpmd_map_p and _is_mesh_kernel(equation.params):
+        avals = [[atom.aval for atom in atoms] for atoms in (equation.invars, equation.outvars)]
+        return spec_of_mesh_kernel(equation.params, *avals)
     if equation.primitive is _jax.pallas_call_p and isinstance(
         params.get("compiler_params"), CompilerParams
     ):
