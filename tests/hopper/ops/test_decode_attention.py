@@ -77,7 +77,7 @@ def check(
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("blocks", [1, 3, 4, 7, 12])
+@pytest.mark.parametrize("blocks", [1, 3, 7, 12])
 def test_ranges_of_blocks(blocks):
     """Ranges with whole items, parts of two, and one item in many ranges."""
     check(DecodeConfig(blocks=blocks))
@@ -93,26 +93,26 @@ def test_lengths(lengths, blocks):
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("group", [1, 3, 8, 16, 80])
+@pytest.mark.parametrize("group", [1, 3, 16, 80])
 def test_groups(group):
     check(DecodeConfig(blocks=3), batch=1, group=group, lengths=(150,))
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize(("tokens", "group"), [(2, 1), (3, 4), (4, 16), (8, 12)])
+@pytest.mark.parametrize(("tokens", "group"), [(2, 1), (3, 4), (8, 12)])
 def test_several_queries(tokens, group):
     check(DecodeConfig(blocks=3), tokens=tokens, group=group, heads=1, lengths=(3, 130))
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize(
-    ("head_dim", "config"),
+    ("head_dim", "config", "dtype"),
     [
-        (64, DecodeConfig(tile=128, blocks=3)),
-        (64, DecodeConfig(tile=192, blocks=2, slots=2)),
-        (128, DecodeConfig(heads=2, blocks=3, blocks_per_multiprocessor=1)),
-        (256, DecodeConfig(blocks=2, blocks_per_multiprocessor=1)),
+        (64, DecodeConfig(tile=128, blocks=3), "float16"),
+        (64, DecodeConfig(tile=192, blocks=2, slots=2), "bfloat16"),
+        (128, DecodeConfig(heads=2, blocks=3, blocks_per_multiprocessor=1), "bfloat16"),
+        (128, DecodeConfig(blocks=3), "float16"),
+        (256, DecodeConfig(blocks=2, blocks_per_multiprocessor=1), "bfloat16"),
     ],
 )
 def test_configurations(head_dim, config, dtype):
@@ -130,10 +130,14 @@ def test_extents_that_are_no_multiples():
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize(
-    ("cache_dtype", "head_dim", "tile"),
-    [(jnp.float8_e4m3fn, 64, 128), (jnp.float8_e4m3fn, 128, 64), (jnp.int8, 64, 64)],
+    ("cache_dtype", "head_dim", "tile", "dtype"),
+    [
+        (jnp.float8_e4m3fn, 64, 128, "bfloat16"),
+        (jnp.float8_e4m3fn, 128, 64, "float16"),
+        (jnp.int8, 64, 64, "bfloat16"),
+        (jnp.int8, 64, 64, "float16"),
+    ],
 )
 def test_caches_of_8_bits(cache_dtype, head_dim, tile, dtype):
     dtype, tolerance = DTYPES[dtype]
@@ -156,13 +160,18 @@ def test_caches_of_8_bits(cache_dtype, head_dim, tile, dtype):
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("page_layout", ["heads_first", "tokens_first"])
 @pytest.mark.parametrize(
-    ("page_size", "config", "head_dim"),
+    ("page_size", "config", "head_dim", "page_layout"),
     [
-        (16, DecodeConfig(blocks=3), 64),
-        (64, DecodeConfig(blocks=4, slots=3), 128),
-        (128, DecodeConfig(blocks=3, heads=2, tile=64, blocks_per_multiprocessor=1), 64),
+        (16, DecodeConfig(blocks=3), 64, "heads_first"),
+        (16, DecodeConfig(blocks=3), 64, "tokens_first"),
+        (64, DecodeConfig(blocks=4, slots=3), 128, "heads_first"),
+        (
+            128,
+            DecodeConfig(blocks=3, heads=2, tile=64, blocks_per_multiprocessor=1),
+            64,
+            "tokens_first",
+        ),
     ],
 )
 def test_pages(page_size, config, head_dim, page_layout):

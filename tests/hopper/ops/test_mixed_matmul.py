@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import jax
@@ -56,9 +57,15 @@ def check(a, w, *, weights=jnp.int8, transpose=True, scales=None, config=SMALL, 
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("transpose", [True, False])
-@pytest.mark.parametrize("dtype", [BF16, F16])
-@pytest.mark.parametrize("weights", [jnp.int8, jnp.uint8, jnp.int4, jnp.uint4])
+@pytest.mark.parametrize(
+    ("weights", "dtype", "transpose"),
+    [
+        *itertools.product([jnp.int8, jnp.uint8, jnp.int4, jnp.uint4], [BF16, F16], [True]),
+        (jnp.int8, F16, False),
+        (jnp.uint8, BF16, False),
+        (jnp.int4, BF16, False),
+    ],
+)
 def test_dtypes(dtype, weights, transpose):
     """Several tiles along every dimension; every value occurs as a weight."""
     a, w = inputs(24, 144, 192, dtype, weights)
@@ -77,16 +84,16 @@ def test_8_bit_floats(dtype, weights):
 
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 64), (3, 20, 72), (17, 130, 200), (40, 264, 40)])
-@pytest.mark.parametrize("transpose", [True, False])
-@pytest.mark.parametrize("weights", [jnp.int8, jnp.int4])
+@pytest.mark.parametrize(
+    ("weights", "transpose"), [(jnp.int8, True), (jnp.int8, False), (jnp.int4, True)]
+)
 def test_shapes_that_do_not_divide(m, n, k, transpose, weights):
     a, w = inputs(m, n, k, BF16, weights)
     check(a, w, weights=weights, transpose=transpose, out=jnp.bfloat16)
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("split", [2, 4])
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("split", "scaled"), [(2, True), (4, False)])
 def test_split_depth(split, scaled):
     """Parts of k that are not all of one size, one of them possibly empty."""
     a, w = inputs(20, 136, 64 * 5)
@@ -125,9 +132,16 @@ def test_column_scales(cluster):
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("transpose", [True, False])
 @pytest.mark.parametrize(
-    ("group", "tile_k"), [(32, 64), (64, 64), (64, 128), (192, 64), (256, 128)]
+    ("group", "tile_k", "transpose"),
+    [
+        (32, 64, True),
+        (64, 64, True),
+        (64, 128, False),
+        (64, 128, True),
+        (192, 64, True),
+        (256, 128, False),
+    ],
 )
 def test_group_scales(group, tile_k, transpose):
     """Groups inside of a step, and steps inside of a group."""
@@ -166,9 +180,19 @@ def test_configurations_fit_in_shared_memory():
             assert len(mixed_configs(m, 4096, 4096, bits)) >= 5
 
 
-@pytest.mark.parametrize("m", [16, 128, 4096])
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("weights", [jnp.int8, jnp.int4])
+@pytest.mark.parametrize(
+    ("m", "scaled", "weights"),
+    [
+        (16, False, jnp.int8),
+        (16, True, jnp.int4),
+        (128, False, jnp.int4),
+        (128, True, jnp.int8),
+        (4096, False, jnp.int8),
+        (4096, False, jnp.int4),
+        (4096, True, jnp.int8),
+        (4096, True, jnp.int4),
+    ],
+)
 def test_no_spills_and_no_serialization(m, scaled, weights):
     """Warnings of ptxas are errors."""
     n = k = 4096
