@@ -256,36 +256,6 @@ def test_union_indexed_by_a_traced_number():
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory of another block is accessed directly
-      try: copy it, or use the asynchronous primitives that take cluster references
-    """,
-)
-def test_load_of_shared_memory_of_another_block():
-    @make(cluster=(2,), cluster_names=("pair",), scratch_types=[TILE])
-    def kernel(x_ref, o_ref, tile):
-        o_ref[...] = plgpu.cluster_ref(tile, {"pair": 1})[...]  # here
-
-    build(kernel)
-
-
-@refused(
-    InvalidValueError,
-    r"""
-    HERE: shared memory of another block is accessed directly
-      try: copy it, or use the asynchronous primitives that take cluster references
-    """,
-)
-def test_store_to_shared_memory_of_another_block():
-    @make(cluster=(2,), cluster_names=("pair",), scratch_types=[TILE])
-    def kernel(x_ref, o_ref, tile):
-        plgpu.cluster_ref(tile, {"pair": 1})[...] = x_ref[...]  # here
-
-    build(kernel)
-
-
-@refused(
-    InvalidValueError,
-    r"""
     HERE: 'pair' is not a cluster axis
       expected: a kernel with cluster= and cluster_names=
     """,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -153,7 +154,7 @@ def load_array(
 
     Args:
       launch: the kernel's launch context.
-      reference: in global memory or this block's shared memory.
+      reference: in global memory, or the shared memory of a block of the cluster.
       layout: the register layout; by default a strided one with the widest vectors.
       vector_limit: elements per access, at most, where the layout is not given.
 
@@ -229,12 +230,21 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
 
 
 def _remote_pointer(reference: MemoryReference) -> MemoryReference:
+    """A reference to another block's shared memory with a generic pointer to that very memory.
+
+    PTX ISA 9.7.9.23 (``mapa``).
+    """
     if reference.remote is None:
         return reference
-    raise InvalidValueError(
-        "shared memory of another block is accessed directly",
-        hint="copy it, or use the asynchronous primitives that take cluster references",
+    pointer = ops.inline_assembly(
+        "mapa.u64 $0, $1, $2;",
+        "=l,l,r",
+        ops.generic_pointer(reference.pointer),
+        reference.remote,
+        results=[types.pointer_type(0)],
+        side_effects=False,
     )
+    return dataclasses.replace(reference, pointer=pointer, remote=None)
 
 
 def _load_scalar(reference: MemoryReference) -> ir.Value:
