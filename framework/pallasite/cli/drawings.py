@@ -341,7 +341,8 @@ def _place(place: SourceLocation | None) -> str:
     code = linecache.getline(place.file, place.line).strip()
     if len(code) > _LONGEST_CODE:
         code = code[: _LONGEST_CODE - 3] + "..."
-    return f"{place.file if relative.startswith('..') else relative}:{place.line}: {code}".removesuffix(": ")
+    file = place.file if relative.startswith("..") else relative
+    return f"{file}:{place.line}: {code}".removesuffix(": ")
 
 
 def _by(shape: Sequence[int]) -> str:
