@@ -489,3 +489,4 @@ def discharge_rule[Function: Callable[..., Any]](primitive: Any) -> Callable[[Fu
 
 
 stop_gradient_p = _ad_util.stop_gradient_p
+reshard_p = _pjit.reshard_p

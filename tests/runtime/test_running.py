@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_kernels import add_kernel, element, inputs, kernel, outputs, scratch, tensor_map
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from sample_kernels import CASES, by_pallas_call, pipelined, scaled
 
 from pallasite import config
+from pallasite import gpu as plgpu
 from pallasite.launch import ArrayParameter
 from pallasite.runtime import clear_memory
 from pallasite.runtime.jax_lowering import find_executor
@@ -215,6 +216,23 @@ def test_shard_map(count):
     x = jax.device_put(jnp.arange(128.0 * count), jax.NamedSharding(mesh, spec))
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(fn(x), 2 * np.arange(128.0 * count))
+
+
+def test_explicit_sharding():
+    """Under a mesh of explicit axes, ``jnp`` functions put equations about it into a kernel."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:1])
+    spec = PartitionSpec("x")
+
+    def body(x_ref, out_ref):
+        value = x_ref[...]
+        out_ref[...] = jnp.where(value > 0, value, 0)
+
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+    x = jax.random.normal(jax.random.key(0), (128,))
+    with jax.set_mesh(mesh):
+        fn = jax.jit(jax.shard_map(kernel, in_specs=spec, out_specs=spec, check_vma=False))
+        result = fn(jax.device_put(x, spec))
+    np.testing.assert_array_equal(result, np.maximum(x, 0))
 
 
 SCRIPT = """

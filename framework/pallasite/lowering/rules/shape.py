@@ -393,8 +393,10 @@ def _broadcast_to(ctx: RuleContext, x: RegisterArray, *, shape: Any) -> Register
 
 
 @rules.lowering(_jax.stop_gradient_p, *_ALL)
+@rules.lowering(_jax.reshard_p, *_ALL)
 @rules.lowering(lax.copy_p, *_ALL)
-def _copy(ctx: RuleContext, x: Value) -> Value:
+def _copy(ctx: RuleContext, x: Value, **params: Any) -> Value:
+    """In a kernel every array is on one device: there is nothing to distribute otherwise."""
     return x
 
 
@@ -420,6 +422,7 @@ for _primitive in (
     lax.select_n_p,
     lax.convert_element_type_p,
     lax.copy_p,
+    _jax.reshard_p,
     _jax.stop_gradient_p,
 ):
     rules.layout(_primitive)(same_layout_hint)
