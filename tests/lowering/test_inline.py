@@ -10,6 +10,8 @@ import pytest
 from kernels import array, compile_to_ptx, in_order, make
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite.ir import ops
+from pallasite.language.helpers import warp_map
+from pallasite.language.kernel import kernel
 from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
 from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu
@@ -178,3 +180,39 @@ def test_traced_values_are_checked_when_called():
             inlined(x[...])
 
         jax.make_jaxpr(kernel)(jnp.zeros(256))
+
+
+@pytest.mark.runs_kernels
+def test_scalars_of_warps():
+    """Where code runs per warp, inlined code takes and returns scalars."""
+    scalar = ShapeDtypeStruct((), jnp.int32, Layout.WG_SPLAT)
+
+    @inline_mgpu(arg_types=(Layout.WG_SPLAT,), return_type=scalar)
+    def inlined(launch, x):
+        return x.map(lambda r: ops.multiply(r, r))
+
+    def body(out):
+        @warp_map
+        def _(warp):
+            out[warp] = inlined(warp + 3)
+
+    result = kernel(body, out_type=jax.ShapeDtypeStruct((4,), jnp.int32))()
+    np.testing.assert_array_equal(result, [9, 16, 25, 36])
+
+
+def test_arrays_of_warps():
+    @inline_mgpu(return_type=RESULT)
+    def inlined(launch):
+        return RegisterArray.constant(1.0, np.float32, (256,))
+
+    @make((256,))
+    def wrong(x, o):
+        @warp_map
+        def _(warp):
+            inlined()
+
+    with pytest.raises(
+        InvalidValueError, match="warp-mapped region takes or returns an array"
+    ) as e:
+        compile_to_ptx(wrong, array(256))
+    assert "float32[256]" in str(e.value)

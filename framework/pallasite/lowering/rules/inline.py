@@ -25,7 +25,7 @@ from pallasite.registry import RuleSet, Semantics
 rules = RuleSet()
 
 
-@rules.lowering(inline_mgpu_p, Semantics.LANE)
+@rules.lowering(inline_mgpu_p, Semantics.LANE, Semantics.WARP)
 def _inline(
     ctx: RuleContext,
     *operands: Value,
@@ -40,9 +40,19 @@ def _inline(
 
     A reference keeps its logical shape; its memory layout holds the tiling and the swizzle, which
     are checked against the declared transforms. Views that the program makes, such as one slot of
-    a buffer, are part of the reference and are not declared.
+    a buffer, are part of the reference and are not declared. Where the code runs per warp, the
+    arrays are scalars.
     """
     flat = args_tree.unflatten(operands)
+    if ctx.in_warp:
+        arrays: list[Any] = [value for value in flat if isinstance(value, RegisterArray)]
+        for array in [*arrays, *return_types]:
+            if array.shape != ():
+                raise InvalidValueError(
+                    "inlined code in a warp-mapped region takes or returns an array",
+                    got=f"{np.dtype(array.dtype)}{list(array.shape)}",
+                    expected="scalars and references",
+                )
     checked = [
         _reference(ctx, value, wanted, number)
         if isinstance(wanted, RefType)
