@@ -514,7 +514,8 @@ def test_call_of_a_kernel_in_a_kernel():
     r"""
     sin calls no kernel
       expected: a call of pallasite.gpu.kernel, or of pl.pallas_call with \
-        compiler_params=pallasite.CompilerParams(...)
+        compiler_params=pallasite.CompilerParams(...), or of pl.kernel with \
+        mesh=pallasite.gpu.Mesh(...)
     """,
 )
 def test_function_without_a_kernel():
