@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,7 +21,9 @@ import contest_tables
 import harness
 import jax
 import jax.numpy as jnp
+import operands
 import program
+import rates
 import timing
 from contest import Candidate, Candidates, Contender, Row, RowResult
 from jax import lax
@@ -111,7 +112,7 @@ def make_row(problem: Problem) -> Row:
 
     def inputs(seed: int) -> tuple[jax.Array, ...]:
         keys = jax.random.split(jax.random.key(seed), 4 if problem.backward else 3)
-        return tuple(_normal(key, problem.shape) for key in keys)
+        return tuple(operands.normal(key, problem.shape, jnp.bfloat16) for key in keys)
 
     arrays = 8 if problem.backward else 4
     return Row(
@@ -126,11 +127,6 @@ def make_row(problem: Problem) -> Row:
         limits=LIMITS[problem.backward],
         metric="elapsed",  # gradients are summed up in memory that is filled with zeros before
     )
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jax.random.normal(key, shape, jnp.bfloat16)
 
 
 def _reference(problem: Problem, *inputs: jax.Array) -> Any:
@@ -189,7 +185,9 @@ def contenders(problem: Problem, arguments: argparse.Namespace) -> list[Contende
     )
     result = [
         Contender("ours", "jax", lambda: ours(problem, arguments)),
-        Contender("cudnn", "jax", lambda: iter_one(candidate(problem, "cuDNN", cudnn(problem)))),
+        Contender(
+            "cudnn", "jax", lambda: operands.only(candidate(problem, "cuDNN", cudnn(problem)))
+        ),
         Contender(
             "upstream",
             "jax",
@@ -197,14 +195,7 @@ def contenders(problem: Problem, arguments: argparse.Namespace) -> list[Contende
         ),
         Contender("torch", "torch", lambda: torch_candidates(problem)),
     ]
-    if importlib.util.find_spec("torch") is None:
-        result = [one for one in result if one.name != "torch"]
-    return result
-
-
-def iter_one(one: Candidate) -> Candidates:
-    """A single candidate."""
-    yield one
+    return operands.able(result)
 
 
 def candidate(problem: Problem, label: str, function: Callable[..., Any]) -> Candidate:
@@ -371,18 +362,6 @@ def kernels(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def facts(timer: timing.Timer, rehearse: bool) -> dict[str, Any]:
-    """The rate of a large matrix product in floating-point operations per second."""
-    m, n, k = (128, 128, 64) if rehearse else (8192, 8192, 16384)
-    a = _normal(jax.random.key(0), (m, k)).astype(jnp.bfloat16)
-    b = _normal(jax.random.key(1), (k, n)).astype(jnp.bfloat16)
-    product = jax.jit(lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.bfloat16))
-    framework = timing.FRAMEWORKS["jax"]
-    framework.wait(product(a, b))
-    times = sorted(timer.batch(framework, product, [(a, b)], 8).kernels)
-    return {"matrix_rate": 2 * m * n * k / (times[len(times) // 2] * 1e-3)}
-
-
 def print_table(rows: list[RowResult], facts: dict[str, Any]) -> dict[str, Any]:
     """Prints the table; returns shares of the matrix rate and geometric means."""
     names = ("ours", *RIVALS)
@@ -426,7 +405,7 @@ def benchmark(arguments: argparse.Namespace) -> program.Benchmark:
         quick=[row.name for row in rows if arguments.rehearse or row.name.endswith("s4096_d128")],
         contenders=lambda row: contenders(listed[row.name], arguments),
         kernels=kernels(arguments),
-        facts=lambda timer: facts(timer, arguments.rehearse),
+        facts=lambda timer: rates.product(timer, arguments.rehearse),
         print_table=print_table,
     )
 

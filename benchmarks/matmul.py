@@ -10,18 +10,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import code_time
-import contest
 import contest_tables
 import harness
 import jax
 import jax.numpy as jnp
+import operands
 import program
+import rates
 import timing
 from contest import Candidate, Candidates, Contender, Row, RowResult
 from jax import lax
@@ -49,11 +49,10 @@ LARGE = "8192x8192x8192"
 QUICK = ("peak_8192x8192x16384", "bf16_4096x4096x4096", "skinny_64x8192x8192", "fp8_4096x4096x4096")
 
 LIMITS = {
-    jnp.bfloat16: {"norm": 8e-3, "largest": 0.08},
+    jnp.bfloat16: operands.PRODUCT_LIMITS,
     jnp.float8_e4m3fn: {"norm": 2e-2, "largest": 0.3},
 }
-"""Largest errors that are right: of the whole result in the Euclidean norm, and of one element in
-units of the root mean square of all. Sums of products of float8 lose bits in the matrix units."""
+"""Largest errors that are right; sums of products of float8 lose bits in the matrix units."""
 
 
 def make_row(group: str, shape: tuple[int, int, int]) -> Row:
@@ -65,7 +64,7 @@ def make_row(group: str, shape: tuple[int, int, int]) -> Row:
     def inputs(seed: int) -> tuple[jax.Array, jax.Array]:
         a, b = jax.random.split(jax.random.key(seed))
         shape_b = (n, k) if by_rows else (k, n)
-        return _normal(a, (m, k), dtype), _normal(b, shape_b, dtype)
+        return operands.normal(a, (m, k), dtype), operands.normal(b, shape_b, dtype)
 
     kind = {SQUARE: "bf16", SKINNY: "skinny", FP8: "fp8", PEAK: "peak"}[group]
     return Row(
@@ -76,14 +75,9 @@ def make_row(group: str, shape: tuple[int, int, int]) -> Row:
         input_bytes=(m + n) * k * size,
         inputs=inputs,
         reference=_reference(by_rows),
-        errors=_errors,
+        errors=operands.product_errors(jnp.bfloat16),
         limits=LIMITS[dtype],
     )
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _normal(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    return jax.random.normal(key, shape, jnp.float32).astype(dtype)
 
 
 def _dot(a: jax.Array, b: jax.Array, by_rows: bool, **options: Any) -> jax.Array:
@@ -96,18 +90,6 @@ def _reference(by_rows: bool) -> Any:
         return _dot(a, b, by_rows, precision=lax.Precision.HIGHEST)
 
     return lambda a, b: jax.jit(product, **timing.reference_options())(a, b)
-
-
-@jax.jit
-def _errors(result: jax.Array, reference: jax.Array) -> dict[str, jax.Array]:
-    if result.shape != reference.shape or result.dtype != jnp.bfloat16:
-        raise contest.WrongResultError(f"the result is {result.dtype}{list(result.shape)}")
-    difference = result.astype(jnp.float32) - reference
-    scale = jnp.sqrt(jnp.mean(reference**2))
-    return {
-        "norm": jnp.sqrt(jnp.mean(difference**2)) / scale,
-        "largest": jnp.max(jnp.abs(difference)) / scale,
-    }
 
 
 def contenders(row: Row, arguments: argparse.Namespace) -> list[Contender]:
@@ -125,9 +107,7 @@ def contenders(row: Row, arguments: argparse.Namespace) -> list[Contender]:
     ]
     if row.group == PEAK:
         everyone = [one for one in everyone if one.name in ("xla", "torch")]
-    if importlib.util.find_spec("torch") is None:
-        everyone = [one for one in everyone if one.name != "torch"]
-    return everyone
+    return operands.able(everyone)
 
 
 def our_product(group: str, config: Any) -> Any:
@@ -200,24 +180,11 @@ def upstream_candidates(fp8: bool, shape: tuple[int, int, int], search: str) -> 
     yield Candidate(upstream.label(first[0]), jax.jit(upstream.matmul(first[0])), transposed)
 
 
-def to_torch(*arrays: jax.Array) -> tuple[Any, ...]:
-    """The same memory as PyTorch tensors; those of float8 go as bytes."""
-    import torch
-
-    def convert(x: jax.Array) -> Any:
-        if x.dtype != jnp.float8_e4m3fn:
-            return torch.from_dlpack(x)
-        data = jax.block_until_ready(lax.bitcast_convert_type(x, jnp.uint8))
-        return torch.from_dlpack(data).view(torch.float8_e4m3fn)
-
-    return tuple(convert(x) for x in jax.block_until_ready(arrays))
-
-
 def torch_candidates() -> Candidates:
     """PyTorch's product: cuBLAS or cuBLASLt by their heuristics."""
     import torch
 
-    yield Candidate("matmul", torch.matmul, to_torch, jnp.from_dlpack)
+    yield Candidate("matmul", torch.matmul, operands.to_torch, jnp.from_dlpack)
 
 
 def scaled_torch_candidates() -> Candidates:
@@ -231,7 +198,7 @@ def scaled_torch_candidates() -> Candidates:
         )  # fmt: skip
 
     def prepare(*arrays: jax.Array) -> tuple[Any, ...]:
-        tensors = to_torch(*arrays)
+        tensors = operands.to_torch(*arrays)
         return *tensors, *(torch.ones((), device=tensors[0].device) for _ in range(2))
 
     yield Candidate("_scaled_mm", product, prepare, jnp.from_dlpack)
@@ -268,20 +235,6 @@ def kernels(arguments: argparse.Namespace) -> dict[str, Any]:
             (f"fp8 {size}x{size}xK", FP8, size),
         )
     }
-
-
-def facts(timer: timing.Timer, rehearse: bool) -> dict[str, Any]:
-    """The bandwidth of a copy in bytes per second."""
-    if importlib.util.find_spec("torch") is not None and not rehearse:
-        bandwidth, how = harness.copy_bandwidth(2**30)
-        return {"bandwidth": bandwidth, "bandwidth_by": how}
-    elements = 2**20 if rehearse else 2**28
-    x = jax.random.normal(jax.random.key(0), (elements,), jnp.float32)
-    plus_one = jax.jit(lambda x: x + 1)
-    framework = timing.FRAMEWORKS["jax"]
-    framework.wait(plus_one(x))
-    times = sorted(timer.batch(framework, plus_one, [(x,)], 8).kernels)
-    return {"bandwidth": 8 * elements / (times[len(times) // 2] * 1e-3), "bandwidth_by": "x + 1"}
 
 
 def peaks(rows: Sequence[RowResult]) -> dict[str, float]:
@@ -336,7 +289,7 @@ def benchmark(arguments: argparse.Namespace) -> program.Benchmark:
         quick=[row.name for row in rows] if arguments.rehearse else QUICK,
         contenders=lambda row: contenders(row, arguments),
         kernels=kernels(arguments),
-        facts=lambda timer: facts(timer, arguments.rehearse),
+        facts=lambda timer: rates.copy(timer, arguments.rehearse),
         print_table=print_table,
     )
 
