@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import code_time
 import contest
 import contest_tables
 import harness
@@ -319,14 +318,27 @@ def torch_candidates(problem: Problem) -> Candidates:
             yield Candidate(name, forward(backend), lambda *a: tuple(heads_first(*a)), output)
 
 
-def kernels(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The kernels whose compilation is timed; every repetition has another sequence."""
+COMPILED = {
+    "forward d128": (128, False, False),
+    "forward causal d128": (128, True, False),
+    "forward and backward d128": (128, False, True),
+}
+"""The kernels whose compilation is timed: head dimension, whether causal, whether backward."""
+
+
+def kernels(
+    arguments: argparse.Namespace, kinds: dict[str, tuple[int, bool, bool]]
+) -> dict[str, Any]:
+    """Kernels whose compilation is timed, as in :data:`COMPILED`.
+
+    Every repetition has another sequence.
+    """
     longest, step = (512, 128) if arguments.rehearse else (4096, 512)
 
-    def kernel(name: str, causal: bool, backward: bool) -> code_time.Kernel:
+    def kernel(name: str, head_dim: int, causal: bool, backward: bool) -> Any:
         def problem(repetition: int) -> Problem:
             sequence = longest - step * (repetition % (longest // step - 1) + 1)
-            return Problem(1, sequence, 2, 128, causal, backward)
+            return Problem(1, sequence, 2, head_dim, causal, backward)
 
         def whole(function: Callable[..., Any]) -> Callable[..., Any]:
             if not backward:
@@ -343,23 +355,13 @@ def kernels(arguments: argparse.Namespace) -> dict[str, Any]:
             return whole(our_attention(this, None)), make_row(this).inputs(repetition)
 
         def theirs(repetition: int) -> Any:
-            config = upstream.attention_configs(128, causal, backward, "one")[0]
+            config = upstream.attention_configs(head_dim, causal, backward, "one")[0]
             args = make_row(problem(repetition)).inputs(repetition)
             return whole(upstream.attention(config)), upstream.as_float16(*args, scale=1.0)
 
-        compilers = {"ours": ours, "upstream": theirs}
-        return code_time.Kernel(
-            name, {n: make for n, make in compilers.items() if program.takes_part(n, arguments)}
-        )
+        return program.compilers(name, arguments, ours=ours, upstream=theirs)
 
-    return {
-        name: functools.partial(kernel, name, causal, backward)
-        for name, causal, backward in (
-            ("forward d128", False, False),
-            ("forward causal d128", True, False),
-            ("forward and backward d128", False, True),
-        )
-    }
+    return {name: kernel(name, *kind) for name, kind in kinds.items()}
 
 
 def print_table(rows: list[RowResult], facts: dict[str, Any]) -> dict[str, Any]:
@@ -404,7 +406,7 @@ def benchmark(arguments: argparse.Namespace) -> program.Benchmark:
         rows={row.name: row for row in rows},
         quick=[row.name for row in rows if arguments.rehearse or row.name.endswith("s4096_d128")],
         contenders=lambda row: contenders(listed[row.name], arguments),
-        kernels=kernels(arguments),
+        kernels=kernels(arguments, COMPILED),
         facts=lambda timer: rates.product(timer, arguments.rehearse),
         print_table=print_table,
     )

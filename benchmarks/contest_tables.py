@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import harness
 from contest import OURS, Result, RowResult
@@ -11,16 +11,26 @@ from contest import OURS, Result, RowResult
 
 def rates(row: RowResult, contenders: Sequence[str], unit: float = 1e12) -> list[str]:
     """The cells of a table with the speed of each contender."""
+    return _cells(row, contenders, lambda milliseconds: row.flops / (milliseconds * 1e-3) / unit)
+
+
+def microseconds(row: RowResult, contenders: Sequence[str]) -> list[str]:
+    """The cells of a table with the time of each contender."""
+    return _cells(row, contenders, lambda milliseconds: milliseconds * 1e3)
+
+
+def _cells(
+    row: RowResult, contenders: Sequence[str], value: Callable[[float], float]
+) -> list[str]:
     cells = []
     for name in contenders:
         result = next((r for r in row.results if r.contender == name), None)
-        rate = row.rate(name)
         if result is None:
             cells.append("-")
-        elif rate is None:
+        elif result.milliseconds is None:
             cells.append("wrong" if "WrongResultError" in result.note else "failed")
         else:
-            cells.append(f"{rate / unit:.1f}")
+            cells.append(f"{value(result.milliseconds):.1f}")
     return cells
 
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import code_time
 import contest_tables
 import harness
 import jax
@@ -208,7 +207,7 @@ def kernels(arguments: argparse.Namespace) -> dict[str, Any]:
     """The kernels whose compilation is timed; every repetition has another K."""
     size, step = (256, 64) if arguments.rehearse else (4096, 128)
 
-    def kernel(name: str, group: str, rows: int) -> code_time.Kernel:
+    def kernel(name: str, group: str, rows: int) -> Any:
         def ours(repetition: int) -> Any:
             return our_product(group, None), args(repetition)
 
@@ -220,15 +219,11 @@ def kernels(arguments: argparse.Namespace) -> dict[str, Any]:
             k = size + step * (repetition + 1)
             return make_row(group, (rows, size, k)).inputs(repetition)
 
-        compilers = {"ours": ours, "upstream": theirs}
-        if group == FP8:
-            del compilers["upstream"]
-        return code_time.Kernel(
-            name, {n: make for n, make in compilers.items() if program.takes_part(n, arguments)}
-        )
+        rival = {} if group == FP8 else {"upstream": theirs}
+        return program.compilers(name, arguments, ours=ours, **rival)
 
     return {
-        name: functools.partial(kernel, name, group, rows)
+        name: kernel(name, group, rows)
         for name, group, rows in (
             (f"bf16 {size}x{size}xK", SQUARE, size),
             (f"bf16 128x{size}xK", SKINNY, 128),

@@ -156,6 +156,14 @@ def takes_part(contender: str, arguments: argparse.Namespace) -> bool:
     return arguments.rivals is None or contender in arguments.rivals
 
 
+def compilers(
+    name: str, arguments: argparse.Namespace, **makers: Callable[[int], Any]
+) -> Callable[[], code_time.Kernel]:
+    """A kernel whose compilation is timed, by those compilers that take part."""
+    taken = {who: make for who, make in makers.items() if takes_part(who, arguments)}
+    return lambda: code_time.Kernel(name, taken)
+
+
 def selected(benchmark: Benchmark, arguments: argparse.Namespace) -> list[str]:
     """What is to be run, by name."""
     names = list(benchmark.rows)

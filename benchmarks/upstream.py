@@ -157,6 +157,7 @@ def matmul_candidates(m: int, search: str) -> contest.Candidates:
 FORWARD_BLOCKS: dict[int, Sequence[tuple[int, int, int]]] = {
     64: ((64, 256, 2), (64, 128, 2), (128, 128, 2), (64, 128, 4), (128, 64, 4)),
     128: ((64, 128, 2), (128, 64, 2), (64, 128, 3), (64, 64, 4), (128, 128, 2)),
+    256: ((64, 64, 2),),  # nothing larger fits shared memory
 }
 """For each head dimension: block_q, block_kv, steps in flight."""
 

@@ -137,7 +137,7 @@ def default_config(
       multiprocessors: of the GPU.
     """
     if m <= FEW_ROWS // 2 and n > m:
-        config = _few_rows(m, size)
+        config = _few_rows(m, n, k, size, multiprocessors)
     else:
         config = min(
             (_large(*tile, k, size) for tile in _EFFICIENCY),
@@ -149,19 +149,23 @@ def default_config(
     return _as_deep_as_fits(dataclasses.replace(config, epilogue_n=epilogue), size, out_size)
 
 
-def _few_rows(m: int, size: int) -> MatmulConfig:
+def _few_rows(m: int, n: int, k: int, size: int, multiprocessors: int) -> MatmulConfig:
     """For products that only have to read ``b`` as fast as memory can."""
     columns = max(8, 1 << (m - 1).bit_length())
-    wide = 32 < columns <= 64
+    narrow, wide = columns <= 32, 32 < columns <= 64
+    # All blocks read all of ``a`` through the L2 cache. With many columns that takes as long as
+    # reading ``b``, unless blocks with larger tiles share the steps among them.
+    shared = columns > 64 and -(-n // 128) * 2 <= multiprocessors and k * size >= 4096
     return MatmulConfig(
         swap=True,
-        tile_m=128 if wide else 64,
+        tile_m=128 if wide or shared else 64,
         tile_n=columns,
-        tile_k=(256 if columns <= 32 else 128) // size,
-        warpgroups=2 if wide else 1,
+        tile_k=(256 if narrow else 128) // size,
+        warpgroups=2 if wide or shared else 1,
         split="m",
+        split_k=2 if shared else 1,
         group=1,
-        epilogue_n=min(columns, 64),
+        epilogue_n=32 if shared else min(columns, 64),
         slots=1,
     )
 
