@@ -122,7 +122,7 @@ def make_row(problem: Problem) -> Row:
         input_bytes=(arrays // 2 + (not problem.backward)) * problem.elements * 2,
         inputs=inputs,
         reference=functools.partial(_reference, problem),
-        errors=_errors,
+        errors=errors,
         limits=LIMITS[problem.backward],
         metric="elapsed",  # gradients are summed up in memory that is filled with zeros before
     )
@@ -157,7 +157,8 @@ def _reference(problem: Problem, *inputs: jax.Array) -> Any:
 
 
 @jax.jit
-def _errors(results: Any, references: Any) -> dict[str, jax.Array]:
+def errors(results: Any, references: Any) -> dict[str, jax.Array]:
+    """The errors of :data:`LIMITS`, of arrays (batch, sequence, heads, head_dim)."""
     whole, chunk = [], []
     results, references = jax.tree.leaves(results), jax.tree.leaves(references)
     for result, reference in zip(results, references, strict=True):

@@ -19,9 +19,7 @@ def microseconds(row: RowResult, contenders: Sequence[str]) -> list[str]:
     return _cells(row, contenders, lambda milliseconds: milliseconds * 1e3)
 
 
-def _cells(
-    row: RowResult, contenders: Sequence[str], value: Callable[[float], float]
-) -> list[str]:
+def _cells(row: RowResult, contenders: Sequence[str], value: Callable[[float], float]) -> list[str]:
     cells = []
     for name in contenders:
         result = next((r for r in row.results if r.contender == name), None)
