@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -124,8 +125,9 @@ class Decode:
 
     def ours(self, arguments: argparse.Namespace) -> Candidates:
         """Our kernel."""
-        list_configs = program.our_operation("decode_configs")
-        listed = list_configs(self.head_dim, self.heads // self.kv_heads, kv_heads=self.kv_heads)
+        listed = program.our_operation("decode_configs")(
+            self.head_dim, self.heads // self.kv_heads, kv_heads=self.kv_heads
+        )
         return program.our_candidates(
             lambda label, config: Candidate(label, jax.jit(self.our_attention(config))),
             listed,
@@ -181,9 +183,10 @@ class Decode:
             queries = q.reshape(self.batch, self.kv_heads, -1, self.head_dim)
             if self.full:
                 return queries, k, v, None
-            seen = torch.arange(self.context, device=q.device) < lengths[:, None, None, None]
-            shape = (self.batch, self.kv_heads, queries.shape[2], self.context)
-            return queries, k, v, seen.expand(shape)
+            beyond = torch.arange(self.context, device=q.device) >= lengths[:, None, None, None]
+            mask = torch.zeros(beyond.shape, dtype=q.dtype, device=q.device)
+            mask.masked_fill_(beyond, -math.inf)
+            return queries, k, v, mask.expand(*queries.shape[:-1], self.context)
 
         def output(result: Any) -> Any:
             return jnp.from_dlpack(result.reshape(self.batch, self.heads, self.head_dim))

@@ -72,7 +72,8 @@ class Mixed:
 
     def contenders(self, arguments: argparse.Namespace) -> list[Contender]:
         """All contenders; ``bf16`` has weights of 16 bits, which others would convert."""
-        search = arguments.upstream_configs
+        # JAX's kernel refuses 4 bits whatever the configuration.
+        search = arguments.upstream_configs if self.bits == 8 else "one"
         theirs = functools.partial(upstream_library.mixed_candidates, self.m, self.n, self.k)
         return [
             Contender("ours", "jax", lambda: self.ours(arguments)),

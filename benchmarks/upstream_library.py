@@ -251,9 +251,6 @@ class DecodeProblem(Protocol):
 def decode_candidates(problem: DecodeProblem, search: str) -> contest.Candidates:
     """The kernels by way of Triton, tuned: the one for pages and the one for a plain cache."""
 
-    def make(blocks: DecodeBlocks) -> contest.Candidate:
-        return (_paged if blocks.paged else _plain)(blocks, problem)
-
     def fits(blocks: DecodeBlocks) -> bool:
         divides = problem.context % (blocks.splits * blocks.rows) == 0
         return divides and blocks.rows >= problem.page_size
@@ -266,9 +263,15 @@ def decode_candidates(problem: DecodeProblem, search: str) -> contest.Candidates
     choices = itertools.product((True, False), (128, 64), (16, 4))
     first = [DecodeBlocks(rows, splits, 4, paged) for paged, rows, splits in choices]
     first = list(filter(fits, first))
+    make = functools.partial(decode_candidate, problem)
     if search == "one":
         return upstream.climb(make, first[:1])
     return upstream.climb(make, first, *([others] * (2 if search == "full" else 1)))
+
+
+def decode_candidate(problem: DecodeProblem, blocks: DecodeBlocks) -> contest.Candidate:
+    """A kernel for decoding with a configuration."""
+    return (_paged if blocks.paged else _plain)(blocks, problem)
 
 
 def paged(page_size: int, blocks: DecodeBlocks) -> Callable[..., jax.Array]:

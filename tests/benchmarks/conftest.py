@@ -1,6 +1,8 @@
-"""The benchmarks import one another as scripts of one folder do."""
+"""The benchmarks import one another as scripts of one folder do, and published kernels."""
 
 import pathlib
 import sys
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+ROOT = pathlib.Path(__file__).parents[2]
+
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tests" / "upstream")]

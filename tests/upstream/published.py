@@ -5,17 +5,23 @@ Their sources are read from the installed JAX; nothing of them is kept here.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import pathlib
 import re
 import sys
 import types
+from typing import Any
+
+from stand_ins import StandIn
 
 PACKAGE = "jax.experimental.pallas.ops.gpu"
 
-_IMPORT = re.compile(r"^import jax\.experimental\.pallas\.mosaic_gpu as plgpu$", re.MULTILINE)
-_WARPGROUP = "plgpu.LoweringSemantics.Warpgroup"
-_LANE = "plgpu.LoweringSemantics.Lane"
+_IMPORT = re.compile(
+    r"^(import jax\.experimental\.pallas\.mosaic_gpu"
+    r"|from jax\.experimental\.pallas import mosaic_gpu) as plgpu$",
+    re.MULTILINE,
+)
 
 
 def load(name: str, *, lane_semantics: bool) -> types.ModuleType:
@@ -23,19 +29,56 @@ def load(name: str, *, lane_semantics: bool) -> types.ModuleType:
 
     Args:
       name: of the module.
-      lane_semantics: whether to ask for lane semantics where the module asks for the other.
+      lane_semantics: whether its kernels ask for lane semantics. Otherwise they ask for what they
+        do in JAX, which is Warpgroup where nothing is said.
     """
     spec = importlib.util.find_spec(f"{PACKAGE}.{name}")
     assert spec is not None and spec.origin is not None
     path = pathlib.Path(spec.origin)
     text, count = _IMPORT.subn("from pallasite import gpu as plgpu", path.read_text())
     assert count == 1, f"{path} does not import the GPU module as expected"
-    if lane_semantics:
-        assert _WARPGROUP in text
-        text = text.replace(_WARPGROUP, _LANE)
+    tree = ast.parse(text, str(path))
+    changed = _Semantics(lane_semantics)
+    changed.visit(tree)
+    assert changed.count, f"{path} has no parameters of the compiler"
     title = f"published_{name}_{'lane' if lane_semantics else 'own'}"
     module = types.ModuleType(title)
     module.__file__ = str(path)
     sys.modules[title] = module  # Dataclasses look their module up.
-    exec(compile(text, str(path), "exec"), module.__dict__)
+    exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), module.__dict__)
     return module
+
+
+class _Semantics(ast.NodeTransformer):
+    """Sets the semantics in each call of ``CompilerParams``, or only where there are none."""
+
+    def __init__(self, lane: bool):
+        self._lane = lane
+        self.count = 0
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not (isinstance(node.func, ast.Attribute) and node.func.attr == "CompilerParams"):
+            return node
+        self.count += 1
+        others = [one for one in node.keywords if one.arg != "lowering_semantics"]
+        if not self._lane and len(others) < len(node.keywords):
+            return node
+        wanted = "Lane" if self._lane else "Warpgroup"
+        value = ast.parse(f"plgpu.LoweringSemantics.{wanted}", mode="eval").body
+        for part in ast.walk(value):
+            ast.copy_location(part, node)
+        node.keywords = [*others, ast.keyword("lowering_semantics", value)]
+        return node
+
+
+def with_multiprocessors(module: types.ModuleType, count: int) -> dict[str, Any]:
+    """What to set in a module of :data:`PACKAGE` for it to find a GPU of so many multiprocessors.
+
+    Of the devices, these modules read nothing else.
+    """
+    device = types.SimpleNamespace(core_count=count)
+    found: dict[str, Any] = {"jax": StandIn("jax", {"devices": lambda: [device]})}
+    if hasattr(module, "backend"):
+        found["backend"] = types.SimpleNamespace(get_default_device=lambda: device)
+    return found
