@@ -174,6 +174,55 @@ def test_sums_from_any_start():
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("swizzle", [16, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whole_tiles_before_the_array(dtype, swizzle):
+    """Starts that are known to be multiples of the tiles, from outside to outside; stores begin
+    inside."""
+    columns = max(swizzle, 16) // np.dtype(dtype).itemsize
+    size, shape = (16, 2 * columns), (24, 3 * columns)
+    if swizzle == 16:
+        size = (16 * max(1, 128 // (16 * size[1])), size[1])
+    steps = [(-3, -2), (-2, 0), (-1, -1), (-1, 1), (0, -1), (1, 2), (3, 3), (-1, -3)]
+    x = values(shape, dtype)
+    before, blocks = values(shape, dtype, 1), values((len(steps), *size), dtype, 2)
+
+    @plgpu.kernel(
+        out_type=[
+            jax.ShapeDtypeStruct((len(steps), *size), dtype),
+            jax.ShapeDtypeStruct(shape, dtype),
+        ],
+        input_output_aliases={0: 1},
+        scratch_types=[tiled(size, dtype, swizzle), plgpu.Barrier()],
+    )
+    def kernel(before_ref, x_ref, blocks_ref, steps_ref, loaded_ref, stored_ref, tile, loaded):
+        @pl.loop(0, len(steps))
+        def _(place):
+            row, column = steps_ref[place, 0] * 8, steps_ref[place, 1] * columns
+            window = (pl.ds(row, size[0]), pl.ds(column, size[1]))
+            plgpu.copy_gmem_to_smem(x_ref.at[window], tile, loaded)
+            plgpu.barrier_wait(loaded)
+            loaded_ref[place] = tile[...]
+            tile[...] = blocks_ref[place]
+            plgpu.commit_smem()
+            window = (pl.ds(abs(row), size[0]), pl.ds(abs(column), size[1]))
+            plgpu.copy_smem_to_gmem(tile, stored_ref.at[window])
+            plgpu.wait_smem_to_gmem(0)
+
+    operands = (before, x, blocks, jnp.asarray(steps, jnp.int32))
+    results, stored = map(np.asarray, kernel(*operands))
+    expected = np.asarray(before).copy()
+    for block, (i, j) in zip(np.asarray(blocks), steps, strict=True):
+        for row, column in np.ndindex(*size):
+            at = (abs(8 * i) + row, abs(columns * j) + column)
+            if all(0 <= a < n for a, n in zip(at, shape, strict=True)):
+                expected[at] = block[row, column]
+    np.testing.assert_array_equal(stored, expected)
+    for block, (i, j) in zip(results, steps, strict=True):
+        np.testing.assert_array_equal(block, part(np.asarray(x), (8 * i, columns * j), size))
+
+
 # How many instructions ----------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ def compiled(partition, window, target="sm_100a"):
 def test_partitioned():
     ptx = compiled(plgpu.CopyPartition.PARTITIONED(0), (128, 64)).ptx
     assert "mapa.shared::cluster.u32" in ptx
-    assert ".shared::cta.global.tile.mbarrier::complete_tx::bytes.cta_group::2" in ptx
+    assert ".shared::cta.global.mbarrier::complete_tx::bytes.cta_group::2" in ptx
     assert "16384" in ptx  # bytes of both blocks
     assert "multicast" not in ptx
 

@@ -96,6 +96,15 @@ def divide_unsigned(x: ir.Value, divisor: int) -> ir.Value:
     return arith.divui(x, constant(divisor, x.type))
 
 
+def divide_exactly(x: ir.Value, divisor: int) -> ir.Value:
+    """Signed quotient of a multiple of a positive number; a power of two becomes a shift."""
+    if divisor == 1:
+        return x
+    if divisor & (divisor - 1) == 0:
+        return arith.shrsi(x, constant(divisor.bit_length() - 1, x.type))
+    return arith.divsi(x, constant(divisor, x.type))
+
+
 def remainder_unsigned(x: ir.Value, divisor: int) -> ir.Value:
     """Unsigned remainder by a positive number; a power of two becomes a mask."""
     if divisor & (divisor - 1) == 0:

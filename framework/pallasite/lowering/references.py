@@ -164,7 +164,7 @@ class MemoryReference:
                     expected=f"offsets that are multiples of {per_byte}",
                 )
             return offset // per_byte
-        return ops.divide_unsigned(offset, per_byte)
+        return ops.divide_exactly(offset, per_byte)
 
     def with_layout(self, layout: MemoryLayout) -> MemoryReference:
         """The same memory seen through another layout; no longer a plain window."""

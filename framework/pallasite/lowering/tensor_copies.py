@@ -64,12 +64,12 @@ class TensorCopy:
         return result[::-1]
 
 
-def _start_value(start: WindowStart) -> ir.Value:
+def start_value(start: WindowStart) -> ir.Value:
+    """Where a window begins along a dimension (i32)."""
     total: ir.Value | None = None
     for part in start.dynamic:
         total = part if total is None else ops.add(total, part)
-    assert total is not None
-    return ops.add(total, start.static)
+    return ops.i32_constant(start.static) if total is None else ops.add(total, start.static)
 
 
 def plan_copy(
@@ -123,8 +123,9 @@ def plan_copy(
         total: ir.Value | None = None
         for term in coordinate.terms:
             if term.dim not in starts:
-                starts[term.dim] = _start_value(window[term.dim])
-            value = ops.divide_unsigned(starts[term.dim], term.divisor)
+                starts[term.dim] = start_value(window[term.dim])
+            # A window may begin before the array: the quotient of a negative start is negative.
+            value = ops.divide_exactly(starts[term.dim], term.divisor)
             value = ops.multiply(value, term.scale)
             total = value if total is None else ops.add(total, value)
         if total is None:
@@ -250,7 +251,7 @@ def issue_load(
     names = ", ".join(f"${2 + i}" for i in range(rank))
     suffix = ".multicast::cluster" if multicast else ""
     text = (
-        f"cp.async.bulk.tensor.{rank}d.{space}.global.tile"
+        f"cp.async.bulk.tensor.{rank}d.{space}.global"
         f".mbarrier::complete_tx::bytes{suffix}{modifier} [$0], [$1, {{{names}}}], [${2 + rank}]"
         + (f", ${3 + rank};" if multicast else ";")
     )

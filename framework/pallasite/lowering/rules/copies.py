@@ -16,7 +16,7 @@ from pallasite.layouts.access import plan_access
 from pallasite.layouts.construct import strided
 from pallasite.layouts.digits import LANES, WARPS
 from pallasite.layouts.memory import row_major
-from pallasite.layouts.tma_types import reduction_operator
+from pallasite.lowering import copy_plans as plans
 from pallasite.lowering import tensor_copies as tma
 from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.references import BarrierReference, MemoryReference
@@ -92,28 +92,28 @@ def copy_gmem_to_smem(
     blocks = math.prod(ctx.kernel.geometry.cluster[d] for d in dimensions)
     if leader_tracked is not None and blocks > 1:
         raise _refuse_leader(ctx, leader_tracked)
-    tma.check_shared_alignment(destination)
-    copy = tma.plan_copy(ctx, source, destination.layout, blocks=blocks)
     if blocks > 1:
+        copy = plans.tensor_load(ctx, source, destination, dimensions, blocks)
         ctx.launch.uses_cluster_memory = True
         ctx.launch.cluster_index(dimensions)
         ctx.launch.multicast_mask(dimensions)
+    else:
+        copy = plans.plan_load(ctx, source, destination, oob_mode)
     if ctx.auto_barriers and arrive and not ctx.in_warp:
         ctx.synchronize()
-    size: int | ir.Value = copy.plan.expected_bytes
     leader = ctx.leader
     if predicate is None:
         with ops.when(leader):
             if arrive:
-                expect(ctx, selected, size)
-            tma.issue_load(ctx, copy, destination, selected.address(), collective=dimensions)
+                expect(ctx, selected, copy.size)
+            copy.issue(selected.address())
         return ()
     wanted = ctx.scalar(predicate)
-    size = ops.arith.select(wanted, ops.i32_constant(copy.plan.expected_bytes), ops.i32_constant(0))
+    size = ops.arith.select(wanted, ops.i32_constant(copy.size), ops.i32_constant(0))
     with ops.when(leader):
         expect(ctx, selected, size)
         with ops.when(wanted):
-            tma.issue_load(ctx, copy, destination, selected.address(), collective=dimensions)
+            copy.issue(selected.address())
     return ()
 
 
@@ -223,13 +223,9 @@ def _copy_smem_to_gmem(
     src, dst, predicate = args_tree.unflatten(operands)
     source = resolve(ctx, src)
     destination = resolve(ctx, dst, pointer=False)
-    tma.check_shared_alignment(source)
-    copy = tma.plan_copy(ctx, destination, source.layout, reduction=reduction_op)
-    operator = None
-    if reduction_op is not None:
-        operator = reduction_operator(reduction_op, str(source.dtype))
+    issue = plans.plan_store(ctx, source, destination, reduction_op)
     with ops.when(_guard(ctx, predicate)):
-        tma.issue_store(ctx, copy, source, operator)
+        issue()
     if commit_group:
         _commit()
     return ()
