@@ -185,7 +185,7 @@ def main(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
 ) -> int:
-    """The program: returns the exit status, 1 if one of ours failed."""
+    """The program: returns the exit status, 1 if one of ours failed or broke off a row."""
     arguments = parse(parser, argv)
     this = benchmark(arguments)
     if arguments.worker:
@@ -257,7 +257,8 @@ def main(
     summary = this.print_table(rows, outcome.facts)
     save(outcome, summary)
     ours = [r for row in rows for r in row.results if r.contender == contest.OURS]
-    return 1 if any(r.milliseconds is None for r in ours) else 0
+    lost = [row for row in rows if row.note and row.note != supervise.OUT_OF_TIME]
+    return 1 if lost or any(r.milliseconds is None for r in ours) else 0
 
 
 def our_operation(name: str) -> Any:

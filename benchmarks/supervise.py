@@ -22,6 +22,9 @@ from typing import Any, Protocol
 BROKEN = 17
 """Exit status of a worker whose device no longer computes."""
 
+OUT_OF_TIME = "not run: out of time"
+"""Of rows that were not begun."""
+
 POLL_SECONDS = 0.05
 
 START_SECONDS = 300.0
@@ -176,7 +179,7 @@ def run(
                 on_event(outcome, watch.key)
         for key in keys:
             if key not in outcome.results and key not in outcome.lost:
-                outcome.lost[key] = "not run: out of time"
+                outcome.lost[key] = OUT_OF_TIME
     return outcome
 
 

@@ -119,10 +119,11 @@ def _skinny_configs(m: int, search: str, config: Any, rows: Any, columns: Any) -
     ]  # fmt: skip
 
 
-def matmul(config: Any) -> Callable[..., Any]:
-    """The product kernel with a configuration."""
-    from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as upstream
+def matmul(config: Any, module: Any = None) -> Callable[..., Any]:
+    """The product kernel with a configuration; ``module`` is JAX's or has the same source."""
+    from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu
 
+    upstream = module or hopper_matmul_mgpu
     return lambda a, b: upstream.matmul(a, b, None, config)
 
 
@@ -210,10 +211,14 @@ def attention_configs(
     return result[:1] if search == "one" or causal else result
 
 
-def attention(config: Any, pipelined: bool = False) -> Callable[..., Any]:
-    """The attention kernel with a configuration; it does not scale the logits."""
-    from jax.experimental.pallas.ops.gpu import attention_mgpu as upstream
+def attention(config: Any, pipelined: bool = False, module: Any = None) -> Callable[..., Any]:
+    """The attention kernel with a configuration; it does not scale the logits.
 
+    ``module`` is JAX's or has the same source.
+    """
+    from jax.experimental.pallas.ops.gpu import attention_mgpu
+
+    upstream = module or attention_mgpu
     if pipelined:
         return functools.partial(upstream.attention_with_pipeline_emitter, config=config)
     return lambda q, k, v: upstream.attention(q, k, v, config)
@@ -226,18 +231,26 @@ def as_float16(*arrays: jax.Array, scale: float) -> tuple[jax.Array, ...]:
     return scaled, *(array.astype(jnp.float16) for array in others)
 
 
+def attention_candidate(
+    config: Any, head_dim: int, pipelined: bool = False, module: Any = None
+) -> contest.Candidate:
+    """A forward kernel."""
+    name = ", with its pipeline emitter" if pipelined else ""
+    return contest.Candidate(
+        f"float16 {label(config)}{name}",
+        jax.jit(attention(config, pipelined, module)),
+        functools.partial(as_float16, scale=head_dim**-0.5),
+    )
+
+
 def attention_candidates(
     sequence: int, head_dim: int, causal: bool, search: str
 ) -> contest.Candidates:
     """The forward kernels, tuned."""
-    prepare = functools.partial(as_float16, scale=head_dim**-0.5)
 
     def make(choice: tuple[Any, bool]) -> contest.Candidate:
         config, pipelined = choice
-        name = ", with its pipeline emitter" if pipelined else ""
-        return contest.Candidate(
-            f"float16 {label(config)}{name}", jax.jit(attention(config, pipelined)), prepare
-        )
+        return attention_candidate(config, head_dim, pipelined)
 
     def emitter(best: tuple[Any, bool]) -> list[tuple[Any, bool]]:
         return [] if causal or search == "one" else [(best[0], True)]
@@ -246,24 +259,28 @@ def attention_candidates(
     return climb(make, [(config, False) for config in configs], emitter)
 
 
+def attention_gradient_candidate(
+    config: Any, head_dim: int, module: Any = None
+) -> contest.Candidate:
+    """The kernels of the gradient; the forward pass before is not timed."""
+    scale = head_dim**-0.5
+    forward = jax.jit(lambda q, k, v: jax.vjp(attention(config, False, module), q, k, v))
+
+    def prepare(q: Any, k: Any, v: Any, do: Any) -> tuple[Any, ...]:
+        _, pull = forward(*as_float16(q, k, v, scale=scale))
+        return pull, do.astype(jnp.float16)
+
+    def output(gradients: Any) -> Any:
+        dq, dk, dv = gradients
+        return dq.astype(jnp.float32) * scale, dk, dv
+
+    backward = jax.jit(lambda pull, do: pull(do))
+    return contest.Candidate(f"float16 {label(config)}", backward, prepare, output)
+
+
 def attention_gradient_candidates(
     sequence: int, head_dim: int, causal: bool, search: str
 ) -> contest.Candidates:
-    """The kernels of the gradient, tuned; the forward pass before is not timed."""
-    scale = head_dim**-0.5
-
-    def make(config: Any) -> contest.Candidate:
-        forward = jax.jit(lambda q, k, v: jax.vjp(attention(config), q, k, v))
-
-        def prepare(q: Any, k: Any, v: Any, do: Any) -> tuple[Any, ...]:
-            _, pull = forward(*as_float16(q, k, v, scale=scale))
-            return pull, do.astype(jnp.float16)
-
-        def output(gradients: Any) -> Any:
-            dq, dk, dv = gradients
-            return dq.astype(jnp.float32) * scale, dk, dv
-
-        backward = jax.jit(lambda pull, do: pull(do))
-        return contest.Candidate(f"float16 {label(config)}", backward, prepare, output)
-
+    """The kernels of the gradient, tuned."""
+    make = functools.partial(attention_gradient_candidate, head_dim=head_dim)
     return climb(make, attention_configs(head_dim, causal, True, search, sequence))

@@ -123,7 +123,7 @@ def test_unscaled_attention_in_float16_is_compared_rightly(
 
     attend.defvjp(forward, gradient)
 
-    def unscaled(config, pipelined=False):
+    def unscaled(config, pipelined=False, module=None):
         def call(q, k, v):
             types.update(str(x.dtype) for x in (q, k, v))
             return attend(q, k, v)
