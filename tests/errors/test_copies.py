@@ -571,3 +571,57 @@ def test_four_bit_integers_from_an_odd_column():
         plgpu.barrier_wait(barrier)
 
     build(kernel, array(4, 64, dtype=jnp.int4))
+
+
+@refused(
+    InvalidValueError,
+    r"""
+    HERE: the copy begins 12 bytes behind a multiple of 16 bytes in the rows of the array
+      expected: a start that is a multiple of 4 along the contiguous dimension
+    """,
+)
+def test_column_inside_of_a_unit():
+    @make(scratch_types=[TILE, plgpu.Barrier()])
+    def kernel(x_ref, o_ref, tile, barrier):
+        plgpu.copy_gmem_to_smem(x_ref.at[:, pl.ds(3, 64)], tile, barrier)  # here
+        plgpu.barrier_wait(barrier)
+
+    build(kernel, array(64, 128))
+
+
+@refused(
+    InvalidValueError,
+    r"""
+    HERE: the copy begins 8 bytes behind a multiple of 16 bytes in the rows of the array
+      expected: a start that is a multiple of 8 along the contiguous dimension
+    """,
+)
+def test_computed_column_inside_of_a_unit():
+    @make(
+        (64, 128),
+        jnp.bfloat16,
+        scratch_types=[plgpu.SMEM((64, 64), jnp.bfloat16)],
+        grid=(4,),
+        grid_names=("i",),
+    )
+    def kernel(x_ref, o_ref, tile):
+        columns = o_ref.at[:, pl.ds(lax.axis_index("i") * 16, 80)]
+        plgpu.copy_smem_to_gmem(tile, columns.at[:, pl.ds(4, 64)])  # here
+
+    build(kernel, array(64, 128, dtype=jnp.bfloat16))
+
+
+@refused(
+    InvalidValueError,
+    r"""
+    HERE: a store that begins before the array along dimension 0
+      got: -8
+      expected: a start of at least 0; what is written behind the array is dropped
+    """,
+)
+def test_store_before_the_array():
+    @make((64, 128), scratch_types=[TILE])
+    def kernel(x_ref, o_ref, tile):
+        plgpu.copy_smem_to_gmem(tile, o_ref.at[pl.ds(jnp.int32(-8), 64), :64])  # here
+
+    build(kernel)

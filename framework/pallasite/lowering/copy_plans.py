@@ -123,6 +123,7 @@ def plan_store(
         try:
             tma.check_shared_alignment(source)
             copy = tma.plan_copy(ctx, destination, source.layout, reduction=reduction)
+            _check_beginning(destination)
             operator = None
             if reduction is not None:
                 operator = reduction_operator(reduction, str(source.dtype))
@@ -131,3 +132,14 @@ def plan_store(
             if run is None:
                 raise
     return functools.partial(bulk.issue_store, ctx, run)
+
+
+def _check_beginning(destination: MemoryReference) -> None:
+    """The engine drops what a box writes behind the array, but stops at boxes before it."""
+    for dim, start in enumerate(destination.window or ()):
+        if not start.dynamic and start.static < 0:
+            raise InvalidValueError(
+                f"a store that begins before the array along dimension {dim}",
+                got=start.static,
+                expected="a start of at least 0; what is written behind the array is dropped",
+            )

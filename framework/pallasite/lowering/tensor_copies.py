@@ -12,12 +12,14 @@ from jaxlib.mlir.dialects import llvm
 
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import ops
+from pallasite.ir.divisibility import known_divisor
 from pallasite.language.memory import MemorySpace
 from pallasite.launch import TensorMapParameter
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.layouts.tma import plan_tensor_map, start_alignment
 from pallasite.layouts.tma_types import (
     SHARED_ALIGNMENT,
+    STRIDE_ALIGNMENT,
     Issue,
     TensorMapPlan,
     WindowDimension,
@@ -106,6 +108,7 @@ def plan_copy(
         blocks=blocks,
         reduction=reduction,
     )
+    _check_begin(plan, window)
     descriptor = ctx.launch.parameter(
         TensorMapParameter(
             buffer=buffer,
@@ -133,6 +136,25 @@ def plan_copy(
         else:
             coordinates.append(ops.add(total, coordinate.constant))
     return TensorCopy(plan, descriptor, tuple(coordinates))
+
+
+def _check_begin(plan: TensorMapPlan, window: Sequence[WindowStart]) -> None:
+    """Boxes begin at multiples of 16 bytes in the rows of the array: the engine stops at others."""
+    begin = plan.coordinates[-1]
+    unit = 8 * STRIDE_ALIGNMENT // math.gcd(8 * STRIDE_ALIGNMENT, plan.element_bits)
+    behind = begin.constant
+    for term in begin.terms:
+        start = window[term.dim]
+        unknown = any(known_divisor(part) * term.scale % unit for part in start.dynamic)
+        if unknown or term.divisor != 1:
+            return
+        behind += start.static * term.scale
+    if rest := behind % unit:
+        raise InvalidValueError(
+            f"the copy begins {rest * plan.element_bits // 8} bytes behind a multiple of"
+            f" {STRIDE_ALIGNMENT} bytes in the rows of the array",
+            expected=f"a start that is a multiple of {unit} along the contiguous dimension",
+        )
 
 
 def _plan(
