@@ -162,7 +162,7 @@ def load_array(
       InvalidValueError: the layout and the memory do not fit together.
     """
     check_window(reference)
-    reference = _remote_pointer(reference)
+    reference = remote_pointer(reference)
     if reference.shape == () or (layout is None and reference.layout.size == 1):
         value = _load_scalar(reference)
         return RegisterArray.splat(value, reference.dtype, reference.shape)
@@ -213,7 +213,7 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
             expected=str(list(reference.shape)),
         )
     check_window(reference)
-    reference = _remote_pointer(reference)
+    reference = remote_pointer(reference)
     if reference.layout.size == 1:
         _store_scalar(launch, reference, array.scalar)
         return
@@ -229,7 +229,7 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
         ops.store(value, address_of(access), alignment=max(1, plan.width_bytes))
 
 
-def _remote_pointer(reference: MemoryReference) -> MemoryReference:
+def remote_pointer(reference: MemoryReference) -> MemoryReference:
     """A reference to another block's shared memory with a generic pointer to that very memory.
 
     PTX ISA 9.7.9.23 (``mapa``).

@@ -26,7 +26,12 @@ from pallasite.lowering.references import (
 
 
 def resolve(
-    ctx: RuleContext, reference: Value, transforms: Any = (), *, pointer: bool = True
+    ctx: RuleContext,
+    reference: Value,
+    transforms: Any = (),
+    *,
+    pointer: bool = True,
+    other_blocks: bool = False,
 ) -> MemoryReference:
     """The memory that a reference and its transforms stand for.
 
@@ -35,6 +40,7 @@ def resolve(
       reference: a reference value, or a TransformedRef whose ``ref`` is one.
       transforms: its transforms, outermost view last.
       pointer: whether plain accesses will happen; a copy by TMA needs no pointer of a global array.
+      other_blocks: whether the rule accesses the shared memory of other blocks of the cluster too.
 
     Raises:
       InvalidTypeError: not a reference to memory.
@@ -54,6 +60,12 @@ def resolve(
     memory: MemoryReference = reference
     for transform in transforms:
         memory = apply(ctx, memory, transform)
+    if memory.remote is not None and not other_blocks:
+        raise UnsupportedError(
+            f"primitive {ctx.primitive} cannot access the shared memory of another block",
+            expected="the block's own shared memory",
+            hint="read what cluster_ref gives, or assign to it",
+        )
     if ctx.kernel.recorder is not None and memory.space is MemorySpace.SMEM:
         ctx.kernel.recorder.view(ctx, reference, memory)
     return memory

@@ -116,7 +116,7 @@ def _unsupported(operation: str, memory: MemoryReference) -> UnsupportedError:
 @rules.lowering(atomic_p, Semantics.LANE, Semantics.WARP)
 def _atomic(ctx: RuleContext, *operands: Value, args_tree: Any, operation: str) -> Sequence[Value]:
     reference, value = args_tree.unflatten(operands)
-    memory = resolve(ctx, reference)
+    memory = resolve(ctx, reference, other_blocks=True)
     check_dtype(value, memory.dtype, "the value and the reference differ in dtype")
     require_scalar(ctx, memory.shape, "updates")
     check_window(memory)

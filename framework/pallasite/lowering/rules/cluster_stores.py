@@ -60,7 +60,7 @@ def _async_store_smem(
     """``st.async`` or ``red.async`` (PTX ISA 9.7.9.13, 9.7.13.9), and one arrival of this thread
     on the barrier of the block that is written, which announces the bytes."""
     value, target, barrier, index = args_tree.unflatten(operands)
-    memory = resolve(ctx, target)
+    memory = resolve(ctx, target, other_blocks=True)
     check_dtype(value, memory.dtype, "the value and the reference differ in dtype")
     if memory.remote is not None:
         raise InvalidValueError(

@@ -203,7 +203,7 @@ def _print_layout(ctx: RuleContext, *operands: Value, args_tree: Any, fmt: str) 
         if hasattr(reference, "describe_layout"):
             text = reference.describe_layout(ctx, getattr(value, "transforms", ()))
         else:
-            memory = resolve(ctx, value, pointer=False)
+            memory = resolve(ctx, value, pointer=False, other_blocks=True)
             text = f"{memory.dtype}{list(memory.shape)} in {memory.space}, {memory.layout}"
     print(fmt.format(text))
     return ()

@@ -101,7 +101,7 @@ def _name(function: Any) -> str:
 
 
 def _reference(ctx: RuleContext, value: Value, wanted: RefType, number: int) -> MemoryReference:
-    memory = resolve(ctx, value)
+    memory = resolve(ctx, value, other_blocks=True)
     if not _laid_out_like(memory.layout, wanted.transforms):
         raise InvalidValueError(
             f"argument {number} of inlined code lies in memory in another way than declared",

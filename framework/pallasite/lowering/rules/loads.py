@@ -28,6 +28,7 @@ from pallasite.lowering.transfers import (
     default_layout,
     from_memory,
     load_array,
+    remote_pointer,
     scalar_address,
     to_memory,
 )
@@ -79,7 +80,7 @@ def _passes(layout: RegisterLayout, memory: MemoryReference) -> int:
 @rules.lowering(load_p, *_ALL)
 def _load(ctx: RuleContext, *operands: Value, args_tree: Any, optimized: bool) -> RegisterArray:
     (reference,) = args_tree.unflatten(operands)
-    memory = resolve(ctx, reference)
+    memory = resolve(ctx, reference, other_blocks=True)
     require_scalar(ctx, memory.shape, "reads")
     array = load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
     if optimized:
@@ -198,11 +199,11 @@ def _masked_load_rule(
     ctx: RuleContext, *operands: Value, args_tree: Any, **params: Any
 ) -> RegisterArray:
     reference, transforms, mask, other = jax.tree.unflatten(args_tree, operands)
-    memory = resolve(ctx, reference, transforms)
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
     require_scalar(ctx, memory.shape, "reads")
     if mask is None:
         return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
-    return _masked_load(ctx, memory, mask, other)
+    return _masked_load(ctx, remote_pointer(memory), mask, other)
 
 
 @rules.lowering(_jax.masked_swap_p, *_ALL)
@@ -210,21 +211,21 @@ def _masked_swap_rule(
     ctx: RuleContext, *operands: Value, args_tree: Any, **params: Any
 ) -> RegisterArray:
     reference, transforms, value, mask = jax.tree.unflatten(args_tree, operands)
-    memory = resolve(ctx, reference, transforms)
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
     require_scalar(ctx, memory.shape, "writes")
     old: RegisterArray = value
     if any(ctx.used):
         if mask is None:
             old = load_array(ctx.launch, memory, None if value.is_splat else value.layout)
         else:
-            old = _masked_load(ctx, memory, mask, value)
+            old = _masked_load(ctx, remote_pointer(memory), mask, value)
     if mask is None:
         write(ctx, memory, value)
         return old
     ordered = ctx.auto_barriers and (memory.space is MemorySpace.SMEM or memory.may_be_read)
     if ordered:
         ctx.synchronize()
-    _masked_store(ctx, memory, value, mask)
+    _masked_store(ctx, remote_pointer(memory), value, mask)
     if ordered:
         ctx.synchronize()
     return old

@@ -52,7 +52,7 @@ def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
 
 def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> RegisterArray:
     """Loads what a reference views, in the hinted layout if there is one."""
-    memory = resolve(ctx, reference, transforms)
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
     aval = ctx.avals_out[0]
     require_scalar(ctx, aval.shape, "reads")
     return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
@@ -98,7 +98,7 @@ def _swap(
     transforms = jax.tree.unflatten(tree, leaves)
     if hasattr(reference, "write"):
         return reference.write(ctx, transforms, value)
-    memory = resolve(ctx, reference, transforms)
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
     used = any(ctx.used)
     old: RegisterArray | None = None
     if used:
@@ -140,7 +140,7 @@ def _addupdate(
     from pallasite.lowering.rules.arithmetic import binary
 
     transforms = jax.tree.unflatten(tree, leaves)
-    memory = resolve(ctx, reference, transforms)
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
     layout = None if value.is_splat else value.layout
     old = load_array(ctx.launch, memory, layout)
     write(ctx, memory, binary(ctx, "add", old, value, old.dtype))
