@@ -186,6 +186,32 @@ def test_window_that_cuts_tiles():
 @refused(
     InvalidValueError,
     r"""
+    HERE: the slice of 16 elements from 4 of dimension 0 cuts through a tile of shape (64, 64), \
+        which lies in memory as [(8:512 8:32), (2:256 32:1)] swizzle 128
+      got: a computed start, always 4 behind a multiple of 8
+      expected: start and size that are multiples of 8, or that stay within such a block in steps \
+        of 1
+    """,
+)
+def test_computed_window_that_cuts_tiles():
+    tiles = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+
+    @make(
+        scratch_types=[plgpu.SMEM((64, 64), jnp.float32, transforms=tiles), plgpu.Barrier()],
+        grid=(4,),
+        grid_names=("i",),
+    )
+    def kernel(x_ref, o_ref, tile, barrier):
+        rows = pl.ds(20 - lax.axis_index("i") * 16, 16)
+        plgpu.copy_gmem_to_smem(x_ref.at[:16, :64], tile.at[rows], barrier)  # here
+        plgpu.barrier_wait(barrier)
+
+    build(kernel)
+
+
+@refused(
+    InvalidValueError,
+    r"""
     HERE: swizzle 128 does not fit rows of shape (8, 4, 8, 16) and dtype float32
       expected: a last dimension of 32 elements (128 bytes)
       try: put TilingTransform((8, 32)) before SwizzleTransform

@@ -491,3 +491,32 @@ def test_parts_of_swizzled_buffers(dtype, swizzle, known):
 
     for result in kernel(x, jnp.asarray(places, jnp.int32)):
         np.testing.assert_array_equal(result, x)
+
+
+@pytest.mark.runs_kernels
+def test_computed_parts_of_tiles():
+    """Rows that stay in a tile may begin anywhere in it, and several tiles where one begins."""
+    x = values((64, 64), jnp.bfloat16)
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((8, 22, 64), jnp.bfloat16),
+        scratch_types=[plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILES), plgpu.Barrier()],
+    )
+    def kernel(x_ref, numbers_ref, o_ref, tile, loaded):
+        plgpu.copy_gmem_to_smem(x_ref, tile, loaded)
+        plgpu.barrier_wait(loaded)
+        for place in range(8):
+            number = numbers_ref[place]
+            o_ref[place, :4] = tile[pl.ds(number * 8 + 2, 4)]
+            o_ref[place, 4:6] = tile[pl.ds(6 + number * 8, 2)]
+            first = jnp.minimum(number * 8, 48)
+            o_ref[place, 6:] = tile[pl.ds(first, 16)]
+
+    order = [3, 7, 0, 5, 1, 2, 6, 4]
+    result = np.asarray(kernel(x, jnp.asarray(order, jnp.int32)))
+    rows = np.asarray(x).reshape(8, 8, 64)
+    for block, number in zip(result, order, strict=True):
+        first = min(8 * number, 48)
+        np.testing.assert_array_equal(block[:4], rows[number, 2:6])
+        np.testing.assert_array_equal(block[4:6], rows[number, 6:8])
+        np.testing.assert_array_equal(block[6:], np.asarray(x)[first : first + 16])

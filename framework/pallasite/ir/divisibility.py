@@ -28,6 +28,24 @@ def known_divisor(value: ir.Value) -> int:
     return _Search().divisor(value, _DEPTH)
 
 
+def known_remainder(value: ir.Value, divisor: int) -> int | None:
+    """The remainder of ``value`` (i32 or i64) by a positive number whatever the inputs, if that is
+    known; sums are taken not to overflow."""
+    return _remainder(value, divisor, _DEPTH)
+
+
+def _remainder(value: ir.Value, divisor: int, depth: int) -> int | None:
+    number = _constant(value)
+    if number is not None:
+        return number % divisor
+    owner = value.owner
+    if depth and not isinstance(owner, ir.Block) and owner.name in ("arith.addi", "arith.subi"):
+        left, right = (_remainder(part, divisor, depth - 1) for part in owner.operands)
+        if left is not None and right is not None:
+            return (left + right if owner.name == "arith.addi" else left - right) % divisor
+    return 0 if known_divisor(value) % divisor == 0 else None
+
+
 def with_divisor(value: ir.Value, divisor: int) -> ir.Value:
     """The same number (i32 or i64), which :func:`known_divisor` takes to be a multiple."""
     fact = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), divisor)

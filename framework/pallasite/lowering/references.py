@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import ops, types
-from pallasite.ir.divisibility import ANY, known_divisor
+from pallasite.ir.divisibility import ANY, known_divisor, known_remainder
 from pallasite.language.memory import MemorySpace
 from pallasite.launch import Buffer
 from pallasite.layouts.memory import Extent, MemoryLayout, OffsetTerm, row_major
@@ -329,6 +329,8 @@ def index_reference(reference: MemoryReference, indices: Sequence[Any]) -> Memor
             )
         else:
             part = layout.slice(dim, known, size) if is_slice else layout.index(dim, known)
+            if known is None:
+                _check_place(layout, dim, start, size)
             layout, terms = part.layout, part.terms
             offset += part.offset
         if known is None:
@@ -343,6 +345,24 @@ def index_reference(reference: MemoryReference, indices: Sequence[Any]) -> Memor
         dynamic=tuple(dynamic),
         window=None if window is None else tuple(window),
     )
+
+
+def _check_place(layout: MemoryLayout, dim: int, start: Any, size: int) -> None:
+    """Refuses a computed start that is never where the tiles of the memory allow it.
+
+    Where that depends on what the kernel computes, its author has to be right.
+    """
+    tile = 1
+    for extent in reversed(layout.dims[dim][1:]):
+        tile *= extent.size
+        behind = known_remainder(start, tile)
+        if not behind:
+            continue
+        try:
+            layout.slice(dim, behind, size)
+        except InvalidValueError as error:
+            error.got = f"a computed start, always {behind} behind a multiple of {tile}"
+            raise
 
 
 def _as_i32(value: Any) -> ir.Value:
