@@ -7,16 +7,19 @@ that is not counted takes imports and initialisation out of the measurement.
     python benchmarks/compile_time.py --json compile_time.json
 
 Without a GPU only Pallasite's times up to PTX, and to machine code if an assembler is found, are
-measured.
+measured. A second table has every stage of Pallasite's compilation, with ``--stages`` also of the
+operations of the Hopper library and of the kernels that JAX publishes.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 os.environ["PALLASITE_CACHE"] = "off"
@@ -25,11 +28,11 @@ import harness
 import jax
 import jax.numpy as jnp
 import memory_bound
+import stage_times
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mosaic
 
-import pallasite
 from pallasite import gpu as plgpu
 from pallasite.codegen.tools import find_tool
 
@@ -159,20 +162,15 @@ def first_result(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
 
 def measure(name: str, build: Any, repeats: int, gpu_there: bool) -> Row:
     """Times one kind of kernel."""
-    ptx, code, first, theirs = [], [], [], []
-    stages: dict[str, list[float]] = {}
+    ptx, code, first, theirs, stages = [], [], [], [], []
     note = ""
     assembler = find_tool("ptxas").path is not None
     for repeat in range(repeats + 1):
         constant = 1.5 + 0.125 * repeat
         function, types = build(plgpu, constant)
         structs = [jax.ShapeDtypeStruct(one[:-1], one[-1]) for one in types]
-        start = time.perf_counter()
-        compiled = pallasite.compile(function, *structs, target="sm_90a", assemble=assembler)
-        whole = (time.perf_counter() - start) * 1e3
-        timings = {stage: seconds * 1e3 for stage, seconds in compiled.timings}
-        assembling = timings.get("ptxas", 0.0)
-        timings["trace and lower"] = whole - sum(timings.values())
+        timings = stage_times.once(function, structs, "sm_90a", assembler)
+        whole, assembling = sum(timings.values()), timings.get("ptxas", 0.0)
         if gpu_there:
             args = arrays(types)
             function, _ = build(plgpu, constant + 0.0625)
@@ -187,8 +185,7 @@ def measure(name: str, build: Any, repeats: int, gpu_there: bool) -> Row:
             continue
         ptx.append(whole - assembling)
         code.append(whole)
-        for stage, milliseconds in timings.items():
-            stages.setdefault(stage, []).append(milliseconds)
+        stages.append(timings)
         if gpu_there:
             first.append(ours)
             if rival is not None:
@@ -199,20 +196,51 @@ def measure(name: str, build: Any, repeats: int, gpu_there: bool) -> Row:
         statistics.median(code) if assembler else None,
         statistics.median(first) if first else None,
         statistics.median(theirs) if theirs else None,
-        {stage: statistics.median(values) for stage, values in stages.items()},
+        stage_times.medians(stages),
         note,
     )
 
 
-def main() -> None:
-    """Measures, prints two tables and writes JSON."""
-    parser = harness.parser(__doc__.splitlines()[0])
-    arguments = parser.parse_args()
+STAGES = {
+    "library": stage_times.library,
+    "published-lane": lambda: stage_times.published("lane"),
+    "published-warpgroup": lambda: stage_times.published("warpgroup"),
+}
+"""Further kernels whose stages are timed, by the names of the option."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    result = harness.parser(__doc__.splitlines()[0])
+    result.add_argument(
+        "--kernels", nargs="*", help="only kernels with one of these in their names"
+    )
+    result.add_argument(
+        "--stages", nargs="*", choices=list(STAGES), default=[], help="stages of these kernels, too"
+    )
+    return result
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, prints two tables and writes JSON; 1 if a kernel of ``--stages`` failed."""
+    arguments = parser().parse_args(argv)
+    repeats = min(arguments.repeats, 8)
     gpu_there = jax.default_backend() == "gpu"
+
+    def wanted(name: str) -> bool:
+        return not arguments.kernels or any(part in name for part in arguments.kernels)
+
     rows = [
-        measure(name, build, min(arguments.repeats, 8), gpu_there)
-        for name, build in KERNELS.items()
+        measure(name, build, repeats, gpu_there) for name, build in KERNELS.items() if wanted(name)
     ]
+    assembler = find_tool("ptxas").path is not None
+    stages = [stage_times.StageTimes(row.kernel, row.stages_ms) for row in rows]
+    for one in arguments.stages:
+        stages += [
+            stage_times.measure(name, make, repeats, assemble=assembler)
+            for name, make in STAGES[one]().items()
+            if wanted(name)
+        ]
     print(harness.machine())
     harness.print_table(
         ("kernel", "to PTX ms", "to machine code ms", "first result ms", "Mosaic first result ms",
@@ -229,20 +257,11 @@ def main() -> None:
             for row in rows
         ],
     )  # fmt: skip
-    stages = list(dict.fromkeys(stage for row in rows for stage in row.stages_ms))
-    print("\nshare of each stage of Pallasite's compilation, percent")
-    harness.print_table(
-        ("kernel", *stages),
-        [
-            (
-                row.kernel,
-                *[100 * row.stages_ms.get(s, 0.0) / sum(row.stages_ms.values()) for s in stages],
-            )
-            for row in rows
-        ],
-    )
-    harness.write_json(arguments.json, "compile_time", rows)
+    stage_times.print_table(stages)
+    found = [dataclasses.asdict(one) for one in stages]
+    harness.write_json(arguments.json, "compile_time", rows, stages=found)
+    return 1 if any(one.note for one in stages) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
