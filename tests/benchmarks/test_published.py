@@ -38,10 +38,22 @@ def test_rows_have_names_of_their_own():
     ]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_configurations_fit_their_shapes(name: str, monkeypatch: pytest.MonkeyPatch):
+COMPILED = [case for step in range(2) for case in published_kernels.compiled_cases(step)]
+
+
+def test_compiled_kernels_have_new_shapes_each_time():
+    first, second = COMPILED[:8], COMPILED[8:]
+    groups = [case.row.group for case in TINY.values()]
+    for one, other, group in zip(first, second, groups, strict=True):
+        assert one.row.group == other.row.group == group
+        assert one.row.name != other.row.name
+
+
+@pytest.mark.parametrize("case", [*CASES.values(), *COMPILED], ids=lambda case: case.row.name)
+def test_configurations_fit_their_shapes(
+    case: published_kernels.Case, monkeypatch: pytest.MonkeyPatch
+):
     """Traced by JAX's module as if there were a GPU."""
-    case = CASES[name]
     module = upstream_library.load(case.module)
     for attribute, value in published.with_multiprocessors(module, 132).items():
         monkeypatch.setattr(module, attribute, value)
