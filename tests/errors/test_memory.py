@@ -210,7 +210,7 @@ def test_union_read_as_a_whole():
 @refused(
     InvalidValueError,
     r"""
-    HERE: a RefUnion cannot be written as a whole
+    HERE: a RefUnion can't be assigned to as a whole
       try: write one of its members
     """,
 )

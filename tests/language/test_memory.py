@@ -143,7 +143,7 @@ def test_union():
 def test_union_errors():
     with pytest.raises(InvalidValueError, match="must all be in shared memory"):
         RefUnion(SMEM((4,), F16), GMEM((4,), F16))
-    with pytest.raises(InvalidValueError, match="cannot be written as a whole"):
+    with pytest.raises(InvalidValueError, match="can't be assigned to as a whole"):
         trace(lambda u: u.__setitem__(..., 1), [RefUnion(SMEM((4,), F16), SMEM((4,), jnp.int8))])
     with pytest.raises(InvalidValueError, match="whole bytes"):
         RefUnion(SMEM((3,), jnp.int4))

@@ -93,7 +93,7 @@ def _own_spec(spec: Any, what: str, collective: bool) -> BlockSpec:
         raise checks.type_error(f"{what} has no block spec", got=spec, expected="a BlockSpec")
     if spec.pipeline_mode is not None:
         raise checks.unsupported(
-            f"the block spec of {what} has a pipeline_mode",
+            f"pipeline_mode= is not supported, which the block spec of {what} has",
             got=spec.pipeline_mode,
             hint="use max_concurrent_steps= for all operands together",
         )

@@ -80,7 +80,7 @@ def _check_block(mapping: Any, location: SourceLocation | None) -> None:
             )
     if mapping.pipeline_mode is not None:
         raise UnsupportedError(
-            f"the block spec of {mapping.origin} has a pipeline_mode",
+            f"pipeline_mode= is not supported, which the block spec of {mapping.origin} has",
             got=details(),
             hint="use CompilerParams(max_concurrent_steps=...)",
             location=location,
