@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from kernels import array, compile_to_ptx, in_order, make
+from pallasite import gpu as plgpu
 from pallasite._jax import masked_load, masked_store, masked_swap, run_state
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.language.layouts import Layout
@@ -15,6 +17,7 @@ from pallasite.language.primitives.arrays import load
 from pallasite.language.transforms import SwizzleTransform, TilingTransform, transpose_ref
 
 SWIZZLED = (TilingTransform((8, 32)), SwizzleTransform(128))
+TILES_OF_4_BITS = (TilingTransform((8, 256)), SwizzleTransform(128))
 
 
 def loading(view, transforms=(), shape=(64, 64), **options):
@@ -164,3 +167,30 @@ def test_state_next_to_references():
         run_state(body)(x[...])
 
     in_order(compile_to_ptx(kernel, array(128)), r"ld\.global", r"add\.rn\.f32", r"st\.global")
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4])
+@pytest.mark.parametrize("transforms", [(), TILES_OF_4_BITS])
+def test_single_elements_of_4_bits(dtype, transforms):
+    """From global memory, and from shared memory at places known and computed."""
+    low = -8 if dtype == jnp.int4 else 0
+    x = jnp.asarray(np.random.default_rng(0).integers(low, low + 16, (16, 512)), dtype)
+    places = [(0, 0), (3, 1), (7, 255), (9, 256), (15, 510), (15, 511), (4, 77)]
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((3, len(places)), jnp.int32),
+        scratch_types=[plgpu.SMEM((16, 512), dtype, transforms=transforms), plgpu.Barrier()],
+    )
+    def kernel(x_ref, places_ref, o_ref, tile, loaded):
+        plgpu.copy_gmem_to_smem(x_ref, tile, loaded)
+        plgpu.barrier_wait(loaded)
+        for number, (row, column) in enumerate(places):
+            i, j = places_ref[number, 0], places_ref[number, 1]
+            o_ref[0, number] = x_ref[i, j].astype(jnp.int32)
+            o_ref[1, number] = tile[i, j].astype(jnp.int32)
+            o_ref[2, number] = tile[row, column].astype(jnp.int32)
+
+    result = np.asarray(kernel(x, jnp.asarray(places, jnp.int32)))
+    expected = [int(x[place]) for place in places]
+    np.testing.assert_array_equal(result, [expected] * 3)

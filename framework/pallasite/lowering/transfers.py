@@ -248,10 +248,26 @@ def remote_pointer(reference: MemoryReference) -> MemoryReference:
 
 
 def _load_scalar(reference: MemoryReference) -> ir.Value:
+    if reference.element_bits < 8:
+        return _load_part_of_byte(reference)
     pointer = scalar_address(reference)
     size = max(1, reference.element_bits // 8)
     value = ops.load(types.memory_type(reference.dtype), pointer, alignment=size)
     return from_memory(value, reference.dtype)
+
+
+def _load_part_of_byte(reference: MemoryReference) -> ir.Value:
+    bits = reference.element_bits
+    offset = reference.element_offset()
+    if isinstance(offset, int):
+        offset = ops.constant(offset, reference.index_type)
+    address = ops.divide_unsigned(offset, 8 // bits)
+    if reference.layout.swizzle != 16 and reference.space is MemorySpace.SMEM:
+        address = _swizzle(address, reference.layout.swizzle)
+    byte = ops.load(ops.i8(), ops.byte_pointer(reference.pointer, address), alignment=1)
+    place = ops.multiply(ops.remainder_unsigned(offset, 8 // bits), bits)
+    shifted = ops.arith.shrui(byte, ops.cast_integer(place, ops.i8()))
+    return ops.cast_integer(shifted, types.memory_type(reference.dtype))
 
 
 def _store_scalar(launch: LaunchContext, reference: MemoryReference, value: ir.Value) -> None:
@@ -264,7 +280,9 @@ def scalar_address(reference: MemoryReference) -> ir.Value:
     """A pointer to the one element that a reference views, swizzle included."""
     if reference.element_bits < 8:
         raise InvalidTypeError(
-            f"a single element of {reference.dtype} is accessed", expected="at least a byte"
+            f"a single element of {reference.dtype} is written or updated",
+            expected="elements of at least a byte",
+            hint="write whole arrays, whose elements share bytes",
         )
     if reference.layout.swizzle == 16 or reference.space is not MemorySpace.SMEM:
         return reference.address()
