@@ -8,6 +8,7 @@ standard type (``ValueError``, ``TypeError``, ``NotImplementedError``) also deri
 from __future__ import annotations
 
 import dataclasses
+import linecache
 from typing import Any
 
 
@@ -53,9 +54,15 @@ class PallasiteError(Exception):
         self.location = location
 
     def at(self, location: SourceLocation | None) -> PallasiteError:
-        """Adds the user's source line, unless a more precise one is already known."""
-        if self.location is None:
+        """Adds the user's source line, unless a more precise one is already known.
+
+        Its text follows the message in tracebacks, whose frames do not show the kernel any more.
+        """
+        if self.location is None and location is not None:
             self.location = location
+            text = linecache.getline(location.file, location.line).strip()
+            if text:
+                self.add_note(f"  line {location.line}: {text}")
         return self
 
     def __str__(self) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
+
+import jax.numpy as jnp
 import pytest
 from refusals import array, build, make, normalised
 
-from pallasite.errors import InternalError
+from pallasite import gpu as plgpu
+from pallasite.errors import InternalError, InvalidValueError
 from pallasite.layouts import transforms
 
 
@@ -34,3 +38,16 @@ def test_failing_rule(monkeypatch):
         "  try: report this; no kernel should make a rule fail like this"
     )
     assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_tracebacks_show_the_line_of_the_kernel():
+    @make((64, 63), scratch_types=[plgpu.SMEM((64, 63), jnp.float32), plgpu.Barrier()])
+    def kernel(x_ref, o_ref, tile, barrier):
+        plgpu.copy_gmem_to_smem(x_ref.at[:, 1:], tile, barrier)  # here
+
+    with pytest.raises(InvalidValueError) as caught:
+        build(kernel, array(64, 64))
+    text = "".join(traceback.format_exception(caught.value))
+    last = text.rstrip().splitlines()[-1]
+    assert last.endswith(": plgpu.copy_gmem_to_smem(x_ref.at[:, 1:], tile, barrier)  # here")
+    assert "# here" not in str(caught.value)
