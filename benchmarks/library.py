@@ -22,7 +22,8 @@ import rates
 import upstream_library
 from contest import Contender, Row, RowResult
 from library_decode import Decode
-from library_products import Mixed, Ragged
+from library_mixed import Mixed
+from library_ragged import Ragged
 
 RIVALS = ("xla", "cudnn", "upstream", "torch", "bf16")
 

@@ -125,12 +125,12 @@ def ordered(rows: Sequence[StageTimes]) -> list[str]:
 
 def published(semantics: str) -> dict[str, Callable[[], tuple[Any, Any]]]:
     """The kernels that JAX publishes, one configuration of each, in these semantics."""
-    import published_kernels
+    import published_cases
 
-    cases = {case.row.group: case for case in reversed(published_kernels.cases())}
+    cases = {case.row.group: case for case in reversed(published_cases.cases())}
 
-    def make(case: published_kernels.Case) -> tuple[Any, Any]:
-        module = published_kernels.loaded(case.module, semantics)
+    def make(case: published_cases.Case) -> tuple[Any, Any]:
+        module = published_cases.loaded(case.module, semantics)
         return _of_candidate(case.candidate(module), case.row)
 
     return {

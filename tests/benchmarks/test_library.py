@@ -15,7 +15,8 @@ import timing
 import upstream_library
 from contest import Result, RowResult
 from library_decode import Decode
-from library_products import Mixed, Ragged
+from library_mixed import Mixed
+from library_ragged import Ragged
 
 TINY = {problem.row().name: problem for problem in library.problems(rehearse=True)}
 ROWS = {problem.row().name: problem for problem in library.problems(rehearse=False)}

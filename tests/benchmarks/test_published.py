@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import program
 import published
+import published_cases
 import published_kernels
 import pytest
 import timing
@@ -16,8 +17,8 @@ from published_kernels import NOT_EQUAL
 
 pytest.importorskip("absl", reason="JAX's kernels import it")
 
-CASES = {case.row.name: case for case in published_kernels.cases()}
-TINY = {case.row.name: case for case in published_kernels.tiny_cases()}
+CASES = {case.row.name: case for case in published_cases.cases()}
+TINY = {case.row.name: case for case in published_cases.tiny_cases()}
 
 
 def arguments(*argv: str):
@@ -38,7 +39,7 @@ def test_rows_have_names_of_their_own():
     ]
 
 
-COMPILED = [case for step in range(2) for case in published_kernels.compiled_cases(step)]
+COMPILED = [case for step in range(2) for case in published_cases.compiled_cases(step)]
 
 
 def test_compiled_kernels_have_new_shapes_each_time():
@@ -51,7 +52,7 @@ def test_compiled_kernels_have_new_shapes_each_time():
 
 @pytest.mark.parametrize("case", [*CASES.values(), *COMPILED], ids=lambda case: case.row.name)
 def test_configurations_fit_their_shapes(
-    case: published_kernels.Case, monkeypatch: pytest.MonkeyPatch
+    case: published_cases.Case, monkeypatch: pytest.MonkeyPatch
 ):
     """Traced by JAX's module as if there were a GPU."""
     module = upstream_library.load(case.module)
@@ -77,7 +78,7 @@ def test_lane_semantics_compute_what_the_reference_does(name: str):
 
 
 @pytest.fixture
-def case() -> published_kernels.Case:
+def case() -> published_cases.Case:
     """A sum, of which JAX's compiler gets two elements a little wrong."""
     case = TINY["attention_forward_s128_d64"]
     row = dataclasses.replace(
@@ -97,7 +98,7 @@ def case() -> published_kernels.Case:
 
 
 def test_elements_that_differ_are_counted(
-    case: published_kernels.Case, monkeypatch: pytest.MonkeyPatch
+    case: published_cases.Case, monkeypatch: pytest.MonkeyPatch
 ):
     class Module:
         __name__ = "ours"
@@ -114,7 +115,7 @@ def test_elements_that_differ_are_counted(
 
 
 def test_a_kernel_that_does_not_compile_gives_a_row(
-    case: published_kernels.Case, monkeypatch: pytest.MonkeyPatch
+    case: published_cases.Case, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(module: str, semantics: str):
         raise NotImplementedError(f"{module} in {semantics}\nand more")
