@@ -76,6 +76,16 @@ class LayoutRule:
     plugin: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class InferenceRule:
+    """What layout inference has to know of one primitive, where a program leaves layouts open."""
+
+    primitive: Primitive
+    function: Callable[..., Any]
+    overrides: tuple[str, ...] = ()
+    plugin: str = ""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pass:
     """One transformation of a kernel; any can be switched off by its name.
@@ -235,6 +245,7 @@ class Contribution:
     lowering_rules: tuple[LoweringRule, ...] = ()
     resource_rules: tuple[ResourceRule, ...] = ()
     layout_rules: tuple[LayoutRule, ...] = ()
+    inference_rules: tuple[InferenceRule, ...] = ()
     passes: tuple[Pass, ...] = ()
     executors: tuple[Executor, ...] = ()
     instructions: tuple[InstructionRule, ...] = ()
@@ -243,14 +254,15 @@ class Contribution:
 class RuleSet:
     """Collects a module's rules by decorators, which stack and return the function unchanged.
 
-    The lists ``lowering_rules``, ``resource_rules`` and ``layout_rules`` are what the plugin's hook
-    implementations return.
+    The lists ``lowering_rules``, ``resource_rules``, ``layout_rules`` and ``inference_rules`` are
+    what the plugin's hook implementations return.
     """
 
     def __init__(self) -> None:
         self.lowering_rules: list[LoweringRule] = []
         self.resource_rules: list[ResourceRule] = []
         self.layout_rules: list[LayoutRule] = []
+        self.inference_rules: list[InferenceRule] = []
 
     def lowering[Function: Callable[..., Any]](
         self,
@@ -307,11 +319,28 @@ class RuleSet:
     def layout[Function: Callable[..., Any]](
         self, primitive: Primitive, *, overrides: Iterable[str] = ()
     ) -> Callable[[Function], Function]:
-        """Registers ``function`` as the layout-inference rule of ``primitive``."""
+        """Registers ``function`` as the rule that finds hints for layouts in lane semantics."""
         replaced = tuple(sorted(_names("overrides", overrides)))
 
         def register(function: Function) -> Function:
             self.layout_rules.append(LayoutRule(primitive, function, replaced))
+            return function
+
+        return register
+
+    def inference[Function: Callable[..., Any]](
+        self, primitive: Primitive, *, overrides: Iterable[str] = ()
+    ) -> Callable[[Function], Function]:
+        """Registers ``function(ctx, *operands, **params)`` as the rule of layout inference.
+
+        It gets an ``InferenceContext`` and an abstract value for each operand, tells the context
+        what the primitive asks of layouts, and returns abstract values of the results, just as a
+        lowering rule returns values.
+        """
+        replaced = tuple(sorted(_names("overrides", overrides)))
+
+        def register(function: Function) -> Function:
+            self.inference_rules.append(InferenceRule(primitive, function, replaced))
             return function
 
         return register
@@ -322,6 +351,7 @@ class RuleSet:
             self.lowering_rules += other.lowering_rules
             self.resource_rules += other.resource_rules
             self.layout_rules += other.layout_rules
+            self.inference_rules += other.inference_rules
 
 
 def _names(what: str, values: Iterable[str]) -> frozenset[str]:

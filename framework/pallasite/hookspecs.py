@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pallasite.extensions import (
         Executor,
         InstructionRule,
+        InferenceRule,
         LayoutRule,
         LoweringRule,
         Pass,
@@ -67,8 +68,14 @@ def pallasite_resource_rules() -> Iterable[ResourceRule]:  # type: ignore[empty-
 
 @hookspec
 def pallasite_layout_rules() -> Iterable[LayoutRule]:  # type: ignore[empty-body]
-    """Rules that relate the layouts of a primitive's operands and results, usually
+    """Rules that find hints for layouts in lane semantics, usually
     ``rules.layout_rules``. Called once, before the first kernel is lowered."""
+
+
+@hookspec
+def pallasite_inference_rules() -> Iterable[InferenceRule]:  # type: ignore[empty-body]
+    """What primitives ask of layouts that a program leaves open (warpgroup semantics), usually
+    ``rules.inference_rules``. Called once, before the first kernel is lowered."""
 
 
 @hookspec

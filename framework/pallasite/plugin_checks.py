@@ -25,6 +25,7 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_lowering_rules": extensions.LoweringRule,
     "pallasite_resource_rules": extensions.ResourceRule,
     "pallasite_layout_rules": extensions.LayoutRule,
+    "pallasite_inference_rules": extensions.InferenceRule,
     "pallasite_passes": extensions.Pass,
     "pallasite_executors": extensions.Executor,
     "pallasite_instructions": extensions.InstructionRule,

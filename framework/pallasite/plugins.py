@@ -32,6 +32,7 @@ BUILTIN_MODULES: Mapping[str, str] = {
     "pallasite_lowering_rules": "pallasite.lowering.builtin",
     "pallasite_resource_rules": "pallasite.lowering.builtin",
     "pallasite_layout_rules": "pallasite.lowering.builtin",
+    "pallasite_inference_rules": "pallasite.lowering.builtin",
     "pallasite_passes": "pallasite.passes.builtin",
 }
 """The core's hook implementations: the module that holds each, imported when it is called."""

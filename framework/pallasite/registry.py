@@ -12,6 +12,7 @@ from pallasite.extensions import (
     STAGES,
     Contribution,
     Executor,
+    InferenceRule,
     LayoutRule,
     LoweringRule,
     Pass,
@@ -30,6 +31,7 @@ __all__ = [
     "STAGES",
     "Contribution",
     "Executor",
+    "InferenceRule",
     "LayoutRule",
     "LoweringRule",
     "Pass",
@@ -93,6 +95,15 @@ class Registry:
             ),
             lambda rule: rule.primitive,
         )
+        self._inference: dict[Primitive, InferenceRule] = unique(
+            "inference rules of primitive",
+            (
+                dataclasses.replace(r, plugin=c.plugin)
+                for c in contributions
+                for r in c.inference_rules
+            ),
+            lambda rule: rule.primitive,
+        )
         self._passes: dict[str, Pass] = unique(
             "passes named",
             (dataclasses.replace(r, plugin=c.plugin) for c in contributions for r in c.passes),
@@ -144,8 +155,12 @@ class Registry:
         return self._resources.get(primitive)
 
     def layout_rule(self, primitive: Primitive) -> LayoutRule | None:
-        """The layout-inference rule of a primitive, or None."""
+        """The rule that finds hints for a primitive's layouts in lane semantics, or None."""
         return self._layouts.get(primitive)
+
+    def inference_rule(self, primitive: Primitive) -> InferenceRule | None:
+        """The rule of layout inference for a primitive, or None: it asks for nothing."""
+        return self._inference.get(primitive)
 
     def passes(
         self, stage: Stage | None = None, *, target: Target | None = None

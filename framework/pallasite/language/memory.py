@@ -182,7 +182,7 @@ class AbstractRefUnion(_jax.AbstractRef):  # type: ignore[misc]
     def _setitem(self, tracer: Any, idx: Any, value: Any) -> None:
         del tracer, idx, value
         raise checks.value_error(
-            "a RefUnion cannot be written as a whole", hint="write one of its members"
+            "a RefUnion can't be assigned to as a whole", hint="write one of its members"
         )
 
     def update(self, inner_aval: Any = None, memory_space: Any = None, kind: Any = None) -> Any:
@@ -207,6 +207,18 @@ class AbstractRefUnion(_jax.AbstractRef):  # type: ignore[misc]
 
     def __hash__(self) -> int:
         return hash(self._key())
+
+
+def union_members(aval: AbstractRefUnion) -> list[tuple[int, tuple[int, ...], Any]]:
+    """Where each member of a union begins (in bytes), its physical shape and its dtype."""
+    found = []
+    for group in aval.refs:
+        leaves = jax.tree.leaves(group, is_leaf=_is_ref)
+        physical = [leaf.ref if isinstance(leaf, _jax.TransformedRef) else leaf for leaf in leaves]
+        offsets, _ = _placement(physical)
+        for inner, offset in zip(physical, offsets, strict=True):
+            found.append((offset, tuple(inner.shape), _jax.dtype_of(inner.dtype)))
+    return found
 
 
 def flatten_ref_union(ref_union: Any) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterable
 
 from pallasite.hookspecs import hookimpl
-from pallasite.registry import LayoutRule, LoweringRule, ResourceRule, RuleSet
+from pallasite.registry import InferenceRule, LayoutRule, LoweringRule, ResourceRule, RuleSet
 
 RULE_MODULES = (
     "arithmetic",
@@ -27,6 +27,8 @@ RULE_MODULES = (
     "shape",
     "warp",
 )
+
+INFERENCE_MODULES = ("control_flow", "elementwise", "memory", "other", "shape")
 
 
 def _rule_sets() -> list[RuleSet]:
@@ -51,3 +53,13 @@ def pallasite_resource_rules() -> Iterable[ResourceRule]:
 def pallasite_layout_rules() -> Iterable[LayoutRule]:
     """The built-in layout rules."""
     return [rule for rules in _rule_sets() for rule in rules.layout_rules]
+
+
+@hookimpl
+def pallasite_inference_rules() -> Iterable[InferenceRule]:
+    """The built-in rules of layout inference."""
+    modules = [
+        importlib.import_module(f"pallasite.lowering.inference.rules.{name}")
+        for name in INFERENCE_MODULES
+    ]
+    return [rule for module in modules for rule in module.rules.inference_rules]

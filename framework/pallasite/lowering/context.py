@@ -16,6 +16,7 @@ from pallasite.layouts.registers import Layout
 from pallasite.lowering.access_widths import AccessWidths
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.geometry import Geometry
+from pallasite.lowering.inference.plan import LayoutPlan
 from pallasite.lowering.known_layouts import KnownLayouts
 from pallasite.lowering.launch import LaunchContext
 from pallasite.lowering.memory_plan import SharedStack
@@ -46,6 +47,7 @@ class KernelContext:
       extra: a place for plugins to keep state, by plugin name.
       on_trial: whether the code that is being emitted will be thrown away.
       recorder: takes note of layouts, if somebody asked for them.
+      plan: the layouts that inference has chosen, in warpgroup semantics.
     """
 
     target: Target
@@ -62,6 +64,8 @@ class KernelContext:
     name_stack: list[str] = dataclasses.field(default_factory=list)
     on_trial: bool = False
     recorder: Recorder | None = None
+    plan: LayoutPlan | None = None
+    _discharged: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def access_widths(self) -> AccessWidths:
@@ -73,6 +77,56 @@ class KernelContext:
         """Register layouts that arrays have because of where they come from."""
         return KnownLayouts(self.registry)
 
+    @contextlib.contextmanager
+    def retracing(self, mode: Mode | None = None) -> Iterator[None]:
+        """Lets parts of the kernel be traced again: named axes and the grid are known."""
+        from pallasite import _jax
+        from pallasite.language.mesh import WARPS_PER_WARPGROUP
+
+        geometry = self.geometry
+        axes = [*zip(geometry.grid_names, geometry.grid, strict=False)]
+        axes += zip(geometry.cluster_names, geometry.cluster_extents, strict=False)
+        if geometry.thread_name is not None:
+            axes.append((geometry.thread_name, geometry.threads))
+        axes += self.mesh_axes.items()
+        if mode is not None and mode.warp_axis is not None:
+            axes.append((mode.warp_axis, WARPS_PER_WARPGROUP))
+        grid = [*geometry.grid, *geometry.cluster_extents, geometry.threads]
+        ids = () if mode is None else mode.program_ids or ()
+        grid += [1] * (len(ids) - len(grid))
+        with (
+            _jax.tracing_grid_env(tuple(grid), ()),
+            _jax.extend_axis_env(axes),
+            _jax.no_check_of_varying_axes(),
+        ):
+            yield
+
+    def discharged(self, jaxpr: Any, kept: Sequence[bool], mode: Mode | None = None) -> Any:
+        """The body of a scope as a function of the values of some of its references.
+
+        The same body always gives the same jaxpr, so that what was found out about one holds.
+
+        Args:
+          jaxpr: the body; its constants become inputs, before its own.
+          kept: for each input of its own, whether it is replaced by its value.
+          mode: where the scope is.
+
+        Returns:
+          A jaxpr that returns the last values after the results.
+        """
+        from pallasite import _jax
+
+        key = (id(jaxpr), tuple(kept))
+        if key not in self._discharged:
+            count = len(jaxpr.constvars)
+            whole = _jax.convert_constvars_jaxpr(jaxpr) if count else jaxpr
+            with self.retracing(mode):
+                functional = _jax.discharge_state(
+                    whole, should_discharge=[False] * count + list(kept), strip_memory_space=True
+                )
+            self._discharged[key] = (jaxpr, functional)
+        return self._discharged[key][1]
+
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
@@ -83,11 +137,13 @@ class Mode:
       program_ids: what ``pl.program_id`` returns for each grid axis, or None where the launch
         decides.
       warp_axis: name of the warp axis inside a warp-mapped region.
+      path: the equations around, outermost first, by their ids.
     """
 
     semantics: Semantics
     program_ids: tuple[RegisterArray | None, ...] | None = None
     warp_axis: Hashable | None = None
+    path: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +160,7 @@ class RuleContext:
       vector_limit: how many elements one access should move at most, so that arrays that meet
         later have one layout; None if nothing is known.
       location: the user's source line.
+      path: this equation and those around it, outermost first, by their ids.
     """
 
     kernel: KernelContext
@@ -115,6 +172,7 @@ class RuleContext:
     layout_hint: Layout | None = None
     vector_limit: int | None = None
     location: SourceLocation | None = None
+    path: tuple[int, ...] = ()
 
     @property
     def target(self) -> Target:
@@ -162,37 +220,8 @@ class RuleContext:
         """Lowers a nested jaxpr in place; returns the values of its results."""
         from pallasite.lowering.walker import lower_jaxpr
 
-        return lower_jaxpr(self.kernel, mode or self.mode, jaxpr, args)
-
-    @contextlib.contextmanager
-    def retracing(self) -> Iterator[None]:
-        """Lets parts of the kernel be traced again: named axes and the grid are known."""
-        from pallasite import _jax
-        from pallasite.language.mesh import WARPS_PER_WARPGROUP
-
-        geometry = self.kernel.geometry
-        axes = [*zip(geometry.grid_names, geometry.grid, strict=False)]
-        axes += zip(geometry.cluster_names, geometry.cluster_extents, strict=False)
-        if geometry.thread_name is not None:
-            axes.append((geometry.thread_name, geometry.threads))
-        axes += self.kernel.mesh_axes.items()
-        if self.mode.warp_axis is not None:
-            axes.append((self.mode.warp_axis, WARPS_PER_WARPGROUP))
-        grid = [*geometry.grid, *geometry.cluster_extents, geometry.threads]
-        grid += [1] * (len(self.mode.program_ids or ()) - len(grid))
-        with (
-            _jax.tracing_grid_env(tuple(grid), ()),
-            _jax.extend_axis_env(axes),
-            _jax.no_check_of_varying_axes(),
-        ):
-            yield
-
-    def lower_function(self, function: Any, *args: Value, avals: Sequence[Any]) -> list[Value]:
-        """Traces a JAX function on the abstract values given and lowers it on ``args``."""
-        from pallasite import _jax
-
-        jaxpr, _ = _jax.trace_to_jaxpr(function, tuple(avals), traced_for="lowering rule")
-        return self.lower(jaxpr, args)
+        mode = dataclasses.replace(mode or self.mode, path=self.path)
+        return lower_jaxpr(self.kernel, mode, jaxpr, args)
 
     def scalar(self, value: Value, type: ir.Type | None = None) -> ir.Value:
         """The scalar MLIR value of an operand (a number, an IR value or a scalar array)."""

@@ -108,3 +108,20 @@ _RULES: dict[Any, Callable[[Sequence[int]], int]] = {
     lax.and_p: lambda divisors: max(divisor & -divisor for divisor in divisors),
     lax.select_n_p: lambda divisors: math.gcd(*divisors[1:]),
 }
+
+
+def divisor_of_result(equation: Any, divisors: Sequence[int]) -> int:
+    """What the scalar that an equation makes is known to be a multiple of.
+
+    Args:
+      equation: an equation of scalars.
+      divisors: what its operands are multiples of.
+    """
+    primitive = equation.primitive
+    if not all(_whole(atom) for atom in equation.outvars):
+        return 1
+    if primitive is _jax.multiple_of_p:
+        return math.lcm(*equation.params["values"], *divisors)
+    if primitive in _RULES:
+        return _RULES[primitive](divisors)
+    return 1

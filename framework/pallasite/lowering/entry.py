@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallasite import _jax, plugins
-from pallasite.errors import CompilationError, PallasiteError, SourceLocation, UnsupportedError
+from pallasite.errors import CompilationError, PallasiteError, SourceLocation
 from pallasite.ir.context import make_context
 from pallasite.language.kernel import KernelSpec
 from pallasite.language.params import LoweringSemantics
@@ -17,6 +17,7 @@ from pallasite.launch import Allocation, Buffer, BufferKind, ResourceReport
 from pallasite.lowering import recording
 from pallasite.lowering.context import KernelContext, Mode, Value
 from pallasite.lowering.geometry import launch_geometry
+from pallasite.lowering.inference.entry import infer_layouts
 from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext, shared_memory_error
 from pallasite.lowering.memory_plan import SharedStack
 from pallasite.lowering.profiler import Profiler
@@ -95,12 +96,6 @@ def lower_kernel(
     Raises:
       PallasiteError: anything in the kernel that cannot work; it names the user's line.
     """
-    if spec.params.lowering_semantics is not LoweringSemantics.Lane:
-        raise UnsupportedError(
-            "this version has no warpgroup semantics",
-            expected="CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)",
-            location=_kernel_location(spec),
-        )
     estimate = estimate_kernel(spec, target)
     location = _kernel_location(spec)
     geometry = launch_geometry(spec.mesh, target, location)
@@ -134,6 +129,8 @@ def lower_kernel(
             try:
                 if spec.params.profile_space:
                     launch.profiler = Profiler(launch, spec.params, location)
+                if spec.params.lowering_semantics is LoweringSemantics.Warpgroup:
+                    kernel.plan = infer_layouts(kernel, spec.jaxpr).plan
                 with launch.body():
                     lower_jaxpr(kernel, Mode(Semantics.LANE), spec.jaxpr, references)
                 parameters = launch.finish()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,8 @@ class MemoryReference:
         None once the view is more than a window.
       remote: for shared memory, the cluster rank (i32) of another block that owns it.
       may_be_read: whether the kernel also reads this memory.
+      members: for a union of allocations, the layouts of those members that inference has chosen
+        one for, by offset in bytes, dtype and shape.
       peer: device-side information of plugins for multi-GPU references.
     """
 
@@ -94,6 +96,7 @@ class MemoryReference:
     window: tuple[WindowStart, ...] | None = None
     remote: ir.Value | None = None
     may_be_read: bool = True
+    members: Mapping[Any, MemoryLayout] | None = None
     peer: Any = None
 
     @property

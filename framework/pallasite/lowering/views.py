@@ -130,11 +130,14 @@ def apply(ctx: RuleContext, reference: MemoryReference, transform: Any) -> Memor
 def _member(reference: MemoryReference, member: tr.ExtractAliasedRef) -> MemoryReference:
     pointer = ops.byte_pointer(reference.pointer, member.offset + reference.offset)
     dtype = np.dtype(member.dtype)
+    key = (member.offset, str(dtype), tuple(member.shape))
+    chosen = (reference.members or {}).get(key)
     return dataclasses.replace(
         reference,
         pointer=pointer,
         offset=0,
-        layout=row_major(member.shape, types.bit_width(dtype)),
+        layout=chosen or row_major(member.shape, types.bit_width(dtype)),
+        members=None,
         dtype=dtype,
         window=None,
     )

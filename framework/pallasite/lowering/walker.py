@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from pallasite.errors import InternalError, SourceLocation, UnsupportedError
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import KernelContext, Mode, RuleContext, Value
+from pallasite.lowering.relayout import relayout
 from pallasite.lowering.regions import OpenRegions
 from pallasite.lowering.resources import errors_at_equation
 
@@ -70,9 +72,12 @@ def lower_jaxpr(
 
     if kernel.recorder is not None:
         kernel.recorder.enter(jaxpr, args)
-    hints = layout_hints(kernel, jaxpr)
-    kernel.access_widths.add(jaxpr)
-    kernel.known_layouts.add(jaxpr)
+    plan = kernel.plan
+    hints: dict[Any, Layout] = {}
+    if plan is None:
+        hints = layout_hints(kernel, jaxpr)
+        kernel.access_widths.add(jaxpr)
+        kernel.known_layouts.add(jaxpr)
     used = {atom for equation in jaxpr.eqns for atom in equation.invars if _is_variable(atom)}
     used |= {atom for atom in jaxpr.outvars if _is_variable(atom)}
     regions = OpenRegions(kernel.launch)
@@ -85,16 +90,24 @@ def lower_jaxpr(
             avals_in=tuple(atom.aval for atom in equation.invars),
             avals_out=tuple(variable.aval for variable in equation.outvars),
             used=tuple(variable in used for variable in equation.outvars),
-            layout_hint=_hint(kernel, hints, equation.outvars[0]) if equation.outvars else None,
+            layout_hint=_hint(kernel, hints, equation.outvars[0])
+            if equation.outvars and plan is None
+            else None,
             vector_limit=kernel.access_widths.limit(equation.outvars[0])
-            if equation.outvars
+            if equation.outvars and plan is None
             else None,
             location=location,
+            path=(*mode.path, id(equation)) if plan is not None else (),
         )
+        wanted = None if plan is None else plan.equations.get((mode.path, id(equation)))
+        if wanted is not None:
+            context = dataclasses.replace(context, layout_hint=wanted.hint)
         with mlir_location(location), errors_at_equation(equation):
             _check_elements(equation)
             rule = kernel.registry.lowering_rule(equation.primitive, mode.semantics, kernel.target)
             operands = [read(atom) for atom in equation.invars]
+            if wanted is not None:
+                operands = _converted(context, operands, wanted.operands, wanted.spread)
             regions.move_to(_jax.scope_names(equation.source_info))
             results = rule.function(context, *operands, **equation.params)
             if equation.primitive.multiple_results:
@@ -102,11 +115,35 @@ def lower_jaxpr(
             else:
                 results = (results,)
             _check_results(equation, results)
+            if wanted is not None:
+                results = _converted(context, results, wanted.results)
             if kernel.recorder is not None:
                 kernel.recorder.results(context, results)
         environment.update(zip(equation.outvars, results, strict=True))
     regions.close()
-    return [read(atom) for atom in jaxpr.outvars]
+    outputs = [read(atom) for atom in jaxpr.outvars]
+    if plan is not None and (mode.path, id(jaxpr)) in plan.outputs:
+        layouts = plan.outputs[mode.path, id(jaxpr)]
+        context = RuleContext(kernel, mode, None, (), (), location=kernel.location)
+        outputs = _converted(context, outputs, layouts)
+    return outputs
+
+
+def _converted(
+    ctx: RuleContext,
+    values: Sequence[Value],
+    layouts: Sequence[Layout | None],
+    spread: Collection[int] = (),
+) -> list[Value]:
+    """Arrays in the layouts that inference has chosen; splats only where they must not stay so."""
+    converted = list(values)
+    for position, layout in enumerate(layouts[: len(converted)]):
+        value = converted[position]
+        if layout is None or not isinstance(value, RegisterArray) or value.layout == layout:
+            continue
+        if not value.is_splat or position in spread:
+            converted[position] = relayout(ctx, value, layout)
+    return converted
 
 
 def _hint(kernel: KernelContext, hints: Mapping[Any, Layout], variable: Any) -> Layout | None:

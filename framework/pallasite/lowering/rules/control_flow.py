@@ -110,6 +110,8 @@ def _distribute_splats(
     body is lowered once on the side to see which layouts it gives; that code is thrown away.
     """
     result = list(carries)
+    if ctx.kernel.plan is not None:  # It says which are spread.
+        return result
     for _ in range(len(result) + 1):
         suspects = [
             position

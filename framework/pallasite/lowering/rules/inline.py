@@ -102,7 +102,7 @@ def _name(function: Any) -> str:
 
 def _reference(ctx: RuleContext, value: Value, wanted: RefType, number: int) -> MemoryReference:
     memory = resolve(ctx, value, other_blocks=True)
-    if not _laid_out_like(memory.layout, wanted.transforms):
+    if not laid_out_like(memory.layout, wanted.transforms):
         raise InvalidValueError(
             f"argument {number} of inlined code lies in memory in another way than declared",
             got=f"{memory.dtype}{list(memory.shape)} at {memory.layout}",
@@ -112,7 +112,7 @@ def _reference(ctx: RuleContext, value: Value, wanted: RefType, number: int) -> 
     return memory
 
 
-def _laid_out_like(layout: MemoryLayout, transforms: Sequence[Any]) -> bool:
+def laid_out_like(layout: MemoryLayout, transforms: Sequence[Any]) -> bool:
     """Whether memory is a plain array once the transforms are applied to its logical shape.
 
     Outer strides may be anything, so that views of larger arrays qualify; a tile is contiguous.

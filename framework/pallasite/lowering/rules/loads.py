@@ -285,8 +285,7 @@ def _run_state(
         aval.enter_scope(ctx, (), operand) if is_local and is_value(aval) else operand
         for operand, is_local, aval in zip(operands, local, inner, strict=True)
     ]
-    with ctx.retracing():
-        functional = _jax.discharge_state(jaxpr, should_discharge=local, strip_memory_space=True)
+    functional = ctx.kernel.discharged(jaxpr, local, ctx.mode)
     finals = iter(ctx.lower(functional, entered))
     values: list[Value] = []
     for operand, is_local, aval in zip(operands, local, inner, strict=True):

@@ -145,6 +145,19 @@ def _instruction(dtype: str, integers: bool, depth: int) -> tuple[str, str]:
     return text, constraints
 
 
+def operand_layouts(shapes: Sequence[tuple[int, ...]], bits: int) -> list[RegisterLayout]:
+    """The layouts of the accumulator, a and b for which no warp does another one's work.
+
+    Args:
+      shapes: of the three.
+      bits: of an element of a and b.
+    """
+    m_warps = next(m_warps for m_warps in (4, 2, 1) if _fits(shapes[0], m_warps))
+    return [
+        _layout(name, shape, bits, m_warps) for name, shape in zip(_NAMES, shapes, strict=True)
+    ]
+
+
 @rules.layout(mma_p)
 def _mma_hints(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[Layout | None]:
     """What makes an operand makes it in the layout that the product reads, for the ``m_warps`` of

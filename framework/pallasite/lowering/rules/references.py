@@ -288,7 +288,7 @@ def _run_scoped(
         kept = [is_value(variable.aval) for variable in jaxpr.invars]
         if not any(kept):
             return ctx.lower(jaxpr, [*consts, *references])
-        functional = discharged(ctx, jaxpr, kept)
+        functional = ctx.kernel.discharged(jaxpr, kept, ctx.mode)
         return ctx.lower(functional, [*consts, *references])[: len(jaxpr.outvars)]
 
 
@@ -320,28 +320,9 @@ def is_value(aval: Any) -> bool:
     the last one; where ``initial`` is such a value of a scope further out, it stays one. In
     between, the reference is replaced by its value, which primitives that write it return. It may
     have ``scope_layout()``, the register layout of the arrays that a ``run_state`` begins and ends
-    with.
+    with, and ``value_layout()``, the one of the value within the scope, which is never converted.
     """
     return hasattr(aval, "enter_scope")
-
-
-def discharged(ctx: RuleContext, jaxpr: Any, kept: Sequence[bool]) -> Any:
-    """The body of a scope as a function of the values of some of its references.
-
-    Args:
-      ctx: the rule's context.
-      jaxpr: the body; its constants become inputs, before its own.
-      kept: for each input of its own, whether it is replaced by its value.
-
-    Returns:
-      A jaxpr that returns the last values after the results.
-    """
-    count = len(jaxpr.constvars)
-    whole = _jax.convert_constvars_jaxpr(jaxpr) if count else jaxpr
-    with ctx.retracing():
-        return _jax.discharge_state(
-            whole, should_discharge=[False] * count + list(kept), strip_memory_space=True
-        )
 
 
 def _is_semaphore(aval: Any) -> bool:
@@ -366,7 +347,21 @@ def _allocate(ctx: RuleContext, variable: Any) -> Any:
     size = buffer_bytes(aval.shape, aval.dtype)
     with ctx.kernel.shared.allocate(size) as offset:
         ctx.launch.note(Allocation("smem", _describe(aval), size, offset, ctx.location))
-        yield shared_reference(ctx.launch, offset, aval.shape, aval.dtype)
+        reference = shared_reference(ctx.launch, offset, aval.shape, aval.dtype)
+        yield _laid_out(ctx, variable, reference)
+
+
+def _laid_out(ctx: RuleContext, variable: Any, reference: MemoryReference) -> MemoryReference:
+    """An allocation in the layout that inference has chosen for it, or for its members."""
+    if ctx.kernel.plan is None:
+        return reference
+    members = {}
+    for (path, key, member), layout in ctx.kernel.plan.memory.items():
+        if path == ctx.path and key == id(variable):
+            if member is None:
+                return dataclasses.replace(reference, layout=layout)
+            members[member] = layout
+    return dataclasses.replace(reference, members=members) if members else reference
 
 
 @contextlib.contextmanager

@@ -179,7 +179,7 @@ def _concatenate(ctx: RuleContext, *arrays: RegisterArray, dimension: int) -> Re
         if not layouts:
             target = default_strided(shape, types.bit_width(arrays[0].dtype))
         else:
-            target = _stacked(layouts[0], dimension, shape)
+            target = stacked(layouts[0], dimension, shape)
     registers: list[ir.Value | None] = [None] * target.registers
     position = 0
     numbers = {index: number for number, index in enumerate(_first_elements(target))}
@@ -206,7 +206,7 @@ def _first_elements(layout: RegisterLayout) -> list[tuple[int, ...]]:
     return [layout.element_at(0, 0, register, 0) for register in range(layout.registers)]
 
 
-def _stacked(layout: RegisterLayout, dimension: int, shape: Sequence[int]) -> RegisterLayout:
+def stacked(layout: RegisterLayout, dimension: int, shape: Sequence[int]) -> RegisterLayout:
     """``layout`` with more registers along one dimension, so that it covers ``shape``."""
     from pallasite.layouts.digits import Digit
 

@@ -6,7 +6,7 @@ import importlib.util
 from typing import Any
 
 from pallasite.builtin_targets import BASELINE_FEATURES
-from pallasite.extensions import InstructionRule, LayoutRule, LoweringRule, Pass
+from pallasite.extensions import InferenceRule, InstructionRule, LayoutRule, LoweringRule, Pass
 from pallasite.hookspecs import hookimpl
 from pallasite.targets import Target, TargetPredicate
 
@@ -65,6 +65,14 @@ def pallasite_layout_rules() -> list[LayoutRule]:
     from pallasite_hopper.matrix import rules as matrix
 
     return matrix.rules.layout_rules
+
+
+@hookimpl
+def pallasite_inference_rules() -> list[InferenceRule]:
+    """Which layouts the plugin's primitives ask for where the program leaves them open."""
+    from pallasite_hopper.matrix import inference
+
+    return inference.rules.inference_rules
 
 
 def _check_matrix_waits(jaxpr: Any, context: Any) -> None:

@@ -152,6 +152,12 @@ class AbstractAccumulatorRef(_jax.AbstractRef):  # type: ignore[misc]
 
         return result_layout(tuple(self.shape))
 
+    def value_layout(self) -> Any:
+        """The register layout of the value within its scope."""
+        from pallasite_hopper.matrix.fragments import accumulator_layout
+
+        return accumulator_layout(tuple(self.shape), np.dtype(self.dtype))
+
     @staticmethod
     def _check_axes(axes: tuple[Any, ...]) -> None:
         if axes:

@@ -137,7 +137,7 @@ class _Block:
     flag: ir.Value | bool | None
 
 
-def _column_blocks(total: int, kind: str) -> list[tuple[int, int]]:
+def column_blocks(total: int, kind: str) -> list[tuple[int, int]]:
     """(first, number) of the columns of each instruction: as many as it can take."""
     blocks, start = [], 0
     counts = column_counts(kind)
@@ -168,24 +168,24 @@ def _wgmma(ctx: RuleContext, *operands: Value, args_tree: Any) -> RegisterArray:
     layout = accumulator_layout(whole.shape, whole.dtype)
     if whole.layout != layout:
         whole = relayout(ctx, whole, layout)
-    first_row, first_column, m, n = _part(whole.shape, acc.transforms)
+    first_row, first_column, m, n = part_of(whole.shape, acc.transforms)
     right = _transposed_layout(resolve(ctx, b))
     kind = accumulator_type(whole.dtype)
     depth = depth_of(right.dtype)
     row_blocks = [(row, ROWS) for row in range(0, m, ROWS)]
-    column_blocks = _column_blocks(n, kind)
+    columns_of = column_blocks(n, kind)
     left: _Shared | RegisterArray
     if isinstance(a, _jax.TransformedRef):
         memory = resolve(ctx, a)
         left, left_dtype = _shared(ctx, memory, row_blocks, depth, "a"), memory.dtype
     else:
         left, left_dtype = _in_registers(ctx, a), a.dtype
-    right_shared = _shared(ctx, right, column_blocks, depth, "b")
+    right_shared = _shared(ctx, right, columns_of, depth, "b")
     registers = list(whole.registers)
     flag = None if accumulate is None else _known(ctx.scalar(accumulate))
     blocks = []
     for (row_number, (row, _)), (column_number, (column, columns)) in itertools.product(
-        enumerate(row_blocks), enumerate(column_blocks)
+        enumerate(row_blocks), enumerate(columns_of)
     ):
         numbers = accumulator_registers(layout, first_row + row, first_column + column, columns)
         zero = _is_zero([registers[number] for number in numbers])
@@ -218,14 +218,14 @@ def _outside(ctx: RuleContext, *operands: Value, **params: Any) -> RegisterArray
     )
 
 
-def _position_of_a(args_tree: Any, count: int) -> int:
+def position_of_a(args_tree: Any, count: int) -> int:
     """The operand that is, or is viewed as, a."""
     _, a, _, _ = args_tree.unflatten(list(range(count)))
     position: int = a.ref if isinstance(a, _jax.TransformedRef) else a
     return position
 
 
-def _part(shape: tuple[int, ...], transforms: Sequence[Any]) -> tuple[int, int, int, int]:
+def part_of(shape: tuple[int, ...], transforms: Sequence[Any]) -> tuple[int, int, int, int]:
     """First row and column, and extents, of the part of the accumulator that is added to."""
     starts, sizes = [0, 0], list(shape)
     for view in transforms:
@@ -486,7 +486,7 @@ def _wgmma_layout(
 ) -> list[Any]:
     """A left operand in registers should come in the layout that the instruction reads."""
     proposals: list[Any] = [None] * len(avals_in)
-    position = _position_of_a(args_tree, len(avals_in))
+    position = position_of_a(args_tree, len(avals_in))
     aval = avals_in[position]
     if not isinstance(aval, _jax.AbstractRef):
         proposals[position] = left_layout(tuple(aval.shape), types.bit_width(aval.dtype))

@@ -1,0 +1,272 @@
+"""What an inference rule gets to work with."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pallasite import _jax
+from pallasite.errors import SourceLocation
+from pallasite.ir import types
+from pallasite.language.memory import MemorySpace
+from pallasite.layouts.registers import Layout
+from pallasite.lowering.inference.plan import Path
+from pallasite.lowering.inference.problem import (
+    Access,
+    Fixed,
+    MemoryUse,
+    Pairs,
+    Place,
+    Relation,
+    Variable,
+)
+from pallasite.lowering.inference.values import (
+    AbstractValue,
+    ArrayValue,
+    MemoryValue,
+    ScalarValue,
+)
+from pallasite.lowering.inference.views import split_member
+from pallasite.lowering.transfers import default_layout
+
+if TYPE_CHECKING:
+    from pallasite.lowering.inference.walk import Walk
+
+MOST_WEIGHT = 1e6
+
+
+@dataclasses.dataclass
+class Record:
+    """What the walk found out about one equation.
+
+    Attributes:
+      needs: by position of an operand, what decides the layout that it needs: a factor, or the
+        variable of what it becomes (a carried value, say).
+      results: variables of the results.
+    """
+
+    needs: dict[int, Fixed | Relation | int] = dataclasses.field(default_factory=dict)
+    results: list[int | None] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class InferenceContext:
+    """The context of one equation.
+
+    Attributes:
+      walk: the walk over the kernel.
+      equation: the equation.
+      path: the calls around it.
+      weight: how often it runs, about.
+      in_warp: whether single warps run it.
+    """
+
+    walk: Walk
+    equation: Any
+    path: Path
+    weight: float
+    in_warp: bool = False
+    record: Record = dataclasses.field(default_factory=Record)
+
+    @property
+    def avals_in(self) -> list[Any]:
+        """Abstract values of the operands."""
+        return [atom.aval for atom in self.equation.invars]
+
+    @property
+    def avals_out(self) -> list[Any]:
+        """Abstract values of the results."""
+        return [variable.aval for variable in self.equation.outvars]
+
+    @property
+    def location(self) -> SourceLocation | None:
+        """The user's line."""
+        found: SourceLocation | None = _jax.user_location(self.equation.source_info)
+        return found or self.walk.location
+
+    @property
+    def place(self) -> Place:
+        """The equation, for reports."""
+        return Place(self.location, self.equation.primitive.name)
+
+    # Results --------------------------------------------------------------------------------------
+
+    def result(
+        self, aval: Any | None = None, *sources: AbstractValue, spread: bool | None = None
+    ) -> AbstractValue:
+        """A new value of the type of the (first) result, or of ``aval``.
+
+        Args:
+          aval: its abstract value.
+          *sources: values on which it depends: if all of them are splats, so is it.
+          spread: whether its elements differ whatever they are; by default, if there are no
+            sources.
+        """
+        aval = self.avals_out[0] if aval is None else aval
+        if not isinstance(aval, _jax.ShapedArray) or aval.shape == ():
+            return ScalarValue()
+        numbers = [value.variable for value in sources if isinstance(value, ArrayValue)]
+        bits = types.bit_width(aval.dtype)
+        number = self.walk.problem.variable(
+            Variable(
+                tuple(aval.shape), bits, numbers, not sources if spread is None else spread, self.place
+            )
+        )
+        return ArrayValue(number, tuple(aval.shape), bits)
+
+    def same_layout(self, *values: AbstractValue) -> None:
+        """Arrays of one shape that have to have one layout; others are left out."""
+        arrays = [value for value in values if isinstance(value, ArrayValue)]
+        for array in arrays[1:]:
+            if array.shape == arrays[0].shape:
+                self.walk.problem.join(arrays[0].variable, array.variable)
+
+    def elementwise(self, *operands: AbstractValue, aval: Any | None = None) -> AbstractValue:
+        """The result of an element-wise operation.
+
+        Operands with extents of 1 get the layout of the result, reduced over these.
+        """
+        result = self.result(aval, *[o for o in operands if isinstance(o, ArrayValue)] or [ScalarValue()])
+        if not isinstance(result, ArrayValue):
+            return result
+        for position, operand in enumerate(operands):
+            if not isinstance(operand, ArrayValue):
+                continue
+            if operand.shape == result.shape:
+                self.walk.problem.join(operand.variable, result.variable)
+            elif math.prod(operand.shape) > 1 and len(operand.shape) == len(result.shape):
+                from pallasite.lowering.inference.relations import broadcast
+
+                dims = tuple(range(len(result.shape)))
+                self.relate(position, operand, result, broadcast(operand.shape, result.shape, dims))
+        return result
+
+    # Constraints ----------------------------------------------------------------------------------
+
+    def needs(
+        self, position: int, value: AbstractValue, layout: Layout, why: str, *, pinned: bool = False
+    ) -> None:
+        """The operand at ``position`` has to come in this layout."""
+        if isinstance(value, ArrayValue) and math.prod(value.shape) > 1:
+            factor = Fixed(
+                self.place, self.weight, value.variable, layout, value.bits, pinned, False, why
+            )
+            self.walk.problem.factors.append(factor)
+            self.record.needs[position] = factor
+
+    def makes(
+        self, value: AbstractValue, layout: Layout, why: str, *, pinned: bool = False
+    ) -> None:
+        """The equation makes a result in this layout; if pinned, it cannot be converted here."""
+        if isinstance(value, ArrayValue) and math.prod(value.shape) > 1:
+            self.walk.problem.factors.append(
+                Fixed(self.place, self.weight, value.variable, layout, value.bits, pinned, True, why)
+            )
+
+    def becomes(self, position: int, operand: AbstractValue, value: AbstractValue) -> None:
+        """The operand at ``position`` becomes another value, such as one that a loop carries."""
+        if isinstance(operand, ArrayValue) and isinstance(value, ArrayValue):
+            self.walk.problem.variables[value.variable].sources.append(operand.variable)
+            self.walk.problem.join(operand.variable, value.variable)
+            self.record.needs[position] = value.variable
+
+    def relate(
+        self, position: int, operand: AbstractValue, result: AbstractValue, pairs: Pairs
+    ) -> None:
+        """The layout of a result follows from that of the operand at ``position``."""
+        if isinstance(operand, ArrayValue) and isinstance(result, ArrayValue):
+            factor = Relation(
+                self.place,
+                self.weight,
+                operand.variable,
+                result.variable,
+                pairs,
+                (operand.bits, result.bits),
+            )
+            self.walk.problem.factors.append(factor)
+            self.record.needs[position] = factor
+
+    # Memory ---------------------------------------------------------------------------------------
+
+    def _view(self, reference: Any, transforms: Sequence[Any]) -> tuple[MemoryValue, list[Any]] | None:
+        if isinstance(reference, _jax.TransformedRef):
+            transforms = (*reference.transforms, *transforms)
+            reference = reference.ref
+        if not isinstance(reference, MemoryValue):
+            return None
+        return split_member(reference, transforms)
+
+    def access(
+        self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()
+    ) -> None:
+        """A load makes, or a store takes, an array."""
+        found = self._view(reference, transforms)
+        if found is None:
+            return
+        if not isinstance(value, ArrayValue) or math.prod(value.shape) == 1:
+            self.uses(reference, lambda view: None, "an element", transforms)
+            return
+        root, views = found
+        self.walk.problem.factors.append(
+            Access(self.place, self.weight, value.variable, root, views, default_layout)
+        )
+
+    def uses(
+        self,
+        reference: Any,
+        check: Callable[[Any], float | None],
+        why: str,
+        transforms: Sequence[Any] = (),
+    ) -> None:
+        """Memory is used in a way that not every layout allows.
+
+        Args:
+          reference: what is used.
+          check: takes the :class:`~.views.View`; it raises a PallasiteError if its layout will not
+            do, and may return what the use costs.
+          why: what uses it, in the user's terms.
+          transforms: further views.
+        """
+        found = self._view(reference, transforms)
+        if found is None or found[0].space is not MemorySpace.SMEM:
+            return
+        root, views = found
+        self.walk.problem.factors.append(
+            MemoryUse(self.place, self.weight, root, views, check, why)
+        )
+
+    # Nested programs ------------------------------------------------------------------------------
+
+    def infer(
+        self, jaxpr: Any, values: Sequence[AbstractValue], *, times: float = 1.0
+    ) -> list[AbstractValue]:
+        """Walks a nested jaxpr that runs ``times`` times; returns the values of its results."""
+        weight = min(self.weight * times, MOST_WEIGHT)
+        path = (*self.path, id(self.equation))
+        return self.walk.jaxpr(path, jaxpr, values, weight, self.in_warp)
+
+    def returns(self, jaxpr: Any, results: Sequence[AbstractValue], values: Sequence[Any]) -> None:
+        """The results of a nested jaxpr become other values, such as those that a loop carries."""
+        outputs: list[int | None] = []
+        for result, value in zip(results, values, strict=True):
+            if isinstance(result, ArrayValue) and isinstance(value, ArrayValue):
+                self.walk.problem.variables[value.variable].sources.append(result.variable)
+                self.walk.problem.join(result.variable, value.variable)
+                outputs.append(value.variable)
+            else:
+                outputs.append(None)
+        path = (*self.path, id(self.equation))
+        self.walk.outputs[path, id(jaxpr)] = outputs
+        self.walk.kept.append(jaxpr)
+
+    @contextlib.contextmanager
+    def warps(self) -> Iterator[None]:
+        """Inside, nested programs are run by single warps."""
+        before, self.in_warp = self.in_warp, True
+        try:
+            yield
+        finally:
+            self.in_warp = before

@@ -1,0 +1,81 @@
+"""What transfers and conversions cost, in passes through shared memory (128 bytes each).
+
+The numbers only have to order the choices: passes of all four warps, and for what has no passes
+the time that so many of them would take.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from pallasite.errors import InvalidValueError
+from pallasite.language.memory import MemorySpace
+from pallasite.layouts.access import AccessPlan, plan_access
+from pallasite.layouts.conversion import ConversionKind, conversion
+from pallasite.layouts.digits import LANES, WARPS
+from pallasite.layouts.memory import MemoryLayout
+from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
+
+IMPOSSIBLE = 1e12
+"""More than all that is possible costs together."""
+
+SYNCHRONIZATION = 32.0
+"""A barrier of the warpgroup."""
+
+_SECTOR = 32
+"""Bytes of global memory that are moved together."""
+
+_ELEMENT_BY_ELEMENT = 16.0
+"""How much slower an access is whose addresses are computed one by one."""
+
+
+@functools.lru_cache(maxsize=4096)
+def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
+    """Of bringing an array of elements of ``bits`` bits from one layout into another."""
+    if source == target or isinstance(source, SplatLayout):
+        return 0.0
+    if isinstance(target, SplatLayout):
+        return IMPOSSIBLE
+    kind = conversion(source, target).kind
+    if kind is ConversionKind.SHARED_MEMORY:
+        passes = source.size * bits / 8 / 128
+        return 2 * SYNCHRONIZATION + 4 * max(passes, 4.0)
+    return 0.5 + target.registers / 64
+
+
+@functools.lru_cache(maxsize=4096)
+def access_cost(
+    layout: Layout, memory: MemoryLayout, alignment: int, space: MemorySpace
+) -> float:
+    """Of loading or storing an array once.
+
+    Args:
+      layout: of the array in registers.
+      memory: of the array in memory.
+      alignment: bytes that the address is a multiple of.
+      space: which memory.
+    """
+    if isinstance(layout, SplatLayout):
+        return 0.0
+    assert isinstance(layout, RegisterLayout)
+    try:
+        plan = plan_access(layout, memory, min(16, alignment))
+    except InvalidValueError:
+        size = memory.size * memory.element_bits / 8 / 128
+        return _ELEMENT_BY_ELEMENT * max(size, 8.0)
+    copies = layout.replication
+    issue = len(plan.accesses) / 4
+    if space is MemorySpace.SMEM:
+        return WARPS * plan.wavefronts + issue
+    return WARPS * len(plan.accesses) * _sectors(plan) / 4 / min(copies, WARPS) + issue
+
+
+def _sectors(plan: AccessPlan) -> int:
+    """Sectors that the lanes of a warp touch in one access."""
+    access = plan.accesses[0]
+    touched: set[int] = set()
+    for lane in range(LANES):
+        address = plan.byte_address(access, 0, lane)
+        last = address + max(plan.width_bytes, 1) - 1
+        touched.update(range(address // _SECTOR, last // _SECTOR + 1))
+    return len(touched)

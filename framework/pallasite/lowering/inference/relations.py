@@ -1,0 +1,139 @@
+"""How the layouts of operands and results of changes of shape follow from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pallasite.errors import PallasiteError
+from pallasite.layouts import transforms as tf
+from pallasite.layouts.named import broadcast_candidates
+from pallasite.layouts.reduction import reduction_plan
+from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
+from pallasite.lowering.inference.problem import Pairs
+from pallasite.lowering.relayout import rows_in_registers
+
+type Pair = tuple[Layout, Layout]
+
+
+def _pairs(function: Callable[[Layout | None, Layout | None], Iterator[Pair]]) -> Pairs:
+    def listed(operand: Layout | None, result: Layout | None) -> list[Pair]:
+        return list(function(operand, result))
+
+    return listed
+
+
+def _tried(function: Callable[[], Layout]) -> Layout | None:
+    try:
+        return function()
+    except PallasiteError:
+        return None
+
+
+def bijection(forward: Callable[[Layout], Layout], backward: Callable[[Layout], Layout]) -> Pairs:
+    """Of a change of shape that loses nothing, such as a transposition."""
+
+    def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
+        if result is not None:
+            before = _tried(lambda: backward(result))
+            if before is not None and _tried(lambda: forward(before)) == result:
+                yield before, result
+        if operand is not None:
+            after = _tried(lambda: forward(operand))
+            if after is not None:
+                yield operand, after
+
+    return _pairs(pairs)
+
+
+def reshape(before: Sequence[int], after: Sequence[int]) -> Pairs:
+    """Of a reshape between two shapes."""
+    return bijection(
+        lambda layout: layout.reshape(tuple(after)).layout,
+        lambda layout: layout.reshape(tuple(before)).layout,
+    )
+
+
+def transpose(permutation: Sequence[int]) -> Pairs:
+    """Of a transposition."""
+    inverse = [permutation.index(i) for i in range(len(permutation))]
+    return bijection(
+        lambda layout: layout.transpose(permutation).layout,
+        lambda layout: layout.transpose(inverse).layout,
+    )
+
+
+def slice_(starts: Sequence[int], sizes: Sequence[int]) -> Pairs:
+    """Of a slice: the result's layout is part of the operand's."""
+
+    def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
+        if operand is None:
+            return
+        after = _tried(lambda: operand.slice(starts, sizes).layout)
+        if after is not None:
+            yield operand, after
+            return
+        other = rows_in_registers(operand.shape)
+        after = _tried(lambda: other.slice(starts, sizes).layout)
+        if after is not None:
+            yield other, after
+
+    return _pairs(pairs)
+
+
+def broadcast(before: Sequence[int], after: Sequence[int], dims: Sequence[int]) -> Pairs:
+    """Of a broadcast: the operand's layout is the result's, reduced over what is new."""
+    shape = tuple(after)
+    new = [d for d in range(len(shape)) if d not in dims]
+    stretched = [i for i, d in enumerate(dims) if before[i] != shape[d]]
+
+    def reduced(layout: Layout) -> Layout:
+        gone = sorted(new + [dims[i] for i in stretched])
+        left = layout.reduce(gone)
+        return left.expand_dims(stretched).layout if stretched else left
+
+    def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
+        if isinstance(result, RegisterLayout):
+            if operand is not None and _fits(operand, result):
+                yield operand, result
+            before = _tried(lambda: reduced(result))
+            if before is not None and not isinstance(before, SplatLayout):
+                yield before, result
+        if isinstance(operand, RegisterLayout):
+            for _, candidate in broadcast_candidates(shape):
+                if _fits(operand, candidate):
+                    yield operand, candidate
+            after = _tried(lambda: operand.broadcast_in_dim(shape, dims).layout)
+            if after is not None:
+                yield operand, after
+
+    def _fits(operand: Layout, result: Layout) -> bool:
+        return _tried(lambda: operand.broadcast_with_target(result, dims).layout) is not None
+
+    return _pairs(pairs)
+
+
+def reduction(shape: Sequence[int], axes: Sequence[int]) -> Pairs:
+    """Of a reduction: the result's layout is what is left of the operand's."""
+    kept = [d for d in range(len(shape)) if d not in axes]
+
+    def after(layout: Layout) -> Layout | None:
+        return _tried(lambda: reduction_plan(layout, axes).layout)
+
+    def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
+        if isinstance(operand, RegisterLayout):
+            left = after(operand)
+            if left is None:
+                other = rows_in_registers(shape)
+                left = after(other)
+                if left is not None:
+                    yield other, left
+            else:
+                yield operand, left
+        if isinstance(result, RegisterLayout):
+            candidates = [layout for _, layout in broadcast_candidates(shape)]
+            wide = _tried(lambda: result.broadcast_in_dim(tuple(shape), kept).layout)
+            for candidate in [*candidates, *([wide] if wide is not None else [])]:
+                if after(candidate) == result:
+                    yield candidate, result
+
+    return _pairs(pairs)

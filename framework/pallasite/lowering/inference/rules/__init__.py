@@ -1,0 +1,1 @@
+"""Inference rules of the built-in primitives, by subject."""

@@ -1,0 +1,217 @@
+"""Loads, stores, atomics, and asynchronous copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from pallasite import _jax
+from pallasite.errors import InvalidValueError, PallasiteError
+from pallasite.language.memory import MemorySpace
+from pallasite.language.primitives import copies as prim
+from pallasite.language.primitives.arrays import atomic_p, load_p
+from pallasite.layouts.memory import row_major
+from pallasite.layouts.tma import plan_tensor_map
+from pallasite.layouts.tma_types import WindowDimension
+from pallasite.lowering.inference.context import InferenceContext
+from pallasite.lowering.inference.values import AbstractValue, MemoryValue
+from pallasite.lowering.inference.views import View, view_of
+from pallasite.registry import RuleSet
+
+rules = RuleSet()
+
+_UNCERTAIN = 1e4
+"""What a copy costs that works only if a start is a multiple of what is not known."""
+
+
+# Loads and stores ---------------------------------------------------------------------------------
+
+
+@rules.inference(_jax.get_p)
+def _get(
+    ctx: InferenceContext, reference: AbstractValue, *leaves: AbstractValue, tree: Any, **params: Any
+) -> AbstractValue:
+    result = ctx.result()
+    ctx.access(reference, result, jax.tree.unflatten(tree, leaves))
+    return result
+
+
+@rules.inference(load_p)
+def _load(
+    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
+) -> AbstractValue:
+    (reference,) = args_tree.unflatten(operands)
+    result = ctx.result()
+    ctx.access(reference, result)
+    return result
+
+
+@rules.inference(_jax.swap_p)
+def _swap(
+    ctx: InferenceContext,
+    reference: AbstractValue,
+    value: AbstractValue,
+    *leaves: AbstractValue,
+    tree: Any,
+    **params: Any,
+) -> AbstractValue:
+    ctx.access(reference, value, jax.tree.unflatten(tree, leaves))
+    result = ctx.result(spread=True)
+    ctx.same_layout(value, result)
+    return result
+
+
+@rules.inference(_jax.addupdate_p)
+def _addupdate(
+    ctx: InferenceContext,
+    reference: AbstractValue,
+    value: AbstractValue,
+    *leaves: AbstractValue,
+    tree: Any,
+    **params: Any,
+) -> None:
+    ctx.access(reference, value, jax.tree.unflatten(tree, leaves))
+
+
+@rules.inference(_jax.masked_load_p)
+def _masked_load(
+    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
+) -> AbstractValue:
+    reference, transforms, mask, other = jax.tree.unflatten(args_tree, operands)
+    result = ctx.result()
+    ctx.access(reference, result, transforms)
+    ctx.same_layout(result, *[value for value in (mask, other) if value is not None])
+    return result
+
+
+@rules.inference(_jax.masked_swap_p)
+def _masked_swap(
+    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
+) -> AbstractValue:
+    reference, transforms, value, mask = jax.tree.unflatten(args_tree, operands)
+    ctx.access(reference, value, transforms)
+    result = ctx.result(spread=True)
+    ctx.same_layout(value, result, *[] if mask is None else [mask])
+    return result
+
+
+@rules.inference(atomic_p)
+def _atomic(
+    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
+) -> list[AbstractValue]:
+    reference, value = args_tree.unflatten(operands)
+    ctx.access(reference, value)
+    results = [ctx.result(aval, spread=True) for aval in ctx.avals_out]
+    ctx.same_layout(value, *results)
+    return results
+
+
+# Copies -------------------------------------------------------------------------------------------
+
+
+def _collective_blocks(ctx: InferenceContext, axes: Any) -> int:
+    geometry = ctx.walk.kernel.geometry
+    names: list[Any] = []
+    for axis in axes or ():
+        names += axis if isinstance(axis, tuple) else (axis,)
+    return math.prod(geometry.cluster[geometry.cluster_dimension(name)] for name in names)
+
+
+def _copies(window: View, **options: Any) -> Callable[[View], float | None]:
+    """A check that TMA can copy between a window of global memory and a view of shared memory."""
+
+    def check(shared: View) -> float | None:
+        if window.window is None:
+            raise InvalidValueError("a copy of something else than a window of an array")
+        assumed, known = [], []
+        for start, divisor in zip(window.window, window.divisors, strict=True):
+            if divisor == 0:
+                assumed.append(WindowDimension(start.static, start.size, start.squeezed))
+                known.append(assumed[-1])
+            else:
+                assumed.append(WindowDimension(None, start.size, start.squeezed))
+                known.append(
+                    WindowDimension(
+                        None,
+                        start.size,
+                        start.squeezed,
+                        multiple_of=math.gcd(divisor, start.static),
+                    )
+                )
+        shape = window.root.shape
+        root = row_major(shape, shared.layout.element_bits)
+        strides = [
+            dim[0].stride if dim else math.prod(shape[i + 1 :]) for i, dim in enumerate(root.dims)
+        ]
+        arguments = (shape, strides, str(window.dtype))
+        try:
+            plan_tensor_map(*arguments, assumed, shared.layout, **options)
+        except InvalidValueError:
+            if shared.layout.is_contiguous and not options:
+                return 0.0  # One run of bytes needs no tensor map.
+            raise
+        try:
+            plan_tensor_map(*arguments, known, shared.layout, **options)
+        except InvalidValueError:
+            return _UNCERTAIN
+        return 0.0
+
+    return check
+
+
+def _window(reference: Any) -> View | None:
+    transforms: Sequence[Any] = ()
+    if isinstance(reference, _jax.TransformedRef):
+        reference, transforms = reference.ref, reference.transforms
+    if not isinstance(reference, MemoryValue) or reference.space is not MemorySpace.GMEM:
+        return None
+    try:
+        return view_of(reference, None, transforms)
+    except PallasiteError:
+        return None
+
+
+@rules.inference(prim.copy_gmem_to_smem_p)
+def _to_shared(
+    ctx: InferenceContext,
+    *operands: AbstractValue,
+    args_tree: Any,
+    collective_axes: Any,
+    **params: Any,
+) -> None:
+    source, destination, barrier, _ = args_tree.unflatten(operands)
+    window = _window(source)
+    if window is None:
+        return
+    if barrier is None or not ctx.walk.kernel.target.has("tma"):
+        ctx.uses(destination, lambda view: None, "a copy by all lanes")
+        return
+    blocks = _collective_blocks(ctx, collective_axes)
+    options = {"blocks": blocks} if blocks > 1 else {}
+    ctx.uses(destination, _copies(window, **options), "an asynchronous copy writes it")
+
+
+@rules.inference(prim.copy_smem_to_gmem_p)
+def _to_global(
+    ctx: InferenceContext,
+    *operands: AbstractValue,
+    args_tree: Any,
+    reduction_op: str | None,
+    **params: Any,
+) -> None:
+    source, destination, _ = args_tree.unflatten(operands)
+    window = _window(destination)
+    if window is not None:
+        options = {} if reduction_op is None else {"reduction": reduction_op}
+        ctx.uses(source, _copies(window, **options), "an asynchronous copy reads it")
+
+
+@rules.inference(prim.async_store_smem_p)
+def _store_in_cluster(
+    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
+) -> None:
+    value, reference, *_ = args_tree.unflatten(operands)
+    ctx.access(reference, value)

@@ -1,0 +1,196 @@
+"""Chooses layouts so that what the factors cost is small.
+
+It starts from what equations need and make, spreads layouts from there over the relations, and then
+moves one group or allocation at a time, with those that follow from it, as long as that helps. The
+order is that of the program, so the result is the same every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pallasite.layouts.construct import default_strided
+from pallasite.layouts.memory import MemoryLayout
+from pallasite.layouts.registers import Layout
+from pallasite.lowering.inference.costs import IMPOSSIBLE
+from pallasite.lowering.inference.problem import Factor, Fixed, Problem, Relation
+
+_MOST_CANDIDATES = 8
+"""Layouts that are tried for a group."""
+
+_MOST_ROUNDS = 8
+"""Improvement almost always ends after two or three."""
+
+_MOST_FOLLOWERS = 64
+"""Groups that change together with one."""
+
+
+class Solver:
+    """Solves one problem."""
+
+    def __init__(self, problem: Problem):
+        self._problem = problem
+        spread = problem.spread()
+        self.spread = spread
+        self._groups = sorted({problem.group(v) for v, known in enumerate(spread) if known})
+        members = set(self._groups)
+        # A splat is in every layout already.
+        self._factors = [
+            factor
+            for factor in problem.factors
+            if all(problem.group(v) in members for v in factor.variables)
+        ]
+        self._of_group: dict[int, list[Factor]] = {group: [] for group in self._groups}
+        self._of_choice: list[list[Factor]] = [[] for _ in problem.choices]
+        for factor in self._factors:
+            for group in dict.fromkeys(problem.group(v) for v in factor.variables):
+                self._of_group[group].append(factor)
+            for choice in factor.choices:
+                self._of_choice[choice].append(factor)
+        self.labels: dict[int, Layout] = {}
+        self.memory: list[MemoryLayout] = []
+        self._candidates: dict[int, list[Layout]] = {}
+
+    def solve(self) -> None:
+        """Fills in ``labels`` and ``memory``."""
+        self.memory = [choice.candidates[0] for choice in self._problem.choices]
+        for number in range(len(self.memory)):
+            self._choose_memory(number)
+        self._start()
+        for _ in range(_MOST_ROUNDS):
+            changed = [self._improve(group) for group in self._groups]
+            changed += [self._choose_memory(number) for number in range(len(self.memory))]
+            if not any(changed):
+                break
+
+    # Beginning ----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for pinned in (True, False):
+            for factor in self._factors:
+                if isinstance(factor, Fixed) and factor.pinned is pinned:
+                    group = self._problem.group(factor.variable)
+                    self._propose(group, factor.layout)
+                    self.labels.setdefault(group, factor.layout)
+        self._spread_labels()
+        for group in self._groups:
+            if group in self.labels:
+                continue
+            for factor in self._of_group[group]:
+                for layout in self._proposals(factor, group):
+                    self._propose(group, layout)
+            variable = self._problem.variables[group]
+            self._propose(group, default_strided(variable.shape, variable.bits))
+            self.labels[group] = self._candidates[group][0]
+            self._spread_labels()
+
+    def _spread_labels(self) -> None:
+        """Gives layouts to groups that follow from others that have one."""
+        changed = True
+        while changed:
+            changed = False
+            for factor in self._factors:
+                if not isinstance(factor, Relation):
+                    continue
+                for group in {self._problem.group(v) for v in factor.variables}:
+                    if group in self.labels:
+                        continue
+                    for layout in self._proposals(factor, group)[:1]:
+                        self._propose(group, layout)
+                        self.labels[group] = layout
+                        changed = True
+
+    def _propose(self, group: int, layout: Layout) -> None:
+        found = self._candidates.setdefault(group, [])
+        if layout not in found and len(found) < _MOST_CANDIDATES:
+            found.append(layout)
+
+    def _proposals(self, factor: Factor, group: int) -> list[Layout]:
+        layouts = [self.labels.get(self._problem.group(v)) for v in factor.variables]
+        memory = [self.memory[choice] for choice in factor.choices]
+        return [
+            layout
+            for position, variable in enumerate(factor.variables)
+            if self._problem.group(variable) == group
+            for layout in factor.proposals(position, layouts, memory)
+        ]
+
+    # Improving ----------------------------------------------------------------------------------
+
+    def cost_of(self, factor: Factor, labels: dict[int, Layout] | None = None) -> float:
+        """What a factor costs, by its weight; ``labels`` replace some of the chosen ones."""
+        layouts = []
+        for variable in factor.variables:
+            group = self._problem.group(variable)
+            changed = None if labels is None else labels.get(group)
+            layouts.append(self.labels[group] if changed is None else changed)
+        memory = [self.memory[choice] for choice in factor.choices]
+        return factor.weight * factor.cost(layouts, memory)
+
+    def _improve(self, group: int) -> bool:
+        for factor in self._of_group[group]:
+            for layout in self._proposals(factor, group):
+                self._propose(group, layout)
+        best: tuple[float, dict[int, Layout]] = (-1e-6, {})
+        for layout in self._candidates[group]:
+            if layout == self.labels[group]:
+                continue
+            for changes in self._moves(group, layout):
+                gain = self._gain(changes)
+                if gain < best[0]:
+                    best = gain, changes
+        self.labels.update(best[1])
+        return bool(best[1])
+
+    def _moves(self, group: int, layout: Layout) -> Iterable[dict[int, Layout]]:
+        alone = {group: layout}
+        yield alone
+        together = self._with_followers(alone)
+        if len(together) > 1:
+            yield together
+
+    def _with_followers(self, start: dict[int, Layout]) -> dict[int, Layout]:
+        """A change with those of the groups whose layouts follow from it."""
+        changes = dict(start)
+        pending = list(start)
+        while pending and len(changes) < _MOST_FOLLOWERS:
+            group = pending.pop(0)
+            for factor in self._of_group[group]:
+                if not isinstance(factor, Relation):
+                    continue
+                operand, result = (self._problem.group(v) for v in factor.variables)
+                other, position = (result, 1) if operand == group else (operand, 0)
+                if other in changes or self._is_pinned(other):
+                    continue
+                layouts: list[Layout | None] = [None, None]
+                layouts[1 - position] = changes[group]
+                found = factor.proposals(position, layouts, ())
+                if found and found[0] != self.labels[other]:
+                    changes[other] = found[0]
+                    pending.append(other)
+        return changes
+
+    def _is_pinned(self, group: int) -> bool:
+        return any(isinstance(f, Fixed) and f.pinned for f in self._of_group[group])
+
+    def _gain(self, changes: dict[int, Layout]) -> float:
+        touched = {id(f): f for group in changes for f in self._of_group[group]}
+        return sum(self.cost_of(f, changes) - self.cost_of(f) for f in touched.values())
+
+    def _choose_memory(self, number: int) -> bool:
+        factors = self._of_choice[number]
+        ready = [f for f in factors if all(self._problem.group(v) in self.labels for v in f.variables)]
+        before = self.memory[number]
+        best = None
+        for candidate in self._problem.choices[number].candidates:
+            self.memory[number] = candidate
+            cost = sum(self.cost_of(factor) for factor in ready)
+            if best is None or cost < best[0] - 1e-6:
+                best = cost, candidate
+        assert best is not None
+        self.memory[number] = best[1]
+        return best[1] != before
+
+    def impossible(self) -> list[Factor]:
+        """Factors that cannot be satisfied by what was chosen."""
+        return [factor for factor in self._factors if self.cost_of(factor) >= IMPOSSIBLE / 1e4]

@@ -1,0 +1,224 @@
+"""The walk over a kernel's jaxprs that sets up the problem of layout inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pallasite import _jax
+from pallasite.errors import SourceLocation
+from pallasite.ir.divisibility import ANY
+from pallasite.layouts.memory import MemoryLayout, row_major
+from pallasite.lowering.divisors import divisor_of_result
+from pallasite.lowering.inference.context import InferenceContext, Record
+from pallasite.lowering.inference.plan import EquationPlan, LayoutPlan, Path
+from pallasite.lowering.inference.problem import (
+    Fixed,
+    MemoryChoice,
+    Place,
+    Problem,
+    Relation,
+)
+from pallasite.lowering.inference.solver import Solver
+from pallasite.lowering.inference.values import (
+    AbstractValue,
+    ArrayValue,
+    MemoryValue,
+    OtherValue,
+    ScalarValue,
+)
+from pallasite.lowering.resources import errors_at_equation
+
+if TYPE_CHECKING:
+    from pallasite.layouts.registers import Layout
+    from pallasite.lowering.context import KernelContext
+
+
+class Walk:
+    """Visits every equation once for each way to it, and collects factors.
+
+    Attributes:
+      kernel: the kernel that is lowered.
+      problem: what has been found.
+      outputs: by path and id of a jaxpr, variables that its results become.
+    """
+
+    def __init__(self, kernel: KernelContext):
+        self.kernel = kernel
+        self.location: SourceLocation | None = kernel.location
+        self.problem = Problem()
+        self.outputs: dict[tuple[Path, int], list[int | None]] = {}
+        self.records: dict[tuple[Path, int], Record] = {}
+        self.allocations: dict[tuple[Path, int, Any], int] = {}
+        self.kept: list[Any] = []
+
+    def jaxpr(
+        self,
+        path: Path,
+        jaxpr: Any,
+        values: Sequence[AbstractValue],
+        weight: float,
+        in_warp: bool = False,
+    ) -> list[AbstractValue]:
+        """Visits the equations of a jaxpr; returns the values of its results."""
+        self.kept.append(jaxpr)
+        environment: dict[Any, AbstractValue] = {}
+        binders = [*jaxpr.constvars, *jaxpr.invars]
+        constants = list(getattr(jaxpr, "consts", ()) or ())
+        given = list(values)
+        if constants and len(given) == len(jaxpr.invars):
+            given = [self._constant(path, variable) for variable in jaxpr.constvars] + given
+        environment.update(zip(binders, given, strict=True))
+
+        def read(atom: Any) -> AbstractValue:
+            if isinstance(atom, _jax.Literal):
+                return self._literal(path, atom)
+            return environment[atom]
+
+        for equation in jaxpr.eqns:
+            operands = [read(atom) for atom in equation.invars]
+            rule = self.kernel.registry.inference_rule(equation.primitive)
+            if rule is None and _is_scalar(equation):
+                results: Sequence[AbstractValue] = _scalars(equation, operands)
+            else:
+                ctx = InferenceContext(self, equation, path, weight, in_warp)
+                with errors_at_equation(equation):
+                    if rule is None:
+                        results = [ctx.result(aval) for aval in ctx.avals_out]
+                    else:
+                        found = rule.function(ctx, *operands, **equation.params)
+                        results = _as_results(ctx, found)
+                self._note(ctx, results)
+            environment.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def allocation(
+        self, path: Path, variable: Any, value: MemoryValue, candidates: list[MemoryLayout],
+        place: Place, member: Any = None,
+    ) -> int:
+        """Adds the choice of an allocation's layout (or of one of a union's members)."""
+        self.problem.choices.append(MemoryChoice(value, candidates, place))
+        number = len(self.problem.choices) - 1
+        self.allocations[path, id(variable), member] = number
+        return number
+
+    def _constant(self, path: Path, variable: Any) -> AbstractValue:
+        aval = variable.aval
+        if not isinstance(aval, _jax.ShapedArray):
+            return OtherValue(aval)
+        return ScalarValue() if aval.shape == () else self._splat(aval)
+
+    def _literal(self, path: Path, atom: Any) -> AbstractValue:
+        aval = atom.aval
+        if aval.shape != ():
+            return self._splat(aval)
+        if np.dtype(aval.dtype).kind in "iu":
+            number = int(atom.val)
+            return ScalarValue(abs(number) or ANY, number)
+        return ScalarValue()
+
+    def _splat(self, aval: Any) -> ArrayValue:
+        from pallasite.ir import types
+        from pallasite.lowering.inference.problem import Variable
+
+        bits = types.bit_width(aval.dtype)
+        place = Place(None, "constant")
+        number = self.problem.variable(Variable(tuple(aval.shape), bits, [], False, place))
+        return ArrayValue(number, tuple(aval.shape), bits)
+
+    def _note(self, ctx: InferenceContext, results: Sequence[AbstractValue]) -> None:
+        ctx.record.results = [
+            value.variable if isinstance(value, ArrayValue) else None for value in results
+        ]
+        if ctx.record.needs or any(number is not None for number in ctx.record.results):
+            self.records[ctx.path, id(ctx.equation)] = ctx.record
+
+    # The solution -----------------------------------------------------------------------------------
+
+    def plan(self, solver: Solver) -> LayoutPlan:
+        """The plan that a solution means."""
+        plan = LayoutPlan(kept=self.kept)
+
+        def label(variable: int | None) -> Layout | None:
+            if variable is None or not solver.spread[variable]:
+                return None
+            return solver.labels[self.problem.group(variable)]
+
+        for key, record in self.records.items():
+            operands: dict[int, Layout] = {}
+            spread: set[int] = set()
+            hint = label(record.results[0]) if record.results else None
+            for position, need in record.needs.items():
+                if isinstance(need, Fixed):
+                    if solver.spread[need.variable]:
+                        operands[position] = need.layout
+                elif isinstance(need, Relation):
+                    one, other = label(need.operand), label(need.result)
+                    if one is not None and other is not None:
+                        pair = need.best(one, other)[1]
+                        if pair is not None:
+                            operands[position], hint = pair
+                else:
+                    layout = label(need)
+                    if layout is not None:
+                        operands[position] = layout
+                        spread.add(position)
+            results = tuple(label(number) for number in record.results)
+            if not operands and not any(results):
+                continue
+            count = max(operands, default=-1) + 1
+            plan.equations[key] = EquationPlan(
+                tuple(operands.get(position) for position in range(count)),
+                frozenset(spread),
+                hint,
+                results,
+            )
+        for place, outputs in self.outputs.items():
+            plan.outputs[place] = tuple(label(number) for number in outputs)
+        for allocation, number in self.allocations.items():
+            plan.memory[allocation] = solver.memory[number]
+        return plan
+
+
+def _is_scalar(equation: Any) -> bool:
+    return all(
+        isinstance(atom.aval, _jax.ShapedArray) and atom.aval.shape == ()
+        for atom in (*equation.invars, *equation.outvars)
+    ) and not any(True for _ in _jax.jaxprs_in_params(equation.params))
+
+
+def _scalars(equation: Any, operands: Sequence[AbstractValue]) -> list[AbstractValue]:
+    divisors = [value.divisor if isinstance(value, ScalarValue) else 1 for value in operands]
+    divisor = divisor_of_result(equation, divisors)
+    return [ScalarValue(divisor) for _ in equation.outvars]
+
+
+def _as_results(ctx: InferenceContext, found: Any) -> list[AbstractValue]:
+    if ctx.equation.primitive.multiple_results:
+        return list(found or ())
+    return [found]
+
+
+def open_layout(value: MemoryValue, bits: int) -> list[MemoryLayout]:
+    """Layouts that an allocation in shared memory may have: row-major, then tiled ones.
+
+    Tiles are what TMA and the matrix units know: 8 rows of the width of a swizzle.
+    """
+    shape = value.shape
+    plain = row_major(shape, bits)
+    found = [plain]
+    if len(shape) < 2 or bits > 32:
+        return found
+    rows, columns = shape[-2:]
+    for swizzle in (128, 64, 32, 16):
+        width = swizzle * 8 // bits
+        if rows % 8 or columns % width or (swizzle == 16 and bits == 32):
+            continue
+        tiled = (*shape[:-2], rows // 8, columns // width, 8, width)
+        found.append(row_major(tiled, bits).untile((8, width)).with_swizzle(swizzle))
+    return found
+
+
+__all__ = ["Walk", "open_layout"]
