@@ -14,7 +14,15 @@ from pallasite.language.helpers import warp_map
 from pallasite.language.params import CompilerParams
 
 INTEGERS = ("int4", "uint4", *(f"{sign}int{n}" for n in (8, 16, 32, 64) for sign in ("", "u")))
-FLOATS = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32", "float64")
+FLOATS = (
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e8m0fnu",
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+)
 DTYPES = ("bool", *INTEGERS, *FLOATS)
 
 FUNCTIONS = """abs acos acosh asin asinh atan atanh bitwise_not cbrt ceil clz cos cosh erf erf_inv

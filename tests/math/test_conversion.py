@@ -15,7 +15,8 @@ from pallasite.lowering.math.conversion import bitcast, convert
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-FLOATS = [*FLOAT8, BFLOAT16, FLOAT16, FLOAT32, FLOAT64]
+SCALE = np.dtype(ml_dtypes.float8_e8m0fnu)
+FLOATS = [*FLOAT8, BFLOAT16, FLOAT16, FLOAT32, FLOAT64, SCALE]
 INTEGERS = [np.dtype(d) for d in (ml_dtypes.int4, ml_dtypes.uint4, "int8", "uint8", "int16",
                                   "uint16", "int32", "uint32", "int64", "uint64")]  # fmt: skip
 BOOL = np.dtype(bool)
@@ -80,7 +81,7 @@ def _round(x, target):
         bits = single.view(np.int32) - (np.abs(back) > np.abs(x))
         odd = np.where((back != x) & ~np.isnan(x), bits | 1, bits).astype(np.int32)
         x = odd.view(np.float32)
-    if x.dtype.itemsize == 2 or x.dtype in FLOAT8:
+    if x.dtype.itemsize <= 2:
         x = x.astype(np.float32)
     return x.astype(target)
 

@@ -7,7 +7,8 @@
   go to 8 and 16-bit floats by way of f32, as in NumPy and ml_dtypes;
 * float8_e4m3fn has no infinity: what rounds beyond 448 becomes NaN. float8_e5m2 overflows to
   infinity. With ``saturate``, both take the largest finite number instead, which is one instruction
-  for two elements.
+  for two elements;
+* float8_e8m0fnu has powers of two only: see :mod:`pallasite.lowering.math.scales`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pallasite.errors import InvalidTypeError, UnsupportedError
 from pallasite.ir import ops, types
 from pallasite.lowering.math.hardware import PTX, Hardware, float_to_integer
 from pallasite.lowering.math.narrow import from_narrow
+from pallasite.lowering.math.scales import SCALE, scale_to_single, single_to_scale
 from pallasite.lowering.math.values import BF16, F16, F32, F64, Real, Word, length
 
 _SINGLE = np.dtype(np.float32)
@@ -119,6 +121,8 @@ def _vector(value: ir.Value, element: ir.Type) -> ir.Type:
 
 
 def _to_bool(value: ir.Value, source: np.dtype[Any]) -> ir.Value:
+    if source == SCALE:
+        return ops.constant(True, _vector(value, ops.i1()))  # There is no zero.
     if types.is_float8(source):
         return (Word(value) & 0x7F).differs(0).value
     if types.is_float(source):
@@ -186,6 +190,13 @@ def _float_to_float(
     saturate: bool,
     hardware: Hardware,
 ) -> ir.Value:
+    if source == SCALE:
+        number = scale_to_single(value).value
+        return convert(number, _SINGLE, target, saturate=saturate, hardware=hardware)
+    if target == SCALE:
+        if source.itemsize < 4:
+            value = convert(value, source, _SINGLE, hardware=hardware)
+        return single_to_scale(_single(Real(value)))
     if source in _FLOAT8:
         return _from_float8(value, source, target, saturate, hardware)
     if target in _FLOAT8:
@@ -195,7 +206,8 @@ def _float_to_float(
     except KeyError:
         raise UnsupportedError(
             f"a conversion from {source} to {target}",
-            expected="float8_e4m3fn, float8_e5m2, bfloat16, float16, float32 or float64",
+            expected="float8_e4m3fn, float8_e5m2, float8_e8m0fnu, bfloat16, float16, float32 or"
+            " float64",
         ) from None
     number = Real(value)
     if before.bits == after.bits:
@@ -235,7 +247,7 @@ def _to_float8(
     hardware: Hardware,
 ) -> ir.Value:
     format = _FLOAT8[target]
-    number = _to_single_odd(Real(value)) if Real(value).is_double else Real(value).extend(F32)
+    number = _single(Real(value))
     if hardware.float8_pairs and length(value) % 2 == 0:
         return _to_float8_pairs(number, format, saturate, hardware)
     bits = number.bits()
@@ -277,6 +289,11 @@ def _to_float8_pairs(number: Real, format: Float8, saturate: bool, hardware: Har
 
 def _bits_of(number: float) -> int:
     return int(np.float32(number).view(np.int32))
+
+
+def _single(number: Real) -> Real:
+    """A number as f32, ready to be rounded once more."""
+    return _to_single_odd(number) if number.is_double else number.extend(F32)
 
 
 def _to_single_odd(number: Real) -> Real:

@@ -11,6 +11,10 @@ hardware's instructions included; they were checked on an H200 with millions of 
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallasite.ir import types
@@ -32,6 +36,8 @@ from pallasite.lowering.math.dispatch import (
     float_binary,
     float_unary,
 )
+from pallasite.lowering.math.hardware import PTX, Hardware
+from pallasite.lowering.math.scales import SCALE, divide_scales
 
 FLOAT, INTEGER, BOOL = "float", "integer", "bool"
 
@@ -89,7 +95,17 @@ UNARY: dict[str, UnaryFunction] = {
 }
 """Functions of one value."""
 
-_float_divide = float_binary("div", special.divide)
+_number_divide = float_binary("div", special.divide)
+
+
+def _float_divide(
+    x: ir.Value, y: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
+) -> ir.Value:
+    if np.dtype(dtype) == SCALE:
+        return divide_scales(x, y)
+    return _number_divide(x, y, dtype, approximate, hardware)
+
+
 _float_remainder = float_binary("rem", special.remainder)
 
 
