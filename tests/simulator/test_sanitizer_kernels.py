@@ -39,9 +39,17 @@ def line_of(text: str) -> int:
     return number
 
 
-def test_load_without_a_wait():
+LOADS = {
+    plgpu.OOBFillMode.PROMISE_IN_BOUNDS: "cp.async.bulk.shared::cta.global",
+    plgpu.OOBFillMode.ZEROS: "cp.async.bulk.tensor",
+}
+"""The instruction of a load of a whole array."""
+
+
+@pytest.mark.parametrize("mode", LOADS)
+def test_load_without_a_wait(mode):
     def body(x_ref, out_ref, tile, loaded):
-        plgpu.copy_gmem_to_smem(x_ref, tile, loaded)
+        plgpu.copy_gmem_to_smem(x_ref, tile, loaded, oob_mode=mode)
         out_ref[...] = tile[...] + 1  # first: read
 
     (finding, unfinished), _ = check(
@@ -51,14 +59,15 @@ def test_load_without_a_wait():
     assert (finding.location.file, finding.location.line) == (__file__, line_of("# first: read"))
     text = str(finding)
     assert "reads byte 0 of 'float32[64, 128]' (32768 bytes" in text
-    assert "cp.async.bulk.tensor" in text
+    assert LOADS[mode] in text
     assert "plgpu.barrier_wait" in finding.hint
     assert unfinished.kind == "kernel ends before its asynchronous operation"
 
 
-def test_load_with_a_wait():
+@pytest.mark.parametrize("mode", LOADS)
+def test_load_with_a_wait(mode):
     def body(x_ref, out_ref, tile, loaded):
-        plgpu.copy_gmem_to_smem(x_ref, tile, loaded)
+        plgpu.copy_gmem_to_smem(x_ref, tile, loaded, oob_mode=mode)
         plgpu.barrier_wait(loaded)
         out_ref[...] = tile[...] + 1
 
