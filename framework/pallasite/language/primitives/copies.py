@@ -119,7 +119,9 @@ def copy_gmem_to_smem(
         what lies before the window in its rows. Where ``dst`` has tiles beside each other, one
         instruction copies a window that begins with a tile: if its start is computed and is always
         a multiple of 8, say, but the kernel does not show it, ``pl.multiple_of(start, 8)`` does.
-        From other starts each row of tiles takes an instruction.
+        From other starts each row of tiles takes an instruction. A window that lies in one piece,
+        in ``dst`` too, may also be part of an array with rows of any length, as long as it begins
+        at a multiple of 16 bytes; it needs no tensor map then.
       dst: an SMEM reference of the same dtype and shape.
       barrier: a reference to one Barrier. None on targets without mbarriers, where
         ``wait_gmem_to_smem`` waits instead.
@@ -128,7 +130,10 @@ def copy_gmem_to_smem(
       leader_tracked: ``CopyPartition.PARTITIONED(axis)``: each block gets its part of the window,
         which is larger than ``dst`` along ``axis`` by the number of blocks.
         ``CopyPartition.REPLICATED``: each gets everything. Only the first block's barrier counts.
-      oob_mode: what is stored for elements outside of the array; zeros if None.
+      oob_mode: what is stored for elements outside of the array; zeros if None. Only tensor maps
+        fill with zeros: ``OOBFillMode.UNDEFINED`` and ``PROMISE_IN_BOUNDS`` do without them for
+        windows in one piece whose start is computed. A broken promise reads, or faults on, what is
+        behind the array.
       predicate: a boolean scalar; without it the copy always takes place.
       arrive: whether the call arrives on the barrier and announces its bytes.
 
@@ -137,7 +142,8 @@ def copy_gmem_to_smem(
       InvalidValueError: a wrong memory space, dtypes or shapes that differ, a group of barriers,
         ``arrive=False`` without a barrier or together with a predicate or ``leader_tracked``.
 
-    PTX ISA: ``cp.async.bulk.tensor`` (shared::cluster, global).
+    PTX ISA: ``cp.async.bulk.tensor`` (shared::cluster, global), ``cp.async.bulk`` (shared::cta,
+    global).
     """
     source = arguments.reference(src, "src", GMEM)
     target = arguments.reference(dst, "dst", SMEM)
@@ -279,8 +285,8 @@ def copy_smem_to_gmem(
 
     Args:
       src: an SMEM reference.
-      dst: a window of a GMEM reference of the same dtype and shape; elements outside of the array
-        are dropped. It may be a peer or multicast reference.
+      dst: a window of a GMEM reference of the same dtype and shape, which begins inside of the
+        array; elements behind it are dropped. It may be a peer or multicast reference.
       predicate: a boolean scalar; without it the copy always takes place.
       commit_group: close the group of copies that a wait counts. A group is closed even if the
         predicate is false.
@@ -291,7 +297,8 @@ def copy_smem_to_gmem(
       InvalidTypeError: an argument of the wrong kind.
       InvalidValueError: a wrong memory space, dtypes or shapes that differ, an unknown reduction.
 
-    PTX ISA: ``cp.async.bulk.tensor`` and ``cp.reduce.async.bulk.tensor`` (global, shared::cta).
+    PTX ISA: ``cp.async.bulk.tensor``, ``cp.async.bulk`` and ``cp.reduce.async.bulk.tensor``
+    (global, shared::cta).
     """
     source = arguments.reference(src, "src", SMEM)
     target = arguments.reference(dst, "dst", GMEM)

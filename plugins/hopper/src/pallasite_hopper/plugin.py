@@ -75,15 +75,15 @@ def pallasite_inference_rules() -> list[InferenceRule]:
     return inference.rules.inference_rules
 
 
-def _check_matrix_waits(jaxpr: Any, context: Any) -> None:
+def _check_matrix_waits(jaxpr: Any, context: Any) -> Any:
     from pallasite_hopper.matrix.waits import check_matrix_waits
 
-    check_matrix_waits(jaxpr, context)
+    return check_matrix_waits(jaxpr, context)
 
 
 @hookimpl
 def pallasite_passes() -> list[Pass]:
-    """A check of waits for matrix products."""
+    """A check of waits for matrix products, or their insertion."""
     return [
         Pass(
             name="check-matrix-waits",
@@ -91,7 +91,8 @@ def pallasite_passes() -> list[Pass]:
             run=_check_matrix_waits,
             after=("check-barriers",),
             target=TargetPredicate(frozenset({"wgmma"})),
-            description="finds operands and accumulators that are touched in flight",
+            description="finds operands and accumulators that are touched in flight; waits are added"
+            " in warpgroup semantics",
         )
     ]
 

@@ -6,6 +6,8 @@ memory without ``commit_smem``. Loops are followed for their first iterations, w
 their counters have, so a slot of a ring is known where it comes back; of a branch on an unknown
 condition, all sides are followed, and what is in flight after it is what is so after each. So only
 mistakes that happen whenever the code runs are found, and nothing is said about the rest.
+
+In warpgroup semantics, waits that are missing are added instead.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, SourceLocation
+from pallasite.language.params import LoweringSemantics
 from pallasite.language.effects import tensor_core_pipeline_effect
 from pallasite.language.primitives import barriers, copies, inline
 from pallasite_hopper.matrix import products as prim
@@ -111,13 +114,18 @@ class _TooLong(Exception):
     """The kernel has too many equations to follow."""
 
 
-def check_matrix_waits(jaxpr: Any, context: Any) -> None:
+def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
     """Raises if something is touched that a product in flight certainly uses.
+
+    Where the semantics imply waits, they are added instead.
 
     Args:
       jaxpr: the kernel.
       context: the :class:`~pallasite.passes.pipeline.PassContext`; its mesh says how many threads
         a block has.
+
+    Returns:
+      The kernel, with further waits.
 
     Warns with :class:`UnusedAccumulatorWarning`.
 
@@ -125,17 +133,18 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> None:
       InvalidValueError: at the line that touches it, or that starts a product nobody waits for.
     """
     if not _multiplies(jaxpr):
-        return
+        return jaxpr
+    missing: _Missing | None = _Missing() if _adds_waits(context) else None
     mesh = getattr(context, "mesh", None)
     count, name = getattr(mesh, "num_threads", None) or 1, getattr(mesh, "thread_name", None)
     accumulators: dict[Any, Accumulator] = {}
     try:
         for number in range(count):
-            thread = _Thread(number, name, accumulators)
+            thread = _Thread(number, name, accumulators, missing)
             known = {variable: _argument(variable) for variable in jaxpr.invars}
             thread.run(jaxpr, known, _State())
     except _TooLong:
-        return
+        return jaxpr
     for one in accumulators.values():
         if one.multiplied is not None and not one.read:
             warnings.warn(
@@ -143,6 +152,36 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> None:
                 UnusedAccumulatorWarning,
                 stacklevel=2,
             )
+    return jaxpr if missing is None else missing.added_to(jaxpr)
+
+
+def _adds_waits(context: Any) -> bool:
+    options = getattr(context, "options", None)
+    return (
+        getattr(options, "lowering_semantics", None) is LoweringSemantics.Warpgroup
+        and not options.unsafe_no_auto_barriers
+    )
+
+
+class _Missing:
+    """Waits to add: before which equations, and how many products may stay in flight."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, tuple[Any, int]] = {}
+
+    def add(self, equation: Any, left: int) -> None:
+        """Before ``equation`` at most ``left`` products may be in flight."""
+        _, before = self._left.get(id(equation), (equation, left))
+        self._left[id(equation)] = (equation, min(before, left))
+
+    def added_to(self, jaxpr: Any) -> Any:
+        """The jaxpr with the waits."""
+        effects = {tensor_core_pipeline_effect}
+        waits = {
+            key: [(prim.wgmma_wait_p, {"n": left}, effects)]
+            for key, (_, left) in self._left.items()
+        }
+        return _jax.with_insertions(jaxpr, waits)
 
 
 def _multiplies(jaxpr: Any) -> bool:
@@ -160,7 +199,15 @@ def _argument(variable: Any) -> Any:
 class _Thread:
     """Follows one thread of a block."""
 
-    def __init__(self, number: int, name: Any, accumulators: dict[Any, Accumulator]):
+    def __init__(
+        self,
+        number: int,
+        name: Any,
+        accumulators: dict[Any, Accumulator],
+        missing: _Missing | None,
+    ):
+        self.missing = missing
+        self.mapped: Any = None
         self.scalars = Scalars(number, name)
         self.accumulators = accumulators
         self.iterations: dict[Any, int] = {}
@@ -334,7 +381,9 @@ class _Thread:
         if len(jaxprs) != 1 or len(jaxprs[0].invars) != len(operands):
             self._unknown(operands, state)
             return ()
+        self.mapped = equation
         self.run(jaxprs[0], _bind(jaxprs[0], operands), state)
+        self.mapped = None
         return ()
 
     # Products -------------------------------------------------------------------------------------
@@ -355,6 +404,8 @@ class _Thread:
         accumulator.multiplied = accumulator.multiplied or location or "a kernel"
         for store in state.stored:
             if any(region.certainly_meets(store.region) for region in regions):
+                if self.missing is not None:
+                    break  # Layout inference adds the fence.
                 raise InvalidValueError(
                     "a product reads shared memory that was stored without plgpu.commit_smem()",
                     got=_place("the store", store.location),
@@ -387,8 +438,11 @@ class _Thread:
     def _use_accumulator(
         self, equation: Any, accumulator: Any, state: _State, what: str, got: str
     ) -> None:
-        for product, since in state.flying.items():
+        for product, since in list(state.flying.items()):
             if product.accumulator is accumulator:
+                if self.missing is not None:
+                    self._wait_first(equation, since, state)
+                    continue
                 raise InvalidValueError(
                     f"an accumulator is {what} while a product of it is in flight",
                     got=f"{got} after {_place('the product', product.location)}",
@@ -430,13 +484,22 @@ class _Thread:
         self._unknown(operands, state)
         return ()
 
+    def _wait_first(self, equation: Any, left: int, state: _State) -> None:
+        """Adds a wait before an equation; single warps cannot wait for the others' products."""
+        assert self.missing is not None
+        self.missing.add(equation if self.mapped is None else self.mapped, left)
+        state.wait(left)
+
     def _written(self, equation: Any, target: Any, state: _State, *, plain: bool) -> None:
         region = region_of(target)
         if region is None:
             return
         location = _jax.user_location(equation.source_info)
-        for product, since in state.flying.items():
+        for product, since in list(state.flying.items()):
             if any(region.certainly_meets(one) for one in product.operands):
+                if self.missing is not None:
+                    self._wait_first(equation, since, state)
+                    continue
                 raise InvalidValueError(
                     "shared memory is overwritten while a product that reads it is in flight",
                     got=_place("the product", product.location),
