@@ -112,7 +112,12 @@ class InferenceContext:
         bits = types.bit_width(aval.dtype)
         number = self.walk.problem.variable(
             Variable(
-                tuple(aval.shape), bits, numbers, not sources if spread is None else spread, self.place
+                tuple(aval.shape),
+                bits,
+                numbers,
+                not sources if spread is None else spread,
+                self.place,
+                str(aval.dtype),
             )
         )
         return ArrayValue(number, tuple(aval.shape), bits)

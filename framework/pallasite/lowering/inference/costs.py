@@ -19,6 +19,12 @@ from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 IMPOSSIBLE = 1e12
 """More than all that is possible costs together."""
 
+
+def is_impossible(cost: float) -> bool:
+    """Whether a factor's cost, before it is weighed, says that it cannot be satisfied."""
+    return cost >= IMPOSSIBLE / 1e4
+
+
 SYNCHRONIZATION = 32.0
 """A barrier of the warpgroup."""
 

@@ -48,7 +48,10 @@ def infer_layouts(kernel: KernelContext, jaxpr: Any) -> Inference:
     """
     start = time.perf_counter()
     walk = Walk(kernel)
-    values = [_argument(variable.aval) for variable in jaxpr.invars]
+    names = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
+    values = [
+        _argument(variable.aval, name) for variable, name in zip(jaxpr.invars, names, strict=True)
+    ]
     walk.jaxpr((), jaxpr, values, 1.0)
     solver = Solver(walk.problem)
     solver.solve()
@@ -56,11 +59,11 @@ def infer_layouts(kernel: KernelContext, jaxpr: Any) -> Inference:
     return Inference(plan, walk, solver, time.perf_counter() - start)
 
 
-def _argument(aval: Any) -> AbstractValue:
+def _argument(aval: Any, name: str) -> AbstractValue:
     dtype = getattr(aval, "dtype", None)
     if dtype is None or _jax.issubdtype(dtype, _jax.extended):
         return OtherValue(aval)
     space = memory_space_of(aval)
     if space is not MemorySpace.GMEM:
         return OtherValue(aval)
-    return MemoryValue(MemorySpace.GMEM, tuple(aval.shape), np.dtype(dtype))
+    return MemoryValue(MemorySpace.GMEM, tuple(aval.shape), np.dtype(dtype), name=name)

@@ -37,6 +37,7 @@ class Variable:
       sources: variables on whose elements it depends; it is a splat if all of them are.
       spread: whether its elements differ for sure.
       place: the equation.
+      dtype: name of the element type, for reports.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +45,7 @@ class Variable:
     sources: list[int]
     spread: bool
     place: Place
+    dtype: str = ""
 
 
 @dataclasses.dataclass

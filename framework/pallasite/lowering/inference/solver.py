@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pallasite.layouts.construct import default_strided
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout
-from pallasite.lowering.inference.costs import IMPOSSIBLE
+from pallasite.lowering.inference.costs import is_impossible
 from pallasite.lowering.inference.problem import Factor, Fixed, Problem, Relation
 
 _MOST_CANDIDATES = 8
@@ -193,4 +193,8 @@ class Solver:
 
     def impossible(self) -> list[Factor]:
         """Factors that cannot be satisfied by what was chosen."""
-        return [factor for factor in self._factors if self.cost_of(factor) >= IMPOSSIBLE / 1e4]
+        return [
+            factor
+            for factor in self._factors
+            if is_impossible(self.cost_of(factor) / factor.weight)
+        ]

@@ -1,0 +1,224 @@
+"""The report of layout inference: the layouts that it chose, why, and what it converts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pallasite.errors import InvalidValueError
+from pallasite.language.memory import MemorySpace
+from pallasite.layouts.access import plan_access
+from pallasite.layouts.conversion import ConversionKind, conversion
+from pallasite.layouts.memory import MemoryLayout, row_major
+from pallasite.layouts.named import describe
+from pallasite.layouts.registers import Layout, RegisterLayout
+from pallasite.lowering.inference.costs import conversion_cost, is_impossible
+from pallasite.lowering.inference.problem import (
+    Access,
+    Factor,
+    Fixed,
+    MemoryUse,
+    Relation,
+    Variable,
+)
+from pallasite.lowering.inference.reasons import Reasons
+from pallasite.lowering.layout_report import (
+    ArrayLayout,
+    LayoutConversion,
+    LayoutReport,
+    Reason,
+    SharedLayout,
+)
+
+if TYPE_CHECKING:
+    from pallasite.lowering.inference.entry import Inference
+    from pallasite.lowering.inference.problem import Problem
+    from pallasite.lowering.inference.solver import Solver
+
+
+def layout_report(inference: Inference) -> LayoutReport:
+    """What layout inference of a kernel has chosen and inserted, and why."""
+    problem, solver = inference.walk.problem, inference.solver
+    return LayoutReport(
+        tuple(_arrays(problem, solver)),
+        tuple(_shared(problem, solver)),
+        tuple(_conversions(problem, solver)),
+    )
+
+
+def describe_memory(layout: MemoryLayout) -> str:
+    """The transforms that declare a memory layout, or ``row-major``, or its extents."""
+    shape, bits = layout.shape, layout.element_bits
+    plain = row_major(shape, bits)
+    if layout == plain:
+        return "row-major"
+    swizzle = f"SwizzleTransform({layout.swizzle})" if layout.swizzle != 16 else ""
+    if layout == plain.with_swizzle(layout.swizzle):
+        width = 8 * layout.swizzle // bits
+        if len(shape) < 2 or shape[-1] != width or shape[-2] % 8:
+            return swizzle
+    for width in (8 * layout.swizzle // bits, 8 * 16 // bits):
+        if len(shape) < 2 or shape[-2] % 8 or width == 0 or shape[-1] % width:
+            continue
+        tiles = (*shape[:-2], shape[-2] // 8, shape[-1] // width, 8, width)
+        if layout == row_major(tiles, bits).untile((8, width)).with_swizzle(layout.swizzle):
+            return f"TilingTransform((8, {width}))" + (f", {swizzle}" if swizzle else "")
+    return str(layout)
+
+
+# Arrays -------------------------------------------------------------------------------------------
+
+
+def _arrays(problem: Problem, solver: Solver) -> Iterator[ArrayLayout]:
+    reasons = Reasons(problem, solver)
+    seen = set()
+    for number, variable in enumerate(problem.variables):
+        layout = solver.labels.get(problem.group(number))
+        if not solver.spread[number] or layout is None or math.prod(variable.shape) < 2:
+            continue
+        made = ArrayLayout(
+            variable.place.location,
+            variable.place.primitive,
+            variable.dtype,
+            variable.shape,
+            describe(layout),
+            reasons.of(number),
+        )
+        if made not in seen:
+            seen.add(made)
+            yield made
+
+
+# Conversions --------------------------------------------------------------------------------------
+
+
+def _conversions(problem: Problem, solver: Solver) -> list[LayoutConversion]:
+    found: dict[LayoutConversion, float] = {}
+    for factor in problem.factors:
+        if any(problem.group(v) not in solver.labels for v in factor.variables):
+            continue
+        for variable, source, target, why in _ends(factor, problem, solver):
+            kind = conversion(source, target).kind
+            through = "shared memory" if kind is ConversionKind.SHARED_MEMORY else "registers"
+            made = LayoutConversion(
+                factor.place.location,
+                factor.place.primitive,
+                variable.dtype,
+                variable.shape,
+                describe(source),
+                describe(target),
+                through,
+                conversion_cost(source, target, variable.bits),
+                0.0,
+                (Reason(why, factor.place.location),),
+            )
+            found[made] = found.get(made, 0.0) + factor.weight
+    return [dataclasses.replace(made, times=times) for made, times in found.items()]
+
+
+def _ends(
+    factor: Factor, problem: Problem, solver: Solver
+) -> Iterator[tuple[Variable, Layout, Layout, str]]:
+    """The conversions at an equation: the array, its layouts before and after, and why."""
+    labels = [solver.labels[problem.group(v)] for v in factor.variables]
+    name = factor.place.primitive
+    if isinstance(factor, Fixed) and labels[0] != factor.layout:
+        variable = problem.variables[factor.variable]
+        if factor.makes:
+            yield variable, factor.layout, labels[0], factor.why or f"{name} makes it otherwise"
+        else:
+            yield variable, labels[0], factor.layout, factor.why or f"{name} needs it so"
+    elif isinstance(factor, Relation):
+        pair = factor.best(labels[0], labels[1])[1]
+        if pair is None:
+            return
+        operand, result = (problem.variables[v] for v in factor.variables)
+        if labels[0] != pair[0]:
+            yield operand, labels[0], pair[0], f"{name} needs it so"
+        if pair[1] != labels[1]:
+            yield result, pair[1], labels[1], f"{name} makes it otherwise"
+
+
+# Shared memory ------------------------------------------------------------------------------------
+
+
+def _shared(problem: Problem, solver: Solver) -> Iterator[SharedLayout]:
+    seen = set()
+    for number, choice in enumerate(problem.choices):
+        uses = [f for f in problem.factors if number in f.choices and _is_used(f, problem, solver)]
+        layout = solver.memory[number]
+        value = choice.value
+        made = SharedLayout(
+            choice.place.location,
+            value.name,
+            str(value.dtype),
+            value.shape,
+            describe_memory(layout),
+            tuple(dict.fromkeys(_why(uses, layout, choice.candidates, problem, solver))),
+        )
+        if made not in seen:
+            seen.add(made)
+            yield made
+
+
+def _is_used(factor: Factor, problem: Problem, solver: Solver) -> bool:
+    return all(problem.group(v) in solver.labels for v in factor.variables)
+
+
+def _why(
+    uses: list[Factor],
+    layout: MemoryLayout,
+    candidates: list[MemoryLayout],
+    problem: Problem,
+    solver: Solver,
+) -> Iterator[Reason]:
+    def cost(use: Factor, memory: MemoryLayout) -> float:
+        return use.cost([solver.labels[problem.group(v)] for v in use.variables], [memory])
+
+    others = [candidate for candidate in candidates if candidate != layout]
+    if layout != candidates[0]:
+        others = candidates[:1]  # It is what the array would have if nothing asked for another.
+    decided = False
+    for use in uses:
+        place = use.place
+        if not others or not all(cost(use, other) > cost(use, layout) for other in others):
+            continue
+        decided = True
+        if isinstance(use, MemoryUse):
+            yield Reason(use.why or place.primitive, place.location)
+        elif isinstance(use, Access):
+            labels = [solver.labels[problem.group(v)] for v in use.variables]
+            here, there = (_conflicts(use, labels[0], m) for m in (layout, others[0]))
+            if is_impossible(cost(use, others[0])):
+                text = f"{place.primitive} needs it so"
+            elif here == 1.0 and there is not None and there > 1.0:
+                text = f"{place.primitive} has no bank conflicts ({describe_memory(others[0])}: "
+                text += f"{there:.3g} times as long)"
+            else:
+                text = f"{place.primitive} is faster so"
+            yield Reason(text, place.location)
+    if not decided:
+        yield Reason("no other is faster" if uses else "nothing uses it")
+    for use in uses:
+        if isinstance(use, Access) and use.root.space is MemorySpace.SMEM:
+            label = solver.labels[problem.group(use.variable)]
+            factor = _conflicts(use, label, layout)
+            if factor is None:
+                text = f"{use.place.primitive} goes element by element"
+                yield Reason(text, use.place.location)
+            elif factor > 1.0:
+                text = f"{use.place.primitive} has bank conflicts: {factor:.3g} times as long"
+                yield Reason(text, use.place.location)
+
+
+def _conflicts(access: Access, label: Layout, memory: MemoryLayout) -> float | None:
+    """How much longer an access takes for bank conflicts; None if it cannot be planned."""
+    view = access.view([memory])
+    if view is None or not isinstance(label, RegisterLayout):
+        return None
+    try:
+        return plan_access(label, view.layout, min(16, view.offset_alignment)).conflict_factor
+    except InvalidValueError:
+        return None
