@@ -10,6 +10,8 @@ from pallasite.codegen.assembler import assemble as assemble_ptx
 from pallasite.codegen.assembler import disassemble as disassemble_cubin
 from pallasite.codegen.compiled import CompiledKernel, LoweredKernel
 from pallasite.codegen.llvm_ir import translate
+from pallasite.lowering.inference.report import layout_report
+from pallasite.lowering.layout_report import LayoutReport
 from pallasite.passes.pipeline import PassContext, run_stage
 
 
@@ -30,7 +32,7 @@ def compile_lowered(
       lowered: what the lowering returned.
       assemble: whether to make machine code and count registers.
       disassemble: whether to show machine code as text; implies ``assemble``.
-      keep: whether the result holds the text of the jaxpr, the MLIR and the LLVM IR.
+      keep: whether the result holds the text of the jaxpr, the MLIR, the LLVM IR and the layouts.
       context: the context of the jaxpr passes, whose timings are continued; by default a new one.
 
     Raises:
@@ -73,7 +75,12 @@ def compile_lowered(
         cubin=cubin,
         sass=sass,
         timings=tuple(context.timings),
+        layouts=_layouts(lowered) if keep else None,
     )
+
+
+def _layouts(lowered: LoweredKernel) -> LayoutReport | None:
+    return None if lowered.inference is None else layout_report(lowered.inference)
 
 
 def _text(module: Any) -> str:

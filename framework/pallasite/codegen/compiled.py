@@ -28,6 +28,7 @@ from pallasite.launch import (
 from pallasite.launch import (
     TensorMapParameter as TensorMapParameter,
 )
+from pallasite.lowering.layout_report import LayoutReport as LayoutReport
 from pallasite.lowering.result import LoweredKernel as LoweredKernel
 from pallasite.targets import Target
 
@@ -48,6 +49,8 @@ class CompiledKernel:
       cubin: the machine code; None unless ``assemble`` was asked for.
       sass: the machine code as text; None unless ``disassemble`` was asked for.
       timings: pairs of a stage's name and its time in seconds, in their order.
+      layouts: what layout inference chose and converts, and why; None under lane semantics, or if
+        it was not kept.
     """
 
     name: str
@@ -61,3 +64,4 @@ class CompiledKernel:
     cubin: bytes | None = None
     sass: str | None = None
     timings: tuple[tuple[str, float], ...] = ()
+    layouts: LayoutReport | None = None

@@ -17,7 +17,8 @@ from pallasite.launch import Allocation, Buffer, BufferKind, ResourceReport
 from pallasite.lowering import recording
 from pallasite.lowering.context import KernelContext, Mode, Value
 from pallasite.lowering.geometry import launch_geometry
-from pallasite.lowering.inference.entry import infer_layouts
+from pallasite.lowering.inference.entry import Inference, infer_layouts
+from pallasite.lowering.inference.report import layout_report
 from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext, shared_memory_error
 from pallasite.lowering.memory_plan import SharedStack
 from pallasite.lowering.profiler import Profiler
@@ -119,6 +120,7 @@ def lower_kernel(
             estimate=estimate,
             recorder=asked.recorder(spec.name, target.name) if asked is not None else None,
         )
+        inference: Inference | None = None
         read = _memory_used_both_ways(spec)
         launch.shares_memory_in_cluster = bool(read & _touched(spec, _jax.WriteEffect))
         references: list[Value] = [
@@ -130,7 +132,10 @@ def lower_kernel(
                 if spec.params.profile_space:
                     launch.profiler = Profiler(launch, spec.params, location)
                 if spec.params.lowering_semantics is LoweringSemantics.Warpgroup:
-                    kernel.plan = infer_layouts(kernel, spec.jaxpr).plan
+                    inference = infer_layouts(kernel, spec.jaxpr)
+                    kernel.plan = inference.plan
+                    if kernel.recorder is not None:
+                        kernel.recorder.layouts.report = layout_report(inference)
                 with launch.body():
                     lower_jaxpr(kernel, Mode(Semantics.LANE), spec.jaxpr, references)
                 parameters = launch.finish()
@@ -158,6 +163,7 @@ def lower_kernel(
             ),
             jaxpr=spec.jaxpr,
             options=spec.params,
+            inference=inference,
         )
 
 

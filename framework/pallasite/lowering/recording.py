@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pallasite.errors import SourceLocation
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import RegisterLayout
+from pallasite.lowering.layout_report import LayoutReport
 
 if TYPE_CHECKING:
     from pallasite.lowering.context import RuleContext
@@ -67,12 +68,14 @@ class KernelLayouts:
       target: name of the target.
       registers: layouts of arrays; without those of a single element or of one repeated value.
       shared: views of shared memory of more than one element.
+      report: what layout inference says of its choices; None under lane semantics.
     """
 
     name: str
     target: str
     registers: dict[RegisterLayout, dict[Use, None]] = dataclasses.field(default_factory=dict)
     shared: dict[SharedView, dict[Use, None]] = dataclasses.field(default_factory=dict)
+    report: LayoutReport | None = None
 
 
 class Recorder:

@@ -108,7 +108,7 @@ def compile_kernel(
         configuration says.
       assemble: whether to make machine code and count registers.
       disassemble: whether to show machine code as text; implies ``assemble``.
-      keep: whether the result holds the text of the jaxpr, the MLIR and the LLVM IR.
+      keep: whether the result holds the text of the jaxpr, the MLIR, the LLVM IR and the layouts.
       mesh_axes: sizes of the JAX device mesh around the call, by axis name.
 
     Raises:

@@ -24,18 +24,30 @@ from pallasite.launch import (
     ResourceReport,
     TensorMapParameter,
 )
+from pallasite.lowering.layout_report import (
+    ArrayLayout,
+    LayoutConversion,
+    LayoutReport,
+    Reason,
+    SharedLayout,
+)
 from pallasite.targets import Target
 
 _RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
         Allocation,
+        ArrayLayout,
         ArrayParameter,
         Buffer,
         CompiledKernel,
         LaunchParameters,
+        LayoutConversion,
+        LayoutReport,
         Profile,
+        Reason,
         ResourceReport,
+        SharedLayout,
         SourceLocation,
         Target,
         TensorMapParameter,

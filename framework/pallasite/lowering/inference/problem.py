@@ -38,6 +38,7 @@ class Variable:
       spread: whether its elements differ for sure.
       place: the equation.
       dtype: name of the element type, for reports.
+      used: whether anything uses the array, for reports.
     """
 
     shape: tuple[int, ...]
@@ -46,6 +47,7 @@ class Variable:
     spread: bool
     place: Place
     dtype: str = ""
+    used: bool = True
 
 
 @dataclasses.dataclass

@@ -48,6 +48,17 @@ def layout_report(inference: Inference) -> LayoutReport:
     )
 
 
+def name_of(layout: Layout) -> str:
+    """A layout in words; one of an array with extents of 1 by what it is without these."""
+    name = describe(layout)
+    kept = tuple(extent for extent in layout.shape if extent != 1)
+    if name != str(layout) or not kept or len(kept) == len(layout.shape):
+        return name
+    inner = layout.reshape(kept).layout
+    dims = ", ".join("None" if extent == 1 else ":" for extent in layout.shape)
+    return name if describe(inner) == str(inner) else f"{describe(inner)}[{dims}]"
+
+
 def describe_memory(layout: MemoryLayout) -> str:
     """The transforms that declare a memory layout, or ``row-major``, or its extents."""
     shape, bits = layout.shape, layout.element_bits
@@ -76,14 +87,16 @@ def _arrays(problem: Problem, solver: Solver) -> Iterator[ArrayLayout]:
     seen = set()
     for number, variable in enumerate(problem.variables):
         layout = solver.labels.get(problem.group(number))
-        if not solver.spread[number] or layout is None or math.prod(variable.shape) < 2:
+        if not (solver.spread[number] and variable.used) or layout is None:
+            continue
+        if math.prod(variable.shape) < 2:
             continue
         made = ArrayLayout(
             variable.place.location,
             variable.place.primitive,
             variable.dtype,
             variable.shape,
-            describe(layout),
+            name_of(layout),
             reasons.of(number),
         )
         if made not in seen:
@@ -107,8 +120,8 @@ def _conversions(problem: Problem, solver: Solver) -> list[LayoutConversion]:
                 factor.place.primitive,
                 variable.dtype,
                 variable.shape,
-                describe(source),
-                describe(target),
+                name_of(source),
+                name_of(target),
                 through,
                 conversion_cost(source, target, variable.bits),
                 0.0,

@@ -132,10 +132,15 @@ class Walk:
         ctx.record.results = [
             value.variable if isinstance(value, ArrayValue) else None for value in results
         ]
+        for number, variable in zip(ctx.record.results, ctx.equation.outvars, strict=True):
+            # What a loop carries is used inside of it.
+            if isinstance(variable, _jax.DropVar) and number is not None:
+                if number not in ctx.record.needs.values():
+                    self.problem.variables[number].used = False
         if ctx.record.needs or any(number is not None for number in ctx.record.results):
             self.records[ctx.path, id(ctx.equation)] = ctx.record
 
-    # The solution -----------------------------------------------------------------------------------
+    # The solution ---------------------------------------------------------------------------------
 
     def plan(self, solver: Solver) -> LayoutPlan:
         """The plan that a solution means."""
