@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -477,9 +477,7 @@ def with_insertions(jaxpr: Any, before: Mapping[int, Sequence[tuple[Any, Any, An
                 _core.new_jaxpr_eqn([], [], primitive, params, effects, equation.source_info)
             )
             changed = True
-        params = {
-            name: _inserted_in(value, before) for name, value in equation.params.items()
-        }
+        params = {name: _inserted_in(value, before) for name, value in equation.params.items()}
         if any(params[name] is not equation.params[name] for name in params):
             equation = equation.replace(params=params)
             changed = True

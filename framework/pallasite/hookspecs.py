@@ -23,8 +23,8 @@ import pluggy
 if TYPE_CHECKING:
     from pallasite.extensions import (
         Executor,
-        InstructionRule,
         InferenceRule,
+        InstructionRule,
         LayoutRule,
         LoweringRule,
         Pass,

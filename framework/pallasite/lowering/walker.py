@@ -15,8 +15,8 @@ from pallasite.errors import InternalError, SourceLocation, UnsupportedError
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import KernelContext, Mode, RuleContext, Value
-from pallasite.lowering.relayout import relayout
 from pallasite.lowering.regions import OpenRegions
+from pallasite.lowering.relayout import relayout
 from pallasite.lowering.resources import errors_at_equation
 
 
@@ -99,7 +99,11 @@ def lower_jaxpr(
             location=location,
             path=(*mode.path, id(equation)) if plan is not None else (),
         )
-        wanted = None if plan is None else plan.equations.get((mode.path, id(equation)))
+        wanted = None
+        before: Sequence[tuple[Any, dict[str, Any]]] = ()
+        if plan is not None:
+            wanted = plan.equations.get((mode.path, id(equation)))
+            before = plan.before.get((mode.path, id(equation)), ())
         if wanted is not None:
             context = dataclasses.replace(context, layout_hint=wanted.hint)
         with mlir_location(location), errors_at_equation(equation):
@@ -108,6 +112,9 @@ def lower_jaxpr(
             operands = [read(atom) for atom in equation.invars]
             if wanted is not None:
                 operands = _converted(context, operands, wanted.operands, wanted.spread)
+            for primitive, params in before:
+                inserted = kernel.registry.lowering_rule(primitive, mode.semantics, kernel.target)
+                inserted.function(context, **params)
             regions.move_to(_jax.scope_names(equation.source_info))
             results = rule.function(context, *operands, **equation.params)
             if equation.primitive.multiple_results:

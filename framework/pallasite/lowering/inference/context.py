@@ -12,7 +12,9 @@ from pallasite import _jax
 from pallasite.errors import SourceLocation
 from pallasite.ir import types
 from pallasite.language.memory import MemorySpace
+from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
 from pallasite.layouts.registers import Layout
+from pallasite.lowering.inference.fences import Event, Fork, Loop
 from pallasite.lowering.inference.plan import Path
 from pallasite.lowering.inference.problem import (
     Access,
@@ -70,6 +72,7 @@ class InferenceContext:
     weight: float
     in_warp: bool = False
     record: Record = dataclasses.field(default_factory=Record)
+    fork: Fork | None = None
 
     @property
     def avals_in(self) -> list[Any]:
@@ -134,7 +137,7 @@ class InferenceContext:
 
         Operands with extents of 1 get the layout of the result, reduced over these.
         """
-        result = self.result(aval, *[o for o in operands if isinstance(o, ArrayValue)] or [ScalarValue()])
+        result = self.result(aval, *operands, spread=False)
         if not isinstance(result, ArrayValue):
             return result
         for position, operand in enumerate(operands):
@@ -168,7 +171,9 @@ class InferenceContext:
         """The equation makes a result in this layout; if pinned, it cannot be converted here."""
         if isinstance(value, ArrayValue) and math.prod(value.shape) > 1:
             self.walk.problem.factors.append(
-                Fixed(self.place, self.weight, value.variable, layout, value.bits, pinned, True, why)
+                Fixed(
+                    self.place, self.weight, value.variable, layout, value.bits, pinned, True, why
+                )
             )
 
     def becomes(self, position: int, operand: AbstractValue, value: AbstractValue) -> None:
@@ -196,18 +201,40 @@ class InferenceContext:
 
     # Memory ---------------------------------------------------------------------------------------
 
-    def _view(self, reference: Any, transforms: Sequence[Any]) -> tuple[MemoryValue, list[Any]] | None:
+    def _view(
+        self, reference: Any, transforms: Sequence[Any]
+    ) -> tuple[MemoryValue, list[Any]] | None:
         if isinstance(reference, _jax.TransformedRef):
             transforms = (*reference.transforms, *transforms)
             reference = reference.ref
         if not isinstance(reference, MemoryValue):
             return None
-        return split_member(reference, transforms)
+        root, views = split_member(reference, transforms)
+        if views and isinstance(views[0], UntilingTransform | UnswizzleTransform):
+            # The program says how it lies, so this is the physical array.
+            self.walk.keep_row_major(root)
+        return root, views
 
-    def access(
-        self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()
-    ) -> None:
-        """A load makes, or a store takes, an array."""
+    def event(self, kind: str, reference: Any = None) -> None:
+        """Something that matters for fences: see :class:`~.fences.Event`."""
+        base = reference.ref if isinstance(reference, _jax.TransformedRef) else reference
+        if base is not None and not (
+            isinstance(base, MemoryValue) and base.space is MemorySpace.SMEM
+        ):
+            return
+        key = self.walk.anchor or (self.path, id(self.equation))
+        self.walk.events.append(Event(kind, key, self.walk.branches, base))
+
+    def load(self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()) -> None:
+        """A load makes an array."""
+        self._access(reference, value, transforms)
+
+    def store(self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()) -> None:
+        """A store takes an array."""
+        self.event("store", reference)
+        self._access(reference, value, transforms)
+
+    def _access(self, reference: Any, value: AbstractValue, transforms: Sequence[Any]) -> None:
         found = self._view(reference, transforms)
         if found is None:
             return
@@ -225,6 +252,8 @@ class InferenceContext:
         check: Callable[[Any], float | None],
         why: str,
         transforms: Sequence[Any] = (),
+        *,
+        asynchronous: bool = False,
     ) -> None:
         """Memory is used in a way that not every layout allows.
 
@@ -234,7 +263,10 @@ class InferenceContext:
             do, and may return what the use costs.
           why: what uses it, in the user's terms.
           transforms: further views.
+          asynchronous: whether the use is through the asynchronous proxy.
         """
+        if asynchronous:
+            self.event("asynchronous", reference)
         found = self._view(reference, transforms)
         if found is None or found[0].space is not MemorySpace.SMEM:
             return
@@ -246,12 +278,39 @@ class InferenceContext:
     # Nested programs ------------------------------------------------------------------------------
 
     def infer(
-        self, jaxpr: Any, values: Sequence[AbstractValue], *, times: float = 1.0
+        self,
+        jaxpr: Any,
+        values: Sequence[AbstractValue],
+        *,
+        times: float | None = None,
+        branch: int | None = None,
     ) -> list[AbstractValue]:
-        """Walks a nested jaxpr that runs ``times`` times; returns the values of its results."""
-        weight = min(self.weight * times, MOST_WEIGHT)
+        """Walks a nested jaxpr; returns the values of its results.
+
+        Args:
+          jaxpr: what is called.
+          values: of its inputs.
+          times: for the body of a loop, how often it runs, about.
+          branch: for a conditional, the number of the branch.
+        """
+        weight = min(self.weight * (times or 1.0), MOST_WEIGHT)
         path = (*self.path, id(self.equation))
-        return self.walk.jaxpr(path, jaxpr, values, weight, self.in_warp)
+        walk = self.walk
+        outer, around = walk.events, walk.branches
+        if times is not None:
+            walk.events = []
+            outer.append(Loop(walk.events))
+        elif branch is not None:
+            walk.events = []
+            if self.fork is None:
+                self.fork = Fork([])
+                outer.append(self.fork)
+            self.fork.ways.append(walk.events)
+            walk.branches = (*around, ((self.path, id(self.equation)), branch))
+        try:
+            return walk.jaxpr(path, jaxpr, values, weight, self.in_warp)
+        finally:
+            walk.events, walk.branches = outer, around
 
     def returns(self, jaxpr: Any, results: Sequence[AbstractValue], values: Sequence[Any]) -> None:
         """The results of a nested jaxpr become other values, such as those that a loop carries."""
@@ -271,7 +330,10 @@ class InferenceContext:
     def warps(self) -> Iterator[None]:
         """Inside, nested programs are run by single warps."""
         before, self.in_warp = self.in_warp, True
+        anchor = self.walk.anchor
+        # A fence has to be run by all warps, so it comes before the region.
+        self.walk.anchor = anchor or (self.path, id(self.equation))
         try:
             yield
         finally:
-            self.in_warp = before
+            self.in_warp, self.walk.anchor = before, anchor

@@ -50,9 +50,7 @@ def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def access_cost(
-    layout: Layout, memory: MemoryLayout, alignment: int, space: MemorySpace
-) -> float:
+def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: MemorySpace) -> float:
     """Of loading or storing an array once.
 
     Args:

@@ -38,6 +38,8 @@ class LayoutPlan:
       outputs: by path and id of the jaxpr, the layouts of its results, or None.
       memory: by path and id of the variable of an allocation (of a union's member, with its
         place), its layout.
+      before: by path and id of an equation, primitives without operands (and their parameters) that
+        are lowered before it.
       kept: what has to stay alive, so that nothing else gets its id.
     """
 
@@ -46,4 +48,7 @@ class LayoutPlan:
         default_factory=dict
     )
     memory: dict[tuple[Path, int, Any], MemoryLayout] = dataclasses.field(default_factory=dict)
+    before: dict[tuple[Path, int], list[tuple[Any, dict[str, Any]]]] = dataclasses.field(
+        default_factory=dict
+    )
     kept: list[Any] = dataclasses.field(default_factory=list)

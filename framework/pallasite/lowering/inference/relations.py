@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pallasite.errors import PallasiteError
-from pallasite.layouts import transforms as tf
 from pallasite.layouts.named import broadcast_candidates
 from pallasite.layouts.reduction import reduction_plan
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout

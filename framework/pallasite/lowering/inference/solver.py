@@ -179,7 +179,9 @@ class Solver:
 
     def _choose_memory(self, number: int) -> bool:
         factors = self._of_choice[number]
-        ready = [f for f in factors if all(self._problem.group(v) in self.labels for v in f.variables)]
+        ready = [
+            f for f in factors if all(self._problem.group(v) in self.labels for v in f.variables)
+        ]
         before = self.memory[number]
         best = None
         for candidate in self._problem.choices[number].candidates:

@@ -16,12 +16,12 @@ from pallasite.language import transforms as tr
 from pallasite.language.memory import MemorySpace
 from pallasite.layouts.memory import Extent, MemoryLayout, row_major
 from pallasite.lowering.inference.values import MemoryValue, ScalarValue
+from pallasite.lowering.launch import SHARED_MEMORY_ALIGNMENT
 from pallasite.lowering.references import (
     GLOBAL_ALIGNMENT,
     MemoryReference,
     WindowStart,
 )
-from pallasite.lowering.launch import SHARED_MEMORY_ALIGNMENT
 
 
 def start_of(index: Any) -> ScalarValue:

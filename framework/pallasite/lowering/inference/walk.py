@@ -10,9 +10,11 @@ import numpy as np
 from pallasite import _jax
 from pallasite.errors import SourceLocation
 from pallasite.ir.divisibility import ANY
+from pallasite.language.primitives.barriers import commit_smem_p
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.lowering.divisors import divisor_of_result
 from pallasite.lowering.inference.context import InferenceContext, Record
+from pallasite.lowering.inference.fences import Branches, Key, missing_fences
 from pallasite.lowering.inference.plan import EquationPlan, LayoutPlan, Path
 from pallasite.lowering.inference.problem import (
     Fixed,
@@ -53,6 +55,9 @@ class Walk:
         self.records: dict[tuple[Path, int], Record] = {}
         self.allocations: dict[tuple[Path, int, Any], int] = {}
         self.kept: list[Any] = []
+        self.events: list[Any] = []
+        self.branches: Branches = ()
+        self.anchor: Key | None = None
 
     def jaxpr(
         self,
@@ -95,14 +100,24 @@ class Walk:
         return [read(atom) for atom in jaxpr.outvars]
 
     def allocation(
-        self, path: Path, variable: Any, value: MemoryValue, candidates: list[MemoryLayout],
-        place: Place, member: Any = None,
+        self,
+        path: Path,
+        variable: Any,
+        value: MemoryValue,
+        candidates: list[MemoryLayout],
+        place: Place,
+        member: Any = None,
     ) -> int:
         """Adds the choice of an allocation's layout (or of one of a union's members)."""
         self.problem.choices.append(MemoryChoice(value, candidates, place))
         number = len(self.problem.choices) - 1
         self.allocations[path, id(variable), member] = number
         return number
+
+    def keep_row_major(self, value: MemoryValue) -> None:
+        """Leaves no choice for an allocation: it is row-major."""
+        if value.choice is not None:
+            del self.problem.choices[value.choice].candidates[1:]
 
     def _constant(self, path: Path, variable: Any) -> AbstractValue:
         aval = variable.aval
@@ -184,6 +199,9 @@ class Walk:
             plan.outputs[place] = tuple(label(number) for number in outputs)
         for allocation, number in self.allocations.items():
             plan.memory[allocation] = solver.memory[number]
+        if not self.kernel.params.unsafe_no_auto_barriers and self.kernel.target.has("tma"):
+            for key in missing_fences(self.events):
+                plan.before[key] = [(commit_smem_p, {})]
         return plan
 
 

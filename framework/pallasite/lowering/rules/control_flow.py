@@ -88,10 +88,8 @@ class Carry:
                     new = new.materialize(old.layout)
                 if new.layout != old.layout:
                     raise InvalidValueError(
-                        f"{self.what}: value {position}, {new.dtype}{list(new.shape)}, changes its"
-                        " register layout",
-                        got=describe(new.layout),
-                        expected=describe(old.layout),
+                        f"{self.what}: value {position}, {new.dtype}{list(new.shape)}, has layout"
+                        f" {describe(new.layout)}, when it should be {describe(old.layout)}",
                         hint="cast it inside with plgpu.layout_cast, or start with a value that has"
                         " this layout",
                     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from pallasite.errors import InvalidValueError
@@ -153,9 +154,7 @@ def operand_layouts(shapes: Sequence[tuple[int, ...]], bits: int) -> list[Regist
       bits: of an element of a and b.
     """
     m_warps = next(m_warps for m_warps in (4, 2, 1) if _fits(shapes[0], m_warps))
-    return [
-        _layout(name, shape, bits, m_warps) for name, shape in zip(_NAMES, shapes, strict=True)
-    ]
+    return [_layout(name, shape, bits, m_warps) for name, shape in zip(_NAMES, shapes, strict=True)]
 
 
 @rules.layout(mma_p)

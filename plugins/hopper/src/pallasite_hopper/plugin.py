@@ -91,8 +91,8 @@ def pallasite_passes() -> list[Pass]:
             run=_check_matrix_waits,
             after=("check-barriers",),
             target=TargetPredicate(frozenset({"wgmma"})),
-            description="finds operands and accumulators that are touched in flight; waits are added"
-            " in warpgroup semantics",
+            description="finds operands and accumulators that are touched in flight; adds waits in"
+            " warpgroup semantics",
         )
     ]
 

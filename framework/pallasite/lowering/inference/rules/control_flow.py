@@ -67,7 +67,9 @@ def _warp_map(
 # Loops and branches -------------------------------------------------------------------------------
 
 
-def _carried(ctx: InferenceContext, values: Sequence[AbstractValue], avals: Sequence[Any]) -> Any:
+def _carried(
+    ctx: InferenceContext, values: Sequence[AbstractValue], avals: Sequence[Any]
+) -> list[AbstractValue]:
     return [
         ctx.result(aval, spread=False) if isinstance(aval, _jax.ShapedArray) else value
         for value, aval in zip(values, avals, strict=True)
@@ -127,8 +129,8 @@ def _cond(
     if len(branches) == 1:
         return ctx.infer(branches[0], operands)
     merged: list[AbstractValue] = [ctx.result(aval, spread=False) for aval in ctx.avals_out]
-    for branch in branches:
-        results = ctx.infer(branch, operands)
+    for number, branch in enumerate(branches):
+        results = ctx.infer(branch, operands, branch=number)
         ctx.returns(branch, results, merged)
     return merged
 

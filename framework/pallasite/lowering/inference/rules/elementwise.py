@@ -31,9 +31,7 @@ _OTHERS = (
 )
 
 
-def elementwise(
-    ctx: InferenceContext, *operands: AbstractValue, **params: Any
-) -> AbstractValue:
+def elementwise(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> AbstractValue:
     """The inference rule of element-wise primitives."""
     return ctx.elementwise(*operands)
 
@@ -51,12 +49,8 @@ def _bitcast(ctx: InferenceContext, x: AbstractValue, **params: Any) -> Abstract
 
 
 @rules.inference(lax.optimization_barrier_p)
-def _optimization_barrier(
-    ctx: InferenceContext, *operands: AbstractValue
-) -> list[AbstractValue]:
+def _optimization_barrier(ctx: InferenceContext, *operands: AbstractValue) -> list[AbstractValue]:
     return [
-        ctx.elementwise(operand, aval=aval)
-        if isinstance(aval, _jax.ShapedArray)
-        else operand
+        ctx.elementwise(operand, aval=aval) if isinstance(aval, _jax.ShapedArray) else operand
         for operand, aval in zip(operands, ctx.avals_out, strict=True)
     ]

@@ -11,6 +11,7 @@ import jax
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, PallasiteError
 from pallasite.language.memory import MemorySpace
+from pallasite.language.primitives import barriers
 from pallasite.language.primitives import copies as prim
 from pallasite.language.primitives.arrays import atomic_p, load_p
 from pallasite.layouts.memory import row_major
@@ -32,10 +33,14 @@ _UNCERTAIN = 1e4
 
 @rules.inference(_jax.get_p)
 def _get(
-    ctx: InferenceContext, reference: AbstractValue, *leaves: AbstractValue, tree: Any, **params: Any
+    ctx: InferenceContext,
+    reference: AbstractValue,
+    *leaves: AbstractValue,
+    tree: Any,
+    **params: Any,
 ) -> AbstractValue:
     result = ctx.result()
-    ctx.access(reference, result, jax.tree.unflatten(tree, leaves))
+    ctx.load(reference, result, jax.tree.unflatten(tree, leaves))
     return result
 
 
@@ -45,7 +50,7 @@ def _load(
 ) -> AbstractValue:
     (reference,) = args_tree.unflatten(operands)
     result = ctx.result()
-    ctx.access(reference, result)
+    ctx.load(reference, result)
     return result
 
 
@@ -58,7 +63,7 @@ def _swap(
     tree: Any,
     **params: Any,
 ) -> AbstractValue:
-    ctx.access(reference, value, jax.tree.unflatten(tree, leaves))
+    ctx.store(reference, value, jax.tree.unflatten(tree, leaves))
     result = ctx.result(spread=True)
     ctx.same_layout(value, result)
     return result
@@ -73,7 +78,7 @@ def _addupdate(
     tree: Any,
     **params: Any,
 ) -> None:
-    ctx.access(reference, value, jax.tree.unflatten(tree, leaves))
+    ctx.store(reference, value, jax.tree.unflatten(tree, leaves))
 
 
 @rules.inference(_jax.masked_load_p)
@@ -82,7 +87,7 @@ def _masked_load(
 ) -> AbstractValue:
     reference, transforms, mask, other = jax.tree.unflatten(args_tree, operands)
     result = ctx.result()
-    ctx.access(reference, result, transforms)
+    ctx.load(reference, result, transforms)
     ctx.same_layout(result, *[value for value in (mask, other) if value is not None])
     return result
 
@@ -92,7 +97,7 @@ def _masked_swap(
     ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
 ) -> AbstractValue:
     reference, transforms, value, mask = jax.tree.unflatten(args_tree, operands)
-    ctx.access(reference, value, transforms)
+    ctx.store(reference, value, transforms)
     result = ctx.result(spread=True)
     ctx.same_layout(value, result, *[] if mask is None else [mask])
     return result
@@ -103,7 +108,7 @@ def _atomic(
     ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
 ) -> list[AbstractValue]:
     reference, value = args_tree.unflatten(operands)
-    ctx.access(reference, value)
+    ctx.store(reference, value)
     results = [ctx.result(aval, spread=True) for aval in ctx.avals_out]
     ctx.same_layout(value, *results)
     return results
@@ -191,7 +196,9 @@ def _to_shared(
         return
     blocks = _collective_blocks(ctx, collective_axes)
     options = {"blocks": blocks} if blocks > 1 else {}
-    ctx.uses(destination, _copies(window, **options), "an asynchronous copy writes it")
+    ctx.uses(
+        destination, _copies(window, **options), "an asynchronous copy writes it", asynchronous=True
+    )
 
 
 @rules.inference(prim.copy_smem_to_gmem_p)
@@ -206,7 +213,9 @@ def _to_global(
     window = _window(destination)
     if window is not None:
         options = {} if reduction_op is None else {"reduction": reduction_op}
-        ctx.uses(source, _copies(window, **options), "an asynchronous copy reads it")
+        ctx.uses(
+            source, _copies(window, **options), "an asynchronous copy reads it", asynchronous=True
+        )
 
 
 @rules.inference(prim.async_store_smem_p)
@@ -214,4 +223,14 @@ def _store_in_cluster(
     ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
 ) -> None:
     value, reference, *_ = args_tree.unflatten(operands)
-    ctx.access(reference, value)
+    ctx.store(reference, value)
+
+
+@rules.inference(barriers.commit_smem_p)
+def _commit(ctx: InferenceContext) -> None:
+    ctx.event("fence")
+
+
+@rules.inference(barriers.barrier_arrive_p)
+def _arrive(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> None:
+    ctx.event("arrive")

@@ -11,6 +11,7 @@ from pallasite.language.layouts import layout_cast_p
 from pallasite.layouts.registers import Layout, RegisterLayout
 from pallasite.lowering.inference import relations
 from pallasite.lowering.inference.context import InferenceContext
+from pallasite.lowering.inference.problem import Pairs
 from pallasite.lowering.inference.values import AbstractValue, ArrayValue
 from pallasite.lowering.rules.shape import stacked
 from pallasite.registry import RuleSet
@@ -20,7 +21,7 @@ lax = _jax.lax_primitives
 
 
 def _related(
-    ctx: InferenceContext, x: AbstractValue, pairs: relations.Pairs, position: int = 0
+    ctx: InferenceContext, x: AbstractValue, pairs: Pairs, position: int = 0
 ) -> AbstractValue:
     result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result(spread=False)
     ctx.relate(position, x, result, pairs)
@@ -76,9 +77,7 @@ def _slice(
 
 
 @rules.inference(lax.concatenate_p)
-def _concatenate(
-    ctx: InferenceContext, *arrays: AbstractValue, dimension: int
-) -> AbstractValue:
+def _concatenate(ctx: InferenceContext, *arrays: AbstractValue, dimension: int) -> AbstractValue:
     result = ctx.result(spread=True)
     shape = ctx.avals_out[0].shape
     first = 0
@@ -88,9 +87,7 @@ def _concatenate(
     return result
 
 
-def _part(
-    part: Sequence[int], whole: Sequence[int], dimension: int, first: int
-) -> relations.Pairs:
+def _part(part: Sequence[int], whole: Sequence[int], dimension: int, first: int) -> Pairs:
     starts = [0] * len(whole)
     starts[dimension] = first
 

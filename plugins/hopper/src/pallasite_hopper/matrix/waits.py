@@ -19,8 +19,8 @@ from typing import Any
 
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, SourceLocation
-from pallasite.language.params import LoweringSemantics
 from pallasite.language.effects import tensor_core_pipeline_effect
+from pallasite.language.params import LoweringSemantics
 from pallasite.language.primitives import barriers, copies, inline
 from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
@@ -157,10 +157,9 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
 
 def _adds_waits(context: Any) -> bool:
     options = getattr(context, "options", None)
-    return (
-        getattr(options, "lowering_semantics", None) is LoweringSemantics.Warpgroup
-        and not options.unsafe_no_auto_barriers
-    )
+    if getattr(options, "lowering_semantics", None) is not LoweringSemantics.Warpgroup:
+        return False
+    return not getattr(options, "unsafe_no_auto_barriers", False)
 
 
 class _Missing:

@@ -1,0 +1,122 @@
+"""Where ordinary stores to shared memory have to be fenced for asynchronous operations to see them.
+
+Ordinary stores and asynchronous operations (TMA, matrix products) go through different proxies of
+memory; a ``fence.proxy.async`` by the threads that stored has to come in between (PTX ISA,
+"Proxies" and "Async proxy"). The walk over the kernel leaves a tree of events; following it in the
+order of the program, this finds the places that lack a fence: before an asynchronous use, or before
+the arrival on a barrier by which another thread of the block learns that the data are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pallasite.lowering.inference.plan import Path
+
+type Key = tuple[Path, int]
+"""An equation: its path and id."""
+
+type Branches = tuple[tuple[Key, int], ...]
+"""The branches of conditionals around an equation: which conditional, and number of the branch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What an equation does to shared memory.
+
+    Attributes:
+      kind: ``"store"``, ``"asynchronous"``, ``"fence"`` or ``"arrive"``.
+      key: the equation before which a fence would come.
+      branches: those around it.
+      memory: the allocation.
+    """
+
+    kind: str
+    key: Key
+    branches: Branches
+    memory: Any = None
+
+
+@dataclasses.dataclass
+class Loop:
+    """Events that may happen again and again."""
+
+    body: list[Any]
+
+
+@dataclasses.dataclass
+class Fork:
+    """Events of which one list happens."""
+
+    ways: list[list[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Store:
+    memory: Any
+    branches: Branches
+
+
+type _State = frozenset[_Store]
+
+
+class _Search:
+    def __init__(self, used: dict[int, set[Branches]]):
+        self._used = used
+        self.found: dict[Key, None] = {}
+
+    def follow(self, events: Sequence[Any], state: _State) -> _State:
+        for event in events:
+            if isinstance(event, Loop):
+                once = self.follow(event.body, state)
+                state = state | self.follow(event.body, state | once)
+            elif isinstance(event, Fork):
+                ends = [self.follow(way, state) for way in event.ways]
+                state = frozenset().union(*ends)
+            else:
+                state = self._event(event, state)
+        return state
+
+    def _event(self, event: Event, state: _State) -> _State:
+        if event.kind == "fence":
+            return frozenset()
+        if event.kind == "store":
+            return state | {_Store(event.memory, event.branches)}
+        if event.kind == "asynchronous":
+            needed = any(store.memory is event.memory for store in state)
+        else:
+            needed = any(self._is_for_others(store) for store in state)
+        if not needed:
+            return state
+        self.found[event.key] = None
+        return frozenset()
+
+    def _is_for_others(self, store: _Store) -> bool:
+        """Whether threads outside of the branch that stores may use it asynchronously."""
+        depth = len(store.branches)
+        uses = self._used.get(id(store.memory), set())
+        return any(use[:depth] != store.branches for use in uses)
+
+
+def missing_fences(events: Sequence[Any]) -> list[Key]:
+    """The equations before which a fence has to be inserted, in the order of the program."""
+    used: dict[int, set[Branches]] = {}
+
+    def collect(part: Sequence[Any]) -> None:
+        for event in part:
+            if isinstance(event, Loop):
+                collect(event.body)
+            elif isinstance(event, Fork):
+                for way in event.ways:
+                    collect(way)
+            elif event.kind == "asynchronous":
+                used.setdefault(id(event.memory), set()).add(event.branches)
+
+    collect(events)
+    if not used:
+        return []
+    search = _Search(used)
+    search.follow(events, frozenset())
+    return list(search.found)
