@@ -44,9 +44,8 @@ def test_sum_of_two_layouts():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the loop body: value 1, float32[128, 64], changes its register layout
-      got: strided(vector 2)
-      expected: WGMMA
+    HERE: the loop body: value 1, float32[128, 64], has layout strided(vector 2), when it should \
+        be WGMMA
       try: cast it inside with plgpu.layout_cast, or start with a value that has this layout
     """,
 )
@@ -65,9 +64,8 @@ def test_loop_that_changes_a_layout():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the loop body: value 0, float32[128, 64], changes its register layout
-      got: strided(vector 2)
-      expected: WGMMA
+    HERE: the loop body: value 0, float32[128, 64], has layout strided(vector 2), when it should \
+        be WGMMA
       try: cast it inside with plgpu.layout_cast, or start with a value that has this layout
     """,
 )
@@ -85,9 +83,8 @@ def test_while_loop_that_changes_a_layout():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the branches of a conditional: value 0, float32[128, 64], changes its register layout
-      got: WGMMA
-      expected: strided(vector 2)
+    HERE: the branches of a conditional: value 0, float32[128, 64], has layout WGMMA, when it should \
+        be strided(vector 2)
       try: cast it inside with plgpu.layout_cast, or start with a value that has this layout
     """,
 )
