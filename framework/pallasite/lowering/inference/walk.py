@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +82,8 @@ class Walk:
                 return self._literal(path, atom)
             return environment[atom]
 
+        used = {atom for equation in jaxpr.eqns for atom in equation.invars if _is_variable(atom)}
+        used |= {atom for atom in jaxpr.outvars if _is_variable(atom)}
         for equation in jaxpr.eqns:
             operands = [read(atom) for atom in equation.invars]
             rule = self.kernel.registry.inference_rule(equation.primitive)
@@ -95,7 +97,7 @@ class Walk:
                     else:
                         found = rule.function(ctx, *operands, **equation.params)
                         results = _as_results(ctx, found)
-                self._note(ctx, results)
+                self._note(ctx, results, used)
             environment.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -143,15 +145,16 @@ class Walk:
         number = self.problem.variable(Variable(tuple(aval.shape), bits, [], False, place))
         return ArrayValue(number, tuple(aval.shape), bits)
 
-    def _note(self, ctx: InferenceContext, results: Sequence[AbstractValue]) -> None:
+    def _note(
+        self, ctx: InferenceContext, results: Sequence[AbstractValue], used: Collection[Any]
+    ) -> None:
         ctx.record.results = [
             value.variable if isinstance(value, ArrayValue) else None for value in results
         ]
         for number, variable in zip(ctx.record.results, ctx.equation.outvars, strict=True):
             # What a loop carries is used inside of it.
-            if isinstance(variable, _jax.DropVar) and number is not None:
-                if number not in ctx.record.needs.values():
-                    self.problem.variables[number].used = False
+            if number is not None and variable not in used and number not in ctx.record.needs.values():
+                self.problem.variables[number].used = False
         if ctx.record.needs or any(number is not None for number in ctx.record.results):
             self.records[ctx.path, id(ctx.equation)] = ctx.record
 
@@ -210,6 +213,10 @@ def _is_scalar(equation: Any) -> bool:
         isinstance(atom.aval, _jax.ShapedArray) and atom.aval.shape == ()
         for atom in (*equation.invars, *equation.outvars)
     ) and not any(True for _ in _jax.jaxprs_in_params(equation.params))
+
+
+def _is_variable(atom: Any) -> bool:
+    return not isinstance(atom, _jax.Literal)
 
 
 def _scalars(equation: Any, operands: Sequence[AbstractValue]) -> list[AbstractValue]:
