@@ -107,7 +107,7 @@ class AccessPlan:
     @functools.cached_property
     def wavefronts(self) -> int:
         """Passes through shared memory that warp 0 needs for all accesses, by simulation."""
-        return sum(self._wavefronts(access) for access in self.accesses)
+        return sum(self.passes(access) for access in self.accesses)
 
     @functools.cached_property
     def ideal_wavefronts(self) -> int:
@@ -126,7 +126,8 @@ class AccessPlan:
             for first in range(0, LANES, step)
         ]
 
-    def _wavefronts(self, access: Access) -> int:
+    def passes(self, access: Access) -> int:
+        """Passes through shared memory that warp 0 needs for one access."""
         passes = 0
         for addresses in self._phases(access):
             words = {

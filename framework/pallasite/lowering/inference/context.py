@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite import _jax
-from pallasite.errors import SourceLocation
+from pallasite.errors import PallasiteError, SourceLocation
 from pallasite.ir import types
 from pallasite.language.memory import MemorySpace
 from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
@@ -31,7 +31,7 @@ from pallasite.lowering.inference.values import (
     MemoryValue,
     ScalarValue,
 )
-from pallasite.lowering.inference.views import split_member
+from pallasite.lowering.inference.views import split_member, transformed_layout
 from pallasite.lowering.transfers import default_layout
 
 if TYPE_CHECKING:
@@ -254,6 +254,7 @@ class InferenceContext:
         transforms: Sequence[Any] = (),
         *,
         asynchronous: bool = False,
+        proposes: Sequence[Any] = (),
     ) -> None:
         """Memory is used in a way that not every layout allows.
 
@@ -264,6 +265,7 @@ class InferenceContext:
           why: what uses it, in the user's terms.
           transforms: further views.
           asynchronous: whether the use is through the asynchronous proxy.
+          proposes: transforms (tiling, swizzle) that would suit, if the whole allocation is used.
         """
         if asynchronous:
             self.event("asynchronous", reference)
@@ -271,6 +273,12 @@ class InferenceContext:
         if found is None or found[0].space is not MemorySpace.SMEM:
             return
         root, views = found
+        if proposes and root.choice is not None and not views:
+            choice = self.walk.problem.choices[root.choice]
+            with contextlib.suppress(PallasiteError):
+                layout = transformed_layout(root.shape, types.bit_width(root.dtype), proposes)
+                if not choice.given and layout not in choice.candidates:
+                    choice.candidates.append(layout)
         self.walk.problem.factors.append(
             MemoryUse(self.place, self.weight, root, views, check, why)
         )

@@ -31,6 +31,9 @@ SYNCHRONIZATION = 32.0
 _SECTOR = 32
 """Bytes of global memory that are moved together."""
 
+_SAMPLES = 4
+"""Accesses whose bank conflicts are counted."""
+
 _ELEMENT_BY_ELEMENT = 16.0
 """How much slower an access is whose addresses are computed one by one."""
 
@@ -70,7 +73,10 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     copies = layout.replication
     issue = len(plan.accesses) / 4
     if space is MemorySpace.SMEM:
-        return WARPS * plan.wavefronts + issue
+        # All accesses look alike, but for where they begin.
+        some = plan.accesses[:: max(1, len(plan.accesses) // _SAMPLES)]
+        passes = sum(map(plan.passes, some)) * len(plan.accesses) / len(some)
+        return WARPS * passes + issue
     return WARPS * len(plan.accesses) * _sectors(plan) / 4 / min(copies, WARPS) + issue
 
 

@@ -58,11 +58,13 @@ class MemoryChoice:
       value: the allocation.
       candidates: layouts that it may have, in the order of preference.
       place: where it is allocated.
+      given: whether the program says how it lies.
     """
 
     value: MemoryValue
     candidates: list[MemoryLayout]
     place: Place
+    given: bool = False
 
 
 @dataclasses.dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator
 
 from pallasite.errors import PallasiteError
 from pallasite.layouts.named import broadcast_candidates
@@ -15,8 +16,11 @@ type Pair = tuple[Layout, Layout]
 
 
 def _pairs(function: Callable[[Layout | None, Layout | None], Iterator[Pair]]) -> Pairs:
-    def listed(operand: Layout | None, result: Layout | None) -> list[Pair]:
-        return list(function(operand, result))
+    """Remembers what was asked: equations of the same kind and shape share one such function."""
+
+    @functools.lru_cache(maxsize=512)
+    def listed(operand: Layout | None, result: Layout | None) -> tuple[Pair, ...]:
+        return tuple(dict.fromkeys(function(operand, result)))
 
     return listed
 
@@ -44,7 +48,8 @@ def bijection(forward: Callable[[Layout], Layout], backward: Callable[[Layout], 
     return _pairs(pairs)
 
 
-def reshape(before: Sequence[int], after: Sequence[int]) -> Pairs:
+@functools.lru_cache(maxsize=256)
+def reshape(before: tuple[int, ...], after: tuple[int, ...]) -> Pairs:
     """Of a reshape between two shapes."""
     return bijection(
         lambda layout: layout.reshape(tuple(after)).layout,
@@ -52,7 +57,8 @@ def reshape(before: Sequence[int], after: Sequence[int]) -> Pairs:
     )
 
 
-def transpose(permutation: Sequence[int]) -> Pairs:
+@functools.lru_cache(maxsize=256)
+def transpose(permutation: tuple[int, ...]) -> Pairs:
     """Of a transposition."""
     inverse = [permutation.index(i) for i in range(len(permutation))]
     return bijection(
@@ -61,7 +67,8 @@ def transpose(permutation: Sequence[int]) -> Pairs:
     )
 
 
-def slice_(starts: Sequence[int], sizes: Sequence[int]) -> Pairs:
+@functools.lru_cache(maxsize=256)
+def slice_(starts: tuple[int, ...], sizes: tuple[int, ...]) -> Pairs:
     """Of a slice: the result's layout is part of the operand's."""
 
     def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
@@ -79,7 +86,8 @@ def slice_(starts: Sequence[int], sizes: Sequence[int]) -> Pairs:
     return _pairs(pairs)
 
 
-def broadcast(before: Sequence[int], after: Sequence[int], dims: Sequence[int]) -> Pairs:
+@functools.lru_cache(maxsize=256)
+def broadcast(before: tuple[int, ...], after: tuple[int, ...], dims: tuple[int, ...]) -> Pairs:
     """Of a broadcast: the operand's layout is the result's, reduced over what is new."""
     shape = tuple(after)
     new = [d for d in range(len(shape)) if d not in dims]
@@ -92,9 +100,10 @@ def broadcast(before: Sequence[int], after: Sequence[int], dims: Sequence[int]) 
 
     def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
         if isinstance(result, RegisterLayout):
-            if operand is not None and _fits(operand, result):
-                yield operand, result
             before = _tried(lambda: reduced(result))
+            if operand is not None and (operand == before or _fits(operand, result)):
+                yield operand, result
+                return
             if before is not None and not isinstance(before, SplatLayout):
                 yield before, result
         if isinstance(operand, RegisterLayout):
@@ -111,7 +120,8 @@ def broadcast(before: Sequence[int], after: Sequence[int], dims: Sequence[int]) 
     return _pairs(pairs)
 
 
-def reduction(shape: Sequence[int], axes: Sequence[int]) -> Pairs:
+@functools.lru_cache(maxsize=256)
+def reduction(shape: tuple[int, ...], axes: tuple[int, ...]) -> Pairs:
     """Of a reduction: the result's layout is what is left of the operand's."""
     kept = [d for d in range(len(shape)) if d not in axes]
 

@@ -128,6 +128,8 @@ class Solver:
         return factor.weight * factor.cost(layouts, memory)
 
     def _improve(self, group: int) -> bool:
+        if sum(self.cost_of(factor) for factor in self._of_group[group]) < 1e-6:
+            return False
         for factor in self._of_group[group]:
             for layout in self._proposals(factor, group):
                 self._propose(group, layout)

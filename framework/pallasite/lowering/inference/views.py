@@ -194,3 +194,22 @@ def view_of(root: MemoryValue, layout: MemoryLayout | None, transforms: Sequence
     for transform in transforms:
         view.apply(transform)
     return view
+
+
+def transformed_layout(shape: Sequence[int], bits: int, transforms: Sequence[Any]) -> MemoryLayout:
+    """The layout, of the logical shape, of an allocation with transforms.
+
+    Raises:
+      InvalidValueError: a transform does not fit the shape, or is neither tiling nor swizzle.
+    """
+    layout = row_major(shape, bits)
+    for transform in transforms:
+        match transform:
+            case tr.TilingTransform():
+                tiled = layout.tile(transform.tiling).shape
+                layout = row_major(tiled, bits).untile(transform.tiling)
+            case tr.SwizzleTransform():
+                layout = layout.with_swizzle(transform.swizzle)
+            case _:
+                raise InvalidValueError(f"an unknown transform {type(transform).__name__}")
+    return layout

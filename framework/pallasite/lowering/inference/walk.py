@@ -119,7 +119,9 @@ class Walk:
     def keep_row_major(self, value: MemoryValue) -> None:
         """Leaves no choice for an allocation: it is row-major."""
         if value.choice is not None:
-            del self.problem.choices[value.choice].candidates[1:]
+            choice = self.problem.choices[value.choice]
+            choice.given = True
+            del choice.candidates[1:]
 
     def _constant(self, path: Path, variable: Any) -> AbstractValue:
         aval = variable.aval
@@ -152,8 +154,9 @@ class Walk:
             value.variable if isinstance(value, ArrayValue) else None for value in results
         ]
         for number, variable in zip(ctx.record.results, ctx.equation.outvars, strict=True):
-            # What a loop carries is used inside of it.
-            if number is not None and variable not in used and number not in ctx.record.needs.values():
+            if number is None or variable in used or number in ctx.record.needs.values():
+                continue  # What a loop carries is used inside of it.
+            if self.problem.variables[number].place == ctx.place:
                 self.problem.variables[number].used = False
         if ctx.record.needs or any(number is not None for number in ctx.record.results):
             self.records[ctx.path, id(ctx.equation)] = ctx.record

@@ -16,7 +16,6 @@ from pallasite.language.memory import (
     memory_space_of,
     union_members,
 )
-from pallasite.layouts.memory import row_major
 from pallasite.lowering.inference.context import InferenceContext
 from pallasite.lowering.inference.values import (
     AbstractValue,
@@ -185,8 +184,6 @@ def _allocation(ctx: InferenceContext, variable: Any, name: str) -> AbstractValu
     value = MemoryValue(MemorySpace.SMEM, shape, dtype, name=name)
     bits = types.bit_width(dtype)
     candidates = open_layout(value, bits)
-    if candidates == [row_major(shape, bits)]:
-        return value
     number = ctx.walk.allocation(path, variable, value, candidates, ctx.place)
     return MemoryValue(MemorySpace.SMEM, shape, dtype, number, name=name)
 

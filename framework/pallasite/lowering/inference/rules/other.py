@@ -30,11 +30,14 @@ def _inline(
     return_types: tuple[ShapeDtypeStruct, ...],
     **params: Any,
 ) -> list[AbstractValue]:
+    if ctx.in_warp:  # There, it takes and returns scalars.
+        return [ctx.result(aval) for aval in ctx.avals_out]
     flat = args_tree.unflatten(operands)
     positions = args_tree.unflatten(list(range(len(operands))))
     for value, position, declared in zip(flat, positions, arg_types, strict=True):
         if isinstance(declared, RefType):
-            ctx.uses(value, _declared(declared), f"inlined code declares {declared}")
+            why = f"inlined code declares {declared}"
+            ctx.uses(value, _declared(declared), why, proposes=declared.transforms)
         elif isinstance(position, int):
             aval = ctx.avals_in[position]
             layout = declared.resolve(tuple(aval.shape), aval.dtype)

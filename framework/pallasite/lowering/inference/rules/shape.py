@@ -36,13 +36,13 @@ def _broadcast_in_dim(
     broadcast_dimensions: Sequence[int],
     **params: Any,
 ) -> AbstractValue:
-    before, after = ctx.avals_in[0].shape, ctx.avals_out[0].shape
+    before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
     return _related(ctx, x, relations.broadcast(before, after, tuple(broadcast_dimensions)))
 
 
 @rules.inference(_jax.broadcast_to_p)
 def _broadcast_to(ctx: InferenceContext, x: AbstractValue, **params: Any) -> AbstractValue:
-    before, after = ctx.avals_in[0].shape, ctx.avals_out[0].shape
+    before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
     dims = tuple(range(len(after) - len(before), len(after)))
     return _related(ctx, x, relations.broadcast(before, after, dims))
 
@@ -52,7 +52,7 @@ def _broadcast_to(ctx: InferenceContext, x: AbstractValue, **params: Any) -> Abs
 def _reshape(
     ctx: InferenceContext, x: AbstractValue, *dynamic: AbstractValue, **params: Any
 ) -> AbstractValue:
-    before, after = ctx.avals_in[0].shape, ctx.avals_out[0].shape
+    before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
     return _related(ctx, x, relations.reshape(before, after))
 
 
@@ -73,7 +73,7 @@ def _slice(
     strides: Any,
 ) -> AbstractValue:
     sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
-    return _related(ctx, x, relations.slice_(tuple(start_indices), sizes))
+    return _related(ctx, x, relations.slice_(tuple(start_indices), tuple(sizes)))
 
 
 @rules.inference(lax.concatenate_p)
@@ -137,4 +137,4 @@ def _layout_cast(ctx: InferenceContext, x: AbstractValue, *, new_layout: Any) ->
 def _reduce(
     ctx: InferenceContext, x: AbstractValue, *, axes: Sequence[int], **params: Any
 ) -> AbstractValue:
-    return _related(ctx, x, relations.reduction(ctx.avals_in[0].shape, tuple(axes)))
+    return _related(ctx, x, relations.reduction(tuple(ctx.avals_in[0].shape), tuple(axes)))
