@@ -73,3 +73,15 @@ class Case:
 
 
 EXAMPLES = [Case("scale_128", 128), Case("scale_512", 512)]
+
+
+@plgpu.kernel(
+    out_type=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16),
+    scratch_types=[plgpu.SMEM((64, 64), jnp.bfloat16), plgpu.Barrier()],
+    kernel_name="copy",
+)
+def filled_copy(x_ref, out_ref, buffer, barrier):
+    plgpu.copy_gmem_to_smem(x_ref, buffer, barrier, oob_mode=plgpu.OOBFillMode.ZEROS)
+    plgpu.barrier_wait(barrier)
+    plgpu.copy_smem_to_gmem(buffer, out_ref)
+    plgpu.wait_smem_to_gmem(0)

@@ -22,6 +22,7 @@ def test_lists_what_a_file_offers(command, kernel):
         "add": "add_args()",
         "both": "both.example_inputs",
         "copy": "give --arg for x_ref",
+        "filled_copy": "give --arg for x_ref",
         "zeros": "takes none",
         "wrong": "give --arg for x",
         "no_kernel": "give --arg for x",

@@ -10,7 +10,7 @@ COPY = ("--target", "sm_90", "--arg", "bf16[64,64]")
 
 
 def test_report(command, kernel):
-    result = command("inspect", kernel("copy"), *COPY)
+    result = command("inspect", kernel("filled_copy"), *COPY)
     assert result.status == 0, result.err
     assert result.out.startswith("kernel copy for sm_90\n")
     lines = [" ".join(line.split()) for line in result.out.splitlines()]
@@ -18,7 +18,7 @@ def test_report(command, kernel):
         "grid 1 x 1 x 1 blocks",
         "block 128 x 1 x 1 threads",
         "0 input 0 bfloat16[64, 64] TMA descriptor",
-        "1 output 0 bfloat16[64, 64] TMA descriptor",
+        "1 output 0 bfloat16[64, 64] pointer",
         "barriers 1",
     ):
         assert line in lines
@@ -30,7 +30,7 @@ def test_report(command, kernel):
 
 
 def test_json(command, kernel):
-    result = command("inspect", kernel("copy"), *COPY, "--json")
+    result = command("inspect", kernel("filled_copy"), *COPY, "--json")
     assert result.status == 0, result.err
     (report,) = result.json
     assert report["name"] == "copy"

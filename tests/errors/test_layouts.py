@@ -83,8 +83,8 @@ def test_while_loop_that_changes_a_layout():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the branches of a conditional: value 0, float32[128, 64], has layout WGMMA, when it should \
-        be strided(vector 2)
+    HERE: the branches of a conditional: value 0, float32[128, 64], has layout WGMMA, when it \
+        should be strided(vector 2)
       try: cast it inside with plgpu.layout_cast, or start with a value that has this layout
     """,
 )

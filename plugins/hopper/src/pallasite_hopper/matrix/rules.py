@@ -169,14 +169,14 @@ def _wgmma(ctx: RuleContext, *operands: Value, args_tree: Any) -> RegisterArray:
     if whole.layout != layout:
         whole = relayout(ctx, whole, layout)
     first_row, first_column, m, n = part_of(whole.shape, acc.transforms)
-    right = _transposed_layout(resolve(ctx, b))
+    right = _transposed_layout(resolve(ctx, b, other_blocks=True))
     kind = accumulator_type(whole.dtype)
     depth = depth_of(right.dtype)
     row_blocks = [(row, ROWS) for row in range(0, m, ROWS)]
     columns_of = column_blocks(n, kind)
     left: _Shared | RegisterArray
     if isinstance(a, _jax.TransformedRef):
-        memory = resolve(ctx, a)
+        memory = resolve(ctx, a, other_blocks=True)
         left, left_dtype = _shared(ctx, memory, row_blocks, depth, "a"), memory.dtype
     else:
         left, left_dtype = _in_registers(ctx, a), a.dtype
