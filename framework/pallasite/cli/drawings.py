@@ -7,7 +7,6 @@ import ast
 import collections
 import dataclasses
 import linecache
-import os
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
@@ -73,13 +72,18 @@ def check_arguments(arguments: argparse.Namespace) -> None:
                 got=f"{arguments.kernel} and {', '.join(given)}",
                 expected="a kernel, or options that describe a layout",
             )
-        if arguments.draw is not None and "::" not in arguments.kernel:
+        asked = arguments.draw is not None or arguments.layouts
+        if asked and "::" not in arguments.kernel:
             raise InvalidValueError(
                 "no kernel was named",
                 expected=f"{arguments.kernel}::KERNEL",
                 hint=f"pallasite inspect {arguments.kernel}  lists what the file offers",
             )
         return
+    if arguments.layouts:
+        raise InvalidValueError(
+            "--layouts is for kernels", got="no kernel", expected="--layouts FILE::KERNEL"
+        )
     memory = [name for name in given if name in ("--tiling", "--swizzle")]
     if "--layout" in given and memory:
         raise InvalidValueError(
@@ -225,31 +229,16 @@ class Drawing:
 
 
 def draw_kernels(
-    compiled: Sequence[CompiledKernel], recorded: Sequence[KernelLayouts], folder: str
-) -> tuple[list[CompiledKernel], list[list[Drawing]]]:
-    """Draws the layouts of the kernels of a function.
-
-    Args:
-      compiled: the kernels; one that is called in several places may be there several times.
-      recorded: the layouts of all kernels that were compiled, these last.
-      folder: where to write.
-
-    Returns:
-      The kernels, each once, and the pictures of each.
-    """
-    names = {kernel.name for kernel in compiled}
-    own = [layouts for layouts in recorded if layouts.name in names][-len(compiled) :]
-    pairs = {
-        (kernel.name, kernel.ptx): (kernel, layouts)
-        for kernel, layouts in zip(compiled, own, strict=True)
-    }
+    kernels: Sequence[tuple[CompiledKernel, KernelLayouts]], folder: str
+) -> list[list[Drawing]]:
+    """Draws the layouts of some kernels into a folder; returns the pictures of each."""
     count: collections.Counter[str] = collections.Counter()
     pictures = []
-    for kernel, layouts in pairs.values():
+    for kernel, layouts in kernels:
         count[kernel.name] += 1
         number = f"-{count[kernel.name]}" if count[kernel.name] > 1 else ""
         pictures.append(draw_kernel(layouts, folder, f"{kernel.name}{number}"))
-    return [kernel for kernel, _ in pairs.values()], pictures
+    return pictures
 
 
 def draw_kernel(kernel: KernelLayouts, folder: str, prefix: str) -> list[Drawing]:
@@ -337,12 +326,10 @@ def _place(place: SourceLocation | None) -> str:
     """``file:line: code``, with a path from the present folder if it is inside it."""
     if place is None:
         return "a line that is not known"
-    relative = os.path.relpath(place.file)
     code = linecache.getline(place.file, place.line).strip()
     if len(code) > _LONGEST_CODE:
         code = code[: _LONGEST_CODE - 3] + "..."
-    file = place.file if relative.startswith("..") else relative
-    return f"{file}:{place.line}: {code}".removesuffix(": ")
+    return f"{output.location_text(place)}: {code}".removesuffix(": ")
 
 
 def _by(shape: Sequence[int]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from pallasite.cli import output
 from pallasite.codegen.compiled import CompiledKernel
-from pallasite.errors import SourceLocation
 from pallasite.launch import ArrayParameter, Buffer, Parameter, TensorMapParameter
 from pallasite.layouts.tma_types import TENSOR_MAP_TYPES
 
@@ -47,7 +45,7 @@ def as_json(kernel: CompiledKernel) -> dict[str, Any]:
                     "what": one.what,
                     "amount": one.amount,
                     "offset": one.offset,
-                    "location": _location_json(one.location),
+                    "location": output.location_json(one.location),
                 }
                 for one in resources.allocations
             ],
@@ -113,7 +111,7 @@ def _tensor_maps(parameters: Sequence[Parameter]) -> str:
             list(one.strides),
             list(one.box),
             "none" if one.swizzle == 16 else f"{one.swizzle} bytes",
-            _location(one.location),
+            output.location_text(one.location),
         )
         for number, one in enumerate(parameters)
         if isinstance(one, TensorMapParameter)
@@ -155,7 +153,7 @@ def _allocations(kernel: CompiledKernel) -> str:
             one.amount,
             _UNITS.get(one.space, "bytes"),
             one.offset,
-            _location(one.location),
+            output.location_text(one.location),
         )
         for one in sorted(kernel.resources.allocations, key=lambda one: (one.space, one.offset))
     ]
@@ -189,22 +187,8 @@ def _parameter_json(parameter: Parameter) -> dict[str, Any]:
         "strides": parameter.strides,
         "box": parameter.box,
         "swizzle": parameter.swizzle,
-        "location": _location_json(parameter.location),
+        "location": output.location_json(parameter.location),
     }
-
-
-def _location_json(location: SourceLocation | None) -> dict[str, Any] | None:
-    if location is None:
-        return None
-    return {"file": location.file, "line": location.line, "function": location.function}
-
-
-def _location(location: SourceLocation | None) -> str:
-    """``file:line``, with a path from the present folder if it is inside it."""
-    if location is None:
-        return ""
-    relative = os.path.relpath(location.file)
-    return f"{location.file if relative.startswith('..') else relative}:{location.line}"
 
 
 def _buffer(buffer: Buffer) -> str:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pallasite.errors import InvalidValueError
+from pallasite.errors import InvalidValueError, SourceLocation
 
 GAP = "  "
 
@@ -43,6 +43,33 @@ def print_json(value: Any) -> None:
 def indented(text: str, by: int = 2) -> str:
     """The text with each line moved to the right."""
     return "\n".join(" " * by + line if line else line for line in text.splitlines())
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of one length with aligned columns, without headers; the last column stays ragged."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def relative_path(file: str) -> str:
+    """A path from the present folder if the file is inside it."""
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative
+
+
+def location_text(location: SourceLocation | None) -> str:
+    """``file:line``, with a path from the present folder if it is inside it; may be empty."""
+    return "" if location is None else f"{relative_path(location.file)}:{location.line}"
+
+
+def location_json(location: SourceLocation | None) -> dict[str, Any] | None:
+    """File, line and function, for programs."""
+    if location is None:
+        return None
+    return {"file": location.file, "line": location.line, "function": location.function}
 
 
 def size(count: int) -> str:
