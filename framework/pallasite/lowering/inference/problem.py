@@ -232,6 +232,14 @@ class Access(Factor):
                 self._views[layout] = None
         return self._views[layout]
 
+    def refusal(self, layout: MemoryLayout | None) -> PallasiteError | None:
+        """Why a layout has no such view."""
+        try:
+            view_of(self.root, layout, self.transforms)
+        except PallasiteError as error:
+            return error
+        return None
+
     def cost(self, layouts: Sequence[Layout], memory: Sequence[MemoryLayout]) -> float:
         view = self.view(memory)
         if view is None:
