@@ -22,17 +22,24 @@ def describe_memory(layout: MemoryLayout) -> str:
     """The transforms that declare a memory layout, or ``row-major``, or its extents."""
     shape, bits = layout.shape, layout.element_bits
     plain = row_major(shape, bits)
+    swizzle = f"SwizzleTransform({layout.swizzle})" if layout.swizzle != 16 else ""
     if layout == plain:
         return "row-major"
-    swizzle = f"SwizzleTransform({layout.swizzle})" if layout.swizzle != 16 else ""
-    if layout == plain.with_swizzle(layout.swizzle):
-        width = 8 * layout.swizzle // bits
-        if len(shape) < 2 or shape[-1] != width or shape[-2] % 8:
-            return swizzle
-    for width in (8 * layout.swizzle // bits, 8 * 16 // bits):
-        if len(shape) < 2 or shape[-2] % 8 or width == 0 or shape[-1] % width:
-            continue
-        tiles = (*shape[:-2], shape[-2] // 8, shape[-1] // width, 8, width)
-        if layout == row_major(tiles, bits).untile((8, width)).with_swizzle(layout.swizzle):
-            return f"TilingTransform((8, {width}))" + (f", {swizzle}" if swizzle else "")
-    return str(layout)
+    for tile in _tiles(layout):
+        lead = len(shape) - len(tile)
+        counts = [extent // size for extent, size in zip(shape[lead:], tile, strict=True)]
+        tiled = row_major((*shape[:lead], *counts, *tile), bits)
+        if layout == tiled.untile(tile).with_swizzle(layout.swizzle):
+            return f"TilingTransform({tile})" + (f", {swizzle}" if swizzle else "")
+    return swizzle if layout == plain.with_swizzle(layout.swizzle) else str(layout)
+
+
+def _tiles(layout: MemoryLayout) -> list[tuple[int, ...]]:
+    """Tiles that the last dimensions may be cut into, those of the matrix units first."""
+    shape = layout.shape
+    if len(shape) < 2:
+        return []
+    width = 8 * layout.swizzle // layout.element_bits
+    usual = [(8, width)] if width and shape[-2] % 8 == 0 and shape[-1] % width == 0 else []
+    sizes = [dim[-1].size if dim else 1 for dim in layout.dims]
+    return usual + [tuple(sizes[-rank:]) for rank in range(1, len(shape) + 1)]

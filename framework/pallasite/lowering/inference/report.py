@@ -13,11 +13,12 @@ from pallasite.layouts.access import plan_access
 from pallasite.layouts.conversion import ConversionKind, conversion
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout, RegisterLayout
-from pallasite.lowering.inference.costs import conversion_cost, is_impossible
+from pallasite.lowering.inference.costs import UNCERTAIN, conversion_cost, is_impossible
 from pallasite.lowering.inference.problem import (
     Access,
     Factor,
     Fixed,
+    MemoryChoice,
     MemoryUse,
     Relation,
     Variable,
@@ -138,7 +139,7 @@ def _shared(problem: Problem, solver: Solver) -> Iterator[SharedLayout]:
             str(value.dtype),
             value.shape,
             describe_memory(layout),
-            tuple(dict.fromkeys(_why(uses, layout, choice.candidates, problem, solver))),
+            tuple(dict.fromkeys(_why(uses, layout, choice, problem, solver))),
         )
         if made not in seen:
             seen.add(made)
@@ -152,17 +153,19 @@ def _is_used(factor: Factor, problem: Problem, solver: Solver) -> bool:
 def _why(
     uses: list[Factor],
     layout: MemoryLayout,
-    candidates: list[MemoryLayout],
+    choice: MemoryChoice,
     problem: Problem,
     solver: Solver,
 ) -> Iterator[Reason]:
     def cost(use: Factor, memory: MemoryLayout) -> float:
         return use.cost([solver.labels[problem.group(v)] for v in use.variables], [memory])
 
-    others = [candidate for candidate in candidates if candidate != layout]
-    if layout != candidates[0]:
-        others = candidates[:1]  # It is what the array would have if nothing asked for another.
-    decided = False
+    others = [candidate for candidate in choice.candidates if candidate != layout]
+    if layout != choice.candidates[0]:
+        others = choice.candidates[:1]  # What it would have if nothing asked for another.
+    decided = choice.given
+    if choice.given:
+        yield Reason("the program declares it")
     for use in uses:
         place = use.place
         if not others or not all(cost(use, other) > cost(use, layout) for other in others):
@@ -184,6 +187,9 @@ def _why(
     if not decided:
         yield Reason("no other is faster" if uses else "nothing uses it")
     for use in uses:
+        if cost(use, layout) >= UNCERTAIN and not is_impossible(cost(use, layout)):
+            text = f"{use.place.primitive} takes for granted that a computed start is that of a tile"
+            yield Reason(text, use.place.location)
         if isinstance(use, Access) and use.root.space is MemorySpace.SMEM:
             label = solver.labels[problem.group(use.variable)]
             factor = _conflicts(use, label, layout)
