@@ -31,7 +31,11 @@ from pallasite.lowering.inference.values import (
     MemoryValue,
     ScalarValue,
 )
-from pallasite.lowering.inference.views import split_member, transformed_layout
+from pallasite.lowering.inference.views import (
+    begins_at_any_row,
+    split_member,
+    transformed_layout,
+)
 from pallasite.lowering.transfers import default_layout
 
 if TYPE_CHECKING:
@@ -213,6 +217,8 @@ class InferenceContext:
         if views and isinstance(views[0], UntilingTransform | UnswizzleTransform):
             # The program says how it lies, so this is the physical array.
             self.walk.keep_row_major(root)
+        elif root.choice is not None and begins_at_any_row(root, views):
+            self.walk.propose_whole_columns(root)
         return root, views
 
     def event(self, kind: str, reference: Any = None) -> None:

@@ -19,6 +19,9 @@ from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 IMPOSSIBLE = 1e12
 """More than all that is possible costs together."""
 
+UNCERTAIN = 1e4
+"""What an equation costs that works only if a start is a multiple of what is not known."""
+
 
 def is_impossible(cost: float) -> bool:
     """Whether a factor's cost, before it is weighed, says that it cannot be satisfied."""

@@ -10,7 +10,7 @@ from typing import Any
 from pallasite.errors import PallasiteError, SourceLocation
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout
-from pallasite.lowering.inference.costs import IMPOSSIBLE, access_cost, conversion_cost
+from pallasite.lowering.inference.costs import IMPOSSIBLE, UNCERTAIN, access_cost, conversion_cost
 from pallasite.lowering.inference.values import MemoryValue
 from pallasite.lowering.inference.views import view_of
 
@@ -221,13 +221,17 @@ class Access(Factor):
         self.variables = (self.variable,)
         self.choices = () if self.root.choice is None else (self.root.choice,)
         self._views: dict[MemoryLayout | None, Any] = {}
+        self._uncertain: set[MemoryLayout | None] = set()
 
     def view(self, memory: Sequence[MemoryLayout]) -> Any:
         """The view, or None if the layout has no such one."""
         layout = memory[0] if memory else None
         if layout not in self._views:
             try:
-                self._views[layout] = view_of(self.root, layout, self.transforms).memory()
+                view = view_of(self.root, layout, self.transforms)
+                self._views[layout] = view.memory()
+                if not view.certain:
+                    self._uncertain.add(layout)
             except PallasiteError:
                 self._views[layout] = None
         return self._views[layout]
@@ -244,7 +248,8 @@ class Access(Factor):
         view = self.view(memory)
         if view is None:
             return IMPOSSIBLE
-        return access_cost(layouts[0], view.layout, view.offset_alignment, self.root.space)
+        cost = access_cost(layouts[0], view.layout, view.offset_alignment, self.root.space)
+        return cost + UNCERTAIN if memory and memory[0] in self._uncertain else cost
 
     def proposals(
         self, position: int, layouts: Sequence[Layout | None], memory: Sequence[MemoryLayout]
@@ -287,10 +292,11 @@ class MemoryUse(Factor):
         layout = memory[0] if memory else None
         if layout not in self._costs:
             try:
-                found = self.check(view_of(self.root, layout, self.transforms))
+                view = view_of(self.root, layout, self.transforms)
+                found = self.check(view) or 0.0
+                self._costs[layout] = found if view.certain else found + UNCERTAIN
             except PallasiteError:
-                found = IMPOSSIBLE
-            self._costs[layout] = found or 0.0
+                self._costs[layout] = IMPOSSIBLE
         return self._costs[layout]
 
 

@@ -44,6 +44,8 @@ class View:
       alignment: bytes that the address of the first element is a multiple of.
       dtype: of the elements.
       window: for global memory, the part of each dimension of the root array.
+      certain: whether the view lies like this wherever a computed start is; if not, the start has
+        to be a multiple of something that it is not known to be.
     """
 
     def __init__(self, root: MemoryValue, layout: MemoryLayout):
@@ -53,6 +55,7 @@ class View:
         shared = root.space is MemorySpace.SMEM
         self.alignment = SHARED_MEMORY_ALIGNMENT if shared else GLOBAL_ALIGNMENT
         self.window: list[WindowStart] | None = None
+        self.certain = True
         self.divisors: list[int] = []
         if not shared:
             self.window = [WindowStart(0, (), size) for size in root.shape]
@@ -113,6 +116,9 @@ class View:
             if keep
             else self.layout.index(dim, start.known)
         )
+        # Of a whole dimension there is but one slice.
+        if start.known is None and size < self.layout.shape[dim]:
+            self.certain = self.certain and start.divisor % part.alignment == 0
         self.layout = part.layout
         self._moved(part.offset)
         for term in part.terms:
@@ -167,6 +173,18 @@ class View:
     def _change(self, layout: MemoryLayout) -> None:
         self.layout = layout
         self.window = None
+
+
+def begins_at_any_row(root: MemoryValue, transforms: Sequence[Any]) -> bool:
+    """Whether a view is a part of the rows of an allocation of which it is not known that it begins
+    with a whole tile of 8."""
+    if not transforms or not isinstance(transforms[0], _jax.NDIndexer) or len(root.shape) < 2:
+        return False
+    row = transforms[0].indices[len(root.shape) - 2]
+    if not isinstance(row, _jax.Slice) or row.size == root.shape[-2]:
+        return False
+    start = start_of(row)
+    return start.known is None and start.divisor % 8 != 0
 
 
 def split_member(root: MemoryValue, transforms: Sequence[Any]) -> tuple[MemoryValue, list[Any]]:

@@ -123,6 +123,15 @@ class Walk:
             choice.given = True
             del choice.candidates[1:]
 
+    def propose_whole_columns(self, value: MemoryValue) -> None:
+        """Proposes layouts for an allocation of which parts begin at any row."""
+        assert value.choice is not None
+        choice = self.problem.choices[value.choice]
+        if not choice.given:
+            for layout in column_layouts(value, choice.candidates[0].element_bits):
+                if layout not in choice.candidates:
+                    choice.candidates.append(layout)
+
     def _constant(self, path: Path, variable: Any) -> AbstractValue:
         aval = variable.aval
         if not isinstance(aval, _jax.ShapedArray):
@@ -239,19 +248,27 @@ def open_layout(value: MemoryValue, bits: int) -> list[MemoryLayout]:
 
     Tiles are what TMA and the matrix units know: 8 rows of the width of a swizzle.
     """
-    shape = value.shape
-    plain = row_major(shape, bits)
-    found = [plain]
+    return [row_major(value.shape, bits), *_tiled(value.shape, bits, 8)]
+
+
+def column_layouts(value: MemoryValue, bits: int) -> list[MemoryLayout]:
+    """Tiles of all rows: what begins at any row lies in them as what begins at any other does."""
+    return _tiled(value.shape, bits, value.shape[-2])
+
+
+def _tiled(shape: Sequence[int], bits: int, height: int) -> list[MemoryLayout]:
+    """The layouts in tiles of so many rows that are as wide as a swizzle."""
+    found: list[MemoryLayout] = []
     if len(shape) < 2 or bits > 32:
         return found
     rows, columns = shape[-2:]
     for swizzle in (128, 64, 32, 16):
         width = swizzle * 8 // bits
-        if rows % 8 or columns % width or (swizzle == 16 and bits == 32):
+        if rows % 8 or rows % height or columns % width or (swizzle == 16 and bits == 32):
             continue
-        tiled = (*shape[:-2], rows // 8, columns // width, 8, width)
-        found.append(row_major(tiled, bits).untile((8, width)).with_swizzle(swizzle))
+        tiled = (*shape[:-2], rows // height, columns // width, height, width)
+        found.append(row_major(tiled, bits).untile((height, width)).with_swizzle(swizzle))
     return found
 
 
-__all__ = ["Walk", "open_layout"]
+__all__ = ["Walk", "column_layouts", "open_layout"]

@@ -18,14 +18,12 @@ from pallasite.layouts.memory import row_major
 from pallasite.layouts.tma import plan_tensor_map
 from pallasite.layouts.tma_types import WindowDimension
 from pallasite.lowering.inference.context import InferenceContext
+from pallasite.lowering.inference.costs import UNCERTAIN
 from pallasite.lowering.inference.values import AbstractValue, MemoryValue
 from pallasite.lowering.inference.views import View, view_of
 from pallasite.registry import RuleSet
 
 rules = RuleSet()
-
-_UNCERTAIN = 1e4
-"""What a copy costs that works only if a start is a multiple of what is not known."""
 
 
 # Loads and stores ---------------------------------------------------------------------------------
@@ -161,7 +159,7 @@ def _copies(window: View, **options: Any) -> Callable[[View], float | None]:
         try:
             plan_tensor_map(*arguments, known, shared.layout, **options)
         except InvalidValueError:
-            return _UNCERTAIN
+            return UNCERTAIN
         return 0.0
 
     return check
