@@ -30,6 +30,7 @@ from pallasite.launch import (
     TensorMapParameter,
 )
 from pallasite.launch_plan import canonical_order
+from pallasite.lowering import shared_tensor_maps as sharing
 from pallasite.lowering.geometry import Geometry
 from pallasite.targets import Target
 
@@ -68,6 +69,7 @@ class LaunchContext:
         self.cluster_scoped: list[ir.Operation] = []
         self.min_blocks = 1
         self.profiler: Profiler | None = None
+        self.tensor_instructions: list[sharing.TensorInstruction] = []
         self.allocations: list[Allocation] = []
         self._parameters: dict[Parameter, ir.Value] = {}
         self._barriers: list[BarrierStorage] = []
@@ -424,6 +426,7 @@ class LaunchContext:
                 self.cluster_barrier()
             llvm.return_()
         self._narrow_scopes()
+        self._share_tensor_maps()
         order = canonical_order(tuple(self._parameters), self.aliases)
         attributes = []
         texts = []
@@ -483,6 +486,28 @@ class LaunchContext:
             for order in ("release", "acquire"):
                 text = text.replace(f".{order}.cluster.", f".{order}.cta.")
             operation.attributes["asm_string"] = ir.StringAttr.get(text)
+
+    def _share_tensor_maps(self) -> None:
+        """Copies to an output use fewer tensor maps, if it has more than the launcher passes."""
+        noted = {one.operation for one in self.tensor_instructions}
+
+        def divisible(parameter: TensorMapParameter) -> bool:
+            # What a plugin does with a tensor map is not known here.
+            takers = [use.owner for use in self._parameters[parameter].uses]
+            uses = [use for taker in takers for result in taker.results for use in result.uses]
+            return all(taker.name == "llvm.ptrtoint" for taker in takers) and all(
+                use.owner in noted for use in uses
+            )
+
+        changes = sharing.shared_parameters(tuple(self._parameters), self.aliases, divisible)
+        for instruction in self.tensor_instructions:
+            change = changes.get(instruction.parameter)
+            if isinstance(change, TensorMapParameter):
+                sharing.cut_instruction(instruction, change.box)
+        for old, new in changes.items():
+            replaced = self._parameters.pop(old)
+            replaced.replace_all_uses_with(self.parameter(new))
+            replaced.owner.erase()
 
     def shared_memory_error(self) -> ResourceError:
         """The error for too much shared memory: a table of who asked for what."""

@@ -26,6 +26,7 @@ from pallasite.layouts.tma_types import (
 )
 from pallasite.lowering.context import RuleContext
 from pallasite.lowering.references import MemoryReference, WindowStart
+from pallasite.lowering.shared_tensor_maps import TensorInstruction
 
 
 def require_window(ctx: RuleContext, reference: MemoryReference) -> tuple[WindowStart, ...]:
@@ -45,9 +46,10 @@ def require_window(ctx: RuleContext, reference: MemoryReference) -> tuple[Window
 
 @dataclasses.dataclass(frozen=True)
 class TensorCopy:
-    """A planned copy: its descriptor argument, the plan, and where the window starts."""
+    """A planned copy: the plan, its descriptor argument, and where the window starts."""
 
     plan: TensorMapPlan
+    parameter: TensorMapParameter
     descriptor: ir.Value
     coordinates: tuple[ir.Value, ...]
 
@@ -109,17 +111,16 @@ def plan_copy(
         reduction=reduction,
     )
     _check_begin(plan, window)
-    descriptor = ctx.launch.parameter(
-        TensorMapParameter(
-            buffer=buffer,
-            element_type=plan.code,
-            shape=plan.shape,
-            strides=plan.strides,
-            box=plan.box,
-            swizzle=plan.swizzle,
-            location=ctx.location,
-        )
+    parameter = TensorMapParameter(
+        buffer=buffer,
+        element_type=plan.code,
+        shape=plan.shape,
+        strides=plan.strides,
+        box=plan.box,
+        swizzle=plan.swizzle,
+        location=ctx.location,
     )
+    descriptor = ctx.launch.parameter(parameter)
     coordinates = []
     starts: dict[int, ir.Value] = {}
     for coordinate in plan.coordinates:
@@ -135,7 +136,7 @@ def plan_copy(
             coordinates.append(ops.i32_constant(coordinate.constant))
         else:
             coordinates.append(ops.add(total, coordinate.constant))
-    return TensorCopy(plan, descriptor, tuple(coordinates))
+    return TensorCopy(plan, parameter, descriptor, tuple(coordinates))
 
 
 def _check_begin(plan: TensorMapPlan, window: Sequence[WindowStart]) -> None:
@@ -281,7 +282,7 @@ def issue_load(
     extra = [ctx.launch.multicast_mask(collective)] if multicast else []
     for issue in plan.issues:
         target = ops.add(address, issue.shared_offset * plan.element_bits // 8)
-        ops.inline_assembly(
+        operation = ops.inline_assembly_operation(
             text,
             constraints,
             target,
@@ -290,6 +291,7 @@ def issue_load(
             barrier,
             *extra,
         )
+        _note(ctx, TensorInstruction(operation, copy.parameter, shared=0, coordinates=2))
 
 
 def descriptor_address(descriptor: ir.Value) -> ir.Value:
@@ -310,13 +312,14 @@ def issue_store(
     else:
         name = f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{operator}.tile.bulk_group"
     for issue in plan.issues:
-        ops.inline_assembly(
+        operation = ops.inline_assembly_operation(
             f"{name} [$1, {{{names}}}], [$0];",
             "r,l," + "r," * rank + "~{memory}",
             ops.add(address, issue.shared_offset * plan.element_bits // 8),
             descriptor_address(copy.descriptor),
             *copy.issue_coordinates(issue, [None] * rank),
         )
+        _note(ctx, TensorInstruction(operation, copy.parameter, shared=0, coordinates=2))
 
 
 def issue_prefetch(
@@ -333,7 +336,14 @@ def issue_prefetch(
         arguments = (descriptor_address(copy.descriptor), *coordinates)
         constraints = "l," + "r," * rank + "~{memory}"
         if index is None:
-            ops.inline_assembly(text, constraints, *arguments)
-            continue
-        with ops.when(ops.compare("eq", index, number % blocks)):
-            ops.inline_assembly(text, constraints, *arguments)
+            operation = ops.inline_assembly_operation(text, constraints, *arguments)
+        else:
+            with ops.when(ops.compare("eq", index, number % blocks)):
+                operation = ops.inline_assembly_operation(text, constraints, *arguments)
+        _note(ctx, TensorInstruction(operation, copy.parameter, shared=None, coordinates=1))
+
+
+def _note(ctx: RuleContext, instruction: TensorInstruction) -> None:
+    """Lets the launch cut the instruction into smaller ones."""
+    if not ctx.kernel.on_trial:
+        ctx.launch.tensor_instructions.append(instruction)
