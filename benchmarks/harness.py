@@ -26,6 +26,10 @@ import jax
 ROOT = pathlib.Path(__file__).parent.parent
 
 
+_registered: set[str] = set()
+"""Plugins that this process has taken from the checkout."""
+
+
 def use_checkout() -> None:
     """Where Pallasite or its plugins are not installed, takes them from this checkout."""
     if importlib.util.find_spec("pallasite") is None:
@@ -36,8 +40,9 @@ def use_checkout() -> None:
         for name, module in tomllib.loads(project.read_text())["project"]["entry-points"][
             group
         ].items():
-            if name in installed:
+            if name in installed or name in _registered:
                 continue
+            _registered.add(name)
             if importlib.util.find_spec(module.partition(".")[0]) is None:
                 sys.path.insert(0, str(project.parent / "src"))
             from pallasite import plugins
