@@ -188,7 +188,7 @@ def _why(
         yield Reason("no other is faster" if uses else "nothing uses it")
     for use in uses:
         if cost(use, layout) >= UNCERTAIN and not is_impossible(cost(use, layout)):
-            text = f"{use.place.primitive} takes for granted that a computed start is that of a tile"
+            text = f"{use.place.primitive} trusts that a computed start is that of a tile"
             yield Reason(text, use.place.location)
         if isinstance(use, Access) and use.root.space is MemorySpace.SMEM:
             label = solver.labels[problem.group(use.variable)]

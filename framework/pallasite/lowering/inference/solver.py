@@ -164,6 +164,8 @@ class Solver:
                 other, position = (result, 1) if operand == group else (operand, 0)
                 if other in changes or self._is_pinned(other):
                     continue
+                if self.cost_of(factor, changes) < 1e-6:
+                    continue  # It suits as it is.
                 layouts: list[Layout | None] = [None, None]
                 layouts[1 - position] = changes[group]
                 found = factor.proposals(position, layouts, ())
