@@ -190,8 +190,8 @@ def _too_many(array: _Array, parameters: Sequence[Parameter]) -> UnsupportedErro
     return UnsupportedError(
         f"{array} is accessed in more ways than the launcher can pass",
         got=f"{pointers} pointers and {len(parameters) - pointers} different TMA descriptors",
-        expected="plain accesses and copies of one tile shape, or copies of two tile shapes",
-        hint="use one tile shape and one set of transforms for all copies to this output",
+        expected="a pointer and one descriptor, or two descriptors",
+        hint="use one set of transforms for all copies to this output: they share descriptors then",
         location=next((location for location in reversed(locations) if location), None),
     )
 
