@@ -191,7 +191,8 @@ def _too_many(array: _Array, parameters: Sequence[Parameter]) -> UnsupportedErro
         f"{array} is accessed in more ways than the launcher can pass",
         got=f"{pointers} pointers and {len(parameters) - pointers} different TMA descriptors",
         expected="a pointer and one descriptor, or two descriptors",
-        hint="use one set of transforms for all copies to this output: they share descriptors then",
+        hint="use one set of transforms for all copies to this output, with tiles that none of"
+        " them cuts: they share descriptors then",
         location=next((location for location in reversed(locations) if location), None),
     )
 

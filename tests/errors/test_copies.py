@@ -367,7 +367,8 @@ def test_predicate_that_is_an_array():
     HERE: output 0 is accessed in more ways than the launcher can pass
       got: 1 pointers and 2 different TMA descriptors
       expected: a pointer and one descriptor, or two descriptors
-      try: use one set of transforms for all copies to this output: they share descriptors then
+      try: use one set of transforms for all copies to this output, with tiles that none of them \
+        cuts: they share descriptors then
     """,
 )
 def test_output_that_needs_many_descriptors():

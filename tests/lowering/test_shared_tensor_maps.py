@@ -375,3 +375,30 @@ def test_loads_from_an_array_that_is_written_in_place():
     expected[48:112] = tile
     expected[104:] = tile[:24]
     np.testing.assert_array_equal(numbers(jax.jit(kernel)(x, starts)), expected)
+
+
+@pytest.mark.parametrize("known", [1, 4, 8])
+def test_layouts_that_inference_chooses(known):
+    """Slices that begin at any row of several tiles of columns are right."""
+    shape = (200, 128)
+
+    @plgpu.kernel(
+        out_type=[jax.ShapeDtypeStruct(shape, jnp.bfloat16), jax.ShapeDtypeStruct((16, 128), "f4")],
+        scratch_types=[plgpu.SMEM((ROWS, 128), jnp.bfloat16), plgpu.Barrier()],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+    )
+    def kernel(x_ref, numbers_ref, o_ref, p_ref, tile, loaded):
+        first, count = pl.multiple_of(numbers_ref[0], known), numbers_ref[1]
+        plgpu.copy_gmem_to_smem(x_ref, tile, loaded)
+        plgpu.barrier_wait(loaded)
+        if known == 1:
+            store_ladder(tile, lambda row, size: o_ref.at[pl.ds(row, size)], first, count)
+        p_ref[...] = tile[pl.ds(first, 16)].astype(jnp.float32)
+        plgpu.wait_smem_to_gmem(0)
+
+    x = values((ROWS, 128), jnp.bfloat16)
+    first, count = 3 * known, 39
+    o, p = jax.jit(kernel)(x, jnp.array([first, count], jnp.int32))
+    if known == 1:
+        np.testing.assert_array_equal(numbers(o)[first : first + count], numbers(x)[first:][:count])
+    np.testing.assert_array_equal(p, numbers(x)[first : first + 16])
