@@ -80,6 +80,13 @@ def stretchable(
         return list(arrays)
     full = next((array.layout for array in spread if array.shape == shape), None)
     dims = tuple(range(len(shape)))
+    planned = ctx.layout_hint if ctx.kernel.plan is not None else None
+    if full is None and isinstance(planned, RegisterLayout):
+        # No operand has the layout that inference has chosen for the result.
+        wide = _stretchable(ctx, narrow[0], planned)
+        wide = rearrange(wide, tf.broadcast_with_target(wide.layout, planned, dims))
+        arrays = [wide if array is narrow[0] else array for array in arrays]
+        narrow, full = narrow[1:], planned
     target = tf.broadcast_in_dim(narrow[0].layout, shape, dims).layout if full is None else full
     assert isinstance(target, RegisterLayout)
     return [_stretchable(ctx, a, target) if a in narrow else a for a in arrays]
