@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pallasite.errors import InvalidValueError, PallasiteError
+from pallasite.errors import InvalidValueError, PallasiteError, SourceLocation
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.lowering.inference.costs import is_impossible
 from pallasite.lowering.inference.problem import Access, Factor, Fixed, MemoryUse
@@ -58,12 +58,12 @@ def _memory_conflict(
     value = choice.value
     name = value.name or "an allocation"
     extents = ", ".join(map(str, value.shape))
-    lines = [f"{value.dtype}[{extents}]" + _at(choice.place.location, ", allocated at ")]
+    lines = [f"{value.dtype}[{extents}]" + _at(", allocated at ", choice.place.location)]
     for use in involved:
-        lines.append(f"{_what(use)}{_at(use.place.location)}: {_needs(accepted[id(use)])}")
+        lines += [_line(use.place.location, _what(use)), f"  needs {_any(accepted[id(use)])}"]
         refusal = _refusal(use, [a for one in involved for a in accepted[id(one)]])
         if refusal is not None:
-            lines.append(f"  {describe_memory(refusal[0])}: {refusal[1].message}")
+            lines.append(f"  not {describe_memory(refusal[0])}: {refusal[1].message}")
     return InvalidValueError(
         f"{name} is used in ways that no layout of shared memory suits",
         got="\n    ".join(lines),
@@ -75,16 +75,16 @@ def _memory_conflict(
 
 
 def _what(use: Factor) -> str:
-    if isinstance(use, MemoryUse) and use.why:
-        return use.why
-    return f"{use.place.primitive} of a part of it"
+    if isinstance(use, Access):
+        return f"{use.what} of a part of it"
+    return use.why if isinstance(use, MemoryUse) and use.why else use.place.primitive
 
 
-def _needs(layouts: Sequence[MemoryLayout]) -> str:
+def _any(layouts: Sequence[MemoryLayout]) -> str:
     texts = [describe_memory(layout) for layout in layouts]
     if len(texts) > 2:
         texts = [texts[0], f"one of {len(texts) - 1} others"]
-    return f"needs {', or '.join(texts)}"
+    return ", or ".join(texts)
 
 
 def _refusal(
@@ -106,7 +106,7 @@ def _two_layouts(factor: Fixed, problem: Problem, solver: Solver) -> InvalidValu
     group = problem.group(factor.variable)
     variable = problem.variables[factor.variable]
     extents = ", ".join(map(str, variable.shape))
-    lines = [f"{variable.dtype}[{extents}], made{_at(variable.place.location, ' at ')}"]
+    lines = [f"{variable.dtype}[{extents}]{_at(', made at ', variable.place.location)}"]
     chosen = solver.labels[group]
     other = next(
         (
@@ -121,10 +121,10 @@ def _two_layouts(factor: Fixed, problem: Problem, solver: Solver) -> InvalidValu
     )
     for one in (other, factor):
         if one is not None:
-            why = one.why or one.place.primitive
-            lines.append(f"{why}{_at(one.place.location)}: needs {name_of(one.layout)}")
+            lines.append(_line(one.place.location, one.why or one.place.primitive))
+            lines.append(f"  needs {name_of(one.layout)}")
     if other is None:
-        lines.append(f"everything else: {name_of(chosen)}")
+        lines.append(f"all other uses together need {name_of(chosen)}")
     return InvalidValueError(
         "an array is needed in two layouts, and cannot be converted in between",
         got="\n    ".join(lines),
@@ -134,5 +134,9 @@ def _two_layouts(factor: Fixed, problem: Problem, solver: Solver) -> InvalidValu
     )
 
 
-def _at(location: object, before: str = " at ") -> str:
+def _at(before: str, location: SourceLocation | None) -> str:
     return "" if location is None else f"{before}{location}"
+
+
+def _line(location: SourceLocation | None, text: str) -> str:
+    return text if location is None else f"{location}: {text}"

@@ -233,14 +233,16 @@ class InferenceContext:
 
     def load(self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()) -> None:
         """A load makes an array."""
-        self._access(reference, value, transforms)
+        self._access(reference, value, transforms, "the load")
 
     def store(self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()) -> None:
         """A store takes an array."""
         self.event("store", reference)
-        self._access(reference, value, transforms)
+        self._access(reference, value, transforms, "the store")
 
-    def _access(self, reference: Any, value: AbstractValue, transforms: Sequence[Any]) -> None:
+    def _access(
+        self, reference: Any, value: AbstractValue, transforms: Sequence[Any], what: str
+    ) -> None:
         found = self._view(reference, transforms)
         if found is None:
             return
@@ -249,7 +251,7 @@ class InferenceContext:
             return
         root, views = found
         self.walk.problem.factors.append(
-            Access(self.place, self.weight, value.variable, root, views, default_layout)
+            Access(self.place, self.weight, value.variable, root, views, default_layout, what)
         )
 
     def uses(

@@ -208,6 +208,7 @@ class Access(Factor):
       root: the allocation that is accessed.
       transforms: the view of it.
       default: makes the layout that suits a view best.
+      what: the access in the user's terms.
     """
 
     place: Place
@@ -216,6 +217,7 @@ class Access(Factor):
     root: MemoryValue
     transforms: Sequence[Any]
     default: Callable[[Any], Layout]
+    what: str = "the access"
 
     def __post_init__(self) -> None:
         self.variables = (self.variable,)

@@ -70,7 +70,7 @@ class Reasons:
             for access in sorted(own, key=lambda access: -access.weight):
                 memory = [self._solver.memory[choice] for choice in access.choices]
                 if label in access.proposals(0, [label], memory):
-                    what = f"{access.place.primitive} of {access.root.name or 'memory'}"
+                    what = f"{access.what} of {access.root.name or 'memory'}"
                     reason = Reason(f"{what} is fastest so", access.place.location)
                     break
             else:

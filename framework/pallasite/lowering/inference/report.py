@@ -177,12 +177,12 @@ def _why(
             labels = [solver.labels[problem.group(v)] for v in use.variables]
             here, there = (_conflicts(use, labels[0], m) for m in (layout, others[0]))
             if is_impossible(cost(use, others[0])):
-                text = f"{place.primitive} needs it so"
+                text = f"{use.what} needs it so"
             elif here == 1.0 and there is not None and there > 1.0:
-                text = f"{place.primitive} has no bank conflicts ({describe_memory(others[0])}: "
+                text = f"{use.what} has no bank conflicts ({describe_memory(others[0])}: "
                 text += f"{there:.3g} times as long)"
             else:
-                text = f"{place.primitive} is faster so"
+                text = f"{use.what} is faster so"
             yield Reason(text, place.location)
     if not decided:
         yield Reason("no other is faster" if uses else "nothing uses it")
@@ -194,10 +194,10 @@ def _why(
             label = solver.labels[problem.group(use.variable)]
             factor = _conflicts(use, label, layout)
             if factor is None:
-                text = f"{use.place.primitive} goes element by element"
+                text = f"{use.what} goes element by element"
                 yield Reason(text, use.place.location)
             elif factor > 1.0:
-                text = f"{use.place.primitive} has bank conflicts: {factor:.3g} times as long"
+                text = f"{use.what} has bank conflicts: {factor:.3g} times as long"
                 yield Reason(text, use.place.location)
 
 
