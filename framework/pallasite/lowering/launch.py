@@ -503,11 +503,12 @@ class LaunchContext:
         for instruction in self.tensor_instructions:
             change = changes.get(instruction.parameter)
             if isinstance(change, TensorMapParameter):
-                sharing.cut_instruction(instruction, change.box)
-        for old, new in changes.items():
-            replaced = self._parameters.pop(old)
-            replaced.replace_all_uses_with(self.parameter(new))
-            replaced.owner.erase()
+                sharing.cut_instruction(instruction, change)
+        # What takes the place of one may be equal to another one that is replaced.
+        replaced = {old: self._parameters.pop(old) for old in changes}
+        for old, value in replaced.items():
+            value.replace_all_uses_with(self.parameter(changes[old]))
+            value.owner.erase()
 
     def shared_memory_error(self) -> ResourceError:
         """The error for too much shared memory: a table of who asked for what."""

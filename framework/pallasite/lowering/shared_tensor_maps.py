@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 
 from pallasite.ir import ops
 from pallasite.ir.types import bit_width
-from pallasite.launch import ArrayParameter, Buffer, BufferKind, Parameter, TensorMapParameter
+from pallasite.launch import Buffer, BufferKind, Parameter, TensorMapParameter
 from pallasite.layouts.tma_types import SHARED_ALIGNMENT
 
 type Box = tuple[int, ...]
@@ -133,49 +133,96 @@ def _shared_in_array(
     """The replacements for one array, of which ``asked`` has the parameters, by what they are if
     an output has no buffer but that of the input it shares memory with."""
     merged = {one: one for one in asked}
-    kinds: dict[TensorMapParameter, list[TensorMapParameter]] = {}
-    room = MAXIMUM_PARAMETERS
-    for one, members in asked.items():
-        if isinstance(one, ArrayParameter):
-            room -= 1
-        elif all(isinstance(m, TensorMapParameter) and divisible(m) for m in members):
-            kinds.setdefault(dataclasses.replace(one, box=()), []).append(one)
+    maps = [one for one in asked if isinstance(one, TensorMapParameter)]
+    kinds: list[list[TensorMapParameter]] = []
+    free = {
+        one
+        for one in maps
+        if all(
+            isinstance(member, TensorMapParameter) and divisible(member) for member in asked[one]
+        )
+    }
+    for one in sorted(maps, key=lambda one: math.prod(one.box), reverse=True):
+        for kind in kinds:
+            if {one, kind[0]} <= free and arrangement(one, kind[0]) is not None:
+                kind.append(one)
+                break
         else:
-            kinds[one] = [one]
-    for kind in kinds.values():
-        boxes = [one.box for one in kind]
-        count = room - (len(kinds) - 1)
-        cut = cut_boxes(boxes, count, bit_width(kind[0].buffer.dtype))
+            kinds.append([one])
+    room = MAXIMUM_PARAMETERS - (len(asked) - len(maps))
+    for kind in kinds:
+        model = kind[0]
+        boxes = {one: _arranged(one.box, arrangement(one, model)) for one in kind}
+        bits = bit_width(model.buffer.dtype)
+        cut = cut_boxes(boxes.values(), room - (len(kinds) - 1), bits)
         if cut is None:
             return
-        merged.update({one: dataclasses.replace(one, box=cut[one.box]) for one in kind})
-    for one, members in asked.items():
-        yield from ((member, merged[one]) for member in members if member != merged[one])
+        merged.update({one: dataclasses.replace(model, box=cut[boxes[one]]) for one in kind})
+    for given, members in asked.items():
+        yield from ((member, merged[given]) for member in members if member != merged[given])
 
 
-def cut_instruction(instruction: TensorInstruction, box: Box) -> None:
-    """Turns an instruction into several that copy the same by a smaller box.
+def arrangement(parameter: TensorMapParameter, model: TensorMapParameter) -> tuple[int, ...] | None:
+    """Which dimension of a tensor map each dimension of another is, if that other one can copy the
+    same, but for its box.
+
+    Dimensions along which a box has one element may be anywhere but innermost.
+    """
+    plain = dataclasses.replace(parameter, shape=model.shape, strides=model.strides, box=model.box)
+    if plain != model:
+        return None
+    left = dict(enumerate(zip(parameter.shape, parameter.strides, strict=True)))
+    result: list[int] = []
+    for wanted in zip(model.shape, model.strides, strict=True):
+        found = next((dim for dim, one in left.items() if one == wanted), None)
+        if found is None:
+            return None
+        del left[found]
+        result.append(found)
+    order = [dim for dim in result if parameter.box[dim] > 1]
+    if left or order != sorted(order) or result[-1] != len(parameter.box) - 1:
+        return None
+    return tuple(result)
+
+
+def _arranged(box: Box, dims: Sequence[int] | None) -> Box:
+    assert dims is not None
+    return tuple(box[dim] for dim in dims)
+
+
+def cut_instruction(instruction: TensorInstruction, parameter: TensorMapParameter) -> None:
+    """Turns an instruction into several that copy the same by another tensor map.
 
     Args:
       instruction: its operation is replaced, wherever in the kernel it is.
-      box: a box that its own can be cut into (:func:`common_box`).
+      parameter: what :func:`shared_parameters` has found for it.
     """
-    operation, parameter = instruction.operation, instruction.parameter
-    if parameter.box == box:
+    operation = instruction.operation
+    old = dataclasses.replace(instruction.parameter, buffer=parameter.buffer)
+    if old == parameter:
         return
-    bits = bit_width(parameter.buffer.dtype)
-    shared_step = math.prod(box) * bits // 8
+    dims = arrangement(old, parameter)
+    box, part = _arranged(old.box, dims), parameter.box
+    assert dims is not None
+    bits, rank = bit_width(parameter.buffer.dtype), len(part)
+    last = instruction.coordinates + rank - 1
+    changed = {
+        last - place: operation.operands[last - dim]
+        for place, dim in enumerate(dims)
+        if place != dim
+    }
+    shared_step = math.prod(part) * bits // 8
     axes: list[_Axis] = []
-    for place, dim in enumerate(reversed(range(len(box)))):
-        count = parameter.box[dim] // box[dim]
+    for dim in reversed(range(rank)):
+        count = box[dim] // part[dim]
         # Tensor maps count bytes where elements are smaller: see runtime/tensor_maps.py.
-        step = box[dim] * bits // 8 if bits < 8 and place == 0 else box[dim]
+        step = part[dim] * bits // 8 if bits < 8 and dim == rank - 1 else part[dim]
         if count > 1:
-            axes.insert(0, _Axis(instruction.coordinates + place, count, step, shared_step))
+            axes.insert(0, _Axis(last - dim, count, step, shared_step))
         shared_step *= count
     unrolled = math.prod(axis.count for axis in axes) <= _UNROLLED
     with ir.InsertionPoint(operation), operation.location:
-        _emit_parts(instruction, axes, {}, unrolled)
+        _emit_parts(instruction, axes, changed, unrolled)
     operation.erase()
 
 
