@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pallasite.errors import InvalidValueError
 from pallasite.language.memory import MemorySpace
+from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
 from pallasite.layouts.access import plan_access
 from pallasite.layouts.conversion import ConversionKind, conversion
 from pallasite.layouts.memory import MemoryLayout
@@ -24,6 +26,7 @@ from pallasite.lowering.inference.problem import (
     Variable,
 )
 from pallasite.lowering.inference.reasons import Reasons
+from pallasite.lowering.inference.views import view_of
 from pallasite.lowering.layout_names import describe_memory, name_of
 from pallasite.lowering.layout_report import (
     ArrayLayout,
@@ -133,17 +136,31 @@ def _shared(problem: Problem, solver: Solver) -> Iterator[SharedLayout]:
         uses = [f for f in problem.factors if number in f.choices and _is_used(f, problem, solver)]
         layout = solver.memory[number]
         value = choice.value
+        shown = _declared(uses, choice) if choice.given else layout
         made = SharedLayout(
             choice.place.location,
             value.name,
             str(value.dtype),
-            value.shape,
-            describe_memory(layout),
+            shown.shape,
+            describe_memory(shown),
             tuple(dict.fromkeys(_why(uses, layout, choice, problem, solver))),
         )
         if made not in seen:
             seen.add(made)
             yield made
+
+
+def _declared(uses: list[Factor], choice: MemoryChoice) -> MemoryLayout:
+    """The layout of the logical shape that the program declares: the first views of the array."""
+    layout = choice.candidates[0]
+    for use in uses:
+        if isinstance(use, Access | MemoryUse):
+            first = itertools.takewhile(
+                lambda view: isinstance(view, UntilingTransform | UnswizzleTransform),
+                use.transforms,
+            )
+            return view_of(choice.value, layout, list(first)).layout
+    return layout
 
 
 def _is_used(factor: Factor, problem: Problem, solver: Solver) -> bool:
