@@ -141,7 +141,7 @@ def test_shared_memory_of_a_product():
     a, b, out = map(reasons, report.shared)
     assert a == [("wgmma reads it as a", product_line)]
     assert b == [("wgmma reads it as b", product_line)]
-    assert out == [("the store has no bank conflicts (row-major: 8 times as long)", last)]
+    assert out == [("the store has no bank conflicts; row-major takes 8 times as long", last)]
 
 
 def test_the_product_is_right():

@@ -196,8 +196,8 @@ def _why(
             if is_impossible(cost(use, others[0])):
                 text = f"{use.what} needs it so"
             elif here == 1.0 and there is not None and there > 1.0:
-                text = f"{use.what} has no bank conflicts ({describe_memory(others[0])}: "
-                text += f"{there:.3g} times as long)"
+                other = f"{describe_memory(others[0])} takes {there:.3g} times as long"
+                text = f"{use.what} has no bank conflicts; {other}"
             else:
                 text = f"{use.what} is faster so"
             yield Reason(text, place.location)
