@@ -30,6 +30,7 @@ MODULES = (
     "tuned",
     "debug_print",
     "matmul_tile",
+    "inferred_layouts",
     "matmul_steps.step1_tile",
     "matmul_steps.step2_swizzle",
     "matmul_steps.step3_ring",

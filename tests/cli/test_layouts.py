@@ -69,7 +69,7 @@ def test_warpgroup_semantics(command, file):
     result = command("inspect", f"{file}::inferred", *ARGUMENTS)
     assert result.status == 0, result.err
     assert result.out.startswith("kernel inferred for sm_90a\n"), "the report is there as well"
-    cast = "the program casts to this layout (kernels.py:13)"
+    cast = "the program casts to this layout (line 13)"
     rows = section(result.out, "layouts").splitlines()
     assert [row for row in rows if not row.startswith(" ")] == [
         "kernels.py:13: x = plgpu.layout_cast(x_ref[...], plgpu.Layout.WGMMA)",
@@ -79,15 +79,13 @@ def test_warpgroup_semantics(command, file):
     ]
     words = [" ".join(row.split()) for row in rows]
     assert f"get float32[64, 64] WGMMA {cast}" in words
-    assert (
-        f"reduce_max float32[64] WGMMA_ROW follows by reduce_max (kernels.py:14); {cast}" in words
-    )
+    assert f"reduce_max float32[64] WGMMA_ROW follows by reduce_max (line 14); {cast}" in words
     assert f"convert_element_type bfloat16[64, 64] WGMMA {cast}" in words
     (converts,) = [row for row in words if row.startswith("CONVERTS")]
     assert converts.startswith(
         "CONVERTS float32[64, 64] WGMMA -> WGMMA_TRANSPOSED once through shared memory, cost "
     )
-    assert converts.endswith(": the program casts to this layout (kernels.py:16)")
+    assert converts.endswith(": the program casts to this layout (line 16)")
     shared = [
         " ".join(row.split()) for row in section(result.out, "layouts in shared memory").split("\n")
     ]

@@ -84,20 +84,20 @@ def _heading(line: _Line) -> str:
 
 
 def _array_row(one: ArrayLayout) -> tuple[str, ...]:
-    return (one.primitive, _type(one.dtype, one.shape), one.layout, _why(one.why))
+    return (one.primitive, _type(one.dtype, one.shape), one.layout, _why(one.why, one.location))
 
 
 def _conversion_row(one: LayoutConversion) -> tuple[str, ...]:
     times = "once" if one.times == 1 else f"{one.times:g} times"
     cost = f"{times} through {one.through}, cost {one.cost:.4g}"
     what = f"{one.source} -> {one.target}"
-    return ("CONVERTS", _type(one.dtype, one.shape), what, f"{cost}: {_why(one.why)}")
+    return ("CONVERTS", _type(one.dtype, one.shape), what, f"{cost}: {_why(one.why, one.location)}")
 
 
 def _shared(shared: Sequence[SharedLayout]) -> str:
     rows = []
     for one in shared:
-        first, *others = [_why((reason,)) for reason in one.why] or [""]
+        first, *others = [_why((reason,), one.location) for reason in one.why] or [""]
         where = output.location_text(one.location)
         rows.append((one.name, _type(one.dtype, one.shape), where, one.layout, first))
         rows += [("", "", "", "", other) for other in others]
@@ -115,13 +115,15 @@ def _total(conversions: Sequence[LayoutConversion]) -> str:
     )
 
 
-def _why(reasons: Sequence[Reason]) -> str:
-    return "; ".join(
-        f"{reason.text} ({output.location_text(reason.location)})"
-        if reason.location is not None
-        else reason.text
-        for reason in reasons
-    )
+def _why(reasons: Sequence[Reason], of: SourceLocation | None) -> str:
+    """Reasons with their lines; the file only if it is another one than that of ``of``."""
+    texts = []
+    for reason in reasons:
+        place = output.location_text(reason.location)
+        if reason.location is not None and of is not None and reason.location.file == of.file:
+            place = f"line {reason.location.line}"
+        texts.append(f"{reason.text} ({place})" if place else reason.text)
+    return "; ".join(texts)
 
 
 def _type(dtype: str, shape: Sequence[int]) -> str:
