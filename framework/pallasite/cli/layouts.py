@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pallasite.cli import output
 
 if TYPE_CHECKING:
+    from pallasite.errors import SourceLocation
     from pallasite.lowering.layout_report import (
         ArrayLayout,
         LayoutConversion,
