@@ -13,7 +13,7 @@ from pallasite.layouts.construct import default_strided
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.costs import is_impossible
-from pallasite.lowering.inference.problem import Factor, Fixed, Problem, Relation
+from pallasite.lowering.inference.problem import Copies, Factor, Fixed, Problem, Relation
 
 _MOST_CANDIDATES = 8
 """Layouts that are tried for a group."""
@@ -40,6 +40,7 @@ class Solver:
             for factor in problem.factors
             if all(problem.group(v) in members for v in factor.variables)
         ]
+        self._factors += self._copies()
         self._of_group: dict[int, list[Factor]] = {group: [] for group in self._groups}
         self._of_choice: list[list[Factor]] = [[] for _ in problem.choices]
         for factor in self._factors:
@@ -51,6 +52,20 @@ class Solver:
         self.memory: list[MemoryLayout] = []
         self._candidates: dict[int, list[Layout]] = {}
 
+    def _copies(self) -> list[Factor]:
+        """For each group, what all the work on it costs that several threads do."""
+        found: dict[int, Copies] = {}
+        for number, variable in enumerate(self._problem.variables):
+            group = self._problem.group(number)
+            if not self.spread[number]:
+                continue
+            if group in found:
+                found[group].weight += variable.weight
+                found[group].bits = max(found[group].bits, variable.bits)
+            else:
+                found[group] = Copies(variable.place, variable.weight, group, variable.bits)
+        return list(found.values())
+
     def solve(self) -> None:
         """Fills in ``labels`` and ``memory``."""
         self.memory = [choice.candidates[0] for choice in self._problem.choices]
@@ -58,8 +73,10 @@ class Solver:
             self._choose_memory(number)
         self._start()
         for _ in range(_MOST_ROUNDS):
-            changed = [self._improve(group) for group in self._groups]
-            changed += [self._choose_memory(number) for number in range(len(self.memory))]
+            # Memory first: arrays should not leave the layouts that they come in because of memory
+            # that can lie otherwise.
+            changed = [self._choose_memory(number) for number in range(len(self.memory))]
+            changed += [self._improve(group) for group in self._groups]
             if not any(changed):
                 break
 
