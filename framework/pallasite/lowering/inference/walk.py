@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pallasite import _jax
-from pallasite.errors import SourceLocation
+from pallasite.errors import InvalidValueError, SourceLocation
 from pallasite.ir.divisibility import ANY
 from pallasite.language.primitives.barriers import commit_smem_p
 from pallasite.layouts.memory import MemoryLayout, row_major
@@ -31,7 +31,9 @@ from pallasite.lowering.inference.values import (
     OtherValue,
     ScalarValue,
 )
+from pallasite.lowering.inference.views import View
 from pallasite.lowering.resources import errors_at_equation
+from pallasite.lowering.walker import check_elements
 
 if TYPE_CHECKING:
     from pallasite.layouts.registers import Layout
@@ -92,8 +94,9 @@ class Walk:
             else:
                 ctx = InferenceContext(self, equation, path, weight, in_warp)
                 with errors_at_equation(equation):
+                    check_elements(equation)
                     if rule is None:
-                        results = [ctx.result(aval) for aval in ctx.avals_out]
+                        results = _without_rule(ctx, operands)
                     else:
                         found = rule.function(ctx, *operands, **equation.params)
                         results = _as_results(ctx, found)
@@ -235,6 +238,22 @@ def _scalars(equation: Any, operands: Sequence[AbstractValue]) -> list[AbstractV
     divisors = [value.divisor if isinstance(value, ScalarValue) else 1 for value in operands]
     divisor = divisor_of_result(equation, divisors)
     return [ScalarValue(divisor) for _ in equation.outvars]
+
+
+def _without_rule(ctx: InferenceContext, operands: Sequence[AbstractValue]) -> list[AbstractValue]:
+    """What a primitive makes that has no rule of layout inference, such as one of a plugin."""
+    name = ctx.equation.primitive.name
+
+    def as_is(view: View) -> None:
+        if view.layout != row_major(view.root.shape, view.layout.element_bits):
+            raise InvalidValueError(f"{name} has no rule of layout inference")
+
+    for operand in operands:
+        ctx.uses(operand, as_is, f"{name} uses it")
+    hints = ctx.walk.kernel.registry.layout_rule(ctx.equation.primitive)
+    if getattr(getattr(hints, "function", None), "same_layout", False):
+        return [ctx.elementwise(*operands, aval=aval) for aval in ctx.avals_out]
+    return [ctx.result(aval) for aval in ctx.avals_out]
 
 
 def _as_results(ctx: InferenceContext, found: Any) -> list[AbstractValue]:
