@@ -597,23 +597,6 @@ def test_target_that_is_not_a_name():
     plgpu.CompilerParams(target=90)  # here
 
 
-@refused(
-    UnsupportedError,
-    r"""
-    HERE: this version has no warpgroup semantics
-      expected: CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
-    """,
-)
-def test_warpgroup_semantics():
-    semantics = plgpu.LoweringSemantics.Warpgroup
-
-    @make(compiler_params=plgpu.CompilerParams(lowering_semantics=semantics))  # here
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-
-    build(kernel)
-
-
 def _pallas_call(body, **arguments):
     defaults = dict(
         grid=(2,),

@@ -18,6 +18,7 @@ from pallasite.errors import (
 )
 from pallasite.ir import ops
 
+LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 WGMMA = plgpu.Layout.WGMMA
 STRIDED = plgpu.Layout.WG_STRIDED((128, 64), vec_size=2)
 
@@ -32,7 +33,7 @@ STRIDED = plgpu.Layout.WG_STRIDED((128, 64), vec_size=2)
     """,
 )
 def test_sum_of_two_layouts():
-    @make()
+    @make(compiler_params=LANE)
     def kernel(x_ref, o_ref):
         x = plgpu.layout_cast(x_ref[...], WGMMA)
         y = plgpu.layout_cast(x_ref[...], STRIDED)
@@ -50,7 +51,7 @@ def test_sum_of_two_layouts():
     """,
 )
 def test_loop_that_changes_a_layout():
-    @make()
+    @make(compiler_params=LANE)
     def kernel(x_ref, o_ref):
         def step(_, x):
             return plgpu.layout_cast(x * 2, STRIDED)
@@ -70,7 +71,7 @@ def test_loop_that_changes_a_layout():
     """,
 )
 def test_while_loop_that_changes_a_layout():
-    @make()
+    @make(compiler_params=LANE)
     def kernel(x_ref, o_ref):
         x = plgpu.layout_cast(x_ref[...], WGMMA)
         o_ref[...] = lax.while_loop(  # here
@@ -89,7 +90,7 @@ def test_while_loop_that_changes_a_layout():
     """,
 )
 def test_branches_of_two_layouts():
-    @make()
+    @make(compiler_params=LANE)
     def kernel(x_ref, o_ref):
         o_ref[...] = lax.cond(  # here
             x_ref[0, 0] > 0,
@@ -165,13 +166,30 @@ def test_layout_that_is_a_string():
 @refused(
     InvalidValueError,
     r"""
-    HERE: a load into a splat
-      got: shape [128, 64]
+    HERE: an array whose elements may differ is cast to a splat
+      got: strided(vector 4) for shape [128, 64]
       expected: another layout
     """,
 )
 def test_layout_of_distributed_as_splat():
     @make()
+    def kernel(x_ref, o_ref):
+        x = x_ref[...]
+        o_ref[...] = plgpu.layout_cast(x * 2, plgpu.Layout.WG_SPLAT((128, 64)))  # here
+
+    build(kernel)
+
+
+@refused(
+    InvalidValueError,
+    r"""
+    HERE: a load into a splat
+      got: shape [128, 64]
+      expected: another layout
+    """,
+)
+def test_layout_of_distributed_as_splat_by_lanes():
+    @make(compiler_params=LANE)
     def kernel(x_ref, o_ref):
         x = x_ref[...]  # here
         o_ref[...] = plgpu.layout_cast(x * 2, plgpu.Layout.WG_SPLAT((128, 64)))
@@ -566,7 +584,7 @@ def test_shapes_that_do_not_broadcast():
     """,
 )
 def test_concatenation_of_odd_parts():
-    @make((100, 64))
+    @make((100, 64), compiler_params=LANE)
     def kernel(x_ref, o_ref):
         o_ref[...] = jnp.concatenate([x_ref[:36], x_ref[:64]])  # here
 

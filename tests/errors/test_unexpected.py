@@ -11,6 +11,7 @@ from refusals import array, build, make, normalised
 from pallasite import gpu as plgpu
 from pallasite.errors import InternalError, InvalidValueError
 from pallasite.layouts import transforms
+from pallasite.lowering.inference import relations
 
 
 def test_exceptions_of_the_body_pass_through():
@@ -24,8 +25,9 @@ def test_exceptions_of_the_body_pass_through():
 
 def test_failing_rule(monkeypatch):
     monkeypatch.setattr(transforms, "transpose", lambda layout, permutation: None)
+    lane = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
-    @make((64, 128))
+    @make((64, 128), compiler_params=lane)
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...].T  # here
 
@@ -35,6 +37,25 @@ def test_failing_rule(monkeypatch):
         "HERE: the rule of primitive transpose failed: AttributeError:"
         " 'NoneType' object has no attribute 'registers'\n"
         "  got: operands float32[128,64]\n"
+        "  try: report this; no kernel should make a rule fail like this"
+    )
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_failing_inference(monkeypatch):
+    monkeypatch.setattr(transforms, "transpose", lambda layout, permutation: None)
+    relations.transpose.cache_clear()
+
+    @make((64, 128))
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...].T  # here
+
+    with pytest.raises(InternalError) as caught:
+        build(kernel, array(128, 64))
+    assert normalised(str(caught.value), test_failing_inference) == (
+        "HERE: the layout inference of primitive transpose failed: AttributeError:"
+        " 'NoneType' object has no attribute 'layout'\n"
+        "  got: layouts [128, 64]:[(register 16 warp 4 lane 2/16), (lane 16 vector 4)] and None\n"
         "  try: report this; no kernel should make a rule fail like this"
     )
     assert isinstance(caught.value.__cause__, AttributeError)

@@ -449,11 +449,12 @@ def test_mesh_is_hashable_and_replaceable():
 # --- Parameters ---
 def test_params():
     params = CompilerParams()
-    assert params.lowering_semantics is LoweringSemantics.Lane and params.target is None
+    assert params.lowering_semantics is LoweringSemantics.Warpgroup and params.target is None
     assert params.max_concurrent_steps == 1 and params.reduction_scratch_bytes == 2048
     assert hash(params) == hash(CompilerParams())
     assert params.replace(approx_math=True).approx_math
-    assert CompilerParams(lowering_semantics=LoweringSemantics.Warpgroup)
+    lane = CompilerParams(lowering_semantics=LoweringSemantics.Lane)
+    assert lane.lowering_semantics is LoweringSemantics.Lane and lane != params
     assert CompilerParams(dimension_semantics=["parallel"]).dimension_semantics == ("parallel",)
 
 

@@ -90,8 +90,9 @@ class CompilerParams:
       profile_dir: folder that a Chrome trace is written to at each launch.
       profile_trace_scope: whether each warp or each warpgroup records.
       profile_bounds_check: drops what is beyond ``profile_space``; otherwise it overwrites memory.
-      lowering_semantics: Lane or Warpgroup. Warpgroup is accepted here and refused by the lowering
-        as long as no installed plugin implements it.
+      lowering_semantics: Warpgroup infers the layouts of arrays in registers and in shared memory
+        and the fences that are needed; Lane leaves them to the kernel, and where it says nothing,
+        to each operation.
       skip_device_barrier: leaves out the barrier between devices before a kernel that has
         references to peers.
       min_blocks: how many blocks should fit on one multiprocessor at once; this caps the registers
@@ -110,7 +111,7 @@ class CompilerParams:
     profile_dir: str = ""
     profile_trace_scope: TraceScope = TraceScope.WARPGROUP
     profile_bounds_check: bool = False
-    lowering_semantics: LoweringSemantics = LoweringSemantics.Lane
+    lowering_semantics: LoweringSemantics = LoweringSemantics.Warpgroup
     skip_device_barrier: bool = False
     min_blocks: int = 1
     target: str | None = None

@@ -90,7 +90,9 @@ def _outputs(program: Any, inputs: Sequence[int]) -> list[int]:
 
 
 def _whole(atom: Any) -> bool:
-    return atom.aval.shape == () and atom.aval.dtype.kind in "iu"
+    aval = atom.aval
+    # A key of random numbers, say, has a type of its own, without a kind.
+    return aval.shape == () and getattr(aval.dtype, "kind", None) in ("i", "u")
 
 
 def _product(divisors: Sequence[int]) -> int:

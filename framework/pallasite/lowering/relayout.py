@@ -37,6 +37,12 @@ def relayout(ctx: RuleContext, array: RegisterArray, target: Layout) -> Register
             return array
         assert isinstance(target, RegisterLayout)
         return array.materialize(target)
+    if isinstance(target, SplatLayout) and array.size > 1:
+        raise InvalidValueError(
+            "an array whose elements may differ is cast to a splat",
+            got=f"{describe(array.layout)} for shape {list(array.shape)}",
+            expected="another layout",
+        )
     plan = conversion(array.layout, target)
     if plan.kind is not ConversionKind.SHARED_MEMORY:
         assert plan.sources is not None

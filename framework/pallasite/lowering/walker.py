@@ -107,7 +107,7 @@ def lower_jaxpr(
         if wanted is not None:
             context = dataclasses.replace(context, layout_hint=wanted.hint)
         with mlir_location(location), errors_at_equation(equation):
-            _check_elements(equation)
+            check_elements(equation)
             rule = kernel.registry.lowering_rule(equation.primitive, mode.semantics, kernel.target)
             operands = [read(atom) for atom in equation.invars]
             if wanted is not None:
@@ -198,7 +198,8 @@ def mlir_location(location: SourceLocation | None) -> Iterator[None]:
         yield
 
 
-def _check_elements(equation: Any) -> None:
+def check_elements(equation: Any) -> None:
+    """Refuses an equation that makes an array without elements."""
     for variable in equation.outvars:
         if 0 in getattr(variable.aval, "shape", ()):
             raise UnsupportedError(

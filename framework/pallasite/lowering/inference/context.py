@@ -125,6 +125,7 @@ class InferenceContext:
                 not sources if spread is None else spread,
                 self.place,
                 str(aval.dtype),
+                weight=self.weight,
             )
         )
         return ArrayValue(number, tuple(aval.shape), bits)

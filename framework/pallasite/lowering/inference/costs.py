@@ -40,6 +40,28 @@ _SAMPLES = 4
 _ELEMENT_BY_ELEMENT = 16.0
 """How much slower an access is whose addresses are computed one by one."""
 
+_ROOMY = 128
+"""Registers of a lane that one array can take without others being spilled."""
+
+_SPILL = 2.0
+"""A register that is stored to local memory and loaded again."""
+
+
+@functools.lru_cache(maxsize=4096)
+def copies_cost(layout: Layout, bits: int) -> float:
+    """Of computing and keeping each element in several threads, for one operation.
+
+    An array of which each element lies in one thread costs nothing here, whatever its layout.
+    """
+    if isinstance(layout, SplatLayout):
+        return 0.0
+    elements = layout.registers * layout.vector_length
+    extra = elements - -(-layout.size // (LANES * WARPS))
+    if extra <= 0:
+        return 0.0
+    spilled = max(0.0, elements * bits / 32 - _ROOMY)
+    return extra / 4 + _SPILL * min(extra, spilled)
+
 
 @functools.lru_cache(maxsize=4096)
 def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
@@ -73,14 +95,14 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     except InvalidValueError:
         size = memory.size * memory.element_bits / 8 / 128
         return _ELEMENT_BY_ELEMENT * max(size, 8.0)
-    copies = layout.replication
     issue = len(plan.accesses) / 4
     if space is MemorySpace.SMEM:
         # All accesses look alike, but for where they begin.
         some = plan.accesses[:: max(1, len(plan.accesses) // _SAMPLES)]
         passes = sum(map(plan.passes, some)) * len(plan.accesses) / len(some)
         return WARPS * passes + issue
-    return WARPS * len(plan.accesses) * _sectors(plan) / 4 / min(copies, WARPS) + issue
+    # What several warps load comes out of the cache; lanes are counted in the sectors.
+    return layout.warp_count * len(plan.accesses) * _sectors(plan) / 4 + issue
 
 
 def _sectors(plan: AccessPlan) -> int:

@@ -7,10 +7,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallasite.errors import PallasiteError, SourceLocation
+from pallasite.errors import InternalError, PallasiteError, SourceLocation
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout
-from pallasite.lowering.inference.costs import IMPOSSIBLE, UNCERTAIN, access_cost, conversion_cost
+from pallasite.lowering.inference.costs import (
+    IMPOSSIBLE,
+    UNCERTAIN,
+    access_cost,
+    conversion_cost,
+    copies_cost,
+)
 from pallasite.lowering.inference.values import MemoryValue
 from pallasite.lowering.inference.views import view_of
 
@@ -26,6 +32,16 @@ class Place:
         where = f"{self.location}: " if self.location is not None else ""
         return f"{where}{self.primitive}"
 
+    def failure(self, error: Exception, got: str) -> InternalError:
+        """The error for an exception that nobody's bad input explains."""
+        return InternalError(
+            f"the layout inference of primitive {self.primitive} failed:"
+            f" {type(error).__name__}: {error}",
+            got=got,
+            hint="report this; no kernel should make a rule fail like this",
+            location=self.location,
+        )
+
 
 @dataclasses.dataclass
 class Variable:
@@ -39,6 +55,7 @@ class Variable:
       place: the equation.
       dtype: name of the element type, for reports.
       used: whether anything uses the array, for reports.
+      weight: how often the equation runs, about.
     """
 
     shape: tuple[int, ...]
@@ -48,6 +65,7 @@ class Variable:
     place: Place
     dtype: str = ""
     used: bool = True
+    weight: float = 1.0
 
 
 @dataclasses.dataclass
@@ -140,6 +158,26 @@ class Fixed(Factor):
         return [self.layout]
 
 
+@dataclasses.dataclass(eq=False)
+class Copies(Factor):
+    """The work on arrays of one layout that is done in more than one thread.
+
+    Attributes:
+      bits: of an element.
+    """
+
+    place: Place
+    weight: float
+    variable: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        self.variables = (self.variable,)
+
+    def cost(self, layouts: Sequence[Layout], memory: Sequence[MemoryLayout]) -> float:
+        return copies_cost(layouts[0], self.bits)
+
+
 type Pairs = Callable[[Layout | None, Layout | None], Sequence[tuple[Layout, Layout]]]
 """Layouts (of the operand, of the result) between which an equation can work without moving data,
 given the layouts that the operand has and that the result should have, if they are known. The
@@ -175,6 +213,8 @@ class Relation(Factor):
                 self._found[key] = list(self.pairs(operand, result))
             except PallasiteError:
                 self._found[key] = []
+            except Exception as error:
+                raise self.place.failure(error, f"layouts {operand} and {result}") from error
         return self._found[key]
 
     def best(self, operand: Layout, result: Layout) -> tuple[float, tuple[Layout, Layout] | None]:
@@ -299,6 +339,8 @@ class MemoryUse(Factor):
                 self._costs[layout] = found if view.certain else found + UNCERTAIN
             except PallasiteError:
                 self._costs[layout] = IMPOSSIBLE
+            except Exception as error:
+                raise self.place.failure(error, f"memory in layout {layout}") from error
         return self._costs[layout]
 
 

@@ -26,7 +26,14 @@ _MOST_FOLLOWERS = 64
 
 
 class Solver:
-    """Solves one problem."""
+    """Solves one problem.
+
+    Attributes:
+      factors: those that matter for the choice: of arrays that are no splats, with what it costs
+        to keep copies of them.
+      labels: by group, the layout that was chosen.
+      memory: by choice, the layout that was chosen.
+    """
 
     def __init__(self, problem: Problem):
         self._problem = problem
@@ -35,15 +42,15 @@ class Solver:
         self._groups = sorted({problem.group(v) for v, known in enumerate(spread) if known})
         members = set(self._groups)
         # A splat is in every layout already.
-        self._factors = [
+        self.factors = [
             factor
             for factor in problem.factors
             if all(problem.group(v) in members for v in factor.variables)
         ]
-        self._factors += self._copies()
+        self.factors += self._copies()
         self._of_group: dict[int, list[Factor]] = {group: [] for group in self._groups}
         self._of_choice: list[list[Factor]] = [[] for _ in problem.choices]
-        for factor in self._factors:
+        for factor in self.factors:
             for group in dict.fromkeys(problem.group(v) for v in factor.variables):
                 self._of_group[group].append(factor)
             for choice in factor.choices:
@@ -84,7 +91,7 @@ class Solver:
 
     def _start(self) -> None:
         for pinned in (True, False):
-            for factor in self._factors:
+            for factor in self.factors:
                 if isinstance(factor, Fixed) and factor.pinned is pinned:
                     group = self._problem.group(factor.variable)
                     self._propose(group, factor.layout)
@@ -106,7 +113,7 @@ class Solver:
         changed = True
         while changed:
             changed = False
-            for factor in self._factors:
+            for factor in self.factors:
                 if not isinstance(factor, Relation):
                     continue
                 for group in {self._problem.group(v) for v in factor.variables}:
@@ -218,6 +225,6 @@ class Solver:
         """Factors that cannot be satisfied by what was chosen."""
         return [
             factor
-            for factor in self._factors
+            for factor in self.factors
             if is_impossible(self.cost_of(factor) / factor.weight)
         ]

@@ -72,6 +72,8 @@ def _slice(
     limit_indices: Sequence[int],
     strides: Any,
 ) -> AbstractValue:
+    if strides is not None and any(stride != 1 for stride in strides):
+        return ctx.result(None, x)  # The lowering refuses it.
     sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
     return _related(ctx, x, relations.slice_(tuple(start_indices), tuple(sizes)))
 
