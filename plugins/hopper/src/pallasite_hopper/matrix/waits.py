@@ -207,6 +207,7 @@ class _Thread:
     ):
         self.missing = missing
         self.mapped: Any = None
+        self.announced: Any = None
         self.scalars = Scalars(number, name)
         self.accumulators = accumulators
         self.iterations: dict[Any, int] = {}
@@ -470,7 +471,14 @@ class _Thread:
     def copy(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
         """``copy_gmem_to_smem``."""
         _, destination, *_ = equation.params["args_tree"].unflatten(operands)
-        self._written(equation, destination, state, plain=False)
+        # The warps meet where the copy is announced, and one of them starts it.
+        start = equation if equation.params["arrive"] else self.announced or equation
+        self._written(start, destination, state, plain=False)
+        return ()
+
+    def announce(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+        """``barrier_expect``: copies that follow belong to it."""
+        self.announced = equation
         return ()
 
     def commit(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
@@ -557,6 +565,7 @@ _RULES: dict[Any, _Rule] = {
     _jax.run_scoped_p: _Thread.scope,
     _jax.run_state_p: _Thread.state_scope,
     _jax.mpmd_map_p: _Thread.warps,
+    copies.barrier_expect_p: _Thread.announce,
     _jax.swap_p: _Thread.plain_store,
     _jax.addupdate_p: _Thread.plain_store,
     _jax.masked_swap_p: _Thread.masked_store,
