@@ -14,6 +14,7 @@ from pallasite.lowering.inference import relations
 from pallasite.lowering.inference.costs import conversion_cost
 from pallasite.lowering.inference.problem import Fixed, Place, Problem, Relation, Variable
 from pallasite.lowering.inference.solver import Solver
+from pallasite.lowering.relayout import rows_in_registers
 
 PLACE = Place(None, "made-up")
 SHAPE = (128, 64)
@@ -34,8 +35,16 @@ class Made:
     def __init__(self) -> None:
         self.problem = Problem()
 
-    def array(self, shape: tuple[int, ...] = SHAPE, *, spread: bool = True, sources=()) -> int:
-        return self.problem.variable(Variable(shape, BITS, list(sources), spread, PLACE))
+    def array(
+        self,
+        shape: tuple[int, ...] = SHAPE,
+        *,
+        spread: bool = True,
+        sources=(),
+        weight: float = 1.0,
+    ) -> int:
+        made = Variable(shape, BITS, list(sources), spread, PLACE, weight=weight)
+        return self.problem.variable(made)
 
     def fixed(self, variable: int, layout: Layout, weight: float = 1.0, **options) -> Fixed:
         factor = Fixed(PLACE, weight, variable, layout, BITS, **options)
@@ -119,14 +128,18 @@ def test_a_chain_that_needs_no_conversion_is_found_from_a_bad_beginning():
     assert total(made, solver) == 0
 
 
-def test_copies_cost_where_the_array_is_computed_often():
-    """Each lane with whole rows of a large array would need no conversion, but much work."""
+@pytest.mark.parametrize("weight", [1.0, 256.0])
+def test_copies_cost_where_the_array_is_computed_often(weight):
+    """Two warps have each element: that is cheaper than a conversion, unless it is much work."""
     made = Made()
-    whole = relayout.rows_in_registers(SHAPE)
-    x = made.array(weight=1.0)
-    made.fixed(x, whole, makes=True)
+    twice = rows_in_registers(SHAPE)
+    assert twice.replication == 2
+    x = made.array(weight=weight)
+    made.fixed(x, twice, makes=True)
+    made.fixed(x, twice)
     made.fixed(x, rows(), 0.1)
-    assert made.layout(made.solve(), x) == rows()
+    solver = made.solve()
+    assert made.layout(solver, x) == (twice if weight == 1.0 else rows())
 
 
 def test_copies_of_small_arrays_are_cheap():
