@@ -16,7 +16,7 @@ from pallasite.language.primitives import copies as prim
 from pallasite.language.primitives.arrays import atomic_p, load_p
 from pallasite.layouts.memory import row_major
 from pallasite.layouts.tma import plan_tensor_map
-from pallasite.layouts.tma_types import WindowDimension
+from pallasite.layouts.tma_types import TensorMapPlan, WindowDimension
 from pallasite.lowering.inference.context import InferenceContext
 from pallasite.lowering.inference.costs import UNCERTAIN
 from pallasite.lowering.inference.values import AbstractValue, MemoryValue
@@ -24,6 +24,13 @@ from pallasite.lowering.inference.views import View, view_of
 from pallasite.registry import RuleSet
 
 rules = RuleSet()
+
+_WIDEST = 128
+"""Bytes of the widest swizzle."""
+
+_SHORT_ROW = 0.5
+"""What a row of a tensor copy costs beyond those that rows of ``_WIDEST`` bytes would need: a wide
+row goes through the copy engine and the L2 cache as one, whatever it costs lanes to access it."""
 
 
 # Loads and stores ---------------------------------------------------------------------------------
@@ -151,7 +158,7 @@ def _copies(window: View, **options: Any) -> Callable[[View], float | None]:
         ]
         arguments = (shape, strides, str(window.dtype))
         try:
-            plan_tensor_map(*arguments, assumed, shared.layout, **options)
+            plan = plan_tensor_map(*arguments, assumed, shared.layout, **options)
         except InvalidValueError:
             if shared.layout.is_contiguous and not options:
                 return 0.0  # One run of bytes needs no tensor map.
@@ -159,10 +166,17 @@ def _copies(window: View, **options: Any) -> Callable[[View], float | None]:
         try:
             plan_tensor_map(*arguments, known, shared.layout, **options)
         except InvalidValueError:
-            return UNCERTAIN
-        return 0.0
+            return UNCERTAIN + _short_rows_cost(plan)
+        return _short_rows_cost(plan)
 
     return check
+
+
+def _short_rows_cost(plan: TensorMapPlan) -> float:
+    """What a copy costs because the rows of its box are shorter than the widest swizzle."""
+    size = plan.issue_bytes * len(plan.issues)
+    row = plan.box[-1] * plan.element_bits / 8
+    return _SHORT_ROW * max(0.0, size / row - size / _WIDEST)
 
 
 def _window(reference: Any) -> View | None:

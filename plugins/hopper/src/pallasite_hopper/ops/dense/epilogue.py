@@ -8,8 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallasite import gpu as plgpu
-
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
@@ -77,7 +75,5 @@ class Epilogue:
 
 def _spread(ref: Any, window: Any, axis: int, shape: tuple[int, int]) -> Any:
     """A part of a vector, repeated along ``axis``."""
-    layout = plgpu.Layout.WGMMA.reduce(axis)
-    vector = plgpu.load(ref.at[window], layout=layout).astype(jnp.float32)
-    spread = jnp.broadcast_to(vector[:, None] if axis == 1 else vector[None, :], shape)
-    return plgpu.layout_cast(spread, plgpu.Layout.WGMMA)
+    vector = ref[window].astype(jnp.float32)
+    return jnp.broadcast_to(vector[:, None] if axis == 1 else vector[None, :], shape)

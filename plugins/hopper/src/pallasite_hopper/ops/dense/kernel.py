@@ -93,9 +93,9 @@ def build(
     a_shape = (config.tile_m, config.tile_k)
     b_shape = (config.tile_k, config.tile_n)
     scratch: dict[str, Any] = {
-        "a_smem": _tiles((stages,), _turned(a_shape, problem.transpose_a), problem.dtype_a),
-        "b_smem": _tiles((stages,), _turned(b_shape, problem.transpose_b), problem.dtype_b),
-        "out_smem": _tiles((compute, config.slots), staging, problem.out_dtype),
+        "a_smem": plgpu.SMEM((stages, *_turned(a_shape, problem.transpose_a)), problem.dtype_a),
+        "b_smem": plgpu.SMEM((stages, *_turned(b_shape, problem.transpose_b)), problem.dtype_b),
+        "out_smem": plgpu.SMEM((compute, config.slots, *staging), problem.out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=stages)
         if config.cluster == 1
@@ -104,8 +104,8 @@ def build(
         ),
     }
     if split > 1:
-        shape = (rows, config.warpgroup_n // split)
-        scratch["sums_smem"] = _tiles((compute, split - 1), shape, problem.accumulator)
+        shape = (compute, split - 1, rows, config.warpgroup_n // split)
+        scratch["sums_smem"] = plgpu.SMEM(shape, problem.accumulator)
         scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=compute)
     if epilogue.residual:
         scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.slots)
@@ -120,26 +120,17 @@ def build(
         thread_name="warpgroup",
         scratch_types=scratch,
         kernel_name="matmul",
-        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True, approx_math=True),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+            unsafe_no_auto_barriers=True,
+            approx_math=True,
+        ),
     )
     return kernel
 
 
 def _turned(shape: tuple[int, int], transposed: bool) -> tuple[int, int]:
     return (shape[1], shape[0]) if transposed else shape
-
-
-def _tiles(leading: tuple[int, ...], shape: tuple[int, int], dtype: Any) -> Any:
-    """Row-major matrices in shared memory, in the widest swizzle that fits."""
-    size = np.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle(shape[1] * size * 8)
-    transforms: tuple[Any, ...] = ()
-    if swizzle > 16:  # Narrower rows lie one after the other as they are.
-        transforms = (
-            plgpu.TilingTransform((8, swizzle // size)),
-            plgpu.SwizzleTransform(swizzle),
-        )
-    return plgpu.SMEM((*leading, *shape), dtype, transforms=transforms)
 
 
 class _Loop:
@@ -350,8 +341,7 @@ class _Loop:
             total = sums[:, block * width : (block + 1) * width]
             plgpu.barrier_wait(summed.at[warpgroup])
             for place in range(split - 1):
-                received = sums_smem.at[warpgroup, place]
-                total = total + plgpu.load(received, layout=plgpu.Layout.WGMMA)
+                total = total + sums_smem[warpgroup, place]
             write(total, m, n + block * width)
 
         blocks = [functools.partial(as_block, block) for block in range(split)]
@@ -383,7 +373,7 @@ class _Loop:
                 barrier = residual_full.at[warpgroup * config.slots + slot]
                 plgpu.copy_gmem_to_smem(operands[-1].at[window], staging, barrier)
                 plgpu.barrier_wait(barrier)
-                residual = plgpu.load(view, layout=plgpu.Layout.WGMMA, optimized=not config.swap)
+                residual = view[...]
             values = sums[:, part * width : (part + 1) * width]
             values = self.epilogue.apply(
                 values, operands, rows, columns, residual, swapped=config.swap
