@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import hashlib
 import threading
+import time
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -225,8 +226,13 @@ def _compile(request: _Request) -> CompiledKernel:
     jaxpr = run_stage("jaxpr", spec.jaxpr, context)
     if jaxpr is not spec.jaxpr:
         spec = spec.replace(jaxpr=jaxpr)
-    with context.timed("lower"):
-        lowered = lower_kernel(spec, request.target, mesh_axes=dict(request.mesh_axes))
+    start = time.perf_counter()
+    lowered = lower_kernel(spec, request.target, mesh_axes=dict(request.mesh_axes))
+    seconds = time.perf_counter() - start
+    if lowered.inference is not None:
+        context.timings.append(("infer layouts", lowered.inference.seconds))
+        seconds -= lowered.inference.seconds
+    context.timings.append(("lower", seconds))
     return compile_lowered(
         lowered,
         assemble=request.assemble,

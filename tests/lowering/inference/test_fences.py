@@ -1,0 +1,190 @@
+"""Fences between ordinary stores and asynchronous operations, which warpgroup semantics implies."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+
+import pallasite
+from pallasite import gpu as plgpu
+from pallasite.lowering.inference.fences import Event, Fork, Loop, missing_fences
+
+pytestmark = pytest.mark.runs_kernels
+
+SHAPE = (64, 128)
+X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+
+
+def fences(kernel, *args) -> int:
+    """How many fences between the proxies are in the code."""
+    ptx = pallasite.compile(kernel, *args, target="sm_90a").ptx
+    return len(re.findall(r"fence\.proxy\.async", ptx))
+
+
+def make(body, *, commits, scratch, threads=None, **options):
+    """A kernel from SHAPE to SHAPE; ``body`` gets a function that stands for the author's fence."""
+    commit = plgpu.commit_smem if commits else lambda: None
+    names = {} if threads is None else {"num_threads": threads, "thread_name": "t"}
+    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup, **options)
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+        scratch_types=scratch,
+        compiler_params=params,
+        **names,
+    )
+    def kernel(x_ref, o_ref, *scratch):
+        body(commit, x_ref, o_ref, *scratch)
+
+    return kernel
+
+
+def stored(commit, x_ref, o_ref, tile):
+    tile[...] = x_ref[...] * 2
+    commit()
+    plgpu.copy_smem_to_gmem(tile, o_ref)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def stored_in_a_loop(commit, x_ref, o_ref, tile):
+    def step(i, _):
+        rows = pl.ds(i * 16, 16)
+        tile[...] = x_ref[rows] * 2
+        commit()
+        plgpu.copy_smem_to_gmem(tile, o_ref.at[rows])
+        plgpu.wait_smem_to_gmem(0)
+
+    lax.fori_loop(0, 4, step, None)
+
+
+def stored_in_a_branch(commit, x_ref, o_ref, tile):
+    @pl.when(x_ref[0, 0] < 100)
+    def _():
+        tile[...] = x_ref[...] * 2
+        commit()
+
+    plgpu.copy_smem_to_gmem(tile, o_ref)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def stored_for_another_thread(commit, x_ref, o_ref, tile, ready):
+    def store():
+        tile[...] = x_ref[...] * 2
+        commit()
+        plgpu.barrier_arrive(ready)
+
+    def send():
+        plgpu.barrier_wait(ready)
+        plgpu.copy_smem_to_gmem(tile, o_ref)
+        plgpu.wait_smem_to_gmem(0)
+
+    lax.cond(lax.axis_index("t") == 0, store, send)
+
+
+TILE = plgpu.SMEM(SHAPE, jnp.float32)
+CASES = {
+    "stored": (stored, [TILE], None),
+    "in a loop": (stored_in_a_loop, [plgpu.SMEM((16, 128), jnp.float32)], None),
+    "in a branch": (stored_in_a_branch, [TILE], None),
+    "for another thread": (stored_for_another_thread, [TILE, plgpu.Barrier()], 2),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_missing_fence_is_inserted(case):
+    body, scratch, threads = CASES[case]
+    without = make(body, commits=False, scratch=scratch, threads=threads)
+    np.testing.assert_array_equal(without(X), X * 2)  # The sanitizer sees a race without it.
+    written = make(body, commits=True, scratch=scratch, threads=threads)
+    assert fences(without, X) == fences(written, X) == 1
+
+
+def test_a_fence_that_is_there_is_enough():
+    body, scratch, _ = CASES["stored"]
+    checked = make(body, commits=True, scratch=scratch)
+    plain = make(body, commits=True, scratch=scratch, unsafe_no_auto_barriers=True)
+    assert fences(checked, X) == fences(plain, X) == 1
+    np.testing.assert_array_equal(checked(X), X * 2)
+
+
+def test_without_automatic_barriers_there_are_none():
+    body, scratch, _ = CASES["stored"]
+    assert fences(make(body, commits=False, scratch=scratch, unsafe_no_auto_barriers=True), X) == 0
+
+
+def test_memory_that_no_copy_uses_needs_none():
+    def plain(commit, x_ref, o_ref, tile):
+        tile[...] = x_ref[...] * 2
+        o_ref[...] = tile[...]
+
+    kernel = make(plain, commits=False, scratch=[TILE])
+    np.testing.assert_array_equal(kernel(X), X * 2)
+    assert fences(kernel, X) == 0
+
+
+def test_operands_of_products():
+    def body(commit, x_ref, o_ref, a, b):
+        a[...] = x_ref[:, :64].astype(jnp.bfloat16)
+        b[...] = x_ref[...].astype(jnp.bfloat16)
+        commit()
+
+        def scope(acc):
+            plgpu.wgmma(acc, a, b)
+            return acc[...]
+
+        o_ref[...] = pl.run_scoped(scope, plgpu.ACC(SHAPE, jnp.float32))
+
+    scratch = [plgpu.SMEM((64, 64), jnp.bfloat16), plgpu.SMEM(SHAPE, jnp.bfloat16)]
+    kernel = make(body, commits=False, scratch=scratch)
+    narrow = np.asarray(jnp.asarray(X, jnp.bfloat16), np.float32)
+    np.testing.assert_allclose(kernel(X), narrow[:, :64] @ narrow, rtol=1e-5, atol=1e-4)
+    assert fences(kernel, X) == 1
+
+
+# The search by itself -----------------------------------------------------------------------------
+
+TAKEN, OTHER = ((("c",), 0),), ((("c",), 1),)
+MEMORY, ELSEWHERE = object(), object()
+
+
+def event(kind, number, branches=(), memory=MEMORY):
+    return Event(
+        kind, ((), number), branches, memory if kind in ("store", "asynchronous") else None
+    )
+
+
+def found(*events):
+    return [number for _, number in missing_fences(events)]
+
+
+def test_order_of_events():
+    store, use, fence = event("store", 1), event("asynchronous", 2), event("fence", 3)
+    assert found(store, use) == [2]
+    assert found(store, fence, use) == []
+    assert found(use, store) == []
+    assert found(event("store", 1, memory=ELSEWHERE), use) == []
+    assert found(store, use, event("asynchronous", 4)) == [2]
+
+
+def test_loops_and_branches():
+    store, use, fence = event("store", 1), event("asynchronous", 2), event("fence", 3)
+    assert found(Loop([use, store])) == [2]
+    assert found(Loop([use, store, fence])) == []
+    assert found(Fork([[store], []]), use) == [2]
+    assert found(Fork([[store, fence], []]), use) == []
+    assert found(Fork([[store, fence], [store]]), use) == [2]
+
+
+def test_arrivals_for_other_threads():
+    arrive = event("arrive", 5, TAKEN)
+    store = event("store", 1, TAKEN)
+    assert found(Fork([[store, arrive], [event("asynchronous", 2, OTHER)]])) == [5]
+    assert found(Fork([[store, event("fence", 3, TAKEN), arrive], []])) == []
+    inside = event("asynchronous", 4, (*TAKEN, (("d",), 0)))
+    assert found(Fork([[store, arrive, inside], []])) == [4]
