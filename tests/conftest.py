@@ -17,6 +17,7 @@ import pytest
 from pallasite import config, plugins
 from pallasite.codegen import compile as code_generation
 from pallasite.codegen.tools import find_tool
+from pallasite.language.params import CompilerParams, LoweringSemantics
 
 pytest_plugins = ["pallasite_simulator.pytest_plugin"]
 
@@ -45,6 +46,23 @@ def _clean_configuration(monkeypatch: pytest.MonkeyPatch):
     config.reset()
     yield
     config.reset()
+
+
+@pytest.fixture
+def lane_semantics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that do not say which semantics they want have lane semantics, not the default."""
+    defaults = CompilerParams.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "lowering_semantics", LoweringSemantics.Lane)
+
+
+@pytest.fixture(params=list(LoweringSemantics), ids=lambda semantics: semantics.name)
+def semantics(request: pytest.FixtureRequest) -> LoweringSemantics:
+    """Runs a test once for each semantics of kernels that do not say which they want."""
+    if request.param is LoweringSemantics.Lane:
+        request.getfixturevalue("lane_semantics")
+    assert CompilerParams().lowering_semantics is request.param
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -102,10 +102,18 @@ def test_missing_forms():
         storing((128,), "int8")
 
 
-def test_bank_conflicts():
+def test_bank_conflicts(lane_semantics):
     with pytest.raises(InvalidValueError, match="the store has bank conflicts"):
         storing((64, 64), jnp.float32, layout=Layout.WGMMA)
     storing((64, 64), jnp.float32, layout=Layout.WGMMA, optimized=False)
+
+
+def test_bank_conflicts_are_avoided():
+    """Inference lays the memory out so that there are none; what the program says is kept."""
+    storing((64, 64), jnp.float32, layout=Layout.WGMMA)
+    rows = (TilingTransform((8, 64)),)
+    with pytest.raises(InvalidValueError, match="the store has bank conflicts"):
+        storing((64, 64), jnp.float32, transforms=rows, layout=Layout.WGMMA)
 
 
 def test_barriers_that_cannot_count_bytes():

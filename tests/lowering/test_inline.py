@@ -118,7 +118,7 @@ def test_transforms_must_match(transforms):
     assert "test_inline.py" in str(error.value)
 
 
-def test_layout_of_an_argument():
+def test_layout_of_an_argument(lane_semantics):
     @inline_mgpu(arg_types=(Layout.WGMMA,), return_type=None)
     def inlined(launch, x):
         del launch, x
@@ -131,6 +131,24 @@ def test_layout_of_an_argument():
 
     with pytest.raises(InvalidValueError, match=r"another layout(.|\n)*strided(.|\n)*WGMMA"):
         compile_to_ptx(kernel, array(64, 64))
+
+
+@pytest.mark.runs_kernels
+def test_an_argument_is_converted():
+    """Inference brings the argument into the layout that the inlined code takes."""
+    result = ShapeDtypeStruct((64, 64), jnp.float32, Layout.WGMMA)
+
+    @inline_mgpu(arg_types=(Layout.WGMMA,), return_type=result)
+    def inlined(launch, x):
+        return elementwise(ops.arith.mulf, [x, x], np.float32)
+
+    def body(x, o):
+        value = layout_cast(x[...], Layout.WG_STRIDED((64, 64), vec_size=4))
+        o[...] = inlined(value + 1.0) + value
+
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    out = kernel(body, out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32))(x)
+    np.testing.assert_allclose(out, (x + 1) ** 2 + x, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What meets an array whose layout is known is loaded in that layout."""
+"""What meets an array whose layout is known is loaded in that layout, in either semantics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import array, compile_to_ptx, make
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError
 from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
 
 SHAPE = (64, 32)
+
+pytestmark = pytest.mark.usefixtures("semantics")
 
 
 def run(body, *inputs, scratch=()):
@@ -88,14 +89,18 @@ def test_through_branches(first):
     np.testing.assert_array_equal(result, expected)
 
 
-def test_wishes_come_first():
-    """Two casts that disagree are an error as ever."""
+@pytest.mark.runs_kernels
+def test_wishes_come_first(semantics):
+    """Two casts that disagree are an error in lane semantics; inference converts an array."""
 
-    @make(SHAPE, jnp.float32)
-    def kernel(x, o):
+    def body(x, y, o):
         left = layout_cast(x[...], Layout.WGMMA)
-        right = layout_cast(x[...], Layout.WG_STRIDED(SHAPE, vec_size=4))
+        right = layout_cast(y[...], Layout.WG_STRIDED(SHAPE, vec_size=4))
         o[...] = left + right
 
+    x, y = inputs(SHAPE, SHAPE)
+    if semantics is plgpu.LoweringSemantics.Warpgroup:
+        np.testing.assert_array_equal(run(body, x, y), x + y)
+        return
     with pytest.raises(InvalidValueError, match="distributed over the lanes in different ways"):
-        compile_to_ptx(kernel, array(*SHAPE, dtype=jnp.float32))
+        run(body, x, y)

@@ -11,6 +11,8 @@ from jax.experimental import pallas as pl
 from kernels import array, compile_kernel, compile_to_ptx, make
 from pallasite.language.primitives.arrays import load
 
+pytestmark = pytest.mark.usefixtures("semantics")
+
 
 def doubled_often(x):
     return lax.fori_loop(0, 3, lambda _, carry: carry * 2, x)

@@ -168,14 +168,6 @@ def test_refusals():
         compile_to_ptx(with_reference, a, b)
 
     @make((64, 8), f32)
-    def other_layout(a_ref, b_ref, out_ref):
-        left = plgpu.layout_cast(a_ref[...], plgpu.Layout.WG_STRIDED((64, 16), vec_size=8))
-        out_ref[...] = plgpu.mma(jnp.zeros((64, 8), f32), left, b_ref[...])
-
-    with pytest.raises(InvalidValueError, match="a is distributed over the lanes"):
-        compile_to_ptx(other_layout, a, b)
-
-    @make((64, 8), f32)
     def per_warp(a_ref, b_ref, out_ref):
         left, right = a_ref[...], b_ref[...]
 
@@ -185,3 +177,21 @@ def test_refusals():
 
     with pytest.raises(UnsupportedError, match="mma in code that runs per warp"):
         compile_to_ptx(per_warp, a, b)
+
+
+@pytest.mark.runs_kernels
+def test_operand_in_another_layout(semantics):
+    """It is refused in lane semantics; inference converts it."""
+
+    def body(a_ref, b_ref, out_ref):
+        left = plgpu.layout_cast(a_ref[...], plgpu.Layout.WG_STRIDED((64, 16), vec_size=8))
+        out_ref[...] = plgpu.mma(jnp.zeros((64, 8), jnp.float32), left, b_ref[...])
+
+    a, b = operand((64, 16), "float16", 0), operand((16, 8), "float16", 1)
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((64, 8), jnp.float32))
+    if semantics is plgpu.LoweringSemantics.Warpgroup:
+        expected = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+        np.testing.assert_allclose(kernel(a, b), expected, rtol=1e-5, atol=1e-5)
+        return
+    with pytest.raises(InvalidValueError, match="a is distributed over the lanes"):
+        kernel(a, b)
