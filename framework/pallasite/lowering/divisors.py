@@ -8,7 +8,7 @@ one. :func:`pallasite.ir.divisibility.known_divisor` looks back from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax import lax
@@ -30,15 +30,7 @@ def mark_carried(
       constants: what the loop does not change.
       starts: what it carries into the first step.
     """
-    found = [_known(value) for value in starts]
-    if any(divisor > 1 for divisor in found):
-        given = [_known(value) for value in constants]
-        while True:
-            following = _outputs(body, [*given, *found])
-            common = [math.gcd(*pair) for pair in zip(found, following, strict=True)]
-            if common == found:
-                break
-            found = common
+    found = carried_divisors(body, map(_known, constants), map(_known, starts))
 
     def mark(values: Sequence[Value]) -> list[Value]:
         return [
@@ -49,6 +41,24 @@ def mark_carried(
         ]
 
     return mark
+
+
+def carried_divisors(body: Any, constants: Iterable[int], starts: Iterable[int]) -> list[int]:
+    """What the values that a loop carries are multiples of in every step.
+
+    Args:
+      body: the program of one step, of the constants and the carried values.
+      constants: what those are multiples of.
+      starts: what the carried values are multiples of before the first step.
+    """
+    given, found = list(constants), list(starts)
+    while any(divisor > 1 for divisor in found):
+        following = _outputs(body, [*given, *found])
+        common = [math.gcd(*pair) for pair in zip(found, following, strict=True)]
+        if common == found:
+            break
+        found = common
+    return found
 
 
 def _known(value: Value) -> int:

@@ -35,6 +35,7 @@ from pallasite.lowering.inference.views import (
     begins_at_any_row,
     split_member,
     transformed_layout,
+    view_of,
 )
 from pallasite.lowering.transfers import default_layout
 
@@ -219,7 +220,8 @@ class InferenceContext:
             # The program says how it lies, so this is the physical array.
             self.walk.keep_row_major(root)
         elif root.choice is not None and begins_at_any_row(root, views):
-            self.walk.propose_whole_columns(root)
+            # In tiles of all rows, what begins at one row lies as what begins at any other.
+            self.walk.propose_tiles(root, root.shape[-2])
         return root, views
 
     def event(self, kind: str, reference: Any = None) -> None:
@@ -291,6 +293,29 @@ class InferenceContext:
         self.walk.problem.factors.append(
             MemoryUse(self.place, self.weight, root, views, check, why)
         )
+
+    def propose_height(self, reference: Any, check: Callable[[Any], float | None]) -> None:
+        """Proposes tiles as high as a part of an allocation, if lower ones do not suit a use of it.
+
+        Args:
+          reference: the part.
+          check: of the use; see :meth:`uses`.
+        """
+        found = self._view(reference, ())
+        if found is None:
+            return
+        root, views = found
+        if root.choice is None or not all(isinstance(view, _jax.NDIndexer) for view in views):
+            return
+        with contextlib.suppress(PallasiteError):
+            shape = view_of(root, None, views).layout.shape
+            candidates = self.walk.problem.choices[root.choice].candidates
+            if len(shape) < 2 or len(candidates) < 2 or root.shape[-2] % shape[-2]:
+                return
+            with contextlib.suppress(PallasiteError):
+                if not check(view_of(root, candidates[1], views)):
+                    return
+            self.walk.propose_tiles(root, shape[-2])
 
     # Nested programs ------------------------------------------------------------------------------
 

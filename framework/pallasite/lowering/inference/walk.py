@@ -89,7 +89,7 @@ class Walk:
         for equation in jaxpr.eqns:
             operands = [read(atom) for atom in equation.invars]
             rule = self.kernel.registry.inference_rule(equation.primitive)
-            if rule is None and _is_scalar(equation):
+            if equation.outvars and _is_scalar(equation):
                 results: Sequence[AbstractValue] = _scalars(equation, operands)
             else:
                 ctx = InferenceContext(self, equation, path, weight, in_warp)
@@ -126,12 +126,12 @@ class Walk:
             choice.given = True
             del choice.candidates[1:]
 
-    def propose_whole_columns(self, value: MemoryValue) -> None:
-        """Proposes layouts for an allocation of which parts begin at any row."""
+    def propose_tiles(self, value: MemoryValue, height: int) -> None:
+        """Proposes layouts for an allocation, in tiles of so many rows."""
         assert value.choice is not None
         choice = self.problem.choices[value.choice]
         if not choice.given:
-            for layout in column_layouts(value, choice.candidates[0].element_bits):
+            for layout in _tiled(value.shape, choice.candidates[0].element_bits, height):
                 if layout not in choice.candidates:
                     choice.candidates.append(layout)
 
@@ -270,11 +270,6 @@ def open_layout(value: MemoryValue, bits: int) -> list[MemoryLayout]:
     return [row_major(value.shape, bits), *_tiled(value.shape, bits, 8)]
 
 
-def column_layouts(value: MemoryValue, bits: int) -> list[MemoryLayout]:
-    """Tiles of all rows: what begins at any row lies in them as what begins at any other does."""
-    return _tiled(value.shape, bits, value.shape[-2])
-
-
 def _tiled(shape: Sequence[int], bits: int, height: int) -> list[MemoryLayout]:
     """The layouts in tiles of so many rows that are as wide as a swizzle."""
     found: list[MemoryLayout] = []
@@ -290,4 +285,4 @@ def _tiled(shape: Sequence[int], bits: int, height: int) -> list[MemoryLayout]:
     return found
 
 
-__all__ = ["Walk", "column_layouts", "open_layout"]
+__all__ = ["Walk", "open_layout"]

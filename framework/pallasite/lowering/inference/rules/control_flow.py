@@ -16,6 +16,7 @@ from pallasite.language.memory import (
     memory_space_of,
     union_members,
 )
+from pallasite.lowering.divisors import carried_divisors
 from pallasite.lowering.inference.context import InferenceContext
 from pallasite.lowering.inference.values import (
     AbstractValue,
@@ -67,12 +68,27 @@ def _warp_map(
 
 
 def _carried(
-    ctx: InferenceContext, values: Sequence[AbstractValue], avals: Sequence[Any]
+    ctx: InferenceContext,
+    body: Any,
+    constants: Sequence[AbstractValue],
+    values: Sequence[AbstractValue],
+    avals: Sequence[Any],
 ) -> list[AbstractValue]:
-    return [
-        ctx.result(aval, spread=False) if isinstance(aval, _jax.ShapedArray) else value
-        for value, aval in zip(values, avals, strict=True)
-    ]
+    divisors = [1] * len(values)
+    if len(body.invars) == len(constants) + len(values):  # Nothing else is scanned.
+        divisors = carried_divisors(body, map(_divisor, constants), map(_divisor, values))
+    carried: list[AbstractValue] = []
+    for value, aval, divisor in zip(values, avals, divisors, strict=True):
+        if isinstance(value, ScalarValue):
+            carried.append(ScalarValue(divisor))
+        else:
+            is_array = isinstance(aval, _jax.ShapedArray)
+            carried.append(ctx.result(aval, spread=False) if is_array else value)
+    return carried
+
+
+def _divisor(value: AbstractValue) -> int:
+    return value.divisor if isinstance(value, ScalarValue) else 1
 
 
 @rules.inference(_jax.scan_p)
@@ -86,7 +102,8 @@ def _scan(
 ) -> list[AbstractValue]:
     consts, carries = _jax.scan_operand_counts({"ft_in": ft_in})[:2]
     values = operands[consts : consts + carries]
-    carried = _carried(ctx, values, ctx.avals_in[consts : consts + carries])
+    avals = ctx.avals_in[consts : consts + carries]
+    carried = _carried(ctx, jaxpr, operands[:consts], values, avals)
     for position, (value, inner) in enumerate(zip(values, carried, strict=True), consts):
         ctx.becomes(position, value, inner)
     scanned = [ctx.result(variable.aval) for variable in jaxpr.invars[consts + carries :]]
@@ -107,11 +124,11 @@ def _while(
     **params: Any,
 ) -> list[AbstractValue]:
     first = cond_nconsts + body_nconsts
-    carried = _carried(ctx, operands[first:], ctx.avals_in[first:])
+    constants = operands[cond_nconsts:first]
+    carried = _carried(ctx, body_jaxpr, constants, operands[first:], ctx.avals_in[first:])
     for position, (value, inner) in enumerate(zip(operands[first:], carried, strict=True), first):
         ctx.becomes(position, value, inner)
     ctx.infer(cond_jaxpr, [*operands[:cond_nconsts], *carried], times=_UNKNOWN_TIMES)
-    constants = operands[cond_nconsts:first]
     results = ctx.infer(body_jaxpr, [*constants, *carried], times=_UNKNOWN_TIMES)
     ctx.returns(body_jaxpr, results, carried)
     return carried

@@ -32,6 +32,9 @@ _SHORT_ROW = 0.5
 """What a row of a tensor copy costs beyond those that rows of ``_WIDEST`` bytes would need: a wide
 row goes through the copy engine and the L2 cache as one, whatever it costs lanes to access it."""
 
+_ISSUE = 4.0
+"""An instruction of a tensor copy beyond the first."""
+
 
 # Loads and stores ---------------------------------------------------------------------------------
 
@@ -164,19 +167,20 @@ def _copies(window: View, **options: Any) -> Callable[[View], float | None]:
                 return 0.0  # One run of bytes needs no tensor map.
             raise
         try:
-            plan_tensor_map(*arguments, known, shared.layout, **options)
+            plan = plan_tensor_map(*arguments, known, shared.layout, **options)
         except InvalidValueError:
-            return UNCERTAIN + _short_rows_cost(plan)
-        return _short_rows_cost(plan)
+            return UNCERTAIN + _plan_cost(plan)
+        return _plan_cost(plan)
 
     return check
 
 
-def _short_rows_cost(plan: TensorMapPlan) -> float:
-    """What a copy costs because the rows of its box are shorter than the widest swizzle."""
+def _plan_cost(plan: TensorMapPlan) -> float:
+    """What a copy costs beyond one by one instruction, in rows as wide as the widest swizzle."""
     size = plan.issue_bytes * len(plan.issues)
     row = plan.box[-1] * plan.element_bits / 8
-    return _SHORT_ROW * max(0.0, size / row - size / _WIDEST)
+    short_rows = _SHORT_ROW * max(0.0, size / row - size / _WIDEST)
+    return short_rows + _ISSUE * (len(plan.issues) - 1)
 
 
 def _window(reference: Any) -> View | None:
@@ -207,10 +211,9 @@ def _to_shared(
         ctx.uses(destination, lambda view: None, "a copy by all lanes")
         return
     blocks = _collective_blocks(ctx, collective_axes)
-    options = {"blocks": blocks} if blocks > 1 else {}
-    ctx.uses(
-        destination, _copies(window, **options), "an asynchronous copy writes it", asynchronous=True
-    )
+    check = _copies(window, **({"blocks": blocks} if blocks > 1 else {}))
+    ctx.propose_height(destination, check)
+    ctx.uses(destination, check, "an asynchronous copy writes it", asynchronous=True)
 
 
 @rules.inference(prim.copy_smem_to_gmem_p)
@@ -224,10 +227,9 @@ def _to_global(
     source, destination, _ = args_tree.unflatten(operands)
     window = _window(destination)
     if window is not None:
-        options = {} if reduction_op is None else {"reduction": reduction_op}
-        ctx.uses(
-            source, _copies(window, **options), "an asynchronous copy reads it", asynchronous=True
-        )
+        check = _copies(window, **({} if reduction_op is None else {"reduction": reduction_op}))
+        ctx.propose_height(source, check)
+        ctx.uses(source, check, "an asynchronous copy reads it", asynchronous=True)
 
 
 @rules.inference(prim.async_store_smem_p)
