@@ -27,8 +27,6 @@ _REGISTERS = {2: (240, 24), 3: (160, 32)}
 """Registers of a lane of the compute warpgroups and of the memory warpgroup, by the number of
 compute warpgroups: together what the block starts with. With one of them there are enough."""
 
-_ROW_LAYOUT = plgpu.Layout.WGMMA.reduce(1)
-
 
 def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Callable[..., Any]:
     """The kernel as a function of q, k, v and the lengths that the problem has.
@@ -39,9 +37,9 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
     tiles = Tiles(problem, config, multiprocessors)
     rows, dim = config.warpgroups, problem.head_dim
     scratch = {
-        "q_smem": _operand((rows, ROWS, dim), problem.dtype),
-        "k_smem": _operand((config.stages, config.block_kv, dim), problem.dtype),
-        "v_smem": _operand((config.stages, config.block_kv, dim), problem.dtype),
+        "q_smem": plgpu.SMEM((rows, ROWS, dim), problem.dtype),
+        "k_smem": plgpu.SMEM((config.stages, config.block_kv, dim), problem.dtype),
+        "v_smem": plgpu.SMEM((config.stages, config.block_kv, dim), problem.dtype),
         "q_full": plgpu.Barrier(num_barriers=rows),
         "q_empty": plgpu.Barrier(num_barriers=rows),
         "k_full": plgpu.Barrier(num_barriers=config.stages),
@@ -50,7 +48,7 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
         "v_empty": _released(config),
     }
     if config.separate_out:
-        scratch["out_smem"] = _operand((rows, ROWS, dim), problem.dtype)
+        scratch["out_smem"] = plgpu.SMEM((rows, ROWS, dim), problem.dtype)
     if config.ping_pong and rows > 1:
         scratch["turn"] = plgpu.Barrier(num_barriers=rows)
     padded = tiles.per_head * tiles.rows if problem.save_residuals else 1
@@ -72,7 +70,11 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
         thread_name="warpgroup",
         scratch_types=scratch,
         kernel_name="attention_forward",
-        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+            approx_math=True,
+            unsafe_no_auto_barriers=True,
+        ),
     )
     return kernel if table is None else lambda *operands: kernel(*operands, table)
 
@@ -87,11 +89,6 @@ def _released(config: AttentionConfig) -> Any:
 
 def _wait_if(condition: Any, barrier: Any) -> None:
     pl.when(condition)(lambda: plgpu.barrier_wait(barrier))
-
-
-def _operand(shape: tuple[int, ...], dtype: Any) -> Any:
-    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-    return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
 class _Forward:
@@ -201,7 +198,7 @@ class _Forward:
         def scope(acc: Any) -> Any:
             plgpu.barrier_wait(self.scratch["q_full"].at[warpgroup])
             scores = self._first_scores(slot, warpgroup)
-            maxima = plgpu.layout_cast(jnp.full((ROWS,), self.lowest, jnp.float32), _ROW_LAYOUT)
+            maxima = jnp.full((ROWS,), self.lowest, jnp.float32)
             scores = self._shown(self._capped(scores), tile, start, last)
             maxima, _, weights = self._weights(scores, maxima)
             plgpu.barrier_wait(self.scratch["v_full"].at[slot])
@@ -317,10 +314,10 @@ class _Forward:
             return scores
         limit = tile.kv_length - block * self.config.block_kv
         shape = scores.shape
-        columns = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+        columns = lax.broadcasted_iota(jnp.int32, shape, 1)
         shown = columns < limit
         if self.problem.causal:
-            rows = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+            rows = lax.broadcasted_iota(jnp.int32, shape, 0)
             ahead = limit - tile.q_length + start
             shown = columns < lax.min(rows + (ahead + 1), jnp.broadcast_to(limit, shape))
         return jnp.where(shown, scores, -jnp.inf)
@@ -341,7 +338,7 @@ class _Forward:
         total = jnp.sum(sums, axis=1)
         empty = maxima == self.lowest
         if problem.q_lengths:
-            rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=_ROW_LAYOUT)
+            rows = lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
             empty = empty | (rows >= tile.q_length - start)
         inverse = jnp.where(empty, 0.0, 1 / total)
         values = (acc * softmax.spread(inverse, problem.head_dim)).astype(problem.dtype)
