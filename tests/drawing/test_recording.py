@@ -15,6 +15,7 @@ from pallasite.lowering.recording import SharedView, active, recording
 from pallasite.runtime.compiler import cache_info
 
 SHAPE = (64, 64)
+LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,7 @@ def _own_cache(tmp_path):
 
 def kernel(body, *scratch, out=SHAPE, dtype=jnp.float32, **arguments):
     array = jax.ShapeDtypeStruct(SHAPE, dtype)
+    arguments.setdefault("compiler_params", LANE)
     made = plgpu.kernel(
         body, out_type=jax.ShapeDtypeStruct(out, dtype), scratch_types=list(scratch), **arguments
     )
