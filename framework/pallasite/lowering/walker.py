@@ -112,6 +112,8 @@ def lower_jaxpr(
             operands = [read(atom) for atom in equation.invars]
             if wanted is not None:
                 operands = _converted(context, operands, wanted.operands, wanted.spread)
+            if plan is not None and (mode.path, id(equation)) in plan.barriers:
+                context.synchronize()
             for primitive, params in before:
                 inserted = kernel.registry.lowering_rule(primitive, mode.semantics, kernel.target)
                 inserted.function(context, **params)

@@ -1,4 +1,4 @@
-"""Fences between ordinary stores and asynchronous operations, which warpgroup semantics implies."""
+"""Fences and barriers that warpgroup semantics implies."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 
 import pallasite
 from pallasite import gpu as plgpu
+from pallasite.lowering.inference.barriers import missing_barriers
 from pallasite.lowering.inference.fences import Event, Fork, Loop, missing_fences
 
 pytestmark = pytest.mark.runs_kernels
@@ -147,16 +148,79 @@ def test_operands_of_products():
     assert fences(kernel, X) == 1
 
 
-# The search by itself -----------------------------------------------------------------------------
+# Barriers of the warpgroup ------------------------------------------------------------------------
+
+
+def barriers(kernel, *args) -> int:
+    """How many barriers are in the code."""
+    ptx = pallasite.compile(kernel, *args, target="sm_90a").ptx
+    return len(re.findall(r"bar(?:rier)?\.sync|barrier\.cta", ptx))
+
+
+def exchanged(commit, x_ref, o_ref, tile):
+    """Lanes load what others stored."""
+    tile[...] = x_ref[...]
+    o_ref[...] = tile[...] + tile[...].reshape(128, 64).T
+
+
+def in_turns(commit, x_ref, o_ref, tile):
+    """Lanes overwrite what others still load."""
+
+    def step(i, _):
+        rows = pl.ds(i * 16, 16)
+        tile[...] = x_ref[rows]
+        o_ref[rows] = tile[...] + tile[...].reshape(128, 16).T
+
+    lax.fori_loop(0, 4, step, None)
+
+
+def in_turns_result():
+    parts = X.reshape(4, 16, 128)
+    return (parts + parts.reshape(4, 128, 16).transpose(0, 2, 1)).reshape(SHAPE)
+
+
+def test_lanes_meet_between_a_store_and_a_load():
+    kernel = make(exchanged, commits=False, scratch=[TILE])
+    np.testing.assert_array_equal(kernel(X), X + X.reshape(128, 64).T)
+    without = make(exchanged, commits=False, scratch=[TILE], unsafe_no_auto_barriers=True)
+    assert barriers(kernel, X) == barriers(without, X) + 1
+
+
+def test_lanes_meet_before_memory_is_used_again():
+    tile = plgpu.SMEM((16, 128), jnp.float32)
+    kernel = make(in_turns, commits=False, scratch=[tile])
+    np.testing.assert_array_equal(kernel(X), in_turns_result())
+    without = make(in_turns, commits=False, scratch=[tile], unsafe_no_auto_barriers=True)
+    assert barriers(kernel, X) == barriers(without, X) + 2
+
+
+def test_memory_of_an_earlier_scope_is_not_overwritten_too_early():
+    def body(commit, x_ref, o_ref):
+        def first(tile):
+            tile[...] = x_ref[...]
+            return tile[...].reshape(128, 64).T
+
+        turned = pl.run_scoped(first, TILE)
+
+        def second(tile):
+            tile[...] = turned
+            return tile[...].reshape(128, 64).T
+
+        o_ref[...] = pl.run_scoped(second, TILE)
+
+    kernel = make(body, commits=False, scratch=[])
+    np.testing.assert_array_equal(kernel(X), X.reshape(128, 64).T.reshape(128, 64).T)
+
+
+# The searches by themselves -------------------------------------------------------------------------
 
 TAKEN, OTHER = ((("c",), 0),), ((("c",), 1),)
 MEMORY, ELSEWHERE = object(), object()
+NOWHERE = ("fence", "barrier", "arrive")
 
 
 def event(kind, number, branches=(), memory=MEMORY):
-    return Event(
-        kind, ((), number), branches, memory if kind in ("store", "asynchronous") else None
-    )
+    return Event(kind, ((), number), branches, None if kind in NOWHERE else memory)
 
 
 def found(*events):
@@ -188,3 +252,29 @@ def test_arrivals_for_other_threads():
     assert found(Fork([[store, event("fence", 3, TAKEN), arrive], []])) == []
     inside = event("asynchronous", 4, (*TAKEN, (("d",), 0)))
     assert found(Fork([[store, arrive, inside], []])) == [4]
+
+
+def met(*events, fenced=()):
+    return [number for _, number in missing_barriers(events, fenced)]
+
+
+def test_barriers_between_accesses():
+    store, load = event("store", 1), event("load", 2)
+    again, barrier = event("store", 3), event("barrier", 4)
+    assert met(store, load, again) == [2, 3]
+    assert met(store, barrier, load, event("barrier", 5), again) == []
+    assert met(load, event("load", 6)) == []
+    assert met(store, event("load", 2, memory=ELSEWHERE)) == []
+    assert met(store, event("unknown", 7), load) == [7, 2]
+    assert met(store, load, fenced={((), 2)}) == []
+    assert met(event("asynchronous", 8), store) == [1]
+
+
+def test_barriers_of_loops_branches_and_scopes():
+    store, load = event("store", 1), event("load", 2)
+    assert met(Loop([store, load])) == [2, 1]
+    assert met(Loop([load, store])) == [1, 2]
+    assert met(Fork([[store], []]), load) == [2]
+    assert met(Fork([[store, event("barrier", 3)], []]), load) == []
+    elsewhere = event("store", 4, memory=ELSEWHERE)
+    assert met(load, event("allocate", 5, memory=ELSEWHERE), elsewhere) == [4]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite import _jax
-from pallasite.errors import PallasiteError, SourceLocation
+from pallasite.errors import InternalError, PallasiteError, SourceLocation
 from pallasite.ir import types
 from pallasite.language.memory import MemorySpace
 from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
@@ -165,6 +165,7 @@ class InferenceContext:
     ) -> None:
         """The operand at ``position`` has to come in this layout."""
         if isinstance(value, ArrayValue) and math.prod(value.shape) > 1:
+            _check_shape(value, layout)
             factor = Fixed(
                 self.place, self.weight, value.variable, layout, value.bits, pinned, False, why
             )
@@ -176,6 +177,7 @@ class InferenceContext:
     ) -> None:
         """The equation makes a result in this layout; if pinned, it cannot be converted here."""
         if isinstance(value, ArrayValue) and math.prod(value.shape) > 1:
+            _check_shape(value, layout)
             self.walk.problem.factors.append(
                 Fixed(
                     self.place, self.weight, value.variable, layout, value.bits, pinned, True, why
@@ -236,6 +238,7 @@ class InferenceContext:
 
     def load(self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()) -> None:
         """A load makes an array."""
+        self.event("load", reference)
         self._access(reference, value, transforms, "the load")
 
     def store(self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()) -> None:
@@ -379,3 +382,11 @@ class InferenceContext:
             yield
         finally:
             self.in_warp, self.walk.anchor = before, anchor
+
+
+def _check_shape(value: ArrayValue, layout: Layout) -> None:
+    if layout.shape != value.shape:
+        raise InternalError(
+            f"a rule of layout inference has a layout of shape {layout.shape} for an array of shape"
+            f" {value.shape}"
+        )

@@ -27,7 +27,8 @@ class Event:
     """What an equation does to shared memory.
 
     Attributes:
-      kind: ``"store"``, ``"asynchronous"``, ``"fence"`` or ``"arrive"``.
+      kind: ``"load"``, ``"store"``, ``"unknown"`` (perhaps both), ``"asynchronous"``; ``"fence"``,
+        ``"barrier"`` (all lanes of the thread meet), ``"arrive"`` or ``"allocate"``.
       key: the equation before which a fence would come.
       branches: those around it.
       memory: the allocation.
@@ -82,8 +83,10 @@ class _Search:
     def _event(self, event: Event, state: _State) -> _State:
         if event.kind == "fence":
             return frozenset()
-        if event.kind == "store":
+        if event.kind in ("store", "unknown"):
             return state | {_Store(event.memory, event.branches)}
+        if event.kind in ("load", "barrier", "allocate"):
+            return state
         if event.kind == "asynchronous":
             needed = any(store.memory is event.memory for store in state)
         else:

@@ -13,6 +13,7 @@ from pallasite.ir.divisibility import ANY
 from pallasite.language.primitives.barriers import commit_smem_p
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.lowering.divisors import divisor_of_result
+from pallasite.lowering.inference.barriers import missing_barriers
 from pallasite.lowering.inference.context import InferenceContext, Record
 from pallasite.lowering.inference.fences import Branches, Key, missing_fences
 from pallasite.lowering.inference.plan import EquationPlan, LayoutPlan, Path
@@ -220,6 +221,8 @@ class Walk:
         if not self.kernel.params.unsafe_no_auto_barriers and self.kernel.target.has("tma"):
             for key in missing_fences(self.events):
                 plan.before[key] = [(commit_smem_p, {})]
+        if not self.kernel.params.unsafe_no_auto_barriers:
+            plan.barriers.update(missing_barriers(self.events, plan.before))
         return plan
 
 
@@ -249,6 +252,8 @@ def _without_rule(ctx: InferenceContext, operands: Sequence[AbstractValue]) -> l
             raise InvalidValueError(f"{name} has no rule of layout inference")
 
     for operand in operands:
+        if isinstance(operand, MemoryValue):
+            ctx.event("unknown", operand)
         ctx.uses(operand, as_is, f"{name} uses it")
     hints = ctx.walk.kernel.registry.layout_rule(ctx.equation.primitive)
     if getattr(getattr(hints, "function", None), "same_layout", False):

@@ -22,7 +22,7 @@ from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.references import MemoryReference
 from pallasite.lowering.relayout import relayout
 from pallasite.lowering.resources import EstimatorContext, Resources
-from pallasite.lowering.rules.references import is_value, require_scalar, write
+from pallasite.lowering.rules.references import is_value, orders_stores, require_scalar, write
 from pallasite.lowering.transfers import (
     access_addresses,
     default_layout,
@@ -222,7 +222,7 @@ def _masked_swap_rule(
     if mask is None:
         write(ctx, memory, value)
         return old
-    ordered = ctx.auto_barriers and (memory.space is MemorySpace.SMEM or memory.may_be_read)
+    ordered = orders_stores(ctx, memory)
     if ordered:
         ctx.synchronize()
     _masked_store(ctx, remote_pointer(memory), value, mask)

@@ -58,6 +58,19 @@ def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> 
     return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
 
 
+def orders_stores(ctx: RuleContext, memory: MemoryReference) -> bool:
+    """Whether a store has to come with barriers before and after it.
+
+    Memory that the kernel never reads needs none. In warpgroup semantics, the barriers that shared
+    memory needs are part of the plan.
+    """
+    if not ctx.auto_barriers:
+        return False
+    if memory.space is not MemorySpace.SMEM:
+        return memory.may_be_read
+    return ctx.kernel.plan is None or ctx.in_warp or memory.remote is not None
+
+
 def write(
     ctx: RuleContext, memory: MemoryReference, value: RegisterArray, *, exchanged: bool = False
 ) -> None:
@@ -66,7 +79,7 @@ def write(
     Memory that the kernel never reads needs no barriers.
     """
     require_scalar(ctx, memory.shape, "writes")
-    ordered = ctx.auto_barriers and (memory.space is MemorySpace.SMEM or memory.may_be_read)
+    ordered = orders_stores(ctx, memory)
     if ordered:
         ctx.synchronize()
     if ctx.in_warp or (memory.layout.size == 1 and not exchanged):

@@ -59,9 +59,11 @@ def _call(
 def _warp_map(
     ctx: InferenceContext, *operands: AbstractValue, jaxprs: Sequence[Any], **params: Any
 ) -> None:
+    ctx.event("barrier")
     with ctx.warps():
         for jaxpr in jaxprs:
             ctx.infer(jaxpr, operands)
+    ctx.event("barrier")
 
 
 # Loops and branches -------------------------------------------------------------------------------
@@ -197,12 +199,16 @@ def _allocation(ctx: InferenceContext, variable: Any, name: str) -> AbstractValu
             members[key] = ctx.walk.allocation(
                 path, variable, value, candidates, ctx.place, member=key
             )
-        return MemoryValue(MemorySpace.SMEM, shape, dtype, None, members, name)
+        union = MemoryValue(MemorySpace.SMEM, shape, dtype, None, members, name)
+        ctx.event("allocate", union)
+        return union
     value = MemoryValue(MemorySpace.SMEM, shape, dtype, name=name)
     bits = types.bit_width(dtype)
     candidates = open_layout(value, bits)
     number = ctx.walk.allocation(path, variable, value, candidates, ctx.place)
-    return MemoryValue(MemorySpace.SMEM, shape, dtype, number, name=name)
+    allocation = MemoryValue(MemorySpace.SMEM, shape, dtype, number, name=name)
+    ctx.event("allocate", allocation)
+    return allocation
 
 
 @rules.inference(_jax.run_state_p)

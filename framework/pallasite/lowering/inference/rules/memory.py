@@ -204,6 +204,8 @@ def _to_shared(
     **params: Any,
 ) -> None:
     source, destination, barrier, _ = args_tree.unflatten(operands)
+    if params["arrive"] and not ctx.in_warp:
+        ctx.event("barrier")
     window = _window(source)
     if window is None:
         return
@@ -243,6 +245,19 @@ def _store_in_cluster(
 @rules.inference(barriers.commit_smem_p)
 def _commit(ctx: InferenceContext) -> None:
     ctx.event("fence")
+
+
+@rules.inference(prim.barrier_expect_p)
+def _expect(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> None:
+    if not ctx.in_warp:
+        ctx.event("barrier")
+
+
+@rules.inference(prim.wait_smem_to_gmem_p)
+@rules.inference(prim.wait_gmem_to_smem_p)
+def _wait(ctx: InferenceContext, **params: Any) -> None:
+    if not ctx.in_warp:
+        ctx.event("barrier")
 
 
 @rules.inference(barriers.barrier_arrive_p)

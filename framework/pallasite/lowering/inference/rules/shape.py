@@ -74,8 +74,9 @@ def _slice(
 ) -> AbstractValue:
     if strides is not None and any(stride != 1 for stride in strides):
         return ctx.result(None, x)  # The lowering refuses it.
+    shape = tuple(ctx.avals_in[0].shape)
     sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
-    return _related(ctx, x, relations.slice_(tuple(start_indices), tuple(sizes)))
+    return _related(ctx, x, relations.slice_(shape, tuple(start_indices), tuple(sizes)))
 
 
 @rules.inference(lax.concatenate_p)

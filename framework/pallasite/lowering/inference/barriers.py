@@ -1,0 +1,72 @@
+"""Where the lanes of a thread have to meet between accesses of shared memory.
+
+What one lane stores another may load, or overwrite, and it may still load what another is about to
+overwrite; a barrier of the warpgroup has to come in between. Many operations are such a barrier
+already. Following the events of the kernel in the order of the program, this finds the accesses
+before which there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pallasite.lowering.inference.fences import Event, Fork, Key, Loop
+
+type _Pending = frozenset[tuple[int, str]]
+"""Accesses since the last barrier: of which allocation (by id), and whether a load or a store."""
+
+
+class _Search:
+    def __init__(self, fenced: Collection[Key]):
+        self._fenced = fenced
+        self.found: dict[Key, None] = {}
+
+    def follow(self, events: Sequence[Any], pending: _Pending) -> _Pending:
+        for event in events:
+            if isinstance(event, Loop):
+                once = self.follow(event.body, pending)
+                pending = pending | self.follow(event.body, pending | once)
+            elif isinstance(event, Fork):
+                pending = frozenset().union(*[self.follow(way, pending) for way in event.ways])
+            else:
+                pending = self._event(event, pending)
+        return pending
+
+    def _event(self, event: Event, pending: _Pending) -> _Pending:
+        if event.key in self._fenced:
+            pending = frozenset()
+        if event.kind in ("fence", "barrier"):
+            return frozenset()
+        if event.kind == "allocate":
+            # It may lie where something else did.
+            reused = {kind for _, kind in pending}
+            return pending | {(id(event.memory), kind) for kind in reused}
+        if event.kind == "arrive":
+            return pending
+        memory = id(event.memory)
+        loads, stores = (memory, "load") in pending, (memory, "store") in pending
+        if event.kind == "store":
+            needed, after = loads or stores, {(memory, "store")}
+        elif event.kind == "load":
+            needed, after = stores, {(memory, "load")}
+        elif event.kind == "unknown":
+            needed, after = loads or stores, {(memory, "load"), (memory, "store")}
+        else:  # It is read asynchronously; stores are fenced, which is a barrier as well.
+            needed, after = False, {(memory, "load")}
+        if needed:
+            self.found[event.key] = None
+            pending = frozenset()
+        return pending | after
+
+
+def missing_barriers(events: Sequence[Any], fenced: Collection[Key]) -> list[Key]:
+    """The equations before which the lanes have to meet, in the order of the program.
+
+    Args:
+      events: of the kernel.
+      fenced: the equations before which a fence is inserted, with a barrier.
+    """
+    search = _Search(fenced)
+    search.follow(events, frozenset())
+    return list(search.found)
