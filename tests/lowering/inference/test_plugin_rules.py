@@ -15,7 +15,7 @@ from jaxlib.mlir.dialects import arith
 import pallasite
 from pallasite import RuleSet, Semantics, _jax, plugins
 from pallasite import gpu as plgpu
-from pallasite.errors import InvalidValueError
+from pallasite.errors import InternalError, InvalidValueError
 from pallasite.language import arguments
 from pallasite.language.effects import memory_effect
 from pallasite.layouts import named
@@ -141,6 +141,22 @@ def test_a_rule_says_what_it_needs_and_makes(register):
     x = np.random.default_rng(2).standard_normal(SHAPE, np.float32)
     got = np.asarray(kernel_of(lambda x: 2 * p.bind(x))(x))
     np.testing.assert_array_equal(got, -x)
+
+
+def test_a_layout_of_another_shape(register):
+    """A defect of the rule, not of the kernel."""
+    rules, p = RuleSet(), primitive()
+    rules.lowering(p, Semantics.LANE)(negated)
+    wrong = named.resolve("WGMMA", (), {}, (64, 32), 32)
+
+    @rules.inference(p)
+    def infer(ctx, x):
+        ctx.needs(0, x, wrong, "it is wrong")
+        return ctx.result(None, x)
+
+    register(rules)
+    with pytest.raises(InternalError, match=r"\(64, 32\) for an array of shape \(64, 64\)"):
+        pallasite.compile(kernel_of(p.bind), ONE, target="sm_90a")
 
 
 @pytest.fixture
