@@ -15,12 +15,14 @@ import argparse
 import collections
 import dataclasses
 import json
+import math
 import multiprocessing
 import pathlib
 import queue
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -80,6 +82,7 @@ def run(
     pattern: str = "",
     workers: int = 1,
     limit: float = 60.0,
+    seconds: float = math.inf,
     each: Callable[[worker.Outcome, int, int], None] | None = None,
 ) -> list[worker.Outcome]:
     """Runs the tests of a file whose names (``Class.method``) match a regular expression.
@@ -89,11 +92,13 @@ def run(
       pattern: what to look for in the names; empty for all tests.
       workers: how many processes.
       limit: time limit of each test, in seconds.
+      seconds: after so many of them no test is begun any more; those left have no outcome.
       each: called with each outcome, how many there are so far, and how many there will be.
 
     Raises:
       RuntimeError: the file cannot be loaded.
     """
+    deadline = time.monotonic() + seconds
     first = Process(setup)
     tests = [test for test in first.tests if re.search(pattern, test)]
     pending: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -105,7 +110,7 @@ def run(
     def drain(process: Process | None) -> None:
         process = process or Process(setup)
         try:
-            while True:
+            while time.monotonic() < deadline:
                 outcome = process.run(pending.get_nowait(), limit)
                 with lock:
                     outcomes[outcome.test] = outcome
@@ -212,6 +217,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-k", dest="pattern", default="", help="a regular expression for names")
     parser.add_argument("-n", dest="workers", type=int, default=1, help="how many processes")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that a test may take")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="when to stop, with what has run by then"
+    )
     parser.add_argument("--target", default="sm_90a", help="what is compiled for without a GPU")
     parser.add_argument("--sanitize", action="store_true", help="with the simulator's sanitizer")
     parser.add_argument("--json", type=pathlib.Path, help="where outcomes are written")
@@ -236,6 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
             pattern=options.pattern,
             workers=options.workers,
             limit=options.limit,
+            seconds=options.seconds,
             each=None if options.quiet else _show,
         )
         if options.json is not None:

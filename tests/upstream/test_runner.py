@@ -140,3 +140,13 @@ def test_a_file_that_cannot_be_loaded(tmp_path):
     assert result.returncode == 1
     assert "broken_test.py cannot be loaded" in result.stderr
     assert "No module named 'a_module_that_is_not_there'" in result.stderr
+
+
+def test_no_test_is_begun_when_time_is_over(tmp_path):
+    """What has not run has no outcome."""
+    path = tmp_path / "small_test.py"
+    path.write_text(FILE)
+    ours = tmp_path / "ours.json"
+    text = run(path, "-k", "test_code$", "--seconds", 0, "--json", ours, code=0)
+    assert "0 pass, 0 fail, 0 skip" in text
+    assert json.loads(ours.read_text())["outcomes"] == []
