@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -24,41 +23,15 @@ MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
 STAGING = 2
 """Buffers for results of each warpgroup."""
 
-WIDTH = 64
-"""Columns of a strip: those of 16-bit elements that fill the widest swizzle."""
-
 BLOCK = 16
 """Rows of a result that are written at a time."""
 
-PARAMS = plgpu.CompilerParams(unsafe_no_auto_barriers=True, approx_math=True)
+PARAMS = plgpu.CompilerParams(
+    lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+    unsafe_no_auto_barriers=True,
+    approx_math=True,
+)
 """Barriers are in the program."""
-
-
-def ring(stages: int, rows: int, columns: int, dtype: Any) -> Any:
-    """Slots of row-major matrices, in the widest swizzle that fits."""
-    size = np.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle(columns * size * 8)
-    transforms = (
-        plgpu.TilingTransform((8, swizzle // size)),
-        plgpu.SwizzleTransform(swizzle),
-    )
-    return plgpu.SMEM((stages, rows, columns), dtype, transforms=transforms)
-
-
-def strips_ring(stages: int, rows: int, columns: int, dtype: Any) -> Any:
-    """Slots of matrices that are strips of columns, each of which is as wide as the swizzle.
-
-    Rows of a strip are evenly spaced, so one instruction copies a :func:`matrix` of them from any
-    row of the array on; tiles of 8 rows beside each other would take one for each row of tiles.
-    """
-    transforms = (plgpu.TilingTransform((8, WIDTH)), plgpu.SwizzleTransform(128))
-    return plgpu.SMEM((stages, columns // WIDTH, rows, WIDTH), dtype, transforms=transforms)
-
-
-def matrix(strips: Any) -> Any:
-    """Strips of columns (strip, row, column) as one matrix."""
-    count, rows, width = strips.shape
-    return plgpu.transpose_ref(strips, (1, 0, 2)).reshape(rows, count * width)
 
 
 def roles(memory: Callable[[], None], compute: Callable[[Any], None]) -> None:
@@ -97,9 +70,14 @@ class Slots:
         pl.when(filled >= self.stages)(lambda: plgpu.barrier_wait(self.empty.at[slot]))
 
 
+def staging(config: RaggedConfig, dtype: Any) -> Any:
+    """Buffers through which :func:`write` writes, those of a warpgroup one after the other."""
+    return plgpu.SMEM((COMPUTE * STAGING, config.warpgroup_m, config.epilogue_n), dtype)
+
+
 def write(
     values: Any,
-    staging: Any,
+    buffers: Any,
     destination: Callable[[int, int, Any, int], Any],
     config: RaggedConfig,
     rows: Any = None,
@@ -108,7 +86,7 @@ def write(
 
     Args:
       values: (rows, columns) of the result.
-      staging: the warpgroup's buffers.
+      buffers: the warpgroup's.
       destination: ``(first column, number of columns, first row, number of rows)`` to the window of
         the result, relative to the warpgroup's part; what lies outside of the array is not written.
       config: how the result is cut.
@@ -118,7 +96,7 @@ def write(
     """
     width, total = config.epilogue_n, config.warpgroup_m
     for part in range(config.warpgroup_n // width):
-        buffer = staging.at[part % STAGING]
+        buffer = buffers.at[part % STAGING]
         plgpu.wait_smem_to_gmem(STAGING - 1, wait_read_only=True)
         buffer[...] = values[:, part * width : (part + 1) * width].astype(buffer.dtype)
         plgpu.commit_smem()

@@ -22,10 +22,8 @@ from pallasite_hopper.ops.ragged.common import (
     PARAMS,
     STAGING,
     Slots,
-    matrix,
-    ring,
     roles,
-    strips_ring,
+    staging,
     write,
 )
 from pallasite_hopper.ops.ragged.config import RaggedConfig
@@ -57,11 +55,9 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
     loop = _Loop(problem, config)
     right = (config.tile_n, config.tile_k) if problem.transposed else (config.tile_k, config.tile_n)
     scratch = {
-        "left_smem": strips_ring(config.stages, config.tile_m, config.tile_k, problem.dtype),
-        "right_smem": ring(config.stages, *right, problem.dtype),
-        "out_smem": ring(
-            COMPUTE * STAGING, config.warpgroup_m, config.epilogue_n, problem.out_dtype
-        ),
+        "left_smem": plgpu.SMEM((config.stages, config.tile_m, config.tile_k), problem.dtype),
+        "right_smem": plgpu.SMEM((config.stages, *right), problem.dtype),
+        "out_smem": staging(config, problem.out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
         "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
     }
@@ -201,7 +197,7 @@ class _Loop:
                     own.at[columns, depth] if self.problem.transposed else own.at[depth, columns]
                 )
                 full = slots.full.at[slot]
-                plgpu.copy_gmem_to_smem(left.at[rows, depth], matrix(left_smem.at[slot]), full)
+                plgpu.copy_gmem_to_smem(left.at[rows, depth], left_smem.at[slot], full)
                 plgpu.copy_gmem_to_smem(window, right_smem.at[slot], full)
                 return slots.next(slot), filled + 1
 
@@ -225,15 +221,14 @@ class _Loop:
         wm, wn = config.warpgroup_m, config.warpgroup_n
         row = warpgroup * wm if config.split == "m" else jnp.int32(0)
         column = warpgroup * wn if config.split == "n" else jnp.int32(0)
-        staging = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
+        buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
 
         def multiply(acc: Any, slot: Any, accumulate: bool = True) -> None:
             if problem.transposed:
                 right = plgpu.transpose_ref(right_smem.at[slot, pl.ds(column, wn)], (1, 0))
             else:
                 right = right_smem.at[slot, :, pl.ds(column, wn)]
-            left = matrix(left_smem.at[slot, :, pl.ds(row, wm)])
-            plgpu.wgmma(acc, left, right, accumulate=accumulate)
+            plgpu.wgmma(acc, left_smem.at[slot, pl.ds(row, wm)], right, accumulate=accumulate)
 
         def window(first_row: Any, first_column: Any) -> Callable[..., Any]:
             return lambda part, columns, start, rows: out.at[
@@ -258,7 +253,7 @@ class _Loop:
                 plgpu.barrier_arrive(slots.empty.at[last])
                 destination = window(place.row + row, place.column + column)
                 rows = jnp.clip(place.rows - row, 0, wm)
-                write(sums, staging, destination, config, rows)
+                write(sums, buffers, destination, config, rows)
                 return slots.next(last)
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
@@ -273,7 +268,7 @@ class _Loop:
             n = index - m * self.n_tiles
             destination = window(end + m * config.tile_m + row, n * config.tile_n + column)
             zeros = jnp.zeros((wm, wn), problem.out_dtype)
-            write(zeros, staging, destination, config, jnp.int32(wm))
+            write(zeros, buffers, destination, config, jnp.int32(wm))
             return index + jnp.int32(jax.lax.axis_size("blocks"))
 
         lax.while_loop(lambda index: index < zero_tiles, clear, index)

@@ -22,12 +22,9 @@ from pallasite_hopper.ops.ragged.common import (
     COMPUTE,
     PARAMS,
     STAGING,
-    WIDTH,
     Slots,
-    matrix,
-    ring,
     roles,
-    strips_ring,
+    staging,
     write,
 )
 from pallasite_hopper.ops.ragged.config import RaggedConfig
@@ -57,11 +54,9 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
     """The kernel as a function of both operands and the groups' sizes."""
     loop = _Loop(problem, config)
     scratch = {
-        "left_smem": strips_ring(config.stages, config.tile_k, config.tile_m, problem.dtype),
-        "right_smem": strips_ring(config.stages, config.tile_k, config.tile_n, problem.dtype),
-        "out_smem": ring(
-            COMPUTE * STAGING, config.warpgroup_m, config.epilogue_n, problem.out_dtype
-        ),
+        "left_smem": plgpu.SMEM((config.stages, config.tile_k, config.tile_m), problem.dtype),
+        "right_smem": plgpu.SMEM((config.stages, config.tile_k, config.tile_n), problem.dtype),
+        "out_smem": staging(config, problem.out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
         "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
         "cut": plgpu.Barrier(num_arrivals=COMPUTE),
@@ -80,10 +75,15 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
     return kernel
 
 
-def _clear(strip: Any, limit: Any) -> None:
-    values = plgpu.load(strip, layout=plgpu.Layout.WGMMA)
-    row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
-    strip[...] = jnp.where(row < limit, values, jnp.zeros((), values.dtype))
+_STRIP = 64
+"""Columns that are cleared at a time, so that they fit the registers."""
+
+
+def _clear(matrix: Any, strip: Any, limit: Any) -> None:
+    window = matrix.at[:, pl.ds(strip * _STRIP, _STRIP)]
+    values = window[...]
+    row = lax.broadcasted_iota(jnp.int32, values.shape, 0)
+    window[...] = jnp.where(row < limit, values, jnp.zeros((), values.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,12 +180,12 @@ class _Loop:
                 slots.wait_empty(slot, filled)
                 rows = pl.ds(place.start + index * config.tile_k, config.tile_k)
                 full = slots.full.at[slot]
-                for source, first, strips in (
+                for source, first, matrix in (
                     (left, place.row, left_smem.at[slot]),
                     (right, place.column, right_smem.at[slot]),
                 ):
-                    window = source.at[rows, pl.ds(first, strips.shape[0] * WIDTH)]
-                    plgpu.copy_gmem_to_smem(window, matrix(strips), full)
+                    window = source.at[rows, pl.ds(first, matrix.shape[1])]
+                    plgpu.copy_gmem_to_smem(window, matrix, full)
                 return slots.next(slot), filled + 1
 
             return lax.fori_loop(0, place.steps, step, carry)
@@ -209,28 +209,24 @@ class _Loop:
         wm, wn = config.warpgroup_m, config.warpgroup_n
         row = warpgroup * wm if config.split == "m" else jnp.int32(0)
         column = warpgroup * wn if config.split == "n" else jnp.int32(0)
-        staging = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
-
-        def strips(first: Any, columns: int) -> Any:
-            return pl.ds(lax.div(first, WIDTH), columns // WIDTH)
+        buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
 
         def clear(slot: Any, limit: Any) -> None:
             """Zeros from the row ``limit`` on; the warpgroups take turns at the strips."""
             for ref in (left_smem, right_smem):
-                count = ref.shape[1]
+                matrix, count = ref.at[slot], ref.shape[2] // _STRIP
                 for first in range(0, count - 1, COMPUTE):
-                    _clear(ref.at[slot, first + warpgroup], limit)
+                    _clear(matrix, first + warpgroup, limit)
                 if count % COMPUTE:
-                    last = ref.at[slot, count - 1]
-                    pl.when(warpgroup == 0)(functools.partial(_clear, last, limit))
+                    last = functools.partial(_clear, matrix, count - 1, limit)
+                    pl.when(warpgroup == 0)(last)
             plgpu.commit_smem()
             plgpu.barrier_arrive(cut)
             plgpu.barrier_wait(cut)
 
         def multiply(acc: Any, slot: Any) -> None:
-            left = matrix(left_smem.at[slot, strips(row, wm)])
-            right = matrix(right_smem.at[slot, strips(column, wn)])
-            plgpu.wgmma(acc, plgpu.transpose_ref(left, (1, 0)), right)
+            left = plgpu.transpose_ref(left_smem.at[slot, :, pl.ds(row, wm)], (1, 0))
+            plgpu.wgmma(acc, left, right_smem.at[slot, :, pl.ds(column, wn)])
 
         def tile(place: _Tile, slot: Any) -> Any:
             def scope(acc: Any) -> Any:
@@ -255,7 +251,7 @@ class _Loop:
                         pl.ds(place.column + column + part, columns),
                     ]
 
-                write(sums, staging, destination, config)
+                write(sums, buffers, destination, config)
                 return following
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
