@@ -133,8 +133,25 @@ def test_slice(data, shape):
         for e, size in zip(shape, sizes, strict=True)
     )
     operand = data.draw(layouts(shape))
-    for before, after in relations.slice_(starts, sizes)(operand, None):
+    for before, after in relations.slice_(shape, starts, sizes)(operand, None):
         assert before.slice(starts, sizes).layout == after
+
+
+@settings(deadline=None)
+@given(st.data(), shapes)
+def test_slice_from_its_result(data, shape):
+    sizes = tuple(data.draw(st.sampled_from([n for n in (8, 16, 32, 64) if n <= e])) for e in shape)
+    result = data.draw(layouts(sizes))
+    starts = (0,) * len(shape)
+    for before, after in relations.slice_(shape, starts, sizes)(None, result):
+        assert (before.shape, after) == (shape, result)
+        assert before.slice(starts, sizes).layout == after
+
+
+def test_a_part_of_a_left_operand_is_cut_from_one():
+    relation = relations.slice_((64, 128), (0, 32), (64, 32))
+    pair = matrix("WGMMA", (64, 128)), matrix("WGMMA", (64, 32))
+    assert relation(None, pair[1])[0] == pair
 
 
 def test_a_reduction_of_a_matrix_product_keeps_its_rows():

@@ -11,6 +11,7 @@ from pallasite.layouts.reduction import reduction_plan
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.inference.problem import Pairs
 from pallasite.lowering.relayout import rows_in_registers
+from pallasite.lowering.rules.shape import stacked
 
 type Pair = tuple[Layout, Layout]
 
@@ -68,18 +69,34 @@ def transpose(permutation: tuple[int, ...]) -> Pairs:
 
 
 @functools.lru_cache(maxsize=256)
-def slice_(starts: tuple[int, ...], sizes: tuple[int, ...]) -> Pairs:
+def slice_(shape: tuple[int, ...], starts: tuple[int, ...], sizes: tuple[int, ...]) -> Pairs:
     """Of a slice: the result's layout is part of the operand's."""
 
+    def part(operand: Layout) -> Layout | None:
+        return _tried(lambda: operand.slice(starts, sizes).layout)
+
+    def whole(result: RegisterLayout) -> RegisterLayout:
+        """The layout of the operand whose registers are those of such parts."""
+        for dimension, (extent, size) in enumerate(zip(shape, sizes, strict=True)):
+            if extent != size:
+                wider = (*shape[: dimension + 1], *sizes[dimension + 1 :])
+                result = stacked(result, dimension, wider)
+        return result
+
     def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
+        if isinstance(result, RegisterLayout):
+            candidates: list[Layout | None] = [one for _, one in broadcast_candidates(shape)]
+            for before in (*candidates, _tried(lambda: whole(result))):
+                if before is not None and part(before) == result:
+                    yield before, result
         if operand is None:
             return
-        after = _tried(lambda: operand.slice(starts, sizes).layout)
+        after = part(operand)
         if after is not None:
             yield operand, after
             return
         other = rows_in_registers(operand.shape)
-        after = _tried(lambda: other.slice(starts, sizes).layout)
+        after = part(other)
         if after is not None:
             yield other, after
 
