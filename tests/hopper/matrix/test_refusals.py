@@ -16,6 +16,7 @@ from pallasite.errors import (
     UnsupportedError,
 )
 
+LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 TILES = transforms(128, BF16)
 TILE = plgpu.SMEM((64, 64), BF16, transforms=TILES)
 
@@ -527,7 +528,11 @@ def test_flag_is_an_array():
     """,
 )
 def test_memory_without_tiles():
-    product(lambda acc, a, b: plgpu.wgmma(acc, a, b), a=plgpu.SMEM((64, 64), BF16))  # here
+    product(
+        lambda acc, a, b: plgpu.wgmma(acc, a, b),  # here
+        a=plgpu.SMEM((64, 64), BF16),
+        compiler_params=LANE,
+    )
 
 
 @refused(
@@ -633,7 +638,7 @@ def test_left_operand_in_another_layout():
         x = plgpu.load(a, (), layout=plgpu.Layout.WG_STRIDED((64, 64), vec_size=2))
         plgpu.wgmma(acc, x, b)  # here
 
-    product(multiply)
+    product(multiply, compiler_params=LANE)
 
 
 @refused(
@@ -650,7 +655,7 @@ def test_float8_in_the_layout_of_16_bits():
         x = plgpu.load(a, (), layout=plgpu.Layout.WGMMA)
         plgpu.wgmma(acc, x.astype(E4M3), plgpu.transpose_ref(b, (1, 0)))  # here
 
-    product(multiply, a=smem((64, 128), F16), b=smem((64, 128), E4M3))
+    product(multiply, a=smem((64, 128), F16), b=smem((64, 128), E4M3), compiler_params=LANE)
 
 
 @refused(

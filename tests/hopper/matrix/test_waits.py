@@ -1,4 +1,7 @@
-"""Waits for products that are missing, as far as they can be seen without running the kernel."""
+"""Waits for products that are missing, as far as they can be seen without running the kernel.
+
+In lane semantics they are errors; warpgroup semantics adds them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from pallasite import config
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError
 from pallasite_hopper.matrix.waits import UnusedAccumulatorWarning
+
+pytestmark = pytest.mark.usefixtures("lane_semantics")
 
 TILES = transforms(128, BF16)
 SLOTS = 3
