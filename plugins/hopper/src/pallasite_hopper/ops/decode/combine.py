@@ -19,13 +19,11 @@ from pallasite_hopper.ops.decode.config import DecodeConfig
 from pallasite_hopper.ops.decode.schedule import Problem, Schedule, padded_lengths
 from pallasite_hopper.ops.flash import softmax
 
-_COLUMN_LAYOUT = plgpu.Layout.WGMMA.reduce(0)
-
 
 def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     """The kernel as a function of (lengths?, results, maxima, sums, out); ``out`` is completed."""
     assert config.blocks is not None
-    scratch = {"out_smem": kernel.tiled((problem.columns, problem.head_dim), problem.dtype)}
+    scratch = {"out_smem": plgpu.SMEM((problem.columns, problem.head_dim), problem.dtype)}
     if problem.lengths:
         scratch["lengths_smem"] = plgpu.SMEM((padded_lengths(problem),), jnp.int32)
         scratch["lengths_full"] = plgpu.Barrier()
@@ -37,7 +35,11 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
         scratch_types=scratch,
         input_output_aliases={3 + problem.lengths: 0},
         kernel_name="decode_attention_combine",
-        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+            approx_math=True,
+            unsafe_no_auto_barriers=True,
+        ),
     )
     return built
 
@@ -94,10 +96,8 @@ class _Combine:
                 block = lax.min(first + turn * self.at_once + number, last)
                 place = ((block == first).astype(jnp.int32), block, head)
                 exists = first + turn * self.at_once + number <= last
-                part_maxima = plgpu.load(maxima.at[place], layout=_COLUMN_LAYOUT, optimized=False)
-                part_sums = plgpu.load(sums.at[place], layout=_COLUMN_LAYOUT, optimized=False)
-                part = plgpu.load(results.at[place], layout=plgpu.Layout.WGMMA, optimized=False)
-                loaded.append((jnp.where(exists, part_maxima, 2 * lowest), part_sums, part))
+                part_maxima = jnp.where(exists, maxima[place], 2 * lowest)
+                loaded.append((part_maxima, sums[place], results[place]))
             larger = largest
             for part_maxima, _, _ in loaded:
                 larger = jnp.maximum(larger, part_maxima)
@@ -112,11 +112,9 @@ class _Combine:
 
         columns = problem.columns
         start = (
-            plgpu.layout_cast(jnp.full((columns,), lowest, jnp.float32), _COLUMN_LAYOUT),
-            plgpu.layout_cast(jnp.zeros((columns,), jnp.float32), _COLUMN_LAYOUT),
-            plgpu.layout_cast(
-                jnp.zeros((problem.head_dim, columns), jnp.float32), plgpu.Layout.WGMMA
-            ),
+            jnp.full((columns,), lowest, jnp.float32),
+            jnp.zeros((columns,), jnp.float32),
+            jnp.zeros((problem.head_dim, columns), jnp.float32),
         )
         turns = lax.div(last - first, self.at_once) + 1
         _, total, values = lax.fori_loop(0, turns, step, start)

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -24,20 +23,10 @@ from pallasite_hopper.ops.decode.config import DecodeConfig
 from pallasite_hopper.ops.decode.schedule import Item, Problem, Schedule, padded_lengths
 from pallasite_hopper.ops.flash import softmax
 
-_COLUMN_LAYOUT = plgpu.Layout.WGMMA.reduce(0)
 _ROWS = 64
 """Rows of one instruction's left operand."""
 
 _QUERY_SLOTS = 2
-
-
-def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Shared memory of matrices in tiles of the widest swizzle that fits their rows."""
-    bits = np.dtype(dtype).itemsize * 8
-    swizzle = plgpu.find_swizzle(shape[-1] * bits)
-    tiles = plgpu.TilingTransform((8, swizzle * 8 // bits))
-    swizzles = (plgpu.SwizzleTransform(swizzle),) if swizzle > 16 else ()
-    return plgpu.SMEM(shape, dtype, transforms=(tiles, *swizzles))
 
 
 def partial_shapes(problem: Problem, config: DecodeConfig) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -69,10 +58,10 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     assert config.blocks is not None
     columns, dim, heads, slots = problem.columns, problem.head_dim, config.heads, config.slots
     scratch = {
-        "ring": tiled((slots, heads, config.tile, dim), problem.cache_dtype),
-        "q_smem": tiled((_QUERY_SLOTS, heads, columns, dim), problem.dtype),
-        "p_smem": tiled((heads, config.tile, columns), problem.weights_dtype),
-        "out_smem": tiled((heads, columns, dim), problem.dtype),
+        "ring": plgpu.SMEM((slots, heads, config.tile, dim), problem.cache_dtype),
+        "q_smem": plgpu.SMEM((_QUERY_SLOTS, heads, columns, dim), problem.dtype),
+        "p_smem": plgpu.SMEM((heads, config.tile, columns), problem.weights_dtype),
+        "out_smem": plgpu.SMEM((heads, columns, dim), problem.dtype),
         "full": plgpu.Barrier(num_barriers=slots),
         "empty": plgpu.Barrier(num_arrivals=heads, num_barriers=slots),
         "q_full": plgpu.Barrier(num_barriers=_QUERY_SLOTS),
@@ -91,6 +80,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
         scratch_types=scratch,
         kernel_name="decode_attention",
         compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
             approx_math=True,
             unsafe_no_auto_barriers=True,
             min_blocks=config.blocks_per_multiprocessor,
@@ -307,12 +297,8 @@ class _Decode:
             acc[...] = jnp.zeros((problem.head_dim, problem.columns), jnp.float32)
             head = item.head + warpgroup
             k_scale, v_scale = self._scales_of(head)
-            maxima = plgpu.layout_cast(
-                jnp.full((problem.columns,), self.lowest, jnp.float32), _COLUMN_LAYOUT
-            )
-            sums = plgpu.layout_cast(
-                jnp.zeros((_ROWS, problem.columns), jnp.float32), plgpu.Layout.WGMMA
-            )
+            maxima = jnp.full((problem.columns,), self.lowest, jnp.float32)
+            sums = jnp.zeros((_ROWS, problem.columns), jnp.float32)
             slot_after, maxima, sums = lax.fori_loop(
                 0,
                 count,
@@ -408,23 +394,22 @@ class _Decode:
         """Keys or values as a left operand: where they lie, or converted in registers."""
         if not self.problem.narrow:
             return operand
-        loaded = plgpu.load(operand, layout=plgpu.Layout.WGMMA, optimized=False)
-        return loaded.astype(dtype)
+        return operand[...].astype(dtype)
 
     def _clear(self, matrix: Any, limit: Any) -> None:
         """Zeros in place of values that do not exist: what is there may not be finite."""
-        values = plgpu.load(matrix, layout=plgpu.Layout.WGMMA, optimized=False)
-        rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
+        values = matrix[...]
+        rows = lax.broadcasted_iota(jnp.int32, values.shape, 0)
         matrix[...] = jnp.where(rows < limit, values, jnp.zeros((), values.dtype))
         plgpu.commit_smem()
 
     def _shown(self, scores: Any, limit: Any, item: Item) -> Any:
         """Minus infinity for keys that do not exist, or that come after a token."""
         problem, shape = self.problem, scores.shape
-        rows = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+        rows = lax.broadcasted_iota(jnp.int32, shape, 0)
         if problem.tokens == 1:
             return jnp.where(rows < limit, scores, -jnp.inf)
-        columns = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+        columns = lax.broadcasted_iota(jnp.int32, shape, 1)
         behind = problem.tokens - 1 - item.token
         tokens = lax.div(columns, jnp.full(shape, problem.lane_heads, jnp.int32))
         return jnp.where(rows < tokens + (limit - behind), scores, -jnp.inf)

@@ -57,16 +57,6 @@ class Problem:
     column_scale: bool
 
 
-def _ring(stages: int, rows: int, columns: int, dtype: Any, bits: int) -> Any:
-    """Slots of row-major matrices, in the widest swizzle that fits."""
-    swizzle = plgpu.find_swizzle(columns * bits)
-    transforms = (
-        plgpu.TilingTransform((8, swizzle * 8 // bits)),
-        plgpu.SwizzleTransform(swizzle),
-    )
-    return plgpu.SMEM((stages, rows, columns), dtype, transforms=transforms)
-
-
 def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callable[..., jax.Array]:
     """The kernel as a function of the activations, the weights and the scales."""
     loop = _Loop(problem, config)
@@ -79,9 +69,9 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
     )
     half = config.tile_n // COMPUTE
     scratch = {
-        "a_smem": _ring(config.stages, config.tile_m, config.tile_k, problem.dtype, 16),
-        "w_smem": _ring(config.stages, *weights, problem.weights, problem.weight_bits),
-        "out_smem": _ring(COMPUTE * 2, config.epilogue_m, half, out_dtype, out_dtype.itemsize * 8),
+        "a_smem": plgpu.SMEM((config.stages, config.tile_m, config.tile_k), problem.dtype),
+        "w_smem": plgpu.SMEM((config.stages, *weights), problem.weights),
+        "out_smem": plgpu.SMEM((COMPUTE * 2, config.epilogue_m, half), out_dtype),
         "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=config.stages),
         "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages)
         if config.cluster == 1
@@ -90,8 +80,8 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
         ),
     }
     if split > 1:
-        sums = _ring((split - 1) * COMPUTE, half, config.tile_m, np.float32, 32)
-        scratch["sums_smem"] = sums
+        shape = ((split - 1) * COMPUTE, half, config.tile_m)
+        scratch["sums_smem"] = plgpu.SMEM(shape, jnp.float32)
         scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=COMPUTE)
     if problem.group:
         scratch["scale_smem"] = plgpu.SMEM(
@@ -108,7 +98,11 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
         thread_name="warpgroup",
         scratch_types=scratch,
         kernel_name="mixed_matmul",
-        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True, approx_math=True),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+            unsafe_no_auto_barriers=True,
+            approx_math=True,
+        ),
     )
     return kernel
 
@@ -258,16 +252,13 @@ class _Loop:
             window = w_smem.at[slot, rows] if problem.transposed else w_smem.at[slot, :, rows]
             if not problem.transposed:
                 window = plgpu.transpose_ref(window, (1, 0))
-            return plgpu.load(window, layout=plgpu.Layout.WGMMA, optimized=False)
+            return window[...]
 
         def multiply(acc: Any, weights: Any, slot: Any, piece: int, accumulate: bool) -> None:
             start = piece * self.depth
             left = weights[:, start : start + self.depth].astype(problem.dtype)
             if problem.group:
-                factors = plgpu.load(
-                    scale_smem.at[slot, start // problem.group % self.scale_rows, rows],
-                    layout=plgpu.Layout.WGMMA.reduce(1),
-                )
+                factors = scale_smem[slot, start // problem.group % self.scale_rows, rows]
                 left = left * lax.broadcast_in_dim(factors, left.shape, (0,))
             right = plgpu.transpose_ref(a_smem.at[slot, :, pl.ds(start, self.depth)], (1, 0))
             plgpu.wgmma(acc, left, right, accumulate=accumulate)
@@ -333,8 +324,7 @@ class _Loop:
             plgpu.barrier_wait(summed.at[warpgroup])
             total = sums
             for other in range(self.config.split_k - 1):
-                source = sums_smem.at[other * COMPUTE + warpgroup]
-                total = total + plgpu.load(source, layout=plgpu.Layout.WGMMA)
+                total = total + sums_smem[other * COMPUTE + warpgroup]
             self._write(warpgroup, scales, out, out_smem, total, m, n)
 
         pl.when(part == 0)(collect)
@@ -349,8 +339,7 @@ class _Loop:
         columns = pl.ds(n, half)
         factors = None
         if self.problem.column_scale:
-            vector = plgpu.load(scales[0].at[columns], layout=plgpu.Layout.WGMMA.reduce(1))
-            factors = lax.broadcast_in_dim(vector, (half, width), (0,))
+            factors = lax.broadcast_in_dim(scales[0][columns], (half, width), (0,))
         for part in range(config.tile_m // width):
             staging = out_smem.at[warpgroup * 2 + part % 2]
             plgpu.wait_smem_to_gmem(1, wait_read_only=True)
