@@ -212,7 +212,7 @@ def test_memory_of_an_earlier_scope_is_not_overwritten_too_early():
     np.testing.assert_array_equal(kernel(X), X.reshape(128, 64).T.reshape(128, 64).T)
 
 
-# The searches by themselves -------------------------------------------------------------------------
+# The searches by themselves -----------------------------------------------------------------------
 
 TAKEN, OTHER = ((("c",), 0),), ((("c",), 1),)
 MEMORY, ELSEWHERE = object(), object()
@@ -224,7 +224,7 @@ def event(kind, number, branches=(), memory=MEMORY):
 
 
 def found(*events):
-    return [number for _, number in missing_fences(events)]
+    return [number for _, number in missing_fences(events).before]
 
 
 def test_order_of_events():
@@ -252,6 +252,15 @@ def test_arrivals_for_other_threads():
     assert found(Fork([[store, event("fence", 3, TAKEN), arrive], []])) == []
     inside = event("asynchronous", 4, (*TAKEN, (("d",), 0)))
     assert found(Fork([[store, arrive, inside], []])) == [4]
+
+
+def test_scopes_after_stores():
+    allocate, use = event("allocate", 9, memory=ELSEWHERE), event("asynchronous", 2)
+    elsewhere = event("asynchronous", 3, memory=ELSEWHERE)
+    assert missing_fences([event("store", 1), allocate, elsewhere, use]).scopes == (((), 9),)
+    fenced = [event("store", 1), event("fence", 4), allocate, elsewhere]
+    assert missing_fences(fenced).scopes == ()
+    assert missing_fences([Loop([allocate, elsewhere, event("store", 5)])]).scopes == (((), 9),)
 
 
 def met(*events, fenced=()):

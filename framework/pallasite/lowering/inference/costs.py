@@ -14,6 +14,7 @@ from pallasite.layouts.access import AccessPlan, plan_access
 from pallasite.layouts.conversion import ConversionKind, conversion
 from pallasite.layouts.digits import LANES, WARPS
 from pallasite.layouts.memory import MemoryLayout
+from pallasite.layouts.reduction import reduction_plan
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 
 IMPOSSIBLE = 1e12
@@ -72,9 +73,34 @@ def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
         return IMPOSSIBLE
     kind = conversion(source, target).kind
     if kind is ConversionKind.SHARED_MEMORY:
-        passes = source.size * bits / 8 / 128
-        return 2 * SYNCHRONIZATION + 4 * max(passes, 4.0)
+        passes = WARPS * (_scratch_passes(source, bits) + _scratch_passes(target, bits))
+        return 2 * SYNCHRONIZATION + 2 * max(passes, 2.0 * WARPS)
     return 0.5 + target.registers / 64
+
+
+def _scratch_passes(layout: Layout, bits: int) -> float:
+    """Passes of a warp that stores or loads an array in a layout, if there are no conflicts."""
+    assert isinstance(layout, RegisterLayout)
+    size = layout.registers * layout.vector_length * bits / 8
+    # Lanes that load the same take part in one pass, but each of them gets 16 bytes at most.
+    return max(size / layout.lane_replication * LANES / 128, size / 16)
+
+
+@functools.lru_cache(maxsize=4096)
+def reduction_cost(layout: Layout, axes: tuple[int, ...], bits: int) -> float:
+    """Of what lanes and warps exchange in a reduction of an array in this layout."""
+    if not isinstance(layout, RegisterLayout):
+        return 0.0
+    try:
+        plan = reduction_plan(layout, axes)
+    except InvalidValueError:
+        return 0.0
+    values = len(plan.register_groups) * len(plan.vector_groups) * max(1.0, bits / 32)
+    steps = len(plan.lane_masks) + sum(rotation.size - 1 for rotation in plan.lane_rotations)
+    shuffles = WARPS * values * steps
+    if not plan.crosses_warps:
+        return shuffles
+    return shuffles + 2 * SYNCHRONIZATION + 2 * WARPS * values
 
 
 @functools.lru_cache(maxsize=4096)

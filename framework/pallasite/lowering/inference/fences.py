@@ -67,6 +67,7 @@ class _Search:
     def __init__(self, used: dict[int, set[Branches]]):
         self._used = used
         self.found: dict[Key, None] = {}
+        self.scopes: dict[Key, None] = {}
 
     def follow(self, events: Sequence[Any], state: _State) -> _State:
         for event in events:
@@ -85,8 +86,13 @@ class _Search:
             return frozenset()
         if event.kind in ("store", "unknown"):
             return state | {_Store(event.memory, event.branches)}
-        if event.kind in ("load", "barrier", "allocate"):
+        if event.kind in ("load", "barrier"):
             return state
+        if event.kind == "allocate":
+            # What was stored may lie where this does, and any thread may have stored it.
+            if state:
+                self.scopes[event.key] = None
+            return frozenset()
         if event.kind == "asynchronous":
             needed = any(store.memory is event.memory for store in state)
         else:
@@ -103,8 +109,22 @@ class _Search:
         return any(use[:depth] != store.branches for use in uses)
 
 
-def missing_fences(events: Sequence[Any]) -> list[Key]:
-    """The equations before which a fence has to be inserted, in the order of the program."""
+@dataclasses.dataclass(frozen=True)
+class Fences:
+    """Where fences are missing.
+
+    Attributes:
+      before: the equations before which one has to be inserted, in the order of the program.
+      scopes: the scopes whose memory may be that of an earlier one, which was stored to since the
+        last fence; all threads have to run one there.
+    """
+
+    before: tuple[Key, ...] = ()
+    scopes: tuple[Key, ...] = ()
+
+
+def missing_fences(events: Sequence[Any]) -> Fences:
+    """Finds the places that lack a fence."""
     used: dict[int, set[Branches]] = {}
 
     def collect(part: Sequence[Any]) -> None:
@@ -119,7 +139,7 @@ def missing_fences(events: Sequence[Any]) -> list[Key]:
 
     collect(events)
     if not used:
-        return []
+        return Fences()
     search = _Search(used)
     search.follow(events, frozenset())
-    return list(search.found)
+    return Fences(tuple(search.found), tuple(search.scopes))

@@ -224,7 +224,5 @@ class Solver:
     def impossible(self) -> list[Factor]:
         """Factors that cannot be satisfied by what was chosen."""
         return [
-            factor
-            for factor in self.factors
-            if is_impossible(self.cost_of(factor) / factor.weight)
+            factor for factor in self.factors if is_impossible(self.cost_of(factor) / factor.weight)
         ]

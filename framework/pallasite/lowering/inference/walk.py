@@ -15,7 +15,7 @@ from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.lowering.divisors import divisor_of_result
 from pallasite.lowering.inference.barriers import missing_barriers
 from pallasite.lowering.inference.context import InferenceContext, Record
-from pallasite.lowering.inference.fences import Branches, Key, missing_fences
+from pallasite.lowering.inference.fences import Branches, Fences, Key, missing_fences
 from pallasite.lowering.inference.plan import EquationPlan, LayoutPlan, Path
 from pallasite.lowering.inference.problem import (
     Fixed,
@@ -218,10 +218,11 @@ class Walk:
             plan.outputs[place] = tuple(label(number) for number in outputs)
         for allocation, number in self.allocations.items():
             plan.memory[allocation] = solver.memory[number]
-        if not self.kernel.params.unsafe_no_auto_barriers and self.kernel.target.has("tma"):
-            for key in missing_fences(self.events):
-                plan.before[key] = [(commit_smem_p, {})]
+        fences = missing_fences(self.events) if self.kernel.target.has("tma") else Fences()
+        plan.fenced_scopes.update(fences.scopes)
         if not self.kernel.params.unsafe_no_auto_barriers:
+            for key in fences.before:
+                plan.before[key] = [(commit_smem_p, {})]
             plan.barriers.update(missing_barriers(self.events, plan.before))
         return plan
 

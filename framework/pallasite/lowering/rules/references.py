@@ -297,7 +297,9 @@ def _run_scoped(
             data = data or aval.memory_space is MemorySpace.SMEM and not is_barrier(aval)
             references.append(scope.enter_context(_allocate(ctx, variable)))
         if memory and not _is_first_scope(ctx):
-            _leave_earlier_scopes(ctx, data, among_threads=bool(axes))
+            plan = ctx.kernel.plan
+            fenced = plan is None or (ctx.path[:-1], ctx.path[-1]) in plan.fenced_scopes
+            _leave_earlier_scopes(ctx, data and fenced, among_threads=bool(axes))
         kept = [is_value(variable.aval) for variable in jaxpr.invars]
         if not any(kept):
             return ctx.lower(jaxpr, [*consts, *references])
