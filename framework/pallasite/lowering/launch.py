@@ -73,6 +73,7 @@ class LaunchContext:
         self.allocations: list[Allocation] = []
         self._parameters: dict[Parameter, ir.Value] = {}
         self._barriers: list[BarrierStorage] = []
+        self._prologue: ir.Block | None = None
         self._cached: dict[str, ir.Value] = {}
         self._shared_top = scoped_bytes
         self.buffers_in: tuple[Buffer, ...] = ()
@@ -397,6 +398,7 @@ class LaunchContext:
         pointers = [self.shared_pointer(storage.offset) for storage in self._barriers]
         with ir.InsertionPoint(self._initialise_anchor):
             with ops.when(leader):
+                self._prologue = ir.InsertionPoint.current.block
                 for storage, pointer in zip(self._barriers, pointers, strict=True):
                     address = ops.shared_address(pointer)
                     for index in range(storage.count):
@@ -427,6 +429,7 @@ class LaunchContext:
             llvm.return_()
         self._narrow_scopes()
         self._share_tensor_maps()
+        self._prefetch_tensor_maps()
         order = canonical_order(tuple(self._parameters), self.aliases)
         attributes = []
         texts = []
@@ -509,6 +512,17 @@ class LaunchContext:
         for old, value in replaced.items():
             value.replace_all_uses_with(self.parameter(changes[old]))
             value.owner.erase()
+
+    def _prefetch_tensor_maps(self) -> None:
+        """Descriptors are on their way while barriers are initialised; the first copy needs them
+        (PTX ISA 9.7.9.15, ``prefetch.tensormap``)."""
+        if self._prologue is None:
+            return
+        with ir.InsertionPoint.at_block_begin(self._prologue):
+            for parameter, value in self._parameters.items():
+                if isinstance(parameter, TensorMapParameter):
+                    address = llvm.ptrtoint(ops.i64(), value)
+                    ops.inline_assembly("prefetch.tensormap [$0];", "l", address)
 
     def shared_memory_error(self) -> ResourceError:
         """The error for too much shared memory: a table of who asked for what."""
