@@ -43,5 +43,5 @@ def test_without_descriptors_there_is_nothing_to_fetch():
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...] * 2
 
-    assert "prefetch" not in pallasite.compile(kernel, X, target="sm_90a").ptx
+    assert "prefetch.tensormap" not in pallasite.compile(kernel, X, target="sm_90a").ptx
     np.testing.assert_array_equal(kernel(X), X * 2)
