@@ -135,6 +135,17 @@ def test_index(data: st.DataObject) -> None:
         np.testing.assert_array_equal(dynamic.element_offset(i) + offsets(dynamic.layout), expected)
 
 
+def test_order() -> None:
+    """Tiles make wide steps, too; what counts is the narrowest step of a dimension."""
+    tiled = row_major((4, 2, 8, 32), 32).untile((8, 32))
+    assert tiled.order == (0, 1)
+    assert tiled.transpose((1, 0)).order == (1, 0)
+    turned = row_major((3, 1, 5, 7), 16).transpose((3, 1, 2, 0))
+    assert turned.shape == (7, 1, 5, 3)
+    assert turned.order == (3, 1, 2, 0)
+    assert turned.transpose(turned.order) == row_major((3, 1, 5, 7), 16)
+
+
 def test_slice_out_of_bounds() -> None:
     with pytest.raises(InvalidValueError, match="outside dimension 0"):
         row_major((4,), 8).slice(0, 3, 2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kernels import array, compile_to_ptx, in_order, make
+from pallasite import compile
 from pallasite import gpu as plgpu
 from pallasite._jax import masked_load, masked_store, masked_swap, run_state
 from pallasite.errors import InvalidValueError, UnsupportedError
@@ -38,7 +39,7 @@ def test_load_takes_index_and_layout():
     in_order(ptx, r"ld\.shared\.v2\.b32", r"st\.global\.v2\.b32")
 
 
-def test_load_refuses_bank_conflicts():
+def test_load_refuses_bank_conflicts(lane_semantics):
     def view(s):
         return transpose_ref(s, (1, 0))  # columns of an array with rows of 256 bytes
 
@@ -47,6 +48,38 @@ def test_load_refuses_bank_conflicts():
     assert "test_loads.py" in str(error.value)
     assert "WGMMA" in str(error.value)
     loading(view, layout=Layout.WGMMA, optimized=False)
+
+
+def columns_of(transforms):
+    """A kernel that reads columns of an array with rows of 256 bytes in a layout."""
+
+    def body(x, o, s):
+        s[...] = x[...]
+        o[...] = load(transpose_ref(s, (1, 0)), layout=Layout.WGMMA)
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32),
+        scratch_types=[SMEM((64, 64), jnp.float32, transforms=transforms)],
+    )
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("transforms", [(), SWIZZLED, (TilingTransform((8, 32)),)])
+def test_bank_conflicts_are_avoided(transforms):
+    """Inference chooses the layout of the memory; if it is said, another one of the registers."""
+    x = jax.random.normal(jax.random.key(0), (64, 64))
+    np.testing.assert_array_equal(columns_of(transforms)(x), x.T)
+
+
+def test_a_load_that_would_be_refused_is_converted():
+    """What the program says of both layouts is kept, at the price of a conversion."""
+    report = compile(columns_of((TilingTransform((8, 32)),)), array(64, 64), target="sm_90a")
+    assert report.layouts is not None
+    (tile,) = report.layouts.shared
+    assert tile.layout == "TilingTransform((8, 32))"
+    (conversion,) = report.layouts.conversions
+    assert conversion.target == "WGMMA"
 
 
 def test_load_of_a_scalar():

@@ -172,6 +172,16 @@ class MemoryLayout:
         """The same placement with another swizzle (bytes)."""
         return dataclasses.replace(self, swizzle=swizzle)
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dimensions from the one of the widest steps in memory to that of the narrowest.
+
+        Dimensions of extent 1, which have no steps, keep their places.
+        """
+        moved = [i for i, dim in enumerate(self.dims) if dim]
+        by_step = iter(sorted(moved, key=lambda i: -min(e.stride for e in self.dims[i])))
+        return tuple(next(by_step) if dim else i for i, dim in enumerate(self.dims))
+
     def with_dims(self, dims: Sequence[Sequence[Extent]]) -> MemoryLayout:
         """Other dimensions over the same memory."""
         return dataclasses.replace(self, dims=tuple(tuple(dim) for dim in dims))

@@ -18,6 +18,7 @@ from pallasite.lowering.inference.fences import Event, Fork, Loop
 from pallasite.lowering.inference.plan import Path
 from pallasite.lowering.inference.problem import (
     Access,
+    AccessCheck,
     Fixed,
     MemoryUse,
     Pairs,
@@ -236,18 +237,42 @@ class InferenceContext:
         key = self.walk.anchor or (self.path, id(self.equation))
         self.walk.events.append(Event(kind, key, self.walk.branches, base))
 
-    def load(self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()) -> None:
-        """A load makes an array."""
-        self.event("load", reference)
-        self._access(reference, value, transforms, "the load")
+    def load(
+        self,
+        reference: Any,
+        value: AbstractValue,
+        transforms: Sequence[Any] = (),
+        check: AccessCheck | None = None,
+    ) -> None:
+        """A load makes an array.
 
-    def store(self, reference: Any, value: AbstractValue, transforms: Sequence[Any] = ()) -> None:
-        """A store takes an array."""
+        Args:
+          reference: what is loaded.
+          value: the array.
+          transforms: further views.
+          check: raises a PallasiteError if the lowering refuses the load.
+        """
+        self.event("load", reference)
+        self._access(reference, value, transforms, "the load", check)
+
+    def store(
+        self,
+        reference: Any,
+        value: AbstractValue,
+        transforms: Sequence[Any] = (),
+        check: AccessCheck | None = None,
+    ) -> None:
+        """A store takes an array; for the arguments see :meth:`load`."""
         self.event("store", reference)
-        self._access(reference, value, transforms, "the store")
+        self._access(reference, value, transforms, "the store", check)
 
     def _access(
-        self, reference: Any, value: AbstractValue, transforms: Sequence[Any], what: str
+        self,
+        reference: Any,
+        value: AbstractValue,
+        transforms: Sequence[Any],
+        what: str,
+        check: AccessCheck | None,
     ) -> None:
         found = self._view(reference, transforms)
         if found is None:
@@ -256,9 +281,10 @@ class InferenceContext:
             self.uses(reference, lambda view: None, "an element", transforms)
             return
         root, views = found
-        self.walk.problem.factors.append(
-            Access(self.place, self.weight, value.variable, root, views, default_layout, what)
+        factor = Access(
+            self.place, self.weight, value.variable, root, views, default_layout, what, check
         )
+        self.walk.problem.factors.append(factor)
 
     def uses(
         self,

@@ -23,6 +23,9 @@ IMPOSSIBLE = 1e12
 UNCERTAIN = 1e4
 """What an equation costs that works only if a start is a multiple of what is not known."""
 
+REFUSED = 1e6
+"""What an equation costs that the lowering refuses, with an error that says more than ours."""
+
 
 def is_impossible(cost: float) -> bool:
     """Whether a factor's cost, before it is weighed, says that it cannot be satisfied."""

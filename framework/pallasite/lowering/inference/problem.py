@@ -12,6 +12,7 @@ from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.costs import (
     IMPOSSIBLE,
+    REFUSED,
     UNCERTAIN,
     access_cost,
     conversion_cost,
@@ -239,6 +240,11 @@ class Relation(Factor):
         return [pair[1] for pair in self.options(operand, None)] if operand is not None else []
 
 
+type AccessCheck = Callable[[Any, Layout], None]
+"""Takes memory and the layout of the array that is loaded from it or stored there, and raises a
+PallasiteError if the lowering refuses them."""
+
+
 @dataclasses.dataclass(eq=False)
 class Access(Factor):
     """A load or a store.
@@ -249,6 +255,7 @@ class Access(Factor):
       transforms: the view of it.
       default: makes the layout that suits a view best.
       what: the access in the user's terms.
+      check: whether the lowering refuses it.
     """
 
     place: Place
@@ -258,10 +265,12 @@ class Access(Factor):
     transforms: Sequence[Any]
     default: Callable[[Any], Layout]
     what: str = "the access"
+    check: AccessCheck | None = None
 
     def __post_init__(self) -> None:
         self.variables = (self.variable,)
         self.choices = () if self.root.choice is None else (self.root.choice,)
+        self._refused: dict[tuple[Layout, MemoryLayout], bool] = {}
         self._views: dict[MemoryLayout | None, Any] = {}
         self._uncertain: set[MemoryLayout | None] = set()
 
@@ -291,13 +300,36 @@ class Access(Factor):
         if view is None:
             return IMPOSSIBLE
         cost = access_cost(layouts[0], view.layout, view.offset_alignment, self.root.space)
+        if self._is_refused(view, layouts[0]):
+            cost += REFUSED
         return cost + UNCERTAIN if memory and memory[0] in self._uncertain else cost
 
     def proposals(
         self, position: int, layouts: Sequence[Layout | None], memory: Sequence[MemoryLayout]
     ) -> list[Layout]:
         view = self.view(memory)
-        return [] if view is None else [self.default(view)]
+        if view is None:
+            return []
+        found = [self.default(view)]
+        order = view.layout.order
+        if order != tuple(range(len(order))):
+            # A turned view of memory, which is best accessed as it lies there.
+            turned = dataclasses.replace(view, layout=view.layout.transpose(order))
+            inverse = [order.index(i) for i in range(len(order))]
+            found.append(self.default(turned).transpose(inverse).layout)
+        return found
+
+    def _is_refused(self, view: Any, layout: Layout) -> bool:
+        if self.check is None:
+            return False
+        key = layout, view.layout
+        if key not in self._refused:
+            try:
+                self.check(view, layout)
+                self._refused[key] = False
+            except PallasiteError:
+                self._refused[key] = True
+        return self._refused[key]
 
 
 @dataclasses.dataclass(eq=False)

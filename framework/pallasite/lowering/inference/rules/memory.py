@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +20,10 @@ from pallasite.layouts.tma import plan_tensor_map
 from pallasite.layouts.tma_types import TensorMapPlan, WindowDimension
 from pallasite.lowering.inference.context import InferenceContext
 from pallasite.lowering.inference.costs import UNCERTAIN
+from pallasite.lowering.inference.problem import AccessCheck
 from pallasite.lowering.inference.values import AbstractValue, MemoryValue
 from pallasite.lowering.inference.views import View, view_of
+from pallasite.lowering.rules.loads import check_optimized
 from pallasite.registry import RuleSet
 
 rules = RuleSet()
@@ -54,12 +57,16 @@ def _get(
 
 @rules.inference(load_p)
 def _load(
-    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
+    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, optimized: bool
 ) -> AbstractValue:
     (reference,) = args_tree.unflatten(operands)
     result = ctx.result()
-    ctx.load(reference, result)
+    ctx.load(reference, result, check=_check_of("the load") if optimized else None)
     return result
+
+
+def _check_of(what: str) -> AccessCheck:
+    return functools.partial(check_optimized, what=what)
 
 
 @rules.inference(_jax.swap_p)
@@ -236,10 +243,14 @@ def _to_global(
 
 @rules.inference(prim.async_store_smem_p)
 def _store_in_cluster(
-    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
+    ctx: InferenceContext,
+    *operands: AbstractValue,
+    args_tree: Any,
+    optimized: bool,
+    **params: Any,
 ) -> None:
     value, reference, *_ = args_tree.unflatten(operands)
-    ctx.store(reference, value)
+    ctx.store(reference, value, check=_check_of("the store") if optimized else None)
 
 
 @rules.inference(barriers.commit_smem_p)
