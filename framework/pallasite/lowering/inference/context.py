@@ -193,9 +193,21 @@ class InferenceContext:
             self.record.needs[position] = value.variable
 
     def relate(
-        self, position: int, operand: AbstractValue, result: AbstractValue, pairs: Pairs
+        self,
+        position: int,
+        operand: AbstractValue,
+        result: AbstractValue,
+        pairs: Pairs,
+        work: Callable[[Layout], float] | None = None,
     ) -> None:
-        """The layout of a result follows from that of the operand at ``position``."""
+        """The layout of a result follows from that of the operand at ``position``.
+
+        Args:
+          position: of the operand.
+          operand, result: the values.
+          pairs: between which layouts the equation can work.
+          work: what that costs, given the operand's layout.
+        """
         if isinstance(operand, ArrayValue) and isinstance(result, ArrayValue):
             factor = Relation(
                 self.place,
@@ -204,6 +216,7 @@ class InferenceContext:
                 result.variable,
                 pairs,
                 (operand.bits, result.bits),
+                work,
             )
             self.walk.problem.factors.append(factor)
             self.record.needs[position] = factor

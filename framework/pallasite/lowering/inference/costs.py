@@ -86,7 +86,7 @@ def _scratch_passes(layout: Layout, bits: int) -> float:
     assert isinstance(layout, RegisterLayout)
     size = layout.registers * layout.vector_length * bits / 8
     # Lanes that load the same take part in one pass, but each of them gets 16 bytes at most.
-    return max(size / layout.lane_replication * LANES / 128, size / 16)
+    return max(size * layout.lane_count / 128, size / 16)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -193,6 +193,7 @@ class Relation(Factor):
       operand, result: the variables.
       pairs: what it can do.
       bits: of an element of the operand and of the result.
+      work: what it costs to do it, given the operand's layout; nothing by default.
     """
 
     place: Place
@@ -201,6 +202,7 @@ class Relation(Factor):
     result: int
     pairs: Pairs
     bits: tuple[int, int]
+    work: Callable[[Layout], float] | None = None
 
     def __post_init__(self) -> None:
         self.variables = (self.operand, self.result)
@@ -222,11 +224,16 @@ class Relation(Factor):
         """The cheapest pair, and what conversions to and from it cost."""
         best: tuple[float, tuple[Layout, Layout] | None] = (IMPOSSIBLE / 1e3, None)
         for pair in self.options(operand, result):
-            cost = conversion_cost(operand, pair[0], self.bits[0])
+            cost = 0.0 if self.work is None else self.work(pair[0])
+            cost += conversion_cost(operand, pair[0], self.bits[0])
             cost += conversion_cost(pair[1], result, self.bits[1])
             if cost < best[0]:
                 best = cost, pair
         return best
+
+    def suits(self, operand: Layout, result: Layout) -> bool:
+        """Whether it can work between two layouts without any conversion."""
+        return (operand, result) in self.options(operand, result)
 
     def cost(self, layouts: Sequence[Layout], memory: Sequence[MemoryLayout]) -> float:
         return self.best(*layouts)[0]

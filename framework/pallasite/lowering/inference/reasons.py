@@ -32,8 +32,10 @@ class Reasons:
         self._links: dict[int, list[tuple[Relation, int]]] = collections.defaultdict(list)
         factors = [f for f in problem.factors if self._is_solved(f)]
         for factor in factors:
-            if isinstance(factor, Relation) and solver.cost_of(factor) == 0:
-                ends = problem.group(factor.operand), problem.group(factor.result)
+            if not isinstance(factor, Relation):
+                continue
+            ends = problem.group(factor.operand), problem.group(factor.result)
+            if factor.suits(*(solver.labels[end] for end in ends)):
                 self._links[ends[0]].append((factor, ends[1]))
                 self._links[ends[1]].append((factor, ends[0]))
         for pinned in (True, False):

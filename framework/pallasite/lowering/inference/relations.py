@@ -155,11 +155,17 @@ def reduction(shape: tuple[int, ...], axes: tuple[int, ...]) -> Pairs:
                     yield other, left
             else:
                 yield operand, left
+        candidates = [layout for _, layout in broadcast_candidates(shape)]
         if isinstance(result, RegisterLayout):
-            candidates = [layout for _, layout in broadcast_candidates(shape)]
             wide = _tried(lambda: result.broadcast_in_dim(tuple(shape), kept).layout)
             for candidate in [*candidates, *([wide] if wide is not None else [])]:
                 if after(candidate) == result:
                     yield candidate, result
+        if operand is None and result is not None:
+            # It may be cheaper to reduce in another layout, and convert what is left.
+            for candidate in candidates:
+                left = after(candidate)
+                if left is not None:
+                    yield candidate, left
 
     return _pairs(pairs)

@@ -157,15 +157,17 @@ class Solver:
         for factor in self._of_group[group]:
             for layout in self._proposals(factor, group):
                 self._propose(group, layout)
-        best: tuple[float, dict[int, Layout]] = (-1e-6, {})
+        best: tuple[float, dict[int, Layout], dict[int, MemoryLayout]] = (-1e-6, {}, {})
         for layout in self._candidates[group]:
             if layout == self.labels[group]:
                 continue
             for changes in self._moves(group, layout):
-                gain = self._gain(changes)
+                gain, memory = self._gain(changes)
                 if gain < best[0]:
-                    best = gain, changes
+                    best = gain, changes, memory
         self.labels.update(best[1])
+        for number, choice in best[2].items():
+            self.memory[number] = choice
         return bool(best[1])
 
     def _moves(self, group: int, layout: Layout) -> Iterable[dict[int, Layout]]:
@@ -188,8 +190,9 @@ class Solver:
                 other, position = (result, 1) if operand == group else (operand, 0)
                 if other in changes or self._is_pinned(other):
                     continue
-                if self.cost_of(factor, changes) < 1e-6:
-                    continue  # It suits as it is.
+                ends = [changes.get(end, self.labels[end]) for end in (operand, result)]
+                if factor.suits(*ends):
+                    continue
                 layouts: list[Layout | None] = [None, None]
                 layouts[1 - position] = changes[group]
                 found = factor.proposals(position, layouts, ())
@@ -201,25 +204,41 @@ class Solver:
     def _is_pinned(self, group: int) -> bool:
         return any(isinstance(f, Fixed) and f.pinned for f in self._of_group[group])
 
-    def _gain(self, changes: dict[int, Layout]) -> float:
+    def _gain(self, changes: dict[int, Layout]) -> tuple[float, dict[int, MemoryLayout]]:
+        """What a change adds to the costs, and the memory that had better lie otherwise then."""
         touched = {id(f): f for group in changes for f in self._of_group[group]}
-        return sum(self.cost_of(f, changes) - self.cost_of(f) for f in touched.values())
+        gain = sum(self.cost_of(f, changes) - self.cost_of(f) for f in touched.values())
+        memory = {}
+        for number in dict.fromkeys(c for f in touched.values() for c in f.choices):
+            found, saved = self._best_memory(number, changes)
+            if found != self.memory[number]:
+                memory[number] = found
+                gain -= saved
+        return gain, memory
 
     def _choose_memory(self, number: int) -> bool:
+        found, _ = self._best_memory(number)
+        changed = found != self.memory[number]
+        self.memory[number] = found
+        return changed
+
+    def _best_memory(
+        self, number: int, labels: dict[int, Layout] | None = None
+    ) -> tuple[MemoryLayout, float]:
+        """The best layout of an allocation, and what it saves compared with the present one."""
         factors = self._of_choice[number]
         ready = [
             f for f in factors if all(self._problem.group(v) in self.labels for v in f.variables)
         ]
-        before = self.memory[number]
-        best = None
+        before, costs = self.memory[number], []
         for candidate in self._problem.choices[number].candidates:
             self.memory[number] = candidate
-            cost = sum(self.cost_of(factor) for factor in ready)
-            if best is None or cost < best[0] - 1e-6:
-                best = cost, candidate
-        assert best is not None
-        self.memory[number] = best[1]
-        return best[1] != before
+            costs.append(sum(self.cost_of(factor, labels) for factor in ready))
+        self.memory[number] = before
+        candidates = self._problem.choices[number].candidates
+        # The first ones are preferred.
+        best = min(range(len(costs)), key=lambda i: (round(costs[i], 6), i))
+        return candidates[best], costs[candidates.index(before)] - costs[best]
 
     def impossible(self) -> list[Factor]:
         """Factors that cannot be satisfied by what was chosen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from pallasite.language.layouts import layout_cast_p
 from pallasite.layouts.registers import Layout, RegisterLayout
 from pallasite.lowering.inference import relations
 from pallasite.lowering.inference.context import InferenceContext
+from pallasite.lowering.inference.costs import reduction_cost
 from pallasite.lowering.inference.problem import Pairs
 from pallasite.lowering.inference.values import AbstractValue, ArrayValue
 from pallasite.lowering.rules.shape import stacked
@@ -140,4 +142,9 @@ def _layout_cast(ctx: InferenceContext, x: AbstractValue, *, new_layout: Any) ->
 def _reduce(
     ctx: InferenceContext, x: AbstractValue, *, axes: Sequence[int], **params: Any
 ) -> AbstractValue:
-    return _related(ctx, x, relations.reduction(tuple(ctx.avals_in[0].shape), tuple(axes)))
+    result = ctx.result(None, x)
+    if isinstance(x, ArrayValue):
+        pairs = relations.reduction(tuple(ctx.avals_in[0].shape), tuple(axes))
+        work = functools.partial(reduction_cost, axes=tuple(axes), bits=x.bits)
+        ctx.relate(0, x, result, pairs, work)
+    return result
