@@ -25,7 +25,6 @@ from pallasite.known_plugins import provider
 #: What differs on purpose: "name", "name(parameter)" or "name.attribute" -> the reason.
 DIFFERENCES: dict[str, str] = {
     "BlockSpec.to_block_mapping": "called by Pallas only, which passes the context by keyword",
-    "CompilerParams(lowering_semantics)": "the default is Lane, which installed rules lower",
     "RefUnion.collective": "of unions in tensor memory only, which the Blackwell plugin makes",
     "RefUnion.layout": "of unions in tensor memory only, which the Blackwell plugin makes",
     "Layout.to_mgpu": "layouts of the reference implementation do not exist; Layout.resolve does",
