@@ -47,8 +47,6 @@ def row_statistics(
     if padded != problem.q_seq:
         rest = padded - problem.q_seq
         lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rest)), constant_values=math.inf)
-    transforms = _transforms(out.dtype, ROWS)
-    layout = plgpu.Layout.WGMMA
 
     def body(out_g: Any, d_out_g: Any, lse_g: Any, *refs: Any) -> None:
         lengths_g, (stats_g, out_s, d_out_s, loaded) = (
@@ -58,38 +56,31 @@ def row_statistics(
         rows = pl.ds(tile * ROWS, ROWS)
         plgpu.copy_gmem_to_smem(out_g.at[batch, rows, head], out_s, loaded)
         plgpu.copy_gmem_to_smem(d_out_g.at[batch, rows, head], d_out_s, loaded)
-        logs = plgpu.load(lse_g.at[batch, head, rows], layout=layout.reduce(1), optimized=False)
+        logs = lse_g[batch, head, rows]
         logs = jnp.where(logs == -jnp.inf, jnp.inf, logs * LOG2_E)
         if lengths_g is not None:
-            number = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=layout.reduce(1))
+            number = lax.iota(jnp.int32, ROWS)
             logs = jnp.where(number + tile * ROWS < lengths_g[batch], logs, jnp.inf)
         stats_g[batch, head, 0, rows] = logs
         plgpu.barrier_wait(loaded)
-        products = plgpu.load(out_s, layout=layout).astype(jnp.float32) * plgpu.load(
-            d_out_s, layout=layout
-        ).astype(jnp.float32)
+        products = out_s[...].astype(jnp.float32) * d_out_s[...].astype(jnp.float32)
         stats_g[batch, head, 1, rows] = jnp.sum(products, axis=1)
 
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((problem.batch, problem.q_heads, 2, padded), jnp.float32),
         scratch_types=[
-            plgpu.SMEM((ROWS, dim), out.dtype, transforms=transforms),
-            plgpu.SMEM((ROWS, dim), out.dtype, transforms=transforms),
+            plgpu.SMEM((ROWS, dim), out.dtype),
+            plgpu.SMEM((ROWS, dim), out.dtype),
             plgpu.Barrier(num_arrivals=2),
         ],
         grid=(problem.batch, padded // ROWS, problem.q_heads),
         grid_names=("batch", "tile", "head"),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         kernel_name="attention_backward_rows",
     )
     operands = [] if q_lengths is None else [q_lengths]
     return kernel(out, d_out, lse, *operands)
-
-
-def _transforms(dtype: Any, rows: int) -> tuple[Any, ...]:
-    """In tiles as high as what is copied, whose number of rows may then be anything."""
-    columns = 128 // jnp.dtype(dtype).itemsize
-    return plgpu.TilingTransform((rows, columns)), plgpu.SwizzleTransform(128)
 
 
 def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array) -> jax.Array:
@@ -111,8 +102,7 @@ def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array
         target = plgpu.transpose_ref(dq_s, (1, 0)) if parts.transposed else dq_s
         for part in range(parts.parts):
             stored = parts.view(sums_g.at[batch, head, tile, part])
-            sums = parts.join(plgpu.load(stored, layout=parts.layout, optimized=False))
-            sums = plgpu.layout_cast(sums, plgpu.Layout.WGMMA) * problem.scale
+            sums = parts.join(stored[...]) * problem.scale
             row, column = (part * ROWS, 0) if parts.by_rows else (0, part * parts.columns)
             window = (pl.ds(row, ROWS), pl.ds(column, parts.columns))
             target.at[window][...] = sums.astype(problem.dtype)
@@ -127,12 +117,11 @@ def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array
             (problem.batch, problem.q_seq, problem.q_heads, dim), problem.dtype
         ),
         scratch_types=[
-            plgpu.SMEM(
-                (block_q, dim), problem.dtype, transforms=_transforms(problem.dtype, block_q)
-            ),
+            plgpu.SMEM((block_q, dim), problem.dtype),
         ],
         grid=(problem.batch, sums.shape[2], problem.q_heads),
         grid_names=("batch", "tile", "head"),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         kernel_name="attention_backward_dq",
     )
     return kernel(sums)

@@ -79,12 +79,6 @@ class DqParts:
         """Rows of 256 numbers that a part is stored in."""
         return self.columns // 4
 
-    @property
-    def layout(self) -> Any:
-        """The registers of a part in the shape of ``view``."""
-        tile = plgpu.Tiling(((4, 2, 8, 1, 4, 2),))
-        return plgpu.Layout.TILED(tile, (-6,), (-4, -2), -1)
-
     def view(self, ref: Any) -> Any:
         """A stored part with the shape that ``split`` gives it."""
         blocks = ref.reshape(self.columns // 8, 4, 8, 4, 2, 2)
@@ -97,19 +91,6 @@ class DqParts:
     def join(self, part: Any) -> Any:
         """The inverse of ``split``."""
         return part.reshape(ROWS, self.columns)
-
-
-def _matrix(rows: int, columns: int, dtype: Any, stages: int | None = None, tile: int = 8) -> Any:
-    """Row-major matrices in shared memory, in tiles of so many rows that are one swizzle wide.
-
-    What is copied should have tiles as high as the windows: then one copy does for any length of
-    the sequence, also where it is no multiple of 8.
-    """
-    size = jnp.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle(columns * size * 8)
-    transforms = (plgpu.TilingTransform((tile, swizzle // size)), plgpu.SwizzleTransform(swizzle))
-    shape = (rows, columns) if stages is None else (stages, rows, columns)
-    return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
 def section_heads(problem: BackwardProblem, config: BackwardConfig) -> int:
@@ -135,12 +116,12 @@ def build(
     kv_shape = (p.batch, p.kv_seq, p.kv_heads, p.head_dim)
     line = -(-c.block_q // _LINE) * _LINE
     scratch = {
-        "k_s": _matrix(c.block_kv, p.head_dim, p.dtype, tile=ROWS),
-        "v_s": _matrix(c.block_kv, p.head_dim, p.dtype, tile=ROWS),
-        "q_s": _matrix(c.block_q, p.head_dim, p.dtype, c.q_stages, c.block_q),
-        "do_s": _matrix(c.block_q, p.head_dim, p.dtype, c.d_out_stages, c.block_q),
-        "ds_s": _matrix(c.block_kv, c.block_q, p.dtype, c.ds_stages),
-        "p_s": _matrix(ROWS, c.block_q, p.dtype),
+        "k_s": plgpu.SMEM((c.block_kv, p.head_dim), p.dtype),
+        "v_s": plgpu.SMEM((c.block_kv, p.head_dim), p.dtype),
+        "q_s": plgpu.SMEM((c.q_stages, c.block_q, p.head_dim), p.dtype),
+        "do_s": plgpu.SMEM((c.d_out_stages, c.block_q, p.head_dim), p.dtype),
+        "ds_s": plgpu.SMEM((c.ds_stages, c.block_kv, c.block_q), p.dtype),
+        "p_s": plgpu.SMEM((ROWS, c.block_q), p.dtype),
         "dq_s": plgpu.SMEM((dq.parts, dq.lines, 256), jnp.float32),
         "log_s": plgpu.SMEM((c.q_stages, line), jnp.float32),
         "delta_s": plgpu.SMEM((c.d_out_stages, line), jnp.float32),
@@ -168,7 +149,11 @@ def build(
             jax.ShapeDtypeStruct(kv_shape, p.dtype),
         ),
         scratch_types=scratch,
-        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+            approx_math=True,
+            unsafe_no_auto_barriers=True,
+        ),
         grid=(tiles.kv_tiles * p.batch * p.kv_heads,),
         grid_names=("block",),
         num_threads=c.warpgroups + 1,

@@ -153,8 +153,7 @@ class Worker:
     def of_queries(self, ref: Any, slot: Any) -> Any:
         """One number for each query that the warpgroup has scores of, as a matrix."""
         window = pl.ds(self.first_query, self.queries)
-        numbers = plgpu.load(ref.at[slot, window], layout=plgpu.Layout.WGMMA.reduce(0))
-        return _spread(numbers)
+        return jnp.broadcast_to(ref[slot, window][None, :], (ROWS, self.queries))
 
     def probabilities(self, step: _Step, scores: Any, waits: int | None) -> tuple[Any, Any]:
         """Probabilities, and by which factor the soft cap changes their gradients, if there is one.
@@ -190,14 +189,13 @@ class Worker:
         """Which keys each query of the tile sees."""
         c, block = self.config, self.block
         shape = (ROWS, self.queries)
-        layout = plgpu.Layout.WGMMA
-        key = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+        key = lax.broadcasted_iota(jnp.int32, shape, 0)
         key = key + (block.first_key + self.first_key)
         seen = None
         if self.tiles.masks_keys:
             seen = key < block.keys
         if self.problem.causal:
-            query = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=layout)
+            query = lax.broadcasted_iota(jnp.int32, shape, 1)
             first_query = self.tiles.q_tile(block, i) * c.block_q + self.first_query
             before = key <= query + (first_query + block.offset)
             seen = before if seen is None else seen & before
@@ -364,9 +362,3 @@ class SharedKeysWorker(Worker):
         block = self.block
         keys = pl.ds(block.first_key, ROWS)
         return (slice(None), self.dims), (block.batch, keys, block.kv_head, self.dims)
-
-
-def _spread(per_query: Any) -> Any:
-    """One number for each column, as a matrix."""
-    spread = jnp.broadcast_to(per_query[None, :], (ROWS, per_query.shape[0]))
-    return plgpu.layout_cast(spread, plgpu.Layout.WGMMA)
