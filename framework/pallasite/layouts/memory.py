@@ -101,6 +101,13 @@ class MemoryLayout:
             raise InvalidValueError("a memory layout needs extents of at least 1", got=str(self))
         object.__setattr__(self, "dims", tuple(merge_extents(dim) for dim in self.dims))
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.dims, self.swizzle, self.element_bits))
+
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """The logical shape."""

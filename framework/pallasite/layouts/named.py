@@ -277,6 +277,7 @@ def resolve(
     return SplatLayout(shape) if name == "WG_SPLAT" else strided(shape, given["vec_size"])
 
 
+@functools.lru_cache(maxsize=1024)
 def _candidate(name: str, shape: tuple[int, ...]) -> RegisterLayout | None:
     args = (shape[-1],) if name.startswith("TCGEN05_M64") and shape else ()
     try:

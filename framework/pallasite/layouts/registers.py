@@ -169,6 +169,14 @@ class RegisterLayout(Layout):
                 f"the vector digits of {self} do not address vectors of {self.vector_length}"
             )
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        # Layouts are keys of many caches, and have many digits.
+        return hash((self.shape, self.dims, self.vector_length, self.flat))
+
     @functools.cached_property
     def digits(self) -> Digits:
         """All digits, dimensions major to minor; those of the row-major flattened array."""

@@ -84,21 +84,21 @@ def slice_(shape: tuple[int, ...], starts: tuple[int, ...], sizes: tuple[int, ..
         return result
 
     def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
+        if operand is not None:
+            after = part(operand)
+            if after is not None:
+                yield operand, after
+                return
         if isinstance(result, RegisterLayout):
             candidates: list[Layout | None] = [one for _, one in broadcast_candidates(shape)]
             for before in (*candidates, _tried(lambda: whole(result))):
                 if before is not None and part(before) == result:
                     yield before, result
-        if operand is None:
-            return
-        after = part(operand)
-        if after is not None:
-            yield operand, after
-            return
-        other = rows_in_registers(operand.shape)
-        after = part(other)
-        if after is not None:
-            yield other, after
+        if operand is not None:
+            other = rows_in_registers(operand.shape)
+            after = part(other)
+            if after is not None:
+                yield other, after
 
     return _pairs(pairs)
 

@@ -55,6 +55,11 @@ class Solver:
                 self._of_group[group].append(factor)
             for choice in factor.choices:
                 self._of_choice[choice].append(factor)
+        self._pinned = {
+            problem.group(factor.variable)
+            for factor in self.factors
+            if isinstance(factor, Fixed) and factor.pinned
+        }
         self.labels: dict[int, Layout] = {}
         self.memory: list[MemoryLayout] = []
         self._candidates: dict[int, list[Layout]] = {}
@@ -152,6 +157,8 @@ class Solver:
         return factor.weight * factor.cost(layouts, memory)
 
     def _improve(self, group: int) -> bool:
+        if group in self._pinned:
+            return False
         if sum(self.cost_of(factor) for factor in self._of_group[group]) < 1e-6:
             return False
         for factor in self._of_group[group]:
@@ -188,7 +195,7 @@ class Solver:
                     continue
                 operand, result = (self._problem.group(v) for v in factor.variables)
                 other, position = (result, 1) if operand == group else (operand, 0)
-                if other in changes or self._is_pinned(other):
+                if other in changes or other in self._pinned:
                     continue
                 ends = [changes.get(end, self.labels[end]) for end in (operand, result)]
                 if factor.suits(*ends):
@@ -200,9 +207,6 @@ class Solver:
                     changes[other] = found[0]
                     pending.append(other)
         return changes
-
-    def _is_pinned(self, group: int) -> bool:
-        return any(isinstance(f, Fixed) and f.pinned for f in self._of_group[group])
 
     def _gain(self, changes: dict[int, Layout]) -> tuple[float, dict[int, MemoryLayout]]:
         """What a change adds to the costs, and the memory that had better lie otherwise then."""
