@@ -1,9 +1,9 @@
 """A matrix product on Hopper's matrix units, one tile of the result for each block.
 
 The tiles of both operands come by TMA into a ring of slots, and ``wgmma`` multiplies them where
-they lie. The product is asynchronous: while it reads one slot, the copies into the others are under
-way, and ``wgmma_wait(1)`` says when the slot before it is free. The accumulator stays in registers
-all the time.
+they lie, in swizzled tiles that the compiler chooses. The product is asynchronous: while it reads
+one slot, the copies into the others are under way, and ``wgmma_wait(1)`` says when the slot before
+it is free. The accumulator stays in registers all the time.
 """
 
 from __future__ import annotations
@@ -59,15 +59,13 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         plgpu.copy_smem_to_gmem(result, out_ref.at[rows, columns])
         plgpu.wait_smem_to_gmem(0)
 
-    # The matrix units read tiles of 8 rows that are as wide as the swizzle.
-    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype, transforms=transforms),
-            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype, transforms=transforms),
-            plgpu.SMEM((ROWS, COLUMNS), a.dtype, transforms=transforms),
+            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype),
+            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype),
+            plgpu.SMEM((ROWS, COLUMNS), a.dtype),
             plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
         ],
         grid=(m // ROWS, n // COLUMNS),

@@ -1,9 +1,9 @@
 """A transpose through shared memory, with TMA both ways.
 
-``transpose_ref`` is a view of a tile with its dimensions swapped. Reading through it walks down
-the columns of the tile; in the WGMMA register layout and with a swizzled tile the lanes of a warp
-then hit different banks. ``plgpu.load`` checks that: without ``layout=`` it raises an error which
-says how many times slower the read would be.
+``transpose_ref`` is a view of a tile with its dimensions swapped. Reading through it walks down the
+columns of the tile, and in a row-major tile the lanes of a warp would hit one bank over and over.
+The compiler swizzles both tiles and spreads the array over the lanes so that they do not;
+``plgpu.load`` checks that and would raise an error which says how many times slower the read is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from examples.catalog import Example, random_arrays
-from examples.tiled_copy import swizzled
 from pallasite import gpu as plgpu
 
 TILE = 64
@@ -29,12 +28,12 @@ def transpose(x: jax.Array) -> jax.Array:
         plgpu.copy_gmem_to_smem(x_ref.at[row, column], tile, loaded)
         plgpu.barrier_wait(loaded)
         view = plgpu.transpose_ref(tile, (1, 0))
-        transposed[...] = plgpu.load(view, layout=plgpu.Layout.WGMMA)
+        transposed[...] = plgpu.load(view)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(transposed, out_ref.at[column, row])
         plgpu.wait_smem_to_gmem(0)
 
-    shared = plgpu.SMEM((TILE, TILE), x.dtype, transforms=swizzled(128, x.dtype))
+    shared = plgpu.SMEM((TILE, TILE), x.dtype)
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((columns, rows), x.dtype),

@@ -76,6 +76,7 @@ def test_load_with_a_wait(mode):
     np.testing.assert_array_equal(y, matrix() + 1)
 
 
+@pytest.mark.usefixtures("lane_semantics")  # The other one adds the fence.
 @pytest.mark.parametrize("commits", [True, False])
 def test_store_of_what_was_written(commits):
     def body(x_ref, out_ref, tile):

@@ -286,6 +286,13 @@ def _candidate(name: str, shape: tuple[int, ...]) -> RegisterLayout | None:
         return None
 
 
+def turnable(shape: Sequence[int]) -> list[RegisterLayout]:
+    """The named layouts in which lanes of a warp access both rows and columns of a tile, so that
+    one with a swizzle is accessed without bank conflicts either way."""
+    found = (_candidate(name, tuple(shape)) for name in ("WGMMA", "WGMMA_TRANSPOSED"))
+    return [layout for layout in found if layout is not None]
+
+
 def broadcast_candidates(shape: Sequence[int]) -> list[tuple[str, RegisterLayout]]:
     """The named layouts of :data:`BROADCAST_CANDIDATES` that fit a two-dimensional result."""
     if len(shape) != 2:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pallasite.errors import InternalError, PallasiteError, SourceLocation
 from pallasite.layouts.memory import MemoryLayout
+from pallasite.layouts.named import turnable
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.costs import (
     IMPOSSIBLE,
@@ -324,6 +325,7 @@ class Access(Factor):
             turned = dataclasses.replace(view, layout=view.layout.transpose(order))
             inverse = [order.index(i) for i in range(len(order))]
             found.append(self.default(turned).transpose(inverse).layout)
+            found += turnable(view.layout.shape)
         return found
 
     def _is_refused(self, view: Any, layout: Layout) -> bool:

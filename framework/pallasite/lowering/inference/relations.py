@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 from pallasite.errors import PallasiteError
-from pallasite.layouts.named import broadcast_candidates
+from pallasite.layouts.named import broadcast_candidates, turnable
 from pallasite.layouts.reduction import reduction_plan
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.inference.problem import Pairs
@@ -60,12 +60,25 @@ def reshape(before: tuple[int, ...], after: tuple[int, ...]) -> Pairs:
 
 @functools.lru_cache(maxsize=256)
 def transpose(permutation: tuple[int, ...]) -> Pairs:
-    """Of a transposition."""
+    """Of a transposition; it also knows layouts that suit tiles in memory on both sides."""
     inverse = [permutation.index(i) for i in range(len(permutation))]
-    return bijection(
-        lambda layout: layout.transpose(permutation).layout,
-        lambda layout: layout.transpose(inverse).layout,
-    )
+
+    def forward(layout: Layout) -> Layout:
+        return layout.transpose(permutation).layout
+
+    def backward(layout: Layout) -> Layout:
+        return layout.transpose(inverse).layout
+
+    exact = bijection(forward, backward)
+
+    def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
+        yield from exact(operand, result)
+        if operand is not None:
+            yield from ((layout, forward(layout)) for layout in turnable(operand.shape))
+        elif result is not None:
+            yield from ((backward(layout), layout) for layout in turnable(result.shape))
+
+    return _pairs(pairs)
 
 
 @functools.lru_cache(maxsize=256)
