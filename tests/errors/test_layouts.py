@@ -404,12 +404,12 @@ def test_constant_table():
 
 
 @refused(
-    UnsupportedError,
+    InvalidValueError,
     r"""
     HERE: a single warp reads an array
       got: shape [128, 64]
       expected: scalars inside a warp-mapped region
-      try: move the access out of the region, or index single elements
+      try: Can only load scalars in it: move the access out of the region, or index single elements
     """,
 )
 def test_array_in_a_warp():

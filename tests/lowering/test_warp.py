@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 
 from kernels import array, compile_to_ptx, in_order, make
 from pallasite import _jax
-from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite.language.helpers import warp_map
 from pallasite.language.memory import SMEM
 from pallasite.language.mesh import WarpMesh
@@ -119,7 +119,7 @@ def test_arrays_cannot_be_accessed():
 
         warp_map(body)
 
-    with pytest.raises(UnsupportedError, match="a single warp reads an array"):
+    with pytest.raises(InvalidValueError, match="a single warp reads an array"):
         compile_to_ptx(kernel, array(128))
 
 

@@ -164,7 +164,9 @@ class Grid:
         for position, size in enumerate(sizes):
             if checks.is_integer(size) and size < 1:
                 raise checks.value_error(
-                    f"grid[{position}] of a pipeline is not positive", got=tuple(sizes)
+                    f"grid[{position}] of a pipeline is not positive",
+                    got=tuple(sizes),
+                    hint="All elements in the grid must be strictly positive",
                 )
         self.sizes = tuple(int(s) if checks.is_integer(s) else int32(s) for s in sizes)
         self.num_steps: Any = math.prod(self.sizes) if self.static else _product(self.sizes)

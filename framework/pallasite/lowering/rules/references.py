@@ -42,11 +42,12 @@ MAXIMUM_ARRIVALS = 2**20 - 1
 def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
     """Raises if a single warp accesses an array: it has no layout for one warp."""
     if ctx.in_warp and math.prod(shape) != 1:
-        raise UnsupportedError(
+        raise InvalidValueError(
             f"a single warp {what} an array",
             got=f"shape {list(shape)}",
             expected="scalars inside a warp-mapped region",
-            hint="move the access out of the region, or index single elements",
+            hint=f"Can only {'load' if what == 'reads' else 'store'} scalars in it: move the access"
+            " out of the region, or index single elements",
         )
 
 
