@@ -1,0 +1,140 @@
+"""What goes before and after the products of the backward: sums of rows, and a conversion."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from explicit_layouts.backward_tiles import DqParts
+from pallasite import gpu as plgpu
+from pallasite_hopper.ops.flash.backward_config import (
+    LOG2_E,
+    BackwardConfig,
+    BackwardProblem,
+)
+
+ROWS = 64
+"""Queries of one block."""
+
+
+def row_statistics(
+    problem: BackwardProblem,
+    out: jax.Array,
+    d_out: jax.Array,
+    lse: jax.Array,
+    q_lengths: jax.Array | None,
+    padded: int,
+) -> jax.Array:
+    """What each query's scores are normalized with, and what is subtracted from their gradients.
+
+    Args:
+      problem: extents.
+      out, d_out: (batch, q_seq, q_heads, head_dim).
+      lse: (batch, q_heads, q_seq), natural logarithms.
+      q_lengths: (batch,), or None.
+      padded: rows of the result, a multiple of 64.
+
+    Returns:
+      (batch, q_heads, 2, padded) of float32: the logarithms to base 2 of the sums, infinite for
+      queries that see nothing and that do not exist, and ``sum(out * d_out)``.
+    """
+    dim = problem.head_dim
+    if padded != problem.q_seq:
+        rest = padded - problem.q_seq
+        lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rest)), constant_values=math.inf)
+    transforms = _transforms(out.dtype, ROWS)
+    layout = plgpu.Layout.WGMMA
+
+    def body(out_g: Any, d_out_g: Any, lse_g: Any, *refs: Any) -> None:
+        lengths_g, (stats_g, out_s, d_out_s, loaded) = (
+            (None, refs) if q_lengths is None else (refs[0], refs[1:])
+        )
+        batch, head, tile = (lax.axis_index(name) for name in ("batch", "head", "tile"))
+        rows = pl.ds(tile * ROWS, ROWS)
+        plgpu.copy_gmem_to_smem(out_g.at[batch, rows, head], out_s, loaded)
+        plgpu.copy_gmem_to_smem(d_out_g.at[batch, rows, head], d_out_s, loaded)
+        logs = plgpu.load(lse_g.at[batch, head, rows], layout=layout.reduce(1), optimized=False)
+        logs = jnp.where(logs == -jnp.inf, jnp.inf, logs * LOG2_E)
+        if lengths_g is not None:
+            number = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=layout.reduce(1))
+            logs = jnp.where(number + tile * ROWS < lengths_g[batch], logs, jnp.inf)
+        stats_g[batch, head, 0, rows] = logs
+        plgpu.barrier_wait(loaded)
+        products = plgpu.load(out_s, layout=layout).astype(jnp.float32) * plgpu.load(
+            d_out_s, layout=layout
+        ).astype(jnp.float32)
+        stats_g[batch, head, 1, rows] = jnp.sum(products, axis=1)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((problem.batch, problem.q_heads, 2, padded), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((ROWS, dim), out.dtype, transforms=transforms),
+            plgpu.SMEM((ROWS, dim), out.dtype, transforms=transforms),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+        grid=(problem.batch, padded // ROWS, problem.q_heads),
+        grid_names=("batch", "tile", "head"),
+        kernel_name="attention_backward_rows",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )
+    operands = [] if q_lengths is None else [q_lengths]
+    return kernel(out, d_out, lse, *operands)
+
+
+def _transforms(dtype: Any, rows: int) -> tuple[Any, ...]:
+    """In tiles as high as what is copied, whose number of rows may then be anything."""
+    columns = 128 // jnp.dtype(dtype).itemsize
+    return plgpu.TilingTransform((rows, columns)), plgpu.SwizzleTransform(128)
+
+
+def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array) -> jax.Array:
+    """The gradient of the queries from its sums.
+
+    Args:
+      problem: extents and dtype.
+      config: which says how the sums are stored.
+      sums: (batch, q_heads, tiles, parts, lines, 256) of float32.
+
+    Returns:
+      (batch, q_seq, q_heads, head_dim), the sums times the scale.
+    """
+    dim, block_q = problem.head_dim, config.block_q
+    parts = DqParts.of(problem, config)
+
+    def body(sums_g: Any, dq_g: Any, dq_s: Any) -> None:
+        batch, head, tile = (lax.axis_index(name) for name in ("batch", "head", "tile"))
+        target = plgpu.transpose_ref(dq_s, (1, 0)) if parts.transposed else dq_s
+        for part in range(parts.parts):
+            stored = parts.view(sums_g.at[batch, head, tile, part])
+            sums = parts.join(plgpu.load(stored, layout=parts.layout, optimized=False))
+            sums = plgpu.layout_cast(sums, plgpu.Layout.WGMMA) * problem.scale
+            row, column = (part * ROWS, 0) if parts.by_rows else (0, part * parts.columns)
+            window = (pl.ds(row, ROWS), pl.ds(column, parts.columns))
+            target.at[window][...] = sums.astype(problem.dtype)
+        plgpu.commit_smem()
+        queries = pl.ds(tile * block_q, block_q)
+        plgpu.copy_smem_to_gmem(dq_s, dq_g.at[batch, queries, head])
+        plgpu.wait_smem_to_gmem(0)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(
+            (problem.batch, problem.q_seq, problem.q_heads, dim), problem.dtype
+        ),
+        scratch_types=[
+            plgpu.SMEM(
+                (block_q, dim), problem.dtype, transforms=_transforms(problem.dtype, block_q)
+            ),
+        ],
+        grid=(problem.batch, sums.shape[2], problem.q_heads),
+        grid_names=("batch", "tile", "head"),
+        kernel_name="attention_backward_dq",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )
+    return kernel(sums)

@@ -1,0 +1,372 @@
+"""What one compute warpgroup of the backward does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_hopper.ops.flash.backward_config import LOG2_E, ROWS, BackwardConfig
+
+if TYPE_CHECKING:
+    from explicit_layouts.backward_tiles import Block, Tiles
+
+when: Callable[[Any], Callable[[Callable[[], None]], None]] = pl.when
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One tile of queries.
+
+    Attributes:
+      i: number within the head.
+      number: number of all steps before.
+      group: the query's head among those that share the keys.
+      mask: whether some queries do not see some keys.
+    """
+
+    i: Any
+    number: Any
+    group: Any
+    mask: bool
+
+
+class Worker:
+    """A compute warpgroup."""
+
+    def __init__(self, tiles: Tiles, block: Block, scratch: dict[str, Any], thread: Any, dq_g: Any):
+        self.tiles = tiles
+        self.problem = tiles.problem
+        self.config = tiles.config
+        self.block = block
+        self.s = scratch
+        self.thread = thread
+        self.dq_g = dq_g
+        self.rows = pl.ds(pl.multiple_of(thread * ROWS, ROWS), ROWS)
+        self.first_key: Any = thread * ROWS
+        self.first_query: Any = 0
+        self.queries = self.config.block_q
+        self.columns = self.problem.head_dim
+
+    def run(self, dk_g: Any, dv_g: Any, dk: Any, dv: Any, scores: Any = None) -> None:
+        """Everything that the warpgroup does; scores that run ahead have their own place."""
+        s, block = self.s, self.block
+        steps = block.end - block.begin
+        masked = block.full - block.begin
+
+        if self.tiles.always_starts:
+            plgpu.barrier_wait(s["k_full"])
+            self.start_scores(jnp.int32(0), scores)
+            # The loop's other accumulators are cleared now, which ptxas does not do meanwhile.
+            plgpu.wgmma_wait(0)
+
+        @when(steps > 0)
+        def _() -> None:
+            if not self.tiles.always_starts:
+                plgpu.barrier_wait(s["k_full"])
+            plgpu.barrier_wait(s["v_full"])
+
+        def heads(group: Any, _: Any) -> None:
+            def step(i: Any, mask: bool) -> None:
+                self.step(_Step(i, group * steps + i, group, mask), dk, dv, scores)
+
+            if self.problem.causal or self.tiles.masks_keys:
+                lax.fori_loop(0, masked, lambda i, _: step(i, True), None)
+                # ptxas gives up on products that are in flight from one loop to another.
+                plgpu.wgmma_wait(0)
+            lax.fori_loop(masked, steps, lambda i, _: step(i, False), None)
+            plgpu.wgmma_wait(0)
+
+        if self.problem.group == 1:
+            heads(jnp.int32(0), None)
+        else:
+            lax.fori_loop(0, self.problem.group, heads, None)
+        self.finish(dk_g, dv_g, dk, dv)
+
+    def scores_type(self) -> Any:
+        """An accumulator for scores."""
+        return plgpu.ACC((ROWS, self.queries), jnp.float32)
+
+    def q_slot(self, number: Any) -> Any:
+        """Where the queries of a step are."""
+        return lax.rem(number, jnp.int32(self.config.q_stages))
+
+    def d_out_slot(self, number: Any) -> Any:
+        """Where the gradient of the output for a step is."""
+        return lax.rem(number, jnp.int32(self.config.d_out_stages))
+
+    def start_scores(self, number: Any, scores: Any) -> None:
+        """Starts the product of keys and queries."""
+        slot = self.q_slot(number)
+        plgpu.barrier_wait(self.s["q_full"].at[slot])
+        queries = self.s["q_s"].at[slot, pl.ds(self.first_query, self.queries)]
+        keys = self.s["k_s"].at[self.rows]
+        plgpu.wgmma(scores, keys, plgpu.transpose_ref(queries, (1, 0)), accumulate=False)
+
+    def step(self, step: _Step, dk: Any, dv: Any, scores: Any) -> None:
+        """One tile of queries."""
+        if scores is None:
+            ds = pl.run_scoped(
+                lambda scores, dp: self.score_gradients(step, dv, scores, dp),
+                self.scores_type(),
+                self.scores_type(),
+            )
+        else:
+            ds = pl.run_scoped(
+                lambda dp: self.score_gradients(step, dv, scores, dp), self.scores_type()
+            )
+        pl.run_scoped(
+            lambda dq: self.gradients(step, dk, ds, dq, scores),
+            plgpu.ACC((ROWS, self.tiles.dq.columns), jnp.float32),
+        )
+
+    def score_gradients(self, step: _Step, dv: Any, scores: Any, dp: Any) -> Any:
+        """The gradients of the scores; starts the product for the values."""
+        c, p, s = self.config, self.problem, self.s
+        do_slot = self.d_out_slot(step.number)
+        do_s = s["do_s"].at[do_slot]
+        if not self.tiles.always_starts:
+            self.start_scores(step.number, scores)
+        plgpu.barrier_wait(s["do_full"].at[do_slot])
+        d_out = plgpu.transpose_ref(do_s, (1, 0))
+        plgpu.wgmma(dp, s["v_s"].at[self.rows], d_out, accumulate=False)
+        waits = None if self.tiles.always_starts else 1
+        probabilities, slope = self.probabilities(step, scores, waits)
+        rounded = probabilities.astype(p.dtype)
+        if c.values_first:
+            plgpu.wgmma(dv, rounded, do_s)
+            dp = plgpu.wgmma_accumulator_load(dp, wait_n=1)
+            # The rounded probabilities stay in registers anyway.
+            probabilities = rounded.astype(jnp.float32)
+        else:
+            dp = plgpu.wgmma_accumulator_load(dp, wait_n=0)
+        ds = self.scaled(step, dp, probabilities, slope)
+        if not c.values_first:
+            plgpu.wgmma(dv, rounded, do_s)
+        return ds
+
+    def of_queries(self, ref: Any, slot: Any) -> Any:
+        """One number for each query that the warpgroup has scores of, as a matrix."""
+        window = pl.ds(self.first_query, self.queries)
+        numbers = plgpu.load(ref.at[slot, window], layout=plgpu.Layout.WGMMA.reduce(0))
+        return _spread(numbers)
+
+    def probabilities(self, step: _Step, scores: Any, waits: int | None) -> tuple[Any, Any]:
+        """Probabilities, and by which factor the soft cap changes their gradients, if there is one.
+
+        ``waits`` is the number of products that may stay in flight when the scores are read.
+        """
+        c, p, s = self.config, self.problem, self.s
+        x = plgpu.wgmma_accumulator_load(scores, wait_n=waits)
+        logs = self.of_queries(s["log_s"], self.q_slot(step.number))
+        if c.ahead == "dk":
+            # The last product of the step before is over too.
+            before = self.q_slot(step.number + (c.q_stages - 1))
+            plgpu.barrier_arrive(s["q_empty"].at[before], predicate=step.number > 0)
+        slope = None
+        if p.soft_cap is None:
+            x = x * (p.scale * LOG2_E) - logs
+        else:
+            bend = jnp.tanh(x * (p.scale / p.soft_cap))
+            x = bend * (p.soft_cap * LOG2_E) - logs
+            slope = 1.0 - bend * bend
+        probabilities = jnp.exp2(x)
+        if step.mask:
+            probabilities = jnp.where(self.visible(step.i), probabilities, 0.0)
+        return probabilities, slope
+
+    def scaled(self, step: _Step, dp: Any, probabilities: Any, slope: Any) -> Any:
+        """The gradients of the scores from those of the probabilities."""
+        delta = self.of_queries(self.s["delta_s"], self.d_out_slot(step.number))
+        ds = (dp - delta) * probabilities
+        return (ds if slope is None else ds * slope).astype(self.problem.dtype)
+
+    def visible(self, i: Any) -> Any:
+        """Which keys each query of the tile sees."""
+        c, block = self.config, self.block
+        shape = (ROWS, self.queries)
+        layout = plgpu.Layout.WGMMA
+        key = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+        key = key + (block.first_key + self.first_key)
+        seen = None
+        if self.tiles.masks_keys:
+            seen = key < block.keys
+        if self.problem.causal:
+            query = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=layout)
+            first_query = self.tiles.q_tile(block, i) * c.block_q + self.first_query
+            before = key <= query + (first_query + block.offset)
+            seen = before if seen is None else seen & before
+        return seen
+
+    def gradients(self, step: _Step, dk: Any, ds: Any, dq: Any, scores: Any) -> None:
+        """The products with the gradients of the scores."""
+        c, s = self.config, self.s
+        q_slot, do_slot = self.q_slot(step.number), self.d_out_slot(step.number)
+        ds_s = s["ds_s"].at[lax.rem(step.number, jnp.int32(c.ds_stages))]
+        if c.ds_stages == 1:
+
+            @when(step.number > 0)
+            def _() -> None:
+                plgpu.barrier_wait(s["ds_empty"])
+
+        ds_s[self.rows] = ds
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(s["ds_full"])
+        plgpu.barrier_wait(s["ds_full"])
+        plgpu.wgmma(dq, *self.dq_operands(ds_s), accumulate=False)
+        plgpu.wgmma(dk, ds, s["q_s"].at[q_slot])
+        # The sums of the step before have left shared memory.
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        sums = plgpu.wgmma_accumulator_load(dq, wait_n=1)
+        plgpu.barrier_arrive(s["do_empty"].at[do_slot])
+        if c.ds_stages == 1:
+            plgpu.barrier_arrive(s["ds_empty"])
+        self.add_dq(step, sums)
+        if self.tiles.always_starts:
+            self.start_scores(step.number + 1, scores)
+        if c.ahead != "dk":
+            # Scores that were started have to be waited for in the same pass through the loop:
+            # ptxas does not follow what is read in the next one.
+            plgpu.wgmma_wait(0)
+            plgpu.barrier_arrive(s["q_empty"].at[q_slot])
+
+    def add_dq(self, step: _Step, sums: Any) -> None:
+        """Adds this warpgroup's part of the gradient of the queries to the sums."""
+        part = self.s["dq_s"].at[self.thread]
+        parts = self.tiles.dq
+        parts.view(part)[...] = parts.split(sums)
+        plgpu.commit_smem()
+        head = self.block.kv_head * self.problem.group + step.group
+        tile = self.tiles.q_tile(self.block, step.i)
+        target = self.dq_g.at[self.block.batch, head, tile, self.thread]
+        plgpu.copy_smem_to_gmem(part, target, reduction_op="add")
+
+    def dq_operands(self, ds_s: Any) -> tuple[Any, Any]:
+        """The operands of this warpgroup's part of the gradient of the queries."""
+        parts, k_s = self.tiles.dq, self.s["k_s"]
+        rows = self.rows
+        columns = pl.ds(pl.multiple_of(self.thread * parts.columns, parts.columns), parts.columns)
+        if parts.transposed:
+            left, right = plgpu.transpose_ref(k_s, (1, 0)), ds_s
+        else:
+            left, right = plgpu.transpose_ref(ds_s, (1, 0)), k_s
+        if parts.by_rows:
+            return left.at[rows], right
+        return left, right.at[:, columns]
+
+    def finish(self, dk_g: Any, dv_g: Any, dk: Any, dv: Any) -> None:
+        """Writes the gradients of keys and values, over keys and values in shared memory."""
+        p, s = self.problem, self.s
+        # Other warpgroups read the keys for the last time before they arrive here.
+        plgpu.barrier_arrive(s["ds_full"])
+        plgpu.barrier_wait(s["ds_full"])
+        mine, window = self.finish_windows()
+        for target, memory, sums, scale in (
+            (dv_g, s["v_s"], dv, None),
+            (dk_g, s["k_s"], dk, p.scale),
+        ):
+            values = plgpu.wgmma_accumulator_load(sums, wait_n=0)
+            if scale is not None:
+                values = values * scale
+            memory[mine] = values.astype(p.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(memory.at[mine], target.at[window])
+        plgpu.wait_smem_to_gmem(0)
+
+    def finish_windows(self) -> tuple[Any, Any]:
+        """Where this warpgroup's gradients go, in shared and in global memory."""
+        block = self.block
+        keys = pl.ds(block.first_key + self.first_key, ROWS)
+        return (self.rows, slice(None)), (block.batch, keys, block.kv_head)
+
+
+def worker_class(config: BackwardConfig) -> type[Worker]:
+    """The kind of worker for a configuration."""
+    return SharedKeysWorker if config.shared_keys else Worker
+
+
+class SharedKeysWorker(Worker):
+    """A compute warpgroup for large heads: all of them share 64 keys.
+
+    Each computes the scores of its part of the queries. Probabilities and gradients of the scores
+    go to shared memory, from where each warpgroup computes its part of the head's dimensions of
+    all three gradients.
+    """
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.rows = pl.ds(0, ROWS)
+        self.first_key = 0
+        self.queries = self.config.block_q // self.config.warpgroups
+        self.first_query = pl.multiple_of(self.thread * self.queries, self.queries)
+        self.columns = self.problem.head_dim // self.config.warpgroups
+        start = pl.multiple_of(self.thread * self.columns, self.columns)
+        self.dims = pl.ds(start, self.columns)
+
+    def step(self, step: _Step, dk: Any, dv: Any, scores: Any) -> None:
+        """One tile of queries."""
+        pl.run_scoped(
+            lambda scores, dp: self.share_scores(step, scores, dp),
+            self.scores_type(),
+            self.scores_type(),
+        )
+        pl.run_scoped(
+            lambda dq: self.products(step, dk, dv, dq),
+            plgpu.ACC((ROWS, self.tiles.dq.columns), jnp.float32),
+        )
+
+    def share_scores(self, step: _Step, scores: Any, dp: Any) -> None:
+        """Probabilities and gradients of the scores, of this warpgroup's queries."""
+        p, s = self.problem, self.s
+        do_slot = self.d_out_slot(step.number)
+        self.start_scores(step.number, scores)
+        plgpu.barrier_wait(s["do_full"].at[do_slot])
+        d_out = s["do_s"].at[do_slot, pl.ds(self.first_query, self.queries)]
+        plgpu.wgmma(dp, s["v_s"], plgpu.transpose_ref(d_out, (1, 0)), accumulate=False)
+        probabilities, slope = self.probabilities(step, scores, 1)
+        ds = self.scaled(step, plgpu.wgmma_accumulator_load(dp, wait_n=0), probabilities, slope)
+
+        @when(step.number > 0)
+        def _() -> None:
+            plgpu.barrier_wait(s["ds_empty"])
+
+        columns = pl.ds(self.first_query, self.queries)
+        s["p_s"][:, columns] = probabilities.astype(p.dtype)
+        s["ds_s"][0, :, columns] = ds
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(s["ds_full"])
+        plgpu.barrier_wait(s["ds_full"])
+
+    def products(self, step: _Step, dk: Any, dv: Any, dq: Any) -> None:
+        """This warpgroup's dimensions of the gradients."""
+        s = self.s
+        q_slot, do_slot = self.q_slot(step.number), self.d_out_slot(step.number)
+        ds_s = s["ds_s"].at[0]
+        left = plgpu.transpose_ref(ds_s, (1, 0))
+        plgpu.wgmma(dq, left, s["k_s"].at[:, self.dims], accumulate=False)
+        plgpu.wgmma(dv, s["p_s"], s["do_s"].at[do_slot, :, self.dims])
+        plgpu.wgmma(dk, ds_s, s["q_s"].at[q_slot, :, self.dims])
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        self.add_dq(step, plgpu.wgmma_accumulator_load(dq, wait_n=2))
+        plgpu.wgmma_wait(1)
+        plgpu.barrier_arrive(s["do_empty"].at[do_slot])
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(s["ds_empty"])
+        plgpu.barrier_arrive(s["q_empty"].at[q_slot])
+
+    def finish_windows(self) -> tuple[Any, Any]:
+        """Where this warpgroup's gradients go, in shared and in global memory."""
+        block = self.block
+        keys = pl.ds(block.first_key, ROWS)
+        return (slice(None), self.dims), (block.batch, keys, block.kv_head, self.dims)
+
+
+def _spread(per_query: Any) -> Any:
+    """One number for each column, as a matrix."""
+    spread = jnp.broadcast_to(per_query[None, :], (ROWS, per_query.shape[0]))
+    return plgpu.layout_cast(spread, plgpu.Layout.WGMMA)

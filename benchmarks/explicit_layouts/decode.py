@@ -1,0 +1,436 @@
+"""The kernel that reads the cache: one warpgroup fetches, one for each head computes.
+
+The rows of the cache are the left operands of the matrix units, so that few queries waste nothing:
+scores are computed as keys (tile, head_dim) times queries (head_dim, columns), results as
+transposed values (head_dim, tile) times weights (tile, columns), which pass through shared memory.
+A range of tiles that has not all of an item leaves (result, maxima, sums) for ``combine``.
+
+Source: T. Dao et al., "Flash-Decoding for long-context inference", 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_hopper.ops.decode.config import DecodeConfig
+from pallasite_hopper.ops.decode.schedule import Item, Problem, Schedule, padded_lengths
+from pallasite_hopper.ops.flash import softmax
+
+_COLUMN_LAYOUT = plgpu.Layout.WGMMA.reduce(0)
+_ROWS = 64
+"""Rows of one instruction's left operand."""
+
+_QUERY_SLOTS = 2
+
+
+def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Shared memory of matrices in tiles of the widest swizzle that fits their rows."""
+    bits = np.dtype(dtype).itemsize * 8
+    swizzle = plgpu.find_swizzle(shape[-1] * bits)
+    tiles = plgpu.TilingTransform((8, swizzle * 8 // bits))
+    swizzles = (plgpu.SwizzleTransform(swizzle),) if swizzle > 16 else ()
+    return plgpu.SMEM(shape, dtype, transforms=(tiles, *swizzles))
+
+
+def partial_shapes(problem: Problem, config: DecodeConfig) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Partial results, maxima and sums.
+
+    The first index is 0 for the part of an item that began before the block's range, 1 for one that
+    begins in it; then come block and head.
+    """
+    assert config.blocks is not None
+    outer = (2, config.blocks, config.heads)
+    vectors = jax.ShapeDtypeStruct((*outer, problem.columns), jnp.float32)
+    results = jax.ShapeDtypeStruct((*outer, problem.head_dim, problem.columns), jnp.float32)
+    return results, vectors, vectors
+
+
+def out_shape(problem: Problem) -> jax.ShapeDtypeStruct:
+    """Results: queries that share a head of the cache are one matrix."""
+    matrices = problem.batch * problem.tokens * problem.kv_heads
+    return jax.ShapeDtypeStruct((matrices, problem.group, problem.head_dim), problem.dtype)
+
+
+def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
+    """The kernel as a function of (q, k, v, k_scales?, v_scales?, lengths?, page_indices?).
+
+    q has the shape of the results; k and v are arrays of rows, see ``_Decode._window``.
+    Returns (results, *partial results); of either, only what was written is defined.
+    """
+    assert config.slots is not None
+    assert config.blocks is not None
+    columns, dim, heads, slots = problem.columns, problem.head_dim, config.heads, config.slots
+    scratch = {
+        "ring": tiled((slots, heads, config.tile, dim), problem.cache_dtype),
+        "q_smem": tiled((_QUERY_SLOTS, heads, columns, dim), problem.dtype),
+        "p_smem": tiled((heads, config.tile, columns), problem.weights_dtype),
+        "out_smem": tiled((heads, columns, dim), problem.dtype),
+        "full": plgpu.Barrier(num_barriers=slots),
+        "empty": plgpu.Barrier(num_arrivals=heads, num_barriers=slots),
+        "q_full": plgpu.Barrier(num_barriers=_QUERY_SLOTS),
+        "q_empty": plgpu.Barrier(num_arrivals=heads, num_barriers=_QUERY_SLOTS),
+    }
+    if problem.lengths:
+        scratch["lengths_smem"] = plgpu.SMEM((padded_lengths(problem),), jnp.int32)
+        scratch["lengths_full"] = plgpu.Barrier()
+    built: Callable[..., Any] = plgpu.kernel(
+        _Decode(problem, config).run,
+        out_type=(out_shape(problem), *partial_shapes(problem, config)),
+        grid=(config.blocks,),
+        grid_names=("block",),
+        num_threads=heads + 1,
+        thread_name="warpgroup",
+        scratch_types=scratch,
+        kernel_name="decode_attention",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            approx_math=True,
+            unsafe_no_auto_barriers=True,
+            min_blocks=config.blocks_per_multiprocessor,
+        ),
+    )
+    return built
+
+
+def fetch_lengths(lengths: Any, lengths_smem: Any, barrier: Any) -> None:
+    """Starts the copy of the lengths; zeros follow them."""
+    start = lax.axis_index("block") * 0  # Not a Python number: the window leaves the array.
+    plgpu.copy_gmem_to_smem(lengths.at[pl.ds(start, lengths_smem.shape[0])], lengths_smem, barrier)
+
+
+def write_results(
+    problem: Problem, values: Any, sums: Any, staging: Any, out: Any, item: Item, head: Any
+) -> None:
+    """Divides transposed results (head_dim, columns) by their sums and writes them."""
+    inverse = jnp.where(sums > 0, 1 / sums, 0.0)
+    scaled = values * lax.broadcast_in_dim(inverse, values.shape, (1,))
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    plgpu.transpose_ref(staging, (1, 0))[...] = scaled.astype(problem.dtype)
+    plgpu.commit_smem()
+    rows = problem.lane_heads
+    for token in range(problem.lane_tokens):
+        plgpu.copy_smem_to_gmem(
+            staging.at[pl.ds(token * rows, rows)],
+            out.at[matrix_of(problem, item, head, token), pl.ds(item.group_start, rows)],
+        )
+
+
+def matrix_of(problem: Problem, item: Item, head: Any, token: int) -> Any:
+    """Which matrix of queries a token of an item belongs to."""
+    tokens = item.sequence * problem.tokens + item.token + token
+    return tokens * problem.kv_heads + head
+
+
+class _Decode:
+    """The body of the kernel for one problem and configuration."""
+
+    def __init__(self, problem: Problem, config: DecodeConfig):
+        self.problem, self.config = problem, config
+        capped = problem.soft_cap is not None
+        self.factor = softmax.LOG2_E * (1.0 if capped else problem.scale)
+        self.lowest = softmax.lowest(self.factor)
+        self.page_rows = min(problem.page_size or config.tile, config.tile)
+        """Rows that one copy fetches."""
+
+    def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
+        """The kernel's body; ``refs`` are scales, lengths and pages, if any, then the results."""
+        *given, out, results, maxima, sums = refs
+        given = list(given)
+        self.scales = (given.pop(0), given.pop(0)) if self.problem.scales else None
+        self.scratch, self.partial = scratch, (results, maxima, sums)
+        lengths_smem = None
+        warpgroup = lax.axis_index("warpgroup")
+        block = lax.axis_index("block")
+        if self.problem.lengths:
+            lengths_smem = scratch["lengths_smem"]
+            lengths = given.pop(0)
+
+            def fetch() -> None:
+                fetch_lengths(lengths, lengths_smem, scratch["lengths_full"])
+
+            pl.when(warpgroup == self.config.heads)(fetch)
+
+            plgpu.barrier_wait(scratch["lengths_full"])
+        schedule = Schedule(self.problem, self.config, lengths_smem)
+
+        def memory() -> None:
+            pages = given[0] if given else None
+            zero = jnp.int32(0)
+            schedule.each(
+                block,
+                lambda item, first, count, tiles, carry: self._fetch(
+                    q, k, v, pages, item, first, count, carry
+                ),
+                (zero, zero, zero),
+            )
+
+        pl.when(warpgroup == self.config.heads)(memory)
+
+        def compute() -> None:
+            schedule.each(
+                block,
+                lambda item, first, count, tiles, carry: self._compute(
+                    out, item, first, count, tiles, carry, warpgroup, block
+                ),
+                (jnp.int32(0), jnp.int32(0)),
+            )
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.when(warpgroup < self.config.heads)(compute)
+
+    def _next(self, slot: Any) -> Any:
+        following = slot + 1
+        return lax.select(following == self.config.slots, jnp.int32(0), following)
+
+    # The memory warpgroup -------------------------------------------------------------------------
+
+    def _fetch(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        pages: Any,
+        item: Item,
+        first: Any,
+        count: Any,
+        carry: Any,
+    ) -> Any:
+        """Starts the copies of an item; ``carry``: slot, slots filled and items so far."""
+        slot, filled, items = carry
+        self._fetch_queries(q, item, items)
+
+        def step(index: Any, carry: Any) -> Any:
+            slot, filled = carry
+            tile = first + index
+            starts = self._rows(pages, item, tile)
+            self._load(k, item, starts, slot, filled)
+            following = self._next(slot)
+            self._load(v, item, starts, following, filled + 1)
+            return self._next(following), filled + 2
+
+        slot, filled = lax.fori_loop(0, count, step, (slot, filled))
+        return slot, filled, items + 1
+
+    def _fetch_queries(self, q: Any, item: Item, items: Any) -> None:
+        s, problem = self.scratch, self.problem
+        slot = lax.rem(items, _QUERY_SLOTS)
+
+        pl.when(items >= _QUERY_SLOTS)(lambda: plgpu.barrier_wait(s["q_empty"].at[slot]))
+
+        rows = problem.lane_heads
+        plgpu.barrier_expect(s["q_full"].at[slot], s["q_smem"].at[slot])
+        for head in range(self.config.heads):
+            for token in range(problem.lane_tokens):
+                matrix = matrix_of(problem, item, item.head + head, token)
+                plgpu.copy_gmem_to_smem(
+                    q.at[matrix, pl.ds(item.group_start, rows)],
+                    s["q_smem"].at[slot, head, pl.ds(token * rows, rows)],
+                    s["q_full"].at[slot],
+                    arrive=False,
+                )
+
+    def _rows(self, pages: Any, item: Item, tile: Any) -> list[Any]:
+        """Where the rows of a tile begin, copy by copy; beyond the cache if there are none."""
+        problem, config = self.problem, self.config
+        start = tile * config.tile
+        if pages is None:
+            return [start]
+        beyond = problem.pages * problem.page_size
+        if problem.heads_first:
+            beyond *= problem.kv_heads
+        found = []
+        for part in range(config.tile // self.page_rows):
+            row = start + part * self.page_rows
+            entry = lax.div(row, problem.page_size)
+            page = pages[item.sequence, lax.min(entry, problem.pages_per_sequence - 1)]
+            place = page * problem.page_size + (row - entry * problem.page_size)
+            found.append(jnp.where(row < item.length, place, beyond))
+        return found
+
+    def _load(self, source: Any, item: Item, starts: list[Any], slot: Any, filled: Any) -> None:
+        s, config = self.scratch, self.config
+        full, destination = s["full"].at[slot], s["ring"].at[slot]
+
+        # The first time round the slots are free.
+        pl.when(filled >= config.slots)(lambda: plgpu.barrier_wait(s["empty"].at[slot]))
+
+        plgpu.barrier_expect(full, destination)
+        for part, start in enumerate(starts):
+            for head in range(config.heads):
+                plgpu.copy_gmem_to_smem(
+                    self._window(source, item, start, item.head + head),
+                    destination.at[head, pl.ds(part * self.page_rows, self.page_rows)],
+                    full,
+                    arrive=False,
+                )
+
+    def _window(self, source: Any, item: Item, start: Any, head: Any) -> Any:
+        """Rows of one head: the cache is (batch, rows, heads, head_dim) without pages.
+
+        With pages it is (rows, heads, head_dim), or (rows, head_dim) with the heads first.
+        """
+        problem = self.problem
+        if not problem.page_size:
+            return source.at[item.sequence, pl.ds(start, self.page_rows), head]
+        if not problem.heads_first:
+            return source.at[pl.ds(start, self.page_rows), head]
+        start = start + head * (problem.pages * problem.page_size)
+        return source.at[pl.ds(start, self.page_rows)]
+
+    # The compute warpgroups -----------------------------------------------------------------------
+
+    def _compute(
+        self,
+        out: Any,
+        item: Item,
+        first: Any,
+        count: Any,
+        tiles: Any,
+        carry: Any,
+        warpgroup: Any,
+        block: Any,
+    ) -> Any:
+        """One item, or a part of it; ``carry``: slot and items so far."""
+        problem, s = self.problem, self.scratch
+        slot, items = carry
+        queries = lax.rem(items, _QUERY_SLOTS)
+        plgpu.barrier_wait(s["q_full"].at[queries])
+
+        def scope(acc: Any) -> Any:
+            acc[...] = jnp.zeros((problem.head_dim, problem.columns), jnp.float32)
+            head = item.head + warpgroup
+            k_scale, v_scale = self._scales_of(head)
+            maxima = plgpu.layout_cast(
+                jnp.full((problem.columns,), self.lowest, jnp.float32), _COLUMN_LAYOUT
+            )
+            sums = plgpu.layout_cast(
+                jnp.zeros((_ROWS, problem.columns), jnp.float32), plgpu.Layout.WGMMA
+            )
+            slot_after, maxima, sums = lax.fori_loop(
+                0,
+                count,
+                lambda index, carry: self._step(
+                    acc, item, first + index, queries, warpgroup, k_scale, carry
+                ),
+                (slot, maxima, sums),
+            )
+            plgpu.barrier_arrive(s["q_empty"].at[queries])
+            values = plgpu.wgmma_accumulator_load(acc, wait_n=0)
+            if v_scale is not None:
+                values = values * v_scale
+            total = jnp.sum(sums, axis=0)
+            whole = count == tiles
+
+            def write() -> None:
+                staging = s["out_smem"].at[warpgroup]
+                write_results(problem, values, total, staging, out, item, head)
+
+            pl.when(whole)(write)
+
+            def leave() -> None:
+                results, largest, totals = self.partial
+                place = ((first == 0).astype(jnp.int32), block, warpgroup)
+                results[place] = values
+                largest[place] = maxima * self.factor
+                totals[place] = total
+
+            pl.when(jnp.logical_not(whole))(leave)
+
+            return slot_after
+
+        slot = pl.run_scoped(scope, plgpu.ACC((problem.head_dim, problem.columns), jnp.float32))
+        return slot, items + 1
+
+    def _scales_of(self, head: Any) -> tuple[Any, Any]:
+        if self.scales is None:
+            return None, None
+        return self.scales[0][head], self.scales[1][head]
+
+    def _step(
+        self,
+        acc: Any,
+        item: Item,
+        tile: Any,
+        queries: Any,
+        warpgroup: Any,
+        k_scale: Any,
+        carry: Any,
+    ) -> Any:
+        """One tile: scores, their weights, and the values by the weights."""
+        s, problem, config = self.scratch, self.problem, self.config
+        keys, maxima, sums = carry
+        values = self._next(keys)
+
+        def scope(scores: Any) -> Any:
+            plgpu.barrier_wait(s["full"].at[keys])
+            right = plgpu.transpose_ref(s["q_smem"].at[queries, warpgroup], (1, 0))
+            left = self._left(s["ring"].at[keys, warpgroup], problem.dtype)
+            plgpu.wgmma(scores, left, right, accumulate=False)
+            return plgpu.wgmma_accumulator_load(scores, wait_n=0)
+
+        shape = (config.tile, problem.columns)
+        scores = pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
+        plgpu.barrier_arrive(s["empty"].at[keys])
+        if k_scale is not None:
+            scores = scores * k_scale
+        if problem.soft_cap is not None:
+            scores = softmax.cap(scores, problem.scale, problem.soft_cap)
+        limit = item.length - tile * config.tile
+        scores = self._shown(scores, limit, item)
+        larger = jnp.maximum(maxima, jnp.max(scores, axis=0))
+        scaled = larger * self.factor
+        shrink = jnp.exp2(maxima * self.factor - scaled)
+        weights = jnp.exp2(scores * self.factor - _spread(scaled, config.tile))
+        s["p_smem"].at[warpgroup][...] = weights.astype(problem.weights_dtype)
+        plgpu.commit_smem()
+        partial = [weights[start : start + _ROWS] for start in range(0, config.tile, _ROWS)]
+        sums = sums * _spread(shrink, _ROWS) + sum(partial[1:], partial[0])
+        so_far = plgpu.wgmma_accumulator_load(acc, wait_n=None)
+        acc[...] = so_far * _spread(shrink, problem.head_dim)
+        plgpu.barrier_wait(s["full"].at[values])
+        matrix = s["ring"].at[values, warpgroup]
+        if problem.lengths:
+            pl.when(limit < config.tile)(lambda: self._clear(matrix, limit))
+        left = self._left(plgpu.transpose_ref(matrix, (1, 0)), problem.weights_dtype)
+        plgpu.wgmma(acc, left, s["p_smem"].at[warpgroup])
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(s["empty"].at[values])
+        return self._next(values), larger, sums
+
+    def _left(self, operand: Any, dtype: Any) -> Any:
+        """Keys or values as a left operand: where they lie, or converted in registers."""
+        if not self.problem.narrow:
+            return operand
+        loaded = plgpu.load(operand, layout=plgpu.Layout.WGMMA, optimized=False)
+        return loaded.astype(dtype)
+
+    def _clear(self, matrix: Any, limit: Any) -> None:
+        """Zeros in place of values that do not exist: what is there may not be finite."""
+        values = plgpu.load(matrix, layout=plgpu.Layout.WGMMA, optimized=False)
+        rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
+        matrix[...] = jnp.where(rows < limit, values, jnp.zeros((), values.dtype))
+        plgpu.commit_smem()
+
+    def _shown(self, scores: Any, limit: Any, item: Item) -> Any:
+        """Minus infinity for keys that do not exist, or that come after a token."""
+        problem, shape = self.problem, scores.shape
+        rows = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+        if problem.tokens == 1:
+            return jnp.where(rows < limit, scores, -jnp.inf)
+        columns = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+        behind = problem.tokens - 1 - item.token
+        tokens = lax.div(columns, jnp.full(shape, problem.lane_heads, jnp.int32))
+        return jnp.where(rows < tokens + (limit - behind), scores, -jnp.inf)
+
+
+def _spread(columns: Any, rows: int) -> Any:
+    """A value for each column as a matrix."""
+    return lax.broadcast_in_dim(columns, (rows, columns.shape[0]), (1,))

@@ -1,0 +1,397 @@
+"""The kernel: persistent blocks, a warpgroup that fetches, two that compute.
+
+Blocks go through tiles of the result. The memory warpgroup keeps a ring of slots in shared memory
+filled with the next steps along K, of this tile and of those to come; the compute warpgroups each
+keep one product in flight while they wait for the next slot, and write the finished tile through
+shared memory while the next one's operands arrive.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from explicit_layouts.epilogue import Epilogue
+from pallasite import gpu as plgpu
+from pallasite_hopper.ops.dense.config import MatmulConfig
+
+REGISTERS = {1: (40, 216), 2: (40, 232)}
+"""Registers of a lane of the memory and of the compute warpgroups, by the number of the latter: the
+255 or 168 that all of them start with, dealt out anew."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is multiplied.
+
+    Attributes:
+      m, n, k: extents.
+      dtype_a, dtype_b: of the operands.
+      out_dtype: of the result.
+      accumulator: dtype in which products are summed up.
+      transpose_a: a is given as (k, m).
+      transpose_b: b is given as (n, k).
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype_a: Any
+    dtype_b: Any
+    out_dtype: Any
+    accumulator: Any
+    transpose_a: bool
+    transpose_b: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element of the operands."""
+        return int(np.dtype(self.dtype_a).itemsize)
+
+    def swapped(self) -> Problem:
+        """The transposed product, of the operands in the other order."""
+        return dataclasses.replace(
+            self,
+            m=self.n,
+            n=self.m,
+            dtype_a=self.dtype_b,
+            dtype_b=self.dtype_a,
+            transpose_a=not self.transpose_b,
+            transpose_b=not self.transpose_a,
+        )
+
+
+def build(
+    problem: Problem, config: MatmulConfig, epilogue: Epilogue, multiprocessors: int
+) -> Callable[..., jax.Array]:
+    """The kernel as a function of its operands.
+
+    Args:
+      problem: what to multiply; of the transposed product if ``config.swap``.
+      config: how.
+      epilogue: what to do with the sums.
+      multiprocessors: of the GPU.
+
+    Returns:
+      A function of the left and the right operand and those of the epilogue.
+    """
+    loop = _Loop(problem, config, epilogue)
+    compute, stages, split = config.warpgroups, config.stages, config.split_k
+    # Where k is split, a cluster has one tile, so that the buffers for sums are used once.
+    clusters = loop.tiles if split > 1 else min(multiprocessors // config.cluster, loop.tiles)
+    rows, columns = config.warpgroup_m, config.epilogue_n
+    staging = (columns, rows) if config.swap else (rows, columns)
+    out_shape = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
+    a_shape = (config.tile_m, config.tile_k)
+    b_shape = (config.tile_k, config.tile_n)
+    scratch: dict[str, Any] = {
+        "a_smem": _tiles((stages,), _turned(a_shape, problem.transpose_a), problem.dtype_a),
+        "b_smem": _tiles((stages,), _turned(b_shape, problem.transpose_b), problem.dtype_b),
+        "out_smem": _tiles((compute, config.slots), staging, problem.out_dtype),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=stages)
+        if config.cluster == 1
+        else plgpu.ClusterBarrier(
+            collective_axes=("cluster",), num_arrivals=compute, num_barriers=stages
+        ),
+    }
+    if split > 1:
+        shape = (rows, config.warpgroup_n // split)
+        scratch["sums_smem"] = _tiles((compute, split - 1), shape, problem.accumulator)
+        scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=compute)
+    if epilogue.residual:
+        scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.slots)
+    kernel: Callable[..., jax.Array] = plgpu.kernel(
+        loop.run,
+        out_type=jax.ShapeDtypeStruct(out_shape, problem.out_dtype),
+        grid=(clusters,),
+        grid_names=("blocks",),
+        cluster=(split, config.cluster),
+        cluster_names=("part", "cluster"),
+        num_threads=compute + 1,
+        thread_name="warpgroup",
+        scratch_types=scratch,
+        kernel_name="matmul",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            unsafe_no_auto_barriers=True,
+            approx_math=True,
+        ),
+    )
+    return kernel
+
+
+def _turned(shape: tuple[int, int], transposed: bool) -> tuple[int, int]:
+    return (shape[1], shape[0]) if transposed else shape
+
+
+def _tiles(leading: tuple[int, ...], shape: tuple[int, int], dtype: Any) -> Any:
+    """Row-major matrices in shared memory, in the widest swizzle that fits."""
+    size = np.dtype(dtype).itemsize
+    swizzle = plgpu.find_swizzle(shape[1] * size * 8)
+    transforms: tuple[Any, ...] = ()
+    if swizzle > 16:  # Narrower rows lie one after the other as they are.
+        transforms = (
+            plgpu.TilingTransform((8, swizzle // size)),
+            plgpu.SwizzleTransform(swizzle),
+        )
+    return plgpu.SMEM((*leading, *shape), dtype, transforms=transforms)
+
+
+class _Loop:
+    """The body of the kernel for one problem and configuration."""
+
+    def __init__(self, problem: Problem, config: MatmulConfig, epilogue: Epilogue):
+        self.problem, self.config, self.epilogue = problem, config, epilogue
+        along_m = config.cluster if config.cluster_along == "m" else 1
+        along_n = config.cluster if config.cluster_along == "n" else 1
+        self.m_tiles = -(-problem.m // (config.tile_m * along_m))
+        self.n_tiles = -(-problem.n // (config.tile_n * along_n))
+        self.k_steps = -(-problem.k // (config.tile_k))
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the result that a cluster computes at a time."""
+        return self.m_tiles * self.n_tiles
+
+    def run(
+        self,
+        a: Any,
+        b: Any,
+        *refs: Any,
+        a_smem: Any,
+        b_smem: Any,
+        out_smem: Any,
+        full: Any,
+        empty: Any,
+        residual_full: Any = None,
+        sums_smem: Any = None,
+        summed: Any = None,
+    ) -> None:
+        """The kernel's body."""
+        *operands, out = refs
+        compute = self.config.warpgroups
+        memory_registers, compute_registers = REGISTERS[compute]
+        warpgroup = lax.axis_index("warpgroup")
+
+        def fetch() -> None:
+            plgpu.set_max_registers(memory_registers, action="decrease")
+            self._fetch(a, b, a_smem, b_smem, full, empty)
+
+        def multiply() -> None:
+            plgpu.set_max_registers(compute_registers, action="increase")
+            write = functools.partial(
+                self._finish, warpgroup, operands, out, out_smem, residual_full
+            )
+            if self.config.split_k > 1:
+                write = functools.partial(self._add_parts, warpgroup, sums_smem, summed, write)
+            self._compute(warpgroup, a_smem, b_smem, full, empty, write)
+            plgpu.wait_smem_to_gmem(0)
+
+        lax.cond(warpgroup == compute, fetch, multiply)
+
+    # Which tiles --------------------------------------------------------------------------------
+
+    def _over_tiles(self, body: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
+        """``carry = body(m, n, carry)`` for each of this block's tiles."""
+        config = self.config
+        block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
+        count = lax.div(self.tiles - 1 - block, blocks) + 1
+
+        def one(step: Any, carry: Any) -> Any:
+            index = block + step * blocks
+            m, n = plgpu.planar_snake(
+                index,
+                (self.m_tiles, self.n_tiles),
+                0 if config.grid_minor == "m" else 1,
+                config.group,
+            )
+            if config.cluster > 1:
+                member = lax.axis_index("cluster")
+                if config.cluster_along == "m":
+                    m = m * config.cluster + member
+                else:
+                    n = n * config.cluster + member
+            return body(m * config.tile_m, n * config.tile_n, carry)
+
+        return lax.fori_loop(0, count, one, carry)
+
+    def _part_of_k(self) -> tuple[Any, Any]:
+        """The first step along k of this block, and its number of steps (zeros beyond the end)."""
+        split = self.config.split_k
+        if split == 1:
+            return 0, self.k_steps
+        steps = -(-self.k_steps // split)
+        first = lax.axis_index("part") * steps
+        return first, jnp.clip(self.k_steps - first, 1, steps)
+
+    def _next(self, slot: Any) -> Any:
+        following = slot + 1
+        return lax.select(following == self.config.stages, jnp.int32(0), following)
+
+    # The memory warpgroup -----------------------------------------------------------------------
+
+    def _fetch(self, a: Any, b: Any, a_smem: Any, b_smem: Any, full: Any, empty: Any) -> None:
+        config, problem = self.config, self.problem
+        share_a = "cluster" if config.cluster > 1 and config.cluster_along == "n" else None
+        share_b = "cluster" if config.cluster > 1 and config.cluster_along == "m" else None
+
+        def tile(m: Any, n: Any, carry: Any) -> Any:
+            rows, columns = pl.ds(m, config.tile_m), pl.ds(n, config.tile_n)
+
+            def step(index: Any, carry: Any) -> Any:
+                slot, filled = carry
+
+                # The first time round the slots are free.
+                lax.cond(
+                    filled >= config.stages,
+                    lambda: plgpu.barrier_wait(empty.at[slot]),
+                    lambda: None,
+                )
+                depth = pl.ds(index * config.tile_k, config.tile_k)
+                a_window = a.at[depth, rows] if problem.transpose_a else a.at[rows, depth]
+                b_window = b.at[columns, depth] if problem.transpose_b else b.at[depth, columns]
+                plgpu.copy_gmem_to_smem(
+                    a_window, a_smem.at[slot], full.at[slot], collective_axes=share_a
+                )
+                plgpu.copy_gmem_to_smem(
+                    b_window, b_smem.at[slot], full.at[slot], collective_axes=share_b
+                )
+                return self._next(slot), filled + 1
+
+            first, steps = self._part_of_k()
+            return lax.fori_loop(first, first + steps, step, carry)
+
+        self._over_tiles(tile, (jnp.int32(0), jnp.int32(0)))
+
+    # The compute warpgroups ---------------------------------------------------------------------
+
+    def _compute(
+        self,
+        warpgroup: Any,
+        a_smem: Any,
+        b_smem: Any,
+        full: Any,
+        empty: Any,
+        write: Callable[[Any, Any, Any], None],
+    ) -> None:
+        config, problem = self.config, self.problem
+        wm, wn = config.warpgroup_m, config.warpgroup_n
+        row = warpgroup * wm if config.split == "m" else jnp.int32(0)
+        column = warpgroup * wn if config.split == "n" else jnp.int32(0)
+
+        def left(slot: Any) -> Any:
+            rows = pl.ds(row, wm)
+            if problem.transpose_a:
+                return plgpu.transpose_ref(a_smem.at[slot, :, rows], (1, 0))
+            return a_smem.at[slot, rows]
+
+        def right(slot: Any) -> Any:
+            columns = pl.ds(column, wn)
+            if problem.transpose_b:
+                return plgpu.transpose_ref(b_smem.at[slot, columns], (1, 0))
+            return b_smem.at[slot, :, columns]
+
+        def tile(m: Any, n: Any, slot: Any) -> Any:
+            def scope(acc: Any) -> Any:
+                plgpu.barrier_wait(full.at[slot])
+                plgpu.wgmma(acc, left(slot), right(slot), accumulate=False)
+
+                def step(_: Any, previous: Any) -> Any:
+                    current = self._next(previous)
+                    plgpu.barrier_wait(full.at[current])
+                    plgpu.wgmma(acc, left(current), right(current))
+                    plgpu.wgmma_wait(1)
+                    plgpu.barrier_arrive(empty.at[previous])
+                    return current
+
+                _, steps = self._part_of_k()
+                last = lax.fori_loop(1, steps, step, slot)
+                sums = acc[...]
+                plgpu.barrier_arrive(empty.at[last])
+                write(sums, m + row, n + column)
+                return self._next(last)
+
+            return pl.run_scoped(scope, plgpu.ACC((wm, wn), problem.accumulator))
+
+        self._over_tiles(tile, jnp.int32(0))
+
+    def _add_parts(
+        self,
+        warpgroup: Any,
+        sums_smem: Any,
+        summed: Any,
+        write: Callable[[Any, Any, Any], None],
+        sums: Any,
+        m: Any,
+        n: Any,
+    ) -> None:
+        """Adds up what the blocks of a cluster have for one tile; each writes a part of it.
+
+        Every block sends the others their columns of its sums.
+        """
+        split = self.config.split_k
+        width = self.config.warpgroup_n // split
+
+        def as_block(block: int) -> None:
+            for distance in range(1, split):
+                other = (block + distance) % split
+                plgpu.async_store_smem(
+                    sums[:, other * width : (other + 1) * width],
+                    sums_smem.at[warpgroup, distance - 1],
+                    summed.at[warpgroup],
+                    cluster_idx=jnp.int32(other),
+                    cluster_dim="part",
+                )
+            total = sums[:, block * width : (block + 1) * width]
+            plgpu.barrier_wait(summed.at[warpgroup])
+            for place in range(split - 1):
+                received = sums_smem.at[warpgroup, place]
+                total = total + plgpu.load(received, layout=plgpu.Layout.WGMMA)
+            write(total, m, n + block * width)
+
+        blocks = [functools.partial(as_block, block) for block in range(split)]
+        lax.switch(lax.axis_index("part"), blocks)
+
+    def _finish(
+        self,
+        warpgroup: Any,
+        operands: Any,
+        out: Any,
+        out_smem: Any,
+        residual_full: Any,
+        sums: Any,
+        m: Any,
+        n: Any,
+    ) -> None:
+        """Writes a warpgroup's part of a finished tile."""
+        config = self.config
+        height, width = config.warpgroup_m, config.epilogue_n
+        for part in range(sums.shape[1] // width):
+            rows, columns = pl.ds(m, height), pl.ds(n + part * width, width)
+            slot = part % config.slots
+            staging = out_smem.at[warpgroup, slot]
+            view = plgpu.transpose_ref(staging, (1, 0)) if config.swap else staging
+            window = (columns, rows) if config.swap else (rows, columns)
+            plgpu.wait_smem_to_gmem(config.slots - 1, wait_read_only=True)
+            residual = None
+            if self.epilogue.residual:
+                barrier = residual_full.at[warpgroup * config.slots + slot]
+                plgpu.copy_gmem_to_smem(operands[-1].at[window], staging, barrier)
+                plgpu.barrier_wait(barrier)
+                residual = plgpu.load(view, layout=plgpu.Layout.WGMMA, optimized=not config.swap)
+            values = sums[:, part * width : (part + 1) * width]
+            values = self.epilogue.apply(
+                values, operands, rows, columns, residual, swapped=config.swap
+            )
+            view[...] = values.astype(self.problem.out_dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(staging, out.at[window])

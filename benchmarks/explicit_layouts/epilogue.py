@@ -1,0 +1,83 @@
+"""What is done to sums before they are written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallasite import gpu as plgpu
+
+
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """Scaling, bias, activation and residual, in this order.
+
+    The operands come after a and b: the scales of rows and of columns, the bias, the residual, as
+    far as they are there.
+
+    Attributes:
+      row_scale: ``"none"``, ``"scalar"`` or ``"vector"`` (one factor for each row).
+      column_scale: the same for columns.
+      bias: a vector is added to every row.
+      residual: a matrix is added in the end.
+      activation: a function of a float32 array, or None.
+    """
+
+    row_scale: str = "none"
+    column_scale: str = "none"
+    bias: bool = False
+    residual: bool = False
+    activation: Callable[[Any], Any] | None = None
+
+    def apply(
+        self,
+        values: Any,
+        operands: Any,
+        rows: Any,
+        columns: Any,
+        residual: Any,
+        *,
+        swapped: bool,
+    ) -> Any:
+        """The values to be written, of float32 (or still integers if nothing is done).
+
+        Args:
+          values: sums of one part of the result.
+          operands: references to the epilogue's operands.
+          rows, columns: which part it is, in the dimensions of ``values``.
+          residual: its part of the residual, or None.
+          swapped: the values are those of the transposed result.
+        """
+        remaining = iter(operands)
+        shape = values.shape
+        by_row, by_column = (rows, 1), (columns, 0)
+        if swapped:
+            by_row, by_column = by_column, by_row
+        for kind, (window, axis) in ((self.row_scale, by_row), (self.column_scale, by_column)):
+            if kind == "none":
+                continue
+            ref = next(remaining)
+            values = values.astype(jnp.float32)
+            if kind == "scalar":
+                values = values * ref[0]
+            else:
+                values = values * _spread(ref, window, axis, shape)
+        if self.bias:
+            bias = _spread(next(remaining), *by_column, shape)
+            values = values.astype(jnp.float32) + bias
+        if self.activation is not None:
+            values = self.activation(values.astype(jnp.float32))
+        if residual is not None:
+            values = values.astype(jnp.float32) + residual.astype(jnp.float32)
+        return values
+
+
+def _spread(ref: Any, window: Any, axis: int, shape: tuple[int, int]) -> Any:
+    """A part of a vector, repeated along ``axis``."""
+    layout = plgpu.Layout.WGMMA.reduce(axis)
+    vector = plgpu.load(ref.at[window], layout=layout).astype(jnp.float32)
+    spread = jnp.broadcast_to(vector[:, None] if axis == 1 else vector[None, :], shape)
+    return plgpu.layout_cast(spread, plgpu.Layout.WGMMA)

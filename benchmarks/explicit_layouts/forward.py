@@ -1,0 +1,366 @@
+"""The forward kernel: one warpgroup fetches, up to three compute (J. Shah et al., 2024).
+
+A compute warpgroup has 64 rows of the queries. It always starts the scores of the next block of
+keys before it turns those of this one into weights, and the weights stay in registers as the left
+operand of the product with the values. The warpgroups take turns in starting products, so that the
+softmax of one falls into the products of the others ("FlashAttention-3: Fast and Accurate Attention
+with Asynchrony and Low-precision", arXiv 2407.08608). Keys are gone through from the last block to
+the first: masks are needed for the first steps only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_hopper.ops.flash import softmax
+from pallasite_hopper.ops.flash.config import ROWS, AttentionConfig
+from pallasite_hopper.ops.flash.tiles import Problem, Tile, Tiles
+
+_REGISTERS = {2: (240, 24), 3: (160, 32)}
+"""Registers of a lane of the compute warpgroups and of the memory warpgroup, by the number of
+compute warpgroups: together what the block starts with. With one of them there are enough."""
+
+_ROW_LAYOUT = plgpu.Layout.WGMMA.reduce(1)
+
+
+def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Callable[..., Any]:
+    """The kernel as a function of q, k, v and the lengths that the problem has.
+
+    Returns (batch, q_seq, q_heads, head_dim), and log-sum-exp as (batch, q_heads, q_seq rounded up
+    to whole tiles), or without residuals of one element.
+    """
+    tiles = Tiles(problem, config, multiprocessors)
+    rows, dim = config.warpgroups, problem.head_dim
+    scratch = {
+        "q_smem": _operand((rows, ROWS, dim), problem.dtype),
+        "k_smem": _operand((config.stages, config.block_kv, dim), problem.dtype),
+        "v_smem": _operand((config.stages, config.block_kv, dim), problem.dtype),
+        "q_full": plgpu.Barrier(num_barriers=rows),
+        "q_empty": plgpu.Barrier(num_barriers=rows),
+        "k_full": plgpu.Barrier(num_barriers=config.stages),
+        "v_full": plgpu.Barrier(num_barriers=config.stages),
+        "k_empty": _released(config),
+        "v_empty": _released(config),
+    }
+    if config.separate_out:
+        scratch["out_smem"] = _operand((rows, ROWS, dim), problem.dtype)
+    if config.ping_pong and rows > 1:
+        scratch["turn"] = plgpu.Barrier(num_barriers=rows)
+    padded = tiles.per_head * tiles.rows if problem.save_residuals else 1
+    heads = (problem.batch, problem.q_heads) if problem.save_residuals else (1, 1)
+    table = tiles.table()
+    kernel: Callable[..., Any] = plgpu.kernel(
+        _Forward(problem, config, tiles, table is not None).run,
+        out_type=(
+            jax.ShapeDtypeStruct(
+                (problem.batch, problem.q_seq, problem.q_heads, dim), problem.dtype
+            ),
+            jax.ShapeDtypeStruct((*heads, padded), jnp.float32),
+        ),
+        grid=(tiles.clusters,),
+        grid_names=("clusters",),
+        cluster=(config.cluster,),
+        cluster_names=("cluster",),
+        num_threads=config.warpgroups + 1,
+        thread_name="warpgroup",
+        scratch_types=scratch,
+        kernel_name="attention_forward",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            approx_math=True,
+            unsafe_no_auto_barriers=True,
+        ),
+    )
+    return kernel if table is None else lambda *operands: kernel(*operands, table)
+
+
+def _released(config: AttentionConfig) -> Any:
+    """Barriers on which the readers of slots arrive: those of all blocks that fill them."""
+    arrivals = {"num_arrivals": config.warpgroups, "num_barriers": config.stages}
+    if config.cluster == 1:
+        return plgpu.Barrier(**arrivals)
+    return plgpu.ClusterBarrier(collective_axes=("cluster",), **arrivals)
+
+
+def _wait_if(condition: Any, barrier: Any) -> None:
+    pl.when(condition)(lambda: plgpu.barrier_wait(barrier))
+
+
+def _operand(shape: tuple[int, ...], dtype: Any) -> Any:
+    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+class _Forward:
+    """The body of the kernel for one problem and configuration."""
+
+    def __init__(self, problem: Problem, config: AttentionConfig, tiles: Tiles, table: bool):
+        self.problem, self.config, self.tiles, self.table = problem, config, tiles, table
+        capped = problem.soft_cap is not None
+        self.factor = softmax.LOG2_E * (1.0 if capped else problem.scale)
+        self.lowest = softmax.lowest(self.factor)
+        self.masked = problem.causal or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
+
+    def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
+        """The kernel's body; ``refs`` are lengths and the table, if any, then results."""
+        *given, out, lse = refs
+        given = list(given)
+        lengths = (
+            given.pop(0) if self.problem.q_lengths else None,
+            given.pop(0) if self.problem.kv_lengths else None,
+        )
+        table = given.pop(0) if self.table else None
+        self.scratch = scratch
+        warpgroup = lax.axis_index("warpgroup")
+        registers = _REGISTERS.get(self.config.warpgroups)
+
+        def fetch_all() -> None:
+            if registers is not None:
+                plgpu.set_max_registers(registers[1], action="decrease")
+            self.tiles.each(
+                lambda tile, carry: self._fetch(q, k, v, tile, carry),
+                (jnp.int32(0), jnp.int32(0), jnp.bool_(True)),
+                lengths,
+                table,
+            )
+
+        def compute_all() -> None:
+            if registers is not None:
+                plgpu.set_max_registers(registers[0], action="increase")
+            if "turn" in scratch:
+                # The first turn is the first warpgroup's.
+                plgpu.barrier_arrive(
+                    scratch["turn"].at[0], predicate=warpgroup == self.config.warpgroups - 1
+                )
+            self.tiles.each(
+                lambda tile, slot: self._compute(out, lse, tile, slot, warpgroup),
+                jnp.int32(0),
+                lengths,
+                table,
+            )
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.when(warpgroup == self.config.warpgroups)(fetch_all)
+        pl.when(warpgroup < self.config.warpgroups)(compute_all)
+
+    def _next(self, slot: Any) -> Any:
+        following = slot + 1
+        return lax.select(following == self.config.stages, jnp.int32(0), following)
+
+    # The memory warpgroup -----------------------------------------------------------------------
+
+    def _fetch(self, q: Any, k: Any, v: Any, tile: Tile, carry: Any) -> Any:
+        """Starts all copies of a tile; ``carry``: slot, blocks so far, whether it is the first."""
+        s, config = self.scratch, self.config
+        slot, filled, first = carry
+
+        def load(source: Any, kind: str, block: Any, slot: Any, filled: Any) -> None:
+            # The first time round the slots are free.
+            _wait_if(filled >= config.stages, s[f"{kind}_empty"].at[slot])
+            rows = pl.ds(block * config.block_kv, config.block_kv)
+            plgpu.copy_gmem_to_smem(
+                source.at[tile.batch, rows, tile.kv_head],
+                s[f"{kind}_smem"].at[slot],
+                s[f"{kind}_full"].at[slot],
+                collective_axes="cluster" if config.cluster > 1 else None,
+            )
+
+        # Not a Python number, so that the window may leave the array.
+        last = jnp.int32(tile.blocks) - 1
+        load(k, "k", last, slot, filled)
+        for part in range(config.warpgroups):
+            _wait_if(jnp.logical_not(first), s["q_empty"].at[part])
+            rows = pl.ds(tile.start + part * ROWS, ROWS)
+            plgpu.copy_gmem_to_smem(
+                q.at[tile.batch, rows, tile.head], s["q_smem"].at[part], s["q_full"].at[part]
+            )
+
+        def step(index: Any, carry: Any) -> Any:
+            slot, filled = carry
+            following = self._next(slot)
+            load(k, "k", last - index, following, filled + 1)
+            load(v, "v", last - index + 1, slot, filled)
+            return following, filled + 1
+
+        slot, filled = lax.fori_loop(1, tile.blocks, step, (slot, filled))
+        load(v, "v", jnp.int32(0), slot, filled)
+        return self._next(slot), filled + 1, jnp.bool_(False)
+
+    # The compute warpgroups ---------------------------------------------------------------------
+
+    def _compute(self, out: Any, lse: Any, tile: Tile, slot: Any, warpgroup: Any) -> Any:
+        """One tile; returns the slot of the next one's first block."""
+        problem, config = self.problem, self.config
+        start = tile.start + warpgroup * ROWS
+        last = tile.blocks - 1
+        full = self._full_blocks(tile, start)
+
+        def scope(acc: Any) -> Any:
+            plgpu.barrier_wait(self.scratch["q_full"].at[warpgroup])
+            scores = self._first_scores(slot, warpgroup)
+            maxima = plgpu.layout_cast(jnp.full((ROWS,), self.lowest, jnp.float32), _ROW_LAYOUT)
+            scores = self._shown(self._capped(scores), tile, start, last)
+            maxima, _, weights = self._weights(scores, maxima)
+            plgpu.barrier_wait(self.scratch["v_full"].at[slot])
+            carry = (slot, maxima, softmax.partial_sums(weights), weights.astype(problem.dtype))
+            acc[...] = jnp.zeros((ROWS, problem.head_dim), jnp.float32)
+
+            def step(masked: bool) -> Callable[[Any, Any], Any]:
+                return lambda index, carry: self._step(
+                    acc, tile, start, warpgroup, last - index, carry, masked
+                )
+
+            first = 1
+            if self.masked:
+                # Blocks with keys that some row does not see.
+                partial = lax.max(jnp.int32(1), tile.blocks - full)
+                carry = lax.fori_loop(1, partial, step(True), carry)
+                first = partial
+            carry = lax.fori_loop(first, tile.blocks, step(False), carry)
+            if config.separate_out:
+                plgpu.barrier_arrive(self.scratch["q_empty"].at[warpgroup])
+            end, maxima, sums, weights = carry
+            plgpu.wgmma(acc, weights, self.scratch["v_smem"].at[end])
+            result = plgpu.wgmma_accumulator_load(acc, wait_n=0)
+            plgpu.barrier_arrive(self.scratch["v_empty"].at[end])
+            self._finish(result, maxima, sums, out, lse, tile, start, warpgroup)
+            return self._next(end)
+
+        return pl.run_scoped(scope, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
+
+    def _full_blocks(self, tile: Tile, start: Any) -> Any:
+        """How many blocks of keys, from the first, all rows from ``start`` on see as a whole."""
+        if not self.masked:
+            return tile.blocks
+        seen = tile.kv_length
+        if self.problem.causal:
+            seen = lax.min(jnp.int32(seen), start + 1 + tile.kv_length - tile.q_length)
+        return lax.div(lax.max(jnp.int32(0), jnp.int32(seen)), self.config.block_kv)
+
+    def _wait_turn(self, warpgroup: Any) -> None:
+        if "turn" in self.scratch:
+            plgpu.barrier_wait(self.scratch["turn"].at[warpgroup])
+
+    def _pass_turn(self, warpgroup: Any) -> None:
+        if "turn" in self.scratch:
+            following = lax.select(
+                warpgroup == self.config.warpgroups - 1, jnp.int32(0), warpgroup + 1
+            )
+            plgpu.barrier_arrive(self.scratch["turn"].at[following])
+
+    def _start_scores(self, scores: Any, slot: Any, warpgroup: Any) -> None:
+        keys = plgpu.transpose_ref(self.scratch["k_smem"].at[slot], (1, 0))
+        plgpu.wgmma(scores, self.scratch["q_smem"].at[warpgroup], keys, accumulate=False)
+
+    def _first_scores(self, slot: Any, warpgroup: Any) -> Any:
+        def scope(scores: Any) -> Any:
+            plgpu.barrier_wait(self.scratch["k_full"].at[slot])
+            self._wait_turn(warpgroup)
+            self._start_scores(scores, slot, warpgroup)
+            self._pass_turn(warpgroup)
+            return plgpu.wgmma_accumulator_load(scores, wait_n=0)
+
+        result = pl.run_scoped(scope, plgpu.ACC((ROWS, self.config.block_kv), jnp.float32))
+        plgpu.barrier_arrive(self.scratch["k_empty"].at[slot])
+        return result
+
+    def _step(
+        self, acc: Any, tile: Tile, start: Any, warpgroup: Any, block: Any, carry: Any, masked: bool
+    ) -> Any:
+        """The scores of one block of keys, and meanwhile the values of the block before."""
+        s, config, problem = self.scratch, self.config, self.problem
+        slot, maxima, sums, weights = carry
+        following = self._next(slot)
+
+        def scope(scores: Any) -> Any:
+            plgpu.barrier_wait(s["k_full"].at[following])
+            self._wait_turn(warpgroup)
+            self._start_scores(scores, following, warpgroup)
+            plgpu.wgmma(acc, weights, s["v_smem"].at[slot])
+            self._pass_turn(warpgroup)
+            return plgpu.wgmma_accumulator_load(scores, wait_n=1)
+
+        scores = pl.run_scoped(scope, plgpu.ACC((ROWS, config.block_kv), jnp.float32))
+        plgpu.barrier_arrive(s["k_empty"].at[following])
+        scores = self._capped(scores)
+        if masked:
+            scores = self._shown(scores, tile, start, block)
+        maxima, shrink, fresh = self._weights(scores, maxima)
+        sums = sums * softmax.spread(shrink, softmax.COLUMNS) + softmax.partial_sums(fresh)
+        # The wait also keeps the assembler from moving the next one above the exponentials: it
+        # moves nothing across the loop in it.
+        plgpu.barrier_wait(s["v_full"].at[following])
+        so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
+        plgpu.barrier_arrive(s["v_empty"].at[slot])
+        acc[...] = so_far * softmax.spread(shrink, problem.head_dim)
+        return following, maxima, sums, fresh.astype(problem.dtype)
+
+    def _capped(self, scores: Any) -> Any:
+        if self.problem.soft_cap is None:
+            return scores
+        return softmax.cap(scores, self.problem.scale, self.problem.soft_cap)
+
+    def _weights(self, scores: Any, maxima: Any) -> tuple[Any, Any, Any]:
+        """New maxima, the factor of what was summed up under the old ones, and the weights."""
+        larger = jnp.maximum(maxima, jnp.max(scores, axis=1))
+        shrink = jnp.exp2((maxima - larger) * self.factor)
+        scaled = larger * self.factor
+        weights = softmax.exponentials(scores, self.factor, scaled, self.config.polynomial)
+        return larger, shrink, weights
+
+    def _shown(self, scores: Any, tile: Tile, start: Any, block: Any) -> Any:
+        """Minus infinity for keys that a row does not see."""
+        if not self.masked:
+            return scores
+        limit = tile.kv_length - block * self.config.block_kv
+        shape = scores.shape
+        columns = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+        shown = columns < limit
+        if self.problem.causal:
+            rows = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+            ahead = limit - tile.q_length + start
+            shown = columns < lax.min(rows + (ahead + 1), jnp.broadcast_to(limit, shape))
+        return jnp.where(shown, scores, -jnp.inf)
+
+    def _finish(
+        self,
+        acc: Any,
+        maxima: Any,
+        sums: Any,
+        out: Any,
+        lse: Any,
+        tile: Tile,
+        start: Any,
+        warpgroup: Any,
+    ) -> None:
+        """Divides by the row sums and writes the results."""
+        problem, config = self.problem, self.config
+        total = jnp.sum(sums, axis=1)
+        empty = maxima == self.lowest
+        if problem.q_lengths:
+            rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=_ROW_LAYOUT)
+            empty = empty | (rows >= tile.q_length - start)
+        inverse = jnp.where(empty, 0.0, 1 / total)
+        values = (acc * softmax.spread(inverse, problem.head_dim)).astype(problem.dtype)
+        if config.separate_out:
+            staging = self.scratch["out_smem"].at[warpgroup]
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        else:
+            staging = self.scratch["q_smem"].at[warpgroup]
+        staging[...] = values
+        plgpu.commit_smem()
+        rows = pl.ds(start, ROWS)
+        plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head])
+        if problem.save_residuals:
+            logarithm = maxima * (self.factor / softmax.LOG2_E) + jnp.log(total)
+            lse[tile.batch, tile.head, rows] = jnp.where(empty, -jnp.inf, logarithm)
+        if not config.separate_out:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            plgpu.barrier_arrive(self.scratch["q_empty"].at[warpgroup])

@@ -1,0 +1,367 @@
+"""The kernel: the transposed product, with weights that are converted in registers.
+
+Only the left operand of the matrix units may come from registers, so a block computes tiles of the
+transposed result, weights (n, k) times activations (k, m). A memory warpgroup keeps a ring of slots
+filled; each of two compute warpgroups reads its rows of the weights, converts them piece by piece,
+and keeps one product in flight meanwhile. Pieces alternate between two sets of registers, since a
+product reads its own until it is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_hopper.ops.mixed.config import MixedConfig
+
+COMPUTE = 2
+"""Compute warpgroups."""
+
+MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
+"""Registers of a lane after reallocation: 168 for each of 384 lanes, dealt out anew."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is multiplied.
+
+    Attributes:
+      m, n, k: extents.
+      dtype: of the activations, to which weights are converted.
+      weights: dtype of the weights.
+      weight_bits: of one weight.
+      out_dtype: of the result.
+      transposed: weights are given as (n, k).
+      group: elements along k that share a scale, or 0.
+      column_scale: whether sums are scaled by column.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: Any
+    weights: Any
+    weight_bits: int
+    out_dtype: Any
+    transposed: bool
+    group: int
+    column_scale: bool
+
+
+def _ring(stages: int, rows: int, columns: int, dtype: Any, bits: int) -> Any:
+    """Slots of row-major matrices, in the widest swizzle that fits."""
+    swizzle = plgpu.find_swizzle(columns * bits)
+    transforms = (
+        plgpu.TilingTransform((8, swizzle * 8 // bits)),
+        plgpu.SwizzleTransform(swizzle),
+    )
+    return plgpu.SMEM((stages, rows, columns), dtype, transforms=transforms)
+
+
+def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callable[..., jax.Array]:
+    """The kernel as a function of the activations, the weights and the scales."""
+    loop = _Loop(problem, config)
+    out_dtype = np.dtype(problem.out_dtype)
+    split = config.split_k
+    # Where k is split, each cluster has one tile, so that the buffers for sums are used once.
+    clusters = loop.tiles if split > 1 else min(multiprocessors // config.cluster, loop.tiles)
+    weights = (
+        (config.tile_n, config.tile_k) if problem.transposed else (config.tile_k, config.tile_n)
+    )
+    half = config.tile_n // COMPUTE
+    scratch = {
+        "a_smem": _ring(config.stages, config.tile_m, config.tile_k, problem.dtype, 16),
+        "w_smem": _ring(config.stages, *weights, problem.weights, problem.weight_bits),
+        "out_smem": _ring(COMPUTE * 2, config.epilogue_m, half, out_dtype, out_dtype.itemsize * 8),
+        "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=config.stages),
+        "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages)
+        if config.cluster == 1
+        else plgpu.ClusterBarrier(
+            collective_axes=("side",), num_arrivals=COMPUTE, num_barriers=config.stages
+        ),
+    }
+    if split > 1:
+        sums = _ring((split - 1) * COMPUTE, half, config.tile_m, np.float32, 32)
+        scratch["sums_smem"] = sums
+        scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=COMPUTE)
+    if problem.group:
+        scratch["scale_smem"] = plgpu.SMEM(
+            (config.stages, loop.scale_rows, config.tile_n), problem.dtype
+        )
+    kernel: Callable[..., jax.Array] = plgpu.kernel(
+        loop.run,
+        out_type=jax.ShapeDtypeStruct((problem.m, problem.n), out_dtype),
+        grid=(clusters,),
+        grid_names=("blocks",),
+        cluster=(split, config.cluster),
+        cluster_names=("part", "side"),
+        num_threads=COMPUTE + 1,
+        thread_name="warpgroup",
+        scratch_types=scratch,
+        kernel_name="mixed_matmul",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            unsafe_no_auto_barriers=True,
+            approx_math=True,
+        ),
+    )
+    return kernel
+
+
+class _Loop:
+    """The body of the kernel for one problem and configuration."""
+
+    def __init__(self, problem: Problem, config: MixedConfig):
+        self.problem, self.config = problem, config
+        self.m_tiles = -(-problem.m // config.tile_m)
+        self.n_tiles = -(-problem.n // (config.tile_n * config.cluster))
+        self.k_steps = -(-problem.k // config.tile_k)
+        self.steps = -(-self.k_steps // config.split_k)
+        self.depth = config.tile_k // config.pieces
+        self.scale_rows = max(1, config.tile_k // problem.group) if problem.group else 0
+        self.copies = 3 if problem.group else 2
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the result, those that a cluster shares counted as one."""
+        return self.m_tiles * self.n_tiles
+
+    def run(
+        self,
+        a: Any,
+        w: Any,
+        *refs: Any,
+        a_smem: Any,
+        w_smem: Any,
+        out_smem: Any,
+        full: Any,
+        empty: Any,
+        scale_smem: Any = None,
+        sums_smem: Any = None,
+        summed: Any = None,
+    ) -> None:
+        """The kernel's body."""
+        *scales, out = refs
+        warpgroup = lax.axis_index("warpgroup")
+
+        def memory() -> None:
+            plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+            self._fetch(a, w, scales, a_smem, w_smem, scale_smem, full, empty)
+
+        def compute() -> None:
+            plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+            finish = functools.partial(
+                self._finish, warpgroup, scales, out, out_smem, sums_smem, summed
+            )
+            self._compute(warpgroup, finish, a_smem, w_smem, scale_smem, full, empty)
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.when(warpgroup == COMPUTE)(memory)
+        pl.when(warpgroup < COMPUTE)(compute)
+
+    def _over_tiles(self, body: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
+        """``carry = body(m, n, carry)`` for each of this block's tiles, one if k is split."""
+        config = self.config
+        block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
+        count = lax.div(self.tiles - 1 - block, blocks) + 1
+
+        def one(step: Any, carry: Any) -> Any:
+            index = block + step * blocks
+            minor = 0 if config.grid_minor == "m" else 1
+            m, n = plgpu.planar_snake(index, (self.m_tiles, self.n_tiles), minor, config.group)
+            if config.cluster > 1:
+                n = n * config.cluster + lax.axis_index("side")
+            return body(m * config.tile_m, n * config.tile_n, carry)
+
+        return lax.fori_loop(0, count, one, carry)
+
+    def _range(self) -> tuple[Any, Any]:
+        """The first step along k, and the number of steps (1 at least: zeros beyond the end)."""
+        if self.config.split_k == 1:
+            return jnp.int32(0), self.k_steps
+        start = lax.axis_index("part") * self.steps
+        return start, jnp.clip(self.k_steps - start, 1, self.steps)
+
+    def _next(self, slot: Any) -> Any:
+        following = slot + 1
+        return lax.select(following == self.config.stages, jnp.int32(0), following)
+
+    # The memory warpgroup -------------------------------------------------------------------------
+
+    def _fetch(
+        self,
+        a: Any,
+        w: Any,
+        scales: Any,
+        a_smem: Any,
+        w_smem: Any,
+        scale_smem: Any,
+        full: Any,
+        empty: Any,
+    ) -> None:
+        config, problem = self.config, self.problem
+
+        def tile(m: Any, n: Any, carry: Any) -> Any:
+            rows, columns = pl.ds(m, config.tile_m), pl.ds(n, config.tile_n)
+            start, steps = self._range()
+
+            def step(index: Any, carry: Any) -> Any:
+                slot, filled = carry
+
+                # The first time round the slots are free.
+                pl.when(filled >= config.stages)(lambda: plgpu.barrier_wait(empty.at[slot]))
+
+                first = (start + index) * config.tile_k
+                depth = pl.ds(first, config.tile_k)
+                window = w.at[columns, depth] if problem.transposed else w.at[depth, columns]
+                plgpu.copy_gmem_to_smem(window, w_smem.at[slot], full.at[slot])
+                plgpu.copy_gmem_to_smem(
+                    a.at[rows, depth],
+                    a_smem.at[slot],
+                    full.at[slot],
+                    collective_axes="side" if config.cluster > 1 else None,
+                )
+                if problem.group:
+                    groups = pl.ds(lax.div(first, problem.group), self.scale_rows)
+                    plgpu.copy_gmem_to_smem(
+                        scales[0].at[groups, columns], scale_smem.at[slot], full.at[slot]
+                    )
+                return self._next(slot), filled + 1
+
+            return lax.fori_loop(0, steps, step, carry)
+
+        self._over_tiles(tile, (jnp.int32(0), jnp.int32(0)))
+
+    # The compute warpgroups -----------------------------------------------------------------------
+
+    def _compute(
+        self,
+        warpgroup: Any,
+        finish: Callable[[Any, Any, Any], None],
+        a_smem: Any,
+        w_smem: Any,
+        scale_smem: Any,
+        full: Any,
+        empty: Any,
+    ) -> None:
+        config, problem = self.config, self.problem
+        half = config.tile_n // COMPUTE
+        rows = pl.ds(warpgroup * half, half)
+
+        def loaded(slot: Any) -> Any:
+            """A warpgroup's weights of one step; all loads are issued at once."""
+            window = w_smem.at[slot, rows] if problem.transposed else w_smem.at[slot, :, rows]
+            if not problem.transposed:
+                window = plgpu.transpose_ref(window, (1, 0))
+            return plgpu.load(window, layout=plgpu.Layout.WGMMA, optimized=False)
+
+        def multiply(acc: Any, weights: Any, slot: Any, piece: int, accumulate: bool) -> None:
+            start = piece * self.depth
+            left = weights[:, start : start + self.depth].astype(problem.dtype)
+            if problem.group:
+                factors = plgpu.load(
+                    scale_smem.at[slot, start // problem.group % self.scale_rows, rows],
+                    layout=plgpu.Layout.WGMMA.reduce(1),
+                )
+                left = left * lax.broadcast_in_dim(factors, left.shape, (0,))
+            right = plgpu.transpose_ref(a_smem.at[slot, :, pl.ds(start, self.depth)], (1, 0))
+            plgpu.wgmma(acc, left, right, accumulate=accumulate)
+
+        def tile(m: Any, n: Any, slot: Any) -> Any:
+            _, steps = self._range()
+
+            def scope(acc: Any) -> Any:
+                plgpu.barrier_wait(full.at[slot])
+                weights = loaded(slot)
+                for piece in range(config.pieces):
+                    multiply(acc, weights, slot, piece, accumulate=piece > 0)
+                    if piece:
+                        plgpu.wgmma_wait(1)
+
+                def step(_: Any, previous: Any) -> Any:
+                    current = self._next(previous)
+                    plgpu.barrier_wait(full.at[current])
+                    weights = loaded(current)
+                    for piece in range(config.pieces):
+                        multiply(acc, weights, current, piece, accumulate=True)
+                        plgpu.wgmma_wait(1)
+                        if piece == 0:
+                            plgpu.barrier_arrive(empty.at[previous])
+                    return current
+
+                last = lax.fori_loop(1, steps, step, slot)
+                sums = acc[...]
+                plgpu.barrier_arrive(empty.at[last])
+                finish(sums, m, n + warpgroup * half)
+                return self._next(last)
+
+            shape = (half, config.tile_m)
+            return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
+
+        self._over_tiles(tile, jnp.int32(0))
+
+    def _finish(
+        self,
+        warpgroup: Any,
+        scales: Any,
+        out: Any,
+        out_smem: Any,
+        sums_smem: Any,
+        summed: Any,
+        sums: Any,
+        m: Any,
+        n: Any,
+    ) -> None:
+        """Adds up the sums of a cluster's blocks in its first one, which writes the result."""
+        if self.config.split_k == 1:
+            self._write(warpgroup, scales, out, out_smem, sums, m, n)
+            return
+        part = lax.axis_index("part")
+
+        def send() -> None:
+            target = sums_smem.at[(part - 1) * COMPUTE + warpgroup]
+            plgpu.async_store_smem(
+                sums, target, summed.at[warpgroup], cluster_idx=0, cluster_dim="part"
+            )
+
+        def collect() -> None:
+            plgpu.barrier_wait(summed.at[warpgroup])
+            total = sums
+            for other in range(self.config.split_k - 1):
+                source = sums_smem.at[other * COMPUTE + warpgroup]
+                total = total + plgpu.load(source, layout=plgpu.Layout.WGMMA)
+            self._write(warpgroup, scales, out, out_smem, total, m, n)
+
+        pl.when(part == 0)(collect)
+        pl.when(part > 0)(send)
+
+    def _write(
+        self, warpgroup: Any, scales: Any, out: Any, out_smem: Any, sums: Any, m: Any, n: Any
+    ) -> None:
+        """Writes a warpgroup's part of a finished tile, transposed."""
+        config = self.config
+        half, width = config.tile_n // COMPUTE, config.epilogue_m
+        columns = pl.ds(n, half)
+        factors = None
+        if self.problem.column_scale:
+            vector = plgpu.load(scales[0].at[columns], layout=plgpu.Layout.WGMMA.reduce(1))
+            factors = lax.broadcast_in_dim(vector, (half, width), (0,))
+        for part in range(config.tile_m // width):
+            staging = out_smem.at[warpgroup * 2 + part % 2]
+            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+            values = sums[:, part * width : (part + 1) * width]
+            if factors is not None:
+                values = values * factors
+            transposed = plgpu.transpose_ref(staging, (1, 0))
+            transposed[...] = values.astype(out.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(staging, out.at[pl.ds(m + part * width, width), columns])

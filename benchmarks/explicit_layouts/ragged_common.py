@@ -1,0 +1,150 @@
+"""What the kernels of this package share: roles of warpgroups, rings of slots, writing tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_hopper.ops.ragged.config import RaggedConfig
+
+COMPUTE = 2
+"""Compute warpgroups."""
+
+MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
+"""Registers of a lane after reallocation: 168 for each of 384 lanes, dealt out anew."""
+
+STAGING = 2
+"""Buffers for results of each warpgroup."""
+
+WIDTH = 64
+"""Columns of a strip: those of 16-bit elements that fill the widest swizzle."""
+
+BLOCK = 16
+"""Rows of a result that are written at a time."""
+
+PARAMS = plgpu.CompilerParams(
+    lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True, approx_math=True
+)
+"""Barriers are in the program."""
+
+
+def ring(stages: int, rows: int, columns: int, dtype: Any) -> Any:
+    """Slots of row-major matrices, in the widest swizzle that fits."""
+    size = np.dtype(dtype).itemsize
+    swizzle = plgpu.find_swizzle(columns * size * 8)
+    transforms = (
+        plgpu.TilingTransform((8, swizzle // size)),
+        plgpu.SwizzleTransform(swizzle),
+    )
+    return plgpu.SMEM((stages, rows, columns), dtype, transforms=transforms)
+
+
+def strips_ring(stages: int, rows: int, columns: int, dtype: Any) -> Any:
+    """Slots of matrices that are strips of columns, each of which is as wide as the swizzle.
+
+    Rows of a strip are evenly spaced, so one instruction copies a :func:`matrix` of them from any
+    row of the array on; tiles of 8 rows beside each other would take one for each row of tiles.
+    """
+    transforms = (plgpu.TilingTransform((8, WIDTH)), plgpu.SwizzleTransform(128))
+    return plgpu.SMEM((stages, columns // WIDTH, rows, WIDTH), dtype, transforms=transforms)
+
+
+def matrix(strips: Any) -> Any:
+    """Strips of columns (strip, row, column) as one matrix."""
+    count, rows, width = strips.shape
+    return plgpu.transpose_ref(strips, (1, 0, 2)).reshape(rows, count * width)
+
+
+def roles(memory: Callable[[], None], compute: Callable[[Any], None]) -> None:
+    """Runs one function in the memory warpgroup, the other, of its number, in the others."""
+    warpgroup = lax.axis_index("warpgroup")
+
+    def fetch() -> None:
+        plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+        memory()
+
+    def multiply() -> None:
+        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+        compute(warpgroup)
+        plgpu.wait_smem_to_gmem(0)
+
+    pl.when(warpgroup == COMPUTE)(fetch)
+    pl.when(warpgroup < COMPUTE)(multiply)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """A ring of slots in shared memory, with the barriers that say which are full and empty."""
+
+    stages: int
+    full: Any
+    empty: Any
+
+    def next(self, slot: Any) -> Any:
+        """The slot after another one."""
+        following = slot + 1
+        return lax.select(following == self.stages, jnp.int32(0), following)
+
+    def wait_empty(self, slot: Any, filled: Any) -> None:
+        """Waits until a slot is free; ``filled`` counts those that were filled before."""
+        # The first time round the slots are free.
+        pl.when(filled >= self.stages)(lambda: plgpu.barrier_wait(self.empty.at[slot]))
+
+
+def write(
+    values: Any,
+    staging: Any,
+    destination: Callable[[int, int, Any, int], Any],
+    config: RaggedConfig,
+    rows: Any = None,
+) -> None:
+    """Writes a warpgroup's part of a finished tile through shared memory.
+
+    Args:
+      values: (rows, columns) of the result.
+      staging: the warpgroup's buffers.
+      destination: ``(first column, number of columns, first row, number of rows)`` to the window of
+        the result, relative to the warpgroup's part; what lies outside of the array is not written.
+      config: how the result is cut.
+      rows: how many rows are written; by default all, by one copy. A number is written in blocks
+        and single rows: the copy engine's boxes have fixed sizes, and the launcher passes two of
+        them for an array.
+    """
+    width, total = config.epilogue_n, config.warpgroup_m
+    for part in range(config.warpgroup_n // width):
+        buffer = staging.at[part % STAGING]
+        plgpu.wait_smem_to_gmem(STAGING - 1, wait_read_only=True)
+        buffer[...] = values[:, part * width : (part + 1) * width].astype(buffer.dtype)
+        plgpu.commit_smem()
+        _copy_rows(buffer, functools.partial(destination, part * width, width), total, rows)
+        plgpu.commit_smem_to_gmem_group()
+
+
+def _copy_rows(
+    buffer: Any, window: Callable[[Any, int], Any], total: int, rows: Any | None
+) -> None:
+    """Starts copies of the first ``rows`` rows of a buffer to a window of as many."""
+
+    def copy(start: Any, count: int) -> None:
+        source = buffer.at[pl.ds(start, count)]
+        plgpu.copy_smem_to_gmem(source, window(start, count), commit_group=False)
+
+    if rows is None:
+        copy(0, total)
+        return
+    for start in range(0, total, BLOCK):
+        pl.when(rows >= start + BLOCK)(functools.partial(copy, start, BLOCK))
+
+    def single(row: Any, carry: Any) -> Any:
+        copy(row, 1)
+        return carry
+
+    lax.fori_loop(lax.bitwise_and(rows, -BLOCK), rows, single, jnp.int32(0))

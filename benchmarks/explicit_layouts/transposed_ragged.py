@@ -1,0 +1,263 @@
+"""``transposed_ragged_matmul``'s kernel: products that sum over the rows of each group.
+
+Blocks go through the tiles of one group's result after the other. Steps take the group's rows from
+its first one on; in the last step the rows of the next group are made zeros in shared memory, in
+both operands, since they may not be finite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from explicit_layouts.ragged_common import (
+    COMPUTE,
+    PARAMS,
+    STAGING,
+    WIDTH,
+    Slots,
+    matrix,
+    ring,
+    roles,
+    strips_ring,
+    write,
+)
+from pallasite import gpu as plgpu
+from pallasite_hopper.ops.ragged.config import RaggedConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is multiplied.
+
+    Attributes:
+      m: rows of all groups together, which are summed over.
+      n, k: columns of the right and of the left operand.
+      groups: their number.
+      dtype: of the operands.
+      out_dtype: of the result.
+    """
+
+    m: int
+    n: int
+    k: int
+    groups: int
+    dtype: Any
+    out_dtype: Any
+
+
+def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Callable[..., jax.Array]:
+    """The kernel as a function of both operands and the groups' sizes."""
+    loop = _Loop(problem, config)
+    scratch = {
+        "left_smem": strips_ring(config.stages, config.tile_k, config.tile_m, problem.dtype),
+        "right_smem": strips_ring(config.stages, config.tile_k, config.tile_n, problem.dtype),
+        "out_smem": ring(
+            COMPUTE * STAGING, config.warpgroup_m, config.epilogue_n, problem.out_dtype
+        ),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
+        "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
+        "cut": plgpu.Barrier(num_arrivals=COMPUTE),
+    }
+    kernel: Callable[..., jax.Array] = plgpu.kernel(
+        loop.run,
+        out_type=jax.ShapeDtypeStruct((problem.groups, problem.k, problem.n), problem.out_dtype),
+        grid=(min(multiprocessors, loop.tiles * problem.groups),),
+        grid_names=("blocks",),
+        num_threads=COMPUTE + 1,
+        thread_name="warpgroup",
+        scratch_types=scratch,
+        kernel_name="transposed_ragged_matmul",
+        compiler_params=PARAMS,
+    )
+    return kernel
+
+
+def _clear(strip: Any, limit: Any) -> None:
+    values = plgpu.load(strip, layout=plgpu.Layout.WGMMA)
+    row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
+    strip[...] = jnp.where(row < limit, values, jnp.zeros((), values.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A tile of a group's result.
+
+    Attributes:
+      group: its number.
+      row, column: of its first element.
+      start: the group's first row in the operands.
+      size: the group's rows.
+      steps: along them.
+    """
+
+    group: Any
+    row: Any
+    column: Any
+    start: Any
+    size: Any
+    steps: Any
+
+
+class _Loop:
+    """The body of the kernel for one problem and configuration."""
+
+    def __init__(self, problem: Problem, config: RaggedConfig):
+        self.problem, self.config = problem, config
+        self.row_tiles = -(-problem.k // config.tile_m)
+        self.column_tiles = -(-problem.n // config.tile_n)
+
+    @property
+    def tiles(self) -> int:
+        """Of each group."""
+        return self.row_tiles * self.column_tiles
+
+    def run(
+        self,
+        left: Any,
+        right: Any,
+        sizes: Any,
+        out: Any,
+        *,
+        left_smem: Any,
+        right_smem: Any,
+        out_smem: Any,
+        full: Any,
+        empty: Any,
+        cut: Any,
+    ) -> None:
+        """The kernel's body."""
+        slots = Slots(self.config.stages, full, empty)
+        roles(
+            lambda: self._fetch(left, right, sizes, left_smem, right_smem, slots),
+            lambda warpgroup: self._compute(
+                warpgroup, sizes, out, left_smem, right_smem, out_smem, slots, cut
+            ),
+        )
+
+    def _over_tiles(self, sizes: Any, body: Callable[[_Tile, Any], Any], carry: Any) -> Any:
+        """``carry = body(tile, carry)`` for each of this block's tiles."""
+        config = self.config
+        block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
+        count = lax.div(self.tiles * self.problem.groups - 1 - block, blocks) + 1
+
+        def one(number: Any, state: Any) -> Any:
+            group, start, carry = state
+            index = block + number * blocks
+            target = lax.div(index, self.tiles)
+            start = lax.fori_loop(group, target, lambda g, start: start + sizes[g], start)
+            row, column = plgpu.planar_snake(
+                index - target * self.tiles,
+                (self.row_tiles, self.column_tiles),
+                0,
+                config.band,
+            )
+            size = sizes[target]
+            steps = lax.div(size + (config.tile_k - 1), config.tile_k)
+            tile = _Tile(target, row * config.tile_m, column * config.tile_n, start, size, steps)
+            return target, start, body(tile, carry)
+
+        state = (jnp.int32(0), jnp.int32(0), carry)
+        return lax.fori_loop(0, count, one, state)[2]
+
+    # The memory warpgroup -------------------------------------------------------------------------
+
+    def _fetch(
+        self, left: Any, right: Any, sizes: Any, left_smem: Any, right_smem: Any, slots: Slots
+    ) -> None:
+        config = self.config
+
+        def tile(place: _Tile, carry: Any) -> Any:
+            def step(index: Any, carry: Any) -> Any:
+                slot, filled = carry
+                slots.wait_empty(slot, filled)
+                rows = pl.ds(place.start + index * config.tile_k, config.tile_k)
+                full = slots.full.at[slot]
+                for source, first, strips in (
+                    (left, place.row, left_smem.at[slot]),
+                    (right, place.column, right_smem.at[slot]),
+                ):
+                    window = source.at[rows, pl.ds(first, strips.shape[0] * WIDTH)]
+                    plgpu.copy_gmem_to_smem(window, matrix(strips), full)
+                return slots.next(slot), filled + 1
+
+            return lax.fori_loop(0, place.steps, step, carry)
+
+        self._over_tiles(sizes, tile, (jnp.int32(0), jnp.int32(0)))
+
+    # The compute warpgroups -----------------------------------------------------------------------
+
+    def _compute(
+        self,
+        warpgroup: Any,
+        sizes: Any,
+        out: Any,
+        left_smem: Any,
+        right_smem: Any,
+        out_smem: Any,
+        slots: Slots,
+        cut: Any,
+    ) -> None:
+        config = self.config
+        wm, wn = config.warpgroup_m, config.warpgroup_n
+        row = warpgroup * wm if config.split == "m" else jnp.int32(0)
+        column = warpgroup * wn if config.split == "n" else jnp.int32(0)
+        staging = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
+
+        def strips(first: Any, columns: int) -> Any:
+            return pl.ds(lax.div(first, WIDTH), columns // WIDTH)
+
+        def clear(slot: Any, limit: Any) -> None:
+            """Zeros from the row ``limit`` on; the warpgroups take turns at the strips."""
+            for ref in (left_smem, right_smem):
+                count = ref.shape[1]
+                for first in range(0, count - 1, COMPUTE):
+                    _clear(ref.at[slot, first + warpgroup], limit)
+                if count % COMPUTE:
+                    last = ref.at[slot, count - 1]
+                    pl.when(warpgroup == 0)(functools.partial(_clear, last, limit))
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(cut)
+            plgpu.barrier_wait(cut)
+
+        def multiply(acc: Any, slot: Any) -> None:
+            left = matrix(left_smem.at[slot, strips(row, wm)])
+            right = matrix(right_smem.at[slot, strips(column, wn)])
+            plgpu.wgmma(acc, plgpu.transpose_ref(left, (1, 0)), right)
+
+        def tile(place: _Tile, slot: Any) -> Any:
+            def scope(acc: Any) -> Any:
+                def step(index: Any, state: Any) -> Any:
+                    previous, current = state
+                    plgpu.barrier_wait(slots.full.at[current])
+                    limit = place.size - index * config.tile_k
+                    pl.when(limit < config.tile_k)(lambda: clear(current, limit))
+                    multiply(acc, current)
+                    plgpu.wgmma_wait(1)
+                    pl.when(index > 0)(lambda: plgpu.barrier_arrive(slots.empty.at[previous]))
+                    return current, slots.next(current)
+
+                last, following = lax.fori_loop(0, place.steps, step, (slot, slot))
+                sums = acc[...]
+                pl.when(place.steps > 0)(lambda: plgpu.barrier_arrive(slots.empty.at[last]))
+                result = out.at[place.group]
+
+                def destination(part: int, columns: int, start: Any, rows: int) -> Any:
+                    return result.at[
+                        pl.ds(place.row + row + start, rows),
+                        pl.ds(place.column + column + part, columns),
+                    ]
+
+                write(sums, staging, destination, config)
+                return following
+
+            return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
+
+        self._over_tiles(sizes, tile, jnp.int32(0))
