@@ -38,9 +38,7 @@ def test_kernels_of_both(name: str):
         assert one.ptx.count("wgmma.mma_async") == other.ptx.count("wgmma.mma_async")
 
 
-@pytest.mark.parametrize(
-    "name", [case.row.name for case in CASES.values() if "_d" in case.row.name]
-)
+@pytest.mark.parametrize("name", ["bf16_128x256x128", "forward_s256_d64", "backward_s256_d64"])
 def test_both_compute_what_the_reference_does(name: str):
     case = CASES[name]
     options = contest.Options(rounds=1, calls=4, trial_calls=1)
