@@ -12,7 +12,7 @@ from tests.hopper.pipeline_support import pipeline
 
 from pallasite import gpu as plgpu
 
-pytestmark = pytest.mark.runs_kernels
+pytestmark = [pytest.mark.runs_kernels, pytest.mark.usefixtures("semantics")]
 
 TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 ROWS, COLUMNS, DEPTH = 64, 64, 64  # of a compute thread's tile, and of a step

@@ -25,7 +25,7 @@ from products_support import (
 
 from pallasite import gpu as plgpu
 
-pytestmark = pytest.mark.runs_kernels
+pytestmark = [pytest.mark.runs_kernels, pytest.mark.usefixtures("semantics")]
 
 LEFT = Operand(64, 32, BF16, 64)
 RIGHT = Operand(32, 64, BF16, 128)

@@ -72,6 +72,7 @@ def test_accumulator(dtype, row, column, columns):
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.usefixtures("semantics")
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, E4M3, I8])
 def test_result_becomes_left_operand(dtype):
     """A result, cast to the layout of left operands of each width, is multiplied again."""
@@ -113,6 +114,7 @@ def test_result_becomes_left_operand(dtype):
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.usefixtures("semantics")
 @pytest.mark.parametrize("source", ["WGMMA", "WGMMA_TF32"])
 def test_casts_of_float32(source):
     """There and back, with the elements where they were."""
