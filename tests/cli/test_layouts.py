@@ -115,7 +115,7 @@ def test_json(command, file):
     result = command("inspect", f"{file}::inferred", *ARGUMENTS, "--json")
     assert result.status == 0, result.err
     (report,) = result.json
-    assert set(report["layouts"]) == {"arrays", "shared", "conversions"}
+    assert set(report["layouts"]) == {"arrays", "shared", "conversions", "insertions"}
     (conversion,) = report["layouts"]["conversions"]
     place = {"file": str(conversion["location"]["file"]), "line": 16, "function": "body"}
     assert conversion.pop("cost") > 100
@@ -133,6 +133,40 @@ def test_json(command, file):
     (tile,) = report["layouts"]["shared"]
     assert (tile["name"], tile["location"]["line"]) == ("tile", 20)
     assert {one["layout"] for one in report["layouts"]["arrays"]} >= {"WGMMA", "WGMMA_ROW"}
+
+
+UNFENCED = """
+import jax
+import jax.numpy as jnp
+from pallasite import gpu as plgpu
+
+
+@plgpu.kernel(
+    out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32),
+    scratch_types=[plgpu.SMEM((64, 64), jnp.float32)],
+)
+def turned(x_ref, out_ref, tile):
+    tile[...] = x_ref[...]
+    tile[...] = tile[...].T
+    plgpu.copy_smem_to_gmem(tile, out_ref)
+    plgpu.wait_smem_to_gmem(0)
+"""
+
+
+def test_fences_and_barriers_that_are_added(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unfenced.py").write_text(UNFENCED.lstrip())
+    result = command("inspect", "unfenced.py::turned", *ARGUMENTS)
+    assert result.status == 0, result.err
+    added = section(result.out, "fences and barriers that are added").splitlines()
+    assert [" ".join(row.split()) for row in added] == [
+        "unfenced.py:12 a barrier before get",
+        "unfenced.py:12 a barrier before swap",
+        "unfenced.py:13 a fence before copy_smem_to_gmem",
+    ]
+    (report,) = command("inspect", "unfenced.py::turned", *ARGUMENTS, "--json").json
+    kinds = [one["what"] for one in report["layouts"]["insertions"]]
+    assert kinds == ["barrier", "barrier", "fence"]
 
 
 def test_all_kernels_of_a_function(command, file):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pallasite.errors import SourceLocation
     from pallasite.lowering.layout_report import (
         ArrayLayout,
+        Insertion,
         LayoutConversion,
         LayoutReport,
         Reason,
@@ -29,6 +30,14 @@ def as_json(report: LayoutReport) -> dict[str, Any]:
         "arrays": [_record(one) for one in report.arrays],
         "shared": [_record(one) for one in report.shared],
         "conversions": [_record(one) for one in report.conversions],
+        "insertions": [
+            {
+                "location": output.location_json(one.location),
+                "primitive": one.primitive,
+                "what": one.what,
+            }
+            for one in report.insertions
+        ],
     }
 
 
@@ -48,6 +57,7 @@ def as_text(report: LayoutReport) -> str:
         ("layouts", _lines(report)),
         ("layouts in shared memory", _shared(report.shared)),
         ("conversions", _total(report.conversions)),
+        ("fences and barriers that are added", _insertions(report.insertions)),
     ]
     return "\n\n".join(f"{title}\n{output.indented(text)}" for title, text in sections)
 
@@ -114,6 +124,14 @@ def _total(conversions: Sequence[LayoutConversion]) -> str:
         f"{len(conversions)}, of which {len(through)} through shared memory;"
         f" cost {cost:.4g} in all, in passes of 128 bytes through shared memory"
     )
+
+
+def _insertions(insertions: Sequence[Insertion]) -> str:
+    rows = [
+        (output.location_text(one.location), f"a {one.what} before {one.primitive}")
+        for one in insertions
+    ]
+    return output.columns(rows) if rows else "none"
 
 
 def _why(reasons: Sequence[Reason], of: SourceLocation | None) -> str:

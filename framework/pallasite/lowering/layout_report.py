@@ -87,6 +87,22 @@ class LayoutConversion:
 
 
 @dataclasses.dataclass(frozen=True)
+class Insertion:
+    """A fence or barrier that the program does not have and that its semantics imply.
+
+    Attributes:
+      location: the line before whose primitive it comes.
+      primitive: name of the primitive.
+      what: ``fence`` (ordinary stores before asynchronous operations, and a barrier) or
+        ``barrier`` (of the lanes of a thread).
+    """
+
+    location: SourceLocation | None
+    primitive: str
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
 class LayoutReport:
     """The layouts of one kernel, in the order of the program.
 
@@ -94,8 +110,10 @@ class LayoutReport:
       arrays: in registers; without those of a single element or of one repeated value.
       shared: in shared memory.
       conversions: between layouts.
+      insertions: fences and barriers that were added.
     """
 
     arrays: tuple[ArrayLayout, ...] = ()
     shared: tuple[SharedLayout, ...] = ()
     conversions: tuple[LayoutConversion, ...] = ()
+    insertions: tuple[Insertion, ...] = ()

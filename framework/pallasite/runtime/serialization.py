@@ -26,6 +26,7 @@ from pallasite.launch import (
 )
 from pallasite.lowering.layout_report import (
     ArrayLayout,
+    Insertion,
     LayoutConversion,
     LayoutReport,
     Reason,
@@ -41,6 +42,7 @@ _RECORDS: dict[str, type] = {
         ArrayParameter,
         Buffer,
         CompiledKernel,
+        Insertion,
         LaunchParameters,
         LayoutConversion,
         LayoutReport,

@@ -248,6 +248,7 @@ class InferenceContext:
         ):
             return
         key = self.walk.anchor or (self.path, id(self.equation))
+        self.walk.places.setdefault(key, self.place)
         self.walk.events.append(Event(kind, key, self.walk.branches, base))
 
     def load(

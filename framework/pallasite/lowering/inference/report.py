@@ -30,6 +30,7 @@ from pallasite.lowering.inference.views import view_of
 from pallasite.lowering.layout_names import describe_memory, name_of
 from pallasite.lowering.layout_report import (
     ArrayLayout,
+    Insertion,
     LayoutConversion,
     LayoutReport,
     Reason,
@@ -49,7 +50,17 @@ def layout_report(inference: Inference) -> LayoutReport:
         tuple(_arrays(problem, solver)),
         tuple(_shared(problem, solver)),
         tuple(_conversions(problem, solver)),
+        tuple(_insertions(inference)),
     )
+
+
+def _insertions(inference: Inference) -> Iterator[Insertion]:
+    """In the order of the program; where there is a fence, it is a barrier as well."""
+    for key, place in inference.walk.places.items():
+        if key in inference.plan.before:
+            yield Insertion(place.location, place.primitive, "fence")
+        elif key in inference.plan.barriers:
+            yield Insertion(place.location, place.primitive, "barrier")
 
 
 # Arrays -------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ class Walk:
         self.events: list[Any] = []
         self.branches: Branches = ()
         self.anchor: Key | None = None
+        self.places: dict[Key, Place] = {}
 
     def jaxpr(
         self,
