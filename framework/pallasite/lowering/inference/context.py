@@ -353,8 +353,10 @@ class InferenceContext:
         with contextlib.suppress(PallasiteError):
             shape = view_of(root, None, views).layout.shape
             candidates = self.walk.problem.choices[root.choice].candidates
-            if len(shape) < 2 or len(candidates) < 2 or root.shape[-2] % shape[-2]:
+            if len(shape) < 2 or len(candidates) < 2:
                 return
+            if shape[-2] % 8 or root.shape[-2] % shape[-2]:
+                return  # Tiles are of whole groups of 8 rows, as a swizzle is.
             with contextlib.suppress(PallasiteError):
                 if not check(view_of(root, candidates[1], views)):
                     return
