@@ -106,6 +106,7 @@ def test_single_warps(dtype, approximate):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.filterwarnings("error:.*spills registers")
 def test_reductions(dtype):
     functions = [lax.reduce_max, lax.reduce_min]
     if dtype == "bool":

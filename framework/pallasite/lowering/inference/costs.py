@@ -91,7 +91,8 @@ def _scratch_passes(layout: Layout, bits: int) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def reduction_cost(layout: Layout, axes: tuple[int, ...], bits: int) -> float:
-    """Of what lanes and warps exchange in a reduction of an array in this layout."""
+    """Of what lanes and warps exchange in a reduction of an array in this layout, and of what
+    several of them reduce alike."""
     if not isinstance(layout, RegisterLayout):
         return 0.0
     try:
@@ -100,10 +101,9 @@ def reduction_cost(layout: Layout, axes: tuple[int, ...], bits: int) -> float:
         return 0.0
     values = len(plan.register_groups) * len(plan.vector_groups) * max(1.0, bits / 32)
     steps = len(plan.lane_masks) + sum(rotation.size - 1 for rotation in plan.lane_rotations)
-    shuffles = WARPS * values * steps
-    if not plan.crosses_warps:
-        return shuffles
-    return shuffles + 2 * SYNCHRONIZATION + 2 * WARPS * values
+    # Narrow elements take a register each while they are reduced.
+    cost = copies_cost(layout, max(bits, 32)) + WARPS * values * steps
+    return cost + 2 * SYNCHRONIZATION + 2 * WARPS * values if plan.crosses_warps else cost
 
 
 @functools.lru_cache(maxsize=4096)
