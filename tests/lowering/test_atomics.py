@@ -208,7 +208,7 @@ def test_warp_needs_scalars():
     def kernel(o):
         warp_map(lambda warp: arrays.atomic_add(o, jnp.full((32,), 1, jnp.int32)))
 
-    with pytest.raises(UnsupportedError, match="a single warp updates an array"):
+    with pytest.raises(InvalidValueError, match="a single warp updates an array"):
         compile_kernel(kernel)
 
 
