@@ -54,6 +54,8 @@ def read(
     """
     text = "" if wait is None else wait_text(wait)
     registers = pass_through(text, value.registers)
+    if comes_from_branch_with_fragments(value.registers[0]):
+        registers = pinned(registers)
     value = RegisterArray(registers, value.layout, value.dtype)
     return value, relayout(ctx, value, result_layout(value.shape))
 
@@ -79,6 +81,62 @@ def pass_through(
         part = registers[start : start + TIED]
         results += tied_assembly(text if start == chosen else "", part)
     return tuple(results)
+
+
+def pinned(registers: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
+    """The same registers; what uses them stays behind this place in machine code, too.
+
+    ptxas (seen with 13.0 and 13.5) may move what reads accumulators before the wait for the
+    products that are added to them, if these are in another basic block and have their left operand
+    in registers. So after the wait the registers are overwritten under a condition that never
+    holds, and that ptxas does not know: a GPU has multiprocessors.
+    """
+    results: list[ir.Value] = []
+    for start in range(0, len(registers), TIED):
+        part = registers[start : start + TIED]
+        moves = " ".join(f"@p mov.b32 ${number}, z;" for number in range(len(part)))
+        text = f"{{ .reg .pred p; .reg .b32 z; mov.u32 z, %nsmid; setp.eq.u32 p, z, 0; {moves} }}"
+        results += tied_assembly(text, part)
+    return tuple(results)
+
+
+def comes_from_branch_with_fragments(register: ir.Value) -> bool:
+    """Whether a loop or a branch before has products whose left operand is in registers, and whose
+    result this may be."""
+    seen: set[int] = set()
+
+    def follow(value: ir.Value, inside: bool) -> bool:
+        owner = value.owner
+        key = hash(value)
+        if key in seen:
+            return False
+        seen.add(key)
+        if isinstance(owner, ir.Block):
+            around = owner.owner
+            if around.name != "scf.for":
+                return False
+            number = ir.BlockArgument(value).arg_number - 1
+            return number >= 0 and follow(_yielded(around.regions[0], number), True)
+        if owner.name in ("scf.for", "scf.if", "scf.index_switch"):
+            number = ir.OpResult(value).result_number
+            return any(follow(_yielded(region, number), True) for region in owner.regions)
+        if owner.name == "scf.while":
+            number = ir.OpResult(value).result_number
+            return follow(_yielded(owner.regions[1], number), True)
+        if owner.name == "llvm.inline_asm":
+            text = ir.StringAttr(owner.attributes["asm_string"]).value
+            if "wgmma.mma_async" in text:
+                return inside and "}, {" in text
+        operands = list(owner.operands)
+        return bool(operands) and follow(operands[0], inside)
+
+    return follow(register, False)
+
+
+def _yielded(region: ir.Region, number: int) -> ir.Value:
+    """An operand of the operation that ends a region."""
+    value: ir.Value = list(region.blocks[0].operations)[-1].operands[number]
+    return value
 
 
 def need(words: Sequence[ir.Value]) -> None:
