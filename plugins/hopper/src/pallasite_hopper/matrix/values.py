@@ -105,7 +105,9 @@ def comes_from_branch_with_fragments(register: ir.Value) -> bool:
     result this may be."""
     seen: set[int] = set()
 
-    def follow(value: ir.Value, inside: bool) -> bool:
+    def follow(value: ir.Value | None, inside: bool) -> bool:
+        if value is None:
+            return False
         owner = value.owner
         key = hash(value)
         if key in seen:
@@ -133,9 +135,12 @@ def comes_from_branch_with_fragments(register: ir.Value) -> bool:
     return follow(register, False)
 
 
-def _yielded(region: ir.Region, number: int) -> ir.Value:
-    """An operand of the operation that ends a region."""
-    value: ir.Value = list(region.blocks[0].operations)[-1].operands[number]
+def _yielded(region: ir.Region, number: int) -> ir.Value | None:
+    """An operand of the operation that ends a region; None while the region is being emitted."""
+    operations = list(region.blocks[0].operations) if len(region.blocks) else []
+    if not operations or operations[-1].operation.name != "scf.yield":
+        return None
+    value: ir.Value = operations[-1].operands[number]
     return value
 
 
