@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pallasite.conflicts import check_no_tie, in_order, merge_names, merge_targets, unique, winner
 from pallasite.errors import MissingRuleError
@@ -73,46 +73,22 @@ class Registry:
         self.targets: dict[str, Target] = merge_targets(contributions)
         self.names: dict[str, str] = merge_names(contributions)
         self._lowering: dict[tuple[Primitive, Semantics], list[LoweringRule]] = {}
-        for one in contributions:
-            for rule in one.lowering_rules:
-                rule = dataclasses.replace(rule, plugin=one.plugin)
-                self._lowering.setdefault((rule.primitive, rule.semantics), []).append(rule)
-        self._resources: dict[Primitive, ResourceRule] = unique(
-            "resource rules of primitive",
-            (
-                dataclasses.replace(r, plugin=c.plugin)
-                for c in contributions
-                for r in c.resource_rules
-            ),
-            lambda rule: rule.primitive,
+        for rule in _with_plugin(contributions, "lowering_rules"):
+            self._lowering.setdefault((rule.primitive, rule.semantics), []).append(rule)
+        self._resources: dict[Primitive, ResourceRule] = _by_primitive(
+            contributions, "resource_rules", "resource rules"
         )
-        self._layouts: dict[Primitive, LayoutRule] = unique(
-            "layout rules of primitive",
-            (
-                dataclasses.replace(r, plugin=c.plugin)
-                for c in contributions
-                for r in c.layout_rules
-            ),
-            lambda rule: rule.primitive,
+        self._layouts: dict[Primitive, LayoutRule] = _by_primitive(
+            contributions, "layout_rules", "layout rules"
         )
-        self._inference: dict[Primitive, InferenceRule] = unique(
-            "inference rules of primitive",
-            (
-                dataclasses.replace(r, plugin=c.plugin)
-                for c in contributions
-                for r in c.inference_rules
-            ),
-            lambda rule: rule.primitive,
+        self._inference: dict[Primitive, InferenceRule] = _by_primitive(
+            contributions, "inference_rules", "inference rules"
         )
         self._passes: dict[str, Pass] = unique(
-            "passes named",
-            (dataclasses.replace(r, plugin=c.plugin) for c in contributions for r in c.passes),
-            lambda entry: entry.name,
+            "passes named", _with_plugin(contributions, "passes"), lambda entry: entry.name
         )
         self.executors: dict[str, Executor] = unique(
-            "executors named",
-            (dataclasses.replace(r, plugin=c.plugin) for c in contributions for r in c.executors),
-            lambda entry: entry.name,
+            "executors named", _with_plugin(contributions, "executors"), lambda entry: entry.name
         )
         # The target is part of the value, so that its id cannot be used again by another one.
         self._found: dict[tuple[Primitive, Semantics, int], tuple[Target, LoweringRule]] = {}
@@ -225,6 +201,21 @@ class Registry:
         if rule.semantics is not semantics:
             return []
         return [name for name, target in self.targets.items() if rule.target.matches(target)]
+
+
+def _with_plugin(contributions: Iterable[Contribution], field: str) -> Iterator[Any]:
+    """What all plugins contribute of one kind, each with the name of its plugin."""
+    for one in contributions:
+        for entry in getattr(one, field):
+            yield dataclasses.replace(entry, plugin=one.plugin)
+
+
+def _by_primitive(
+    contributions: Iterable[Contribution], field: str, what: str
+) -> dict[Primitive, Any]:
+    """Rules of which a primitive has one."""
+    rules = _with_plugin(contributions, field)
+    return unique(f"{what} of primitive", rules, lambda rule: rule.primitive)
 
 
 def _select(rules: Sequence[LoweringRule], target: Target) -> LoweringRule | None:
