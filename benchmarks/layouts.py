@@ -190,6 +190,7 @@ def source_lines() -> dict[str, dict[str, int]]:
     def total(modules: Sequence[Any]) -> int:
         return sum(code_lines(pathlib.Path(one.__file__).read_text()) for one in modules)
 
+    harness.use_checkout()
     found = {}
     for family in explicit_layouts.SOURCES:
         inferred, named = explicit_layouts.modules(family)
