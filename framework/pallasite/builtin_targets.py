@@ -14,7 +14,9 @@ BASELINE_FEATURES = frozenset(
         "elect",
         "fp8",
         "griddepcontrol",
+        "ldmatrix",
         "mbarrier",
+        "stmatrix",
         "tma",
     }
 )

@@ -187,11 +187,12 @@ def test_inline_assembly():
     ).replace('"n" %k : (i32)', '"r" %k : (i32)')
     check(
         to_llvm(source),
-        """CHECK: call {i32, i32} asm sideeffect "{\\0A .reg .pred p; add.u32 $0, $2, 1; sub.u32 $1, $2, 1;\\0A}", "=r,=r,r,~{memory}"(i32 %a0) #0
+        """CHECK: call {i32, i32} asm sideeffect "{\\0A .reg .pred p; add.u32 $0, $2, 1; sub.u32 $1, $2, 1;\\0A}", "=r,=r,r,~{memory}"(i32 %a0) #2
         CHECK: call i32 asm "mul.lo.u32 $0, $1, $2;", "=r,r,r"(i32 %1, i32 %2) #1
-        CHECK: call void asm sideeffect "bar.sync 1, $0;", "r"(i32 %a1) #0
+        CHECK: call void asm sideeffect "bar.sync 1, $0;", "r"(i32 %a1) #2
         CHECK: attributes #0 = { convergent nounwind }
-        CHECK: attributes #1 = { nounwind willreturn memory(none) }""",
+        CHECK: attributes #1 = { nounwind willreturn memory(none) }
+        CHECK: attributes #2 = { convergent nounwind willreturn }""",
     )
     text = to_ptx(source)
     assert "bar.sync 1" in text

@@ -36,7 +36,7 @@ def test_scalars_print_once_per_thread():
     [
         (jnp.int32, "%d", r"st\.local\.b32"),
         (jnp.uint32, "%u", r"st\.local\.b32"),
-        (jnp.int8, "%d", r"cvt\.s32\.s8|ld\.global\.s8|ld\.global\.b8"),
+        (jnp.int8, "%d", r"cvt\.s32\.s8|ld\.global\.nc\.[sb]8"),
         (jnp.uint16, "%u", r"st\.local\.b32"),
         (jnp.int64, "%lld", r"st\.local\.b64"),
         (jnp.uint64, "%llu", r"st\.local\.b64"),

@@ -87,7 +87,7 @@ def test_load_of_a_scalar():
     def kernel(x, o):
         o[...] = jnp.full((128,), load(x, 3))
 
-    in_order(compile_to_ptx(kernel, array(128)), r"ld\.global\.b32\s+%r\d+, \[%rd\d+\+12\]")
+    in_order(compile_to_ptx(kernel, array(128)), r"ld\.global\.nc\.b32\s+%r\d+, \[%rd\d+\+12\]")
 
 
 # Masks --------------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def test_dynamic_increment():
         o[...] = x[...]
 
     ptx = compile_to_ptx(kernel, array(128), array(1, dtype=jnp.int32))
-    in_order(ptx, r"ld\.global\.b32\s+%r\d+", r"red\.release\.gpu\.global\.add\.s32")
+    in_order(ptx, r"ld\.global\.nc\.b32\s+%r\d+", r"red\.release\.gpu\.global\.add\.s32")
 
 
 def test_all_lanes_read_one_value():

@@ -64,6 +64,7 @@ class _Search:
 
     def __init__(self) -> None:
         self._known: dict[ir.Value, int] = {}
+        self._conditions: dict[ir.Value, bool | None] = {}
 
     def divisor(self, value: ir.Value, depth: int) -> int:
         """The divisor of a value that ``depth`` operations may lead back from."""
@@ -88,12 +89,14 @@ class _Search:
             return self._yielded(value, owner, depth)
         if name in ("scf.for", "scf.while"):
             return self._loop_result(value, owner, depth)
-        if name == "arith.select" and (chosen := _chosen(list(owner.operands))) is not None:
-            return self.divisor(chosen, depth)
         rule = _RULES.get(name)
         if rule is None:
             return 1
         operands = list(owner.operands)
+        if name == "arith.select":
+            chosen = _chosen(operands, self._conditions)
+            if chosen is not None:
+                return self.divisor(chosen, depth)
         return rule(operands, [self.divisor(operand, depth) for operand in operands])
 
     def _argument(self, value: ir.Value, block: ir.Block, depth: int) -> int:
@@ -135,18 +138,21 @@ def _constant(value: ir.Value) -> int | None:
     owner = value.owner
     if isinstance(owner, ir.Block):
         return None
-    if owner.name == "arith.select":
-        chosen = _chosen(list(owner.operands))
+    name = owner.name
+    if name == "arith.select":
+        chosen = _chosen(list(owner.operands), {})
         return None if chosen is None else _constant(chosen)
-    if owner.name != "arith.constant":
+    if name != "arith.constant":
         return None
     return int(ir.IntegerAttr(owner.attributes["value"]).value)
 
 
-def _chosen(operands: Sequence[ir.Value]) -> ir.Value | None:
+def _chosen(
+    operands: Sequence[ir.Value], conditions: dict[ir.Value, bool | None]
+) -> ir.Value | None:
     """The value that a selection always gives, if its condition does not depend on anything."""
     condition, yes, no = operands
-    known = _truth(condition)
+    known = _truth(condition, conditions)
     return None if known is None else yes if known else no
 
 
@@ -157,18 +163,28 @@ _COMPARISONS = (
 """By number of the predicate; the last four are unsigned."""
 
 
-def _truth(value: ir.Value) -> bool | None:
-    """Whether a condition always holds, or never; None if that is not known."""
+def _truth(value: ir.Value, conditions: dict[ir.Value, bool | None]) -> bool | None:
+    """Whether a condition always holds, or never; None if that is not known.
+
+    ``conditions`` has what was found before.
+    """
+    if value not in conditions:
+        conditions[value] = _find_truth(value, conditions)
+    return conditions[value]
+
+
+def _find_truth(value: ir.Value, conditions: dict[ir.Value, bool | None]) -> bool | None:
     owner = value.owner
-    if isinstance(owner, ir.Block) or len(owner.operands) > 2:
+    if isinstance(owner, ir.Block):
         return None
-    if owner.name == "arith.constant":
+    name = owner.name
+    if name == "arith.constant":
         return bool(ir.IntegerAttr(owner.attributes["value"]).value)
-    if owner.name in ("arith.andi", "arith.ori"):
-        deciding = owner.name == "arith.ori"
-        known = [_truth(operand) for operand in owner.operands]
+    if name in ("arith.andi", "arith.ori"):
+        deciding = name == "arith.ori"
+        known = [_truth(operand, conditions) for operand in owner.operands]
         return deciding if deciding in known else None if None in known else not deciding
-    if owner.name != "arith.cmpi":
+    if name != "arith.cmpi":
         return None
     left, right = map(_constant, owner.operands)
     predicate = int(ir.IntegerAttr(owner.attributes["predicate"]).value)

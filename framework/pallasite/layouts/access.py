@@ -142,19 +142,29 @@ class AccessPlan:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Piece:
-    """A digit of the index that lies within one extent of memory."""
+class Piece:
+    """A digit of the index that lies within one extent of memory.
+
+    Attributes:
+      digit: of the register layout.
+      stride: elements in memory from one of its values to the next.
+    """
 
     digit: Digit
     stride: int
 
 
-def _pieces(layout: RegisterLayout, memory: MemoryLayout) -> list[_Piece]:
+def pieces_of(layout: RegisterLayout, memory: MemoryLayout) -> list[Piece]:
+    """The digits of a register layout, cut so that each steps evenly through memory.
+
+    Raises:
+      InvalidValueError: the two layouts cut a dimension in ways that do not fit together.
+    """
     if layout.flat:
         extents = [list(memory.flat_extents)]
     else:
         extents = [list(dim) for dim in memory.dims]
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     for dim, (digits, own) in enumerate(zip(layout.dims, extents, strict=True)):
         # A digit that is cut scales its stride, exactly as an extent does.
         pairs = dg.refine(digits, [Digit(e.size, Owner.REGISTER, e.stride) for e in own])
@@ -168,11 +178,11 @@ def _pieces(layout: RegisterLayout, memory: MemoryLayout) -> list[_Piece]:
                 hint="use another register layout, or a tiling whose extents divide the layout's; "
                 "or compute every index with plan_indexed_access",
             )
-        pieces += [_Piece(digit, memory_digit.stride) for digit, memory_digit in pairs]
+        pieces += [Piece(digit, memory_digit.stride) for digit, memory_digit in pairs]
     return pieces
 
 
-def _static_offsets(pieces: Sequence[_Piece], owner: Owner, total: int) -> tuple[int, ...]:
+def _static_offsets(pieces: Sequence[Piece], owner: Owner, total: int) -> tuple[int, ...]:
     own = [p for p in pieces if p.digit.owner is owner]
     return tuple(sum(p.digit.value(i) * p.stride for p in own) for i in range(total))
 
@@ -215,7 +225,7 @@ def plan_access(
             f"registers of shape {layout.shape} and memory of shape {memory.shape} differ"
         )
     bits = memory.element_bits
-    pieces = _pieces(layout, memory)
+    pieces = pieces_of(layout, memory)
     threads = [p for p in pieces if p.digit.owner.is_thread]
     terms = tuple(
         ThreadTerm(p.digit.owner, p.digit.stride, p.digit.size, p.stride) for p in threads
@@ -257,10 +267,10 @@ def plan_access(
         element_bits=bits,
         swizzle=memory.swizzle,
     )
-    return _with_swizzle(plan, memory)
+    return with_swizzle(plan, memory)
 
 
-def _with_swizzle(plan: AccessPlan, memory: MemoryLayout) -> AccessPlan:
+def with_swizzle(plan: AccessPlan, memory: MemoryLayout) -> AccessPlan:
     """Fills in the swizzle of the accesses, or says that it cannot be separated."""
     bits = plan.element_bits
     atom = memory.atom_bytes - 1

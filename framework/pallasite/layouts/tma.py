@@ -10,6 +10,7 @@ instructions that share one descriptor.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -312,6 +313,19 @@ def plan_tensor_map(
     Raises:
       InvalidValueError: the hardware cannot copy this; the message says which limit is exceeded.
     """
+    return _plan(tuple(shape), tuple(strides), dtype, tuple(window), shared, blocks, reduction)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    window: tuple[WindowDimension, ...],
+    shared: MemoryLayout,
+    blocks: int,
+    reduction: str | None,
+) -> TensorMapPlan:
     bits = shared.element_bits
     code = tt.element_code(dtype, reduction)
     sizes = tuple(part.size for part in window if not part.squeezed)

@@ -216,6 +216,12 @@ class RuleContext:
         else:
             self.launch.warpgroup_barrier()
 
+    def meet_before_copy(self) -> None:
+        """All lanes of the user's thread meet before one of them starts a copy for all, and arrives
+        on a barrier; where layouts are inferred, so is where that is necessary."""
+        if self.auto_barriers and not self.in_warp and self.kernel.plan is None:
+            self.synchronize()
+
     def lower(self, jaxpr: Any, args: Sequence[Value], *, mode: Mode | None = None) -> list[Value]:
         """Lowers a nested jaxpr in place; returns the values of its results."""
         from pallasite.lowering.walker import lower_jaxpr

@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from pallasite import _jax, plugins
 from pallasite.errors import CompilationError, PallasiteError, SourceLocation
 from pallasite.ir.context import make_context
+from pallasite.language.effects import programmatic_launch_effect
 from pallasite.language.kernel import KernelSpec
 from pallasite.language.params import LoweringSemantics
 from pallasite.launch import Allocation, Buffer, BufferKind, ResourceReport
@@ -84,6 +85,18 @@ def _memory_used_both_ways(spec: KernelSpec) -> set[int]:
     return read
 
 
+def _constant_inputs(spec: KernelSpec) -> set[int]:
+    """Positions of the inputs that nobody writes from the beginning of the kernel to its end.
+
+    A kernel that waits for earlier ones may begin before its inputs are there.
+    """
+    if programmatic_launch_effect in spec.jaxpr.effects:
+        return set()
+    written = _touched(spec, _jax.WriteEffect)
+    aliased = {given for given, _ in spec.input_output_aliases}
+    return set(range(len(spec.in_avals))) - written - aliased
+
+
 def lower_kernel(
     spec: KernelSpec, target: Target, *, mesh_axes: Mapping[Hashable, int] | None = None
 ) -> LoweredKernel:
@@ -123,8 +136,11 @@ def lower_kernel(
         inference: Inference | None = None
         read = _memory_used_both_ways(spec)
         launch.shares_memory_in_cluster = bool(read & _touched(spec, _jax.WriteEffect))
+        constant = _constant_inputs(spec)
         references: list[Value] = [
-            global_reference(launch, buffer, may_be_read=position in read)
+            global_reference(
+                launch, buffer, may_be_read=position in read, constant=position in constant
+            )
             for position, buffer in enumerate((*launch.buffers_in, *launch.buffers_out))
         ]
         with mlir_location(location):

@@ -80,6 +80,7 @@ class MemoryReference:
         None once the view is more than a window.
       remote: for shared memory, the cluster rank (i32) of another block that owns it.
       may_be_read: whether the kernel also reads this memory.
+      constant: whether nobody writes it while the kernel runs.
       members: for a union of allocations, the layouts of those members that inference has chosen
         one for, by offset in bytes, dtype and shape.
       peer: device-side information of plugins for multi-GPU references.
@@ -96,6 +97,7 @@ class MemoryReference:
     window: tuple[WindowStart, ...] | None = None
     remote: ir.Value | None = None
     may_be_read: bool = True
+    constant: bool = False
     members: Mapping[Any, MemoryLayout] | None = None
     peer: Any = None
 
@@ -206,20 +208,21 @@ class BarrierReference:
 
 
 def global_reference(
-    launch: LaunchContext, buffer: Buffer, *, may_be_read: bool
+    launch: LaunchContext, buffer: Buffer, *, may_be_read: bool, constant: bool
 ) -> MemoryReference | GlobalReference:
     """The reference to a whole array in global memory."""
-    return GlobalReference(launch, buffer, may_be_read)
+    return GlobalReference(launch, buffer, may_be_read, constant)
 
 
 class GlobalReference:
     """A reference to a whole global array; its pointer becomes a kernel parameter on first use,
     so that an array used only through TMA descriptors takes no pointer."""
 
-    def __init__(self, launch: LaunchContext, buffer: Buffer, may_be_read: bool):
+    def __init__(self, launch: LaunchContext, buffer: Buffer, may_be_read: bool, constant: bool):
         self._launch = launch
         self.buffer = buffer
         self._may_be_read = may_be_read
+        self._constant = constant
 
     def resolve(self, *, pointer: bool = True) -> MemoryReference:
         """The memory reference; without ``pointer``, its pointer must not be used."""
@@ -235,6 +238,7 @@ class GlobalReference:
             buffer=self.buffer,
             window=window,
             may_be_read=self._may_be_read,
+            constant=self._constant,
         )
 
 

@@ -13,12 +13,20 @@ from jaxlib.mlir import ir
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite.ir import ops, types
 from pallasite.language.memory import MemorySpace
-from pallasite.layouts.access import Access, AccessPlan, plan_access
+from pallasite.layouts.access import Access, AccessPlan
 from pallasite.layouts.construct import strided
 from pallasite.layouts.digits import LANES, WARPS, Owner
+from pallasite.layouts.matrix_access import MatrixPlan, plan_transfer
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray, gather
 from pallasite.lowering.launch import LaunchContext
+from pallasite.lowering.matrix_transfers import (
+    LOAD,
+    STORE,
+    can_move_matrices,
+    load_matrices,
+    store_matrices,
+)
 from pallasite.lowering.references import MemoryReference
 
 MAXIMUM_BITS = 128
@@ -173,22 +181,38 @@ def load_array(
     if layout is None:
         layout = default_layout(reference, vector_limit)
     assert isinstance(layout, RegisterLayout)
-    plan = plan_access(layout, reference.layout, min(16, reference.offset_alignment))
-    address_of = access_addresses(launch, reference, plan)
+    plan = plan_transfer(
+        layout,
+        reference.layout,
+        min(16, reference.offset_alignment),
+        matrices=can_move_matrices(launch.target, reference, LOAD),
+    )
     memory = types.memory_type(reference.dtype)
-    vector = ops.vector_type(memory, plan.width)
-    elements: dict[tuple[int, int], tuple[int, int]] = {}
-    loaded = []
-    for number, access in enumerate(plan.accesses):
-        loaded.append(ops.load(vector, address_of(access), alignment=max(1, plan.width_bytes)))
-        for position, part in enumerate(access.parts):
-            elements[part] = (number, position)
+    if isinstance(plan, MatrixPlan):
+        address_of = access_addresses(launch, reference, plan.rows)
+        loaded, elements = load_matrices(plan, address_of, memory)
+    else:
+        loaded, elements = _load_vectors(plan, access_addresses(launch, reference, plan), memory)
     sources = [
         [elements[register, element] for element in range(layout.vector_length)]
         for register in range(layout.registers)
     ]
     registers = [from_memory(value, reference.dtype) for value in gather(loaded, sources)]
     return RegisterArray(tuple(registers), layout, reference.dtype)
+
+
+def _load_vectors(
+    plan: AccessPlan, address_of: Callable[[Access], ir.Value], element: ir.Type
+) -> tuple[list[ir.Value], dict[tuple[int, int], tuple[int, int]]]:
+    """Emits the loads of an array; returns what :func:`load_matrices` does."""
+    vector = ops.vector_type(element, plan.width)
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    loaded = []
+    for number, access in enumerate(plan.accesses):
+        loaded.append(ops.load(vector, address_of(access), alignment=max(1, plan.width_bytes)))
+        for position, part in enumerate(access.parts):
+            places[part] = (number, position)
+    return loaded, places
 
 
 def store_array(launch: LaunchContext, reference: MemoryReference, array: RegisterArray) -> None:
@@ -221,9 +245,17 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
         array = array.materialize(default_layout(reference))
     layout = array.layout
     assert isinstance(layout, RegisterLayout)
-    plan = plan_access(layout, reference.layout, min(16, reference.offset_alignment))
-    address_of = access_addresses(launch, reference, plan)
+    plan = plan_transfer(
+        layout,
+        reference.layout,
+        min(16, reference.offset_alignment),
+        matrices=can_move_matrices(launch.target, reference, STORE),
+    )
     values = [to_memory(register, reference.dtype) for register in array.registers]
+    if isinstance(plan, MatrixPlan):
+        store_matrices(plan, access_addresses(launch, reference, plan.rows), values)
+        return
+    address_of = access_addresses(launch, reference, plan)
     vectors = gather(values, [list(access.parts) for access in plan.accesses])
     for access, value in zip(plan.accesses, vectors, strict=True):
         ops.store(value, address_of(access), alignment=max(1, plan.width_bytes))
@@ -252,7 +284,9 @@ def _load_scalar(reference: MemoryReference) -> ir.Value:
         return _load_part_of_byte(reference)
     pointer = scalar_address(reference)
     size = max(1, reference.element_bits // 8)
-    value = ops.load(types.memory_type(reference.dtype), pointer, alignment=size)
+    value = ops.load(
+        types.memory_type(reference.dtype), pointer, alignment=size, constant=reference.constant
+    )
     return from_memory(value, reference.dtype)
 
 

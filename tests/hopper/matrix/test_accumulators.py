@@ -709,3 +709,34 @@ def test_left_operand_changes_in_a_loop(dtype):
 
     result = compute(body, C, a, left=left, right=right, a=a, b=b)
     check(result, 7 * (wide(a) @ wide(b)))
+
+
+def test_zeros_that_a_branch_hands_back():
+    """One branch adds products in a loop, the other leaves the zeros; they are made once."""
+    left = Operand(64, 64, BF16, 128)
+    right = Operand(64, 128, BF16, 128)
+    a, b = values("a", (64, 64), BF16), values("b", (64, 128), BF16)
+
+    def body(times):
+        def inside(a, b, times_ref):
+            count = times_ref[0]
+
+            def scope(acc):
+                @pl.when(count > 0)
+                def _():
+                    def step(_, carry):
+                        plgpu.wgmma(acc, a, b)
+                        plgpu.wgmma_wait(0)
+                        return carry
+
+                    lax.fori_loop(0, count, step, None)
+
+                return acc[...]
+
+            return scoped(scope, (64, 128))
+
+        counts = np.array([times], np.int32)
+        return compute(inside, counts, left=left, right=right, a=a, b=b, shape=(64, 128))
+
+    for times in (0, 1, 3):
+        check(body(times), times * (wide(a) @ wide(b)))

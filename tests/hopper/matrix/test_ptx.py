@@ -337,3 +337,22 @@ def test_branch_before_the_fence():
 
     text = ptx(function, further=(array((64, 16), F32),))
     assert not lines(between(text), "(mov|selp)")
+
+
+def test_zeros_of_a_branch_and_its_loop_are_made_once():
+    def function(acc, a, b, times):
+        count = times[0]
+
+        @pl.when(count > 0)
+        def _():
+            def step(_, carry):
+                plgpu.wgmma(acc, a, b)
+                plgpu.wgmma_wait(0)
+                return carry
+
+            lax.fori_loop(0, count, step, None)
+
+    right = Operand(32, 128, BF16, 128)
+    text = ptx(function, right=right, n=128, further=[array((1,), I32)])
+    # 64 registers of each lane.
+    assert 64 <= len(lines(text, r"mov\.b32 ")) < 64 + 16

@@ -212,11 +212,33 @@ def test_memory_of_an_earlier_scope_is_not_overwritten_too_early():
     np.testing.assert_array_equal(kernel(X), X.reshape(128, 64).T.reshape(128, 64).T)
 
 
+def copied(commit, x_ref, o_ref, tiles, ready):
+    """Two copies with nothing between them, then one where lanes have loaded."""
+
+    def step(i, _):
+        for slot in range(2):
+            rows = pl.ds((2 * i + slot) * 16, 16)
+            plgpu.copy_gmem_to_smem(x_ref.at[rows], tiles.at[slot], ready.at[slot])
+        for slot in range(2):
+            plgpu.barrier_wait(ready.at[slot])
+            o_ref[pl.ds((2 * i + slot) * 16, 16)] = tiles[slot] + 1
+
+    lax.fori_loop(0, 2, step, None)
+
+
+def test_lanes_meet_before_copies_only_where_they_may_be_apart():
+    scratch = [plgpu.SMEM((2, 16, 128), jnp.float32), plgpu.Barrier(num_barriers=2)]
+    kernel = make(copied, commits=False, scratch=scratch)
+    np.testing.assert_array_equal(kernel(X), X + 1)
+    without = make(copied, commits=False, scratch=scratch, unsafe_no_auto_barriers=True)
+    assert barriers(kernel, X) == barriers(without, X) + 1
+
+
 # The searches by themselves -----------------------------------------------------------------------
 
 TAKEN, OTHER = ((("c",), 0),), ((("c",), 1),)
 MEMORY, ELSEWHERE = object(), object()
-NOWHERE = ("fence", "barrier", "arrive")
+NOWHERE = ("fence", "barrier", "arrive", "wait", "expect")
 
 
 def event(kind, number, branches=(), memory=MEMORY):
@@ -287,3 +309,27 @@ def test_barriers_of_loops_branches_and_scopes():
     assert met(Fork([[store, event("barrier", 3)], []]), load) == []
     elsewhere = event("store", 4, memory=ELSEWHERE)
     assert met(load, event("allocate", 5, memory=ELSEWHERE), elsewhere) == [4]
+
+
+def test_barriers_before_copies():
+    copy, other = event("overwrite", 1), event("overwrite", 2, memory=ELSEWHERE)
+    load, wait, barrier = event("load", 3), event("wait", 4), event("barrier", 5)
+    assert met(copy, other, copy) == []
+    assert met(load, other, copy) == [1]
+    assert met(event("store", 6), copy) == met(event("asynchronous", 6), copy) == [1]
+    assert met(event("store", 6), copy, fenced={((), 1)}) == []
+    # Whoever arrives for all must not leave others behind at a wait.
+    assert met(wait, copy, other) == [1]
+    assert met(wait, barrier, copy) == []
+    assert met(Loop([copy, wait])) == [1]
+    assert met(Loop([copy, barrier, wait, load, barrier])) == []
+    assert met(event("copied", 7), event("store", 8)) == []
+    expect = event("expect", 9)
+    assert met(expect, event("copied", 7)) == []
+    assert met(wait, expect) == met(load, expect) == [9]
+
+
+def test_copies_into_memory_that_was_stored_to():
+    store = event("store", 1)
+    assert found(store, event("copied", 2)) == [2]
+    assert found(store, event("overwrite", 2), event("expect", 3), event("wait", 4)) == []

@@ -6,6 +6,7 @@ another width than that of the register in silence. Both are refused here.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pallasite.codegen.translation.constants import escape, split_types
@@ -18,6 +19,9 @@ _IMMEDIATES = "nis"
 _FLOAT_BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 _SHARED_POINTER = "ptr addrspace(3)"
 
+_MAY_END = re.compile(r"\b(?:exit|ret|trap|brkpt|call|brx)\b")
+"""Instructions after which a thread may not go on."""
+
 _escaped: dict[str, str] = {}
 _checked: dict[tuple[str, str, tuple[str, ...]], tuple[int, ...]] = {}
 
@@ -25,7 +29,8 @@ _checked: dict[tuple[str, str, tuple[str, ...]], tuple[int, ...]] = {}
 def inline_assembly(emitter: Emitter, operation: Any) -> None:
     """Assembly without side effects neither touches memory nor depends on it.
 
-    Assembly with side effects is convergent: no control dependence may be added to it.
+    Assembly with side effects is convergent: no control dependence may be added to it. What comes
+    behind it will run, unless it may end the thread.
     """
     attributes = operation.attributes
     text, constraints = attributes["asm_string"].value, attributes["constraints"].value
@@ -47,7 +52,10 @@ def inline_assembly(emitter: Emitter, operation: Any) -> None:
     effects = "has_side_effects" in attributes
     arguments = ", ".join([f"{kind} {name}" for kind, name in operands])
     word = "sideeffect " if effects else ""
-    group = "#0" if effects or "~{memory}" in constraints else "#1"
+    if not effects and "~{memory}" not in constraints:
+        group = "#1"
+    else:
+        group = "#0" if _MAY_END.search(text) else "#2"
     call = f'call {type_} asm {word}"{escaped}", "{constraints}"({arguments}) {group}'
     if results:
         emitter.define(operation, type_, call)

@@ -13,8 +13,9 @@ from pallasite.codegen.translation.types import TypeTable, function_type
 ATTRIBUTE_GROUPS = (
     "attributes #0 = { convergent nounwind }",
     "attributes #1 = { nounwind willreturn memory(none) }",
+    "attributes #2 = { convergent nounwind willreturn }",
 )
-"""Of inline assembly with side effects, and without."""
+"""Of inline assembly that may end the thread, of that without side effects, and of all other."""
 
 _FLAG_PARAMETERS = {
     "llvm.noalias": "noalias",

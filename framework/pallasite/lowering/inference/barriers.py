@@ -4,6 +4,10 @@ What one lane stores another may load, or overwrite, and it may still load what 
 overwrite; a barrier of the warpgroup has to come in between. Many operations are such a barrier
 already. Following the events of the kernel in the order of the program, this finds the accesses
 before which there is none.
+
+The same holds for a copy into shared memory, which one lane starts for all. That lane arrives on a
+barrier, too, so the others must not be behind at an earlier wait: when the barrier has gone through
+two more phases, they would wait for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from typing import Any
 from pallasite.lowering.inference.fences import Event, Fork, Key, Loop
 
 type _Pending = frozenset[tuple[int, str]]
-"""Accesses since the last barrier: of which allocation (by id), and whether a load or a store."""
+"""Accesses since the last barrier: of which allocation (by id), and whether a load or a store. A
+wait is of the allocation 0."""
 
 
 class _Search:
@@ -42,7 +47,15 @@ class _Search:
             # It may lie where something else did.
             reused = {kind for _, kind in pending}
             return pending | {(id(event.memory), kind) for kind in reused}
-        if event.kind == "arrive":
+        if event.kind in ("arrive", "copied"):
+            return pending
+        if event.kind == "wait":
+            return pending | {(0, "wait")}
+        if event.kind in ("overwrite", "expect"):
+            late = {(0, "wait"), (id(event.memory), "load"), (id(event.memory), "store")}
+            if pending & late or (event.kind == "expect" and pending):
+                self.found[event.key] = None
+                return frozenset()
             return pending
         memory = id(event.memory)
         loads, stores = (memory, "load") in pending, (memory, "store") in pending

@@ -10,9 +10,10 @@ import functools
 
 from pallasite.errors import InvalidValueError
 from pallasite.language.memory import MemorySpace
-from pallasite.layouts.access import AccessPlan, plan_access
+from pallasite.layouts.access import AccessPlan
 from pallasite.layouts.conversion import ConversionKind, conversion
 from pallasite.layouts.digits import LANES, WARPS
+from pallasite.layouts.matrix_access import MatrixPlan, plan_transfer, transfer_passes
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.reduction import reduction_plan
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
@@ -37,9 +38,6 @@ SYNCHRONIZATION = 32.0
 
 _SECTOR = 32
 """Bytes of global memory that are moved together."""
-
-_SAMPLES = 4
-"""Accesses whose bank conflicts are counted."""
 
 _ELEMENT_BY_ELEMENT = 16.0
 """How much slower an access is whose addresses are computed one by one."""
@@ -119,17 +117,17 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     if isinstance(layout, SplatLayout):
         return 0.0
     assert isinstance(layout, RegisterLayout)
+    shared = space is MemorySpace.SMEM
     try:
-        plan = plan_access(layout, memory, min(16, alignment))
+        plan = plan_transfer(layout, memory, min(16, alignment), matrices=shared)
     except InvalidValueError:
         size = memory.size * memory.element_bits / 8 / 128
         return _ELEMENT_BY_ELEMENT * max(size, 8.0)
+    if isinstance(plan, MatrixPlan):
+        plan = plan.rows
     issue = len(plan.accesses) / 4
-    if space is MemorySpace.SMEM:
-        # All accesses look alike, but for where they begin.
-        some = plan.accesses[:: max(1, len(plan.accesses) // _SAMPLES)]
-        passes = sum(map(plan.passes, some)) * len(plan.accesses) / len(some)
-        return WARPS * passes + issue
+    if shared:
+        return WARPS * transfer_passes(plan) + issue
     # What several warps load comes out of the cache; lanes are counted in the sectors.
     return layout.warp_count * len(plan.accesses) * _sectors(plan) / 4 + issue
 

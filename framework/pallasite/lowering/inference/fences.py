@@ -22,13 +22,19 @@ type Branches = tuple[tuple[Key, int], ...]
 """The branches of conditionals around an equation: which conditional, and number of the branch."""
 
 
+_OTHER_PROXY = ("asynchronous", "copied")
+
+
 @dataclasses.dataclass(frozen=True)
 class Event:
     """What an equation does to shared memory.
 
     Attributes:
-      kind: ``"load"``, ``"store"``, ``"unknown"`` (perhaps both), ``"asynchronous"``; ``"fence"``,
-        ``"barrier"`` (all lanes of the thread meet), ``"arrive"`` or ``"allocate"``.
+      kind: ``"load"``, ``"store"``, ``"unknown"`` (perhaps both), ``"asynchronous"`` (a load by
+        another proxy), ``"copied"`` (a store by another proxy); ``"overwrite"`` (one lane is about
+        to start such a store for all, and to arrive on a barrier), ``"expect"`` (one lane is about
+        to arrive for all), ``"wait"`` (on a barrier); ``"fence"``, ``"barrier"`` (all lanes of the
+        thread meet), ``"arrive"`` or ``"allocate"``.
       key: the equation before which a fence would come.
       branches: those around it.
       memory: the allocation.
@@ -86,14 +92,14 @@ class _Search:
             return frozenset()
         if event.kind in ("store", "unknown"):
             return state | {_Store(event.memory, event.branches)}
-        if event.kind in ("load", "barrier"):
+        if event.kind in ("load", "barrier", "overwrite", "expect", "wait"):
             return state
         if event.kind == "allocate":
             # What was stored may lie where this does, and any thread may have stored it.
             if state:
                 self.scopes[event.key] = None
             return frozenset()
-        if event.kind == "asynchronous":
+        if event.kind in _OTHER_PROXY:
             needed = any(store.memory is event.memory for store in state)
         else:
             needed = any(self._is_for_others(store) for store in state)
@@ -134,7 +140,7 @@ def missing_fences(events: Sequence[Any]) -> Fences:
             elif isinstance(event, Fork):
                 for way in event.ways:
                     collect(way)
-            elif event.kind == "asynchronous":
+            elif event.kind in _OTHER_PROXY:
                 used.setdefault(id(event.memory), set()).add(event.branches)
 
     collect(events)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pallasite.errors import InvalidValueError
 from pallasite.language.memory import MemorySpace
 from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
-from pallasite.layouts.access import plan_access
 from pallasite.layouts.conversion import ConversionKind, conversion
+from pallasite.layouts.matrix_access import MatrixPlan, plan_transfer
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout, RegisterLayout
 from pallasite.lowering.inference.costs import UNCERTAIN, conversion_cost, is_impossible
@@ -235,6 +235,7 @@ def _conflicts(access: Access, label: Layout, memory: MemoryLayout) -> float | N
     if view is None or not isinstance(label, RegisterLayout):
         return None
     try:
-        return plan_access(label, view.layout, min(16, view.offset_alignment)).conflict_factor
+        plan = plan_transfer(label, view.layout, min(16, view.offset_alignment), matrices=True)
+        return (plan.rows if isinstance(plan, MatrixPlan) else plan).conflict_factor
     except InvalidValueError:
         return None

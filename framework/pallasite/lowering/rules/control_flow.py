@@ -16,7 +16,7 @@ from jaxlib.mlir.dialects import scf
 
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, UnsupportedError
-from pallasite.ir import ops
+from pallasite.ir import ops, types
 from pallasite.layouts.named import describe
 from pallasite.layouts.registers import RegisterLayout
 from pallasite.lowering.arrays import RegisterArray
@@ -345,6 +345,10 @@ def _cond(
 ) -> list[Value]:
     if len(branches) == 1:
         return ctx.lower(branches[0], args)
+    args = tuple(
+        _apart(value) if any(_hands_back(branch, place) for branch in branches) else value
+        for place, value in enumerate(args)
+    )
     # The result types are needed before the branches are emitted. Each branch is lowered once, into
     # a region of its own, and the regions' blocks move into the operation afterwards.
     staged = []
@@ -385,6 +389,29 @@ def _cond(
             target.append(inner.operation)
         holder.operation.erase()
     return carry.rebuild(list(operation.results))
+
+
+_FEW_COPIES = 8
+
+
+def _hands_back(branch: Any, place: int) -> bool:
+    jaxpr = branch.jaxpr
+    return any(variable is jaxpr.invars[place] for variable in jaxpr.outvars)
+
+
+def _apart(value: Value) -> Value:
+    """An array whose registers are one value, such as an accumulator's zeros, in one register each.
+
+    The branch that hands it back needs them apart, and so may a loop in another branch. This way
+    they are made once for both.
+    """
+    if not isinstance(value, RegisterArray) or len(value.registers) < _FEW_COPIES:
+        return value
+    first = value.registers[0]
+    bits = types.bit_width(value.dtype) * value.vector_length
+    if bits != 32 or any(register != first for register in value.registers):
+        return value
+    return RegisterArray(tuple(ops.own_registers(value.registers)), value.layout, value.dtype)
 
 
 def _common_layouts(branches: Sequence[Sequence[Value]]) -> list[Value]:

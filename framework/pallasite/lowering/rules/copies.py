@@ -99,8 +99,8 @@ def copy_gmem_to_smem(
         ctx.launch.multicast_mask(dimensions)
     else:
         copy = plans.plan_load(ctx, source, destination, oob_mode)
-    if ctx.auto_barriers and arrive and not ctx.in_warp:
-        ctx.synchronize()
+    if arrive:
+        ctx.meet_before_copy()
     leader = ctx.leader
     if predicate is None:
         with ops.when(leader):
@@ -123,8 +123,7 @@ def _barrier_expect(
 ) -> Sequence[Value]:
     barrier, predicate = args_tree.unflatten(operands)
     selected = resolve_barrier(ctx, barrier)
-    if ctx.auto_barriers and not ctx.in_warp:
-        ctx.synchronize()
+    ctx.meet_before_copy()
     with ops.when(_guard(ctx, predicate)):
         expect(ctx, selected, num_bytes)
     return ()

@@ -15,10 +15,12 @@ from pallasite.ir import ops, types
 from pallasite.language.memory import MemorySpace
 from pallasite.language.primitives.arrays import load_p
 from pallasite.layouts.access import AccessPlan, plan_access
+from pallasite.layouts.matrix_access import MatrixPlan, plan_transfer
 from pallasite.layouts.named import describe
 from pallasite.layouts.registers import Layout, RegisterLayout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
+from pallasite.lowering.matrix_transfers import LOAD, can_move_matrices
 from pallasite.lowering.references import MemoryReference
 from pallasite.lowering.relayout import relayout
 from pallasite.lowering.resources import EstimatorContext, Resources
@@ -45,8 +47,11 @@ CONFLICT_LIMIT = 4
 # Checked loads ----------------------------------------------------------------------------------
 
 
-def check_optimized(memory: MemoryReference, layout: Layout, what: str) -> None:
-    """Raises if an access of shared memory is much slower than it could be.
+def check_optimized(
+    memory: MemoryReference, layout: Layout, what: str, *, matrices: bool = False
+) -> None:
+    """Raises if an access of shared memory is much slower than it could be; ``matrices`` tells
+    whether it may move matrices (see :mod:`pallasite.layouts.matrix_access`).
 
     It is if its accesses take :data:`CONFLICT_LIMIT` times the passes that they need without bank
     conflicts, and another layout would not: memory without holes can always be accessed in its own
@@ -57,10 +62,13 @@ def check_optimized(memory: MemoryReference, layout: Layout, what: str) -> None:
     """
     if memory.space is not MemorySpace.SMEM or not isinstance(layout, RegisterLayout):
         return
-    plan = plan_access(layout, memory.layout, min(16, memory.offset_alignment))
+    plan = _access_plan(layout, memory, matrices=matrices)
     if plan.conflict_factor < CONFLICT_LIMIT:
         return
-    if not memory.layout.is_dense and _passes(default_layout(memory), memory) * 2 > plan.wavefronts:
+    if (
+        not memory.layout.is_dense
+        and _access_plan(default_layout(memory), memory).wavefronts * 2 > plan.wavefronts
+    ):
         return
     raise InvalidValueError(
         f"{what} has bank conflicts: it takes {plan.conflict_factor:.0f} times as long as needed",
@@ -72,9 +80,12 @@ def check_optimized(memory: MemoryReference, layout: Layout, what: str) -> None:
     )
 
 
-def _passes(layout: RegisterLayout, memory: MemoryReference) -> int:
-    plan: AccessPlan = plan_access(layout, memory.layout, min(16, memory.offset_alignment))
-    return plan.wavefronts
+def _access_plan(
+    layout: RegisterLayout, memory: MemoryReference, *, matrices: bool = False
+) -> AccessPlan:
+    alignment = min(16, memory.offset_alignment)
+    plan = plan_transfer(layout, memory.layout, alignment, matrices=matrices)
+    return plan.rows if isinstance(plan, MatrixPlan) else plan
 
 
 @rules.lowering(load_p, *_ALL)
@@ -84,7 +95,8 @@ def _load(ctx: RuleContext, *operands: Value, args_tree: Any, optimized: bool) -
     require_scalar(ctx, memory.shape, "reads")
     array = load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
     if optimized:
-        check_optimized(memory, array.layout, "the load")
+        matrices = can_move_matrices(ctx.target, memory, LOAD)
+        check_optimized(memory, array.layout, "the load", matrices=matrices)
     return array
 
 

@@ -23,6 +23,7 @@ from pallasite.lowering.inference.costs import UNCERTAIN
 from pallasite.lowering.inference.problem import AccessCheck
 from pallasite.lowering.inference.values import AbstractValue, MemoryValue
 from pallasite.lowering.inference.views import View, view_of
+from pallasite.lowering.matrix_transfers import LOAD as LOAD_MATRICES
 from pallasite.lowering.rules.loads import check_optimized
 from pallasite.registry import RuleSet
 
@@ -61,12 +62,14 @@ def _load(
 ) -> AbstractValue:
     (reference,) = args_tree.unflatten(operands)
     result = ctx.result()
-    ctx.load(reference, result, check=_check_of("the load") if optimized else None)
+    matrices = ctx.walk.kernel.target.has(LOAD_MATRICES)
+    check = _check_of("the load", matrices=matrices) if optimized else None
+    ctx.load(reference, result, check=check)
     return result
 
 
-def _check_of(what: str) -> AccessCheck:
-    return functools.partial(check_optimized, what=what)
+def _check_of(what: str, **options: Any) -> AccessCheck:
+    return functools.partial(check_optimized, what=what, **options)
 
 
 @rules.inference(_jax.swap_p)
@@ -211,18 +214,20 @@ def _to_shared(
     **params: Any,
 ) -> None:
     source, destination, barrier, _ = args_tree.unflatten(operands)
+    by_lanes = barrier is None or not ctx.walk.kernel.target.has("tma")
     if params["arrive"] and not ctx.in_warp:
-        ctx.event("barrier")
+        ctx.event("barrier" if by_lanes else "overwrite", destination)
     window = _window(source)
     if window is None:
         return
-    if barrier is None or not ctx.walk.kernel.target.has("tma"):
+    if by_lanes:
         ctx.uses(destination, lambda view: None, "a copy by all lanes")
         return
     blocks = _collective_blocks(ctx, collective_axes)
     check = _copies(window, **({"blocks": blocks} if blocks > 1 else {}))
     ctx.propose_height(destination, check)
-    ctx.uses(destination, check, "an asynchronous copy writes it", asynchronous=True)
+    ctx.event("copied", destination)
+    ctx.uses(destination, check, "an asynchronous copy writes it")
 
 
 @rules.inference(prim.copy_smem_to_gmem_p)
@@ -261,7 +266,7 @@ def _commit(ctx: InferenceContext) -> None:
 @rules.inference(prim.barrier_expect_p)
 def _expect(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> None:
     if not ctx.in_warp:
-        ctx.event("barrier")
+        ctx.event("expect")
 
 
 @rules.inference(prim.wait_smem_to_gmem_p)
@@ -269,6 +274,12 @@ def _expect(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> N
 def _wait(ctx: InferenceContext, **params: Any) -> None:
     if not ctx.in_warp:
         ctx.event("barrier")
+
+
+@rules.inference(barriers.barrier_wait_p)
+def _wait_for_barrier(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> None:
+    if not ctx.in_warp:
+        ctx.event("wait")
 
 
 @rules.inference(barriers.barrier_arrive_p)
