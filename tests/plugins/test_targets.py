@@ -40,7 +40,7 @@ INSTRUCTIONS = {
     "ldmatrix": "ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%r2}, [%r1];",
     "mbarrier": "mbarrier.init.shared::cta.b64 [%r1], 1;",
     "setmaxnreg": "setmaxnreg.dec.sync.aligned.u32 40;",
-    "stmatrix": "mov.u32 %r2, %tid.x; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {%r2};",
+    "stmatrix": "mov.u32 %r2, %tid.x; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {%r1};",
     "tcgen05": "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512;",
     "tma": f"{COPY}.shared::cluster.global.{COMPLETE} [%r1], [%rd1, {{%r1, %r1}}], [%r1];",
     "tma_gather": f"{COPY}.shared::cta.global.tile::gather4.{COMPLETE}"
