@@ -216,6 +216,12 @@ class RuleContext:
         else:
             self.launch.warpgroup_barrier()
 
+    @property
+    def is_release(self) -> bool:
+        """Whether this equation is an arrival on a barrier that only other threads wait on."""
+        plan = self.kernel.plan
+        return plan is not None and (self.path[:-1], self.path[-1]) in plan.releases
+
     def meet_before_copy(self) -> None:
         """All lanes of the user's thread meet before one of them starts a copy for all, and arrives
         on a barrier; where layouts are inferred, so is where that is necessary."""

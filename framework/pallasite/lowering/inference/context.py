@@ -14,6 +14,7 @@ from pallasite.ir import types
 from pallasite.language.memory import MemorySpace
 from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
 from pallasite.layouts.registers import Layout
+from pallasite.lowering.inference.releases import BarrierUse
 from pallasite.lowering.inference.fences import Event, Fork, Loop
 from pallasite.lowering.inference.plan import Path
 from pallasite.lowering.inference.problem import (
@@ -250,6 +251,12 @@ class InferenceContext:
         key = self.walk.anchor or (self.path, id(self.equation))
         self.walk.places.setdefault(key, self.place)
         self.walk.events.append(Event(kind, key, self.walk.branches, base))
+
+    def barrier_use(self, kind: str, reference: Any) -> None:
+        """An arrival (``"arrive"``) or a ``"wait"`` on a barrier."""
+        base = reference.ref if isinstance(reference, _jax.TransformedRef) else reference
+        key = (self.path, id(self.equation))
+        self.walk.barrier_uses.append(BarrierUse(kind, key, self.walk.branches, base))
 
     def load(
         self,

@@ -39,6 +39,7 @@ class LayoutPlan:
       memory: by path and id of the variable of an allocation (of a union's member, with its
         place), its layout.
       fenced_scopes: path and id of the equations of scopes that begin with a fence.
+      releases: path and id of the arrivals on barriers that other threads wait on.
       barriers: path and id of the equations before which all lanes of the thread have to meet.
       before: by path and id of an equation, primitives without operands (and their parameters) that
         are lowered before it.
@@ -52,6 +53,7 @@ class LayoutPlan:
     memory: dict[tuple[Path, int, Any], MemoryLayout] = dataclasses.field(default_factory=dict)
     fenced_scopes: set[tuple[Path, int]] = dataclasses.field(default_factory=set)
     barriers: set[tuple[Path, int]] = dataclasses.field(default_factory=set)
+    releases: set[tuple[Path, int]] = dataclasses.field(default_factory=set)
     before: dict[tuple[Path, int], list[tuple[Any, dict[str, Any]]]] = dataclasses.field(
         default_factory=dict
     )

@@ -14,6 +14,7 @@ from pallasite.language.primitives.barriers import commit_smem_p
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.lowering.divisors import divisor_of_result
 from pallasite.lowering.inference.barriers import missing_barriers
+from pallasite.lowering.inference.releases import BarrierUse, releases
 from pallasite.lowering.inference.context import InferenceContext, Record
 from pallasite.lowering.inference.fences import Branches, Fences, Key, missing_fences
 from pallasite.lowering.inference.plan import EquationPlan, LayoutPlan, Path
@@ -60,6 +61,7 @@ class Walk:
         self.kept: list[Any] = []
         self.events: list[Any] = []
         self.branches: Branches = ()
+        self.barrier_uses: list[BarrierUse] = []
         self.anchor: Key | None = None
         self.places: dict[Key, Place] = {}
 
@@ -225,6 +227,7 @@ class Walk:
             for key in fences.before:
                 plan.before[key] = [(commit_smem_p, {})]
             plan.barriers.update(missing_barriers(self.events, plan.before))
+        plan.releases.update(releases(self.barrier_uses))
         return plan
 
 

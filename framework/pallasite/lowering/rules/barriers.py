@@ -58,6 +58,9 @@ def arrive(ctx: RuleContext, barrier: BarrierReference, condition: ir.Value | No
     lanes, once they have met: arrivals at one address are served one after the other.
     """
     launch = ctx.launch
+    if ctx.is_release and condition is None and not ctx.in_warp:
+        _arrive(barrier, 1)
+        return
     elected = launch.elected_lane
     launch.warp_barrier()
     guard = elected if condition is None else ops.arith.andi(elected, condition)

@@ -277,11 +277,15 @@ def _wait(ctx: InferenceContext, **params: Any) -> None:
 
 
 @rules.inference(barriers.barrier_wait_p)
-def _wait_for_barrier(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> None:
+def _wait_for_barrier(ctx: InferenceContext, *operands: AbstractValue, args_tree: Any) -> None:
+    (barrier,) = args_tree.unflatten(operands)
+    ctx.barrier_use("wait", barrier)
     if not ctx.in_warp:
         ctx.event("wait")
 
 
 @rules.inference(barriers.barrier_arrive_p)
-def _arrive(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> None:
+def _arrive(ctx: InferenceContext, *operands: AbstractValue, args_tree: Any) -> None:
+    barrier, _ = args_tree.unflatten(operands)
+    ctx.barrier_use("arrive", barrier)
     ctx.event("arrive")

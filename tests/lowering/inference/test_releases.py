@@ -1,0 +1,94 @@
+"""Which arrivals tell another thread something, and how they are emitted."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+
+import pallasite
+from pallasite import gpu as plgpu
+from pallasite.lowering.inference.releases import BarrierUse, releases
+
+FREE, TURNS = object(), object()
+FIRST, SECOND, OTHER = (("c",), 0), (("c",), 1), (("d",), 0)
+
+
+def use(kind, number, *branches, barrier=FREE):
+    return BarrierUse(kind, ((), number), branches, barrier)
+
+
+def found(*uses):
+    return [number for _, number in releases(uses)]
+
+
+def test_arrivals_for_other_branches():
+    assert found(use("arrive", 1, FIRST), use("wait", 2, SECOND)) == [1]
+    assert found(use("arrive", 1, FIRST), use("wait", 2, OTHER)) == [1]
+    # The same thread waits as well, perhaps further inside.
+    assert found(use("arrive", 1, FIRST), use("wait", 2, FIRST)) == []
+    assert found(use("arrive", 1, FIRST), use("wait", 2, FIRST, OTHER)) == []
+    assert found(use("arrive", 1, FIRST, OTHER), use("wait", 2, SECOND)) == [1]
+    both = use("wait", 2, SECOND), use("wait", 3, FIRST)
+    assert found(use("arrive", 1, FIRST), *both) == []
+
+
+def test_arrivals_that_nobody_or_everybody_waits_for():
+    assert found(use("arrive", 1, FIRST)) == []
+    assert found(use("arrive", 1), use("wait", 2)) == []
+    assert found(use("arrive", 1), use("wait", 2, FIRST)) == []
+    assert found(use("arrive", 1, FIRST), use("wait", 2, SECOND, barrier=TURNS)) == []
+
+
+@pytest.mark.runs_kernels
+def test_how_they_are_emitted():
+    """Two threads take turns; a third one fills what they have read."""
+    x = np.random.default_rng(3).standard_normal((6, 128)).astype(np.float32)
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((2, 128), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((2, 128), jnp.float32),
+            plgpu.Barrier(num_barriers=2),
+            plgpu.Barrier(num_barriers=2, num_arrivals=2),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+        num_threads=3,
+        thread_name="t",
+    )
+    def kernel(x_ref, o_ref, tiles, full, free, turns):
+        thread = lax.axis_index("t")
+
+        @pl.when(thread < 2)
+        def _():
+            def step(i, total):
+                slot = lax.rem(i, 2)
+                plgpu.barrier_wait(full.at[slot])
+                total += tiles[slot]
+                plgpu.barrier_arrive(free.at[slot])
+                plgpu.barrier_arrive(turns)
+                plgpu.barrier_wait(turns)
+                return total
+
+            o_ref[thread] = lax.fori_loop(0, 6, step, jnp.zeros((128,), jnp.float32))
+
+        @pl.when(thread == 2)
+        def _():
+            def step(i, _):
+                slot = lax.rem(i, 2)
+                pl.when(i >= 2)(lambda: plgpu.barrier_wait(free.at[slot]))
+                plgpu.copy_gmem_to_smem(x_ref.at[i], tiles.at[slot], full.at[slot])
+
+            lax.fori_loop(0, 6, step, None)
+
+    np.testing.assert_allclose(kernel(x), np.stack([x.sum(0)] * 2), rtol=1e-5)
+    ptx = pallasite.compile(kernel, x, target="sm_90").ptx
+    arrivals = re.findall(r"(@%p\d+ )?mbarrier\.arrive\.\S+ _, \[%r\d+\](.*);", ptx)
+    # Every lane says that a slot is free; for the turns one lane does for its warp.
+    assert ("", "") in arrivals and any(count == ", 32" for _, count in arrivals)
+    assert len(arrivals) == 3
