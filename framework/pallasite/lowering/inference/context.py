@@ -14,7 +14,6 @@ from pallasite.ir import types
 from pallasite.language.memory import MemorySpace
 from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
 from pallasite.layouts.registers import Layout
-from pallasite.lowering.inference.releases import BarrierUse
 from pallasite.lowering.inference.fences import Event, Fork, Loop
 from pallasite.lowering.inference.plan import Path
 from pallasite.lowering.inference.problem import (
@@ -27,6 +26,7 @@ from pallasite.lowering.inference.problem import (
     Relation,
     Variable,
 )
+from pallasite.lowering.inference.releases import BarrierUse
 from pallasite.lowering.inference.values import (
     AbstractValue,
     ArrayValue,

@@ -14,7 +14,6 @@ from pallasite.language.primitives.barriers import commit_smem_p
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.lowering.divisors import divisor_of_result
 from pallasite.lowering.inference.barriers import missing_barriers
-from pallasite.lowering.inference.releases import BarrierUse, releases
 from pallasite.lowering.inference.context import InferenceContext, Record
 from pallasite.lowering.inference.fences import Branches, Fences, Key, missing_fences
 from pallasite.lowering.inference.plan import EquationPlan, LayoutPlan, Path
@@ -25,6 +24,7 @@ from pallasite.lowering.inference.problem import (
     Problem,
     Relation,
 )
+from pallasite.lowering.inference.releases import BarrierUse, releases
 from pallasite.lowering.inference.solver import Solver
 from pallasite.lowering.inference.values import (
     AbstractValue,
