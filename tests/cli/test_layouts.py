@@ -158,7 +158,7 @@ def test_fences_and_barriers_that_are_added(command, tmp_path, monkeypatch):
     (tmp_path / "unfenced.py").write_text(UNFENCED.lstrip())
     result = command("inspect", "unfenced.py::turned", *ARGUMENTS)
     assert result.status == 0, result.err
-    added = section(result.out, "fences and barriers that are added").splitlines()
+    added = section(result.out, "fences, barriers and waits that are added").splitlines()
     assert [" ".join(row.split()) for row in added] == [
         "unfenced.py:12 a barrier before get",
         "unfenced.py:12 a barrier before swap",

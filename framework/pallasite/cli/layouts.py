@@ -57,7 +57,7 @@ def as_text(report: LayoutReport) -> str:
         ("layouts", _lines(report)),
         ("layouts in shared memory", _shared(report.shared)),
         ("conversions", _total(report.conversions)),
-        ("fences and barriers that are added", _insertions(report.insertions)),
+        ("fences, barriers and waits that are added", _insertions(report.insertions)),
     ]
     return "\n\n".join(f"{title}\n{output.indented(text)}" for title, text in sections)
 

@@ -88,13 +88,13 @@ class LayoutConversion:
 
 @dataclasses.dataclass(frozen=True)
 class Insertion:
-    """A fence or barrier that the program does not have and that its semantics imply.
+    """A fence, barrier or wait that the program does not have and that its semantics imply.
 
     Attributes:
       location: the line before whose primitive it comes.
       primitive: name of the primitive.
-      what: ``fence`` (ordinary stores before asynchronous operations, and a barrier) or
-        ``barrier`` (of the lanes of a thread).
+      what: ``fence`` (ordinary stores before asynchronous operations, and a barrier), ``barrier``
+        (of the lanes of a thread), or what a plugin adds, such as ``wait for products``.
     """
 
     location: SourceLocation | None
@@ -110,7 +110,7 @@ class LayoutReport:
       arrays: in registers; without those of a single element or of one repeated value.
       shared: in shared memory.
       conversions: between layouts.
-      insertions: fences and barriers that were added.
+      insertions: fences, barriers and waits that were added.
     """
 
     arrays: tuple[ArrayLayout, ...] = ()

@@ -76,6 +76,14 @@ def test_copies_wait_for_the_product():
     assert waits(kernel) == [0, 0]  # Before the copies, and where the accumulator is read.
 
 
+def test_they_are_reported():
+    report = pallasite.compile(make(one_buffer, BUFFERS), A, B, target="sm_90a").layouts
+    found = [(one.what, one.primitive) for one in report.insertions]
+    assert found == [("wait for products", "copy_gmem_to_smem"), ("barrier", "copy_gmem_to_smem")]
+    wait, barrier = report.insertions
+    assert wait.location == barrier.location and "test_added_waits.py" in str(wait.location)
+
+
 def pipelined(acc, a_ref, b_ref):
     """Slots are released a step late, but nobody waits."""
 

@@ -39,6 +39,7 @@ from pallasite.lowering.inference.views import (
     transformed_layout,
     view_of,
 )
+from pallasite.lowering.layout_report import Insertion
 from pallasite.lowering.transfers import default_layout
 
 if TYPE_CHECKING:
@@ -251,6 +252,13 @@ class InferenceContext:
         key = self.walk.anchor or (self.path, id(self.equation))
         self.walk.places.setdefault(key, self.place)
         self.walk.events.append(Event(kind, key, self.walk.branches, base))
+
+    def added(self, what: str, before: str) -> None:
+        """The equation is not the program's: a pass has added it before one of the primitive
+        ``before``, as the report shall say."""
+        key = (self.path, id(self.equation))
+        self.walk.places[key] = self.place
+        self.walk.added[key] = Insertion(self.place.location, before, what)
 
     def barrier_use(self, kind: str, reference: Any) -> None:
         """An arrival (``"arrive"``) or a ``"wait"`` on a barrier."""

@@ -61,6 +61,8 @@ def _insertions(inference: Inference) -> Iterator[Insertion]:
             yield Insertion(place.location, place.primitive, "fence")
         elif key in inference.plan.barriers:
             yield Insertion(place.location, place.primitive, "barrier")
+        elif key in inference.walk.added:
+            yield inference.walk.added[key]
 
 
 # Arrays -------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from pallasite.lowering.inference.values import (
     ScalarValue,
 )
 from pallasite.lowering.inference.views import View
+from pallasite.lowering.layout_report import Insertion
 from pallasite.lowering.resources import errors_at_equation
 from pallasite.lowering.walker import check_elements
 
@@ -64,6 +65,7 @@ class Walk:
         self.barrier_uses: list[BarrierUse] = []
         self.anchor: Key | None = None
         self.places: dict[Key, Place] = {}
+        self.added: dict[Key, Insertion] = {}
 
     def jaxpr(
         self,

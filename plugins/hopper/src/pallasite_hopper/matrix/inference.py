@@ -59,6 +59,11 @@ def _wgmma(ctx: InferenceContext, *operands: AbstractValue, args_tree: Any) -> A
     return result
 
 
+@rules.inference(prim.wgmma_added_wait_p)
+def _added_wait(ctx: InferenceContext, *, n: int, before: str) -> None:
+    ctx.added("wait for products", before)
+
+
 @rules.inference(prim.wgmma_accumulator_read_p)
 def _read(ctx: InferenceContext, acc: AbstractValue, **params: Any) -> list[AbstractValue]:
     after = ctx.result(ctx.avals_out[0], acc)

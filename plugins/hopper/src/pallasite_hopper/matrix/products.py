@@ -219,6 +219,10 @@ for _primitive in (wgmma_ref_p, wgmma_p):
 wgmma_wait_p = _jax.Primitive("wgmma_wait")
 wgmma_wait_p.multiple_results = True
 
+wgmma_added_wait_p = _jax.Primitive("wgmma_added_wait")
+wgmma_added_wait_p.multiple_results = True
+"""A wait that the program lacks, before an equation of another primitive."""
+
 
 def wgmma_wait(n: int) -> None:
     """Waits until at most ``n`` of the products that the thread has started are in flight.
@@ -247,8 +251,9 @@ def _groups(n: Any) -> int:
 
 
 @_jax.abstract_eval(wgmma_wait_p)
-def _wgmma_wait_abstract_eval(*, n: int) -> Any:
-    del n
+@_jax.abstract_eval(wgmma_added_wait_p)
+def _wgmma_wait_abstract_eval(*, n: int, before: str = "") -> Any:
+    del n, before
     return (), {pipeline_effect}
 
 

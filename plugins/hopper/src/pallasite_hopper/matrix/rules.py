@@ -457,7 +457,8 @@ def _fresh_assembly(
 
 
 @rules.lowering(prim.wgmma_wait_p, Semantics.LANE, requires=_FEATURE)
-def _wait(ctx: RuleContext, *, n: int) -> Sequence[Value]:
+@rules.lowering(prim.wgmma_added_wait_p, Semantics.LANE, requires=_FEATURE)
+def _wait(ctx: RuleContext, *, n: int, before: str = "") -> Sequence[Value]:
     ops.inline_assembly(wait_text(n), "~{memory}")
     return ()
 

@@ -176,10 +176,10 @@ class _Missing:
     def added_to(self, jaxpr: Any) -> Any:
         """The jaxpr with the waits."""
         effects = {tensor_core_pipeline_effect}
-        waits = {
-            key: [(prim.wgmma_wait_p, {"n": left}, effects)]
-            for key, (_, left) in self._left.items()
-        }
+        waits = {}
+        for key, (equation, left) in self._left.items():
+            params = {"n": left, "before": str(equation.primitive)}
+            waits[key] = [(prim.wgmma_added_wait_p, params, effects)]
         return _jax.with_insertions(jaxpr, waits)
 
 
@@ -574,6 +574,7 @@ _RULES: dict[Any, _Rule] = {
     inline.inline_mgpu_p: _Thread.anything,
     prim.wgmma_ref_p: _Thread.product,
     prim.wgmma_wait_p: _Thread.wait,
+    prim.wgmma_added_wait_p: _Thread.wait,
     prim.wgmma_accumulator_deref_p: _Thread.load,
     prim.wgmma_accumulator_store_p: _Thread.store,
 }
