@@ -50,6 +50,7 @@ from pallasite_hopper.matrix.types import (
     ptx_type,
 )
 from pallasite_hopper.matrix.values import (
+    mark_product,
     need,
     own_register,
     pass_through,
@@ -419,8 +420,11 @@ class _Instruction:
         lines.append("}")
         text = "\n\t".join(lines)
         if overwrites:
-            return _fresh_assembly(text, accumulator, values, codes)
-        return tied_assembly(text, accumulator, values, ",".join(codes))
+            results = _fresh_assembly(text, accumulator, values, codes)
+        else:
+            results = tied_assembly(text, accumulator, values, ",".join(codes))
+        mark_product(results[0], fragments=not words.in_memory)
+        return results
 
     def _modifiers(self, left: _Left, right: _Shared) -> str:
         if ".s32." in self.name:

@@ -14,6 +14,9 @@ from pallasite.lowering.context import RuleContext
 from pallasite.lowering.relayout import relayout
 from pallasite_hopper.matrix.fragments import accumulator_layout, result_layout
 
+_FRAGMENTS = "pallasite.fragments"
+"""An attribute of products: whether the left operand is in registers."""
+
 TIED = 64
 """Registers that one piece of inline assembly passes through."""
 
@@ -100,6 +103,15 @@ def pinned(registers: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
     return tuple(results)
 
 
+def mark_product(result: ir.Value, *, fragments: bool) -> None:
+    """Says of the assembly that gives this that it is a product, and whether its left operand is in
+    registers."""
+    owner = result.owner
+    while owner.name != "llvm.inline_asm":
+        owner = owner.operands[0].owner
+    owner.attributes[_FRAGMENTS] = ir.BoolAttr.get(fragments)
+
+
 def comes_from_branch_with_fragments(register: ir.Value) -> bool:
     """Whether a loop or a branch before has products whose left operand is in registers, and whose
     result this may be."""
@@ -125,10 +137,8 @@ def comes_from_branch_with_fragments(register: ir.Value) -> bool:
         if owner.name == "scf.while":
             number = ir.OpResult(value).result_number
             return follow(_yielded(owner.regions[1], number), True)
-        if owner.name == "llvm.inline_asm":
-            text = ir.StringAttr(owner.attributes["asm_string"]).value
-            if "wgmma.mma_async" in text:
-                return inside and "}, {" in text
+        if _FRAGMENTS in owner.attributes:
+            return inside and ir.BoolAttr(owner.attributes[_FRAGMENTS]).value
         operands = list(owner.operands)
         return bool(operands) and follow(operands[0], inside)
 
