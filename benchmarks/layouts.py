@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import io
-import pathlib
 import sys
 import tokenize
 from collections.abc import Callable, Sequence
@@ -42,7 +41,7 @@ class Case:
     """A row, and what makes our candidates for it.
 
     Attributes:
-      family: the kernels that it uses, see :data:`explicit_layouts.SOURCES`.
+      family: the kernels that it uses, see :data:`explicit_layouts.FAMILIES`.
       row: of the benchmark that it is taken from.
       ours: its candidates, given the options.
     """
@@ -187,13 +186,13 @@ def code_lines(source: str) -> int:
 def source_lines() -> dict[str, dict[str, int]]:
     """For each family of kernels, the lines of code of both."""
 
-    def total(modules: Sequence[Any]) -> int:
-        return sum(code_lines(pathlib.Path(one.__file__).read_text()) for one in modules)
+    def total(sources: Sequence[str]) -> int:
+        return sum(map(code_lines, sources))
 
     harness.use_checkout()
     found = {}
-    for family in explicit_layouts.SOURCES:
-        inferred, named = explicit_layouts.modules(family)
+    for family in explicit_layouts.FAMILIES:
+        inferred, named = explicit_layouts.source_texts(family)
         found[family] = {"inferred": total(inferred), EXPLICIT: total(named)}
     return found
 

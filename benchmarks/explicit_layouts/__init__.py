@@ -1,7 +1,8 @@
 """The operations of ``pallasite_hopper.ops`` by kernels that name their layouts, for comparison.
 
 The kernels are those of the library in lane semantics: tilings, swizzles and the layouts of arrays
-stand in the source. All around them is the library's own: configurations, tiles, padding.
+stand in the source. All around them is the library's own: configurations, tiles, padding. Only what
+differs from the library's source is kept here, see ``sources.py``.
 """
 
 from __future__ import annotations
@@ -9,37 +10,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import pathlib
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
-_LIBRARY = "pallasite_hopper.ops"
+from explicit_layouts import sources
+from explicit_layouts.sources import LIBRARY, ORIGINALS
 
-SOURCES = {
-    "dense": (("dense.kernel", "dense"), ("dense.epilogue", "epilogue")),
-    "mixed": (("mixed.kernel", "mixed"),),
-    "ragged": (
-        ("ragged.common", "ragged_common"),
-        ("ragged.kernel", "ragged"),
-        ("ragged.transposed_kernel", "transposed_ragged"),
-    ),
-    "forward": (("flash.forward", "forward"),),
-    "backward": (
-        ("flash.backward_tiles", "backward_tiles"),
-        ("flash.backward_rows", "backward_rows"),
-        ("flash.backward_worker", "backward_worker"),
-    ),
-    "decode": (("decode.kernel", "decode"), ("decode.combine", "combine")),
+sources.install()
+
+FAMILIES = {
+    "dense": ("dense", "epilogue"),
+    "mixed": ("mixed",),
+    "ragged": ("ragged_common", "ragged", "transposed_ragged"),
+    "forward": ("forward",),
+    "backward": ("backward_tiles", "backward_rows", "backward_worker"),
+    "decode": ("decode", "combine"),
 }
-"""For each family of kernels, its modules in the library and here."""
+"""For each family of kernels, its modules here."""
 
 
-def modules(family: str) -> tuple[list[ModuleType], list[ModuleType]]:
-    """The modules of a family, in the library and here."""
-    names = SOURCES[family]
-    library = [importlib.import_module(f"{_LIBRARY}.{theirs}") for theirs, _ in names]
-    return library, [importlib.import_module(f"{__name__}.{ours}") for _, ours in names]
+def source_texts(family: str) -> tuple[list[str], list[str]]:
+    """The sources of a family, in the library and here."""
+    names = FAMILIES[family]
+    library = [importlib.import_module(f"{LIBRARY}.{ORIGINALS[name]}") for name in names]
+    theirs = [pathlib.Path(str(one.__file__)).read_text() for one in library]
+    return theirs, [sources.source(name) for name in names]
 
 
 def with_explicit_layouts[**P, R](function: Callable[P, R]) -> Callable[P, R]:
@@ -60,7 +57,7 @@ def with_explicit_layouts[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 def _replaced() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module, name, value in _replacements():
-            target = importlib.import_module(f"{_LIBRARY}.{module}")
+            target = importlib.import_module(f"{LIBRARY}.{module}")
             stack.enter_context(mock.patch.object(target, name, value))
         yield
 
