@@ -44,6 +44,7 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
             "wgmma_accumulator_deref",
             "wgmma_accumulator_read",
             "wgmma_accumulator_store",
+            "wgmma_added_wait",
             "wgmma_ref",
             "wgmma_wait",
         ),
