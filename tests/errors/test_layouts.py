@@ -409,7 +409,7 @@ def test_constant_table():
     HERE: a single warp reads an array
       got: shape [128, 64]
       expected: scalars inside a warp-mapped region
-      try: Can only load scalars in it: move the access out of the region, or index single elements
+      try: move the access out of the region, or index single elements
     """,
 )
 def test_array_in_a_warp():

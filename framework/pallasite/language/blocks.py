@@ -166,7 +166,7 @@ class Grid:
                 raise checks.value_error(
                     f"grid[{position}] of a pipeline is not positive",
                     got=tuple(sizes),
-                    hint="All elements in the grid must be strictly positive",
+                    expected="at least one step along each dimension",
                 )
         self.sizes = tuple(int(s) if checks.is_integer(s) else int32(s) for s in sizes)
         self.num_steps: Any = math.prod(self.sizes) if self.static else _product(self.sizes)

@@ -49,9 +49,7 @@ def _inline(
         for array in [*arrays, *return_types]:
             if array.shape != ():
                 raise InvalidValueError(
-                    "inlined code in a warp-mapped region takes or returns an array:"
-                    " inline_mgpu in a single-warp context only supports scalar return types."
-                    f" Got shape={tuple(array.shape)}.",
+                    "inlined code in a warp-mapped region takes or returns an array",
                     got=f"{np.dtype(array.dtype)}{list(array.shape)}",
                     expected="scalars and references",
                 )

@@ -46,8 +46,7 @@ def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
             f"a single warp {what} an array",
             got=f"shape {list(shape)}",
             expected="scalars inside a warp-mapped region",
-            hint=f"Can only {'load' if what == 'reads' else 'store'} scalars in it: move the access"
-            " out of the region, or index single elements",
+            hint="move the access out of the region, or index single elements",
         )
 
 
