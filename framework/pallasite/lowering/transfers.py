@@ -16,7 +16,7 @@ from pallasite.language.memory import MemorySpace
 from pallasite.layouts.access import Access, AccessPlan
 from pallasite.layouts.construct import strided
 from pallasite.layouts.digits import LANES, WARPS, Owner
-from pallasite.layouts.matrix_access import MatrixPlan, plan_transfer
+from pallasite.layouts.matrix_access import MatrixPlan, TransferPlan, plan_transfer
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray, gather
 from pallasite.lowering.launch import LaunchContext
@@ -181,12 +181,7 @@ def load_array(
     if layout is None:
         layout = default_layout(reference, vector_limit)
     assert isinstance(layout, RegisterLayout)
-    plan = plan_transfer(
-        layout,
-        reference.layout,
-        min(16, reference.offset_alignment),
-        matrices=can_move_matrices(launch.target, reference, LOAD),
-    )
+    plan = _plan(launch, reference, layout, LOAD)
     memory = types.memory_type(reference.dtype)
     if isinstance(plan, MatrixPlan):
         address_of = access_addresses(launch, reference, plan.rows)
@@ -199,6 +194,15 @@ def load_array(
     ]
     registers = [from_memory(value, reference.dtype) for value in gather(loaded, sources)]
     return RegisterArray(tuple(registers), layout, reference.dtype)
+
+
+def _plan(
+    launch: LaunchContext, reference: MemoryReference, layout: RegisterLayout, instruction: str
+) -> TransferPlan:
+    """The plan of a transfer, in which ``instruction`` could move matrices."""
+    matrices = can_move_matrices(launch.target, reference, instruction)
+    alignment = min(16, reference.offset_alignment)
+    return plan_transfer(layout, reference.layout, alignment, matrices=matrices)
 
 
 def _load_vectors(
@@ -245,12 +249,7 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
         array = array.materialize(default_layout(reference))
     layout = array.layout
     assert isinstance(layout, RegisterLayout)
-    plan = plan_transfer(
-        layout,
-        reference.layout,
-        min(16, reference.offset_alignment),
-        matrices=can_move_matrices(launch.target, reference, STORE),
-    )
+    plan = _plan(launch, reference, layout, STORE)
     values = [to_memory(register, reference.dtype) for register in array.registers]
     if isinstance(plan, MatrixPlan):
         store_matrices(plan, access_addresses(launch, reference, plan.rows), values)
