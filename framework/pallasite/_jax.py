@@ -7,6 +7,7 @@ by subject, and a few thin helpers whose signatures belong to Pallasite.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
@@ -54,7 +55,7 @@ from jax._src.state import indexing as _indexing
 from jax._src.state import primitives as _state_primitives
 from jax._src.state import types as _state_types
 
-from pallasite.errors import SourceLocation
+from pallasite.errors import SourceLocation, UnsupportedError
 
 # --- Jaxprs ---
 # Since JAX 0.11 a closed jaxpr and a jaxpr are one class: ``jaxpr.consts`` are the values of
@@ -520,6 +521,30 @@ def discharge_rule[Function: Callable[..., Any]](primitive: Any) -> Callable[[Fu
         return function
 
     return register
+
+
+# --- The values of the reference backend, for inlined code ---
+_MOSAIC_GPU = "jax.experimental.mosaic.gpu"
+
+
+def mosaic_gpu() -> Any:
+    """The module ``jax.experimental.mosaic.gpu``, which is imported when code first needs it.
+
+    Raises:
+      UnsupportedError: this JAX has none, or what it needs is not installed.
+    """
+    try:
+        return importlib.import_module(_MOSAIC_GPU)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{_MOSAIC_GPU} cannot be imported: {error}",
+            hint='inline_mgpu(..., values="pallasite") does without it',
+        ) from error
+
+
+def imported_mosaic_gpu() -> Any:
+    """The same if somebody has imported it, else None."""
+    return sys.modules.get(_MOSAIC_GPU)
 
 
 stop_gradient_p = _ad_util.stop_gradient_p

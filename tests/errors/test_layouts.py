@@ -635,7 +635,9 @@ def test_inline_code_that_uses_the_library_wrongly():
     @make((128,))
     def kernel(x_ref, o_ref):
         @plgpu.inline_mgpu(
-            arg_types=(layout,), return_type=plgpu.ShapeDtypeStruct((128,), jnp.float32, layout)
+            arg_types=(layout,),
+            return_type=plgpu.ShapeDtypeStruct((128,), jnp.float32, layout),
+            values="pallasite",
         )
         def twice(ctx, x):
             return x.map(lambda value: ops.add(value, None))

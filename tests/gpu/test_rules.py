@@ -345,7 +345,9 @@ def test_inlined_code():
     layout = Layout.WG_STRIDED((256,), vec_size=2)
 
     @inline_mgpu(
-        arg_types=(RefType(), layout), return_type=ShapeDtypeStruct((256,), jnp.float32, layout)
+        arg_types=(RefType(), layout),
+        return_type=ShapeDtypeStruct((256,), jnp.float32, layout),
+        values="pallasite",
     )
     def product(launch, ref, x):
         return elementwise(ops.arith.mulf, [x, load_array(launch, ref, x.layout)], np.float32)

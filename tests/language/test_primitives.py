@@ -452,6 +452,7 @@ CASES = [
         "argument 0 is a reference",
     ),
     (on(lambda x, **_: inline.inline_mgpu()(print)(x)), InvalidTypeError, "structure of arg_types"),
+    (on(lambda **_: inline.inline_mgpu(values="ours")), InvalidValueError, "values is unknown"),
     # Semaphores
     (on(lambda x, **_: semaphores.semaphore_signal(x)), InvalidTypeError, "not a semaphore"),
     (

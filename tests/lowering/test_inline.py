@@ -1,6 +1,8 @@
-"""Inlined code: what it gets, what it may return."""
+"""Inlined code with our own values: what it gets, what it may return."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,13 @@ from pallasite.language.helpers import warp_map
 from pallasite.language.kernel import kernel
 from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
-from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu
+from pallasite.language.primitives import inline
+from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
 from pallasite.lowering.arrays import RegisterArray, elementwise
 from pallasite.lowering.transfers import load_array
 
+inline_mgpu = functools.partial(inline.inline_mgpu, values="pallasite")
 STRIDED = Layout.WG_STRIDED((256,), vec_size=2)
 RESULT = ShapeDtypeStruct((256,), jnp.float32, STRIDED)
 TRANSFORMS = (TilingTransform((8, 32)), SwizzleTransform(128))
@@ -156,7 +160,7 @@ def test_an_argument_is_converted():
     [
         (lambda launch, ref, x: (x, x), InvalidTypeError, "another structure"),
         (lambda launch, ref, x: None, InvalidTypeError, "another structure"),
-        (lambda launch, ref, x: x.registers[0], InvalidTypeError, "not a register array"),
+        (lambda launch, ref, x: x.registers[0], InvalidTypeError, "not an array in registers"),
         (
             lambda launch, ref, x: RegisterArray.constant(1, np.int32, (256,)),
             InvalidTypeError,

@@ -27,7 +27,6 @@ DIFFERENCES: dict[str, str] = {
     "BlockSpec.to_block_mapping": "called by Pallas only, which passes the context by keyword",
     "RefUnion.collective": "of unions in tensor memory only, which the Blackwell plugin makes",
     "RefUnion.layout": "of unions in tensor memory only, which the Blackwell plugin makes",
-    "Layout.to_mgpu": "layouts of the reference implementation do not exist; Layout.resolve does",
     "RefUnion": "no fields layout and collective, which are of tensor memory",
     **{
         f"Tiling.{method}": "arithmetic of layouts is in pallasite.layouts; a Tiling is plain data"

@@ -15,15 +15,17 @@ from pallasite.codegen.translation.functions import (
     define,
     global_variable,
 )
+from pallasite.codegen.translation.gpu import GPU
 from pallasite.codegen.translation.llvm_ops import LLVM
 from pallasite.codegen.translation.locations import Metadata, source_location
 from pallasite.codegen.translation.math import MATH
 from pallasite.codegen.translation.memory import MEMORY
+from pallasite.codegen.translation.memref import MEMREF
 from pallasite.codegen.translation.types import TypeTable
 from pallasite.codegen.translation.vector import VECTOR
 from pallasite.errors import CompilationError, PallasiteError, SourceLocation
 
-_HANDLERS = HandlerTable(ARITH, MATH, CONTROL, LLVM, ASSEMBLY, MEMORY, ATOMICS, VECTOR)
+_HANDLERS = HandlerTable(ARITH, MATH, CONTROL, LLVM, ASSEMBLY, MEMORY, ATOMICS, VECTOR, MEMREF, GPU)
 
 DEVICE_TRIPLE = "nvptx64-nvidia-cuda"
 DATA_LAYOUTS = {
@@ -43,7 +45,7 @@ def translate(
 
     Args:
       module: an ``ir.Module`` of ``llvm.func`` and ``llvm.mlir.global``, with bodies of arith,
-        math, scf, llvm, and static operations of vector.
+        math, scf, llvm, static operations of vector and memref, and some of gpu and nvvm.
       triple: the target triple; another one than the default is for tests on the host.
       data_layout: data layout string; needed for a triple that is not in ``DATA_LAYOUTS``.
       debug_info: whether operations keep their source locations.

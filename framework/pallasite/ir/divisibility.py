@@ -244,9 +244,8 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("arith.ori", "arith.xori"), _common_bits),
     **dict.fromkeys(("arith.divsi", "arith.divui", "arith.floordivsi"), _divide),
     **dict.fromkeys(("arith.shrsi", "arith.shrui"), _shift_right),
-    **dict.fromkeys(
-        ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "math.absi"), _common
-    ),
+    **dict.fromkeys(("arith.extsi", "arith.extui", "arith.trunci", "math.absi"), _common),
+    **dict.fromkeys(("arith.index_cast", "arith.index_castui"), _common),
     "arith.muli": _product,
     "arith.shli": _shift_left,
     "arith.andi": _mask,

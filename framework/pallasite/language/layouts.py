@@ -48,6 +48,18 @@ class SomeLayout:
         del dtype
         return ()
 
+    def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
+        """The same layout as an object of ``jax.experimental.mosaic.gpu``, for inlined code.
+
+        Args:
+          *args: arguments of the layout, if it has none yet.
+          **kwargs: the same by name.
+
+        Raises:
+          InvalidValueError: wrong arguments, or no ``FragmentedArray`` has this layout.
+        """
+        raise NotImplementedError
+
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, list | tuple):
@@ -85,6 +97,14 @@ class ParameterizedLayout(SomeLayout):
         """The smallest trailing extents of an array in this layout."""
         return _base_tile(self.layout.name, self.args, self.kwargs, dtype)
 
+    def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
+        """The layout as an object of ``jax.experimental.mosaic.gpu``."""
+        from pallasite.language import mosaic_layouts
+
+        _no_arguments(self, args, kwargs)
+        bits = _bits(self.layout.name, self.args, self.kwargs, np.float32)
+        return mosaic_layouts.fragmented_layout(self.layout.name, self.args, self.kwargs, bits)
+
     def __str__(self) -> str:
         arguments = [*map(str, self.args), *(f"{k}={v}" for k, v in self.keywords)]
         return f"{self.layout}({', '.join(arguments)})"
@@ -115,6 +135,13 @@ class ReducedLayout(SomeLayout):
         kept = iter(shape)
         full = tuple(smallest[i] if i in gone else next(kept) for i in range(rank))
         return transforms.reduce(self.layout.resolve(full, dtype), sorted(gone))
+
+    def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
+        """The layout as an object of ``jax.experimental.mosaic.gpu``."""
+        from pallasite.language import mosaic_layouts
+
+        _no_arguments(self, args, kwargs)
+        return mosaic_layouts.reduced_layout(self.layout.to_mgpu(), self.axes, str(self))
 
     def __str__(self) -> str:
         return f"{self.layout}.reduce({list(self.axes)})"
@@ -167,6 +194,15 @@ class Layout(SomeLayout, enum.Enum):
     def base_tile(self, dtype: Any) -> tuple[int, ...]:
         """The smallest trailing extents of an array in this layout."""
         return _base_tile(self.name, (), {}, dtype)
+
+    def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
+        """The layout with these arguments as an object of ``jax.experimental.mosaic.gpu``."""
+        return ParameterizedLayout(self, args, kwargs).to_mgpu()
+
+
+def _no_arguments(layout: SomeLayout, args: Any, kwargs: Any) -> None:
+    if args or kwargs:
+        raise InvalidValueError(f"the layout {layout} has its arguments", got=f"{args} {kwargs}")
 
 
 # Layouts that are chosen by a dtype argument rather than by the dtype of the array in them.

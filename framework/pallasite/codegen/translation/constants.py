@@ -7,6 +7,9 @@ import re
 import struct
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from pallasite.codegen.translation.types import element_type, vector_length
 from pallasite.errors import CompilationError
 
@@ -20,6 +23,8 @@ def constant_text(attribute: Any, type_: str) -> str:
         case "IntegerAttr" | "BoolAttr":
             return integer_text(attribute.value, type_)
         case "FloatAttr":
+            if type_[0] == "i":
+                return str(narrow_bits(attribute.value, str(attribute.type)))
             return float_text(attribute.value, type_)
         case "StringAttr":
             return 'c"' + escape(attribute.value_bytes) + '"'
@@ -43,6 +48,13 @@ def integer_text(value: int, type_: str) -> str:
     if type_ in _BYTES:
         return float_text(float(value), type_)
     return str(int(value))
+
+
+def narrow_bits(value: float, kind: str) -> int:
+    """The bits of a number in a float of less than 16 bits, such as ``f8E4M3FN``."""
+    width, _, rest = kind.removeprefix("f").partition("E")
+    dtype = np.dtype(getattr(ml_dtypes, f"float{width}_e{rest.lower()}"))
+    return int(np.asarray(value, dtype).view(np.uint8))
 
 
 def float_text(value: float, type_: str) -> str:
@@ -117,19 +129,15 @@ def _dense(attribute: Any, type_: str) -> str:
     length = int(type_[1:].split(" x ", 1)[0]) if type_[0] in "[<" else 1
     if element in _BYTES:
         elements = [float_text(one, element) for one in _floats(attribute, element)]
+    elif attribute.is_splat:
+        elements = [constant_text(attribute.get_splat_value(), element)]
     else:
-        elements = [integer_text(one, element) for one in _integers(attribute)]
+        elements = [integer_text(one, element) for one in attribute]
     if len(elements) == 1:
         elements *= length
     if all(one in ("0", "false", "0.000000e+00", "0xH0000", "0xR0000") for one in elements):
         return "zeroinitializer"
     return _aggregate(elements, type_) if array or type_[0] == "<" else elements[0]
-
-
-def _integers(attribute: Any) -> list[int]:
-    if attribute.is_splat:
-        return [attribute.get_splat_value().value]
-    return list(attribute)
 
 
 def _floats(attribute: Any, element: str) -> list[float]:

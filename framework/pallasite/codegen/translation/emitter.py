@@ -34,8 +34,10 @@ class HandlerTable:
         if handler is None:
             raise CompilationError(
                 f"operation {name!r} has no translation to LLVM IR",
-                expected="operations of arith, math, scf, llvm, and static ones of vector",
-                hint="lower it to operations of these dialects in a rule or an MLIR pass",
+                expected="operations of arith, math, scf, llvm, static ones of vector and memref,"
+                " and some of gpu and nvvm",
+                hint="write the instruction as llvm.inline_asm, or lower the operation to others"
+                " in a rule or an MLIR pass",
             )
         # Operations without a generated class share one class, which says nothing.
         if getattr(type(operation), "OPERATION_NAME", None) == name:
@@ -57,6 +59,9 @@ class Emitter:
       metadata: the metadata of the module.
       successors: labels of the MLIR blocks of the innermost region that has several.
       incoming: by label, the edges to it so far: block that they come from, and operands.
+      alignments: bytes that the addresses of memrefs are known to be multiples of.
+      extents: along x, y and z, what the function fixes of its launch: the threads of a block
+        ("ntid") and the blocks of a cluster ("cluster.nctaid").
     """
 
     def __init__(
@@ -78,6 +83,8 @@ class Emitter:
         self.metadata = metadata
         self.successors: list[tuple[Any, str]] = []
         self.incoming: dict[str, list[tuple[str, list[Operand]]]] = {}
+        self.alignments: dict[Any, int] = {}
+        self.extents: dict[str, tuple[int, ...]] = {}
         self._handlers = handlers
         self._debug = debug
         self._number = 0

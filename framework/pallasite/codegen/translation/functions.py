@@ -124,6 +124,10 @@ def define(operation: Any, emitter: Emitter, subprogram: str | None) -> None:
         emitter.values[value] = (kind, f"%a{index}")
         parameters.append(f"{words} %a{index}")
     words = function_attributes(operation)
+    for extents, name in (("ntid", "nvvm.reqntid"), ("cluster.nctaid", "nvvm.cluster_dim")):
+        if name in attributes:
+            sizes = tuple(map(_number, attributes[name]))
+            emitter.extents[extents] = (*sizes, 1, 1)[:3]
     kernel = emitter.device and "nvvm.kernel" in attributes
     head = ["define"]
     if linkage := _linkage(operation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pallasite.errors import CompilationError
@@ -17,6 +18,13 @@ _SCALARS = {
 }
 
 
+_NARROW_FLOAT = re.compile(r"f(8|4)E\dM\d\w*")
+_MEMORY_SPACE = re.compile(
+    r", (?:#gpu\.address_space<)?(global|workgroup|private|\d+)(?:>| : i\d+)?>$"
+)
+_SPACES = {"global": 1, "workgroup": 3, "private": 5}
+
+
 class TypeTable(dict[Any, str]):
     """Spelling of each MLIR type in LLVM IR, computed at the first use: ``table[type]``."""
 
@@ -26,7 +34,14 @@ class TypeTable(dict[Any, str]):
 
 
 def llvm_type(text: str) -> str:
-    """LLVM IR spelling of an MLIR type given as text, such as ``!llvm.struct<(i32, ptr<3>)>``."""
+    """LLVM IR spelling of an MLIR type given as text, such as ``!llvm.struct<(i32, ptr<3>)>``.
+
+    A memref is a pointer in its address space.
+    """
+    if text.startswith("memref<"):
+        found = _MEMORY_SPACE.search(text)
+        space = 0 if found is None else _SPACES.get(found[1]) or int(found[1])
+        return f"ptr addrspace({space})" if space else "ptr"
     parser = _TypeParser(text)
     result = parser.parse()
     if parser.position != len(text):
@@ -92,8 +107,8 @@ class _TypeParser:
         return CompilationError(
             "a type that cannot be expressed in LLVM IR",
             got=self.text,
-            expected="integers, index, f16, bf16, f32, f64, !llvm.ptr, !llvm.array, literal"
-            " !llvm.struct, or vectors with at most one dimension",
+            expected="integers, index, floats of 4 to 64 bits, !llvm.ptr, !llvm.array, literal"
+            " !llvm.struct, memrefs, or vectors with at most one dimension",
         )
 
     def accept(self, token: str) -> bool:
@@ -138,6 +153,8 @@ class _TypeParser:
             return _SCALARS[word]
         if word[:1] == "i" and word[1:].isdigit():
             return word
+        if narrow := _NARROW_FLOAT.fullmatch(word):
+            return f"i{narrow[1]}"
         raise self.error()
 
     def vector(self) -> str:

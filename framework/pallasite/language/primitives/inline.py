@@ -2,7 +2,7 @@
 
 Bound arguments: the flat arguments of the call. Parameters: ``arg_types`` (flat tuple of RefType or
 layouts), ``in_tree`` (the tree of the arguments), ``return_types`` (flat tuple of
-ShapeDtypeStruct), ``return_tree`` and ``function``.
+ShapeDtypeStruct), ``return_tree``, ``function`` and ``values`` (one of :data:`VALUES`).
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ class ShapeDtypeStruct:
         object.__setattr__(self, "shape", tuple(self.shape))
 
 
+VALUES = ("mosaic", "pallasite")
+"""Whose values inlined code gets: those of ``jax.experimental.mosaic.gpu``, or our own."""
+
 inline_mgpu_p = _jax.Primitive("inline_mgpu")
 inline_mgpu_p.multiple_results = True
 
@@ -67,23 +70,32 @@ arguments.no_discharge(inline_mgpu_p)
 
 
 def inline_mgpu(
-    *, arg_types: Sequence[Any] = (), return_type: Any = None
+    *, arg_types: Sequence[Any] = (), return_type: Any = None, values: str = "mosaic"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that makes a function over MLIR values callable in a kernel.
 
-    The function is called while the kernel is compiled, as ``function(context, *args)``: references
-    and register arrays of the lowering, in the tree structure of ``arg_types``. All 128 lanes of
-    the thread run what it builds.
+    The function is called while the kernel is compiled, as ``function(context, *args)``, with
+    arguments in the tree structure of ``arg_types``. All 128 lanes of the thread run what it
+    builds. It may return arrays of either kind.
 
     Args:
       arg_types: one tree per argument; its leaves are :class:`RefType` for references and layouts
         for arrays.
       return_type: a tree of :class:`ShapeDtypeStruct`, or None.
+      values: what the function gets. ``"mosaic"``: a memref for each reference, in the shape that
+        its transforms give it, and a ``jax.experimental.mosaic.gpu.FragmentedArray`` for each
+        array. ``"pallasite"``: ``MemoryReference`` and ``RegisterArray`` of
+        ``pallasite.lowering``.
 
     Raises:
+      InvalidValueError: another word for ``values``.
       InvalidTypeError: types of another kind, when decorating; arguments that do not match them, in
         a call.
     """
+    if values not in VALUES:
+        raise checks.value_error(
+            "values is unknown", got=repr(values), expected=" or ".join(map(repr, VALUES))
+        )
     flat_types, types_tree = jax.tree.flatten(tuple(arg_types))
     for leaf in flat_types:
         if not isinstance(leaf, RefType | SomeLayout):
@@ -121,6 +133,7 @@ def inline_mgpu(
                 return_types=tuple(flat_returns),
                 return_tree=return_tree,
                 function=function,
+                values=values,
             )
             return jax.tree.unflatten(return_tree, results)
 

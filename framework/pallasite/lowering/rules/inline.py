@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +10,14 @@ import numpy as np
 
 from pallasite import _jax
 from pallasite.errors import InvalidTypeError, InvalidValueError, PallasiteError
-from pallasite.language import transforms as tr
 from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu_p
-from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.named import describe
-from pallasite.layouts.registers import Layout, RegisterLayout
+from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
-from pallasite.lowering.references import MemoryReference
+from pallasite.lowering.mosaic import arrays as mosaic
+from pallasite.lowering.mosaic.launch import name_architecture
+from pallasite.lowering.mosaic.references import memref, physical_layout
 from pallasite.lowering.views import resolve
 from pallasite.registry import RuleSet, Semantics
 
@@ -35,13 +34,13 @@ def _inline(
     return_types: tuple[ShapeDtypeStruct, ...],
     return_tree: Any,
     function: Any,
+    values: str,
 ) -> Sequence[Value]:
-    """Calls ``function(launch context, *args)`` with references and register arrays.
+    """Calls ``function(launch context, *args)`` with references and arrays of the kind asked for.
 
-    A reference keeps its logical shape; its memory layout holds the tiling and the swizzle, which
-    are checked against the declared transforms. Views that the program makes, such as one slot of
-    a buffer, are part of the reference and are not declared. Where the code runs per warp, the
-    arrays are scalars.
+    The memory layout of a reference is checked against the declared transforms. Views that the
+    program makes, such as one slot of a buffer, are part of the reference and are not declared.
+    Where the code runs per warp, the arrays are scalars.
     """
     flat = args_tree.unflatten(operands)
     if ctx.in_warp:
@@ -54,11 +53,13 @@ def _inline(
                     expected="scalars and references",
                 )
     checked = [
-        _reference(ctx, value, wanted, number)
+        _reference(ctx, value, wanted, number, values)
         if isinstance(wanted, RefType)
-        else _array(value, wanted, number)
+        else _array(value, wanted, number, values)
         for number, (value, wanted) in enumerate(zip(flat, arg_types, strict=True))
     ]
+    if values == "mosaic":
+        name_architecture(ctx)
     try:
         results = function(ctx.launch, *jax.tree.unflatten(in_tree, checked))
     except PallasiteError:
@@ -69,7 +70,7 @@ def _inline(
         raise InvalidValueError(
             f"inlined code {_name(function)} failed: {type(error).__name__}: {error}"
         ) from error
-    leaves, tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, RegisterArray))
+    leaves, tree = jax.tree.flatten(results, is_leaf=_is_array)
     if tree != return_tree:
         raise InvalidTypeError(
             f"inlined code {_name(function)} returned another structure than return_type",
@@ -96,50 +97,30 @@ def _inline_hints(
     return hints
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, RegisterArray) or mosaic.is_fragmented(value)
+
+
 def _name(function: Any) -> str:
     return getattr(function, "__name__", "function")
 
 
-def _reference(ctx: RuleContext, value: Value, wanted: RefType, number: int) -> MemoryReference:
+def _reference(ctx: RuleContext, value: Value, wanted: RefType, number: int, values: str) -> Any:
     memory = resolve(ctx, value, other_blocks=True)
-    if not laid_out_like(memory.layout, wanted.transforms):
+    layout = physical_layout(memory.layout, wanted.transforms)
+    if layout is None:
         raise InvalidValueError(
             f"argument {number} of inlined code lies in memory in another way than declared",
             got=f"{memory.dtype}{list(memory.shape)} at {memory.layout}",
             expected=f"RefType(transforms={wanted.transforms})",
             hint="declare the transforms of the allocation, in the same order",
         )
-    return memory
+    if values == "pallasite":
+        return memory
+    return memref(memory, layout, f"argument {number} of inlined code")
 
 
-def laid_out_like(layout: MemoryLayout, transforms: Sequence[Any]) -> bool:
-    """Whether memory is a plain array once the transforms are applied to its logical shape.
-
-    Outer strides may be anything, so that views of larger arrays qualify; a tile is contiguous.
-    """
-    swizzle = 16
-    tile_rank = 0
-    for transform in transforms:
-        match transform:
-            case tr.TilingTransform():
-                try:
-                    layout = layout.tile(transform.tiling)
-                except InvalidValueError:
-                    return False
-                tile_rank = len(transform.tiling)
-            case tr.SwizzleTransform():
-                swizzle = transform.swizzle
-            case _jax.TransposeTransform():
-                layout = layout.transpose(transform.permutation)
-            case _:
-                return False
-    if layout.swizzle != swizzle or any(len(dim) > 1 for dim in layout.dims):
-        return False
-    minor = layout.with_dims(layout.dims[len(layout.dims) - tile_rank :]).with_swizzle(16)
-    return minor.is_contiguous or math.prod(minor.shape) == 1
-
-
-def _array(value: Value, wanted: Any, number: int) -> RegisterArray:
+def _array(value: Value, wanted: Any, number: int, values: str) -> Any:
     if not isinstance(value, RegisterArray):
         raise InvalidTypeError(
             f"argument {number} of inlined code is not an array in registers",
@@ -147,7 +128,9 @@ def _array(value: Value, wanted: Any, number: int) -> RegisterArray:
         )
     layout = wanted.resolve(value.shape, value.dtype)
     if value.is_splat and isinstance(layout, RegisterLayout):
-        return value.materialize(layout)
+        value = value.materialize(layout)
+    if isinstance(layout, SplatLayout) and value.size == 1:
+        value = RegisterArray.splat(value.scalar, value.dtype, value.shape)
     if value.layout != layout:
         raise InvalidValueError(
             f"argument {number} of inlined code has another layout than declared",
@@ -155,18 +138,23 @@ def _array(value: Value, wanted: Any, number: int) -> RegisterArray:
             expected=describe(layout),
             hint="cast it first: plgpu.layout_cast(x, layout)",
         )
-    return value
+    if values == "pallasite":
+        return value
+    return mosaic.fragmented(value, mosaic.fragmented_layout(wanted, layout))
 
 
 def _result(value: Any, wanted: ShapeDtypeStruct, number: int) -> RegisterArray:
     what = f"result {number} of inlined code"
+    dtype = np.dtype(wanted.dtype)
+    if mosaic.is_fragmented(value):
+        value = mosaic.register_array(value, dtype, what)
     if not isinstance(value, RegisterArray):
         raise InvalidTypeError(
-            f"{what} is not a register array",
+            f"{what} is not an array in registers",
             got=type(value).__name__,
-            expected="pallasite.lowering.arrays.RegisterArray",
+            expected="jax.experimental.mosaic.gpu.FragmentedArray, or"
+            " pallasite.lowering.arrays.RegisterArray",
         )
-    dtype = np.dtype(wanted.dtype)
     if value.dtype != dtype or value.shape != wanted.shape:
         raise InvalidTypeError(
             f"{what} has another shape or dtype than return_type says",

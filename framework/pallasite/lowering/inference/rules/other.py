@@ -14,7 +14,7 @@ from pallasite.layouts.registers import RegisterLayout
 from pallasite.lowering.inference.context import InferenceContext
 from pallasite.lowering.inference.values import AbstractValue
 from pallasite.lowering.inference.views import View
-from pallasite.lowering.rules.inline import laid_out_like
+from pallasite.lowering.mosaic.references import physical_layout
 from pallasite.lowering.rules.mma import operand_layouts
 from pallasite.registry import RuleSet
 
@@ -55,7 +55,7 @@ def _inline(
 
 def _declared(declared: RefType) -> Any:
     def check(view: View) -> None:
-        if not laid_out_like(view.layout, declared.transforms):
+        if physical_layout(view.layout, declared.transforms) is None:
             raise InvalidValueError(
                 "inlined code declares another memory layout",
                 got=str(view.layout),
