@@ -57,7 +57,7 @@ def inline_assembly(emitter: Emitter, operation: Any) -> None:
     else:
         group = "#0" if _MAY_END.search(text) else "#2"
     call = f'call {type_} asm {word}"{escaped}", "{constraints}"({arguments}) {group}'
-    if results:
+    if type_ != "void":  # Which may be the type of a result.
         emitter.define(operation, type_, call)
     else:
         emitter.statement(call)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxlib.mlir import ir
 
 from pallasite import _jax
 from pallasite.errors import InvalidTypeError, InvalidValueError, PallasiteError
@@ -16,8 +17,9 @@ from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.mosaic import arrays as mosaic
-from pallasite.lowering.mosaic.launch import name_architecture
+from pallasite.lowering.mosaic.launch import InlineLaunch, name_architecture
 from pallasite.lowering.mosaic.references import memref, physical_layout
+from pallasite.lowering.references import MemoryReference
 from pallasite.lowering.views import resolve
 from pallasite.registry import RuleSet, Semantics
 
@@ -52,16 +54,19 @@ def _inline(
                     got=f"{np.dtype(array.dtype)}{list(array.shape)}",
                     expected="scalars and references",
                 )
+    memory: dict[ir.Value, MemoryReference] = {}
     checked = [
-        _reference(ctx, value, wanted, number, values)
+        _reference(ctx, value, wanted, number, memory if values == "mosaic" else None)
         if isinstance(wanted, RefType)
         else _array(value, wanted, number, values)
         for number, (value, wanted) in enumerate(zip(flat, arg_types, strict=True))
     ]
+    launch: Any = ctx.launch
     if values == "mosaic":
         name_architecture(ctx)
+        launch = InlineLaunch(ctx, memory)
     try:
-        results = function(ctx.launch, *jax.tree.unflatten(in_tree, checked))
+        results = function(launch, *jax.tree.unflatten(in_tree, checked))
     except PallasiteError:
         raise
     except Exception as error:
@@ -105,7 +110,14 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", "function")
 
 
-def _reference(ctx: RuleContext, value: Value, wanted: RefType, number: int, values: str) -> Any:
+def _reference(
+    ctx: RuleContext,
+    value: Value,
+    wanted: RefType,
+    number: int,
+    memrefs: dict[ir.Value, MemoryReference] | None,
+) -> Any:
+    """The reference, or if there is a table to enter it in, the memref that stands for it."""
     memory = resolve(ctx, value, other_blocks=True)
     layout = physical_layout(memory.layout, wanted.transforms)
     if layout is None:
@@ -115,9 +127,11 @@ def _reference(ctx: RuleContext, value: Value, wanted: RefType, number: int, val
             expected=f"RefType(transforms={wanted.transforms})",
             hint="declare the transforms of the allocation, in the same order",
         )
-    if values == "pallasite":
+    if memrefs is None:
         return memory
-    return memref(memory, layout, f"argument {number} of inlined code")
+    made = memref(memory, layout, f"argument {number} of inlined code")
+    memrefs[made] = memory
+    return made
 
 
 def _array(value: Value, wanted: Any, number: int, values: str) -> Any:
