@@ -640,9 +640,9 @@ def test_inline_code_that_uses_the_library_wrongly():
             values="pallasite",
         )
         def twice(ctx, x):
-            return x.map(lambda value: ops.add(value, None))
+            return x.map(lambda value: ops.add(value, None))  # here
 
-        o_ref[...] = twice(x_ref[...])  # here
+        o_ref[...] = twice(x_ref[...])
 
     build(kernel, array(128))
 

@@ -50,9 +50,7 @@ def tiled_layout(specification: named.TiledSpecification) -> Any:
 
     def dims(own: Sequence[int | Replicated]) -> tuple[Any, ...]:
         return tuple(
-            fragmented.Replicated(dim.times) if isinstance(dim, Replicated) else dim
-            for dim in own
-            if dim != Replicated(1)
+            fragmented.Replicated(dim.times) if isinstance(dim, Replicated) else dim for dim in own
         )
 
     return mosaic.TiledLayout(

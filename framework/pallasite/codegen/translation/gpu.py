@@ -128,6 +128,14 @@ def _warp_barrier(emitter: Emitter, operation: Any) -> None:
     _assembly(emitter, "bar.warp.sync $0;", emitter.operands(operation))
 
 
+def _cluster_barrier(text: str) -> Handler:
+    def handle(emitter: Emitter, operation: Any) -> None:
+        aligned = ".aligned" if "aligned" in operation.attributes else ""
+        _assembly(emitter, f"barrier.cluster.{text}{aligned};")
+
+    return handle
+
+
 def _reduce(emitter: Emitter, operation: Any) -> None:
     attributes = operation.attributes
     kind = _word(attributes["kind"])
@@ -136,6 +144,13 @@ def _reduce(emitter: Emitter, operation: Any) -> None:
         raise UnsupportedError(f"redux.sync of {type_}", expected="integers of 32 bits")
     text = ", ".join(emitter.typed(operation))
     emitter.define(operation, type_, f"call i32 @llvm.nvvm.redux.sync.{kind}({text})")
+
+
+def _vote(emitter: Emitter, operation: Any) -> None:
+    kind = _word(operation.attributes["kind"])
+    type_ = emitter.result_type(operation)
+    text = ", ".join(emitter.typed(operation))
+    emitter.define(operation, type_, f"call {type_} @llvm.nvvm.vote.{kind}.sync({text})")
 
 
 def _map_to_block(emitter: Emitter, operation: Any) -> None:
@@ -212,10 +227,14 @@ GPU: dict[str, Handler] = {
     "gpu.barrier": _statement("bar.sync 0;"),
     "nvvm.barrier0": _statement("bar.sync 0;"),
     "nvvm.bar.warp.sync": _warp_barrier,
+    "nvvm.cluster.arrive": _cluster_barrier("arrive"),
+    "nvvm.cluster.arrive.relaxed": _cluster_barrier("arrive.relaxed"),
+    "nvvm.cluster.wait": _cluster_barrier("wait"),
     "nvvm.fence.proxy": _fence_proxy,
     "nvvm.elect.sync": _elect,
     "nvvm.shfl.sync": _shuffle,
     "nvvm.redux.sync": _reduce,
+    "nvvm.vote.sync": _vote,
     "nvvm.mapa": _map_to_block,
     "nvvm.ldmatrix": _load_matrices,
     "nvvm.stmatrix": _store_matrices,

@@ -140,6 +140,14 @@ def _insert_slice(emitter: Emitter, operation: Any) -> None:
     _shuffled(emitter, operation, type_, name, wide, mask)
 
 
+def _interleave(emitter: Emitter, operation: Any) -> None:
+    """The elements of two vectors in turn."""
+    (left_type, left), (_, right) = emitter.operands(operation)
+    length = vector_length(left_type) or 1
+    mask = [index // 2 + index % 2 * length for index in range(2 * length)]
+    _shuffled(emitter, operation, left_type, left, right, mask)
+
+
 VECTOR: dict[str, Handler] = {
     "vector.broadcast": _broadcast,
     "vector.extract": _extract,
@@ -147,6 +155,7 @@ VECTOR: dict[str, Handler] = {
     "vector.from_elements": _from_elements,
     "vector.to_elements": _to_elements,
     "vector.shuffle": _shuffle,
+    "vector.interleave": _interleave,
     "vector.bitcast": cast("bitcast"),
     "vector.shape_cast": cast("bitcast"),
     "vector.extract_strided_slice": _slice,

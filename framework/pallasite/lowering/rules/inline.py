@@ -17,6 +17,7 @@ from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.mosaic import arrays as mosaic
+from pallasite.lowering.mosaic import operations
 from pallasite.lowering.mosaic.launch import InlineLaunch, name_architecture
 from pallasite.lowering.mosaic.references import memref, physical_layout
 from pallasite.lowering.references import MemoryReference
@@ -65,6 +66,7 @@ def _inline(
     if values == "mosaic":
         name_architecture(ctx)
         launch = InlineLaunch(ctx, memory)
+    first = operations.begin()
     try:
         results = function(launch, *jax.tree.unflatten(in_tree, checked))
     except PallasiteError:
@@ -73,7 +75,8 @@ def _inline(
         if _jax.raised_by_user(error):
             raise
         raise InvalidValueError(
-            f"inlined code {_name(function)} failed: {type(error).__name__}: {error}"
+            f"inlined code {_name(function)} failed: {type(error).__name__}: {error}",
+            location=_jax.last_user_frame(error),
         ) from error
     leaves, tree = jax.tree.flatten(results, is_leaf=_is_array)
     if tree != return_tree:
@@ -82,10 +85,11 @@ def _inline(
             got=tree,
             expected=str(return_tree),
         )
-    return [
+    arrays = [
         _result(value, wanted, number)
         for number, (value, wanted) in enumerate(zip(leaves, return_types, strict=True))
     ]
+    return operations.expand(ctx, first, arrays) if values == "mosaic" else arrays
 
 
 @rules.layout(inline_mgpu_p)
