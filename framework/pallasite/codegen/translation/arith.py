@@ -9,6 +9,7 @@ from pallasite.codegen.translation.constants import constant_text, splat_text
 from pallasite.codegen.translation.emitter import Emitter, Handler
 from pallasite.codegen.translation.flags import fast_math, overflow
 from pallasite.codegen.translation.types import (
+    element_type,
     integer_width,
     intrinsic_suffix,
     vector_length,
@@ -110,7 +111,24 @@ def _truncate_float(emitter: Emitter, operation: Any) -> None:
     _TRUNCATE(emitter, operation)
 
 
-_TRUNCATE = cast("fptrunc", fast_math)
+def _of_floats(handler: Handler) -> Handler:
+    """An operation on floats that LLVM knows; those of 8 bits and less are integers to it."""
+
+    def handle(emitter: Emitter, operation: Any) -> None:
+        names = [emitter.values[value][0] for value in operation.operation.operands]
+        if any(element_type(name)[0] == "i" for name in (*names, emitter.result_type(operation))):
+            raise CompilationError(
+                f"{operation.operation.name}: arithmetic of floats of 8 bits and less",
+                got=str(operation.operation.operands[0].type),
+                expected="f16, bf16, f32 or f64",
+                hint="convert by an instruction of the target, as FragmentedArray.astype does",
+            )
+        handler(emitter, operation)
+
+    return handle
+
+
+_TRUNCATE = _of_floats(cast("fptrunc", fast_math))
 
 
 def _index_cast(extension: str) -> Handler:
@@ -221,7 +239,7 @@ ARITH: dict[str, Handler] = {
     "arith.select": _select,
     "arith.negf": _negate,
     "arith.truncf": _truncate_float,
-    "arith.extf": cast("fpext", fast_math),
+    "arith.extf": _of_floats(cast("fpext", fast_math)),
     "arith.trunci": cast("trunc", overflow),
     "arith.bitcast": _bitcast,
     "arith.index_cast": _index_cast("sext"),

@@ -94,10 +94,6 @@ _FENCES = {
 def _fence_proxy(emitter: Emitter, operation: Any) -> None:
     attributes = operation.attributes
     kind = _word(attributes["kind"])
-    if kind not in _FENCES:
-        raise UnsupportedError(
-            f"a fence between proxies of kind {kind}", expected=", ".join(_FENCES)
-        )
     space = _word(attributes["space"]) if "space" in attributes else "cta"
     _assembly(emitter, _FENCES[kind].format(space=space) + ";")
 
