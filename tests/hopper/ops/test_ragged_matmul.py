@@ -22,6 +22,7 @@ from pallasite_hopper.ops import (
     ragged_matmul,
     transposed_ragged_matmul,
 )
+from pallasite_hopper.ops.ragged import kernel
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F16 = np.dtype(np.float16)
@@ -213,6 +214,27 @@ def test_derivatives_of_the_transposed():
 
 def struct(shape, dtype=BF16):
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("blocks", [4, 6, 7, 9])
+def test_last_round_is_shared(blocks, transposed):
+    """Few tiles that are left are cut up, into columns of one, two or four blocks.
+
+    10 tiles leave 2 for 4 blocks, 4 for 6, 3 for 7 and 1 for 9.
+    """
+    config = RaggedConfig(stages=2)
+    m, k, n, sizes = 300, 72, 392, [130, 5, 0, 129]
+    problem = kernel.Problem(
+        m=m, n=n, k=k, groups=4, dtype=BF16, out_dtype=BF16, transposed=transposed
+    )  # fmt: skip
+    a = normal(0, (m, k))
+    a[sum(sizes) :] = np.nan
+    b = normal(1, (4, n, k) if transposed else (4, k, n))
+    run = jax.jit(kernel.build(problem, config, blocks))
+    with warnings.catch_warnings(action="error"):
+        result = run(*map(jnp.asarray, (a, b, np.array(sizes, np.int32))))
+    check(result, ragged_reference(a, b, sizes, transposed), BF16)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def write(
         them for an array.
     """
     width, total = config.epilogue_n, config.warpgroup_m
-    for part in range(config.warpgroup_n // width):
+    for part in range(values.shape[1] // width):
         buffer = buffers.at[part % STAGING]
         plgpu.wait_smem_to_gmem(STAGING - 1, wait_read_only=True)
         buffer[...] = values[:, part * width : (part + 1) * width].astype(buffer.dtype)

@@ -3,11 +3,15 @@
 Blocks go through the tiles of one group after the other, and read the groups' sizes as they go
 along. Tiles begin at a group's first row, so only the last one of a group has rows that are not
 written: those of the next group, which other tiles compute.
+
+When only few tiles are left for the last round, several blocks share the columns of each: a round
+that keeps a quarter of the blocks busy would take as long as any other.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -53,10 +57,15 @@ class Problem:
 def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Callable[..., jax.Array]:
     """The kernel as a function of the rows, the matrices and the groups' sizes."""
     loop = _Loop(problem, config)
-    right = (config.tile_n, config.tile_k) if problem.transposed else (config.tile_k, config.tile_n)
+
+    def right(width: int) -> Any:
+        shape = (width, config.tile_k) if problem.transposed else (config.tile_k, width)
+        return plgpu.SMEM((config.stages, config.tile_n // width, *shape), problem.dtype)
+
     scratch = {
         "left_smem": plgpu.SMEM((config.stages, config.tile_m, config.tile_k), problem.dtype),
-        "right_smem": plgpu.SMEM((config.stages, *right), problem.dtype),
+        # A step of fewer columns lies at the beginning of its slot, in tiles of its own.
+        "right_smem": plgpu.RefUnion(*map(right, loop.widths)),
         "out_smem": staging(config, problem.out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
         "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
@@ -64,7 +73,7 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
         out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.out_dtype),
-        grid=(min(multiprocessors, loop.most_tiles),),
+        grid=(min(multiprocessors, loop.most_tiles * max(loop.shares, default=1)),),
         grid_names=("blocks",),
         num_threads=COMPUTE + 1,
         thread_name="warpgroup",
@@ -73,6 +82,10 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
         compiler_params=PARAMS,
     )
     return kernel
+
+
+MOST_GROUPS = 32
+"""With more groups, adding up their tiles in advance would take longer than it saves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +97,14 @@ class _Tile:
       row: the first row, in all rows.
       column: the first column.
       rows: of the group, from the first row.
+      width: columns.
     """
 
     group: Any
     row: Any
     column: Any
     rows: Any
+    width: int
 
 
 class _Loop:
@@ -133,14 +148,39 @@ class _Loop:
     def _tiles_of(self, size: Any) -> Any:
         return lax.div(size + (self.config.tile_m - 1), self.config.tile_m)
 
-    def _over_tiles(
-        self, sizes: Any, body: Callable[[_Tile, Any], Any], carry: Any
-    ) -> tuple[Any, Any, Any]:
-        """``carry = body(tile, carry)`` for each of this block's tiles.
+    def _totals(self, sizes: Any) -> tuple[Any, Any]:
+        """Tiles and rows of all groups."""
 
-        Returns (the first row after all groups, the block's next tile counted from there, carry).
-        """
-        blocks, groups = jnp.int32(jax.lax.axis_size("blocks")), self.problem.groups
+        def add(group: Any, totals: tuple[Any, Any]) -> tuple[Any, Any]:
+            size = sizes[group]
+            return totals[0] + self._tiles_of(size) * self.n_tiles, totals[1] + size
+
+        totals = jnp.int32(0), jnp.int32(0)
+        if self.problem.groups > MOST_GROUPS:
+            return lax.fori_loop(0, self.problem.groups, add, totals)
+        for group in range(self.problem.groups):  # All loads are on their way at once.
+            totals = add(group, totals)
+        return totals
+
+    @property
+    def widths(self) -> list[int]:
+        """Columns of tiles: of whole ones, and of those that blocks share."""
+        return [self.config.tile_n // share for share in (1, *self.shares)]
+
+    @property
+    def shares(self) -> list[int]:
+        """How many blocks may share a tile of the last round, in ascending order."""
+        config = self.config
+        if self.problem.groups > MOST_GROUPS or config.split == "n":
+            return []
+        return [share for share in (2, 4) if config.tile_n % (share * 64) == 0]
+
+    def _over_tiles(
+        self, sizes: Any, total: Any, body: Callable[[_Tile, Any], Any], carry: Any
+    ) -> Any:
+        """``carry = body(tile, carry)`` for each of this block's tiles, of ``total`` in all."""
+        block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
+        groups = self.problem.groups
 
         def size_of(group: Any) -> Any:
             return sizes[jnp.minimum(group, groups - 1)]
@@ -155,16 +195,40 @@ class _Loop:
             left = index - self._tiles_of(size) * self.n_tiles
             return left, following, row + size, size_of(following)
 
-        def one(state: Any) -> Any:
-            (index, group, row, size), carry = state
-            carry = body(self._tile(index, group, row, size), carry)
-            return lax.while_loop(passed, advance, (index + blocks, group, row, size)), carry
+        def find(index: Any) -> Any:
+            first = (index, jnp.int32(0), jnp.int32(0), size_of(jnp.int32(0)))
+            return lax.while_loop(passed, advance, first)
 
-        first = (lax.axis_index("blocks"), jnp.int32(0), jnp.int32(0), size_of(jnp.int32(0)))
-        start = lax.while_loop(passed, advance, first)
-        state = lax.while_loop(lambda state: state[0][1] < groups, one, (start, carry))
-        (index, _, row, _), carry = state
-        return row, index, carry
+        rest = lax.rem(total, blocks)
+        share, whole = jnp.int32(1), total
+        for some in self.shares:
+            enough = rest * some <= blocks
+            share = lax.select(enough, jnp.int32(some), share)
+            whole = lax.select(enough, total - rest, whole)
+
+        def one(state: Any) -> Any:
+            number, (index, group, row, size), carry = state
+            carry = body(self._tile(index, group, row, size), carry)
+            place = lax.while_loop(passed, advance, (index + blocks, group, row, size))
+            return number + blocks, place, carry
+
+        start = block, find(block), carry
+        _, _, carry = lax.while_loop(lambda state: state[0] < whole, one, start)
+
+        def part(some: int, carry: Any) -> Any:
+            tile = self._tile(*find(whole + lax.div(block, some)))
+            width = self.config.tile_n // some
+            column = tile.column + lax.rem(block, some) * width
+            return body(dataclasses.replace(tile, column=column, width=width), carry)
+
+        for some in self.shares:
+            carry = lax.cond(
+                (share == some) & (block < rest * some),
+                functools.partial(part, some),
+                lambda carry: carry,
+                carry,
+            )
+        return carry
 
     def _tile(self, index: Any, group: Any, row: Any, size: Any) -> _Tile:
         """A tile by its number in the group: bands of rows, along columns, there and back."""
@@ -176,7 +240,7 @@ class _Loop:
         m = band * config.band + inside - n * height
         n = lax.select(lax.bitwise_and(band, 1) == 1, self.n_tiles - 1 - n, n)
         start = m * config.tile_m
-        return _Tile(group, row + start, n * config.tile_n, size - start)
+        return _Tile(group, row + start, n * config.tile_n, size - start, config.tile_n)
 
     # The memory warpgroup -------------------------------------------------------------------------
 
@@ -186,7 +250,7 @@ class _Loop:
         config = self.config
 
         def tile(place: _Tile, carry: Any) -> Any:
-            rows, columns = pl.ds(place.row, config.tile_m), pl.ds(place.column, config.tile_n)
+            rows, columns = pl.ds(place.row, config.tile_m), pl.ds(place.column, place.width)
             own = right.at[place.group]
 
             def step(index: Any, carry: Any) -> Any:
@@ -198,12 +262,14 @@ class _Loop:
                 )
                 full = slots.full.at[slot]
                 plgpu.copy_gmem_to_smem(left.at[rows, depth], left_smem.at[slot], full)
-                plgpu.copy_gmem_to_smem(window, right_smem.at[slot], full)
+                destination = right_smem[self.widths.index(place.width)].at[slot, 0]
+                plgpu.copy_gmem_to_smem(window, destination, full)
                 return slots.next(slot), filled + 1
 
             return lax.fori_loop(0, self.k_steps, step, carry)
 
-        self._over_tiles(sizes, tile, (jnp.int32(0), jnp.int32(0)))
+        total, _ = self._totals(sizes)
+        self._over_tiles(sizes, total, tile, (jnp.int32(0), jnp.int32(0)))
 
     # The compute warpgroups -----------------------------------------------------------------------
 
@@ -218,16 +284,17 @@ class _Loop:
         slots: Slots,
     ) -> None:
         config, problem = self.config, self.problem
-        wm, wn = config.warpgroup_m, config.warpgroup_n
+        wm = config.warpgroup_m
         row = warpgroup * wm if config.split == "m" else jnp.int32(0)
-        column = warpgroup * wn if config.split == "n" else jnp.int32(0)
+        column = warpgroup * config.warpgroup_n if config.split == "n" else jnp.int32(0)
         buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
 
-        def multiply(acc: Any, slot: Any, accumulate: bool = True) -> None:
+        def multiply(acc: Any, slot: Any, member: int, wn: int, accumulate: bool = True) -> None:
+            columns = pl.ds(column, wn)
             if problem.transposed:
-                right = plgpu.transpose_ref(right_smem.at[slot, pl.ds(column, wn)], (1, 0))
+                right = plgpu.transpose_ref(right_smem[member].at[slot, 0, columns], (1, 0))
             else:
-                right = right_smem.at[slot, :, pl.ds(column, wn)]
+                right = right_smem[member].at[slot, 0, :, columns]
             plgpu.wgmma(acc, left_smem.at[slot, pl.ds(row, wm)], right, accumulate=accumulate)
 
         def window(first_row: Any, first_column: Any) -> Callable[..., Any]:
@@ -236,14 +303,17 @@ class _Loop:
             ]
 
         def tile(place: _Tile, slot: Any) -> Any:
+            member = self.widths.index(place.width)
+            wn = place.width // 2 if config.split == "n" else place.width
+
             def scope(acc: Any) -> Any:
                 plgpu.barrier_wait(slots.full.at[slot])
-                multiply(acc, slot, accumulate=False)
+                multiply(acc, slot, member, wn, accumulate=False)
 
                 def step(_: Any, previous: Any) -> Any:
                     current = slots.next(previous)
                     plgpu.barrier_wait(slots.full.at[current])
-                    multiply(acc, current)
+                    multiply(acc, current, member, wn)
                     plgpu.wgmma_wait(1)
                     plgpu.barrier_arrive(slots.empty.at[previous])
                     return current
@@ -258,17 +328,20 @@ class _Loop:
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
 
-        end, index, _ = self._over_tiles(sizes, tile, jnp.int32(0))
+        total, end = self._totals(sizes)
+        self._over_tiles(sizes, total, tile, jnp.int32(0))
 
-        # Rows of no group are zeros.
+        # Rows of no group are zeros. The last blocks have had the fewest tiles.
         zero_tiles = self._tiles_of(jnp.maximum(problem.m - end, 0)) * self.n_tiles
+        blocks = jnp.int32(jax.lax.axis_size("blocks"))
 
         def clear(index: Any) -> Any:
             m = lax.div(index, self.n_tiles)
             n = index - m * self.n_tiles
             destination = window(end + m * config.tile_m + row, n * config.tile_n + column)
-            zeros = jnp.zeros((wm, wn), problem.out_dtype)
+            zeros = jnp.zeros((wm, config.warpgroup_n), problem.out_dtype)
             write(zeros, buffers, destination, config, jnp.int32(wm))
-            return index + jnp.int32(jax.lax.axis_size("blocks"))
+            return index + blocks
 
-        lax.while_loop(lambda index: index < zero_tiles, clear, index)
+        start = blocks - 1 - lax.axis_index("blocks")
+        lax.while_loop(lambda index: index < zero_tiles, clear, start)
