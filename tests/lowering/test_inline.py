@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -238,3 +240,31 @@ def test_arrays_of_warps():
     ) as e:
         compile_to_ptx(wrong, array(256))
     assert "float32[256]" in str(e.value)
+
+
+LAZY = """
+import sys
+import jax, jax.numpy as jnp
+from jaxlib.mlir.dialects import nvvm
+import pallasite
+from pallasite import gpu as plgpu
+from pallasite.ir import ops
+
+@plgpu.inline_mgpu(values=VALUES)
+def fence(ctx):
+    ops.inline_assembly("fence.proxy.async;", "~{memory}")
+
+def body(x, o):
+    fence()
+    o[...] = x[...]
+
+x = jax.ShapeDtypeStruct((256,), jnp.float32)
+compiled = pallasite.compile(plgpu.kernel(body, out_type=x), x, target="sm_90a")
+assert "fence.proxy.async" in compiled.ptx
+assert "jax.experimental.mosaic.gpu" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("values", inline.VALUES)
+def test_the_other_values_are_imported_when_code_needs_them(values):
+    subprocess.run([sys.executable, "-c", LAZY.replace("VALUES", repr(values))], check=True)

@@ -16,6 +16,8 @@ from pallasite.ir import ops
 
 _DEPTH = 64
 _FACT = "pallasite.multiple_of"
+MEMREF_ALIGNMENT = "pallasite.alignment"
+"""Attribute of the cast that makes a memref: bytes that its address is a multiple of."""
 ANY = 1 << 30
 """The divisor of zero: a multiple of everything that matters."""
 

@@ -13,10 +13,7 @@ from typing import Any
 from pallasite.codegen.translation.emitter import Emitter, Handler, Operand
 from pallasite.codegen.translation.types import vector_length, with_element
 from pallasite.errors import CompilationError, UnsupportedError
-from pallasite.ir.divisibility import known_divisor
-
-ALIGNMENT = "pallasite.alignment"
-"""Attribute of a cast of a pointer to a memref: bytes that the address is a multiple of."""
+from pallasite.ir.divisibility import MEMREF_ALIGNMENT, known_divisor
 
 _DYNAMIC = -(2**63)
 
@@ -118,15 +115,17 @@ def _place(emitter: Emitter, memory: Any, indices: Sequence[Any], count: int) ->
     kind, bits = _element(emitter, memory.type)
     if bits < 8:
         raise UnsupportedError(
-            f"single elements of {bits} bits in memory", got=str(memory.type),
+            f"single elements of {bits} bits in memory",
+            got=str(memory.type),
             expected="elements of whole bytes",
-        )  # fmt: skip
+        )
     strides, _ = _strides(memory.type)
     if count > 1 and strides[-1] != 1:
         raise CompilationError(
-            "a vector that is not contiguous in memory", got=str(memory.type),
+            "a vector that is not contiguous in memory",
+            got=str(memory.type),
             expected="a stride of 1 in the last dimension",
-        )  # fmt: skip
+        )
     pointer = emitter.values[memory]
     offset = _linear(emitter, [emitter.values[index] for index in indices], strides)
     name = _moved(emitter, pointer, (kind, bits), offset)
@@ -237,8 +236,8 @@ def _cast(emitter: Emitter, operation: Any) -> None:
     else:
         raise _unknown_cast(operation)
     if _is_memref(result.type):
-        if ALIGNMENT in operation.attributes:
-            emitter.alignments[result] = operation.attributes[ALIGNMENT].value
+        if MEMREF_ALIGNMENT in operation.attributes:
+            emitter.alignments[result] = operation.attributes[MEMREF_ALIGNMENT].value
         elif source in emitter.alignments:
             emitter.alignments[result] = emitter.alignments[source]
 
@@ -259,10 +258,11 @@ def _description(emitter: Emitter, source: Any, target: str) -> str:
     """
     if emitter.types[source.type.element_type] == "i1":
         raise UnsupportedError(
-            "the address of booleans", got=str(source.type),
+            "the address of booleans",
+            got=str(source.type),
             expected="loads and stores of single booleans",
             hint="keep them as integers of 8 bits in memory",
-        )  # fmt: skip
+        )
     strides, offset = _strides(source.type)
     pointer = emitter.values[source]
     base = _moved(emitter, pointer, _element(emitter, source.type), str(-(offset or 0)))

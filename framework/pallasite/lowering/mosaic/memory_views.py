@@ -13,11 +13,10 @@ from jaxlib.mlir.dialects import builtin
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import ops, types
-from pallasite.ir.divisibility import known_divisor
+from pallasite.ir.divisibility import MEMREF_ALIGNMENT, known_divisor
 from pallasite.language.memory import MemorySpace
 from pallasite.layouts.memory import Extent, MemoryLayout
 from pallasite.lowering.arrays import RegisterArray
-from pallasite.lowering.mosaic.references import ALIGNMENT
 from pallasite.lowering.references import MemoryReference, index_reference
 
 _DYNAMIC = -(2**63)
@@ -115,8 +114,8 @@ def _alignment(value: ir.Value, bits: int) -> int:
     if isinstance(owner, ir.Block):
         return max(1, bits // 8)
     operation = owner.operation if hasattr(owner, "operation") else owner
-    if ALIGNMENT in operation.attributes:
-        return int(ir.IntegerAttr(operation.attributes[ALIGNMENT]).value)
+    if MEMREF_ALIGNMENT in operation.attributes:
+        return int(ir.IntegerAttr(operation.attributes[MEMREF_ALIGNMENT]).value)
     if operation.name in _SAME_PLACE:
         return _alignment(operation.operands[0], bits)
     if operation.name != "memref.subview":

@@ -12,14 +12,12 @@ from jaxlib.mlir.dialects import builtin
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import ops
+from pallasite.ir.divisibility import MEMREF_ALIGNMENT
 from pallasite.language import transforms as tr
 from pallasite.language.memory import MemorySpace
 from pallasite.layouts.memory import Extents, MemoryLayout
 from pallasite.lowering.mosaic.arrays import mosaic_type
 from pallasite.lowering.references import MemoryReference
-
-ALIGNMENT = "pallasite.alignment"
-"""Attribute of the cast that makes a memref: bytes that its address is a multiple of."""
 
 
 def physical_layout(layout: MemoryLayout, transforms: Sequence[Any]) -> MemoryLayout | None:
@@ -90,7 +88,7 @@ def memref(memory: MemoryReference, layout: MemoryLayout, what: str) -> ir.Value
     pointer = memory.address()
     value: Any = builtin.unrealized_conversion_cast([type_], [pointer])
     alignment = ir.IntegerAttr.get(ops.i64(), memory.offset_alignment)
-    value.owner.attributes[ALIGNMENT] = alignment
+    value.owner.attributes[MEMREF_ALIGNMENT] = alignment
     result: ir.Value = value
     return result
 

@@ -63,10 +63,11 @@ def _inline(
         for number, (value, wanted) in enumerate(zip(flat, arg_types, strict=True))
     ]
     launch: Any = ctx.launch
+    first = None
     if values == "mosaic":
         name_architecture(ctx)
         launch = InlineLaunch(ctx, memory)
-    first = operations.begin()
+        first = operations.begin()
     try:
         results = function(launch, *jax.tree.unflatten(in_tree, checked))
     except PallasiteError:
@@ -89,7 +90,7 @@ def _inline(
         _result(value, wanted, number)
         for number, (value, wanted) in enumerate(zip(leaves, return_types, strict=True))
     ]
-    return operations.expand(ctx, first, arrays) if values == "mosaic" else arrays
+    return arrays if first is None else operations.expand(ctx, first, arrays)
 
 
 @rules.layout(inline_mgpu_p)
