@@ -157,7 +157,8 @@ class _Loop:
 
         totals = jnp.int32(0), jnp.int32(0)
         if self.problem.groups > MOST_GROUPS:
-            return lax.fori_loop(0, self.problem.groups, add, totals)
+            totals = lax.fori_loop(0, self.problem.groups, add, totals)
+            return totals
         for group in range(self.problem.groups):  # All loads are on their way at once.
             totals = add(group, totals)
         return totals
