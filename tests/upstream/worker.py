@@ -167,6 +167,7 @@ def _run(name: str, case: unittest.TestCase, setup: Setup) -> Outcome:
             compiler.clear_memory()
             stack.enter_context(config.scoped(sanitize=setup.sanitize))
         case.run(result)
+        _wait_for_device()
     seconds = time.monotonic() - start
     if result.problem is not None:
         return Outcome(name, "fail", reason_of(result.problem), seconds, result.text[-4000:])
@@ -175,6 +176,15 @@ def _run(name: str, case: unittest.TestCase, setup: Setup) -> Outcome:
     if result.unexpectedSuccesses:
         return Outcome(name, "fail", "unexpected success", seconds)
     return Outcome(name, "pass", "", seconds)
+
+
+def _wait_for_device() -> None:
+    """Waits for kernels that the test did not wait for: one that hangs costs its own test."""
+    import jax
+
+    if jax.default_backend() == "gpu":
+        with contextlib.suppress(Exception):  # A device that a test broke is the next one's matter.
+            jax.block_until_ready(jax.numpy.zeros(()) + 1)
 
 
 class _Result(unittest.TestResult):

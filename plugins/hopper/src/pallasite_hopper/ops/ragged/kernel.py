@@ -155,12 +155,12 @@ class _Loop:
             size = sizes[group]
             return totals[0] + self._tiles_of(size) * self.n_tiles, totals[1] + size
 
-        totals = jnp.int32(0), jnp.int32(0)
+        totals: tuple[Any, Any] = jnp.int32(0), jnp.int32(0)
         if self.problem.groups > MOST_GROUPS:
             totals = lax.fori_loop(0, self.problem.groups, add, totals)
-            return totals
-        for group in range(self.problem.groups):  # All loads are on their way at once.
-            totals = add(group, totals)
+        else:
+            for group in range(self.problem.groups):  # All loads are on their way at once.
+                totals = add(group, totals)
         return totals
 
     @property
