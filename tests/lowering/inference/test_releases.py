@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 
 import pallasite
 from pallasite import gpu as plgpu
+from pallasite.errors import InvalidValueError
 from pallasite.lowering.inference.releases import BarrierUse, releases
 
 FREE, TURNS = object(), object()
@@ -46,7 +47,8 @@ def test_arrivals_that_nobody_or_everybody_waits_for():
 
 
 @pytest.mark.runs_kernels
-def test_how_they_are_emitted():
+@pytest.mark.parametrize("by", [None, "lanes", "warps"])
+def test_how_they_are_emitted(by):
     """Two threads take turns; a third one fills what they have read."""
     x = np.random.default_rng(3).standard_normal((6, 128)).astype(np.float32)
 
@@ -70,7 +72,7 @@ def test_how_they_are_emitted():
                 slot = lax.rem(i, 2)
                 plgpu.barrier_wait(full.at[slot])
                 total += tiles[slot]
-                plgpu.barrier_arrive(free.at[slot])
+                plgpu.barrier_arrive(free.at[slot], by=by)
                 plgpu.barrier_arrive(turns)
                 plgpu.barrier_wait(turns)
                 return total
@@ -90,5 +92,51 @@ def test_how_they_are_emitted():
     ptx = pallasite.compile(kernel, x, target="sm_90").ptx
     arrivals = re.findall(r"(@%p\d+ )?mbarrier\.arrive\.\S+ _, \[%r\d+\](.*);", ptx)
     # Every lane says that a slot is free; for the turns one lane does for its warp.
-    assert ("", "") in arrivals and any(count == ", 32" for _, count in arrivals)
+    assert (("", "") in arrivals) == (by != "warps") and any(n == ", 32" for _, n in arrivals)
     assert len(arrivals) == 3
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
+def test_lanes_arrive_under_a_condition(semantics):
+    """Every lane of the first thread arrives if the kernel's operand says so."""
+
+    def kernel(count_ref, o_ref, met):
+        thread = lax.axis_index("t")
+
+        @pl.when(thread == 0)
+        def _():
+            for _ in range(2):
+                plgpu.barrier_arrive(met, by="lanes", predicate=count_ref[0] > 0)
+            plgpu.barrier_arrive(met, by="lanes", predicate=count_ref[0] < 0)
+
+        @pl.when(thread == 1)
+        def _():
+            plgpu.barrier_wait(met)
+            o_ref[...] = jnp.full((128,), count_ref[0])
+
+    run = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.int32),
+        scratch_types=[plgpu.Barrier(num_arrivals=2)],
+        num_threads=2,
+        thread_name="t",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics[semantics]),
+    )
+    np.testing.assert_array_equal(run(np.array([7], np.int32)), np.full(128, 7))
+
+
+def test_message_of_an_unknown_way():
+    with pytest.raises(InvalidValueError) as caught:
+
+        def kernel(o_ref, barrier):
+            plgpu.barrier_arrive(barrier, by="threads")
+
+        plgpu.kernel(
+            kernel,
+            out_type=jax.ShapeDtypeStruct((128,), jnp.int32),
+            scratch_types=[plgpu.Barrier()],
+        )()
+    text = str(caught.value)
+    assert "test_releases.py" in text and "by is unknown" in text
+    assert "'threads'" in text and "'lanes' or 'warps'" in text

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallasite import _jax
-from pallasite.language import arguments
+from pallasite.language import arguments, checks
 from pallasite.language.effects import memory_effect, programmatic_launch_effect
 
 barrier_arrive_p = _jax.Primitive("barrier_arrive")
@@ -19,8 +19,8 @@ barrier_arrive_p.multiple_results = True
 
 
 @_jax.abstract_eval(barrier_arrive_p)
-def _barrier_arrive_abstract_eval(*avals: Any, args_tree: Any) -> Any:
-    del avals, args_tree
+def _barrier_arrive_abstract_eval(*avals: Any, args_tree: Any, by: str | None) -> Any:
+    del avals, args_tree, by
     return (), {memory_effect}
 
 
@@ -30,7 +30,11 @@ arguments.pretty(
 )
 
 
-def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
+ARRIVERS = ("lanes", "warps")
+"""Values of ``by`` of :func:`barrier_arrive`."""
+
+
+def barrier_arrive(barrier: Any, *, predicate: Any = None, by: str | None = None) -> None:
     """Records one arrival of this thread on a barrier.
 
     Everything that the thread did to memory before is visible to those who wait for the phase that
@@ -40,15 +44,23 @@ def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
     Args:
       barrier: a reference to one Barrier or ClusterBarrier.
       predicate: a boolean scalar; without it the arrival always takes place.
+      by: how a warpgroup arrives at a barrier of its block, which makes no difference but in time.
+        ``"lanes"``: each lane as soon as it gets there; ``"warps"``: one lane of each warp, once
+        its lanes have met, which are fewer arrivals. By default, under warpgroup semantics lanes
+        arrive where the barrier tells other threads only, otherwise warps.
 
     Raises:
       InvalidTypeError: not a barrier, or the predicate is not a boolean scalar.
-      InvalidValueError: a group of barriers without an index.
+      InvalidValueError: a group of barriers without an index, or another word for ``by``.
 
     PTX ISA: ``mbarrier.arrive``.
     """
     ref = arguments.barrier(barrier)
-    arguments.bind(barrier_arrive_p, ref, arguments.predicate(predicate))
+    if by is not None and by not in ARRIVERS:
+        raise checks.value_error(
+            "by is unknown", got=repr(by), expected=" or ".join(map(repr, ARRIVERS))
+        )
+    arguments.bind(barrier_arrive_p, ref, arguments.predicate(predicate), by=by)
 
 
 barrier_wait_p = _jax.Primitive("barrier_wait")

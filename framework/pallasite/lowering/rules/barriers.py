@@ -26,7 +26,9 @@ SUSPEND_HINT = 0x989680
 
 
 @rules.lowering(prim.barrier_arrive_p, *_ALL, requires=("mbarrier",))
-def _barrier_arrive(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value]:
+def _barrier_arrive(
+    ctx: RuleContext, *operands: Value, args_tree: Any, by: str | None
+) -> Sequence[Value]:
     reference, predicate = args_tree.unflatten(operands)
     barrier = resolve_barrier(ctx, reference)
     condition = None if predicate is None else ctx.scalar(predicate)
@@ -47,19 +49,31 @@ def _barrier_arrive(ctx: RuleContext, *operands: Value, args_tree: Any) -> Seque
         with ops.when(guard):
             _arrive(barrier, 1)
         return ()
-    arrive(ctx, barrier, condition)
+    arrive(ctx, barrier, condition, by)
     return ()
 
 
-def arrive(ctx: RuleContext, barrier: BarrierReference, condition: ir.Value | None = None) -> None:
+def arrive(
+    ctx: RuleContext,
+    barrier: BarrierReference,
+    condition: ir.Value | None = None,
+    by: str | None = None,
+) -> None:
     """One arrival of this thread on a barrier of its block.
 
-    The barrier counts 128 lanes for one arrival. One lane of each warp arrives for all of its
-    lanes, once they have met: arrivals at one address are served one after the other.
+    The barrier counts 128 lanes for one arrival. Arrivals at one address are served one after the
+    other, so one lane of each warp arrives for all of its lanes, once they have met. Where nobody
+    but other threads waits for them, lanes had better not meet.
     """
     launch = ctx.launch
-    if ctx.is_release and condition is None and not ctx.in_warp:
-        _arrive(barrier, 1)
+    if by is None and ctx.is_release and condition is None:
+        by = "lanes"
+    if by == "lanes" and not ctx.in_warp:
+        if condition is None:
+            _arrive(barrier, 1)
+        else:
+            with ops.when(condition):
+                _arrive(barrier, 1)
         return
     elected = launch.elected_lane
     launch.warp_barrier()

@@ -285,7 +285,9 @@ def _wait_for_barrier(ctx: InferenceContext, *operands: AbstractValue, args_tree
 
 
 @rules.inference(barriers.barrier_arrive_p)
-def _arrive(ctx: InferenceContext, *operands: AbstractValue, args_tree: Any) -> None:
+def _arrive(
+    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, by: str | None
+) -> None:
     barrier, _ = args_tree.unflatten(operands)
     ctx.barrier_use("arrive", barrier)
     ctx.event("arrive")

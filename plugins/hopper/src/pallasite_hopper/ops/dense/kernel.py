@@ -287,6 +287,10 @@ class _Loop:
                 return plgpu.transpose_ref(b_smem.at[slot, columns], (1, 0))
             return b_smem.at[slot, :, columns]
 
+        def release(slot: Any) -> None:
+            # Few rows: the sooner memory is asked for more, the better. Else products set the pace.
+            plgpu.barrier_arrive(empty.at[slot], by="lanes" if config.swap else "warps")
+
         def tile(m: Any, n: Any, slot: Any) -> Any:
             def scope(acc: Any) -> Any:
                 plgpu.barrier_wait(full.at[slot])
@@ -297,13 +301,13 @@ class _Loop:
                     plgpu.barrier_wait(full.at[current])
                     plgpu.wgmma(acc, left(current), right(current))
                     plgpu.wgmma_wait(1)
-                    plgpu.barrier_arrive(empty.at[previous])
+                    release(previous)
                     return current
 
                 _, steps = self._part_of_k()
                 last = lax.fori_loop(1, steps, step, slot)
                 sums = acc[...]
-                plgpu.barrier_arrive(empty.at[last])
+                release(last)
                 write(sums, m + row, n + column)
                 return self._next(last)
 

@@ -316,12 +316,12 @@ class _Loop:
                     plgpu.barrier_wait(slots.full.at[current])
                     multiply(acc, current, member, wn)
                     plgpu.wgmma_wait(1)
-                    plgpu.barrier_arrive(slots.empty.at[previous])
+                    plgpu.barrier_arrive(slots.empty.at[previous], by="warps")
                     return current
 
                 last = lax.fori_loop(1, self.k_steps, step, slot)
                 sums = acc[...]
-                plgpu.barrier_arrive(slots.empty.at[last])
+                plgpu.barrier_arrive(slots.empty.at[last], by="warps")
                 destination = window(place.row + row, place.column + column)
                 rows = jnp.clip(place.rows - row, 0, wm)
                 write(sums, buffers, destination, config, rows)
