@@ -164,6 +164,36 @@ def test_any_sizes(sizes):
 
 
 @pytest.mark.runs_kernels
+def test_more_groups_than_are_added_up():
+    """Rows after the last group are zeros in any case."""
+    sizes = [0, 3, 1, 0, 9, 2, 0, 0] * 5
+    assert len(sizes) > kernel.MOST_GROUPS
+    check_ragged(ROWS, 64, 264, sizes, config=RaggedConfig(stages=2))
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("blocks", [4, 6, 7, 9])
+def test_last_round_is_shared(blocks, transposed):
+    """Few tiles that are left are cut up, into columns of one, two or four blocks.
+
+    10 tiles leave 2 for 4 blocks, 4 for 6, 3 for 7 and 1 for 9.
+    """
+    config = RaggedConfig(stages=2)
+    m, k, n, sizes = 300, 72, 392, [130, 5, 0, 129]
+    problem = kernel.Problem(
+        m=m, n=n, k=k, groups=4, dtype=BF16, out_dtype=BF16, transposed=transposed
+    )  # fmt: skip
+    a = normal(0, (m, k))
+    a[sum(sizes) :] = np.nan
+    b = normal(1, (4, n, k) if transposed else (4, k, n))
+    run = jax.jit(kernel.build(problem, config, blocks))
+    with warnings.catch_warnings(action="error"):
+        result = run(*map(jnp.asarray, (a, b, np.array(sizes, np.int32))))
+    check(result, ragged_reference(a, b, sizes, transposed), BF16)
+
+
+@pytest.mark.runs_kernels
 def test_agrees_with_ragged_dot():
     sizes = jnp.asarray([70, 0, 33], jnp.int32)
     a, b = jnp.asarray(normal(0, (120, 64))), jnp.asarray(normal(1, (3, 64, 48)))
@@ -214,27 +244,6 @@ def test_derivatives_of_the_transposed():
 
 def struct(shape, dtype=BF16):
     return jax.ShapeDtypeStruct(shape, dtype)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("blocks", [4, 6, 7, 9])
-def test_last_round_is_shared(blocks, transposed):
-    """Few tiles that are left are cut up, into columns of one, two or four blocks.
-
-    10 tiles leave 2 for 4 blocks, 4 for 6, 3 for 7 and 1 for 9.
-    """
-    config = RaggedConfig(stages=2)
-    m, k, n, sizes = 300, 72, 392, [130, 5, 0, 129]
-    problem = kernel.Problem(
-        m=m, n=n, k=k, groups=4, dtype=BF16, out_dtype=BF16, transposed=transposed
-    )  # fmt: skip
-    a = normal(0, (m, k))
-    a[sum(sizes) :] = np.nan
-    b = normal(1, (4, n, k) if transposed else (4, k, n))
-    run = jax.jit(kernel.build(problem, config, blocks))
-    with warnings.catch_warnings(action="error"):
-        result = run(*map(jnp.asarray, (a, b, np.array(sizes, np.int32))))
-    check(result, ragged_reference(a, b, sizes, transposed), BF16)
 
 
 @pytest.mark.parametrize(

@@ -150,18 +150,11 @@ class _Loop:
 
     def _totals(self, sizes: Any) -> tuple[Any, Any]:
         """Tiles and rows of all groups."""
-
-        def add(group: Any, totals: tuple[Any, Any]) -> tuple[Any, Any]:
+        tiles, rows = jnp.int32(0), jnp.int32(0)
+        for group in range(self.problem.groups):  # All loads are on their way at once.
             size = sizes[group]
-            return totals[0] + self._tiles_of(size) * self.n_tiles, totals[1] + size
-
-        totals: tuple[Any, Any] = jnp.int32(0), jnp.int32(0)
-        if self.problem.groups > MOST_GROUPS:
-            totals = lax.fori_loop(0, self.problem.groups, add, totals)
-        else:
-            for group in range(self.problem.groups):  # All loads are on their way at once.
-                totals = add(group, totals)
-        return totals
+            tiles, rows = tiles + self._tiles_of(size) * self.n_tiles, rows + size
+        return tiles, rows
 
     @property
     def widths(self) -> list[int]:
@@ -176,10 +169,11 @@ class _Loop:
             return []
         return [share for share in (2, 4) if config.tile_n % (share * 64) == 0]
 
-    def _over_tiles(
-        self, sizes: Any, total: Any, body: Callable[[_Tile, Any], Any], carry: Any
-    ) -> Any:
-        """``carry = body(tile, carry)`` for each of this block's tiles, of ``total`` in all."""
+    def _over_tiles(self, sizes: Any, body: Callable[[_Tile, Any], Any], carry: Any) -> Any:
+        """``carry = body(tile, carry)`` for each of this block's tiles.
+
+        Returns the first row after all groups.
+        """
         block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
         groups = self.problem.groups
 
@@ -200,19 +194,24 @@ class _Loop:
             first = (index, jnp.int32(0), jnp.int32(0), size_of(jnp.int32(0)))
             return lax.while_loop(passed, advance, first)
 
-        rest = lax.rem(total, blocks)
-        share, whole = jnp.int32(1), total
-        for some in self.shares:
-            enough = rest * some <= blocks
-            share = lax.select(enough, jnp.int32(some), share)
-            whole = lax.select(enough, total - rest, whole)
-
         def one(state: Any) -> Any:
             number, (index, group, row, size), carry = state
             carry = body(self._tile(index, group, row, size), carry)
             place = lax.while_loop(passed, advance, (index + blocks, group, row, size))
             return number + blocks, place, carry
 
+        if not self.shares:
+            start = block, find(block), carry
+            _, place, _ = lax.while_loop(lambda state: state[1][1] < groups, one, start)
+            return place[2]
+
+        total, end = self._totals(sizes)
+        rest = lax.rem(total, blocks)
+        share, whole = jnp.int32(1), total
+        for some in self.shares:
+            enough = rest * some <= blocks
+            share = lax.select(enough, jnp.int32(some), share)
+            whole = lax.select(enough, total - rest, whole)
         start = block, find(block), carry
         _, _, carry = lax.while_loop(lambda state: state[0] < whole, one, start)
 
@@ -229,7 +228,7 @@ class _Loop:
                 lambda carry: carry,
                 carry,
             )
-        return carry
+        return end
 
     def _tile(self, index: Any, group: Any, row: Any, size: Any) -> _Tile:
         """A tile by its number in the group: bands of rows, along columns, there and back."""
@@ -269,8 +268,7 @@ class _Loop:
 
             return lax.fori_loop(0, self.k_steps, step, carry)
 
-        total, _ = self._totals(sizes)
-        self._over_tiles(sizes, total, tile, (jnp.int32(0), jnp.int32(0)))
+        self._over_tiles(sizes, tile, (jnp.int32(0), jnp.int32(0)))
 
     # The compute warpgroups -----------------------------------------------------------------------
 
@@ -329,8 +327,7 @@ class _Loop:
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
 
-        total, end = self._totals(sizes)
-        self._over_tiles(sizes, total, tile, jnp.int32(0))
+        end = self._over_tiles(sizes, tile, jnp.int32(0))
 
         # Rows of no group are zeros. The last blocks have had the fewest tiles.
         zero_tiles = self._tiles_of(jnp.maximum(problem.m - end, 0)) * self.n_tiles
