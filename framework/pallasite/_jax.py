@@ -542,6 +542,31 @@ def mosaic_gpu() -> Any:
         ) from error
 
 
+def fragmented_array(registers: Any, layout: Any, is_signed: bool | None) -> Any:
+    """A ``FragmentedArray`` of registers that are there already."""
+    return mosaic_gpu().FragmentedArray(_registers=registers, _layout=layout, _is_signed=is_signed)
+
+
+def tiled_layout(
+    tiles: Any, warp_dims: tuple[Any, ...], lane_dims: tuple[Any, ...], vector_dim: int
+) -> Any:
+    """A ``TiledLayout``, in the form that makes equal layouts compare equal."""
+    mosaic = mosaic_gpu()
+    layout = mosaic.TiledLayout(
+        mosaic.fragmented_array.Tiling(tiles),
+        warp_dims,
+        lane_dims,
+        vector_dim,
+        _check_canonical=False,
+    )
+    return layout.canonicalize()
+
+
+def replicated(times: int) -> Any:
+    """A dimension of a ``TiledLayout`` along which so many lanes or warps hold the same."""
+    return mosaic_gpu().fragmented_array.Replicated(times)
+
+
 def imported_mosaic_gpu() -> Any:
     """The same if somebody has imported it, else None."""
     return sys.modules.get(_MOSAIC_GPU)

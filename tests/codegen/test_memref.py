@@ -232,6 +232,10 @@ def test_narrow_floats():
     [
         "%r = arith.extf %x : f8E4M3FN to f32",
         "%r = arith.truncf %y : f32 to f8E4M3FN",
+        "%r = arith.addf %x, %x : f8E4M3FN",
+        "%r = arith.maximumf %x, %x : f8E4M3FN",
+        "%r = arith.negf %x : f8E4M3FN",
+        "%r = arith.cmpf olt, %x, %x : f8E4M3FN",
     ],
 )
 def test_arithmetic_of_narrow_floats(operation):

@@ -44,22 +44,19 @@ def _tuples(values: Any) -> list[Any]:
 
 
 def tiled_layout(specification: named.TiledSpecification) -> Any:
-    """A tiling of ours as a ``TiledLayout``, in the form that makes equal layouts compare equal."""
-    mosaic = _jax.mosaic_gpu()
-    fragmented = mosaic.fragmented_array
+    """A tiling of ours as a ``TiledLayout``."""
 
     def dims(own: Sequence[int | Replicated]) -> tuple[Any, ...]:
         return tuple(
-            fragmented.Replicated(dim.times) if isinstance(dim, Replicated) else dim for dim in own
+            _jax.replicated(dim.times) if isinstance(dim, Replicated) else dim for dim in own
         )
 
-    return mosaic.TiledLayout(
-        fragmented.Tiling(specification.tiling.tiles),
+    return _jax.tiled_layout(
+        specification.tiling.tiles,
         dims(specification.warp_dims),
         dims(specification.lane_dims),
         specification.vector_dim,
-        _check_canonical=False,
-    ).canonicalize()
+    )
 
 
 def reduced_layout(layout: Any, axes: Sequence[int], name: str) -> Any:

@@ -108,6 +108,8 @@ def _truncate_float(emitter: Emitter, operation: Any) -> None:
             "arith.truncf with a rounding mode other than to nearest even",
             hint="use the conversion instruction of the target through inline assembly",
         )
+    if element_type(emitter.result_type(operation))[0] == "i":
+        raise _narrow(operation, operation.operation.result.type)
     _TRUNCATE(emitter, operation)
 
 
@@ -115,20 +117,24 @@ def _of_floats(handler: Handler) -> Handler:
     """An operation on floats that LLVM knows; those of 8 bits and less are integers to it."""
 
     def handle(emitter: Emitter, operation: Any) -> None:
-        names = [emitter.values[value][0] for value in operation.operation.operands]
-        if any(element_type(name)[0] == "i" for name in (*names, emitter.result_type(operation))):
-            raise CompilationError(
-                f"{operation.operation.name}: arithmetic of floats of 8 bits and less",
-                got=str(operation.operation.operands[0].type),
-                expected="f16, bf16, f32 or f64",
-                hint="convert by an instruction of the target, as FragmentedArray.astype does",
-            )
+        first = operation.operation.operands[0]
+        if element_type(emitter.values[first][0])[0] == "i":
+            raise _narrow(operation, first.type)
         handler(emitter, operation)
 
     return handle
 
 
-_TRUNCATE = _of_floats(cast("fptrunc", fast_math))
+def _narrow(operation: Any, type_: Any) -> CompilationError:
+    return CompilationError(
+        f"{operation.operation.name}: arithmetic of floats of 8 bits and less",
+        got=str(type_),
+        expected="f16, bf16, f32 or f64",
+        hint="convert by an instruction of the target, as FragmentedArray.astype does",
+    )
+
+
+_TRUNCATE = cast("fptrunc", fast_math)
 
 
 def _index_cast(extension: str) -> Handler:
@@ -235,10 +241,10 @@ def pairs(text: str) -> list[tuple[str, str]]:
 ARITH: dict[str, Handler] = {
     "arith.constant": _constant,
     "arith.cmpi": _compare_integers,
-    "arith.cmpf": _compare_floats,
+    "arith.cmpf": _of_floats(_compare_floats),
     "arith.select": _select,
-    "arith.negf": _negate,
-    "arith.truncf": _truncate_float,
+    "arith.negf": _of_floats(_negate),
+    "arith.truncf": _of_floats(_truncate_float),
     "arith.extf": _of_floats(cast("fpext", fast_math)),
     "arith.trunci": cast("trunc", overflow),
     "arith.bitcast": _bitcast,
@@ -254,8 +260,11 @@ ARITH: dict[str, Handler] = {
     **{f"arith.{name}": binary(llvm) for name, llvm in pairs(_BINARY)},
     **{f"arith.{name}": binary(llvm, overflow) for name, llvm in pairs(_WRAPPING)},
     **{f"arith.{name}": binary(llvm) for name, llvm in pairs(_EXACT)},
-    **{f"arith.{name}": binary(llvm, fast_math) for name, llvm in pairs(_FLOAT)},
+    **{f"arith.{name}": _of_floats(binary(llvm, fast_math)) for name, llvm in pairs(_FLOAT)},
     **{f"arith.{name}": cast(llvm) for name, llvm in pairs(_CASTS)},
     **{f"arith.{name}": intrinsic(llvm) for name, llvm in pairs(_INTRINSICS)},
-    **{f"arith.{name}": intrinsic(llvm, fast_math) for name, llvm in pairs(_FLOAT_INTRINSICS)},
+    **{
+        f"arith.{name}": _of_floats(intrinsic(llvm, fast_math))
+        for name, llvm in pairs(_FLOAT_INTRINSICS)
+    },
 }

@@ -48,7 +48,7 @@ def _lane(emitter: Emitter, operation: Any) -> None:
 
 def _read_register(emitter: Emitter, operation: Any) -> None:
     name = operation.operation.name.removeprefix("nvvm.read.ptx.sreg.")
-    emitter.define(operation, "i32", f"call i32 @llvm.nvvm.read.ptx.sreg.{name}()")
+    emitter.bind(operation, "i32", _special_register(emitter, name))
 
 
 # Assembly -------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def fragmented(array: RegisterArray, layout: Any) -> Any:
         for place, number in zip(np.ndindex(result.shape), numbers, strict=True):
             result[place] = registers[number]
     signed = types.is_signed(array.dtype) if isinstance(element, ir.IntegerType) else None
-    return _jax.mosaic_gpu().FragmentedArray(_registers=result, _layout=layout, _is_signed=signed)
+    return _jax.fragmented_array(result, layout, signed)
 
 
 def register_array(value: Any, dtype: Any, what: str) -> RegisterArray:
