@@ -91,6 +91,44 @@ def test_source_lines_count():
     assert keys[0] == keys[1] != keys[2]
 
 
+BODY = """
+def body(x, o):
+    y = x[...]
+    o[...] = y * 2
+""".lstrip()
+
+LOOP = """
+def body(x, o):
+    def step(_, y):
+        return y * 2
+
+    o[...] = lax.fori_loop(0, 4, step, x[...])
+""".lstrip()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (BODY, BODY.replace("    y = x", "\n    y = x")),
+        (BODY, BODY.replace("    o[...]", "\n    o[...]")),
+        (BODY, BODY.replace("= y * 2", "=  y * 2")),
+        (LOOP, LOOP.replace("        return y * 2\n\n", "\n        return y * 2\n")),
+    ],
+    ids=["all", "last", "column", "in a loop"],
+)
+def test_locations_of_equations_count(before, after):
+    """The kernel itself stays where it is, and does the same."""
+    x = jax.ShapeDtypeStruct((128,), jnp.float32)
+    found = []
+    for text in (before, before, after):
+        scope: dict = {"lax": jax.lax}
+        exec(compile(text, "/virtual/kernel.py", "exec"), scope)
+        found += specs(plgpu.kernel(scope["body"], out_type=x), x)
+    first, again, moved = found
+    assert (moved.location, str(moved.jaxpr)) == (first.location, str(first.jaxpr))
+    assert fingerprint(first) == fingerprint(again) != fingerprint(moved)
+
+
 class Name:
     """An object that is compared by identity."""
 
