@@ -28,7 +28,7 @@ GROUP = "pallasite.plugins"
 def _register_plugins_of_checkout() -> None:
     """Where the plugins are only on the path, not installed, registers them in this process."""
     installed = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
-    for project in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+    for project in [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]:
         points = tomllib.loads(project.read_text())["project"]["entry-points"][GROUP]
         for name, module in points.items():
             if name not in installed:

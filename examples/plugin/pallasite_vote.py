@@ -5,9 +5,8 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from pallasite import InvalidValueError, Pass, RuleSet, Semantics, hookimpl
-from pallasite.ir import ops
-from pallasite.lowering.arrays import RegisterArray
-from pallasite.lowering.resources import Resources
+from pallasite.plugin.ir import ops
+from pallasite.plugin.lowering import RegisterArray, Resources
 
 rules = RuleSet()
 count_true_p = Primitive("count_true")

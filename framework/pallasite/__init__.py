@@ -21,8 +21,8 @@ _EXPORTS = {
     "RuleSet": "pallasite.extensions",
     "Semantics": "pallasite.extensions",
     "Target": "pallasite.targets",
-    "autotune": "pallasite.runtime.tuning",
-    "choose": "pallasite.runtime.tuning",
+    "autotune": "pallasite_std.tuning",
+    "choose": "pallasite_std.tuning",
     "compile": "pallasite.runtime",
     "compile_all": "pallasite.runtime",
     "hookimpl": "pallasite.hookspecs",
@@ -78,10 +78,10 @@ if TYPE_CHECKING:
     from pallasite.runtime import compile as compile
     from pallasite.runtime import compile_all as compile_all
     from pallasite.runtime import kernel_errors as kernel_errors
-    from pallasite.runtime.tuning import autotune as autotune
-    from pallasite.runtime.tuning import choose as choose
     from pallasite.target_selection import target as target
     from pallasite.targets import Target as Target
+    from pallasite_std.tuning import autotune as autotune
+    from pallasite_std.tuning import choose as choose
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pallasite.cli import main  # noqa: TID251
+from pallasite.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

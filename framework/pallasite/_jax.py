@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 import jax
@@ -244,6 +246,19 @@ def hide_frames_of(path: str) -> None:
 
 
 hide_frames_of(_PACKAGE_PATH)
+
+
+def _hide_frames_of_plugins() -> None:
+    """Lines of installed plugins are library code, too; none of them is imported for this."""
+    packages = {point.module.partition(".")[0] for point in entry_points(group="pallasite.plugins")}
+    for package in sorted(packages):
+        spec = importlib.util.find_spec(package)
+        for path in (spec.submodule_search_locations or (spec.origin,)) if spec else ():
+            if path is not None:
+                hide_frames_of(path)
+
+
+_hide_frames_of_plugins()
 
 
 def _location_of_frame(frame: Any) -> SourceLocation | None:

@@ -6,7 +6,6 @@ The names of the core come from ``pallasite.language``, those of hardware genera
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import Any
 
@@ -22,14 +21,10 @@ def __getattr__(name: str) -> Any:
         return value
     if name.startswith("__"):
         raise AttributeError(f"module 'pallasite.gpu' has no attribute {name!r}")
-    path = _plugin_names().get(name)
     from pallasite import plugins
 
-    if path is not None:
-        package = path.partition(":")[0].partition(".")[0]
-        if package in plugins.manager().packages():
-            _hide_frames_of(package)
-        return _resolve(path)
+    if name in _plugin_names():
+        return plugins.manager().name(name)
     hint = remedy("names", name, plugins.manager().absences())
     if hint is None:
         import difflib
@@ -58,16 +53,6 @@ def _plugin_names() -> dict[str, str]:
             f"a plugin's hook pallasite_names returns names that the core has: {', '.join(clashes)}"
         )
     return names
-
-
-@functools.cache
-def _hide_frames_of(package: str) -> None:
-    """Keeps a plugin's own lines out of the source locations that errors and profilers show."""
-    from jax.extend import source_info_util
-
-    module = importlib.import_module(package)
-    for path in getattr(module, "__path__", None) or [module.__file__]:
-        source_info_util.register_exclusion(path)
 
 
 def _resolve(path: str) -> Any:

@@ -28,18 +28,13 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
         targets=("sm_90a",),
         names=(
             "ACC",
-            "PipelinePipeline",
             "WGMMAAccumulatorRef",
-            "emit_pipeline_warp_specialized",
-            "set_max_registers",
             "wgmma",
             "wgmma_accumulator_load",
             "wgmma_accumulator_store",
             "wgmma_wait",
         ),
         primitives=(
-            "set_max_registers",
-            "split_registers",
             "wgmma",
             "wgmma_accumulator_deref",
             "wgmma_accumulator_read",

@@ -19,8 +19,9 @@ from typing import Any
 
 from pallasite import config, hookspecs
 from pallasite.conflicts import merge_names, merge_targets, unique
-from pallasite.errors import PluginError
+from pallasite.errors import MissingNameError, PluginError
 from pallasite.extensions import Contribution, InstructionRule
+from pallasite.known_plugins import remedy
 from pallasite.plugin_checks import FIELDS, checked, implementations
 from pallasite.registry import Registry
 from pallasite.targets import Target
@@ -28,11 +29,6 @@ from pallasite.targets import Target
 CORE = "pallasite"
 
 BUILTIN_MODULES: Mapping[str, str] = {
-    "pallasite_targets": "pallasite.builtin_targets",
-    "pallasite_lowering_rules": "pallasite.lowering.builtin",
-    "pallasite_resource_rules": "pallasite.lowering.builtin",
-    "pallasite_layout_rules": "pallasite.lowering.builtin",
-    "pallasite_inference_rules": "pallasite.lowering.builtin",
     "pallasite_passes": "pallasite.passes.builtin",
 }
 """The core's hook implementations: the module that holds each, imported when it is called."""
@@ -111,6 +107,7 @@ class PluginManager:
         self._errors: dict[str, str] = {}
         self._contributions: dict[tuple[str, str], Any] = {}
         self._built: tuple[frozenset[str], Registry] | None = None
+        self._names: tuple[tuple[Any, ...], dict[str, str]] | None = None
         self._lock = threading.RLock()
 
     def register(self, plugin: Any, name: str | None = None) -> str:
@@ -185,7 +182,30 @@ class PluginManager:
 
     def names(self) -> dict[str, str]:
         """Plugins' names for ``pallasite.gpu``, each with its ``"module:attribute"``."""
-        return merge_names(self._contribute(("pallasite_names",)))
+        with self._lock:
+            key = (tuple(config.get("disabled_plugins")), tuple(self._registered), *self._errors)
+            if self._names is None or self._names[0] != key:
+                found = merge_names(self._contribute(("pallasite_names",)))
+                key = (key[0], key[1], *self._errors)  # One may have failed just now.
+                self._names = (key, found)
+            return self._names[1]
+
+    def name(self, name: str) -> Any:
+        """What a plugin adds to ``pallasite.gpu`` under a name.
+
+        Raises:
+          MissingNameError: no plugin has it.
+          PluginError: what the plugin says of it is wrong.
+        """
+        path = self.names().get(name)
+        if path is None:
+            hint = remedy("names", name, self.absences())
+            raise MissingNameError(f"no plugin has the name {name!r}", hint=hint)
+        module, _, attribute = path.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except AttributeError as error:
+            raise PluginError(f"{path} does not exist: {error}") from error
 
     def registry(self) -> Registry:
         """All rules, targets, passes and executors of the enabled plugins.

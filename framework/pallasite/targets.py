@@ -71,3 +71,20 @@ class TargetPredicate:
 
 
 ANY_TARGET = TargetPredicate()
+
+BASELINE_FEATURES = frozenset(
+    {
+        "bf16",
+        "bulk_reduce",
+        "cluster",
+        "cp_async",
+        "elect",
+        "fp8",
+        "griddepcontrol",
+        "ldmatrix",
+        "mbarrier",
+        "stmatrix",
+        "tma",
+    }
+)
+"""Features of compute capability 9.0 that all later chips have, too."""

@@ -8,8 +8,8 @@ import pallasite
 from pallasite import plugins
 from pallasite.extensions import Pass
 from pallasite.runtime.disk_cache import DiskCache
-from pallasite.runtime.tuning.store import TuningStore
 from pallasite.targets import Target
+from pallasite_std.tuning.store import TuningStore
 
 
 class Extra:
@@ -50,7 +50,7 @@ def test_targets(command, extra):
     result = command("targets")
     assert result.status == 0
     rows = {row[0]: row for row in cells(result.out.partition("\n\n")[0])}
-    assert rows["sm_90"][1:4] == ["pallasite", "8.6", "227"]
+    assert rows["sm_90"][1:4] == ["standard", "8.6", "227"]
     assert rows["sm_90a"][1] == "hopper"
     assert rows["sm_250x"][1:3] == ["extra", "9.9"]
     assert "\nsm_90a also: " in result.out
@@ -69,7 +69,7 @@ def test_missing_targets(command):
 
 def test_one_target(command):
     result = command("targets", "sm_90")
-    assert "sm_90  (plugin pallasite)" in result.out
+    assert "sm_90  (plugin standard)" in result.out
     assert "232448  bytes of shared memory per block" in result.out
     assert command("targets", "sm_90", "--json").json["ptx_version"] == "8.6"
     result = command("targets", "sm_1")
@@ -81,7 +81,7 @@ def test_plugins(command, extra):
     assert result.status == 0
     lines = {line.split()[0]: " ".join(line.split()) for line in result.out.splitlines()}
     assert lines["pallasite"].startswith(f"pallasite built in pallasite {pallasite.__version__}")
-    assert "lowering rules" in lines["pallasite"]
+    assert "lowering rules" in lines["standard"]
     assert lines["extra"] == (
         "extra loaded in process targets sm_250x, names extra_name, passes on-jaxpr late"
     )
@@ -89,7 +89,7 @@ def test_plugins(command, extra):
     assert "executors simulator" in lines["simulator"]
     found = {one["name"]: one for one in command("plugins", "--json").json["plugins"]}
     assert found["extra"]["contributes"]["targets"] == ["sm_250x"]
-    assert found["pallasite"]["contributes"]["lowering rules"] > 100
+    assert found["standard"]["contributes"]["lowering rules"] > 100
     assert found["simulator"]["contributes"]["executors"] == ["simulator"]
     assert found["simulator"]["contributes"]["PTX instructions"] > 100
 

@@ -58,9 +58,7 @@ class FakeEntryPoint:
 
 def manager(*points: FakeEntryPoint) -> PluginManager:
     """A plugin manager with no built-in rules and the entry points given."""
-    return PluginManager(
-        {"pallasite_targets": "pallasite.builtin_targets"}, entry_points=lambda: points
-    )
+    return PluginManager({"pallasite_targets": "pallasite_std.plugin"}, entry_points=lambda: points)
 
 
 def lines(error: Any) -> list[str]:

@@ -14,7 +14,7 @@ from pallasite import config, gpu, plugins
 from pallasite.errors import MissingNameError, PallasiteError, PluginError
 from pallasite.known_plugins import KNOWN_PLUGINS
 from pallasite.language import PUBLIC_NAMES
-from pallasite.lowering import builtin
+from pallasite_std import plugin as builtin
 
 
 def run(program: str) -> str:
@@ -52,7 +52,7 @@ def test_public_names_of_the_language_exist():
 
 
 def test_name_of_an_installed_plugin():
-    from pallasite_hopper.registers import set_max_registers
+    from pallasite_std.rules.registers import set_max_registers
 
     assert gpu.set_max_registers is set_max_registers
     assert "set_max_registers" in dir(gpu)
@@ -61,9 +61,9 @@ def test_name_of_an_installed_plugin():
 def test_name_of_a_disabled_plugin():
     config.update("disabled_plugins", "hopper")
     with pytest.raises(MissingNameError) as error:
-        _ = gpu.set_max_registers
+        _ = gpu.wgmma_wait
     assert str(error.value).startswith(
-        "pallasite.gpu has no name 'set_max_registers'\n  try: enable plugin 'hopper'"
+        "pallasite.gpu has no name 'wgmma_wait'\n  try: enable plugin 'hopper'"
     )
 
 
@@ -71,7 +71,6 @@ def test_name_of_a_disabled_plugin():
     ("name", "extra"),
     [
         ("wgmma", "hopper"),
-        ("emit_pipeline_warp_specialized", "hopper"),
         ("tcgen05_mma", "blackwell"),
         ("remote_ref", "multigpu"),
     ],
@@ -116,9 +115,9 @@ class Names:
 
 
 def test_plugin_cannot_replace_a_name_of_the_core():
-    plugins.register(Names({"copy_gmem_to_smem": "os:getcwd"}), name="thief")
+    plugins.register(Names({"kernel": "os:getcwd"}), name="thief")
     try:
-        with pytest.raises(PluginError, match="names that the core has: copy_gmem_to_smem"):
+        with pytest.raises(PluginError, match="names that the core has: kernel"):
             _ = gpu.no_such_name
     finally:
         plugins.unregister("thief")

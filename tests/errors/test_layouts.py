@@ -466,7 +466,7 @@ def test_warps_in_warps():
     MissingRuleError,
     r"""
     HERE: no lowering rule for primitive 'reduce_sum' under WARP semantics on target 'sm_90a'
-      expected: a case that has a rule: LANE on every target (plugin 'pallasite')
+      expected: a case that has a rule: LANE on every target (plugin 'standard')
       try: use it under LANE semantics
     """,
 )

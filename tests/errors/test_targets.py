@@ -25,8 +25,8 @@ def _build_for_old(kernel):
     MissingRuleError,
     r"""
     HERE: no lowering rule for primitive 'barrier_arrive' under LANE semantics on target 'sm_80'
-      expected: a case that has a rule: LANE on targets with mbarrier (plugin 'pallasite'); WARP \
-        on targets with mbarrier (plugin 'pallasite')
+      expected: a case that has a rule: LANE on targets with mbarrier (plugin 'standard'); WARP \
+        on targets with mbarrier (plugin 'standard')
       try: compile for sm_100 or sm_100a or sm_103a or sm_120a or sm_90 or sm_90a
     """,
 )
@@ -43,8 +43,8 @@ def test_barriers():
     r"""
     HERE: no lowering rule for primitive 'copy_smem_to_gmem' under LANE semantics on target \
         'sm_80'
-      expected: a case that has a rule: LANE on targets with tma (plugin 'pallasite'); WARP on \
-        targets with tma (plugin 'pallasite')
+      expected: a case that has a rule: LANE on targets with tma (plugin 'standard'); WARP on \
+        targets with tma (plugin 'standard')
       try: compile for sm_100 or sm_100a or sm_103a or sm_120a or sm_90 or sm_90a
     """,
 )
@@ -126,7 +126,7 @@ def test_shared_memory_of_a_small_target():
     r"""
     HERE: no lowering rule for primitive 'wait_gmem_to_smem' under WARP semantics on target \
         'sm_90a'
-      expected: a case that has a rule: LANE on every target (plugin 'pallasite')
+      expected: a case that has a rule: LANE on every target (plugin 'standard')
       try: use it under LANE semantics
     """,
 )

@@ -17,17 +17,17 @@ from jax.experimental import pallas as pl
 
 from pallasite._jax import masked_load, masked_store, masked_swap, run_state
 from pallasite.ir import ops
-from pallasite.language.helpers import warp_map
 from pallasite.language.kernel import kernel
 from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM, Barrier, ClusterBarrier, SemaphoreType
-from pallasite.language.primitives import arrays
-from pallasite.language.primitives.barriers import barrier_arrive, barrier_wait
-from pallasite.language.primitives.copies import async_store_smem
-from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu
 from pallasite.language.transforms import SwizzleTransform, TilingTransform, transpose_ref
 from pallasite.lowering.arrays import elementwise
 from pallasite.lowering.transfers import load_array
+from pallasite_std.pipelines.helpers import warp_map
+from pallasite_std.primitives import arrays
+from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait
+from pallasite_std.primitives.copies import async_store_smem
+from pallasite_std.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu
 
 pytestmark = pytest.mark.runs_kernels
 

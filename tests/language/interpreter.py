@@ -17,7 +17,7 @@ import numpy as np
 from pallasite import _jax
 from pallasite.language import transforms as tr
 from pallasite.language.memory import BarrierType
-from pallasite.language.primitives import arrays, barriers, copies
+from pallasite_std.primitives import arrays, barriers, copies
 
 
 class Memory:

@@ -16,8 +16,11 @@ from tests.language.interpreter import run_kernel, spec_of
 
 from pallasite.errors import InvalidValueError
 from pallasite.language import PUBLIC_NAMES
-from pallasite.language.helpers import nd_loop, planar_snake
 from pallasite.language.kernel import kernel
+from pallasite_std.pipelines.helpers import nd_loop, planar_snake
+from pallasite_std.plugin import pallasite_names
+
+NAMES = {**PUBLIC_NAMES, **pallasite_names()}
 
 
 def visited(grid, programs, **arguments):
@@ -103,7 +106,7 @@ def test_planar_snake(shape, minor_dim, tile_width):
 
 # --- The public names ---
 def resolve(name):
-    module, attribute = PUBLIC_NAMES[name].split(":")
+    module, attribute = NAMES[name].split(":")
     return getattr(__import__(module, fromlist=[attribute]), attribute)
 
 
@@ -111,7 +114,7 @@ def resolve(name):
 OWN = {"barrier_expect"}
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
+@pytest.mark.parametrize("name", sorted(NAMES))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_public_name(name):
     """Every name exists, is documented, and takes the parameters that upstream's takes."""
@@ -140,13 +143,14 @@ def test_public_name(name):
 def test_upstream_names_are_there_or_in_a_plugin():
     import jax.experimental.pallas.mosaic_gpu as upstream
 
+    from pallasite import gpu
     from pallasite.known_plugins import KNOWN_PLUGINS
 
     plugins = {name for plugin in KNOWN_PLUGINS for name in plugin.names}
     missing = {
         name
         for name in dir(upstream)
-        if not name.startswith("_") and name not in PUBLIC_NAMES and name not in plugins
+        if not name.startswith("_") and name not in dir(gpu) and name not in plugins
     }
     assert missing == set()
 

@@ -13,12 +13,12 @@ from jax.experimental import pallas as pl
 from tests.language.interpreter import run_kernel, spec_of
 
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from pallasite.language.helpers import warp_map
 from pallasite.language.kernel import identifier, kernel, kernel_call_p
 from pallasite.language.memory import GMEM, SMEM, Barrier
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams, LoweringSemantics
-from pallasite.language.primitives.arrays import atomic_add
+from pallasite_std.pipelines.helpers import warp_map
+from pallasite_std.primitives.arrays import atomic_add
 
 F32 = jnp.float32
 X = jax.ShapeDtypeStruct((8, 32), F32)

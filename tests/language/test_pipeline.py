@@ -14,8 +14,8 @@ from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedErr
 from pallasite.language.kernel import kernel
 from pallasite.language.memory import GMEM, SMEM
 from pallasite.language.params import BlockSpec, CompilerParams
-from pallasite.language.pipeline import emit_pipeline
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
+from pallasite_std.pipelines.pipeline import emit_pipeline
 
 TILED = (TilingTransform((8, 32)), SwizzleTransform(128))
 

@@ -15,8 +15,8 @@ from pallasite.language.kernel import kernel
 from pallasite.language.layouts import Layout, ReducedLayout, layout_cast
 from pallasite.language.memory import SMEM, Barrier, ClusterBarrier, SemaphoreType
 from pallasite.language.params import CopyPartition, OOBFillMode
-from pallasite.language.primitives import arrays, barriers, copies, inline, semaphores
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
+from pallasite_std.primitives import arrays, barriers, copies, inline, semaphores
 
 F32 = jnp.float32
 TILED = (TilingTransform((8, 32)), SwizzleTransform(128))

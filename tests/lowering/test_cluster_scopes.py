@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from kernels import array, compile_to_ptx, make
 from pallasite.language.memory import SMEM, Barrier, ClusterBarrier
-from pallasite.language.primitives.arrays import atomic_add
-from pallasite.language.primitives.barriers import barrier_arrive, barrier_wait
-from pallasite.language.primitives.copies import copy_gmem_to_smem
 from pallasite.language.transforms import cluster_ref
+from pallasite_std.primitives.arrays import atomic_add
+from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait
+from pallasite_std.primitives.copies import copy_gmem_to_smem
 
 SHAPE = (64, 32)
 

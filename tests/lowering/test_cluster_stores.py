@@ -10,13 +10,13 @@ from kernels import array, compile_to_ptx, in_order, make
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM, Barrier, ClusterBarrier
-from pallasite.language.primitives.barriers import (
+from pallasite.language.transforms import SwizzleTransform, TilingTransform
+from pallasite_std.primitives.barriers import (
     barrier_wait,
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
 )
-from pallasite.language.primitives.copies import async_store_smem
-from pallasite.language.transforms import SwizzleTransform, TilingTransform
+from pallasite_std.primitives.copies import async_store_smem
 
 TRANSFORMS = (TilingTransform((8, 32)), SwizzleTransform(128))
 

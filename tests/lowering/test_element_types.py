@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 from kernels import array, compile_to_ptx, make
-from pallasite.language.helpers import warp_map
 from pallasite.language.params import CompilerParams
+from pallasite_std.pipelines.helpers import warp_map
 
 INTEGERS = ("int4", "uint4", *(f"{sign}int{n}" for n in (8, 16, 32, 64) for sign in ("", "u")))
 FLOATS = (

@@ -14,15 +14,15 @@ import pytest
 from kernels import array, compile_to_ptx, in_order, make
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite.ir import ops
-from pallasite.language.helpers import warp_map
 from pallasite.language.kernel import kernel
 from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
-from pallasite.language.primitives import inline
-from pallasite.language.primitives.inline import RefType, ShapeDtypeStruct
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
 from pallasite.lowering.arrays import RegisterArray, elementwise
 from pallasite.lowering.transfers import load_array
+from pallasite_std.pipelines.helpers import warp_map
+from pallasite_std.primitives import inline
+from pallasite_std.primitives.inline import RefType, ShapeDtypeStruct
 
 inline_mgpu = functools.partial(inline.inline_mgpu, values="pallasite")
 STRIDED = Layout.WG_STRIDED((256,), vec_size=2)

@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from kernels import array, compile_kernel, compile_to_ptx, make
-from pallasite.language.primitives.arrays import load
+from pallasite_std.primitives.arrays import load
 
 pytestmark = pytest.mark.usefixtures("semantics")
 

@@ -16,7 +16,7 @@ from jax._src.pallas.mosaic_gpu import core as upstream
 from pallasite.errors import InvalidValueError
 from pallasite.language.layouts import Layout
 from pallasite.layouts.registers import RegisterLayout, SplatLayout
-from pallasite.lowering.mosaic.arrays import register_layout, register_numbers
+from pallasite_std.inline.arrays import register_layout, register_numbers
 
 WITH_ARGUMENTS = {
     "WG_SPLAT": [((),), ((3, 5),)],

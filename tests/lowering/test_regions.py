@@ -12,10 +12,10 @@ from jax.experimental import pallas as pl
 
 from kernels import array, compile_kernel, in_order, make
 from pallasite.errors import ResourceError
-from pallasite.language.helpers import warp_map
 from pallasite.language.params import CompilerParams, TraceScope
-from pallasite.language.primitives.inline import inline_mgpu
 from pallasite.launch import BufferKind
+from pallasite_std.pipelines.helpers import warp_map
+from pallasite_std.primitives.inline import inline_mgpu
 
 scope = jax.named_scope
 

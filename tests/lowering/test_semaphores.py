@@ -10,11 +10,11 @@ from jax.experimental import pallas as pl
 from kernels import array, compile_kernel, compile_to_ptx, in_order, make, spec_of
 from pallasite import plugins
 from pallasite.errors import InvalidValueError, UnsupportedError
-from pallasite.language.helpers import warp_map
 from pallasite.language.memory import SMEM, SemaphoreType
-from pallasite.language.primitives import semaphores
 from pallasite.launch import BufferKind
 from pallasite.lowering.entry import estimate_kernel
+from pallasite_std.pipelines.helpers import warp_map
+from pallasite_std.primitives import semaphores
 
 REGULAR = SemaphoreType.REGULAR
 

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite.launch import ArrayParameter, Buffer, BufferKind, TensorMapParameter
-from pallasite.lowering.shared_tensor_maps import (
+from pallasite_std.copies.shared_tensor_maps import (
     arrangement,
     common_box,
     cut_boxes,

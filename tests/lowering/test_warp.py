@@ -10,10 +10,10 @@ from jax.experimental import pallas as pl
 from kernels import array, compile_to_ptx, in_order, make
 from pallasite import _jax
 from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite.language.helpers import warp_map
 from pallasite.language.memory import SMEM
 from pallasite.language.mesh import WarpMesh
 from pallasite.language.params import CompilerParams
+from pallasite_std.pipelines.helpers import warp_map
 
 
 def per_warp(x, o):

@@ -17,8 +17,8 @@ from jaxlib.mlir.dialects import llvm as llvm_dialect
 from pallasite.codegen.llvm_ir import translate
 from pallasite.ir import ops, types
 from pallasite.ir.context import make_context
-from pallasite.lowering.math.hardware import Hardware
-from pallasite.lowering.math.values import F32, F64, Real, Word
+from pallasite_std.math.hardware import Hardware
+from pallasite_std.math.values import F32, F64, Real, Word
 
 FLOAT8 = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2))
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -88,7 +88,7 @@ class Host(Hardware):
         return total.floor().truncate(F32)
 
     def to_int32(self, x, signed):
-        from pallasite.lowering.math.hardware import float_to_integer
+        from pallasite_std.math.hardware import float_to_integer
 
         return float_to_integer(x, 32, signed)
 

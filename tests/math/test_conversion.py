@@ -11,7 +11,7 @@ from math_support import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, FLOAT64, HOST, run,
 
 from pallasite.errors import InvalidTypeError
 from pallasite.ir import types
-from pallasite.lowering.math.conversion import bitcast, convert
+from pallasite_std.math.conversion import bitcast, convert
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

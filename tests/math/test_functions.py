@@ -21,8 +21,8 @@ from math_support import (
 )
 
 from pallasite.errors import InvalidTypeError
-from pallasite.lowering.math.table import BINARY, UNARY
-from pallasite.lowering.math.trigonometric import LARGEST_DOUBLE_ANGLE
+from pallasite_std.math.table import BINARY, UNARY
+from pallasite_std.math.trigonometric import LARGEST_DOUBLE_ANGLE
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

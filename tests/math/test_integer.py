@@ -8,8 +8,8 @@ import pytest
 from math_support import run
 
 from pallasite.errors import InvalidTypeError
-from pallasite.lowering.math import integer
-from pallasite.lowering.math.table import BINARY, DTYPES, UNARY, kind
+from pallasite_std.math import integer
+from pallasite_std.math.table import BINARY, DTYPES, UNARY, kind
 
 DTYPE_NAMES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 

@@ -17,7 +17,7 @@ from math_support import (
 )
 
 from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite.lowering.math import power
+from pallasite_std.math import power
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

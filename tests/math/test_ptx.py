@@ -14,9 +14,9 @@ from pallasite.codegen.llvm_ir import translate
 from pallasite.codegen.tools import find_tool
 from pallasite.ir import ops, types
 from pallasite.ir.context import make_context
-from pallasite.lowering.math import conversion, integer, power
-from pallasite.lowering.math.table import BINARY, DTYPES, FLOAT, INTEGER, UNARY, kind
 from pallasite.targets import Target
+from pallasite_std.math import conversion, integer, power
+from pallasite_std.math.table import BINARY, DTYPES, FLOAT, INTEGER, UNARY, kind
 
 HOPPER = Target(name="sm_90a", ptx_version=86, compute_capability=(9, 0))
 BLACKWELL = Target(name="sm_100a", ptx_version=86, compute_capability=(10, 0))

@@ -11,7 +11,7 @@ from math_support import HOST, run
 
 import pallasite
 from pallasite import gpu as plgpu
-from pallasite.lowering.math.table import BINARY
+from pallasite_std.math.table import BINARY
 
 SCALE = np.dtype(ml_dtypes.float8_e8m0fnu)
 ALL = np.arange(256, dtype=np.uint8).view(SCALE)

@@ -1,25 +1,29 @@
-"""``set_max_registers`` of the Hopper plugin."""
+"""``set_max_registers``, on the targets that can reallocate registers."""
 
 from __future__ import annotations
 
 import jax
 import pytest
-from core_support import FakeEntryPoint, manager
+from core_support import FakeEntryPoint
 from jaxlib.mlir import ir
 
 import pallasite_blackwell.plugin
 import pallasite_hopper.plugin
+import pallasite_std.plugin
 from pallasite import gpu
 from pallasite.errors import InvalidTypeError, InvalidValueError, MissingRuleError
 from pallasite.ir.context import make_context
+from pallasite.plugins import PluginManager
 from pallasite.registry import Semantics
 from pallasite.target_selection import find_target
-from pallasite_hopper.registers import set_max_registers_p
+from pallasite_std.rules.registers import set_max_registers_p
 
-PLUGINS = manager(
+POINTS = (
     FakeEntryPoint("blackwell", lambda: pallasite_blackwell.plugin),
     FakeEntryPoint("hopper", lambda: pallasite_hopper.plugin),
+    FakeEntryPoint("standard", lambda: pallasite_std.plugin),
 )
+PLUGINS = PluginManager({}, entry_points=lambda: POINTS)
 
 
 def refused(kind, *args, **kwargs) -> list[str]:
@@ -77,5 +81,5 @@ def test_rule_emits_the_instruction(semantics, action, code):
 def test_portable_target_has_no_rule():
     with pytest.raises(MissingRuleError) as error:
         PLUGINS.registry().lowering_rule(set_max_registers_p, Semantics.LANE, find_target("sm_90"))
-    assert "LANE on targets with setmaxnreg (plugin 'hopper')" in str(error.value)
+    assert "LANE on targets with setmaxnreg (plugin 'standard')" in str(error.value)
     assert "compile for sm_100a or sm_103a or sm_120a or sm_90a" in str(error.value)

@@ -23,8 +23,8 @@ from pallasite.errors import (
     ResourceError,
 )
 from pallasite.runtime.disk_cache import CacheWarning
-from pallasite.runtime.tuning import AutotuneWarning, encoding, entries, policy, timing
-from pallasite.runtime.tuning.search import LAST_REPEATS
+from pallasite_std.tuning import AutotuneWarning, encoding, entries, policy, timing
+from pallasite_std.tuning.search import LAST_REPEATS
 
 
 @dataclasses.dataclass(frozen=True)

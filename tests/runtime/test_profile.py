@@ -15,9 +15,9 @@ from sample_kernels import shape, specs
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError
 from pallasite.runtime import compile_kernel
-from pallasite.runtime import profile_dump as dump
-from pallasite.runtime.profile import chrome_trace, cycles_per_nanosecond, decode, recordings
 from pallasite.runtime.serialization import dumps, loads
+from pallasite_std.profiler import dump
+from pallasite_std.profiler.profile import chrome_trace, cycles_per_nanosecond, decode, recordings
 
 
 def times(events):

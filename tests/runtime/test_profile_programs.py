@@ -18,7 +18,7 @@ from pallasite import config, plugins
 from pallasite import gpu as plgpu
 from pallasite.errors import UnsupportedError
 from pallasite.runtime import clear_memory, run_on_host
-from pallasite.runtime import profile_dump as dump
+from pallasite_std.profiler import dump
 
 
 class _Fake:

@@ -24,8 +24,8 @@ from pallasite.errors import (
     InvalidValueError,
     UnsupportedError,
 )
-from pallasite.runtime import torch_kernel
-from pallasite.runtime.torch_launch import CudaKernel, HostKernel
+from pallasite_std.torch import kernel as torch_kernel
+from pallasite_std.torch.launch import CudaKernel, HostKernel
 
 SHAPE = (2, 128)
 

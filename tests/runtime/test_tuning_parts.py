@@ -24,11 +24,11 @@ from pallasite.errors import (
     InvalidValueError,
 )
 from pallasite.runtime.disk_cache import CacheWarning
-from pallasite.runtime.tuning import encoding, timing
-from pallasite.runtime.tuning.inputs import MAX_SETS, ROTATED_BYTES, array_bytes, input_sets
-from pallasite.runtime.tuning.search import FINALISTS, FIRST_REPEATS, LAST_REPEATS, fastest
-from pallasite.runtime.tuning.store import MAX_ENTRIES, TuningStore
-from pallasite.runtime.tuning.trials import WrongResultError, compare
+from pallasite_std.tuning import encoding, timing
+from pallasite_std.tuning.inputs import MAX_SETS, ROTATED_BYTES, array_bytes, input_sets
+from pallasite_std.tuning.search import FINALISTS, FIRST_REPEATS, LAST_REPEATS, fastest
+from pallasite_std.tuning.store import MAX_ENTRIES, TuningStore
+from pallasite_std.tuning.trials import WrongResultError, compare
 
 
 @dataclasses.dataclass(frozen=True)

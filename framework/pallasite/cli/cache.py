@@ -23,7 +23,7 @@ from pallasite.cli import output
 
 if TYPE_CHECKING:
     from pallasite.runtime.disk_cache import DiskCache
-    from pallasite.runtime.tuning.store import Entry, TuningStore
+    from pallasite_std.tuning.store import Entry, TuningStore
 
 KINDS = ("kernels", "tuned")
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Shows, or clears and says what was removed."""
     from pallasite.runtime.disk_cache import DiskCache
-    from pallasite.runtime.tuning.store import TuningStore
+    from pallasite_std.tuning.store import TuningStore
 
     store, tuning = DiskCache(config.get("cache_dir")), TuningStore(config.get("cache_dir"))
     if arguments.action == "clear":

@@ -99,7 +99,7 @@ class ParameterizedLayout(SomeLayout):
 
     def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
         """The layout as an object of ``jax.experimental.mosaic.gpu``."""
-        from pallasite.language import mosaic_layouts
+        from pallasite_std.inline import layouts as mosaic_layouts
 
         _no_arguments(self, args, kwargs)
         bits = _bits(self.layout.name, self.args, self.kwargs, np.float32)
@@ -138,7 +138,7 @@ class ReducedLayout(SomeLayout):
 
     def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
         """The layout as an object of ``jax.experimental.mosaic.gpu``."""
-        from pallasite.language import mosaic_layouts
+        from pallasite_std.inline import layouts as mosaic_layouts
 
         _no_arguments(self, args, kwargs)
         return mosaic_layouts.reduced_layout(self.layout.to_mgpu(), self.axes, str(self))

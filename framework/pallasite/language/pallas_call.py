@@ -12,15 +12,14 @@ from typing import Any
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.errors import InvalidValueError, SourceLocation, UnsupportedError
-from pallasite.language.buffers import physical_view
 from pallasite.language.kernel import KernelSpec, trace_kernel
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import BlockSpec, CompilerParams, PipelinedBlockMapping
-from pallasite.language.pipeline import emit_pipeline
 from pallasite.language.rewriting import evaluate
+from pallasite.language.transforms import physical_view
 
 
 class GridAxisName:
@@ -207,7 +206,7 @@ def pallas_call_spec(
                 purpose="pallas_call",
             )
 
-        emit_pipeline(
+        plugins.manager().name("emit_pipeline")(
             step,
             grid=[grid[axis] for axis in sequential_axes],
             in_specs=[block_spec(mapping) for mapping in mappings[:num_inputs]],

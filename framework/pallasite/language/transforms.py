@@ -390,3 +390,17 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
 def element_bits(dtype: Any, shape: tuple[int, ...]) -> int:
     """Size in bits of an array."""
     return int(math.prod(shape) * _jax.itemsize_bits(dtype))
+
+
+def physical_view(ref: Any) -> Any:
+    """The slot that ``ref`` (what the body of a pipeline gets) selects, in its physical layout.
+
+    That is the reference on which the inverse transforms of the block spec are still to come.
+    """
+    base = as_transformed(ref)
+    slots = [t for t in base.transforms if isinstance(t, _jax.NDIndexer)]
+    if not slots:
+        return base.ref
+    shape = tuple(_jax.typeof(base.ref).shape)
+    indices = (slots[-1].indices[0], *(slice(None) for _ in shape[1:]))
+    return _jax.TransformedRef(base.ref, (_jax.NDIndexer.from_indices_shape(indices, shape),))

@@ -22,7 +22,6 @@ from pallasite.lowering.inference.entry import Inference, infer_layouts
 from pallasite.lowering.inference.report import layout_report
 from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext, shared_memory_error
 from pallasite.lowering.memory_plan import SharedStack
-from pallasite.lowering.profiler import Profiler
 from pallasite.lowering.references import global_reference
 from pallasite.lowering.resources import EstimatorContext, Resources
 from pallasite.lowering.result import LoweredKernel
@@ -146,6 +145,8 @@ def lower_kernel(
         with mlir_location(location):
             try:
                 if spec.params.profile_space:
+                    from pallasite_std.profiler.events import Profiler
+
                     launch.profiler = Profiler(launch, spec.params, location)
                 if spec.params.lowering_semantics is LoweringSemantics.Warpgroup:
                     inference = infer_layouts(kernel, spec.jaxpr)

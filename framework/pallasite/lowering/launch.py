@@ -30,12 +30,11 @@ from pallasite.launch import (
     TensorMapParameter,
 )
 from pallasite.launch_plan import canonical_order
-from pallasite.lowering import shared_tensor_maps as sharing
 from pallasite.lowering.geometry import Geometry
 from pallasite.targets import Target
 
 if TYPE_CHECKING:
-    from pallasite.lowering.profiler import Profiler
+    from pallasite_std.profiler.events import Profiler
 
 SHARED_MEMORY_SYMBOL = "pallasite_shared"
 SHARED_MEMORY_ALIGNMENT = 1024
@@ -69,7 +68,7 @@ class LaunchContext:
         self.cluster_scoped: list[ir.Operation] = []
         self.min_blocks = 1
         self.profiler: Profiler | None = None
-        self.tensor_instructions: list[sharing.TensorInstruction] = []
+        self.tensor_instructions: list[Any] = []
         self.allocations: list[Allocation] = []
         self._parameters: dict[Parameter, ir.Value] = {}
         self._barriers: list[BarrierStorage] = []
@@ -492,6 +491,8 @@ class LaunchContext:
 
     def _share_tensor_maps(self) -> None:
         """Copies to an output use fewer tensor maps, if it has more than the launcher passes."""
+        from pallasite_std.copies import shared_tensor_maps as sharing
+
         noted = {one.operation for one in self.tensor_instructions}
 
         def divisible(parameter: TensorMapParameter) -> bool:

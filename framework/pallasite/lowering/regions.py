@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from pallasite.lowering.launch import LaunchContext
+from pallasite.plugin.lowering import LaunchContext
 
 
 class OpenRegions:

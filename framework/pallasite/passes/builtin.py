@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pallasite.extensions import Pass
 from pallasite.hookspecs import hookimpl
-from pallasite.passes.barriers import check_barriers
 from pallasite.passes.canonicalize import canonicalize
 from pallasite.passes.hoist import hoist_loop_invariants
 from pallasite.passes.llvm_optimize import optimize_llvm
@@ -12,14 +11,8 @@ from pallasite.passes.llvm_optimize import optimize_llvm
 
 @hookimpl
 def pallasite_passes() -> list[Pass]:
-    """A check of barriers, simplification of MLIR, hoisting, and LLVM's optimization."""
+    """Simplification of MLIR, hoisting, and LLVM's optimization."""
     return [
-        Pass(
-            name="check-barriers",
-            stage="jaxpr",
-            run=check_barriers,
-            description="finds waits on barriers that can never end",
-        ),
         Pass(
             name="mlir-canonicalize",
             stage="mlir",

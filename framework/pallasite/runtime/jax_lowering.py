@@ -27,7 +27,6 @@ from pallasite.language.params import CompilerParams
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.launch import launch
 from pallasite.runtime.override import current
-from pallasite.runtime.profile_dump import run_profiled
 from pallasite.target_selection import local_compute_capability
 from pallasite.targets import Target
 
@@ -61,6 +60,8 @@ def lower_kernel_call(
     if platform == "cuda" and spec.interpret is None:
         check_device(compiled.target, local_compute_capability(), spec.name)
         run = functools.partial(launch, side_effects=has_side_effects(spec))
+    from pallasite_std.profiler.dump import run_profiled
+
     run = functools.partial(run_profiled, run, compiled)
     rule = mlir.lower_fun(run, multiple_results=True)
     return rule(ctx, *operands)

@@ -21,7 +21,7 @@ from pallasite.language.effects import memory_effect
 from pallasite.layouts import named
 from pallasite.lowering.recording import recording
 from pallasite.lowering.relayout import relayout
-from pallasite.lowering.rules.shape import same_layout_hint
+from pallasite_std.rules.shape import same_layout_hint
 
 PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
 SHAPE = (64, 64)

@@ -9,9 +9,9 @@ from pallasite.errors import PallasiteError
 from pallasite.layouts.named import broadcast_candidates, turnable
 from pallasite.layouts.reduction import reduction_plan
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
+from pallasite.layouts.stacking import stacked
 from pallasite.lowering.inference.problem import Pairs
 from pallasite.lowering.relayout import rows_in_registers
-from pallasite.lowering.rules.shape import stacked
 
 type Pair = tuple[Layout, Layout]
 

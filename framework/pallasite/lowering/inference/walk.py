@@ -10,7 +10,6 @@ import numpy as np
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, SourceLocation
 from pallasite.ir.divisibility import ANY
-from pallasite.language.primitives.barriers import commit_smem_p
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.lowering.divisors import divisor_of_result
 from pallasite.lowering.inference.barriers import missing_barriers
@@ -226,6 +225,8 @@ class Walk:
         fences = missing_fences(self.events) if self.kernel.target.has("tma") else Fences()
         plan.fenced_scopes.update(fences.scopes)
         if not self.kernel.params.unsafe_no_auto_barriers:
+            from pallasite_std.primitives.barriers import commit_smem_p
+
             for key in fences.before:
                 plan.before[key] = [(commit_smem_p, {})]
             plan.barriers.update(missing_barriers(self.events, plan.before))

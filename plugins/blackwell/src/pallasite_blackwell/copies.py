@@ -14,18 +14,22 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite import _jax
-from pallasite.errors import UnsupportedError
-from pallasite.extensions import RuleSet, Semantics
-from pallasite.ir import ops
-from pallasite.language.params import CopyPartition, OOBFillMode, Partitioned
-from pallasite.language.primitives.copies import copy_gmem_to_smem_p
-from pallasite.lowering import tensor_copies as tma
-from pallasite.lowering.arrays import RegisterArray
-from pallasite.lowering.context import RuleContext, Value
-from pallasite.lowering.references import MemoryReference, index_reference
-from pallasite.lowering.rules import copies
-from pallasite.lowering.views import resolve, resolve_barrier
+from pallasite.plugin import RuleSet, Semantics, UnsupportedError
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import ops
+from pallasite.plugin.language import CopyPartition, OOBFillMode, Partitioned
+from pallasite.plugin.lowering import (
+    MemoryReference,
+    RegisterArray,
+    RuleContext,
+    Value,
+    index_reference,
+    resolve,
+    resolve_barrier,
+)
+from pallasite_std.api import copy_gmem_to_smem_p
+from pallasite_std.api import copy_rules as copies
+from pallasite_std.api import tensor_copies as tma
 
 rules = RuleSet()
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pallasite.builtin_targets import BASELINE_FEATURES
-from pallasite.extensions import LoweringRule
-from pallasite.hookspecs import hookimpl
-from pallasite.targets import Target
+from pallasite.plugin import BASELINE_FEATURES, LoweringRule, Target, hookimpl
 
 COMMON_FEATURES = BASELINE_FEATURES | {"cluster_launch_control", "setmaxnreg", "tma_gather"}
 """Features of all Blackwell chips; ``tma_gather`` is the gather into a block's own memory."""

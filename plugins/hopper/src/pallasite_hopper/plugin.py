@@ -5,10 +5,17 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from pallasite.builtin_targets import BASELINE_FEATURES
-from pallasite.extensions import InferenceRule, InstructionRule, LayoutRule, LoweringRule, Pass
-from pallasite.hookspecs import hookimpl
-from pallasite.targets import Target, TargetPredicate
+from pallasite.plugin import (
+    BASELINE_FEATURES,
+    InferenceRule,
+    InstructionRule,
+    LayoutRule,
+    LoweringRule,
+    Pass,
+    Target,
+    TargetPredicate,
+    hookimpl,
+)
 
 SM_90A = Target(
     name="sm_90a",
@@ -31,13 +38,9 @@ def pallasite_targets() -> list[Target]:
 def pallasite_names() -> dict[str, str]:
     """What the plugin adds to ``pallasite.gpu``."""
     matrix = "pallasite_hopper.matrix"
-    pipeline = "pallasite_hopper.pipeline"
     return {
         "ACC": f"{matrix}.accumulators:WGMMAAccumulatorRef",
-        "PipelinePipeline": f"{pipeline}.states:PipelinePipeline",
         "WGMMAAccumulatorRef": f"{matrix}.accumulators:WGMMAAccumulatorRef",
-        "emit_pipeline_warp_specialized": f"{pipeline}.emit:emit_pipeline_warp_specialized",
-        "set_max_registers": "pallasite_hopper.registers:set_max_registers",
         "wgmma": f"{matrix}.products:wgmma",
         "wgmma_accumulator_load": f"{matrix}.products:wgmma_accumulator_load",
         "wgmma_accumulator_store": f"{matrix}.products:wgmma_accumulator_store",
@@ -48,15 +51,9 @@ def pallasite_names() -> dict[str, str]:
 @hookimpl
 def pallasite_lowering_rules() -> list[LoweringRule]:
     """Rules of the plugin's primitives."""
-    from pallasite_hopper import registers
     from pallasite_hopper.matrix import rules as matrix
-    from pallasite_hopper.pipeline import register_split
 
-    return [
-        *registers.rules.lowering_rules,
-        *matrix.rules.lowering_rules,
-        *register_split.rules.lowering_rules,
-    ]
+    return matrix.rules.lowering_rules
 
 
 @hookimpl

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pallasite import config
-from pallasite.codegen.compiled import CompiledKernel
-from pallasite.errors import InvalidValueError
-from pallasite.targets import Target
+from pallasite.plugin import InvalidValueError, Target, config
+from pallasite.plugin.runtime import CompiledKernel
 from pallasite_simulator import executor, progress
 from pallasite_simulator.engine.geometry import Extent, Geometry
 from pallasite_simulator.engine.program import Program
@@ -250,8 +248,7 @@ def _target(target: str | Target | None, program: Program) -> Target | None:
     """The target of PTX; None for one that no plugin knows."""
     if isinstance(target, Target):
         return target
-    from pallasite.plugins import manager
-    from pallasite.target_selection import find_target
+    from pallasite.plugin import find_target, manager
 
     if target is not None:
         return find_target(target)

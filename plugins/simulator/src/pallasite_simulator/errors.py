@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pallasite.errors import CompilationError, ExecutionError, SourceLocation
+from pallasite.plugin import CompilationError, ExecutionError, SourceLocation
 from pallasite_simulator.ptx.syntax import Position
 
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pallasite import config
-from pallasite.codegen.compiled import CompiledKernel
-from pallasite.errors import InvalidTypeError
-from pallasite.launch import (
+from pallasite.plugin import InvalidTypeError, config
+from pallasite.plugin.lowering import (
     Allocation,
     ArrayParameter,
     Buffer,
@@ -20,6 +18,7 @@ from pallasite.launch import (
     LaunchParameters,
     TensorMapParameter,
 )
+from pallasite.plugin.runtime import CompiledKernel
 from pallasite_simulator import options, progress
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.tensor_map import TensorMap

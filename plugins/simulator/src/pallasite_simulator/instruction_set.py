@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from pallasite.extensions import InstructionRule
+from pallasite.plugin import InstructionRule
 
 if TYPE_CHECKING:
     from pallasite_simulator.binder import Binder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallasite import config
+from pallasite.plugin import config
 
 
 def _count(value: Any) -> int:

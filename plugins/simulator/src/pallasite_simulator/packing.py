@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pallasite.launch import PACKED_BITS
+from pallasite.plugin.lowering import PACKED_BITS
 from pallasite_simulator.types import Array
 
 

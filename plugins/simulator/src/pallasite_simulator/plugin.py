@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pallasite.extensions import Executor, InstructionRule, PtxLaunch, RunOptions
-from pallasite.hookspecs import hookimpl
+from pallasite.plugin import Executor, InstructionRule, PtxLaunch, RunOptions, hookimpl
 from pallasite_simulator import options as options  # declares the plugin's options
 
 if TYPE_CHECKING:
-    from pallasite.extensions import RunReport
+    from pallasite.plugin import RunReport
 
 
 @hookimpl
@@ -28,7 +27,7 @@ def pallasite_executors() -> list[Executor]:
 
 
 def _run(compiled: Any, *operands: Any) -> Any:
-    from pallasite.runtime.callback import run_on_host
+    from pallasite.plugin.runtime import run_on_host
     from pallasite_simulator.executor import execute
 
     return run_on_host(execute, compiled, *operands)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from pallasite import plugins
-from pallasite.extensions import InstructionRule
+from pallasite.plugin import InstructionRule, plugins
 from pallasite_simulator.engine.float_environment import exact_floats
 from pallasite_simulator.engine.program import Program
 from pallasite_simulator.errors import PtxError

@@ -71,7 +71,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     mark = item.get_closest_marker(MARK)
     if mark is None:
         return (yield)
-    from pallasite import config, kernel_errors
+    from pallasite import kernel_errors
+    from pallasite.plugin import config
 
     sanitize = mark.kwargs.get("sanitize", True) and not item.config.getoption("--no-sanitize")
     with config.scoped(sanitize=sanitize), kernel_errors():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pallasite.codegen.compiled import CompiledKernel
-from pallasite.extensions import PtxLaunch, RunOptions, RunReport
+from pallasite.plugin import PtxLaunch, RunOptions, RunReport
+from pallasite.plugin.runtime import CompiledKernel
 from pallasite_simulator.api import Simulation, run_ptx, simulate
 from pallasite_simulator.types import Array
 

@@ -13,10 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite import _jax
-from pallasite.errors import InvalidValueError
-from pallasite.language import checks
-from pallasite.language.memory import MemorySpace
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import MemorySpace, checks
 
 ROWS = 64
 """Of one instruction; accumulators have a multiple of them."""
@@ -126,7 +125,7 @@ class AbstractAccumulatorRef(_jax.AbstractRef):  # type: ignore[misc]
 
     def scoped_resources(self, ctx: Any, axes: tuple[Any, ...]) -> Any:
         """None: registers are not counted."""
-        from pallasite.lowering.resources import nothing
+        from pallasite.plugin.lowering import nothing
 
         return nothing()
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pallasite.errors import InvalidValueError
-from pallasite.layouts.memory import MemoryLayout
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.layouts import MemoryLayout
 
 type Places = np.ndarray[Any, np.dtype[np.int64]]
 """Byte offsets of the elements of a matrix."""

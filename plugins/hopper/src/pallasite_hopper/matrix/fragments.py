@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pallasite.layouts.named import FIXED
-from pallasite.layouts.registers import RegisterLayout
+from pallasite.plugin.layouts import FIXED, RegisterLayout
 
 type Place = tuple[int, int]
 """(register number, element in its vector)."""

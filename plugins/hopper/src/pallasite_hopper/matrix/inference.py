@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from pallasite import _jax
-from pallasite.extensions import RuleSet
-from pallasite.ir import types
-from pallasite.lowering.inference.context import InferenceContext
-from pallasite.lowering.inference.values import AbstractValue
-from pallasite.lowering.inference.views import View
+from pallasite.plugin import RuleSet
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.inference import AbstractValue, InferenceContext, View
+from pallasite.plugin.ir import types
 from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.descriptors import plan_operand
 from pallasite_hopper.matrix.fragments import accumulator_layout, left_layout, result_layout

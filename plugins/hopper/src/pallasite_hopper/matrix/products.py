@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite import _jax
-from pallasite.language import arguments, checks
-from pallasite.language.effects import tensor_core_pipeline_effect as pipeline_effect
-from pallasite.language.memory import SMEM
-from pallasite.language.mesh import in_warp_region
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import SMEM, arguments, checks, in_warp_region
+from pallasite.plugin.language import tensor_core_pipeline_effect as pipeline_effect
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
 from pallasite_hopper.matrix.types import check_dtypes, depth_of
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from pallasite import _jax
-from pallasite.errors import SourceLocation
-from pallasite.language import transforms as tr
-from pallasite.language.memory import MemorySpace
+from pallasite.plugin import SourceLocation
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import MemorySpace
+from pallasite.plugin.language import transforms as tr
 
 
 class Memory:

@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite import _jax
-from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite.extensions import RuleSet, Semantics
-from pallasite.ir import ops, types
-from pallasite.layouts.conversion import ConversionKind, conversion
-from pallasite.layouts.named import describe
-from pallasite.layouts.registers import RegisterLayout
-from pallasite.lowering.arrays import RegisterArray
-from pallasite.lowering.context import RuleContext, Value
-from pallasite.lowering.references import DynamicOffset, MemoryReference
-from pallasite.lowering.relayout import relayout
-from pallasite.lowering.views import resolve
+from pallasite.plugin import InvalidTypeError, InvalidValueError, RuleSet, Semantics
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import ops, types
+from pallasite.plugin.layouts import ConversionKind, RegisterLayout, conversion, describe
+from pallasite.plugin.lowering import (
+    DynamicOffset,
+    MemoryReference,
+    RegisterArray,
+    RuleContext,
+    Value,
+    relayout,
+    resolve,
+)
 from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.descriptors import (
     CHUNK,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pallasite import _jax
+from pallasite.plugin import jax_internals as _jax
 
 lax = _jax.lax_primitives
 

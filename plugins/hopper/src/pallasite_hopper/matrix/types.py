@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pallasite.language import checks
+from pallasite.plugin.language import checks
 
 DEPTH_BYTES = 32
 """Of a row of A or a column of B that one instruction reads."""

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.ir import ops, types
-from pallasite.lowering.arrays import RegisterArray
-from pallasite.lowering.context import RuleContext
-from pallasite.lowering.relayout import relayout
+from pallasite.plugin.ir import ops, types
+from pallasite.plugin.lowering import RegisterArray, RuleContext, relayout
 from pallasite_hopper.matrix.fragments import accumulator_layout, result_layout
 
 _FRAGMENTS = "pallasite.fragments"

@@ -17,15 +17,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pallasite import _jax
-from pallasite.errors import InvalidValueError, SourceLocation
-from pallasite.language.effects import tensor_core_pipeline_effect
-from pallasite.language.params import LoweringSemantics
-from pallasite.language.primitives import barriers, copies, inline
+from pallasite.plugin import InvalidValueError, SourceLocation
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import LoweringSemantics, tensor_core_pipeline_effect
 from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
 from pallasite_hopper.matrix.regions import Accumulator, Memory, Region, region_of
 from pallasite_hopper.matrix.scalars import Scalars, Symbol
+from pallasite_std.api import barriers, copies, inline
 
 _MOST_EQUATIONS = 30_000
 _MOST_ITERATIONS = 8

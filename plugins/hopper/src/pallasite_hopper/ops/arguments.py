@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError
 
 
 def check_config(config: Any, kind: type) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pallasite_hopper.simulation import register_counts, synchronization, wgmma
+from pallasite_hopper.simulation import synchronization, wgmma
 from pallasite_simulator.instruction_set import InstructionSet
 
 instructions = InstructionSet()
-instructions.extend(wgmma.instructions, synchronization.instructions, register_counts.instructions)
+instructions.extend(wgmma.instructions, synchronization.instructions)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pallasite.extensions import InstructionRule
+from pallasite.plugin import InstructionRule
 from pallasite_simulator.binder import Binder, Source
 from pallasite_simulator.engine import specials
 from pallasite_simulator.engine.flow import flow_order

@@ -14,8 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pallasite.errors import InvalidValueError
-from pallasite.launch import TensorMapParameter
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.lowering import TensorMapParameter
 
 BYTES = 128
 MAX_RANK = 5
@@ -227,7 +227,7 @@ class TensorMap:
           InvalidValueError: the driver would refuse it.
         """
         # This imports JAX, which processes that only run blocks do not need.
-        from pallasite.runtime.tensor_maps import encode as check_parameter
+        from pallasite.plugin.runtime import encode as check_parameter
 
         units = check_parameter(parameter)
         size = ELEMENT_TYPES[units.element_type].bytes

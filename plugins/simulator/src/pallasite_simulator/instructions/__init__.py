@@ -30,6 +30,7 @@ MODULES = (
     "async_copies",
     "tensor_copies",
     "matrices",
+    "register_counts",
 )
 
 

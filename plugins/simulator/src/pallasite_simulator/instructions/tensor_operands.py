@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pallasite.errors import PallasiteError
+from pallasite.plugin import PallasiteError
 from pallasite_simulator.binder import Binder
 from pallasite_simulator.engine.boxes import PIECE, Box, Part, box_of
 from pallasite_simulator.engine.lanes import Lanes

@@ -7,8 +7,8 @@ import pickle
 import struct
 from typing import IO, Any
 
-from pallasite.errors import PallasiteError, SourceLocation
-from pallasite.launch import Allocation as Request
+from pallasite.plugin import PallasiteError, SourceLocation
+from pallasite.plugin.lowering import Allocation as Request
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.memory import Allocation
 from pallasite_simulator.launch import Execution

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from pallasite import config, plugins
-from pallasite.errors import PallasiteError
+from pallasite.plugin import PallasiteError, config, plugins
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.launch import Execution, Launch, wave_size
 from pallasite_simulator.parallel.messages import (

@@ -8,8 +8,7 @@ import traceback
 
 import numpy as np
 
-from pallasite import config, plugins
-from pallasite.errors import PallasiteError
+from pallasite.plugin import PallasiteError, config, plugins
 from pallasite_simulator.engine.memory import GlobalMemory
 from pallasite_simulator.engine.program import Program
 from pallasite_simulator.errors import SimulationError

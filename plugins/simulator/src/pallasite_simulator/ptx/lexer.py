@@ -6,7 +6,7 @@ import bisect
 import re
 from typing import NoReturn
 
-from pallasite.errors import SourceLocation
+from pallasite.plugin import SourceLocation
 from pallasite_simulator.errors import PtxError
 from pallasite_simulator.ptx.syntax import Position
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 
-from pallasite.errors import SourceLocation
+from pallasite.plugin import SourceLocation
 from pallasite_simulator.ptx.constants import literal, plain_integer
 from pallasite_simulator.ptx.lexer import Reader
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 
-from pallasite.errors import SourceLocation
+from pallasite.plugin import SourceLocation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

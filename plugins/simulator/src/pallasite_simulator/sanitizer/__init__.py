@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from pallasite.launch import Allocation
+from pallasite.plugin.lowering import Allocation
 from pallasite_simulator.engine.observer import Observer
 from pallasite_simulator.sanitizer.groups import GROUPS, parse_groups
 from pallasite_simulator.sanitizer.launch_state import LaunchState

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pallasite.errors import SourceLocation
-from pallasite.launch import Allocation
+from pallasite.plugin import SourceLocation
+from pallasite.plugin.lowering import Allocation
 from pallasite_simulator.engine.memory import SHARED_BASE
 from pallasite_simulator.ptx.syntax import Instruction, Position, Symbol
 from pallasite_simulator.types import Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable
 
-from pallasite.errors import SourceLocation
+from pallasite.plugin import SourceLocation
 from pallasite_simulator.errors import SanitizerError, SimulationError
 from pallasite_simulator.ptx.syntax import Instruction
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pallasite.errors import ConfigError
+from pallasite.plugin import ConfigError
 
 GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers")
 """What can be checked:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pallasite.launch import Allocation
+from pallasite.plugin.lowering import Allocation
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.lanes import WARP
 from pallasite_simulator.engine.observer import Observer

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pallasite.errors import SourceLocation
-from pallasite.targets import Target
+from pallasite.plugin import SourceLocation, Target
 from pallasite_simulator.statistics import roofline
 from pallasite_simulator.statistics.chips import Chip, chip_for
 from pallasite_simulator.statistics.kinds import KINDS, kind_of, tensor_work

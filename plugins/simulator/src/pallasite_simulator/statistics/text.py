@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pallasite.errors import SourceLocation
+    from pallasite.plugin import SourceLocation
     from pallasite_simulator.statistics.roofline import Estimate
     from pallasite_simulator.statistics.summary import AccessLine, Statistics
 

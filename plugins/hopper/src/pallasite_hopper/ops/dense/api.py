@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_hopper.matrix.types import check_dtypes, ptx_type
 from pallasite_hopper.ops.arguments import check_config
 from pallasite_hopper.ops.dense.config import MatmulConfig

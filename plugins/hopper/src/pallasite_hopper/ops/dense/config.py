@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pallasite.errors import InvalidValueError
+from pallasite.plugin import InvalidValueError
 
 SHARED_MEMORY = 227 * 1024
 """Bytes of shared memory that a block may use on Hopper."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite.errors import UnsupportedError
+from pallasite.plugin import UnsupportedError
 from pallasite_hopper.ops.dense.epilogue import Epilogue
 from pallasite_hopper.ops.dense.kernel import Problem
 from pallasite_hopper.ops.dense.run import Call, run

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallasite
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.arguments import check_config, positive, random_array
 from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.flash import backward_rows, backward_tiles
 from pallasite_hopper.ops.flash.backward_config import (
     BackwardConfig,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pallasite.errors import InvalidValueError
+from pallasite.plugin import InvalidValueError
 
 LOG2_E = math.log2(math.e)
 

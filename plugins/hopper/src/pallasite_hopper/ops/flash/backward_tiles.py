@@ -24,7 +24,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite.errors import InvalidValueError
+from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.flash.backward_config import ROWS, BackwardConfig, BackwardProblem
 from pallasite_hopper.ops.flash.backward_worker import when, worker_class
 

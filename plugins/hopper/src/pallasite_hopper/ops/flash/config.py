@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from pallasite.errors import InvalidValueError
+from pallasite.plugin import InvalidValueError
 
 HEAD_DIMS = (64, 128, 256)
 """Supported sizes of a head."""

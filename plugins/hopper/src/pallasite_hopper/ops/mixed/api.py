@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 import pallasite
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.arguments import check_config, float_dtype
 from pallasite_hopper.ops.mixed.config import MixedConfig, default_config, mixed_configs
 from pallasite_hopper.ops.mixed.kernel import Problem, build

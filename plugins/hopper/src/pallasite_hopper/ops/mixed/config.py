@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from pallasite.errors import InvalidValueError
+from pallasite.plugin import InvalidValueError
 
 SHARED_MEMORY = 227 * 1024
 """Bytes of shared memory that a block may use on Hopper."""

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 import pallasite
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.arguments import check_config, float_dtype, random_array
 from pallasite_hopper.ops.ragged import kernel, transposed_kernel
 from pallasite_hopper.ops.ragged.config import RaggedConfig, default_config, ragged_configs

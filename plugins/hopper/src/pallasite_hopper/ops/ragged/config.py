@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pallasite.errors import InvalidValueError
+from pallasite.plugin import InvalidValueError
 
 SHARED_MEMORY = 227 * 1024
 """Bytes of shared memory that a block may use on Hopper."""

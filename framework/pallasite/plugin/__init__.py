@@ -1,0 +1,54 @@
+"""The door for plugins: everything of the core that a plugin may use.
+
+A plugin imports this package and its modules, and nothing else of the core:
+
+* ``pallasite.plugin``: hooks, rule sets, records, targets, errors, configuration; light to import.
+* :mod:`pallasite.plugin.language`: references, memory spaces, checks, effects, kernels.
+* :mod:`pallasite.plugin.layouts`: register and memory layouts as data.
+* :mod:`pallasite.plugin.ir`: emitting MLIR.
+* :mod:`pallasite.plugin.lowering`: values, contexts, transfers, the launch.
+* :mod:`pallasite.plugin.inference`: layout inference.
+* :mod:`pallasite.plugin.runtime`: compiling, caches, launching.
+* :mod:`pallasite.plugin.jax_internals`: what of JAX has no public name.
+
+The door has a version, :data:`PLUGIN_API`: names are added under a new minor number, and changed or
+removed under a new major number only.
+"""
+
+from __future__ import annotations
+
+from pallasite import config as config
+from pallasite import plugins as plugins
+from pallasite.errors import CompilationError as CompilationError
+from pallasite.errors import ConfigError as ConfigError
+from pallasite.errors import ExecutionError as ExecutionError
+from pallasite.errors import InternalError as InternalError
+from pallasite.errors import InvalidTypeError as InvalidTypeError
+from pallasite.errors import InvalidValueError as InvalidValueError
+from pallasite.errors import MissingNameError as MissingNameError
+from pallasite.errors import PallasiteError as PallasiteError
+from pallasite.errors import ResourceError as ResourceError
+from pallasite.errors import SourceLocation as SourceLocation
+from pallasite.errors import UnsupportedError as UnsupportedError
+from pallasite.extensions import Executor as Executor
+from pallasite.extensions import InferenceRule as InferenceRule
+from pallasite.extensions import InstructionRule as InstructionRule
+from pallasite.extensions import LayoutRule as LayoutRule
+from pallasite.extensions import LoweringRule as LoweringRule
+from pallasite.extensions import Pass as Pass
+from pallasite.extensions import PtxLaunch as PtxLaunch
+from pallasite.extensions import ResourceRule as ResourceRule
+from pallasite.extensions import RuleSet as RuleSet
+from pallasite.extensions import RunOptions as RunOptions
+from pallasite.extensions import RunReport as RunReport
+from pallasite.extensions import Semantics as Semantics
+from pallasite.hookspecs import hookimpl as hookimpl
+from pallasite.plugins import manager as manager
+from pallasite.target_selection import find_target as find_target
+from pallasite.target_selection import select_target as select_target
+from pallasite.targets import BASELINE_FEATURES as BASELINE_FEATURES
+from pallasite.targets import Target as Target
+from pallasite.targets import TargetPredicate as TargetPredicate
+
+PLUGIN_API = (1, 0)
+"""Major and minor number of this door."""

@@ -1,0 +1,18 @@
+"""Layout inference: what a rule is given, and what it can say."""
+
+from __future__ import annotations
+
+from pallasite.lowering.inference import relations as relations
+from pallasite.lowering.inference.context import InferenceContext as InferenceContext
+from pallasite.lowering.inference.costs import UNCERTAIN as UNCERTAIN
+from pallasite.lowering.inference.costs import reduction_cost as reduction_cost
+from pallasite.lowering.inference.problem import AccessCheck as AccessCheck
+from pallasite.lowering.inference.problem import Pairs as Pairs
+from pallasite.lowering.inference.values import AbstractValue as AbstractValue
+from pallasite.lowering.inference.values import ArrayValue as ArrayValue
+from pallasite.lowering.inference.values import MemoryValue as MemoryValue
+from pallasite.lowering.inference.values import OtherValue as OtherValue
+from pallasite.lowering.inference.values import ScalarValue as ScalarValue
+from pallasite.lowering.inference.views import View as View
+from pallasite.lowering.inference.views import view_of as view_of
+from pallasite.lowering.inference.walk import open_layout as open_layout

@@ -1,0 +1,39 @@
+"""References, memory spaces, transforms, checks, effects, parameters, kernels."""
+
+from __future__ import annotations
+
+from pallasite.language import arguments as arguments
+from pallasite.language import checks as checks
+from pallasite.language import transforms as transforms
+from pallasite.language.effects import memory_effect as memory_effect
+from pallasite.language.effects import programmatic_launch_effect as programmatic_launch_effect
+from pallasite.language.effects import tensor_core_pipeline_effect as tensor_core_pipeline_effect
+from pallasite.language.kernel import KernelSpec as KernelSpec
+from pallasite.language.layouts import SomeLayout as SomeLayout
+from pallasite.language.layouts import layout_cast as layout_cast
+from pallasite.language.layouts import layout_cast_p as layout_cast_p
+from pallasite.language.memory import GMEM as GMEM
+from pallasite.language.memory import SMEM as SMEM
+from pallasite.language.memory import AbstractRefUnion as AbstractRefUnion
+from pallasite.language.memory import Barrier as Barrier
+from pallasite.language.memory import BarrierType as BarrierType
+from pallasite.language.memory import ClusterBarrier as ClusterBarrier
+from pallasite.language.memory import ClusterBarrierType as ClusterBarrierType
+from pallasite.language.memory import MemorySpace as MemorySpace
+from pallasite.language.memory import memory_space_of as memory_space_of
+from pallasite.language.memory import union_members as union_members
+from pallasite.language.mesh import WarpMesh as WarpMesh
+from pallasite.language.mesh import in_warp_region as in_warp_region
+from pallasite.language.params import BlockSpec as BlockSpec
+from pallasite.language.params import CompilerParams as CompilerParams
+from pallasite.language.params import CopyPartition as CopyPartition
+from pallasite.language.params import LoweringSemantics as LoweringSemantics
+from pallasite.language.params import OOBFillMode as OOBFillMode
+from pallasite.language.params import Partitioned as Partitioned
+from pallasite.language.params import TraceScope as TraceScope
+from pallasite.language.transforms import ClusterRefTransform as ClusterRefTransform
+from pallasite.language.transforms import as_transformed as as_transformed
+from pallasite.language.transforms import batch_transform as batch_transform
+from pallasite.language.transforms import element_bits as element_bits
+from pallasite.language.transforms import find_swizzle as find_swizzle
+from pallasite.language.transforms import physical_view as physical_view

@@ -1,0 +1,42 @@
+"""Register and memory layouts as plain data, and what is planned with them."""
+
+from __future__ import annotations
+
+from pallasite.layouts import named as named
+from pallasite.layouts import transforms as transforms
+from pallasite.layouts.access import AccessPlan as AccessPlan
+from pallasite.layouts.access import plan_access as plan_access
+from pallasite.layouts.construct import Replicated as Replicated
+from pallasite.layouts.construct import default_strided as default_strided
+from pallasite.layouts.construct import strided as strided
+from pallasite.layouts.conversion import ConversionKind as ConversionKind
+from pallasite.layouts.conversion import conversion as conversion
+from pallasite.layouts.digits import LANES as LANES
+from pallasite.layouts.digits import THREADS as THREADS
+from pallasite.layouts.digits import WARPS as WARPS
+from pallasite.layouts.digits import Digit as Digit
+from pallasite.layouts.digits import Owner as Owner
+from pallasite.layouts.digits import unravel as unravel
+from pallasite.layouts.matrix_access import MatrixPlan as MatrixPlan
+from pallasite.layouts.matrix_access import plan_transfer as plan_transfer
+from pallasite.layouts.memory import Extent as Extent
+from pallasite.layouts.memory import Extents as Extents
+from pallasite.layouts.memory import MemoryLayout as MemoryLayout
+from pallasite.layouts.memory import row_major as row_major
+from pallasite.layouts.named import FIXED as FIXED
+from pallasite.layouts.named import broadcast_candidates as broadcast_candidates
+from pallasite.layouts.named import describe as describe
+from pallasite.layouts.reduction import ReductionPlan as ReductionPlan
+from pallasite.layouts.reduction import reduction_plan as reduction_plan
+from pallasite.layouts.registers import Layout as Layout
+from pallasite.layouts.registers import RegisterLayout as RegisterLayout
+from pallasite.layouts.registers import SplatLayout as SplatLayout
+from pallasite.layouts.stacking import stacked as stacked
+from pallasite.layouts.tma import plan_tensor_map as plan_tensor_map
+from pallasite.layouts.tma import start_alignment as start_alignment
+from pallasite.layouts.tma_types import SHARED_ALIGNMENT as SHARED_ALIGNMENT
+from pallasite.layouts.tma_types import STRIDE_ALIGNMENT as STRIDE_ALIGNMENT
+from pallasite.layouts.tma_types import Issue as Issue
+from pallasite.layouts.tma_types import TensorMapPlan as TensorMapPlan
+from pallasite.layouts.tma_types import WindowDimension as WindowDimension
+from pallasite.layouts.tma_types import reduction_operator as reduction_operator

@@ -1,0 +1,20 @@
+"""Code generation and the runtime: compiling, caches, launching."""
+
+from __future__ import annotations
+
+from pallasite.codegen.compiled import CompiledKernel as CompiledKernel
+from pallasite.codegen.tools import find_tool as find_tool
+from pallasite.runtime import cuda_driver as cuda_driver
+from pallasite.runtime.callback import kernel_errors as kernel_errors
+from pallasite.runtime.callback import run_on_host as run_on_host
+from pallasite.runtime.compiler import compile_kernel as compile_kernel
+from pallasite.runtime.disk_cache import CacheWarning as CacheWarning
+from pallasite.runtime.jax_lowering import check_device as check_device
+from pallasite.runtime.jax_lowering import find_executor as find_executor
+from pallasite.runtime.jax_lowering import interpreter as interpreter
+from pallasite.runtime.jax_lowering import kernel_in_equation as kernel_in_equation
+from pallasite.runtime.launch import launches_nothing as launches_nothing
+from pallasite.runtime.launch import nbytes as nbytes
+from pallasite.runtime.launch import validate_launch as validate_launch
+from pallasite.runtime.override import current as current
+from pallasite.runtime.tensor_maps import encode as encode

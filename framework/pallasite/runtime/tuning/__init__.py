@@ -1,7 +1,0 @@
-"""Choosing the fastest of several configurations by measuring them, with a cache on disk."""
-
-from __future__ import annotations
-
-from pallasite.runtime.tuning.policy import autotune as autotune
-from pallasite.runtime.tuning.policy import choose as choose
-from pallasite.runtime.tuning.tuner import AutotuneWarning as AutotuneWarning

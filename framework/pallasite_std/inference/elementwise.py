@@ -1,0 +1,55 @@
+"""Element-wise operations: all arrays have one layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallasite.plugin import RuleSet
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.inference import AbstractValue, InferenceContext
+from pallasite.plugin.ir import types
+from pallasite_std.rules.arithmetic import BINARY_PRIMITIVES, UNARY_PRIMITIVES
+
+rules = RuleSet()
+lax = _jax.lax_primitives
+
+_OTHERS = (
+    lax.integer_pow_p,
+    lax.clamp_p,
+    lax.round_p,
+    lax.convert_element_type_p,
+    lax.reduce_precision_p,
+    lax.select_n_p,
+    lax.copy_p,
+    _jax.reshard_p,
+    _jax.stop_gradient_p,
+    _jax.reciprocal_p,
+    _jax.erf_p,
+    _jax.erfc_p,
+    _jax.erf_inv_p,
+)
+
+
+def elementwise(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> AbstractValue:
+    """The inference rule of element-wise primitives."""
+    return ctx.elementwise(*operands)
+
+
+for _primitive in (*UNARY_PRIMITIVES, *BINARY_PRIMITIVES, *_OTHERS):
+    rules.inference(_primitive)(elementwise)
+
+
+@rules.inference(lax.bitcast_convert_type_p)
+def _bitcast(ctx: InferenceContext, x: AbstractValue, **params: Any) -> AbstractValue:
+    before, after = ctx.avals_in[0], ctx.avals_out[0]
+    if types.bit_width(before.dtype) == types.bit_width(after.dtype):
+        return ctx.elementwise(x)
+    return ctx.result()
+
+
+@rules.inference(lax.optimization_barrier_p)
+def _optimization_barrier(ctx: InferenceContext, *operands: AbstractValue) -> list[AbstractValue]:
+    return [
+        ctx.elementwise(operand, aval=aval) if isinstance(aval, _jax.ShapedArray) else operand
+        for operand, aval in zip(operands, ctx.avals_out, strict=True)
+    ]

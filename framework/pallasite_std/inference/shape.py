@@ -1,0 +1,151 @@
+"""Changes of shape and placement."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pallasite.plugin import PallasiteError, RuleSet
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.inference import (
+    AbstractValue,
+    ArrayValue,
+    InferenceContext,
+    Pairs,
+    reduction_cost,
+    relations,
+)
+from pallasite.plugin.language import layout_cast_p
+from pallasite.plugin.layouts import Layout, RegisterLayout, stacked
+
+rules = RuleSet()
+lax = _jax.lax_primitives
+
+
+def _related(
+    ctx: InferenceContext, x: AbstractValue, pairs: Pairs, position: int = 0
+) -> AbstractValue:
+    result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result(spread=False)
+    ctx.relate(position, x, result, pairs)
+    return result
+
+
+@rules.inference(lax.broadcast_in_dim_p)
+def _broadcast_in_dim(
+    ctx: InferenceContext,
+    x: AbstractValue,
+    *dynamic: AbstractValue,
+    broadcast_dimensions: Sequence[int],
+    **params: Any,
+) -> AbstractValue:
+    before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
+    return _related(ctx, x, relations.broadcast(before, after, tuple(broadcast_dimensions)))
+
+
+@rules.inference(_jax.broadcast_to_p)
+def _broadcast_to(ctx: InferenceContext, x: AbstractValue, **params: Any) -> AbstractValue:
+    before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
+    dims = tuple(range(len(after) - len(before), len(after)))
+    return _related(ctx, x, relations.broadcast(before, after, dims))
+
+
+@rules.inference(lax.reshape_p)
+@rules.inference(lax.squeeze_p)
+def _reshape(
+    ctx: InferenceContext, x: AbstractValue, *dynamic: AbstractValue, **params: Any
+) -> AbstractValue:
+    before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
+    return _related(ctx, x, relations.reshape(before, after))
+
+
+@rules.inference(lax.transpose_p)
+def _transpose(
+    ctx: InferenceContext, x: AbstractValue, *, permutation: Sequence[int]
+) -> AbstractValue:
+    return _related(ctx, x, relations.transpose(tuple(permutation)))
+
+
+@rules.inference(_jax.slice_p)
+def _slice(
+    ctx: InferenceContext,
+    x: AbstractValue,
+    *,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Any,
+) -> AbstractValue:
+    if strides is not None and any(stride != 1 for stride in strides):
+        return ctx.result(None, x)  # The lowering refuses it.
+    shape = tuple(ctx.avals_in[0].shape)
+    sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
+    return _related(ctx, x, relations.slice_(shape, tuple(start_indices), tuple(sizes)))
+
+
+@rules.inference(lax.concatenate_p)
+def _concatenate(ctx: InferenceContext, *arrays: AbstractValue, dimension: int) -> AbstractValue:
+    result = ctx.result(spread=True)
+    shape = ctx.avals_out[0].shape
+    first = 0
+    for position, (array, aval) in enumerate(zip(arrays, ctx.avals_in, strict=True)):
+        ctx.relate(position, array, result, _part(aval.shape, shape, dimension, first))
+        first += aval.shape[dimension]
+    return result
+
+
+def _part(part: Sequence[int], whole: Sequence[int], dimension: int, first: int) -> Pairs:
+    starts = [0] * len(whole)
+    starts[dimension] = first
+
+    def pairs(operand: Layout | None, result: Layout | None) -> Iterator[tuple[Layout, Layout]]:
+        if isinstance(result, RegisterLayout):
+            yield result.slice(starts, part).layout, result
+        if isinstance(operand, RegisterLayout):
+            yield operand, stacked(operand, dimension, whole)
+
+    def listed(operand: Layout | None, result: Layout | None) -> list[tuple[Layout, Layout]]:
+        found = []
+        for one in ((None, result), (operand, None)):
+            try:
+                found += list(pairs(*one))
+            except PallasiteError:
+                continue
+        return found
+
+    return listed
+
+
+@rules.inference(lax.iota_p)
+def _iota(ctx: InferenceContext, *dynamic: AbstractValue, **params: Any) -> AbstractValue:
+    return ctx.result()
+
+
+@rules.inference(layout_cast_p)
+def _layout_cast(ctx: InferenceContext, x: AbstractValue, *, new_layout: Any) -> AbstractValue:
+    aval = ctx.avals_in[0]
+    layout = new_layout.resolve(tuple(aval.shape), aval.dtype)
+    result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result()
+    if isinstance(layout, RegisterLayout):
+        ctx.needs(0, x, layout, "the program casts to this layout")
+        ctx.makes(result, layout, "the program casts to this layout")
+    return result
+
+
+@rules.inference(lax.reduce_sum_p)
+@rules.inference(lax.reduce_prod_p)
+@rules.inference(lax.reduce_max_p)
+@rules.inference(lax.reduce_min_p)
+@rules.inference(lax.reduce_and_p)
+@rules.inference(lax.reduce_or_p)
+@rules.inference(lax.reduce_xor_p)
+@rules.inference(lax.argmax_p)
+@rules.inference(lax.argmin_p)
+def _reduce(
+    ctx: InferenceContext, x: AbstractValue, *, axes: Sequence[int], **params: Any
+) -> AbstractValue:
+    result = ctx.result(None, x)
+    if isinstance(x, ArrayValue):
+        pairs = relations.reduction(tuple(ctx.avals_in[0].shape), tuple(axes))
+        work = functools.partial(reduction_cost, axes=tuple(axes), bits=x.bits)
+        ctx.relate(0, x, result, pairs, work)
+    return result

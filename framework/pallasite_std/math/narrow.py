@@ -1,0 +1,78 @@
+"""Integers of at most 8 bits as 16-bit floats, by putting their bits into a float's fraction.
+
+A float whose exponent makes the last place of the fraction count one, with a whole number in the
+fraction, is that number plus a power of two; a subtraction takes the latter away. All steps are
+exact. This takes a third of the instructions of a conversion by way of 32 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+
+from pallasite.plugin.ir import ops, types
+from pallasite_std.math.hardware import Hardware
+from pallasite_std.math.values import Word, length
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+_F16 = np.dtype(np.float16)
+
+_ULP_ONE = {_BF16: 0x43, _F16: 0x64}
+"""The upper byte of 128 in bfloat16 and of 1024 in float16."""
+
+
+def from_narrow(
+    value: ir.Value, signed: bool, target: np.dtype[Any], hardware: Hardware
+) -> ir.Value | None:
+    """Integers of 4 or 8 bits as bfloat16 or float16, or None where this way does not apply.
+
+    Args:
+      value: a vector of an even number of elements.
+      signed: how they are meant.
+      target: dtype of the result.
+      hardware: the table of instructions.
+    """
+    if target not in _ULP_ONE or length(value) % 2:
+        return None
+    width = Word(value).width
+    if width == 4:
+        return _from_nibbles(value, signed, target)
+    return _from_bytes(value, signed, target, hardware) if width == 8 else None
+
+
+def _from_nibbles(value: ir.Value, signed: bool, target: np.dtype[Any]) -> ir.Value:
+    """Both halves of a byte go to the same place in the halves of a word, by a multiplication."""
+    pair = types.register_type(target, 2)
+    bias = 8 if signed else 0  # Signed ones become offset binary by an exclusive or.
+    above = (_ULP_ONE[target] << 8 | bias) * 0x00010001
+    offset = ops.bitcast(ops.i32_constant(above), pair)
+    found = []
+    for first in range(0, length(value), 2):
+        byte = ops.bitcast(ops.slice_vector(value, first, 2), ops.i8())
+        word = Word(ops.cast_integer(byte, ops.i32(), signed=False)) * 0x1001
+        whole = (word & 0x000F000F) ^ above
+        found.append(arith.subf(ops.bitcast(whole.value, pair), offset))
+    return ops.concatenate(found)
+
+
+def _from_bytes(
+    value: ir.Value, signed: bool, target: np.dtype[Any], hardware: Hardware
+) -> ir.Value | None:
+    if target == _BF16 and not signed:
+        return None  # 8 bits do not fit below a fixed exponent, and there is no sign to split off.
+    result = types.register_type(target, length(value))
+    above = _ULP_ONE[target] << 8
+    halves = hardware.below_byte(value, _ULP_ONE[target])
+    if target == _F16:
+        # As offset binary: 1024 + 128 + x.
+        whole = halves ^ 0x80 if signed else halves
+        offset = whole.constant(above + (0x80 if signed else 0))
+    else:
+        # 128 + (the lower seven bits), less 128, or 256 if the sign is set: bit 7 of the sum is the
+        # last one of the exponent.
+        whole, offset = halves & (above | 0x7F), halves & (above | 0x80)
+    return arith.subf(arith.bitcast(result, whole.value), arith.bitcast(result, offset.value))

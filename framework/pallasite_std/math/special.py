@@ -1,0 +1,144 @@
+"""Rounding, signs, classification, neighbours, division and remainder of floats."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite.plugin import UnsupportedError
+from pallasite.plugin.ir import ops, types
+from pallasite_std.math.dispatch import from_compute, require_float, to_compute
+from pallasite_std.math.hardware import PTX, Hardware
+from pallasite_std.math.values import F64, Real, Word
+
+
+def floor(x: Real, approximate: bool, hardware: Hardware) -> Real:
+    """The largest integer that is not above x."""
+    return x.floor()
+
+
+def ceil(x: Real, approximate: bool, hardware: Hardware) -> Real:
+    """The smallest integer that is not below x."""
+    return x.ceil()
+
+
+def trunc(x: Real, approximate: bool, hardware: Hardware) -> Real:
+    """The next integer in the direction of zero."""
+    return x.trunc()
+
+
+def round_to_even(x: Real, approximate: bool, hardware: Hardware) -> Real:
+    """The nearest integer; of two, the even one."""
+    return x.round_even()
+
+
+def round_away_from_zero(x: Real, approximate: bool, hardware: Hardware) -> Real:
+    """The nearest integer; of two, the one that is further from zero."""
+    whole = x.trunc()
+    step = (abs(x - whole) >= 0.5).choose(x.constant(1.0), 0.0).with_sign_of(x)
+    return (whole + step).with_sign_of(x)
+
+
+def sign(x: Real, approximate: bool, hardware: Hardware) -> Real:
+    """-1, 0 or 1; zeros keep their sign and NaN stays."""
+    unchanged = x.compare("UEQ", 0.0)
+    return unchanged.choose(x, x.constant(1.0).with_sign_of(x))
+
+
+def divide(x: Real, y: Real, approximate: bool, hardware: Hardware) -> Real:
+    """The quotient. Exact: correctly rounded. Approximate: ``div.full.f32``, 2 ulp."""
+    return hardware.divide(x, y) if approximate else x / y
+
+
+def remainder(x: Real, y: Real, approximate: bool, hardware: Hardware) -> Real:
+    """The remainder of truncating division, with the sign of x; exact, as C's fmod.
+
+    f32 goes through f64: each step takes off a multiple of y with a quotient of at most 28 bits, so
+    that product and difference are exact; eleven steps cover any two numbers. f64 takes three
+    steps with rounded quotients, whose remainders are exact: enough for quotients up to 2**150;
+    beyond, the result is NaN.
+    """
+    size, divisor = abs(x).extend(F64), abs(y).extend(F64)
+    rest = size
+    if x.is_double:
+        for _ in range(3):
+            rest = (-(rest / divisor).round_even()).times_plus(divisor, rest)
+    else:
+        inverse = 1.0 / divisor
+        for _ in range(11):
+            quotient = (rest * inverse).bits() & -(1 << 25)
+            rest = (-quotient.real().trunc()).times_plus(divisor, rest)
+    # What is left may have either sign and reach the divisor itself.
+    rest = (rest >= divisor).choose(rest - divisor, rest)
+    rest = (rest < 0.0).choose(rest + divisor, rest)
+    if x.is_double:
+        rest = ((rest >= 0.0) & (rest < divisor)).choose(rest, math.nan)
+    undefined = ~(size < math.inf) | ~(divisor > 0.0)
+    rest = divisor.equals(math.inf).choose(size, rest)
+    rest = undefined.choose(rest.constant(math.nan), rest)
+    return rest.truncate(x.format).with_sign_of(x)
+
+
+def is_finite(
+    value: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
+) -> ir.Value:
+    """Whether a float is neither infinite nor NaN (``i1``)."""
+    require_float("is_finite", dtype)
+    return (abs(to_compute(value, dtype, hardware)) < math.inf).value
+
+
+def neg(
+    value: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
+) -> ir.Value:
+    """The negative of a float: its sign bit flipped."""
+    if types.is_float8(dtype):
+        return (Word(value) ^ 0x80).value
+    return (-Real(value)).value
+
+
+def absolute(
+    value: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
+) -> ir.Value:
+    """The magnitude of a float: its sign bit cleared."""
+    if types.is_float8(dtype):
+        return (Word(value) & 0x7F).value
+    return abs(Real(value)).value
+
+
+def square(
+    value: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
+) -> ir.Value:
+    """The square of a float."""
+    if types.is_float8(dtype):
+        x = to_compute(value, dtype, hardware)
+        return from_compute(x * x, dtype, hardware)
+    x = Real(value)
+    return (x * x).value
+
+
+def nextafter(
+    x: ir.Value, y: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
+) -> ir.Value:
+    """The neighbour of x in the direction of y; y itself if they are equal, NaN if one is."""
+    require_float("nextafter", dtype)
+    if types.is_float8(dtype):
+        raise UnsupportedError(f"nextafter of {np.dtype(dtype)} values")
+    start, target = Real(x), Real(y)
+    bits = start.bits()
+    sign_bit = start.format.sign_bit
+    if start.format.bits == 16:
+        first, second = to_compute(x, dtype, hardware), to_compute(y, dtype, hardware)
+    else:
+        first, second = start, target
+    up = (bits & ~sign_bit).equals(0)
+    outwards = (first < second) ^ (bits < 0)
+    moved = outwards.choose(bits + 1, bits - 1)
+    smallest = (target.bits() & sign_bit) | 1
+    moved = up.choose(smallest, moved)
+    moved = first.equals(second).choose(target.bits(), moved)
+    quiet = start.format.infinity_bits | 1 << (start.format.fraction - 1)
+    moved = (first.is_nan() | second.is_nan()).choose(moved.constant(quiet), moved)
+    return ops.bitcast(moved.value, x.type)

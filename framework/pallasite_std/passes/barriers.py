@@ -1,0 +1,407 @@
+"""A check for waits on barriers that can never end, and for phases that complete unobserved.
+
+The threads of one block are followed equation by equation. What is known then is which barriers
+each of them arrives on and waits for, in order: of barriers that are allocated once, chosen by
+known indices, and used outside of loops and of branches on unknown conditions (whether a thread has
+a certain number is known). Everything else makes the barrier in question uncertain, and nothing is
+said about it, except that nobody arrives on it at all. All blocks of a cluster run the same code,
+so an arrival on a ``ClusterBarrier`` is matched by one of each other block.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallasite.plugin import InvalidValueError, SourceLocation
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import BarrierType, ClusterBarrierType
+from pallasite_std.primitives import barriers, cluster_launch, copies
+
+_MOST_EQUATIONS = 100_000
+lax = _jax.lax_primitives
+
+_CALLS = {
+    _jax.jit_p: "jaxpr",
+    _jax.closed_call_p: "call_jaxpr",
+    _jax.custom_jvp_call_p: "call_jaxpr",
+    _jax.custom_vjp_call_p: "call_jaxpr",
+    _jax.remat_p: "jaxpr",
+}
+_ARITHMETIC: dict[Any, Callable[[int, int], Any]] = {
+    lax.add_p: operator.add,
+    lax.sub_p: operator.sub,
+    lax.mul_p: operator.mul,
+    lax.eq_p: operator.eq,
+    lax.ne_p: operator.ne,
+    lax.lt_p: operator.lt,
+    lax.le_p: operator.le,
+    lax.gt_p: operator.gt,
+    lax.ge_p: operator.ge,
+    lax.and_p: operator.and_,
+    lax.or_p: operator.or_,
+}
+
+
+class _Group:
+    """The barriers of one allocation."""
+
+    def __init__(self, aval: Any):
+        self.dtype = aval.dtype
+        self.shape = tuple(aval.shape)
+        self.arrives = False
+        self.certain = not getattr(aval.dtype, "leader_tracked", False)
+
+    def __str__(self) -> str:
+        kind = "ClusterBarrier" if isinstance(self.dtype, ClusterBarrierType) else "Barrier"
+        count = f", num_barriers={self.shape}" if self.shape else ""
+        return f"plgpu.{kind}(num_arrivals={self.dtype.num_arrivals}{count})"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Barrier:
+    """One barrier of a group; ``index`` is None where it is not known which one."""
+
+    group: _Group
+    index: tuple[int, ...] | None
+
+    @property
+    def name(self) -> str:
+        """Which one, for messages."""
+        return f"barrier {list(self.index)} of the group" if self.index else "the barrier"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Event:
+    barrier: _Barrier
+    waits: bool
+    location: SourceLocation | None
+
+
+class _TooLong(Exception):
+    """The kernel has too many equations to follow."""
+
+
+def check_barriers(jaxpr: Any, context: Any) -> None:
+    """Raises if a wait on a barrier can never end.
+
+    Args:
+      jaxpr: the kernel.
+      context: the :class:`~pallasite.passes.pipeline.PassContext`; its mesh says how many threads
+        a block has.
+
+    Raises:
+      InvalidValueError: at the line of the wait, or of the arrival that comes too early.
+    """
+    mesh = getattr(context, "mesh", None)
+    count, name = getattr(mesh, "num_threads", None) or 1, getattr(mesh, "thread_name", None)
+    if not any(_is_barrier(v.aval) for inner in _all_jaxprs(jaxpr) for v in inner.invars):
+        return
+    groups: dict[Any, _Group] = {}
+    threads = [_Thread(number, name, groups) for number in range(count)]
+    try:
+        for thread in threads:
+            thread.run(jaxpr, {})
+    except _TooLong:
+        return
+    _check_arrivals(threads)
+    _check_progress(threads)
+    _check_overruns(threads)
+
+
+def _is_barrier(aval: Any) -> bool:
+    return isinstance(getattr(aval, "dtype", None), BarrierType | ClusterBarrierType)
+
+
+def _all_jaxprs(jaxpr: Any) -> Iterator[Any]:
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for inner in _jax.jaxprs_in_params(equation.params):
+            yield from _all_jaxprs(inner)
+
+
+class _Thread:
+    """What one thread of a block does to barriers.
+
+    Attributes:
+      events: arrivals and waits that certainly happen, in order.
+      waits: waits that certainly happen at least once, on barriers known or not.
+    """
+
+    def __init__(self, number: int, name: Any, groups: dict[Any, _Group]):
+        self.number = number
+        self.name = name
+        self.groups = groups
+        self.events: list[_Event] = []
+        self.waits: list[_Event] = []
+        self.allocated: set[Any] = set()
+        self.equations = 0
+
+    def run(
+        self,
+        jaxpr: Any,
+        known: Mapping[Any, Any],
+        *,
+        once: bool = True,
+        certain: bool = True,
+    ) -> list[Any]:
+        """Follows a jaxpr; returns what is known of its results.
+
+        Args:
+          jaxpr: the jaxpr.
+          known: what is known of its inputs: numbers, and which barriers references are.
+          once: False in loops.
+          certain: False where it is not known whether it runs at all.
+        """
+        values = dict(known)
+
+        def read(atom: Any) -> Any:
+            if not isinstance(atom, _jax.Literal):
+                return values.get(atom)
+            return int(atom.val) if _is_number(atom.aval) else None
+
+        for equation in jaxpr.eqns:
+            self.equations += 1
+            if self.equations > _MOST_EQUATIONS:
+                raise _TooLong
+            results = self.equation(equation, read, once=once, certain=certain)
+            values.update(zip(equation.outvars, results, strict=False))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def equation(
+        self, equation: Any, read: Callable[[Any], Any], *, once: bool, certain: bool
+    ) -> Sequence[Any]:
+        """Follows one equation; returns what is known of its results, or nothing."""
+        primitive, params = equation.primitive, equation.params
+        operands = [read(atom) for atom in equation.invars]
+        inner = dict(once=once, certain=certain)
+        if primitive in _CALLS:
+            jaxpr = params[_CALLS[primitive]]
+            return self.run(jaxpr, _bind(jaxpr, operands), **inner)
+        if primitive is _jax.run_scoped_p:
+            jaxpr = params["jaxpr"]
+            known = dict(zip(jaxpr.constvars, operands, strict=True))
+            for variable in jaxpr.invars:
+                if _is_barrier(variable.aval):
+                    group = self.groups.setdefault(variable, _Group(variable.aval))
+                    first = variable not in self.allocated
+                    group.certain = group.certain and once and certain and first
+                    self.allocated.add(variable)
+                    known[variable] = group
+            return self.run(jaxpr, known, **inner)
+        if primitive is _jax.cond_p:
+            return self.conditional(params["branches"], operands, **inner)
+        if primitive is _jax.scan_p:
+            jaxpr, length = params["jaxpr"], int(params["length"])
+            constants, _, _ = _jax.scan_operand_counts(params)
+            known = _bind(jaxpr, [*operands[:constants], *[None] * (len(operands) - constants)])
+            known |= _groups_among(jaxpr, operands)
+            if length > 0:
+                self.run(jaxpr, known, once=once and length == 1, certain=certain)
+            return ()
+        if primitive is _jax.while_p:
+            split = params["cond_nconsts"]
+            condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+            rest = operands[split:]
+            known = _groups_among(condition, [*operands[:split], *rest[params["body_nconsts"] :]])
+            self.run(condition, known, once=False, certain=certain)
+            self.run(body, _groups_among(body, rest), once=False, certain=False)
+            return ()
+        if primitive is _jax.axis_index_p:
+            return (self.number,) if params["axis_name"] == self.name else ()
+        if equation.outvars and _is_number(equation.outvars[0].aval) and None not in operands:
+            if primitive in _ARITHMETIC:
+                return (int(_ARITHMETIC[primitive](*operands)),)
+            if primitive is lax.convert_element_type_p:
+                return operands
+            if primitive is lax.not_p and equation.invars[0].aval.dtype == np.bool_:
+                return (1 - operands[0],)
+        if any(isinstance(operand, _Group) for operand in operands):
+            self.use(equation, operands, once=once, certain=certain)
+        return ()
+
+    def conditional(
+        self, branches: Sequence[Any], operands: Sequence[Any], *, once: bool, certain: bool
+    ) -> Sequence[Any]:
+        """Follows the branch that is taken, or all of them if that is not known."""
+        index, *rest = operands
+        if isinstance(index, int):
+            branch = branches[min(max(index, 0), len(branches) - 1)]
+            return self.run(branch, _bind(branch, rest), once=once, certain=certain)
+        for branch in branches:
+            self.run(branch, _bind(branch, rest), once=once, certain=False)
+        return ()
+
+    def use(self, equation: Any, operands: list[Any], *, once: bool, certain: bool) -> None:
+        """Notes what a primitive does to a barrier."""
+        primitive, params = equation.primitive, equation.params
+        location = _jax.user_location(equation.source_info)
+        role = _ROLES.get(primitive)
+        groups = [operand for operand in operands if isinstance(operand, _Group)]
+        if role is None or len(groups) != 1:
+            for group in groups:
+                group.arrives, group.certain = True, False
+            return
+        arguments = params["args_tree"].unflatten(operands)
+        barrier = _selected(arguments[role.barrier])
+        group = barrier.group
+        if primitive is barriers.barrier_test_p or params.get("arrive") is False:
+            return
+        waits = primitive is barriers.barrier_wait_p
+        if not waits:
+            group.arrives = True
+        sure = certain and once and barrier.index is not None
+        if role.predicate is not None and arguments[role.predicate] is not None:
+            sure = False
+        if params.get("leader_tracked") is not None:
+            sure = False
+        event = _Event(barrier, waits, location)
+        group.certain = group.certain and sure
+        if waits and certain:
+            self.waits.append(event)
+        self.events.append(event)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Role:
+    """Positions among a primitive's arguments."""
+
+    barrier: int
+    predicate: int | None = None
+
+
+_ROLES = {
+    barriers.barrier_arrive_p: _Role(0, 1),
+    barriers.barrier_wait_p: _Role(0),
+    barriers.barrier_test_p: _Role(0),
+    copies.barrier_expect_p: _Role(0, 1),
+    copies.copy_gmem_to_smem_p: _Role(2, 3),
+    cluster_launch.try_cluster_cancel_p: _Role(1),
+}
+
+
+def _is_number(aval: Any) -> bool:
+    return getattr(aval, "shape", None) == () and aval.dtype in (np.int32, np.bool_)
+
+
+def _bind(jaxpr: Any, operands: Sequence[Any]) -> dict[Any, Any]:
+    """Inputs of a jaxpr whose constants, if any, are its own."""
+    return {
+        variable: operand
+        for variable, operand in zip(jaxpr.invars, operands, strict=True)
+        if operand is not None
+    }
+
+
+def _groups_among(jaxpr: Any, operands: Sequence[Any]) -> dict[Any, Any]:
+    return {
+        variable: operand
+        for variable, operand in zip(jaxpr.invars, operands, strict=True)
+        if isinstance(operand, _Group)
+    }
+
+
+def _selected(reference: Any) -> _Barrier:
+    """The barrier that a view of a group selects."""
+    group: _Group = reference.ref
+    kept: list[int | None] = [None] * len(group.shape)
+    for transform in reference.transforms:
+        if not isinstance(transform, _jax.NDIndexer):
+            return _Barrier(group, None)
+        free = [position for position, index in enumerate(kept) if index is None]
+        for position, index in zip(free, transform.indices, strict=False):
+            if isinstance(index, _jax.Slice):
+                continue
+            if not isinstance(index, int):
+                return _Barrier(group, None)
+            kept[position] = index
+    for position, extent in enumerate(group.shape):
+        if kept[position] is None and extent == 1:
+            kept[position] = 0
+    index = tuple(number for number in kept if number is not None)
+    return _Barrier(group, index if len(index) == len(group.shape) else None)
+
+
+def _check_arrivals(threads: Sequence[_Thread]) -> None:
+    """A wait on a barrier that nothing in the kernel arrives on."""
+    for thread in threads:
+        for event in thread.waits:
+            if not event.barrier.group.arrives:
+                raise InvalidValueError(
+                    "this wait never ends: nothing in the kernel arrives on the barrier",
+                    got=str(event.barrier.group),
+                    expected="a barrier that a copy_gmem_to_smem is given, or that some thread"
+                    " arrives on",
+                    location=event.location,
+                )
+
+
+def _check_progress(threads: Sequence[_Thread]) -> None:
+    """Lets all threads go as far as they can; whoever is left has a wait that never ends."""
+    arrived: collections.Counter[_Barrier] = collections.Counter()
+    position = [0] * len(threads)
+    awaited: list[collections.Counter[_Barrier]] = [collections.Counter() for _ in threads]
+    moved = True
+    while moved:
+        moved = False
+        for number, thread in enumerate(threads):
+            while position[number] < len(thread.events):
+                event = thread.events[position[number]]
+                barrier = event.barrier
+                if barrier.group.certain and event.waits:
+                    needed = (awaited[number][barrier] + 1) * barrier.group.dtype.num_arrivals
+                    if arrived[barrier] < needed:
+                        break
+                    awaited[number][barrier] += 1
+                elif barrier.group.certain:
+                    arrived[barrier] += 1
+                position[number] += 1
+                moved = True
+    for number, thread in enumerate(threads):
+        if position[number] < len(thread.events):
+            event = thread.events[position[number]]
+            barrier, phase = event.barrier, awaited[number][event.barrier] + 1
+            needed = barrier.group.dtype.num_arrivals * phase
+            ordinal = {1: "first", 2: "second", 3: "third"}.get(phase, f"{phase}th")
+            raise InvalidValueError(
+                f"this wait never ends: the {ordinal} phase of {barrier.name} completes with"
+                f" arrival {needed}, but only {arrived[barrier]} can come before",
+                got=str(barrier.group),
+                expected="num_arrivals copies or arrivals for each wait, before it",
+                location=event.location,
+            )
+
+
+def _check_overruns(threads: Sequence[_Thread]) -> None:
+    """Two phases that complete between two waits, of barriers that only one thread uses."""
+    users: dict[_Barrier, set[int]] = collections.defaultdict(set)
+    for thread in threads:
+        for event in thread.events:
+            users[event.barrier].add(thread.number)
+    for thread in threads:
+        waits = {event.barrier for event in thread.events if event.waits}
+        pending: collections.Counter[_Barrier] = collections.Counter()
+        for event in thread.events:
+            barrier = event.barrier
+            group = barrier.group
+            if not group.certain or users[barrier] != {thread.number} or barrier not in waits:
+                continue
+            if event.waits:
+                pending[barrier] -= group.dtype.num_arrivals
+                continue
+            pending[barrier] += 1
+            if pending[barrier] >= 2 * group.dtype.num_arrivals:
+                raise InvalidValueError(
+                    f"{pending[barrier]} arrivals on {barrier.name} complete two phases without a"
+                    " wait in between",
+                    got=str(group),
+                    expected="a wait after each phase",
+                    hint=f"num_arrivals={pending[barrier]}, if one wait is for all of them, or one"
+                    " barrier for each",
+                    location=event.location,
+                )

@@ -1,0 +1,1 @@
+"""Software pipelines: sequential, warp-specialised, and loops that fetch their work."""

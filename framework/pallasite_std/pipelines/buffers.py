@@ -1,0 +1,70 @@
+"""The shared memory of one operand of a pipeline, and the copies that fill and empty it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pallasite.plugin.language import SMEM, batch_transform
+from pallasite_std.pipelines.blocks import Block
+from pallasite_std.primitives.copies import barrier_expect, copy_gmem_to_smem, copy_smem_to_gmem
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """One operand with its place in shared memory.
+
+    With one slot the allocation has the shape of the block, otherwise a leading dimension.
+    """
+
+    block: Block
+    gmem_ref: Any
+    smem_ref: Any
+    num_slots: int
+
+    def slot(self, slot: Any) -> Any:
+        """The reference that holds the block of one slot."""
+        if not self.block.in_smem:
+            return self.gmem_ref
+        return self.smem_ref if self.num_slots == 1 else self.smem_ref.at[slot]
+
+    def copy_in(self, slot: Any, indices: Sequence[Any], barrier: Any) -> None:
+        """Starts the copy of the block at a position of the grid into a slot.
+
+        It does not arrive on the barrier; see :func:`copy_all_in`.
+        """
+        axes: Any = self.block.spec.collective_axes or None
+        copy_gmem_to_smem(
+            self.block.window(self.gmem_ref, indices),
+            self.slot(slot),
+            barrier,
+            collective_axes=axes,
+            oob_mode=self.block.spec.oob_fill_mode,
+            arrive=False,
+        )
+
+    def copy_out(self, slot: Any, indices: Sequence[Any], predicate: Any = None) -> None:
+        """Starts the copy of a slot to the block at a position; the group stays open."""
+        copy_smem_to_gmem(
+            self.slot(slot),
+            self.block.window(self.gmem_ref, indices),
+            predicate=predicate,
+            commit_group=False,
+        )
+
+
+def copy_all_in(buffers: Sequence[Buffer], slot: Any, indices: Sequence[Any], barrier: Any) -> None:
+    """Starts the copies of several operands into a slot, with one arrival for all of them."""
+    barrier_expect(barrier, *(buffer.slot(slot) for buffer in buffers))
+    for buffer in buffers:
+        buffer.copy_in(slot, indices, barrier)
+
+
+def allocation(block: Block, gmem_ref: Any, num_slots: int) -> Any:
+    """Describes the shared memory for a block in so many slots; None for one in global memory."""
+    if not block.in_smem:
+        return None
+    leading = () if num_slots == 1 else (num_slots,)
+    transforms = tuple(batch_transform(t, len(leading)) for t in block.spec.transforms)
+    return SMEM((*leading, *block.shape), gmem_ref.dtype, transforms=transforms)

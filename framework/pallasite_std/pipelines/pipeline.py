@@ -1,0 +1,296 @@
+"""``emit_pipeline``: a loop over blocks whose copies overlap with its computation.
+
+Inputs come through a ring of slots in shared memory, filled ``max_concurrent_steps`` steps ahead by
+TMA copies, each slot with a barrier. An output is kept in its slot for as long as its block index
+stays the same, and is stored when the index changes and after the last step.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import GMEM, Barrier, as_transformed, checks, memory_space_of
+from pallasite_std.pipelines.blocks import Grid, differ, int32, make_block
+from pallasite_std.pipelines.buffers import Buffer, allocation, copy_all_in
+from pallasite_std.primitives.barriers import barrier_wait, commit_smem
+from pallasite_std.primitives.copies import commit_smem_to_gmem_group, wait_smem_to_gmem
+
+
+def emit_pipeline(
+    body: Callable[..., Any],
+    *,
+    grid: Sequence[Any],
+    in_specs: Sequence[Any] = (),
+    out_specs: Sequence[Any] = (),
+    max_concurrent_steps: int = 1,
+    init_carry: Any = None,
+) -> Callable[..., Any]:
+    """Makes a function that runs ``body`` over a grid of blocks.
+
+    Args:
+      body: called as ``body(indices, *input_refs, *output_refs)`` with the position in the grid and
+        references to the blocks in shared memory; with ``init_carry`` it also gets the carry as the
+        last argument and returns the next one. An output block keeps its contents over consecutive
+        steps with the same block index, so it can be accumulated into; it is not read from global
+        memory first.
+      grid: sizes; integers or integer scalars. The last dimension moves fastest.
+      in_specs, out_specs: one BlockSpec per operand. Dimensions may be None (or ``pl.Squeezed``),
+        or ``pl.Element``. With ``memory_space=GMEM`` the body gets the whole array as it is. Blocks
+        may leave the array: there inputs are filled with zeros, and outputs are dropped.
+      max_concurrent_steps: how many steps are in flight; so many slots each operand gets.
+      init_carry: the first value that is carried from step to step.
+
+    A spec's ``delay_release`` keeps its blocks untouched for that many further steps; it must be
+    below ``max_concurrent_steps``.
+
+    Returns:
+      A function of the GMEM references of inputs and outputs that runs the pipeline, and returns
+      the last carry if there is one.
+
+    Raises:
+      InvalidValueError, InvalidTypeError, UnsupportedError: for specs that cannot be copied.
+    """
+    grid = tuple(grid)
+    in_specs, out_specs = tuple(in_specs), tuple(out_specs)
+    checks.count(max_concurrent_steps, "max_concurrent_steps", minimum=1)
+    delays = [getattr(spec, "delay_release", 0) for spec in in_specs]
+    if delays and max(delays) >= max_concurrent_steps:
+        raise checks.value_error(
+            "delay_release is not below max_concurrent_steps",
+            got=f"delay_release={max(delays)}, max_concurrent_steps={max_concurrent_steps}",
+            hint=f"max_concurrent_steps={max(delays) + 1} or more",
+        )
+    Grid(grid)  # For its errors.
+
+    def pipeline(*gmem_refs: Any) -> Any:
+        if len(gmem_refs) != len(in_specs) + len(out_specs):
+            raise checks.type_error(
+                f"a pipeline of {len(in_specs)} inputs and {len(out_specs)} outputs got "
+                f"{len(gmem_refs)} references"
+            )
+        steps = Grid(grid)
+        depth = max_concurrent_steps
+        if steps.static:
+            depth = min(depth, steps.num_steps)
+        names = [f"input {i}" for i in range(len(in_specs))]
+        names += [f"output {i}" for i in range(len(out_specs))]
+        blocks, slots = [], []
+        for spec, ref, name in zip((*in_specs, *out_specs), gmem_refs, names, strict=True):
+            base = as_transformed(ref, name)
+            if memory_space_of(_jax.typeof(base.ref)) is not GMEM:
+                raise checks.value_error(
+                    f"{name} of a pipeline is not in global memory", got=_jax.typeof(base.ref)
+                )
+            block = make_block(spec, tuple(base.shape), steps, name)
+            blocks.append(block)
+            slots.append(depth if block.varies else 1)
+        num_inputs = len(in_specs)
+        inputs = [b for b in blocks[:num_inputs] if b.in_smem]
+        # Inputs that are released together arrive together.
+        arrivals = len({b.spec.delay_release for b in inputs if b.varies})
+        constant = any(not b.varies for b in inputs)
+
+        def run(smem_refs: Any, stream_barrier: Any, constant_barrier: Any) -> Any:
+            parts = zip(blocks, gmem_refs, smem_refs, slots, strict=True)
+            buffers = [Buffer(*part) for part in parts]
+            loop = _Loop(
+                body,
+                steps,
+                depth,
+                buffers[:num_inputs],
+                buffers[num_inputs:],
+                stream_barrier,
+                constant_barrier,
+                init_carry,
+            )
+            return loop.run()
+
+        return pl.run_scoped(
+            run,
+            smem_refs=[
+                allocation(block, ref, n)
+                for block, ref, n in zip(blocks, gmem_refs, slots, strict=True)
+            ],
+            stream_barrier=Barrier(num_arrivals=arrivals, num_barriers=() if depth == 1 else depth)
+            if arrivals
+            else None,
+            constant_barrier=Barrier() if constant else None,
+        )
+
+    return pipeline
+
+
+class _Loop:
+    """One run of a pipeline, inside the scope of its allocations."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        steps: Grid,
+        depth: int,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        stream_barrier: Any,
+        constant_barrier: Any,
+        init_carry: Any,
+    ):
+        self.body = body
+        self.steps = steps
+        self.depth = depth
+        self.inputs, self.outputs = inputs, outputs
+        self.streamed = [b for b in inputs if b.block.in_smem and b.block.varies]
+        self.constant = [b for b in inputs if b.block.in_smem and not b.block.varies]
+        self.stored = [b for b in outputs if b.block.in_smem and b.block.varies]
+        self.stored_once = [b for b in outputs if b.block.in_smem and not b.block.varies]
+        # Outputs whose slot moves on only when the block index changes.
+        self.held = [b for b in self.stored if not b.block.always_changes]
+        self.stream_barrier = stream_barrier
+        self.constant_barrier = constant_barrier
+        self.init_carry = init_carry
+        self.delays = sorted({b.block.spec.delay_release for b in self.streamed})
+
+    def run(self) -> Any:
+        steps = self.steps
+        first = steps.position(jnp.int32(0), 0, steps.start(0))
+        if self.constant:
+            copy_all_in(self.constant, 0, first, self.constant_barrier)
+        self.prologue()
+        if self.constant:
+            barrier_wait(self.constant_barrier)
+        carry = (
+            steps.start(0),
+            [steps.start(self.depth - delay) for delay in self.delays],
+            [jnp.int32(0) for _ in self.held],
+            self.init_carry,
+        )
+        if steps.static and steps.num_steps == 1:
+            carry = self.step(jnp.int32(0), carry)
+        else:
+            carry = lax.fori_loop(0, steps.num_steps, self.step, carry)
+        self.epilogue(first)
+        return carry[-1]
+
+    def barrier(self, slot: Any) -> Any:
+        return self.stream_barrier if self.depth == 1 else self.stream_barrier.at[slot]
+
+    def fetch(self, delay: int, slot: Any, position: Sequence[Any]) -> None:
+        """Starts the copies of the inputs that have a certain delay."""
+        buffers = [b for b in self.streamed if b.block.spec.delay_release == delay]
+        copy_all_in(buffers, slot, position, self.barrier(slot))
+
+    def prologue(self) -> None:
+        """Fills the slots for the first steps."""
+        for step, delay in itertools.product(range(self.depth), self.delays):
+            position = self.steps.position(jnp.int32(0), step, self.steps.start(step))
+            fetch = functools.partial(self.fetch, delay, step, position)
+            if self.steps.static:
+                fetch()
+            else:
+                lax.cond(jnp.int32(step) < self.steps.num_steps, fetch, lambda: None)
+
+    def step(self, step: Any, carry: Any) -> Any:
+        step = int32(step)
+        carried, fetch_carried, held_slots, user_carry = carry
+        steps, depth = self.steps, self.depth
+        slot = jnp.int32(0) if depth == 1 else lax.rem(step, jnp.int32(depth))
+        position = steps.position(step, 0, carried)
+        if self.streamed:
+            barrier_wait(self.barrier(slot))
+        every_step = len(self.stored) > len(self.held)
+        if every_step:
+            wait_smem_to_gmem(depth - 1, wait_read_only=True)
+        slots_of_held = dict(zip(map(id, self.held), held_slots, strict=True))
+        refs = [
+            buffer.slot(slots_of_held.get(id(buffer), slot))
+            for buffer in (*self.inputs, *self.outputs)
+        ]
+        extra = () if self.init_carry is None else (user_carry,)
+        user_carry = self.body(position, *refs, *extra)
+        if self.init_carry is None:
+            user_carry = None
+        next_carried = steps.advance(carried)
+        if self.stored:
+            next_position = steps.position(step, 1, next_carried)
+            held_slots = self.store(step, slot, position, next_position, held_slots, every_step)
+        self.fetch_ahead(step, fetch_carried)
+        return (
+            next_carried,
+            [steps.advance(c) for c in fetch_carried],
+            held_slots,
+            user_carry,
+        )
+
+    def store(
+        self,
+        step: Any,
+        slot: Any,
+        position: Sequence[Any],
+        next_position: Sequence[Any],
+        held_slots: Sequence[Any],
+        every_step: bool,
+    ) -> list[Any]:
+        """Starts the copies of output blocks that are complete; returns the slots of held ones."""
+        is_last = step == int32(self.steps.num_steps) - 1
+        done = [
+            lax.bitwise_or(is_last, differ(buffer.block, position, next_position))
+            for buffer in self.held
+        ]
+
+        def start() -> None:
+            commit_smem()
+            held = iter(zip(held_slots, done, strict=True))
+            for buffer in self.stored:
+                if buffer.block.always_changes:
+                    buffer.copy_out(slot, position)
+                else:
+                    held_slot, is_done = next(held)
+                    predicate = is_done if every_step or len(self.held) > 1 else None
+                    buffer.copy_out(held_slot, position, predicate)
+            commit_smem_to_gmem_group()
+            if not every_step:
+                wait_smem_to_gmem(self.depth - 1, wait_read_only=True)
+
+        if every_step:
+            start()
+        else:
+            lax.cond(functools.reduce(lax.bitwise_or, done), start, lambda: None)
+        if self.depth == 1:
+            return list(held_slots)
+        return [
+            lax.select(is_done, lax.rem(held_slot + 1, jnp.int32(self.depth)), held_slot)
+            for held_slot, is_done in zip(held_slots, done, strict=True)
+        ]
+
+    def fetch_ahead(self, step: Any, fetch_carried: Sequence[Any]) -> None:
+        """Refills slots whose contents this step (or an earlier one, with a delay) used last."""
+        steps = self.steps
+        for delay, carried in zip(self.delays, fetch_carried, strict=True):
+            ahead = self.depth - delay
+            target = step + jnp.int32(ahead)
+            slot = jnp.int32(0) if self.depth == 1 else lax.rem(target, jnp.int32(self.depth))
+            fetch = functools.partial(self.fetch, delay, slot, steps.position(step, ahead, carried))
+            if steps.static and steps.num_steps <= ahead:
+                continue
+            needed = target < int32(steps.num_steps)
+            if delay:
+                needed = lax.bitwise_and(step >= jnp.int32(delay), needed)
+            lax.cond(needed, fetch, lambda: None)
+
+    def epilogue(self, first: Sequence[Any]) -> None:
+        """Stores what no step stores, and waits for all stores."""
+        if self.stored_once:
+            ran = None if self.steps.static else self.steps.num_steps > 0
+            commit_smem()
+            for buffer in self.stored_once:
+                buffer.copy_out(0, first, ran)
+            commit_smem_to_gmem_group()
+        if self.stored or self.stored_once:
+            wait_smem_to_gmem(0)

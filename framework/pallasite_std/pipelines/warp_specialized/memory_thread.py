@@ -1,0 +1,106 @@
+"""The memory thread: its warps issue the copies, each warp one kind of them.
+
+The warp that waits until a slot is free then starts the copies itself. So nothing is exchanged
+between warps, and each barrier is awaited by one warp only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite_std.pipelines.blocks import int32
+from pallasite_std.pipelines.buffers import Buffer, copy_all_in
+from pallasite_std.pipelines.helpers import warp_map
+from pallasite_std.pipelines.warp_specialized.outputs import store_outputs
+from pallasite_std.pipelines.warp_specialized.plan import InputGroup, Plan
+from pallasite_std.pipelines.warp_specialized.slots import (
+    at,
+    drain,
+    next_slot,
+    padding,
+    used_before,
+    when,
+)
+from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait
+from pallasite_std.primitives.copies import barrier_expect
+
+
+def run_memory_thread(plan: Plan, memory: Any) -> None:
+    """All copies of one pipeline."""
+    jobs: list[Callable[[Plan, Any], None]] = []
+    if plan.streamed:
+        jobs.append(_fetch_streamed)
+    if plan.constant:
+        jobs.append(_fetch_constant)
+    if plan.output_groups:
+        jobs.append(store_outputs)
+    if memory["ready"] is not None:
+        # Blocks must have left other uses of the memory before their peers' copies reach it.
+        barrier_arrive(memory["ready"])
+        barrier_wait(memory["ready"])
+
+    def run(warp: Any) -> None:
+        for number, job in enumerate(jobs):
+            pl.when(warp == number)(lambda job=job: job(plan, memory))
+
+    if jobs:
+        warp_map(run)
+
+
+def _fetch_streamed(plan: Plan, memory: Any) -> None:
+    """Fetches the blocks of each step as soon as their slots are free."""
+    steps, depth, place = plan.steps, plan.depth, plan.place
+    num_steps = steps.num_steps
+    buffers = plan.input_buffers(memory)
+    produced = memory["produced"]
+    groups = list(zip(plan.input_groups, memory["consumed"], strict=True))
+    fits = steps.static and num_steps <= depth and place.first is True
+
+    def arrivals(group: InputGroup) -> list[tuple[Any, list[Buffer]]]:
+        """The barriers on which a group arrives, and with which inputs."""
+        if plan.configuration.manual_produced_barriers:
+            return [(produced[plan.streamed.index(i)], [buffers[i]]) for i in group.members]
+        return [(produced[0], [buffers[i] for i in group.members])]
+
+    def wait_for_slot(consumed: Any, step: Any, slot: Any) -> None:
+        in_use = False if fits else used_before(step, depth, place)
+        when(in_use, lambda: barrier_wait(at(consumed, slot, depth)))
+
+    def fetch(step: Any, carry: Any) -> Any:
+        slot, carried = carry
+        position = steps.position(step, 0, carried)
+        for group, consumed in groups:
+            wait_for_slot(consumed, step, slot)
+            for barrier, members in arrivals(group):
+                copy_all_in(members, slot, position, at(barrier, slot, depth))
+        return next_slot(slot, depth), steps.advance(carried)
+
+    slot, _ = lax.fori_loop(0, num_steps, fetch, (jnp.int32(0), steps.start(0)))
+
+    def skip(extra: Any, slot: Any) -> Any:
+        """Passes a slot on without data."""
+        for group, consumed in groups:
+            wait_for_slot(consumed, int32(num_steps) + int32(extra), slot)
+            for barrier, _ in arrivals(group):
+                barrier_expect(at(barrier, slot, depth))
+        return next_slot(slot, depth)
+
+    slot = lax.fori_loop(0, padding(num_steps, depth, place), skip, slot)
+    for _, consumed in groups:
+        drain(consumed, num_steps, slot, depth, place)
+
+
+def _fetch_constant(plan: Plan, memory: Any) -> None:
+    """Fetches the blocks that stay the same, once the pipeline before has used its own."""
+    position = plan.steps.position(jnp.int32(0), 0, plan.steps.start(0))
+    buffers = plan.input_buffers(memory)
+    free = memory["constant_free"]
+    when(used_before(0, 1, plan.place), lambda: barrier_wait(free))
+    members = [buffers[number] for number in plan.constant]
+    copy_all_in(members, 0, position, memory["constant_full"])
+    when(plan.place.last, lambda: barrier_wait(free))

@@ -1,0 +1,135 @@
+"""The hook implementations of the standard library; everything else is imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+
+from pallasite.plugin import (
+    InferenceRule,
+    LayoutRule,
+    LoweringRule,
+    Pass,
+    ResourceRule,
+    RuleSet,
+    Target,
+    hookimpl,
+)
+
+RULE_MODULES = (
+    "rules.arithmetic",
+    "rules.atomics",
+    "rules.barriers",
+    "rules.cluster_launch",
+    "rules.cluster_stores",
+    "rules.control_flow",
+    "rules.copies",
+    "rules.debug",
+    "rules.ids",
+    "rules.inline",
+    "rules.loads",
+    "rules.mma",
+    "rules.references",
+    "rules.reductions",
+    "rules.registers",
+    "rules.semaphores",
+    "rules.shape",
+    "rules.warp",
+    "pipelines.warp_specialized.register_split",
+    "inference.control_flow",
+    "inference.elementwise",
+    "inference.memory",
+    "inference.other",
+    "inference.shape",
+)
+"""Modules with a ``RuleSet`` named ``rules``."""
+
+_NAMES = {
+    "pipelines.helpers": ("NDLoopInfo", "nd_loop", "planar_snake", "warp_map"),
+    "pipelines.pipeline": ("emit_pipeline",),
+    "pipelines.scheduling": ("dynamic_scheduling_loop",),
+    "pipelines.warp_specialized.emit": ("emit_pipeline_warp_specialized",),
+    "pipelines.warp_specialized.states": ("PipelinePipeline",),
+    "primitives.arrays": (
+        *("atomic_add", "atomic_and", "atomic_max", "atomic_min", "atomic_or", "atomic_xor"),
+        *("broadcasted_iota", "load", "print_layout"),
+    ),
+    "primitives.barriers": (
+        *("barrier_arrive", "barrier_test", "barrier_wait", "commit_smem"),
+        *("griddepcontrol_launch_dependents", "griddepcontrol_wait"),
+    ),
+    "primitives.cluster_launch": (
+        *("TryClusterCancelResult", "query_cluster_cancel", "try_cluster_cancel"),
+    ),
+    "primitives.copies": (
+        *("async_prefetch", "async_store_smem", "barrier_expect", "commit_smem_to_gmem_group"),
+        *("copy_gmem_to_smem", "copy_smem_to_gmem", "wait_gmem_to_smem", "wait_smem_to_gmem"),
+    ),
+    "primitives.inline": ("RefType", "ShapeDtypeStruct", "inline_mgpu"),
+    "primitives.matrix": ("mma",),
+    "primitives.semaphores": ("semaphore_signal", "semaphore_wait"),
+    "rules.registers": ("set_max_registers",),
+    "torch.kernel": ("as_torch_kernel",),
+}
+
+
+def _rules() -> RuleSet:
+    found = RuleSet()
+    for name in RULE_MODULES:
+        found.extend(importlib.import_module(f"pallasite_std.{name}").rules)
+    return found
+
+
+@hookimpl
+def pallasite_targets() -> list[Target]:
+    """The portable targets."""
+    from pallasite_std.targets import SM_90, SM_100
+
+    return [SM_90, SM_100]
+
+
+@hookimpl
+def pallasite_names() -> dict[str, str]:
+    """Primitives, pipelines and helpers for ``pallasite.gpu``."""
+    return {
+        name: f"pallasite_std.{module}:{name}" for module, names in _NAMES.items() for name in names
+    }
+
+
+@hookimpl
+def pallasite_lowering_rules() -> Iterable[LoweringRule]:
+    """How the portable primitives are emitted."""
+    return _rules().lowering_rules
+
+
+@hookimpl
+def pallasite_resource_rules() -> Iterable[ResourceRule]:
+    """What they reserve on chip."""
+    return _rules().resource_rules
+
+
+@hookimpl
+def pallasite_layout_rules() -> Iterable[LayoutRule]:
+    """Layout hints in lane semantics."""
+    return _rules().layout_rules
+
+
+@hookimpl
+def pallasite_inference_rules() -> Iterable[InferenceRule]:
+    """What they ask of layouts that a program leaves open."""
+    return _rules().inference_rules
+
+
+@hookimpl
+def pallasite_passes() -> list[Pass]:
+    """A check of barriers."""
+    from pallasite_std.passes.barriers import check_barriers
+
+    return [
+        Pass(
+            name="check-barriers",
+            stage="jaxpr",
+            run=check_barriers,
+            description="finds waits on barriers that can never end",
+        )
+    ]

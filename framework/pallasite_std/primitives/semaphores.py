@@ -1,0 +1,99 @@
+"""Semaphores: 32-bit counters in global memory, signalled and awaited by blocks and devices.
+
+These bind the primitives of ``pl.semaphore_signal`` and ``pl.semaphore_wait``. Their rules take the
+scope of the whole system wherever another device can reach the semaphore, and that of the device
+otherwise, so that what either ``memory_scope`` promises holds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import GMEM, as_transformed, checks, memory_space_of
+
+_SCOPES = ("sys", "gpu")
+
+
+def _semaphore(value: Any) -> Any:
+    ref = as_transformed(value, "semaphore")
+    aval = _jax.typeof(ref.ref)
+    if not _jax.issubdtype(aval.dtype, _jax.semaphore_dtype):
+        raise checks.type_error(
+            "semaphore is not a semaphore", got=aval, expected="a reference to a SemaphoreType"
+        )
+    if memory_space_of(aval) is not GMEM:
+        raise checks.value_error("semaphore is not in global memory", got=aval)
+    if math.prod(ref.shape) != 1:
+        raise checks.value_error(
+            f"semaphore is a group of {math.prod(ref.shape)} semaphores",
+            hint="choose one of the group: semaphore.at[i]",
+        )
+    return ref
+
+
+def _count(value: Any, what: str) -> Any:
+    aval = _jax.typeof(value)
+    if aval.shape != () or aval.dtype.kind not in "iu":
+        raise checks.type_error(
+            f"{what} is not an integer scalar", got=aval, expected="an int or an i32[] array"
+        )
+    return jnp.asarray(value, jnp.int32)
+
+
+def _check_scope(memory_scope: Any) -> None:
+    if memory_scope not in _SCOPES:
+        raise checks.value_error(
+            "memory_scope is unknown", got=repr(memory_scope), expected='"sys" or "gpu"'
+        )
+
+
+def semaphore_signal(
+    semaphore: Any, inc: Any = 1, *, device_id: Any = None, memory_scope: str = "sys"
+) -> None:
+    """Adds ``inc`` to a semaphore; what this thread wrote before is visible to those who wait.
+
+    Args:
+      semaphore: a reference to one semaphore.
+      inc: an integer scalar.
+      device_id: mesh coordinates of the device whose semaphore it is; this device if None.
+      memory_scope: who can wait: "sys" for all devices, "gpu" for this one only.
+
+    Raises InvalidTypeError or InvalidValueError for anything else.
+
+    PTX ISA: ``red.release``.
+    """
+    _check_scope(memory_scope)
+    if device_id is not None and memory_scope == "gpu":
+        raise checks.value_error(
+            'memory_scope="gpu" does not reach another device', hint='use memory_scope="sys"'
+        )
+    pl.semaphore_signal(
+        _semaphore(semaphore),
+        _count(inc, "inc"),
+        device_id=jax.tree.map(lambda i: _count(i, "device_id"), device_id),
+    )
+
+
+def semaphore_wait(
+    semaphore: Any, value: Any = 1, *, decrement: bool = True, memory_scope: str = "sys"
+) -> None:
+    """Waits until a semaphore is at least ``value``, and then subtracts it.
+
+    Args:
+      semaphore: a reference to one semaphore.
+      value: an integer scalar.
+      decrement: False leaves the semaphore as it is.
+      memory_scope: whose signals count: "sys" for all devices, "gpu" for this one only.
+
+    Raises InvalidTypeError or InvalidValueError for anything else.
+
+    PTX ISA: ``ld.acquire``, ``atom.acquire.cas``.
+    """
+    _check_scope(memory_scope)
+    pl.semaphore_wait(_semaphore(semaphore), _count(value, "value"), decrement=bool(decrement))

@@ -1,0 +1,339 @@
+"""Loads that check their own speed, loads and stores under a mask, and local state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import scf
+
+from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import ops, types
+from pallasite.plugin.language import MemorySpace
+from pallasite.plugin.layouts import (
+    AccessPlan,
+    Layout,
+    MatrixPlan,
+    RegisterLayout,
+    describe,
+    plan_access,
+    plan_transfer,
+)
+from pallasite.plugin.lowering import (
+    LOAD,
+    EstimatorContext,
+    MemoryReference,
+    RegisterArray,
+    Resources,
+    RuleContext,
+    Value,
+    access_addresses,
+    can_move_matrices,
+    default_layout,
+    from_memory,
+    load_array,
+    relayout,
+    remote_pointer,
+    resolve,
+    scalar_address,
+    to_memory,
+)
+from pallasite_std.primitives.arrays import load_p
+from pallasite_std.rules.references import is_value, orders_stores, require_scalar, write
+
+rules = RuleSet()
+_ALL = (Semantics.LANE, Semantics.WARP)
+
+CONFLICT_LIMIT = 4
+"""From this factor of bank conflicts on, an optimized access is refused."""
+
+
+# Checked loads ----------------------------------------------------------------------------------
+
+
+def check_optimized(
+    memory: MemoryReference, layout: Layout, what: str, *, matrices: bool = False
+) -> None:
+    """Raises if an access of shared memory is much slower than it could be; ``matrices`` tells
+    whether it may move matrices (see :mod:`pallasite.layouts.matrix_access`).
+
+    It is if its accesses take :data:`CONFLICT_LIMIT` times the passes that they need without bank
+    conflicts, and another layout would not: memory without holes can always be accessed in its own
+    order, other memory is compared with its default layout.
+
+    Raises:
+      InvalidValueError: with the layouts of registers and memory.
+    """
+    if memory.space is not MemorySpace.SMEM or not isinstance(layout, RegisterLayout):
+        return
+    plan = _access_plan(layout, memory, matrices=matrices)
+    if plan.conflict_factor < CONFLICT_LIMIT:
+        return
+    if (
+        not memory.layout.is_dense
+        and _access_plan(default_layout(memory), memory).wavefronts * 2 > plan.wavefronts
+    ):
+        return
+    raise InvalidValueError(
+        f"{what} has bank conflicts: it takes {plan.conflict_factor:.0f} times as long as needed",
+        got=f"layout {describe(layout)}, {memory.element_bits}-bit elements of shape"
+        f" {list(memory.shape)} in memory laid out as {memory.layout}",
+        expected="accesses that spread over the banks of shared memory",
+        hint="give the allocation transforms=(TilingTransform(...), SwizzleTransform(...)), use"
+        " another layout, or permit it with optimized=False",
+    )
+
+
+def _access_plan(
+    layout: RegisterLayout, memory: MemoryReference, *, matrices: bool = False
+) -> AccessPlan:
+    alignment = min(16, memory.offset_alignment)
+    plan = plan_transfer(layout, memory.layout, alignment, matrices=matrices)
+    return plan.rows if isinstance(plan, MatrixPlan) else plan
+
+
+@rules.lowering(load_p, *_ALL)
+def _load(ctx: RuleContext, *operands: Value, args_tree: Any, optimized: bool) -> RegisterArray:
+    (reference,) = args_tree.unflatten(operands)
+    memory = resolve(ctx, reference, other_blocks=True)
+    require_scalar(ctx, memory.shape, "reads")
+    array = load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
+    if optimized:
+        matrices = can_move_matrices(ctx.target, memory, LOAD)
+        check_optimized(memory, array.layout, "the load", matrices=matrices)
+    return array
+
+
+@rules.layout(load_p)
+@rules.layout(_jax.masked_load_p)
+def _load_layout(avals_in: Sequence[Any], avals_out: Any, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(avals_in)
+
+
+_load_layout.accesses_memory = lambda operands, results: results[0]  # type: ignore[attr-defined]
+
+
+# Masked loads and stores ------------------------------------------------------------------------
+
+
+class _Elements:
+    """Single elements of memory as the lanes of a register layout see them."""
+
+    def __init__(self, ctx: RuleContext, memory: MemoryReference, layout: RegisterLayout):
+        if memory.element_bits < 8:
+            raise UnsupportedError(
+                "an access under a mask to elements of less than a byte", got=str(memory.dtype)
+            )
+        self.bytes = memory.element_bits // 8
+        self.layout = layout
+        self.plan = plan_access(layout, memory.layout, self.bytes)
+        self.address_of = access_addresses(ctx.launch, memory, self.plan)
+
+    def each(self, function: Callable[[ir.Value, int, int], Any]) -> dict[tuple[int, int], Any]:
+        """Calls ``function(address, register, vector element)`` for each element."""
+        results = {}
+        for access in self.plan.accesses:
+            (part,) = access.parts
+            results[part] = function(self.address_of(access), *part)
+        return results
+
+    def collect(self, function: Callable[[ir.Value, int, int], ir.Value]) -> list[ir.Value]:
+        """Registers made of the results of :meth:`each`."""
+        found = self.each(function)
+        length = self.layout.vector_length
+        return [
+            ops.from_elements([found[register, element] for element in range(length)])
+            for register in range(self.layout.registers)
+        ]
+
+
+def _spread(
+    ctx: RuleContext, value: Any, shape: tuple[int, ...], layout: RegisterLayout, what: str
+) -> RegisterArray:
+    """A scalar or an array of the access's shape, in its layout."""
+    if value.shape == ():
+        value = RegisterArray.splat(value.scalar, value.dtype, shape)
+    if value.shape != shape:
+        raise UnsupportedError(
+            f"the {what} does not have the shape of what it applies to",
+            got=f"shape {list(value.shape)} for {list(shape)}",
+            expected="a scalar, or the same shape",
+            hint="jax.numpy.broadcast_to",
+        )
+    return relayout(ctx, value, layout)
+
+
+def _layout_for(ctx: RuleContext, memory: MemoryReference, *arrays: Any) -> RegisterLayout:
+    """The hinted layout, or that of an array that takes part, or the default one."""
+    if isinstance(ctx.layout_hint, RegisterLayout):
+        return ctx.layout_hint
+    for array in arrays:
+        if array is not None and array.shape == memory.shape and not array.is_splat:
+            layout = array.layout
+            assert isinstance(layout, RegisterLayout)
+            return layout
+    return default_layout(memory, ctx.vector_limit)
+
+
+def _load_if(
+    condition: ir.Value, pointer: ir.Value, memory: MemoryReference, otherwise: ir.Value
+) -> ir.Value:
+    kind = types.memory_type(memory.dtype)
+    operation = scf.IfOp(condition, [otherwise.type], has_else=True)
+    with ir.InsertionPoint(operation.then_block):
+        value = ops.load(kind, pointer, alignment=memory.element_bits // 8)
+        scf.yield_([from_memory(value, memory.dtype)])
+    with ir.InsertionPoint(operation.else_block):
+        scf.yield_([otherwise])
+    result: ir.Value = operation.results[0]
+    return result
+
+
+def _masked_load(
+    ctx: RuleContext, memory: MemoryReference, mask: RegisterArray, other: RegisterArray | None
+) -> RegisterArray:
+    """Elements that the mask leaves out are not accessed; they equal ``other``, or zero."""
+    if other is None:
+        other = RegisterArray.constant(0, memory.dtype)
+    if memory.layout.size == 1:
+        value = _load_if(mask.scalar, scalar_address(memory), memory, other.scalar)
+        return RegisterArray.splat(value, memory.dtype, memory.shape)
+    layout = _layout_for(ctx, memory, mask, other)
+    masks = _spread(ctx, mask, memory.shape, layout, "mask").registers
+    others = _spread(ctx, other, memory.shape, layout, "value for masked elements").registers
+
+    def load(pointer: ir.Value, register: int, element: int) -> ir.Value:
+        condition = ops.extract(masks[register], element)
+        return _load_if(condition, pointer, memory, ops.extract(others[register], element))
+
+    registers = _Elements(ctx, memory, layout).collect(load)
+    return RegisterArray(tuple(registers), layout, memory.dtype)
+
+
+@rules.lowering(_jax.masked_load_p, *_ALL)
+def _masked_load_rule(
+    ctx: RuleContext, *operands: Value, args_tree: Any, **params: Any
+) -> RegisterArray:
+    reference, transforms, mask, other = jax.tree.unflatten(args_tree, operands)
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    require_scalar(ctx, memory.shape, "reads")
+    if mask is None:
+        return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
+    return _masked_load(ctx, remote_pointer(memory), mask, other)
+
+
+@rules.lowering(_jax.masked_swap_p, *_ALL)
+def _masked_swap_rule(
+    ctx: RuleContext, *operands: Value, args_tree: Any, **params: Any
+) -> RegisterArray:
+    reference, transforms, value, mask = jax.tree.unflatten(args_tree, operands)
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    require_scalar(ctx, memory.shape, "writes")
+    old: RegisterArray = value
+    if any(ctx.used):
+        if mask is None:
+            old = load_array(ctx.launch, memory, None if value.is_splat else value.layout)
+        else:
+            old = _masked_load(ctx, remote_pointer(memory), mask, value)
+    if mask is None:
+        write(ctx, memory, value)
+        return old
+    ordered = orders_stores(ctx, memory)
+    if ordered:
+        ctx.synchronize()
+    _masked_store(ctx, remote_pointer(memory), value, mask)
+    if ordered:
+        ctx.synchronize()
+    return old
+
+
+def _masked_store(
+    ctx: RuleContext, memory: MemoryReference, value: RegisterArray, mask: RegisterArray
+) -> None:
+    size = memory.element_bits // 8
+    if memory.layout.size == 1:
+        with ops.when(ops.arith.andi(ctx.leader, mask.scalar)):
+            ops.store(to_memory(value.scalar, memory.dtype), scalar_address(memory), alignment=size)
+        return
+    layout = _layout_for(ctx, memory, value, mask)
+    masks = _spread(ctx, mask, memory.shape, layout, "mask").registers
+    values = _spread(ctx, value, memory.shape, layout, "value").registers
+
+    def store(pointer: ir.Value, register: int, element: int) -> None:
+        scalar = to_memory(ops.extract(values[register], element), memory.dtype)
+        with ops.when(ops.extract(masks[register], element)):
+            ops.store(scalar, pointer, alignment=size)
+
+    _Elements(ctx, memory, layout).each(store)
+
+
+# Local state ------------------------------------------------------------------------------------
+
+
+@rules.resources(_jax.run_state_p)
+def _run_state_resources(
+    ctx: EstimatorContext, *avals: Any, jaxpr: Any, **params: Any
+) -> Resources:
+    return ctx.estimate(jaxpr)
+
+
+@rules.lowering(_jax.run_state_p, *_ALL)
+def _run_state(
+    ctx: RuleContext, *operands: Value, jaxpr: Any, is_initialized: Any, **params: Any
+) -> list[Value]:
+    """State that starts as arrays stays in registers: the body becomes a function of its values.
+
+    References of the kernel are passed on as they are.
+    """
+    if not all(is_initialized):
+        raise UnsupportedError(
+            "run_state with references that have no initial value", expected="initial arrays"
+        )
+    if jaxpr.outvars:
+        raise InvalidValueError(
+            "the function that pl.run_state calls returns a value, which run_state does not",
+            expected="a function that writes to its references; run_state returns their contents",
+            hint="write it, ref[...] = value, or use pl.run_scoped, which returns it",
+        )
+    local = [not isinstance(aval, _jax.AbstractRef) for aval in ctx.avals_out]
+    inner = [variable.aval for variable in jaxpr.invars]
+    entered = [
+        aval.enter_scope(ctx, (), operand) if is_local and is_value(aval) else operand
+        for operand, is_local, aval in zip(operands, local, inner, strict=True)
+    ]
+    functional = ctx.kernel.discharged(jaxpr, local, ctx.mode)
+    finals = iter(ctx.lower(functional, entered))
+    values: list[Value] = []
+    for operand, is_local, aval in zip(operands, local, inner, strict=True):
+        value = next(finals) if is_local else operand
+        if is_local and is_value(aval):
+            value = aval.leave_scope(ctx, value, operand)
+        values.append(value)
+    return values
+
+
+def _scope_layouts(jaxpr: Any) -> list[Layout | None]:
+    return [
+        variable.aval.scope_layout() if hasattr(variable.aval, "scope_layout") else None
+        for variable in jaxpr.invars
+    ]
+
+
+@rules.layout(_jax.run_state_p)
+def _run_state_layout(
+    avals_in: Any, avals_out: Any, wanted: Any, *, jaxpr: Any, **params: Any
+) -> list[Layout | None]:
+    """State that is held in a certain layout should begin in it."""
+    return _scope_layouts(jaxpr)
+
+
+def _run_state_results(
+    avals_in: Any, layouts: Any, *, jaxpr: Any, **params: Any
+) -> list[Layout | None]:
+    return _scope_layouts(jaxpr)
+
+
+_run_state_layout.result_layouts = _run_state_results  # type: ignore[attr-defined]

@@ -1,0 +1,348 @@
+"""Reductions and scans over any axes: in registers, across lanes, across warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import ops, types
+from pallasite.plugin.layouts import (
+    ReductionPlan,
+    RegisterLayout,
+    SplatLayout,
+    default_strided,
+    reduction_plan,
+)
+from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, relayout, rows_in_registers
+from pallasite_std.math.table import BINARY
+
+rules = RuleSet()
+lax = _jax.lax_primitives
+
+type Combine = Callable[[ir.Value, ir.Value], ir.Value]
+
+
+def combiner(ctx: RuleContext, name: str, dtype: np.dtype[Any]) -> Combine:
+    """The function that combines two registers, by the name of a binary function."""
+    return lambda x, y: BINARY[name](x, y, dtype, ctx.params.approx_math)
+
+
+def _pairwise(combine: Combine, values: Sequence[ir.Value]) -> ir.Value:
+    values = list(values)
+    while len(values) > 1:
+        paired = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
+        if len(values) % 2:
+            paired.append(values[-1])
+        values = paired
+    return values[0]
+
+
+def shuffle(value: ir.Value, mode: str, amount: ir.Value | int) -> ir.Value:
+    """Another lane's value (``shfl.sync``, PTX ISA 9.7.9.6); ``mode`` is ``bfly`` or ``idx``.
+
+    Works on scalars and vectors of any width; 32 bits move at a time.
+    """
+    from pallasite_std.rules.shape import types_bits
+
+    bits = types_bits(value.type)
+    amount = ops.i32_constant(amount) if isinstance(amount, int) else amount
+
+    def move(word: ir.Value) -> ir.Value:
+        return ops.intrinsic(
+            ops.i32(),
+            f"llvm.nvvm.shfl.sync.{mode}.i32",
+            ops.i32_constant(-1),
+            word,
+            amount,
+            ops.i32_constant(31),
+        )
+
+    if bits < 32:
+        narrow = ir.IntegerType.get_signless(bits)
+        word = ops.cast_integer(ops.bitcast(value, narrow), ops.i32(), signed=False)
+        return ops.bitcast(ops.cast_integer(move(word), narrow), value.type)
+    if bits == 32:
+        return ops.bitcast(move(ops.bitcast(value, ops.i32())), value.type)
+    words = ops.bitcast(value, ir.VectorType.get((bits // 32,), ops.i32()))
+    moved = [move(ops.extract(words, i)) for i in range(bits // 32)]
+    return ops.bitcast(ops.from_elements(moved), value.type)
+
+
+def reduce_array(
+    ctx: RuleContext, array: RegisterArray, axes: Sequence[int], combine: Combine
+) -> RegisterArray:
+    """Combines the elements along ``axes``; the order of combination is fixed by the layout."""
+    if array.is_splat or array.size == 1:
+        raise UnsupportedError("a reduction of equal elements needs its own formula")
+    layout = array.layout
+    assert isinstance(layout, RegisterLayout)
+    try:
+        plan = reduction_plan(layout, axes)
+    except InvalidValueError:
+        # Threads run across the reduced dimensions: bring the array into a shape that splits.
+        array = relayout(ctx, array, rows_in_registers(array.shape))
+        assert isinstance(array.layout, RegisterLayout)
+        plan = reduction_plan(array.layout, axes)
+    registers = [
+        _pairwise(combine, [array.registers[number] for number in group])
+        for group in plan.register_groups
+    ]
+    if plan.vector_groups != ((0,),) or array.vector_length > 1:
+        registers = [_reduce_vector(combine, register, plan) for register in registers]
+    for mask in plan.lane_masks:
+        registers = [combine(r, shuffle(r, "bfly", mask)) for r in registers]
+    for rotation in plan.lane_rotations:
+        registers = [_rotate(ctx, combine, r, rotation) for r in registers]
+    if plan.crosses_warps:
+        registers = _across_warps(ctx, combine, registers, plan)
+    if isinstance(plan.layout, SplatLayout):
+        return RegisterArray.splat(ops.extract(registers[0], 0), array.dtype, plan.layout.shape)
+    return RegisterArray(tuple(registers), plan.layout, array.dtype)
+
+
+def _reduce_vector(combine: Combine, register: ir.Value, plan: ReductionPlan) -> ir.Value:
+    length = ops.vector_length(register)
+    if len(plan.vector_groups) == length:
+        return register
+    if len(plan.vector_groups) == 1:
+        # Halves first, so that packed instructions do most of the work.
+        while length > 1 and length % 2 == 0:
+            length //= 2
+            register = combine(
+                ops.slice_vector(register, 0, length),
+                ops.slice_vector(register, length, length),
+            )
+    parts = (
+        [
+            _pairwise(combine, [ops.extract(register, element) for element in group])
+            for group in plan.vector_groups
+        ]
+        if ops.vector_length(register) > 1
+        else [ops.extract(register, 0)]
+    )
+    return ops.from_elements(parts)
+
+
+def _rotate(ctx: RuleContext, combine: Combine, value: ir.Value, rotation: Any) -> ir.Value:
+    lane = ctx.launch.lane_id
+    lane = ops.remainder_unsigned(lane, rotation.modulus)
+    digit = ops.remainder_unsigned(ops.divide_unsigned(lane, rotation.stride), rotation.size)
+    base = ops.arith.subi(lane, ops.multiply(digit, rotation.stride))
+    values = []
+    for step in range(rotation.size):
+        values.append(shuffle(value, "idx", ops.add(base, step * rotation.stride)))
+    return _pairwise(combine, values)
+
+
+def _across_warps(
+    ctx: RuleContext, combine: Combine, registers: list[ir.Value], plan: ReductionPlan
+) -> list[ir.Value]:
+    """Exchanges partial results between warps through scratch shared memory."""
+    launch = ctx.launch
+    if ctx.in_warp:
+        raise UnsupportedError("a reduction across warps inside a warp-mapped region")
+    lanes = [lane for lane in range(32) if plan.lane_mask >> lane & 1]
+    value = registers[0]
+    from pallasite_std.rules.shape import types_bits
+
+    is_bit = isinstance(value.type, ir.IntegerType) and value.type.width == 1
+    store_type = ops.i8() if is_bit else value.type
+    size = max(1, types_bits(store_type) // 8)
+    per_register = 4 * len(lanes) * size
+    limit = max(ctx.params.reduction_scratch_bytes, 512)
+    batch = min(max(1, limit // per_register), len(registers))
+    results: list[ir.Value] = []
+    warp, lane = launch.warp_id, launch.lane_id
+    with ctx.scratch(batch * per_register, "scratch for layout changes and reductions") as (
+        pointer,
+        _,
+    ):
+        position = _position(ctx, lane, lanes)
+        slot = ops.multiply(position, 4)
+        mine = ops.element_pointer(pointer, ops.add(slot, warp), store_type)
+        holds = None
+        if len(lanes) < 32:
+            mask = ops.i32_constant(plan.lane_mask)
+            bit = ops.bitwise_and(ops.arith.shrui(mask, lane), 1)
+            holds = ops.compare("ne", bit, 0)
+        for start in range(0, len(registers), batch):
+            group = registers[start : start + batch]
+            ctx.synchronize()
+
+            def put(group: Sequence[ir.Value] = group) -> None:
+                for number, register in enumerate(group):
+                    stored = ops.arith.extui(ops.i8(), register) if is_bit else register
+                    ops.store(
+                        stored,
+                        ops.element_pointer(mine, number * 4 * len(lanes), store_type),
+                        alignment=size,
+                    )
+
+            if holds is None:
+                put()
+            else:
+                with ops.when(holds):
+                    put()
+            ctx.synchronize()
+            for number in range(len(group)):
+                base = ops.element_pointer(pointer, slot, store_type)
+                base = ops.element_pointer(base, number * 4 * len(lanes), store_type)
+                partners = set(plan.warp_partners)
+                if len(partners) == 1 and partners == {(0, 1, 2, 3)}:
+                    chosen: list[ir.Value | int] = [0, 1, 2, 3]
+                else:
+                    count = len(plan.warp_partners[0])
+                    chosen = [
+                        _lookup(warp, [p[k] for p in plan.warp_partners]) for k in range(count)
+                    ]
+                loaded = []
+                for other in chosen:
+                    word = ops.load(
+                        store_type, ops.element_pointer(base, other, store_type), alignment=size
+                    )
+                    loaded.append(ops.cast_integer(word, ops.i1()) if is_bit else word)
+                results.append(_pairwise(combine, loaded))
+    return results
+
+
+def _position(ctx: RuleContext, lane: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """The number of this lane's result among the lanes that hold different ones."""
+    if len(lanes) == 32:
+        return lane
+    if len(lanes) == 1:
+        return ops.i32_constant(0)
+    step = lanes[1] - lanes[0]
+    if list(lanes) == [i * step for i in range(len(lanes))]:
+        return ops.remainder_unsigned(ops.divide_unsigned(lane, step), len(lanes))
+    result: ir.Value | None = None
+    weight = 1
+    remaining = list(lanes)
+    bit = 1
+    while bit < 32:
+        if any(number & bit for number in remaining):
+            digit = ops.bitwise_and(ops.divide_unsigned(lane, bit), 1)
+            term = ops.multiply(digit, weight)
+            result = term if result is None else ops.add(result, term)
+            weight *= 2
+        bit *= 2
+    if weight != len(lanes) or result is None:
+        raise UnsupportedError("a reduction over lanes that do not form a power of two")
+    return result
+
+
+def _lookup(index: ir.Value, values: Sequence[int]) -> ir.Value:
+    """``values[index]`` for small numbers, packed into one constant (8 bits each)."""
+    packed = sum(value << (8 * position) for position, value in enumerate(values))
+    word = ops.i32_constant(packed)
+    shifted = ops.arith.shrui(word, ops.multiply(index, 8))
+    return ops.bitwise_and(shifted, 255)
+
+
+def _splat_reduction(ctx: RuleContext, name: str, x: RegisterArray, count: int) -> RegisterArray:
+    shape = ctx.avals_out[0].shape
+    if name == "add":
+        from pallasite_std.math.conversion import convert
+
+        number = np.asarray(count)
+        value = convert(ops.constant(int(number), ops.i64()), np.dtype(np.int64), x.dtype)
+        return RegisterArray.splat(BINARY["mul"](x.scalar, value, x.dtype, False), x.dtype, shape)
+    if name in ("max", "min", "and", "or"):
+        return RegisterArray.splat(x.scalar, x.dtype, shape)
+    value = x.scalar
+    total: ir.Value | None = None
+    while count:
+        if count & 1:
+            total = value if total is None else BINARY[name](total, value, x.dtype, False)
+        value = BINARY[name](value, value, x.dtype, False)
+        count >>= 1
+    assert total is not None
+    return RegisterArray.splat(total, x.dtype, shape)
+
+
+def _register(primitive: Any, name: str) -> None:
+    @rules.lowering(primitive, Semantics.LANE)
+    def _rule(ctx: RuleContext, x: RegisterArray, *, axes: Sequence[int], **params: Any) -> Value:
+        if not axes:
+            return x
+        if x.is_splat or x.size == 1:
+            count = int(np.prod([x.shape[axis] for axis in axes]))
+            return _splat_reduction(ctx, name, x, count)
+        wide, back = _accumulate_in(name, x.dtype)
+        if wide != x.dtype:
+            from pallasite_std.math.conversion import convert
+
+            source = x.dtype
+            x = x.map(lambda r: convert(r, source, wide), wide)
+            result = reduce_array(ctx, x, axes, combiner(ctx, name, wide))
+            return result.map(lambda r: convert(r, wide, back), back)
+        return reduce_array(ctx, x, axes, combiner(ctx, name, x.dtype))
+
+
+def _accumulate_in(name: str, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """Narrow floats are summed in f32 and rounded once."""
+    if name in ("add", "mul") and types.is_float(dtype) and types.bit_width(dtype) < 32:
+        return np.dtype(np.float32), dtype
+    return dtype, dtype
+
+
+for _primitive, _name in (
+    (lax.reduce_sum_p, "add"),
+    (lax.reduce_prod_p, "mul"),
+    (lax.reduce_max_p, "max"),
+    (lax.reduce_min_p, "min"),
+    (lax.reduce_and_p, "and"),
+    (lax.reduce_or_p, "or"),
+    (lax.reduce_xor_p, "xor"),
+):
+    _register(_primitive, _name)
+
+
+def _register_arg(primitive: Any, largest: bool) -> None:
+    @rules.lowering(primitive, Semantics.LANE)
+    def _rule(
+        ctx: RuleContext, x: RegisterArray, *, axes: Sequence[int], index_dtype: Any
+    ) -> RegisterArray:
+        """The smallest index of an extreme element: extreme first, then the least index."""
+        from pallasite.plugin.lowering import elementwise
+        from pallasite_std.rules.shape import iota
+
+        (axis,) = axes
+        index_dtype = np.dtype(index_dtype)
+        if x.is_splat:
+            return RegisterArray.constant(0, index_dtype, ctx.avals_out[0].shape)
+        extreme = reduce_array(ctx, x, axes, combiner(ctx, "max" if largest else "min", x.dtype))
+        layout = x.layout
+        assert isinstance(layout, RegisterLayout)
+        from pallasite.plugin.layouts import transforms as tf
+        from pallasite.plugin.lowering import rearrange
+
+        dims = tuple(d for d in range(len(x.shape)) if d != axis)
+        if extreme.is_splat:
+            spread = RegisterArray.splat(extreme.scalar, x.dtype, x.shape)
+        else:
+            spread = rearrange(extreme, tf.broadcast_with_target(extreme.layout, layout, dims))
+        numbers = iota(ctx, layout, index_dtype, axis)
+        worst = RegisterArray.constant(x.shape[axis] - 1, index_dtype, x.shape)
+        same = elementwise(
+            lambda a, b: BINARY["eq"](a, b, x.dtype, False), [x, spread], np.bool_, x.shape
+        )
+        if types.is_float(x.dtype):
+            nan = elementwise(
+                lambda a, b: BINARY["ne"](a, b, x.dtype, False), [x, x], np.bool_, x.shape
+            )
+            same = elementwise(lambda a, b: ops.arith.ori(a, b), [same, nan], np.bool_, x.shape)
+        chosen = elementwise(
+            lambda p, a, b: ops.arith.select(p, a, b), [same, numbers, worst], index_dtype, x.shape
+        )
+        return reduce_array(ctx, chosen, axes, combiner(ctx, "min", index_dtype))
+
+
+_register_arg(lax.argmax_p, True)
+_register_arg(lax.argmin_p, False)
+
+__all__ = ["combiner", "default_strided", "reduce_array", "rules", "shuffle"]

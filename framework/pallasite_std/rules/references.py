@@ -1,0 +1,451 @@
+"""Reading and writing references, and allocating them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm
+
+from pallasite.plugin import (
+    InvalidTypeError,
+    InvalidValueError,
+    RuleSet,
+    Semantics,
+    UnsupportedError,
+)
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import ops, types
+from pallasite.plugin.language import BarrierType, ClusterBarrierType, MemorySpace
+from pallasite.plugin.lowering import (
+    BARRIER_BYTES,
+    Allocation,
+    BarrierReference,
+    EstimatorContext,
+    Geometry,
+    MemoryReference,
+    RegisterArray,
+    Resources,
+    RuleContext,
+    Value,
+    aligned,
+    buffer_bytes,
+    load_array,
+    resolve,
+    shared_reference,
+    store_array,
+)
+
+rules = RuleSet()
+_ALL = (Semantics.LANE, Semantics.WARP)
+
+MAXIMUM_BARRIERS = 32
+MAXIMUM_ARRIVALS = 2**20 - 1
+"""Of one phase of an mbarrier; each lane of a thread counts."""
+
+
+def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
+    """Raises if a single warp accesses an array: it has no layout for one warp."""
+    if ctx.in_warp and math.prod(shape) != 1:
+        raise InvalidValueError(
+            f"a single warp {what} an array",
+            got=f"shape {list(shape)}",
+            expected="scalars inside a warp-mapped region",
+            hint="move the access out of the region, or index single elements",
+        )
+
+
+def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> RegisterArray:
+    """Loads what a reference views, in the hinted layout if there is one."""
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    aval = ctx.avals_out[0]
+    require_scalar(ctx, aval.shape, "reads")
+    return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
+
+
+def orders_stores(ctx: RuleContext, memory: MemoryReference) -> bool:
+    """Whether a store has to come with barriers before and after it.
+
+    Memory that the kernel never reads needs none. In warpgroup semantics, the barriers that shared
+    memory needs are part of the plan.
+    """
+    if not ctx.auto_barriers:
+        return False
+    if memory.space is not MemorySpace.SMEM:
+        return memory.may_be_read
+    return ctx.kernel.plan is None or ctx.in_warp or memory.remote is not None
+
+
+def write(
+    ctx: RuleContext, memory: MemoryReference, value: RegisterArray, *, exchanged: bool = False
+) -> None:
+    """Stores a value so that all lanes of the thread see it afterwards.
+
+    Memory that the kernel never reads needs no barriers.
+    """
+    require_scalar(ctx, memory.shape, "writes")
+    ordered = orders_stores(ctx, memory)
+    if ordered:
+        ctx.synchronize()
+    if ctx.in_warp or (memory.layout.size == 1 and not exchanged):
+        # One lane stores a scalar; the others would store the same.
+        with ops.when(ctx.leader):
+            store_array(ctx.launch, memory, value)
+    else:
+        store_array(ctx.launch, memory, value)
+    if ordered:
+        ctx.synchronize()
+
+
+@rules.lowering(_jax.get_p, *_ALL)
+def _get(ctx: RuleContext, reference: Value, *leaves: Value, tree: Any, **params: Any) -> Value:
+    if hasattr(reference, "read"):
+        return reference.read(ctx, jax.tree.unflatten(tree, leaves))
+    return read(ctx, reference, jax.tree.unflatten(tree, leaves))
+
+
+@rules.lowering(_jax.swap_p, *_ALL)
+def _swap(
+    ctx: RuleContext,
+    reference: Value,
+    value: RegisterArray,
+    *leaves: Value,
+    tree: Any,
+    **params: Any,
+) -> Value:
+    transforms = jax.tree.unflatten(tree, leaves)
+    if hasattr(reference, "write"):
+        return reference.write(ctx, transforms, value)
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    used = any(ctx.used)
+    old: RegisterArray | None = None
+    if used:
+        layout = None if value.is_splat else value.layout
+        old = load_array(ctx.launch, memory, layout)
+    write(ctx, memory, value)
+    return old if old is not None else value
+
+
+def _no_wishes(
+    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
+) -> list[None]:
+    return [None] * len(avals_in)
+
+
+@rules.layout(_jax.get_p)
+def _get_layout(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[None]:
+    return _no_wishes(avals_in, avals_out, wanted)
+
+
+@rules.layout(_jax.swap_p)
+def _swap_layout(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[None]:
+    return _no_wishes(avals_in, avals_out, wanted)
+
+
+_get_layout.accesses_memory = lambda operands, results: results[0]  # type: ignore[attr-defined]
+_swap_layout.accesses_memory = lambda operands, results: operands[1]  # type: ignore[attr-defined]
+
+
+@rules.lowering(_jax.addupdate_p, *_ALL)
+def _addupdate(
+    ctx: RuleContext,
+    reference: Value,
+    value: RegisterArray,
+    *leaves: Value,
+    tree: Any,
+    **params: Any,
+) -> Sequence[Value]:
+    from pallasite_std.rules.arithmetic import binary
+
+    transforms = jax.tree.unflatten(tree, leaves)
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    layout = None if value.is_splat else value.layout
+    old = load_array(ctx.launch, memory, layout)
+    write(ctx, memory, binary(ctx, "add", old, value, old.dtype))
+    return ()
+
+
+# Scoped allocation ----------------------------------------------------------------------------
+
+
+def barrier_arrivals(
+    dtype: Any, geometry: Geometry
+) -> tuple[int, tuple[tuple[int, ...], ...] | None]:
+    """Hardware arrivals per phase, and the cluster dimensions of a cluster barrier.
+
+    An arrival of a user's thread is 128 hardware arrivals, one per lane. A barrier that orders
+    tensor-core work gets one from an elected lane. A cluster barrier gets one from each warpgroup
+    and block that differs from its own along one collective axis.
+    """
+    limit = MAXIMUM_ARRIVALS // 128
+    if dtype.num_arrivals > limit:
+        raise InvalidValueError(
+            f"a barrier cannot count {dtype.num_arrivals} arrivals",
+            expected=f"num_arrivals of at most {limit}",
+        )
+    if isinstance(dtype, ClusterBarrierType):
+        dimensions = tuple(
+            tuple(
+                geometry.cluster_dimension(name)
+                for name in (axes if isinstance(axes, tuple) else (axes,))
+            )
+            for axes in dtype.collective_axes
+        )
+        extents = [math.prod(geometry.cluster[d] for d in group) for group in dimensions]
+        return dtype.num_arrivals * (sum(extents) - len(extents) + 1), dimensions
+    if dtype.orders_tensor_core:
+        return dtype.num_arrivals, None
+    return 128 * dtype.num_arrivals, None
+
+
+def is_barrier(aval: Any) -> bool:
+    """Whether a reference type is one of barriers."""
+    return isinstance(getattr(aval, "dtype", None), BarrierType | ClusterBarrierType)
+
+
+def _check_collective(geometry: Geometry, collective_axes: Any) -> tuple[Any, ...]:
+    axes = collective_axes if isinstance(collective_axes, tuple) else (collective_axes,)
+    axes = tuple(axis for axis in axes if axis is not None)
+    if axes and axes != (geometry.thread_name,):
+        raise InvalidValueError(
+            "an allocation is shared by other axes than the kernel's threads",
+            got=f"collective_axes={axes}",
+            expected=f"({geometry.thread_name!r},) or none"
+            if geometry.thread_name is not None
+            else "none: the kernel has a single thread per block",
+        )
+    return axes
+
+
+def _describe(aval: Any) -> str:
+    if is_barrier(aval):
+        return f"{aval.dtype} x {math.prod(aval.shape)}"
+    return f"{aval.dtype}{list(aval.shape)}"
+
+
+@rules.resources(_jax.run_scoped_p)
+def _run_scoped_resources(
+    ctx: EstimatorContext, *avals: Any, jaxpr: Any, collective_axes: Any, **params: Any
+) -> Resources:
+    total = ctx.estimate(jaxpr)
+    axes = _check_collective(ctx.geometry, collective_axes)
+    names = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
+    for variable, name in zip(jaxpr.invars, names, strict=True):
+        needed = scoped_resources(ctx, variable, axes)
+        name = re.sub(r"^named_scratch\['(\w+)'\]$", r"\1", name)
+        if name.isidentifier():
+            rows = tuple(
+                dataclasses.replace(row, what=f"{name}: {row.what}") for row in needed.allocations
+            )
+            needed = dataclasses.replace(needed, allocations=rows)
+        total = total + needed
+    return total
+
+
+def scoped_resources(ctx: EstimatorContext, variable: Any, axes: tuple[Any, ...]) -> Resources:
+    """What the scoped allocation behind a variable reserves.
+
+    A plugin's reference type says it itself with ``scoped_resources(ctx, axes)``.
+    """
+    aval = variable.aval
+    if hasattr(aval, "scoped_resources"):
+        result: Resources = aval.scoped_resources(ctx, axes)
+        return result
+    if is_barrier(aval):
+        arrivals, _ = barrier_arrivals(aval.dtype, ctx.geometry)
+        return Resources(barriers=Counter({(variable, arrivals): math.prod(aval.shape)}))
+    if aval.memory_space is MemorySpace.SMEM:
+        size = buffer_bytes(aval.shape, aval.dtype)
+        return Resources(
+            shared_bytes=aligned(size),
+            allocations=(Allocation("smem", _describe(aval), size, 0, ctx.location),),
+        )
+    if _jax.issubdtype(aval.dtype, _jax.semaphore_dtype):
+        return Resources(semaphores=Counter({"block": math.prod(aval.shape)}))
+    if aval.memory_space is MemorySpace.REGS:
+        return Resources()
+    raise _no_such_allocation(aval)
+
+
+def _no_such_allocation(aval: Any) -> UnsupportedError:
+    return UnsupportedError(
+        f"an allocation in {aval.memory_space}",
+        got=_describe(aval),
+        expected="plgpu.SMEM, plgpu.Barrier, plgpu.ClusterBarrier or a semaphore",
+    )
+
+
+@rules.lowering(_jax.run_scoped_p, Semantics.LANE)
+def _run_scoped(
+    ctx: RuleContext, *consts: Value, jaxpr: Any, collective_axes: Any, **params: Any
+) -> list[Value]:
+    geometry = ctx.kernel.geometry
+    axes = _check_collective(geometry, collective_axes)
+    with contextlib.ExitStack() as scope:
+        references = []
+        memory = data = False
+        for variable in jaxpr.invars:
+            aval = variable.aval
+            if is_value(aval):
+                references.append(aval.enter_scope(ctx, axes))
+                continue
+            if hasattr(aval, "allocate"):
+                references.append(scope.enter_context(aval.allocate(ctx, axes)))
+                continue
+            if geometry.threads > 1 and not axes:
+                raise InvalidValueError(
+                    "each thread of the block would allocate its own memory",
+                    got=f"{_describe(aval)} with collective_axes=()",
+                    expected=f"collective_axes={geometry.thread_name!r}",
+                )
+            memory = True
+            data = data or aval.memory_space is MemorySpace.SMEM and not is_barrier(aval)
+            references.append(scope.enter_context(_allocate(ctx, variable)))
+        if memory and not _is_first_scope(ctx):
+            plan = ctx.kernel.plan
+            fenced = plan is None or (ctx.path[:-1], ctx.path[-1]) in plan.fenced_scopes
+            _leave_earlier_scopes(ctx, data and fenced, among_threads=bool(axes))
+        kept = [is_value(variable.aval) for variable in jaxpr.invars]
+        if not any(kept):
+            return ctx.lower(jaxpr, [*consts, *references])
+        functional = ctx.kernel.discharged(jaxpr, kept, ctx.mode)
+        return ctx.lower(functional, [*consts, *references])[: len(jaxpr.outvars)]
+
+
+def _is_first_scope(ctx: RuleContext) -> bool:
+    """Whether the kernel has not used any memory of scopes before, not even in a loop."""
+    stack = ctx.kernel.shared
+    untouched, stack.untouched = stack.untouched, False
+    return untouched and ir.InsertionPoint.current.block == ctx.launch.entry
+
+
+def _leave_earlier_scopes(ctx: RuleContext, data: bool, *, among_threads: bool) -> None:
+    """What has to come before memory of earlier scopes is used again.
+
+    An asynchronous copy may be the first to write it, after ordinary writes of another scope, which
+    its author does not know; so the fence between the proxies is here. With a single thread, the
+    barrier that comes before every copy does the rest.
+    """
+    if data and ctx.target.has("tma"):
+        ops.inline_assembly("fence.proxy.async.shared::cta;", "~{memory}")
+    if among_threads:
+        ctx.launch.block_barrier()
+
+
+def is_value(aval: Any) -> bool:
+    """Whether a reference type stands for a value that has no address, such as an accumulator.
+
+    Such a type has ``enter_scope(ctx, collective_axes, initial=None)``, which returns the value at
+    the beginning of its scope, and ``leave_scope(ctx, value, initial)``, which makes an array of
+    the last one; where ``initial`` is such a value of a scope further out, it stays one. In
+    between, the reference is replaced by its value, which primitives that write it return. It may
+    have ``scope_layout()``, the register layout of the arrays that a ``run_state`` begins and ends
+    with, and ``value_layout()``, the one of the value within the scope, which is never converted.
+    """
+    return hasattr(aval, "enter_scope")
+
+
+def _is_semaphore(aval: Any) -> bool:
+    return bool(_jax.issubdtype(aval.dtype, _jax.semaphore_dtype))
+
+
+@contextlib.contextmanager
+def _allocate(ctx: RuleContext, variable: Any) -> Any:
+    aval = variable.aval
+    if is_barrier(aval):
+        with allocate_barriers(ctx, variable) as barrier:
+            yield barrier
+        return
+    if _is_semaphore(aval):
+        from pallasite_std.rules.semaphores import block_semaphores
+
+        with block_semaphores(ctx, aval) as reference:
+            yield reference
+        return
+    if aval.memory_space is not MemorySpace.SMEM:
+        raise _no_such_allocation(aval)
+    size = buffer_bytes(aval.shape, aval.dtype)
+    with ctx.kernel.shared.allocate(size) as offset:
+        ctx.launch.note(Allocation("smem", _describe(aval), size, offset, ctx.location))
+        reference = shared_reference(ctx.launch, offset, aval.shape, aval.dtype)
+        yield _laid_out(ctx, variable, reference)
+
+
+def _laid_out(ctx: RuleContext, variable: Any, reference: MemoryReference) -> MemoryReference:
+    """An allocation in the layout that inference has chosen for it, or for its members."""
+    if ctx.kernel.plan is None:
+        return reference
+    members = {}
+    for (path, key, member), layout in ctx.kernel.plan.memory.items():
+        if path == ctx.path and key == id(variable):
+            if member is None:
+                return dataclasses.replace(reference, layout=layout)
+            members[member] = layout
+    return dataclasses.replace(reference, members=members) if members else reference
+
+
+@contextlib.contextmanager
+def allocate_barriers(ctx: RuleContext, variable: Any) -> Any:
+    """Barriers for a scope. If the same scope is lowered again, it gets the same ones.
+
+    Other scopes get others: each thread counts the phases that it awaited, and another scope may
+    let other threads wait. Only barriers of code that was thrown away are free for any scope.
+    """
+    aval = variable.aval
+    count = math.prod(aval.shape)
+    if count > MAXIMUM_BARRIERS:
+        raise InvalidValueError(
+            f"an array of {count} barriers", expected=f"at most {MAXIMUM_BARRIERS} in one array"
+        )
+    arrivals, dimensions = barrier_arrivals(aval.dtype, ctx.kernel.geometry)
+    unused = ctx.kernel.free_barriers.setdefault((aval.dtype, arrivals, dimensions, count), [])
+    own = unused
+    if not ctx.kernel.on_trial:
+        own = ctx.kernel.free_barriers.setdefault((variable, count), [])
+    if own or unused:
+        storage, phases = (own or unused).pop()
+    else:
+        storage = ctx.launch.new_barriers(
+            count, arrivals, what=_describe(aval), location=ctx.location
+        )
+        with ctx.launch.at_entry():
+            phases = llvm.alloca(types.pointer_type(5), ops.i32_constant(1), ops.i32())
+            ops.store(ops.i32_constant(0), phases, alignment=4)
+    if dimensions is not None and math.prod(ctx.kernel.geometry.cluster) > 1:
+        ctx.launch.uses_cluster_memory = True
+    yield BarrierReference(
+        storage=storage,
+        dtype=aval.dtype,
+        shape=tuple(aval.shape),
+        index=0,
+        phases=phases,
+        launch=ctx.launch,
+        cluster_dimensions=dimensions,
+    )
+    own.append((storage, phases))
+
+
+def check_dtype(value: RegisterArray, dtype: Any, what: str) -> None:
+    """Raises unless ``value`` has the dtype."""
+    if value.dtype != np.dtype(dtype):
+        raise InvalidTypeError(what, got=str(value.dtype), expected=str(dtype))
+
+
+__all__ = [
+    "BARRIER_BYTES",
+    "allocate_barriers",
+    "barrier_arrivals",
+    "check_dtype",
+    "read",
+    "require_scalar",
+    "rules",
+    "write",
+]

@@ -1,0 +1,433 @@
+"""Changes of shape and placement: broadcasts, reshapes, slices, selects, iota, layout casts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import ops, types
+from pallasite.plugin.language import layout_cast_p
+from pallasite.plugin.layouts import (
+    ConversionKind,
+    Layout,
+    Owner,
+    RegisterLayout,
+    SplatLayout,
+    broadcast_candidates,
+    conversion,
+    default_strided,
+    stacked,
+)
+from pallasite.plugin.layouts import transforms as tf
+from pallasite.plugin.lowering import (
+    RegisterArray,
+    RuleContext,
+    Value,
+    dense_layout,
+    elementwise,
+    gather,
+    rearrange,
+    relayout,
+    rows_in_registers,
+)
+
+rules = RuleSet()
+lax = _jax.lax_primitives
+_ALL = (Semantics.LANE, Semantics.WARP)
+
+
+@rules.lowering(lax.broadcast_in_dim_p, *_ALL)
+def _broadcast_in_dim(
+    ctx: RuleContext,
+    x: RegisterArray,
+    *dynamic: Value,
+    shape: Sequence[int],
+    broadcast_dimensions: Sequence[int],
+    **params: Any,
+) -> RegisterArray:
+    shape = tuple(ctx.avals_out[0].shape)
+    dims = tuple(broadcast_dimensions)
+    if x.size == 1 or x.is_splat:
+        return RegisterArray.splat(x.scalar, x.dtype, shape)
+    target = ctx.layout_hint
+    if target is None or isinstance(target, SplatLayout):
+        target = _familiar_broadcast(x.layout, shape, dims)
+    if target is None:
+        return rearrange(x, tf.broadcast_in_dim(x.layout, shape, dims))
+    return rearrange(x, tf.broadcast_with_target(x.layout, target, dims))
+
+
+def _familiar_broadcast(
+    layout: Layout, shape: tuple[int, ...], dims: tuple[int, ...]
+) -> Layout | None:
+    """A named layout that, reduced over the new dimensions, is the operand's; None if there is
+    none, or if the operand would do as it is."""
+    for _, candidate in broadcast_candidates(shape):
+        try:
+            tf.broadcast_with_target(layout, candidate, dims)
+        except InvalidValueError:
+            continue
+        return candidate
+    return None
+
+
+def stretchable(
+    ctx: RuleContext, arrays: Sequence[RegisterArray], shape: Sequence[int]
+) -> list[RegisterArray]:
+    """Operands of an element-wise operation, in layouts that stretch to that of the result.
+
+    Arrays with extents of 1 that lie otherwise over the threads are brought into the layout of an
+    array of the result's shape, reduced over those extents.
+    """
+    shape = tuple(shape)
+    spread = [array for array in arrays if not array.is_splat and array.size > 1]
+    narrow = [array for array in spread if array.shape != shape and len(array.shape) == len(shape)]
+    if not narrow:
+        return list(arrays)
+    full = next((array.layout for array in spread if array.shape == shape), None)
+    dims = tuple(range(len(shape)))
+    planned = ctx.layout_hint if ctx.kernel.plan is not None else None
+    if full is None and isinstance(planned, RegisterLayout):
+        # No operand has the layout that inference has chosen for the result.
+        wide = _stretchable(ctx, narrow[0], planned)
+        wide = rearrange(wide, tf.broadcast_with_target(wide.layout, planned, dims))
+        arrays = [wide if array is narrow[0] else array for array in arrays]
+        narrow, full = narrow[1:], planned
+    target = tf.broadcast_in_dim(narrow[0].layout, shape, dims).layout if full is None else full
+    assert isinstance(target, RegisterLayout)
+    return [_stretchable(ctx, a, target) if a in narrow else a for a in arrays]
+
+
+def _stretchable(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) -> RegisterArray:
+    dims = tuple(range(len(target.shape)))
+    with contextlib.suppress(InvalidValueError):
+        tf.broadcast_with_target(array.layout, target, dims)
+        return array
+    stretched = [d for d in dims if array.shape[d] != target.shape[d]]
+    reduced = tf.expand_dims(tf.reduce(target, stretched), stretched).layout
+    return relayout(ctx, array, reduced)
+
+
+@rules.lowering(lax.reshape_p, *_ALL)
+def _reshape(
+    ctx: RuleContext,
+    x: RegisterArray,
+    *dynamic: Value,
+    new_sizes: Any,
+    dimensions: Any,
+    **params: Any,
+) -> RegisterArray:
+    if dimensions is not None:
+        raise UnsupportedError("a reshape that also permutes dimensions", got=dimensions)
+    return rearrange(x, tf.reshape(x.layout, ctx.avals_out[0].shape))
+
+
+@rules.lowering(lax.squeeze_p, *_ALL)
+def _squeeze(ctx: RuleContext, x: RegisterArray, **params: Any) -> RegisterArray:
+    shape = ctx.avals_out[0].shape
+    if shape == () and not x.is_splat:
+        return RegisterArray.splat(x.scalar, x.dtype)
+    return rearrange(x, tf.reshape(x.layout, shape))
+
+
+@rules.lowering(lax.transpose_p, *_ALL)
+def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]) -> RegisterArray:
+    return rearrange(x, tf.transpose(x.layout, permutation))
+
+
+@rules.layout(_jax.slice_p)
+def _slice_layout(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(avals_in)
+
+
+def _slice_result(
+    avals_in: Any, layouts: Any, *, start_indices: Any, limit_indices: Any, strides: Any
+) -> list[Layout | None]:
+    (layout,) = layouts
+    if layout is None or (strides is not None and any(stride != 1 for stride in strides)):
+        return [None]
+    sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
+    return [layout.slice(start_indices, sizes).layout]
+
+
+_slice_layout.result_layouts = _slice_result  # type: ignore[attr-defined]
+
+
+@rules.lowering(_jax.slice_p, Semantics.LANE)
+def _slice(
+    ctx: RuleContext,
+    x: RegisterArray,
+    *,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None,
+) -> RegisterArray:
+    if strides is not None and any(stride != 1 for stride in strides):
+        raise UnsupportedError(
+            "a slice of an array with strides",
+            got=strides,
+            expected="stride 1",
+            hint="read a slice of the reference instead: ref[start:stop:stride]",
+        )
+    sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
+    try:
+        return rearrange(x, tf.slice_(x.layout, start_indices, sizes))
+    except InvalidValueError:
+        # The slice cuts through what one thread number describes. If only major dimensions are
+        # cut, a layout that spreads the threads over the last dimension will do.
+        if sizes[-1] != x.shape[-1]:
+            raise
+        x = relayout(ctx, x, rows_in_registers(x.shape))
+        return rearrange(x, tf.slice_(x.layout, start_indices, sizes))
+
+
+@rules.lowering(lax.concatenate_p, Semantics.LANE)
+def _concatenate(ctx: RuleContext, *arrays: RegisterArray, dimension: int) -> RegisterArray:
+    shape = ctx.avals_out[0].shape
+    if all(a.is_splat for a in arrays) and len({a.registers[0] for a in arrays}) == 1:
+        return RegisterArray.splat(arrays[0].scalar, arrays[0].dtype, shape)
+    layouts = [a.layout for a in arrays if isinstance(a.layout, RegisterLayout)]
+    target = ctx.layout_hint
+    if not isinstance(target, RegisterLayout):
+        if not layouts:
+            target = default_strided(shape, types.bit_width(arrays[0].dtype))
+        else:
+            target = stacked(layouts[0], dimension, shape)
+    registers: list[ir.Value | None] = [None] * target.registers
+    position = 0
+    numbers = {index: number for number, index in enumerate(_first_elements(target))}
+    for array in arrays:
+        size = array.shape[dimension]
+        starts = [0] * len(shape)
+        starts[dimension] = position
+        sizes = list(array.shape)
+        part = tf.slice_(target, starts, sizes).layout
+        assert isinstance(part, RegisterLayout)
+        if array.is_splat:
+            array = array.materialize(part)
+        array = relayout(ctx, array, part)
+        for register, index in enumerate(_first_elements(part)):
+            shifted = list(index)
+            shifted[dimension] += position
+            registers[numbers[tuple(shifted)]] = array.registers[register]
+        position += size
+    assert all(register is not None for register in registers)
+    return RegisterArray(tuple(r for r in registers if r is not None), target, arrays[0].dtype)
+
+
+def _first_elements(layout: RegisterLayout) -> list[tuple[int, ...]]:
+    return [layout.element_at(0, 0, register, 0) for register in range(layout.registers)]
+
+
+@rules.lowering(lax.select_n_p, *_ALL)
+def _select_n(ctx: RuleContext, which: RegisterArray, *cases: RegisterArray) -> RegisterArray:
+    shape = ctx.avals_out[0].shape
+    if len(cases) == 1:
+        return cases[0]
+    if types.is_bool(which.dtype):
+        return elementwise(
+            lambda p, no, yes: ops.arith.select(p, yes, no),
+            [which, cases[0], cases[1]],
+            cases[0].dtype,
+            shape,
+        )
+    result = cases[-1]
+    for number in reversed(range(len(cases) - 1)):
+        result = elementwise(
+            lambda p, case, rest, number=number: ops.arith.select(
+                ops.compare("eq", p, number), case, rest
+            ),
+            [which, cases[number], result],
+            cases[0].dtype,
+            shape,
+        )
+    return result
+
+
+@rules.lowering(lax.iota_p, Semantics.LANE, Semantics.WARP)
+def _iota(
+    ctx: RuleContext, *dynamic: Value, dtype: Any, shape: Any, dimension: int, **params: Any
+) -> RegisterArray:
+    layout = ctx.layout_hint
+    shape = tuple(ctx.avals_out[0].shape)
+    dtype = np.dtype(dtype)
+    if not isinstance(layout, RegisterLayout):
+        layout = (
+            default_strided(shape, types.bit_width(dtype))
+            if ctx.vector_limit is None
+            else dense_layout(shape, ctx.vector_limit)
+        )
+    return iota(ctx, layout, dtype, dimension)
+
+
+def iota(
+    ctx: RuleContext, layout: RegisterLayout, dtype: np.dtype[Any], dimension: int
+) -> RegisterArray:
+    """The index of every element along one dimension, in a given layout."""
+    from pallasite_std.math.conversion import convert
+
+    launch = ctx.launch
+    entry = 0 if layout.flat else dimension
+    thread: ir.Value | None = None
+    for digit, weight in layout.weighted_dims[entry]:
+        if not digit.owner.is_thread:
+            continue
+        index = launch.lane_id if digit.owner is Owner.LANE else launch.warp_id
+        value = ops.remainder_unsigned(ops.divide_unsigned(index, digit.stride), digit.size)
+        value = ops.multiply(value, weight)
+        thread = value if thread is None else ops.add(thread, value)
+    vector = [
+        sum(d.value(v) * w for d, w in layout.weighted_dims[entry] if d.owner is Owner.VECTOR)
+        for v in range(layout.vector_length)
+    ]
+    inner = 1
+    for extent in layout.shape[dimension + 1 :]:
+        inner *= extent
+    registers = []
+    cache: dict[int, ir.Value] = {}
+    for indices in layout.register_indices():
+        base = indices[entry]
+        if base not in cache:
+            elements = []
+            for offset in vector:
+                number = base + offset
+                if thread is None:
+                    value = ops.i32_constant(number)
+                else:
+                    value = ops.add(thread, number)
+                if layout.flat:
+                    value = ops.divide_unsigned(value, inner)
+                    if dimension > 0:
+                        value = ops.remainder_unsigned(value, layout.shape[dimension])
+                elements.append(value)
+            cache[base] = convert(ops.from_elements(elements), np.dtype(np.int32), dtype)
+        registers.append(cache[base])
+    return RegisterArray(tuple(registers), layout, dtype)
+
+
+@rules.lowering(layout_cast_p, Semantics.LANE)
+def _layout_cast(ctx: RuleContext, x: RegisterArray, *, new_layout: Any) -> RegisterArray:
+    target = new_layout.resolve(x.shape, x.dtype)
+    return relayout(ctx, x, target)
+
+
+@rules.layout(layout_cast_p)
+def _layout_cast_hint(
+    avals_in: Any, avals_out: Any, wanted: Any, *, new_layout: Any
+) -> list[Layout | None]:
+    aval = avals_in[0]
+    return [new_layout.resolve(aval.shape, aval.dtype)]
+
+
+def _layout_cast_result(avals_in: Any, layouts: Any, *, new_layout: Any) -> list[Layout]:
+    return [new_layout.resolve(avals_in[0].shape, avals_in[0].dtype)]
+
+
+_layout_cast_hint.result_layouts = _layout_cast_result  # type: ignore[attr-defined]
+
+
+@rules.lowering(lax.optimization_barrier_p, *_ALL)
+def _optimization_barrier(ctx: RuleContext, *values: Value) -> list[Value]:
+    results: list[Value] = []
+    for value in values:
+        if isinstance(value, RegisterArray):
+            value = value.map(_opaque)
+        results.append(value)
+    return results
+
+
+@rules.layout(lax.optimization_barrier_p)
+def _optimization_barrier_hint(
+    avals_in: Any, avals_out: Any, wanted: Sequence[Layout | None]
+) -> list[Layout | None]:
+    return list(wanted)
+
+
+_optimization_barrier_hint.same_layout = True  # type: ignore[attr-defined]
+
+
+def _opaque(value: ir.Value) -> ir.Value:
+    """The same value, in a way that optimisation cannot look through."""
+    bits = types_bits(value.type)
+    if bits in (16, 32, 64):
+        letter = {16: "h", 32: "r", 64: "l"}[bits]
+        integer = ir.IntegerType.get_signless(bits)
+        moved = ops.inline_assembly(
+            "", f"={letter},0", ops.bitcast(value, integer), results=[integer]
+        )
+        return ops.bitcast(moved, value.type)
+    if bits < 16:
+        narrow, wide = ir.IntegerType.get_signless(bits), ir.IntegerType.get_signless(16)
+        word = ops.cast_integer(ops.bitcast(value, narrow), wide, signed=False)
+        return ops.bitcast(ops.cast_integer(_opaque(word), narrow), value.type)
+    if ops.vector_length(value) > 1:
+        half = ops.vector_length(value) // 2
+        parts = [
+            _opaque(ops.slice_vector(value, 0, half)),
+            _opaque(ops.slice_vector(value, half, ops.vector_length(value) - half)),
+        ]
+        return ops.concatenate(parts)
+    raise UnsupportedError("a barrier to optimization around such a value", got=str(value.type))
+
+
+def types_bits(type: ir.Type) -> int:
+    """Bits of a scalar or vector type."""
+    if isinstance(type, ir.VectorType):
+        return int(type.shape[0]) * types_bits(type.element_type)
+    if isinstance(type, ir.IntegerType):
+        return int(type.width)
+    return int(ir.FloatType(type).width)
+
+
+@rules.lowering(_jax.broadcast_to_p, *_ALL)
+def _broadcast_to(ctx: RuleContext, x: RegisterArray, *, shape: Any) -> RegisterArray:
+    if x.shape == tuple(shape):
+        return x
+    if x.size == 1:
+        return RegisterArray.splat(x.scalar, x.dtype, shape)
+    dims = tuple(range(len(shape) - len(x.shape), len(shape)))
+    return rearrange(x, tf.broadcast_in_dim(x.layout, shape, dims))
+
+
+@rules.lowering(_jax.stop_gradient_p, *_ALL)
+@rules.lowering(_jax.reshard_p, *_ALL)
+@rules.lowering(lax.copy_p, *_ALL)
+def _copy(ctx: RuleContext, x: Value, **params: Any) -> Value:
+    """In a kernel every array is on one device: there is nothing to distribute otherwise."""
+    return x
+
+
+# Elementwise hints: what is wanted of the result is wanted of every operand of the same shape.
+def same_layout_hint(
+    avals_in: Sequence[Any],
+    avals_out: Sequence[Any],
+    wanted: Sequence[Layout | None],
+    **params: Any,
+) -> list[Layout | None]:
+    """Layout rule of element-wise primitives."""
+    hint = wanted[0]
+    shape = avals_out[0].shape
+    return [
+        hint if hint is not None and getattr(aval, "shape", None) == shape else None
+        for aval in avals_in
+    ]
+
+
+same_layout_hint.same_layout = True  # type: ignore[attr-defined]
+
+for _primitive in (
+    lax.select_n_p,
+    lax.convert_element_type_p,
+    lax.copy_p,
+    _jax.reshard_p,
+    _jax.stop_gradient_p,
+):
+    rules.layout(_primitive)(same_layout_hint)
+
+__all__ = ["ConversionKind", "conversion", "gather", "iota", "rules", "same_layout_hint"]

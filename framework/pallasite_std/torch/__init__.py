@@ -1,0 +1,1 @@
+"""Calling kernels from PyTorch."""
