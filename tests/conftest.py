@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import itertools
 import os
 import pathlib
 import subprocess
 import threading
+import time
 import tomllib
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import pytest
 
 from pallasite import config, plugins
@@ -23,6 +26,12 @@ pytest_plugins = ["pallasite_simulator.pytest_plugin"]
 
 ROOT = pathlib.Path(__file__).parent.parent
 GROUP = "pallasite.plugins"
+
+# How long an example takes to be made or to run says nothing: other programs run as well.
+hypothesis.settings.register_profile(
+    "pallasite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("pallasite")
 
 
 def _register_plugins_of_checkout() -> None:
@@ -46,6 +55,14 @@ def _clean_configuration(monkeypatch: pytest.MonkeyPatch):
     config.reset()
     yield
     config.reset()
+
+
+@pytest.fixture
+def ticking_clock(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The clock that measures durations goes on by so many seconds whenever it is read."""
+    tick, ticks = 2.0**-10, itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) * tick)
+    return tick
 
 
 @pytest.fixture

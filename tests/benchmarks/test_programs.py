@@ -266,6 +266,7 @@ def test_a_run_from_the_command_line(tmp_path: pathlib.Path):
     path = tmp_path / "rows.json"
     command = [sys.executable, BENCHMARKS / "matmul.py", "--rehearse", "--timing", "clock"]
     command += ["--ours", "none", "--rivals", "xla", "upstream", "--rows", "bf16", "fp8"]
+    command += ["--seconds", "3600", "--step-seconds", "3600"]
     done = subprocess.run(
         [*command, "--code-time", "0", "--json", path], capture_output=True, text=True
     )

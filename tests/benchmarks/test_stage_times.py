@@ -31,7 +31,7 @@ def doubled(rows: int):
 ROWS = jax.ShapeDtypeStruct((8, 128), jnp.float32)
 
 
-def test_every_repetition_compiles_anew():
+def test_every_repetition_compiles_anew(ticking_clock: float):
     kernel, made = doubled(8), []
 
     def make():
@@ -44,8 +44,7 @@ def test_every_repetition_compiles_anew():
     assert {"lower", "llvm-optimize", "ptx-emit"} < set(row.milliseconds)
     # A kernel that is found in a cache brings back the times of its compilation, so that what is
     # left for tracing is less than nothing.
-    assert all(value >= 0 for value in row.milliseconds.values())
-    assert row.milliseconds["trace"] > 0
+    assert all(value >= 1e3 * ticking_clock for value in row.milliseconds.values())
     assert row.total == pytest.approx(sum(row.milliseconds.values()))
 
 
@@ -104,7 +103,7 @@ def test_what_can_be_measured():
     assert row.total is not None, row.note
 
 
-def test_a_run(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
+def test_a_run(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], ticking_clock: float):
     path = tmp_path / "rows.json"
     options = ["--repeats", "1", "--kernels", "rms_norm", "int4", "--stages", "library"]
     assert compile_time.main([*options, "--json", str(path)]) == 0
@@ -112,5 +111,5 @@ def test_a_run(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
     assert [row["kernel"] for row in data["rows"]] == ["rms_norm"]
     stages = {row["kernel"]: row["milliseconds"] for row in data["stages"]}
     assert list(stages) == ["rms_norm", "library int4_64x8192x8192"]
-    assert all(values["lower"] > 0 for values in stages.values())
+    assert all(values["lower"] >= 1e3 * ticking_clock for values in stages.values())
     assert "milliseconds of each stage" in capsys.readouterr().out

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import threading
+import types
 import warnings
 
 import jax
@@ -538,8 +540,11 @@ def test_options_reach_the_threads():
 # The clock ----------------------------------------------------------------------------------------
 
 
-def test_measuring_without_a_gpu_uses_the_clock():
-    """What a GPU's profile does not show is timed by the clock."""
+def test_measuring_without_a_gpu_uses_the_clock(monkeypatch):
+    """What a GPU's profile does not show is timed by the clock: all its runs together."""
+    times = itertools.count(step=6.0)
+    clock = types.SimpleNamespace(perf_counter=lambda: next(times))
+    monkeypatch.setattr(timing, "time", clock)
     log = []
 
     def measure(trials, repeats):
@@ -547,12 +552,13 @@ def test_measuring_without_a_gpu_uses_the_clock():
         return log
 
     pallasite.autotune(lambda c, x: x * c, [1, 2], V, measure=measure)
-    assert len(log) == 2 and all(0 < seconds < 1 for seconds in log)
+    assert log == [2.0, 2.0]
+    assert next(times) == 24.0  # It was read before and after each.
 
 
-def test_while_a_profile_is_taken(tmp_path):
+def test_while_a_profile_is_taken(tmp_path, monkeypatch):
     with jax.profiler.trace(str(tmp_path)):
-        test_measuring_without_a_gpu_uses_the_clock()
+        test_measuring_without_a_gpu_uses_the_clock(monkeypatch)
 
 
 def test_the_default_device_counts():

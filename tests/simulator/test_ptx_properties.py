@@ -8,7 +8,9 @@ import random
 import re
 import shutil
 import subprocess
-import time
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import pytest
@@ -283,17 +285,32 @@ def test_any_text_is_refused_in_order(text: str):
     parse_or_refuse(HEADER + ".global .b8 x[] = {" + text)
 
 
-# Speed --------------------------------------------------------------------------------------------
+# Work ---------------------------------------------------------------------------------------------
 
 
-def test_five_thousand_lines_are_read_at_once():
+def calls_in(function: Callable[..., Any], *arguments: Any) -> int:
+    """How many functions are called in a call, those of Python and those in C."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_work_grows_with_the_lines():
+    """Each line takes so many calls, however many others there are."""
     source = random.Random(3)
-    lines = "\n".join(f"{source.choice(list(OPERANDS))};" for _ in range(5000))
-    text = kernel_text(lines)
-    fastest = 10.0
-    for _ in range(3):
-        start = time.process_time()
-        parse.__wrapped__(text)
-        fastest = min(fastest, time.process_time() - start)
-    # It takes less than a tenth of this on an idle machine.
-    assert fastest < 1
+    lines = "".join(f"{source.choice(list(OPERANDS))};\n" for _ in range(1000))
+    parse.__wrapped__(kernel_text(lines))  # What is made once for all texts is made now.
+    calls = [calls_in(parse.__wrapped__, kernel_text(lines * times)) for times in (1, 2, 5)]
+    each = (calls[1] - calls[0]) / 1000
+    assert (calls[2] - calls[1]) / 3000 == pytest.approx(each, rel=0.01)
+    assert 20 < each < 80

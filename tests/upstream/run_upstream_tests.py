@@ -57,7 +57,7 @@ class Process:
         """Runs one test for at most so many seconds."""
         self._pipe.send(test)
         try:
-            if self._pipe.poll(limit):
+            if self._answers(limit):
                 outcome = self._pipe.recv()
                 assert isinstance(outcome, worker.Outcome)
                 return outcome
@@ -68,6 +68,10 @@ class Process:
         self.stop()
         self.start()
         return worker.Outcome(test, "fail", reason, seconds)
+
+    def _answers(self, seconds: float) -> bool:
+        """Waits for what the process says, but not longer than that."""
+        return self._pipe.poll(seconds)
 
     def stop(self) -> None:
         """Ends the process."""

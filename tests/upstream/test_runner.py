@@ -8,13 +8,14 @@ import subprocess
 import sys
 
 import pytest
+import run_upstream_tests
 
 pytestmark = pytest.mark.runs_kernels
 
 RUNNER = pathlib.Path(__file__).parent / "run_upstream_tests.py"
 
 FILE = """
-import os, time
+import os, threading
 from absl.testing import absltest, parameterized
 import jax, jax.numpy as jnp, numpy as np
 from jax._src import test_util as jtu
@@ -60,7 +61,10 @@ class KernelTest(parameterized.TestCase):
     plgpu.a_name_of_the_future(1)
 
   def test_slow(self):
-    time.sleep(600)
+    with open(__file__ + ".new", "w") as file:
+      file.write(str(os.getpid()))
+    os.rename(file.name, __file__ + ".hangs")
+    threading.Event().wait()
 
   def test_crash(self):
     os._exit(3)
@@ -78,15 +82,23 @@ def run(*arguments: object, code: int) -> str:
     return result.stdout
 
 
-def test_runner(tmp_path):
+def test_runner(tmp_path, monkeypatch, capsys):
     """Outcomes, reasons, limits, JSON and the comparison of two runs."""
     path = tmp_path / "small_test.py"
     path.write_text(FILE)
-    ours = tmp_path / "ours.json"
-    text = run(
-        *(path, "--semantics", "lane", "-n", 2, "--limit", 12, "--json", ours),
-        code=1,
-    )
+    ours, hangs = tmp_path / "ours.json", tmp_path / "small_test.py.hangs"
+
+    def answers(process, seconds):
+        """As if a test that says that it hangs had done so for long, and no other for any time."""
+        while not process._pipe.poll(0.05):
+            if hangs.exists() and int(hangs.read_text()) == process._process.pid:
+                return False
+        return True
+
+    monkeypatch.setattr(run_upstream_tests.Process, "_answers", answers)
+    options = [path, "--semantics", "lane", "-n", 2, "--limit", 12, "--json", ours]
+    assert run_upstream_tests.main([str(option) for option in options]) == 1
+    text = capsys.readouterr().out
     outcomes = {o["test"]: o for o in json.loads(ours.read_text())["outcomes"]}
     found = {
         name.removeprefix("KernelTest.test_"): (o["outcome"], o["reason"])
