@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm
 
 from pallasite.plugin import (
     InvalidTypeError,
@@ -23,12 +22,10 @@ from pallasite.plugin import (
     UnsupportedError,
 )
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.ir import ops, types
-from pallasite.plugin.language import BarrierType, ClusterBarrierType, MemorySpace
+from pallasite.plugin.ir import ops
+from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.lowering import (
-    BARRIER_BYTES,
     Allocation,
-    BarrierReference,
     EstimatorContext,
     Geometry,
     MemoryReference,
@@ -43,13 +40,15 @@ from pallasite.plugin.lowering import (
     shared_reference,
     store_array,
 )
+from pallasite_std.barriers.allocation import (
+    allocate_barriers,
+    barrier_resources,
+    describe_barriers,
+    is_barrier,
+)
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
-
-MAXIMUM_BARRIERS = 32
-MAXIMUM_ARRIVALS = 2**20 - 1
-"""Of one phase of an mbarrier; each lane of a thread counts."""
 
 
 def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
@@ -176,41 +175,6 @@ def _addupdate(
 # Scoped allocation ----------------------------------------------------------------------------
 
 
-def barrier_arrivals(
-    dtype: Any, geometry: Geometry
-) -> tuple[int, tuple[tuple[int, ...], ...] | None]:
-    """Hardware arrivals per phase, and the cluster dimensions of a cluster barrier.
-
-    An arrival of a user's thread is 128 hardware arrivals, one per lane. A barrier that orders
-    tensor-core work gets one from an elected lane. A cluster barrier gets one from each warpgroup
-    and block that differs from its own along one collective axis.
-    """
-    limit = MAXIMUM_ARRIVALS // 128
-    if dtype.num_arrivals > limit:
-        raise InvalidValueError(
-            f"a barrier cannot count {dtype.num_arrivals} arrivals",
-            expected=f"num_arrivals of at most {limit}",
-        )
-    if isinstance(dtype, ClusterBarrierType):
-        dimensions = tuple(
-            tuple(
-                geometry.cluster_dimension(name)
-                for name in (axes if isinstance(axes, tuple) else (axes,))
-            )
-            for axes in dtype.collective_axes
-        )
-        extents = [math.prod(geometry.cluster[d] for d in group) for group in dimensions]
-        return dtype.num_arrivals * (sum(extents) - len(extents) + 1), dimensions
-    if dtype.orders_tensor_core:
-        return dtype.num_arrivals, None
-    return 128 * dtype.num_arrivals, None
-
-
-def is_barrier(aval: Any) -> bool:
-    """Whether a reference type is one of barriers."""
-    return isinstance(getattr(aval, "dtype", None), BarrierType | ClusterBarrierType)
-
-
 def _check_collective(geometry: Geometry, collective_axes: Any) -> tuple[Any, ...]:
     axes = collective_axes if isinstance(collective_axes, tuple) else (collective_axes,)
     axes = tuple(axis for axis in axes if axis is not None)
@@ -227,7 +191,7 @@ def _check_collective(geometry: Geometry, collective_axes: Any) -> tuple[Any, ..
 
 def _describe(aval: Any) -> str:
     if is_barrier(aval):
-        return f"{aval.dtype} x {math.prod(aval.shape)}"
+        return describe_barriers(aval)
     return f"{aval.dtype}{list(aval.shape)}"
 
 
@@ -260,8 +224,7 @@ def scoped_resources(ctx: EstimatorContext, variable: Any, axes: tuple[Any, ...]
         result: Resources = aval.scoped_resources(ctx, axes)
         return result
     if is_barrier(aval):
-        arrivals, _ = barrier_arrivals(aval.dtype, ctx.geometry)
-        return Resources(barriers=Counter({(variable, arrivals): math.prod(aval.shape)}))
+        return barrier_resources(ctx, variable)
     if aval.memory_space is MemorySpace.SMEM:
         size = buffer_bytes(aval.shape, aval.dtype)
         return Resources(
@@ -392,47 +355,6 @@ def _laid_out(ctx: RuleContext, variable: Any, reference: MemoryReference) -> Me
     return dataclasses.replace(reference, members=members) if members else reference
 
 
-@contextlib.contextmanager
-def allocate_barriers(ctx: RuleContext, variable: Any) -> Any:
-    """Barriers for a scope. If the same scope is lowered again, it gets the same ones.
-
-    Other scopes get others: each thread counts the phases that it awaited, and another scope may
-    let other threads wait. Only barriers of code that was thrown away are free for any scope.
-    """
-    aval = variable.aval
-    count = math.prod(aval.shape)
-    if count > MAXIMUM_BARRIERS:
-        raise InvalidValueError(
-            f"an array of {count} barriers", expected=f"at most {MAXIMUM_BARRIERS} in one array"
-        )
-    arrivals, dimensions = barrier_arrivals(aval.dtype, ctx.kernel.geometry)
-    unused = ctx.kernel.free_barriers.setdefault((aval.dtype, arrivals, dimensions, count), [])
-    own = unused
-    if not ctx.kernel.on_trial:
-        own = ctx.kernel.free_barriers.setdefault((variable, count), [])
-    if own or unused:
-        storage, phases = (own or unused).pop()
-    else:
-        storage = ctx.launch.new_barriers(
-            count, arrivals, what=_describe(aval), location=ctx.location
-        )
-        with ctx.launch.at_entry():
-            phases = llvm.alloca(types.pointer_type(5), ops.i32_constant(1), ops.i32())
-            ops.store(ops.i32_constant(0), phases, alignment=4)
-    if dimensions is not None and math.prod(ctx.kernel.geometry.cluster) > 1:
-        ctx.launch.uses_cluster_memory = True
-    yield BarrierReference(
-        storage=storage,
-        dtype=aval.dtype,
-        shape=tuple(aval.shape),
-        index=0,
-        phases=phases,
-        launch=ctx.launch,
-        cluster_dimensions=dimensions,
-    )
-    own.append((storage, phases))
-
-
 def check_dtype(value: RegisterArray, dtype: Any, what: str) -> None:
     """Raises unless ``value`` has the dtype."""
     if value.dtype != np.dtype(dtype):
@@ -440,9 +362,6 @@ def check_dtype(value: RegisterArray, dtype: Any, what: str) -> None:
 
 
 __all__ = [
-    "BARRIER_BYTES",
-    "allocate_barriers",
-    "barrier_arrivals",
     "check_dtype",
     "read",
     "require_scalar",

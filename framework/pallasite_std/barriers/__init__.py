@@ -1,0 +1,1 @@
+"""Barriers: their kinds, their allocation, and what primitives do to them."""
