@@ -5,6 +5,7 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from pallasite import InvalidValueError, Pass, RuleSet, Semantics, hookimpl
+from pallasite.plugin import SHARED_MEMORY
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import RegisterArray, Resources
 
@@ -20,7 +21,7 @@ def count_true(mask: jax.Array) -> jax.Array:
 
 @rules.resources(count_true_p)
 def _resources(ctx, mask):
-    return Resources(shared_bytes=1024 * ctx.geometry.threads)  # In whole KiB.
+    return Resources({SHARED_MEMORY: 1024 * ctx.geometry.threads})  # In whole KiB.
 
 
 @rules.lowering(count_true_p, Semantics.LANE)

@@ -93,7 +93,7 @@ class MissingRuleError(UnsupportedError):
 
 
 class ResourceError(InvalidValueError):
-    """A kernel asks for more shared memory, registers, TMEM or barriers than the target has."""
+    """A kernel asks for more of a resource (shared memory, registers) than the target has."""
 
 
 class MissingNameError(PallasiteError, AttributeError):

@@ -7,6 +7,7 @@ import enum
 from typing import Any
 
 from pallasite.errors import SourceLocation
+from pallasite.resource import SHARED_MEMORY
 
 PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 """By name of dtype, the bits of an element that shares its byte with others in GPU memory."""
@@ -126,8 +127,9 @@ class LaunchParameters:
 class Allocation:
     """One request for a resource, and the user's line that made it.
 
-    ``space`` is ``"smem"``, ``"barrier"``, ``"tmem"``, or ``"gmem"`` for the profiler; ``amount``
-    is in bytes (TMEM: columns); ``offset`` is where it lies, in the same unit.
+    ``space`` is ``"smem"``, ``"barrier"``, ``"gmem"`` for the profiler, or what a plugin calls its
+    own; ``amount`` is in ``unit``; ``offset`` is where it lies, in the same unit; ``resource`` is
+    the name of what it is a part of.
     """
 
     space: str
@@ -135,12 +137,29 @@ class Allocation:
     amount: int
     offset: int
     location: SourceLocation | None = None
+    resource: str = SHARED_MEMORY.name
+    unit: str = SHARED_MEMORY.unit
+
+
+@dataclasses.dataclass(frozen=True)
+class ReservedAmount:
+    """How much a kernel reserves of a resource that plugins provide, and what the target has.
+
+    ``name``, ``title`` and ``unit`` are those of the resource; ``limit`` is None if it has none.
+    """
+
+    name: str
+    title: str
+    unit: str
+    amount: int
+    limit: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class ResourceReport:
     """On-chip resources of a kernel: who asked for what, and what the assembler says.
 
+    ``reserved`` has all that is reserved besides shared memory and barriers.
     The assembler's figures are None until the kernel has been assembled. Stack and spills are in
     bytes per thread, registers in 32-bit registers per thread.
     """
@@ -148,7 +167,7 @@ class ResourceReport:
     shared_memory_bytes: int = 0
     shared_memory_limit: int = 0
     barriers: int = 0
-    tmem_columns: int = 0
+    reserved: tuple[ReservedAmount, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     registers: int | None = None
     spill_store_bytes: int | None = None

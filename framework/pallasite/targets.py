@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+
+from pallasite.resource import SHARED_MEMORY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +23,7 @@ class Target:
       max_registers: 32-bit registers per thread.
       registers_per_block: 32-bit registers that the threads of one block share.
       max_cluster_size: blocks per cluster (the non-portable limit).
-      tmem_columns: 32-bit columns of tensor memory, 0 where there is none.
+      limits: of other resources that kernels reserve, how much one block can have, by name.
       multiprocessors: how many a full chip has; for estimates only.
       description: one line for ``pallasite targets``.
     """
@@ -34,13 +37,19 @@ class Target:
     max_registers: int = 255
     registers_per_block: int = 65536
     max_cluster_size: int = 16
-    tmem_columns: int = 0
+    limits: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
     multiprocessors: int = 0
     description: str = ""
 
     def has(self, *features: str) -> bool:
         """Whether the target has all the features named."""
         return all(feature in self.features for feature in features)
+
+    def limit(self, resource: str) -> int:
+        """How much of a resource one block can have; 0 if the chip has none of it."""
+        if resource == SHARED_MEMORY.name:
+            return self.max_shared_memory
+        return self.limits.get(resource, 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from pallasite.lowering.entry import estimate_kernel
 from pallasite.lowering.launch import BARRIER_BYTES
 from pallasite.lowering.memory_plan import SHARED_MEMORY_ALIGNMENT
 from pallasite.lowering.resources import Resources, nothing
+from pallasite.resource import BARRIERS
 from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait
 
 
@@ -84,7 +84,7 @@ def loop():
 def test_as_many_as_are_made(body, count):
     kernel = make((4,), grid=(3,), grid_names=("i",))(lambda x, o: body())
     target = plugins.registry().targets["sm_90"]
-    assert estimate_kernel(spec_of(kernel, array(4)), target).barrier_count == count
+    assert estimate_kernel(spec_of(kernel, array(4)), target).amount(BARRIERS) == count
     assert compile_kernel(kernel, array(4)).resources.barriers == count
 
 
@@ -105,16 +105,19 @@ def test_barriers_of_branches_count_for_what_fits(more):
         with pytest.raises(ResourceError, match=str(target.max_shared_memory + BARRIER_BYTES)):
             estimate_kernel(spec, target)
     else:
-        assert estimate_kernel(spec, target).barrier_count == 128
+        assert estimate_kernel(spec, target).amount(BARRIERS) == 128
         assert compile_kernel(kernel, array(4)).resources.barriers == 128
+
+
+def _barriers(**amounts):
+    return Resources(kept={(BARRIERS, name): amount for name, amount in amounts.items()})
 
 
 def test_sums_and_alternatives():
     """By variable: others add up in either case; the same one counts once, where it is larger."""
-    one = Resources(barriers=Counter(a=2, b=1))
-    other = Resources(barriers=Counter(a=1, c=4))
-    assert (one + other).barriers == Counter(a=3, b=1, c=4)
-    assert (one | other).barriers == (other | one).barriers == Counter(a=2, b=1, c=4)
-    assert (one | other).barrier_count == 7
+    one, other = _barriers(a=2, b=1), _barriers(a=1, c=4)
+    assert (one + other).kept == _barriers(a=3, b=1, c=4).kept
+    assert (one | other).kept == (other | one).kept == _barriers(a=2, b=1, c=4).kept
+    assert (one | other).amount(BARRIERS) == 7
     for part in (one, other):
         assert (part | nothing()) is (nothing() | part) is part

@@ -15,6 +15,7 @@ from pallasite.launch import BufferKind
 from pallasite.lowering.entry import estimate_kernel
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.primitives import semaphores
+from pallasite_std.rules.semaphores import BLOCK_SEMAPHORES
 
 REGULAR = SemaphoreType.REGULAR
 
@@ -126,7 +127,7 @@ def test_scopes_in_turn_share_and_nested_scopes_add_up():
     assert scratch_sizes(compile_kernel(kernel, array(128))) == [(5,)]
     target = plugins.registry().targets["sm_90"]
     estimate = estimate_kernel(spec_of(kernel, array(128)), target)
-    assert estimate.semaphores["block"] == 5
+    assert estimate.amount(BLOCK_SEMAPHORES) == 5
 
 
 def test_global_ones_are_made_once_in_unrolled_loops():

@@ -99,6 +99,6 @@ def test_assembler_agrees_with_the_features(name, feature, tmp_path):
 
 def test_limits():
     assert TARGETS["sm_120a"].max_shared_memory == 99 * 1024
-    assert TARGETS["sm_120a"].tmem_columns == TARGETS["sm_90a"].tmem_columns == 0
-    assert TARGETS["sm_100a"].tmem_columns == TARGETS["sm_103a"].tmem_columns == 512
+    assert TARGETS["sm_120a"].limit("tmem_columns") == TARGETS["sm_90a"].limit("tmem_columns") == 0
+    assert TARGETS["sm_100a"].limits == TARGETS["sm_103a"].limits == {"tmem_columns": 512}
     assert TARGETS["sm_90a"].max_shared_memory == 227 * 1024

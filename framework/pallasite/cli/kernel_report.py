@@ -12,8 +12,6 @@ from pallasite.codegen.compiled import CompiledKernel
 from pallasite.launch import ArrayParameter, Buffer, Parameter, TensorMapParameter
 from pallasite.layouts.tma_types import TENSOR_MAP_TYPES
 
-_UNITS = {"tmem": "columns"}
-
 
 def as_json(kernel: CompiledKernel) -> dict[str, Any]:
     """Everything but the code; sizes in bytes, times in seconds."""
@@ -33,7 +31,10 @@ def as_json(kernel: CompiledKernel) -> dict[str, Any]:
             "shared_memory_bytes": resources.shared_memory_bytes,
             "shared_memory_limit": resources.shared_memory_limit,
             "barriers": resources.barriers,
-            "tmem_columns": resources.tmem_columns,
+            "reserved": {
+                one.name: {"amount": one.amount, "limit": one.limit, "unit": one.unit}
+                for one in resources.reserved
+            },
             "registers": resources.registers,
             "spill_store_bytes": resources.spill_store_bytes,
             "spill_load_bytes": resources.spill_load_bytes,
@@ -44,6 +45,7 @@ def as_json(kernel: CompiledKernel) -> dict[str, Any]:
                     "space": one.space,
                     "what": one.what,
                     "amount": one.amount,
+                    "unit": one.unit,
                     "offset": one.offset,
                     "location": output.location_json(one.location),
                 }
@@ -128,8 +130,9 @@ def _resources(kernel: CompiledKernel, no_assembler: str) -> str:
         f" ({100 * resources.shared_memory_bytes / limit:.0f}%)",
         f"{'barriers':<15}{resources.barriers}",
     ]
-    if target.tmem_columns:
-        lines.append(f"{'TMEM':<15}{resources.tmem_columns} of {target.tmem_columns} columns")
+    lines += [
+        f"{one.title:<14} {one.amount} of {one.limit} {one.unit}" for one in resources.reserved
+    ]
     if resources.registers is None:
         lines.append(f"{'registers':<15}not known: {no_assembler}")
         return "\n".join(lines)
@@ -151,7 +154,7 @@ def _allocations(kernel: CompiledKernel) -> str:
             one.space.upper() if one.space.endswith("mem") else one.space,
             one.what,
             one.amount,
-            _UNITS.get(one.space, "bytes"),
+            one.unit,
             one.offset,
             output.location_text(one.location),
         )

@@ -20,7 +20,6 @@ _LIMITS = (
     ("max_registers", "registers per thread"),
     ("registers_per_block", "registers per block"),
     ("max_cluster_size", "blocks per cluster"),
-    ("tmem_columns", "columns of tensor memory"),
     ("multiprocessors", "multiprocessors on a full chip"),
 )
 
@@ -58,12 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
             _version(target.ptx_version),
             f"{target.max_shared_memory / 1024:g}",
             target.max_cluster_size,
-            target.tmem_columns or "-",
+            ", ".join(f"{name} {limit}" for name, limit in sorted(target.limits.items())) or "-",
             target.description,
         )
         for target in available
     ]
-    headers = ("target", "plugin", "PTX", "SMEM KiB", "cluster", "TMEM", "")
+    headers = ("target", "plugin", "PTX", "SMEM KiB", "cluster", "other limits", "")
     print(output.table(headers, rows))
     common = frozenset.intersection(*(target.features for target in available))
     print(f"\nfeatures of all: {', '.join(sorted(common)) or 'none'}")
@@ -100,6 +99,7 @@ def _details(target: Target, plugin: str) -> str:
         f"{_version(target.ptx_version):>8}  PTX version",
         f"{f'{major}.{minor}':>8}  compute capability of the oldest device",
         *(f"{getattr(target, field):>8}  {text}" for field, text in _LIMITS),
+        *(f"{limit:>8}  {name} per block" for name, limit in sorted(target.limits.items())),
         "",
         "features: " + ", ".join(sorted(target.features)),
     ]

@@ -14,19 +14,20 @@ from pallasite.ir.context import make_context
 from pallasite.language.effects import programmatic_launch_effect
 from pallasite.language.kernel import KernelSpec
 from pallasite.language.params import LoweringSemantics
-from pallasite.launch import Allocation, Buffer, BufferKind, ResourceReport
+from pallasite.launch import Allocation, Buffer, BufferKind, ReservedAmount, ResourceReport
 from pallasite.lowering import recording
 from pallasite.lowering.context import KernelContext, Mode, Value
 from pallasite.lowering.geometry import launch_geometry
 from pallasite.lowering.inference.entry import Inference, infer_layouts
 from pallasite.lowering.inference.report import layout_report
-from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext, shared_memory_error
+from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext
 from pallasite.lowering.memory_plan import SharedStack
 from pallasite.lowering.references import global_reference
-from pallasite.lowering.resources import EstimatorContext, Resources
+from pallasite.lowering.resources import EstimatorContext, Resources, check_limits
 from pallasite.lowering.result import LoweredKernel
 from pallasite.lowering.walker import lower_jaxpr, mlir_location
 from pallasite.registry import Semantics
+from pallasite.resource import BARRIERS, SHARED_MEMORY
 from pallasite.targets import Target
 
 
@@ -45,7 +46,7 @@ def estimate_kernel(spec: KernelSpec, target: Target) -> Resources:
     """The on-chip resources that a kernel reserves on ``target``, before it is lowered.
 
     Raises:
-      ResourceError: more shared memory than the target has; the message lists who asked.
+      ResourceError: more of something than the target has; the message lists who asked.
     """
     geometry = launch_geometry(spec.mesh, target, _kernel_location(spec))
     location = _kernel_location(spec)
@@ -55,11 +56,11 @@ def estimate_kernel(spec: KernelSpec, target: Target) -> Resources:
     except PallasiteError as error:
         error.at(_kernel_location(spec))
         raise
-    total = resources.shared_bytes + BARRIER_BYTES * resources.barrier_count
-    if total > target.max_shared_memory:
-        raise shared_memory_error(spec.name, total, target, resources.allocations).at(
-            _kernel_location(spec)
-        )
+    try:
+        check_limits(spec.name, resources, target, estimator.registry)
+    except PallasiteError as error:
+        error.at(location)
+        raise
     return resources
 
 
@@ -112,10 +113,11 @@ def lower_kernel(
     estimate = estimate_kernel(spec, target)
     location = _kernel_location(spec)
     geometry = launch_geometry(spec.mesh, target, location)
+    scoped_bytes = estimate.amount(SHARED_MEMORY)
     asked = recording.active()
     with make_context(), ir.Location.unknown():
         module = ir.Module.create()
-        launch = LaunchContext(spec.name, target, geometry, module, estimate.shared_bytes)
+        launch = LaunchContext(spec.name, target, geometry, module, scoped_bytes)
         launch.buffers_in = _buffers(BufferKind.INPUT, spec.in_avals)
         launch.buffers_out = _buffers(BufferKind.OUTPUT, spec.out_avals)
         launch.aliases = tuple(spec.input_output_aliases)
@@ -126,7 +128,7 @@ def lower_kernel(
             registry=plugins.registry(),
             launch=launch,
             geometry=geometry,
-            shared=SharedStack(estimate.shared_bytes),
+            shared=SharedStack(scoped_bytes),
             mesh_axes=dict(mesh_axes or {}),
             location=location,
             estimate=estimate,
@@ -173,7 +175,7 @@ def lower_kernel(
                     for row in launch.allocations
                     if row.space == "barrier"
                 ),
-                tmem_columns=estimate.tmem_columns + estimate.tmem_collective_columns,
+                reserved=_reserved(estimate, target),
                 allocations=_ordered(
                     launch.allocations + ([launch.profiler.allocation] if launch.profiler else [])
                 ),
@@ -182,6 +184,17 @@ def lower_kernel(
             options=spec.params,
             inference=inference,
         )
+
+
+def _reserved(estimate: Resources, target: Target) -> tuple[ReservedAmount, ...]:
+    """What is reserved besides shared memory and barriers, of what targets limit."""
+    return tuple(
+        ReservedAmount(
+            one.name, one.label, one.unit, one.granted(amount), target.limit(one.limit_name)
+        )
+        for one, amount in estimate.amounts().items()
+        if one.limited and one not in (SHARED_MEMORY, BARRIERS)
+    )
 
 
 def _ordered(allocations: list[Allocation]) -> tuple[Allocation, ...]:

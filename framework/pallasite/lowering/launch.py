@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallasite.errors import InternalError, ResourceError, SourceLocation
+from pallasite.errors import InternalError, SourceLocation
 from pallasite.ir import ops
 from pallasite.ir.types import bit_width, parse_type, pointer_type
 from pallasite.launch import (
@@ -31,6 +31,9 @@ from pallasite.launch import (
 )
 from pallasite.launch_plan import canonical_order
 from pallasite.lowering.geometry import Geometry
+from pallasite.lowering.resources import resource_error
+from pallasite.resource import BARRIER_BYTES as BARRIER_BYTES
+from pallasite.resource import SHARED_MEMORY
 from pallasite.targets import Target
 
 if TYPE_CHECKING:
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY_SYMBOL = "pallasite_shared"
 SHARED_MEMORY_ALIGNMENT = 1024
-BARRIER_BYTES = 8
 WARPGROUP_SIZE = 128
 WARP_SIZE = 32
 
@@ -465,7 +467,9 @@ class LaunchContext:
                 list(self.geometry.cluster)
             )
         if self.shared_bytes > self.target.max_shared_memory:
-            raise self.shared_memory_error()
+            raise resource_error(
+                self.name, SHARED_MEMORY, self.shared_bytes, self.target, self.allocations
+            )
         return LaunchParameters(
             grid=self.geometry.cuda_grid,
             block=(threads, 1, 1),
@@ -524,30 +528,6 @@ class LaunchContext:
                 if isinstance(parameter, TensorMapParameter):
                     address = llvm.ptrtoint(ops.i64(), value)
                     ops.inline_assembly("prefetch.tensormap [$0];", "l", address)
-
-    def shared_memory_error(self) -> ResourceError:
-        """The error for too much shared memory: a table of who asked for what."""
-        return shared_memory_error(
-            self.name, self.shared_bytes, self.target, tuple(self.allocations)
-        )
-
-
-def shared_memory_error(
-    kernel: str, total: int, target: Target, allocations: Sequence[Allocation]
-) -> ResourceError:
-    """The error for a kernel that exceeds the target's shared memory, with a table of
-    allocations, largest first, and the source line of each."""
-    rows = sorted(allocations, key=lambda allocation: -allocation.amount)
-    table = "\n".join(
-        f"    {row.amount:>9,} bytes  {row.what:<34} {row.location or ''}".rstrip() for row in rows
-    )
-    return ResourceError(
-        f"kernel {kernel} exceeds available shared memory: smem_bytes={total}\n{table}",
-        expected=f"at most {target.max_shared_memory} bytes per block on {target.name}",
-        hint="smaller blocks, fewer pipeline stages (max_concurrent_steps), or plgpu.RefUnion for"
-        " buffers that are not alive at the same time",
-        location=rows[0].location if rows else None,
-    )
 
 
 def buffer_bytes(shape: Sequence[int], dtype: Any) -> int:

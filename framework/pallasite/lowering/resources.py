@@ -1,22 +1,30 @@
 """The resource estimator: what a kernel reserves on chip, found before anything is lowered.
 
 It walks the jaxpr bottom up with rules registered like any other. Allocations that are alive at
-once add up; alternatives and what follows one another share (the largest counts).
+once add up; alternatives and what follows one another share (the largest counts). What the target
+has of each resource is checked at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
-from collections.abc import Hashable, Iterator
+import operator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pallasite import _jax
-from pallasite.errors import InternalError, PallasiteError, SourceLocation, UnsupportedError
+from pallasite.errors import (
+    InternalError,
+    PallasiteError,
+    ResourceError,
+    SourceLocation,
+    UnsupportedError,
+)
 from pallasite.launch import Allocation
 from pallasite.lowering.geometry import Geometry
 from pallasite.registry import Registry
+from pallasite.resource import Resource
 from pallasite.targets import Target
 
 
@@ -25,18 +33,15 @@ class Resources:
     """What (part of) a kernel reserves, and who asks for it where the peak is.
 
     Attributes:
-      shared_bytes: peak of scoped shared memory; each allocation counts its aligned size.
-      tmem_columns: peak of tensor-memory columns, plain and collective ones apart.
-      barriers: how many mbarriers each scoped allocation has, by its variable.
-      semaphores: how many semaphores of each scope (``"block"`` or ``"global"``).
-      allocations: the requests behind ``shared_bytes``, with their source lines.
+      peaks: how much of each resource is reserved at once, at most. What one allocation counts is
+        what it takes, aligned.
+      kept: what is never given back, by resource and by a key: the same key counts once (a scope
+        that is entered again), other keys add up even where they are alternatives.
+      allocations: the requests behind ``peaks``, with their source lines.
     """
 
-    shared_bytes: int = 0
-    tmem_columns: int = 0
-    tmem_collective_columns: int = 0
-    barriers: Counter[Hashable] = dataclasses.field(default_factory=Counter)
-    semaphores: Counter[str] = dataclasses.field(default_factory=Counter)
+    peaks: Mapping[Resource, int] = dataclasses.field(default_factory=dict)
+    kept: Mapping[tuple[Resource, Hashable], int] = dataclasses.field(default_factory=dict)
     allocations: tuple[Allocation, ...] = ()
 
     def __add__(self, other: Resources) -> Resources:
@@ -46,41 +51,45 @@ class Resources:
         if self is _NOTHING:
             return other
         return Resources(
-            shared_bytes=self.shared_bytes + other.shared_bytes,
-            tmem_columns=self.tmem_columns + other.tmem_columns,
-            tmem_collective_columns=self.tmem_collective_columns + other.tmem_collective_columns,
-            barriers=self.barriers + other.barriers,
-            semaphores=self.semaphores + other.semaphores,
+            peaks=_merged(self.peaks, other.peaks, operator.add),
+            kept=_merged(self.kept, other.kept, operator.add),
             allocations=self.allocations + other.allocations,
         )
 
     def __or__(self, other: Resources) -> Resources:
-        """One after the other, or one instead of the other.
-
-        Barriers of different scopes add up, and so do global semaphores, which are never released.
-        """
+        """One after the other, or one instead of the other."""
         if other is _NOTHING:
             return self
         if self is _NOTHING:
             return other
-        larger = self if self.shared_bytes >= other.shared_bytes else other
-        semaphores = self.semaphores | other.semaphores
-        semaphores["global"] = self.semaphores["global"] + other.semaphores["global"]
+        smaller = {one.name for one in other.peaks if other.peaks[one] > self.peaks.get(one, 0)}
         return Resources(
-            shared_bytes=larger.shared_bytes,
-            tmem_columns=max(self.tmem_columns, other.tmem_columns),
-            tmem_collective_columns=max(
-                self.tmem_collective_columns, other.tmem_collective_columns
+            peaks=_merged(self.peaks, other.peaks, max),
+            kept=_merged(self.kept, other.kept, max),
+            allocations=(
+                *(row for row in self.allocations if row.resource not in smaller),
+                *(row for row in other.allocations if row.resource in smaller),
             ),
-            barriers=self.barriers | other.barriers,
-            semaphores=+semaphores,
-            allocations=larger.allocations,
         )
 
-    @property
-    def barrier_count(self) -> int:
-        """How many mbarriers in all."""
-        return sum(self.barriers.values())
+    def amount(self, resource: Resource) -> int:
+        """How much of a resource the kernel needs in all."""
+        kept = sum(amount for (one, _), amount in self.kept.items() if one == resource)
+        return self.peaks.get(resource, 0) + kept
+
+    def amounts(self) -> dict[Resource, int]:
+        """How much of every resource the kernel needs."""
+        named = dict.fromkeys((*self.peaks, *(resource for resource, _ in self.kept)))
+        return {resource: self.amount(resource) for resource in named}
+
+
+def _merged[Key](
+    one: Mapping[Key, int], other: Mapping[Key, int], combine: Callable[[int, int], int]
+) -> dict[Key, int]:
+    found = dict(one)
+    for key, amount in other.items():
+        found[key] = combine(found[key], amount) if key in found else amount
+    return found
 
 
 _NOTHING = Resources()
@@ -89,6 +98,76 @@ _NOTHING = Resources()
 def nothing() -> Resources:
     """Resources of something that reserves nothing."""
     return _NOTHING
+
+
+def reserve(
+    resource: Resource,
+    amount: int,
+    what: str,
+    location: SourceLocation | None,
+    *,
+    size: int | None = None,
+) -> Resources:
+    """Resources of one allocation that lasts for a scope.
+
+    Args:
+      resource: what it takes.
+      amount: how much, aligned as it will be.
+      what: the allocation, for tables: its dtype and shape, say.
+      location: the user's line.
+      size: how much was asked for, if that is less.
+    """
+    asked = amount if size is None else size
+    row = Allocation(resource.name, what, asked, 0, location, resource.name, resource.unit)
+    return Resources({resource: amount}, allocations=(row,))
+
+
+def check_limits(kernel: str, resources: Resources, target: Target, registry: Registry) -> None:
+    """Raises ResourceError if a kernel reserves more than the target has; it lists who asked."""
+    amounts = resources.amounts()
+    for limit in dict.fromkeys(one.limit_name for one in amounts if one.limited):
+        pool = [one for one in amounts if one.limit_name == limit]
+        total = sum(one.in_pool(amounts[one]) for one in pool)
+        if total > target.limit(limit):
+            own = next((one for one in pool if not one.pool), pool[0])
+            names = {one.name for one in pool}
+            rows = [row for row in resources.allocations if row.resource in names]
+            raise resource_error(kernel, own, total, target, rows, registry)
+
+
+def resource_error(
+    kernel: str,
+    resource: Resource,
+    total: int,
+    target: Target,
+    allocations: Sequence[Allocation],
+    registry: Registry | None = None,
+) -> ResourceError:
+    """The error for a kernel that exceeds what the target has of a resource.
+
+    Its table has the allocations, the largest first, each with its source line.
+    """
+    limit = target.limit(resource.limit_name)
+    rows = sorted(allocations, key=lambda allocation: -allocation.amount)
+    table = "".join(
+        f"\n    {row.amount:>9,} {row.unit}  {row.what:<34} {row.location or ''}".rstrip()
+        for row in rows
+    )
+    hint = resource.hint
+    if limit == 0 and registry is not None:
+        others = sorted(
+            one.name for one in registry.targets.values() if one.limit(resource.limit_name)
+        )
+        hint = f"compile for {' or '.join(others)}" if others else hint
+    return ResourceError(
+        f"kernel {kernel} exceeds available {resource.label}:"
+        f" {resource.symbol or resource.name}={total}{table}",
+        expected=f"at most {limit} {resource.unit} per block on {target.name}"
+        if limit
+        else f"a target that has {resource.label}; {target.name} has none",
+        hint=hint,
+        location=rows[0].location if rows else None,
+    )
 
 
 @contextlib.contextmanager

@@ -44,6 +44,9 @@ from pallasite.extensions import RunReport as RunReport
 from pallasite.extensions import Semantics as Semantics
 from pallasite.hookspecs import hookimpl as hookimpl
 from pallasite.plugins import manager as manager
+from pallasite.resource import BARRIERS as BARRIERS
+from pallasite.resource import SHARED_MEMORY as SHARED_MEMORY
+from pallasite.resource import Resource as Resource
 from pallasite.target_selection import find_target as find_target
 from pallasite.target_selection import select_target as select_target
 from pallasite.targets import BASELINE_FEATURES as BASELINE_FEATURES

@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (makes NumPy know names such as bfloat16)
@@ -21,6 +21,7 @@ from pallasite.launch import (
     BufferKind,
     LaunchParameters,
     Profile,
+    ReservedAmount,
     ResourceReport,
     TensorMapParameter,
 )
@@ -48,6 +49,7 @@ _RECORDS: dict[str, type] = {
         LayoutReport,
         Profile,
         Reason,
+        ReservedAmount,
         ResourceReport,
         SharedLayout,
         SourceLocation,
@@ -96,6 +98,8 @@ def _encode(value: Any) -> Any:
         return [_encode(item) for item in value]
     if isinstance(value, frozenset):
         return {_KEY: "set", "items": [_encode(item) for item in sorted(value)]}
+    if isinstance(value, Mapping):
+        return {_KEY: "mapping", "items": [[key, _encode(value[key])] for key in sorted(value)]}
     if isinstance(value, bytes):
         return {_KEY: "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, BufferKind):
@@ -110,6 +114,7 @@ def _encode(value: Any) -> Any:
 
 _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "set": lambda value: frozenset(_decode(value["items"])),
+    "mapping": lambda value: dict(_decode(value["items"])),
     "bytes": lambda value: base64.b64decode(value["base64"], validate=True),
     "kind": lambda value: BufferKind[value["name"]],
     "dtype": lambda value: np.dtype(value["name"]),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
 from typing import Any
 
 from jaxlib.mlir.dialects import llvm
 
-from pallasite.plugin import InvalidValueError
+from pallasite.plugin import BARRIERS, InvalidValueError
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import BarrierType, ClusterBarrierType
 from pallasite.plugin.lowering import (
@@ -39,7 +38,7 @@ def barrier_resources(ctx: EstimatorContext, variable: Any) -> Resources:
     """What the scoped allocation of barriers behind a variable reserves."""
     aval = variable.aval
     arrivals, _ = barrier_arrivals(aval.dtype, ctx.geometry)
-    return Resources(barriers=Counter({(variable, arrivals): math.prod(aval.shape)}))
+    return Resources(kept={(BARRIERS, (variable, arrivals)): math.prod(aval.shape)})
 
 
 def barrier_arrivals(

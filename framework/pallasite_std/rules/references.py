@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallasite.plugin import (
+    SHARED_MEMORY,
     InvalidTypeError,
     InvalidValueError,
     RuleSet,
@@ -36,6 +36,7 @@ from pallasite.plugin.lowering import (
     aligned,
     buffer_bytes,
     load_array,
+    reserve,
     resolve,
     shared_reference,
     store_array,
@@ -46,6 +47,7 @@ from pallasite_std.barriers.allocation import (
     describe_barriers,
     is_barrier,
 )
+from pallasite_std.rules.semaphores import BLOCK_SEMAPHORES
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
@@ -227,12 +229,9 @@ def scoped_resources(ctx: EstimatorContext, variable: Any, axes: tuple[Any, ...]
         return barrier_resources(ctx, variable)
     if aval.memory_space is MemorySpace.SMEM:
         size = buffer_bytes(aval.shape, aval.dtype)
-        return Resources(
-            shared_bytes=aligned(size),
-            allocations=(Allocation("smem", _describe(aval), size, 0, ctx.location),),
-        )
+        return reserve(SHARED_MEMORY, aligned(size), _describe(aval), ctx.location, size=size)
     if _jax.issubdtype(aval.dtype, _jax.semaphore_dtype):
-        return Resources(semaphores=Counter({"block": math.prod(aval.shape)}))
+        return Resources({BLOCK_SEMAPHORES: math.prod(aval.shape)})
     if aval.memory_space is MemorySpace.REGS:
         return Resources()
     raise _no_such_allocation(aval)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallasite.plugin import InternalError, RuleSet, Semantics, UnsupportedError
+from pallasite.plugin import InternalError, Resource, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, pointer_type
 from pallasite.plugin.language import GMEM, MemorySpace, memory_space_of
@@ -46,6 +45,9 @@ _ALL = (Semantics.LANE, Semantics.WARP)
 
 _BITS = 32
 _BYTES = 4
+
+BLOCK_SEMAPHORES = Resource("block_semaphores", unit="semaphores", limited=False)
+GLOBAL_SEMAPHORES = Resource("global_semaphores", unit="semaphores", limited=False)
 
 
 # Storage ----------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ def block_semaphores(ctx: RuleContext, aval: Any) -> Iterator[MemoryReference]:
     kernel = ctx.kernel
     launch, geometry = ctx.launch, ctx.kernel.geometry
     memory = semaphore_memory(kernel)
-    peak = kernel.estimate.semaphores["block"]
+    peak = kernel.estimate.amount(BLOCK_SEMAPHORES)
     offset = memory.block_top
     memory.block_top += math.prod(aval.shape)
     if memory.block_top > peak:
@@ -147,7 +149,8 @@ def _check_global(what: Any) -> None:
 @rules.resources(_jax.get_global_p)
 def _get_global_resources(ctx: EstimatorContext, *, what: Any) -> Resources:
     _check_global(what)
-    return Resources(semaphores=Counter({"global": math.prod(what.shape)}))
+    # Never given back, so every call of get_global counts, even those of other branches.
+    return Resources(kept={(GLOBAL_SEMAPHORES, object()): math.prod(what.shape)})
 
 
 @rules.lowering(_jax.get_global_p, *_ALL)
@@ -161,7 +164,7 @@ def _get_global(ctx: RuleContext, *, what: Any) -> MemoryReference:
     kernel = ctx.kernel
     memory = semaphore_memory(kernel)
     if memory.everywhere is None:
-        memory.everywhere = _new_buffer(kernel, kernel.estimate.semaphores["global"])
+        memory.everywhere = _new_buffer(kernel, kernel.estimate.amount(GLOBAL_SEMAPHORES))
     if id(what) not in memory.allocated:
         memory.allocated[id(what)] = (what, memory.global_top)
         memory.global_top += math.prod(what.shape)

@@ -21,7 +21,7 @@ SM_100A = Target(
     compute_capability=(10, 0),
     features=DATACENTER_FEATURES,
     max_cluster_size=16,
-    tmem_columns=512,
+    limits={"tmem_columns": 512},
     multiprocessors=148,
     description="Blackwell (B200): tensor memory and its matrix products",
 )
@@ -32,7 +32,7 @@ SM_103A = Target(
     compute_capability=(10, 3),
     features=DATACENTER_FEATURES,
     max_cluster_size=16,
-    tmem_columns=512,
+    limits={"tmem_columns": 512},
     multiprocessors=148,
     description="Blackwell Ultra (B300): as sm_100a",
 )
