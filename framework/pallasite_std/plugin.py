@@ -45,6 +45,7 @@ RULE_MODULES = (
 """Modules with a ``RuleSet`` named ``rules``."""
 
 _NAMES = {
+    "barriers.types": ("Barrier", "ClusterBarrier"),
     "pipelines.helpers": ("NDLoopInfo", "nd_loop", "planar_snake", "warp_map"),
     "pipelines.pipeline": ("emit_pipeline",),
     "pipelines.scheduling": ("dynamic_scheduling_loop",),

@@ -19,10 +19,11 @@ from pallasite._jax import masked_load, masked_store, masked_swap, run_state
 from pallasite.ir import ops
 from pallasite.language.kernel import kernel
 from pallasite.language.layouts import Layout, layout_cast
-from pallasite.language.memory import SMEM, Barrier, ClusterBarrier, SemaphoreType
+from pallasite.language.memory import SMEM, SemaphoreType
 from pallasite.language.transforms import SwizzleTransform, TilingTransform, transpose_ref
 from pallasite.lowering.arrays import elementwise
 from pallasite.lowering.transfers import load_array
+from pallasite_std.barriers.types import Barrier, ClusterBarrier
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.primitives import arrays
 from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait

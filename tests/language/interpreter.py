@@ -16,7 +16,7 @@ import numpy as np
 
 from pallasite import _jax
 from pallasite.language import transforms as tr
-from pallasite.language.memory import BarrierType
+from pallasite_std.barriers.types import BarrierType
 from pallasite_std.primitives import arrays, barriers, copies
 
 

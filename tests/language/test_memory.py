@@ -17,12 +17,14 @@ from pallasite.language.memory import (
     REGS,
     SMEM,
     TMEM,
+    RefUnion,
+    SemaphoreType,
+)
+from pallasite_std.barriers.types import (
     Barrier,
     BarrierType,
     ClusterBarrier,
     ClusterBarrierType,
-    RefUnion,
-    SemaphoreType,
 )
 
 F16 = jnp.float16

@@ -13,9 +13,10 @@ from pallasite import _jax
 from pallasite.errors import InvalidTypeError, InvalidValueError, PallasiteError, UnsupportedError
 from pallasite.language.kernel import kernel
 from pallasite.language.layouts import Layout, ReducedLayout, layout_cast
-from pallasite.language.memory import SMEM, Barrier, ClusterBarrier, SemaphoreType
+from pallasite.language.memory import SMEM, SemaphoreType
 from pallasite.language.params import CopyPartition, OOBFillMode
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
+from pallasite_std.barriers.types import Barrier, ClusterBarrier
 from pallasite_std.primitives import arrays, barriers, copies, inline, semaphores
 
 F32 = jnp.float32

@@ -13,12 +13,13 @@ from jax.experimental import pallas as pl
 from kernels import array, compile_kernel, make, spec_of
 from pallasite import plugins
 from pallasite.errors import ResourceError
-from pallasite.language.memory import SMEM, Barrier
+from pallasite.language.memory import SMEM
 from pallasite.lowering.entry import estimate_kernel
 from pallasite.lowering.launch import BARRIER_BYTES
 from pallasite.lowering.memory_plan import SHARED_MEMORY_ALIGNMENT
 from pallasite.lowering.resources import Resources, nothing
 from pallasite.resource import BARRIERS
+from pallasite_std.barriers.types import Barrier
 from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait
 
 

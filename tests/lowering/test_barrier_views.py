@@ -11,7 +11,8 @@ from jax.experimental import pallas as pl
 
 from kernels import array, compile_to_ptx, make
 from pallasite.errors import InvalidValueError
-from pallasite.language.memory import SMEM, Barrier
+from pallasite.language.memory import SMEM
+from pallasite_std.barriers.types import Barrier
 from pallasite_std.primitives.barriers import barrier_wait
 from pallasite_std.primitives.copies import copy_gmem_to_smem
 

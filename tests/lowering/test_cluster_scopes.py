@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from kernels import array, compile_to_ptx, make
-from pallasite.language.memory import SMEM, Barrier, ClusterBarrier
+from pallasite.language.memory import SMEM
 from pallasite.language.transforms import cluster_ref
+from pallasite_std.barriers.types import Barrier, ClusterBarrier
 from pallasite_std.primitives.arrays import atomic_add
 from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait
 from pallasite_std.primitives.copies import copy_gmem_to_smem

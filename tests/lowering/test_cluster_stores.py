@@ -9,8 +9,9 @@ import pytest
 from kernels import array, compile_to_ptx, in_order, make
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite.language.layouts import Layout, layout_cast
-from pallasite.language.memory import SMEM, Barrier, ClusterBarrier
+from pallasite.language.memory import SMEM
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
+from pallasite_std.barriers.types import Barrier, ClusterBarrier
 from pallasite_std.primitives.barriers import (
     barrier_wait,
     griddepcontrol_launch_dependents,

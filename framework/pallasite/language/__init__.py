@@ -13,7 +13,7 @@ _BY_MODULE = {
     "mesh": ("Mesh", "WarpMesh"),
     "memory": (
         *("GMEM", "REGS", "SMEM", "MemorySpace", "RefUnion"),
-        *("Barrier", "ClusterBarrier", "SemaphoreType"),
+        "SemaphoreType",
     ),
     "transforms": (
         *("SwizzleTransform", "TilingTransform", "cluster_ref", "find_swizzle", "transpose_ref"),

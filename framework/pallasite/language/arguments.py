@@ -17,12 +17,10 @@ import numpy as np
 
 from pallasite import _jax
 from pallasite.language import checks
+from pallasite.language.barriers import BarrierDType
 from pallasite.language.memory import (
     SMEM,
-    BarrierType,
-    ClusterBarrierType,
     MemorySpace,
-    barrier_dtype,
     memory_space_of,
 )
 from pallasite.language.transforms import as_transformed
@@ -76,19 +74,24 @@ def _of_spaces(spaces: Sequence[MemorySpace]) -> str:
     return f"a reference to data in {names}" if names else "a reference to data"
 
 
-def barrier(value: Any, what: str = "barrier", *, allow_cluster: bool = True) -> Any:
+def barrier(value: Any, what: str = "barrier", *, counts_bytes: bool = False) -> Any:
     """``value`` as a TransformedRef to exactly one barrier.
+
+    Args:
+      value: what the user gave.
+      what: what it is called in messages.
+      counts_bytes: whether it has to be of a kind that asynchronous copies can complete.
 
     Raises InvalidTypeError for anything but a barrier, InvalidValueError for a group of several.
     """
     ref = as_transformed(value, what)
     aval = _jax.typeof(ref.ref)
     dtype = aval.dtype
-    if not isinstance(dtype, BarrierType | ClusterBarrierType):
+    if not isinstance(dtype, BarrierDType):
         raise checks.type_error(
             f"{what} is not a barrier",
             got=aval,
-            expected="a reference to a Barrier" + (" or ClusterBarrier" if allow_cluster else ""),
+            expected="a reference to a Barrier" + ("" if counts_bytes else " or ClusterBarrier"),
         )
     if memory_space_of(aval) is not SMEM:
         raise checks.value_error(f"{what} is not in shared memory", got=aval)
@@ -105,19 +108,14 @@ def barrier(value: Any, what: str = "barrier", *, allow_cluster: bool = True) ->
             expected="one barrier",
             hint=f"choose one of the group: {what}.at[i]",
         )
-    if not allow_cluster and isinstance(dtype, ClusterBarrierType):
+    if counts_bytes and not dtype.counts_bytes:
         raise checks.type_error(
-            f"{what} is a ClusterBarrier, which cannot count the bytes of a copy",
+            f"{what} is a {dtype.title}, which cannot count the bytes of a copy",
             got=aval,
             expected="a Barrier",
-            hint="give the copy a Barrier; then arrive on the ClusterBarrier once it completed",
+            hint=f"give the copy a Barrier; then arrive on the {dtype.title} once it completed",
         )
     return ref
-
-
-def is_barrier(aval: Any) -> bool:
-    """Whether a reference type is one of barriers."""
-    return getattr(getattr(aval, "dtype", None), "type", None) is barrier_dtype
 
 
 def predicate(value: Any, what: str = "predicate") -> Any:

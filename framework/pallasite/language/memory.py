@@ -1,11 +1,11 @@
-"""Memory spaces, allocations in them, unions of allocations, semaphores and barriers."""
+"""Memory spaces, allocations in them, unions of allocations, and semaphores."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -305,122 +305,6 @@ class SemaphoreType(enum.Enum):
     def get_ref_aval(self) -> Any:
         """The reference type of one semaphore."""
         return self(()).get_ref_aval()
-
-
-class barrier_dtype(_jax.extended):  # type: ignore[misc]  # noqa: N801
-    """Scalar type of barriers."""
-
-
-@dataclasses.dataclass(frozen=True)
-class BarrierType(_jax.ExtendedDType):  # type: ignore[misc]
-    """Element type of a reference to barriers of one block."""
-
-    type: ClassVar[Any] = barrier_dtype
-    name: ClassVar[str] = "barrier"
-
-    num_arrivals: int
-    orders_tensor_core: bool
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclasses.dataclass(frozen=True)
-class ClusterBarrierType(_jax.ExtendedDType):  # type: ignore[misc]
-    """Element type of a reference to barriers that the blocks of a cluster share."""
-
-    type: ClassVar[Any] = barrier_dtype
-    name: ClassVar[str] = "cluster_barrier"
-
-    collective_axes: tuple[Any, ...]
-    num_arrivals: int
-    orders_tensor_core: bool
-    leader_tracked: bool = False
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def _barrier_shape(num_barriers: Any) -> tuple[int, ...]:
-    sizes = num_barriers if isinstance(num_barriers, Sequence) else (num_barriers,)
-    return checks.positive_integers(sizes, "num_barriers")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Barrier:
-    """Describes mbarriers in shared memory (PTX ISA, "Parallel Synchronization: mbarrier").
-
-    Attributes:
-      num_arrivals: how many arrivals complete a phase. One ``copy_gmem_to_smem`` and one
-        ``barrier_arrive`` by a thread of the kernel (a warpgroup) count as one each.
-      num_barriers: shape of the array of barriers; ``()`` is a single one that needs no index.
-      orders_tensor_core: whether a wait also orders the tensor-core operations of the threads
-        that arrive and wait. Such a barrier cannot be the target of ``copy_gmem_to_smem``.
-    """
-
-    num_arrivals: int = 1
-    num_barriers: int | Sequence[int] = ()
-    orders_tensor_core: bool = False
-
-    def __post_init__(self) -> None:
-        checks.count(self.num_arrivals, "num_arrivals", minimum=1)
-        object.__setattr__(self, "num_barriers", _barrier_shape(self.num_barriers))
-
-    def get_array_aval(self) -> Any:
-        """Always an error: a barrier is not data."""
-        raise checks.value_error("a barrier is not an array", hint="use it in scratch_types=")
-
-    def get_ref_aval(self) -> Any:
-        """The type of the reference that the body gets."""
-        dtype = BarrierType(int(self.num_arrivals), bool(self.orders_tensor_core))
-        return _jax.AbstractRef(_jax.ShapedArray(self.num_barriers, dtype), SMEM)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ClusterBarrier:
-    """Describes mbarriers through which the blocks of a cluster synchronise.
-
-    An arrival reaches the barrier in every block that differs from this one only along
-    ``collective_axes``; a wait looks at the block's own. With several axes, an arrival reaches the
-    blocks that differ along one of them.
-
-    Attributes:
-      collective_axes: names of cluster axes; a tuple of names counts as one axis.
-      num_barriers: shape of the array of barriers.
-      num_arrivals: arrivals per block that complete a phase.
-      orders_tensor_core: as in :class:`Barrier`.
-      leader_tracked: only the barrier of the first block along the axes counts arrivals.
-    """
-
-    collective_axes: tuple[Any, ...]
-    num_barriers: int | Sequence[int] = ()
-    num_arrivals: int = 1
-    orders_tensor_core: bool = False
-    leader_tracked: bool = False
-
-    def __post_init__(self) -> None:
-        axes = checks.axis_names(self.collective_axes, "collective_axes")
-        if axes is None:
-            raise checks.value_error(
-                "a ClusterBarrier needs collective_axes", expected="names of cluster axes"
-            )
-        object.__setattr__(self, "collective_axes", axes)
-        checks.count(self.num_arrivals, "num_arrivals", minimum=1)
-        object.__setattr__(self, "num_barriers", _barrier_shape(self.num_barriers))
-
-    def get_array_aval(self) -> Any:
-        """Always an error: a barrier is not data."""
-        raise checks.value_error("a barrier is not an array", hint="use it in scratch_types=")
-
-    def get_ref_aval(self) -> Any:
-        """The type of the reference that the body gets."""
-        dtype = ClusterBarrierType(
-            self.collective_axes,
-            int(self.num_arrivals),
-            bool(self.orders_tensor_core),
-            bool(self.leader_tracked),
-        )
-        return _jax.AbstractRef(_jax.ShapedArray(self.num_barriers, dtype), SMEM)
 
 
 def memory_space_of(aval: Any) -> MemorySpace | Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pallasite.language import arguments as arguments
 from pallasite.language import checks as checks
 from pallasite.language import transforms as transforms
+from pallasite.language.barriers import BarrierAllocation as BarrierAllocation
+from pallasite.language.barriers import BarrierDType as BarrierDType
+from pallasite.language.barriers import is_barrier as is_barrier
 from pallasite.language.effects import memory_effect as memory_effect
 from pallasite.language.effects import programmatic_launch_effect as programmatic_launch_effect
 from pallasite.language.effects import tensor_core_pipeline_effect as tensor_core_pipeline_effect
@@ -15,10 +18,6 @@ from pallasite.language.layouts import layout_cast_p as layout_cast_p
 from pallasite.language.memory import GMEM as GMEM
 from pallasite.language.memory import SMEM as SMEM
 from pallasite.language.memory import AbstractRefUnion as AbstractRefUnion
-from pallasite.language.memory import Barrier as Barrier
-from pallasite.language.memory import BarrierType as BarrierType
-from pallasite.language.memory import ClusterBarrier as ClusterBarrier
-from pallasite.language.memory import ClusterBarrierType as ClusterBarrierType
 from pallasite.language.memory import MemorySpace as MemorySpace
 from pallasite.language.memory import memory_space_of as memory_space_of
 from pallasite.language.memory import union_members as union_members

@@ -10,7 +10,6 @@ from jaxlib.mlir.dialects import llvm
 
 from pallasite.plugin import BARRIERS, InvalidValueError
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.language import BarrierType, ClusterBarrierType
 from pallasite.plugin.lowering import (
     BarrierReference,
     EstimatorContext,
@@ -18,15 +17,11 @@ from pallasite.plugin.lowering import (
     Resources,
     RuleContext,
 )
+from pallasite_std.barriers.types import ClusterBarrierType
 
 MAXIMUM_BARRIERS = 32
 MAXIMUM_ARRIVALS = 2**20 - 1
 """Of one phase of an mbarrier; each lane of a thread counts."""
-
-
-def is_barrier(aval: Any) -> bool:
-    """Whether a reference type is one of barriers."""
-    return isinstance(getattr(aval, "dtype", None), BarrierType | ClusterBarrierType)
 
 
 def describe_barriers(aval: Any) -> str:

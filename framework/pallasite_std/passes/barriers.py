@@ -20,7 +20,7 @@ import numpy as np
 
 from pallasite.plugin import InvalidValueError, SourceLocation
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import BarrierType, ClusterBarrierType
+from pallasite.plugin.language import is_barrier
 from pallasite_std.primitives import barriers, cluster_launch, copies
 
 _MOST_EQUATIONS = 100_000
@@ -58,9 +58,8 @@ class _Group:
         self.certain = not getattr(aval.dtype, "leader_tracked", False)
 
     def __str__(self) -> str:
-        kind = "ClusterBarrier" if isinstance(self.dtype, ClusterBarrierType) else "Barrier"
         count = f", num_barriers={self.shape}" if self.shape else ""
-        return f"plgpu.{kind}(num_arrivals={self.dtype.num_arrivals}{count})"
+        return f"plgpu.{self.dtype.title}(num_arrivals={self.dtype.num_arrivals}{count})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +99,7 @@ def check_barriers(jaxpr: Any, context: Any) -> None:
     """
     mesh = getattr(context, "mesh", None)
     count, name = getattr(mesh, "num_threads", None) or 1, getattr(mesh, "thread_name", None)
-    if not any(_is_barrier(v.aval) for inner in _all_jaxprs(jaxpr) for v in inner.invars):
+    if not any(is_barrier(v.aval) for inner in _all_jaxprs(jaxpr) for v in inner.invars):
         return
     groups: dict[Any, _Group] = {}
     threads = [_Thread(number, name, groups) for number in range(count)]
@@ -112,10 +111,6 @@ def check_barriers(jaxpr: Any, context: Any) -> None:
     _check_arrivals(threads)
     _check_progress(threads)
     _check_overruns(threads)
-
-
-def _is_barrier(aval: Any) -> bool:
-    return isinstance(getattr(aval, "dtype", None), BarrierType | ClusterBarrierType)
 
 
 def _all_jaxprs(jaxpr: Any) -> Iterator[Any]:
@@ -187,7 +182,7 @@ class _Thread:
             jaxpr = params["jaxpr"]
             known = dict(zip(jaxpr.constvars, operands, strict=True))
             for variable in jaxpr.invars:
-                if _is_barrier(variable.aval):
+                if is_barrier(variable.aval):
                     group = self.groups.setdefault(variable, _Group(variable.aval))
                     first = variable not in self.allocated
                     group.certain = group.certain and once and certain and first

@@ -17,7 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import GMEM, Barrier, as_transformed, checks, memory_space_of
+from pallasite.plugin.language import GMEM, as_transformed, checks, memory_space_of
+from pallasite_std.barriers.types import Barrier
 from pallasite_std.pipelines.blocks import Grid, differ, int32, make_block
 from pallasite_std.pipelines.buffers import Buffer, allocation, copy_all_in
 from pallasite_std.primitives.barriers import barrier_wait, commit_smem

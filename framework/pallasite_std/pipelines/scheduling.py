@@ -11,7 +11,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import Barrier, ClusterBarrier, checks
+from pallasite.plugin.language import checks
+from pallasite_std.barriers.types import Barrier, ClusterBarrier
 from pallasite_std.pipelines.helpers import NDLoopInfo
 from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait, commit_smem
 from pallasite_std.primitives.cluster_launch import (

@@ -113,7 +113,7 @@ def try_cluster_cancel(
     arguments.bind(
         try_cluster_cancel_p,
         _result(result_ref),
-        arguments.barrier(barrier, allow_cluster=False),
+        arguments.barrier(barrier, counts_bytes=True),
         collective_axes=axes,
     )
 

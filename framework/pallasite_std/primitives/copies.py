@@ -171,10 +171,12 @@ def copy_gmem_to_smem(
             expected=f"src of shape {expected}",
         )
     if barrier is not None:
-        barrier = arguments.barrier(barrier, allow_cluster=False)
-        if _jax.typeof(barrier.ref).dtype.orders_tensor_core:
+        barrier = arguments.barrier(barrier, counts_bytes=True)
+        orders = _jax.typeof(barrier.ref).dtype.orders
+        if orders:
+            ordered = " and ".join(f"the {order.replace('_', ' ')}" for order in orders)
             raise checks.value_error(
-                "barrier orders the tensor core and cannot be the target of a copy",
+                f"barrier orders {ordered} and cannot be the target of a copy",
                 hint="use another Barrier, without orders_tensor_core, for copies",
             )
     if oob_mode is not None and not isinstance(oob_mode, OOBFillMode):
@@ -247,7 +249,7 @@ def barrier_expect(barrier: Any, *destinations: Any, predicate: Any = None) -> N
             f"a barrier cannot count {num_bytes} bytes",
             expected=f"less than {MAXIMUM_EXPECTED_BYTES} bytes in one phase",
         )
-    selected = arguments.barrier(barrier, allow_cluster=False)
+    selected = arguments.barrier(barrier, counts_bytes=True)
     arguments.bind(barrier_expect_p, selected, arguments.predicate(predicate), num_bytes=num_bytes)
 
 

@@ -15,7 +15,7 @@ from pallasite.plugin import (
     UnsupportedError,
 )
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.language import BarrierType, ClusterRefTransform
+from pallasite.plugin.language import ClusterRefTransform
 from pallasite.plugin.layouts import AccessPlan, RegisterLayout, plan_access
 from pallasite.plugin.lowering import (
     BarrierReference,
@@ -105,11 +105,11 @@ def _async_store_smem(
 
 
 def _check_barrier(barrier: BarrierReference) -> None:
-    if not isinstance(barrier.dtype, BarrierType):
+    if not barrier.dtype.counts_bytes:
         raise InvalidTypeError(
             "async_store_smem completes on a cluster barrier", expected="a plgpu.Barrier"
         )
-    if barrier.dtype.orders_tensor_core:
+    if barrier.dtype.orders:
         raise InvalidValueError(
             "async_store_smem completes on a barrier that orders tensor-core work",
             expected="a plgpu.Barrier without orders_tensor_core",

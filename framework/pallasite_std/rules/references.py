@@ -23,7 +23,7 @@ from pallasite.plugin import (
 )
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
-from pallasite.plugin.language import MemorySpace
+from pallasite.plugin.language import MemorySpace, is_barrier
 from pallasite.plugin.lowering import (
     Allocation,
     EstimatorContext,
@@ -45,7 +45,6 @@ from pallasite_std.barriers.allocation import (
     allocate_barriers,
     barrier_resources,
     describe_barriers,
-    is_barrier,
 )
 from pallasite_std.rules.semaphores import BLOCK_SEMAPHORES
 
