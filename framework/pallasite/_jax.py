@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -477,38 +477,9 @@ erf_inv_p = _special.erf_inv_p
 slice_p = jax.lax.slice_p
 
 
-def with_insertions(jaxpr: Any, before: Mapping[int, Sequence[tuple[Any, Any, Any]]]) -> Any:
-    """A jaxpr with further equations, also in the jaxprs that it calls.
-
-    Args:
-      jaxpr: an open or closed jaxpr.
-      before: by the id of an equation, what comes before it: primitives without operands and
-        results, with their parameters and effects.
-    """
-    equations = []
-    changed = False
-    for equation in jaxpr.eqns:
-        for primitive, params, effects in before.get(id(equation), ()):
-            equations.append(
-                _core.new_jaxpr_eqn([], [], primitive, params, effects, equation.source_info)
-            )
-            changed = True
-        params = {name: _inserted_in(value, before) for name, value in equation.params.items()}
-        if any(params[name] is not equation.params[name] for name in params):
-            equation = equation.replace(params=params)
-            changed = True
-        equations.append(equation)
-    return jaxpr.replace(eqns=equations) if changed else jaxpr
-
-
-def _inserted_in(value: Any, before: Any) -> Any:
-    if isinstance(value, (Jaxpr, ClosedJaxpr)):
-        return with_insertions(value, before)
-    if isinstance(value, (tuple, list)):
-        new = [_inserted_in(one, before) for one in value]
-        if any(a is not b for a, b in zip(new, value, strict=True)):
-            return type(value)(new)
-    return value
+def new_equation(primitive: Any, params: Any, effects: Any, source_info: Any) -> Any:
+    """An equation of a primitive without operands and results."""
+    return _core.new_jaxpr_eqn([], [], primitive, params, effects, source_info)
 
 
 def scan_operand_counts(params: Any) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pallasite.errors import InvalidValueError
+from pallasite.jaxpr_table import JaxprPrimitive
 from pallasite.targets import ANY_TARGET, Target, TargetPredicate
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ class Contribution:
     resource_rules: tuple[ResourceRule, ...] = ()
     layout_rules: tuple[LayoutRule, ...] = ()
     inference_rules: tuple[InferenceRule, ...] = ()
+    jaxpr_primitives: tuple[JaxprPrimitive, ...] = ()
     passes: tuple[Pass, ...] = ()
     executors: tuple[Executor, ...] = ()
     instructions: tuple[InstructionRule, ...] = ()

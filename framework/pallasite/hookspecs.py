@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Pass,
         ResourceRule,
     )
+    from pallasite.jaxpr_table import JaxprPrimitive
     from pallasite.targets import Target
 
 PROJECT = "pallasite"
@@ -76,6 +77,14 @@ def pallasite_layout_rules() -> Iterable[LayoutRule]:  # type: ignore[empty-body
 def pallasite_inference_rules() -> Iterable[InferenceRule]:  # type: ignore[empty-body]
     """What primitives ask of layouts that a program leaves open (warpgroup semantics), usually
     ``rules.inference_rules``. Called once, before the first kernel is lowered."""
+
+
+@hookspec
+def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:  # type: ignore[empty-body]
+    """Primitives that carry jaxprs in their parameters (calls, loops, branches, scopes), and what
+    flows into and out of these. With an entry and a lowering rule, the estimator, layout inference
+    and the checks of a kernel see inside. Called once, before the first kernel is lowered; two
+    entries for one primitive are an error unless one's ``overrides`` names the other plugin."""
 
 
 @hookspec

@@ -11,6 +11,7 @@ import pluggy
 
 from pallasite import extensions, hookspecs
 from pallasite.errors import PluginError
+from pallasite.jaxpr_table import JaxprPrimitive
 from pallasite.targets import Target
 
 FIELDS: Mapping[str, str] = {
@@ -26,6 +27,7 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_resource_rules": extensions.ResourceRule,
     "pallasite_layout_rules": extensions.LayoutRule,
     "pallasite_inference_rules": extensions.InferenceRule,
+    "pallasite_jaxpr_primitives": JaxprPrimitive,
     "pallasite_passes": extensions.Pass,
     "pallasite_executors": extensions.Executor,
     "pallasite_instructions": extensions.InstructionRule,

@@ -21,6 +21,7 @@ from pallasite.extensions import (
     Semantics,
     Stage,
 )
+from pallasite.jaxpr_table import JaxprPrimitive, JaxprTable
 from pallasite.known_plugins import remedy
 from pallasite.targets import Target, TargetPredicate
 
@@ -55,6 +56,7 @@ class Registry:
       targets: targets by name.
       names: ``"module:attribute"`` by the name under ``pallasite.gpu``.
       executors: executors by name.
+      jaxprs: the primitives that carry jaxprs.
       plugins: names of the plugins, in the order of loading.
     """
 
@@ -84,6 +86,10 @@ class Registry:
         self._inference: dict[Primitive, InferenceRule] = _by_primitive(
             contributions, "inference_rules", "inference rules"
         )
+        jaxpr_primitives: dict[Primitive, JaxprPrimitive] = _by_primitive(
+            contributions, "jaxpr_primitives", "descriptions of the jaxprs"
+        )
+        self.jaxprs = JaxprTable(jaxpr_primitives.values())
         self._passes: dict[str, Pass] = unique(
             "passes named", _with_plugin(contributions, "passes"), lambda entry: entry.name
         )

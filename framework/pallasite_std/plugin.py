@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from pallasite.plugin import (
     InferenceRule,
+    JaxprPrimitive,
     LayoutRule,
     LoweringRule,
     Pass,
@@ -119,6 +120,14 @@ def pallasite_layout_rules() -> Iterable[LayoutRule]:
 def pallasite_inference_rules() -> Iterable[InferenceRule]:
     """What they ask of layouts that a program leaves open."""
     return _rules().inference_rules
+
+
+@hookimpl
+def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:
+    """Calls, loops, branches and scopes of JAX and Pallas."""
+    from pallasite_std.jaxprs import JAXPR_PRIMITIVES
+
+    return JAXPR_PRIMITIVES
 
 
 @hookimpl

@@ -50,6 +50,8 @@ def counts(registry: Registry) -> dict[str, dict[str, int]]:
             found[resource.plugin]["resource rules"] += 1
         if layout is not None:
             found[layout.plugin]["layout rules"] += 1
+    for entry in registry.jaxprs:
+        found[entry.plugin]["primitives with jaxprs"] += 1
     for instruction in manager().instructions().values():
         found[instruction.plugin]["PTX instructions"] += 1
     return {plugin: dict(counter) for plugin, counter in found.items()}

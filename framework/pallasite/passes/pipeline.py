@@ -29,6 +29,7 @@ from pallasite import config, plugins
 from pallasite.codegen.translation.locations import source_location
 from pallasite.errors import CompilationError, ConfigError, PallasiteError
 from pallasite.extensions import Pass, Stage
+from pallasite.jaxpr_table import JaxprTable
 from pallasite.targets import Target
 
 _EXTENSIONS: dict[str, str] = {"jaxpr": "txt", "mlir": "mlir", "llvm": "ll", "ptx": "ptx"}
@@ -56,6 +57,11 @@ class PassContext:
     mesh: Any = None
     timings: list[tuple[str, float]] = dataclasses.field(default_factory=list)
     _numbers: dict[str, Iterator[int]] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def jaxprs(self) -> JaxprTable:
+        """The primitives that carry jaxprs, for those who walk the kernel."""
+        return plugins.registry().jaxprs
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:

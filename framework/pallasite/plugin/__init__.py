@@ -43,6 +43,7 @@ from pallasite.extensions import RunOptions as RunOptions
 from pallasite.extensions import RunReport as RunReport
 from pallasite.extensions import Semantics as Semantics
 from pallasite.hookspecs import hookimpl as hookimpl
+from pallasite.jaxpr_table import JaxprPrimitive as JaxprPrimitive
 from pallasite.plugins import manager as manager
 from pallasite.resource import BARRIERS as BARRIERS
 from pallasite.resource import SHARED_MEMORY as SHARED_MEMORY

@@ -25,6 +25,7 @@ from pallasite._jax import axis_exists as axis_exists
 from pallasite._jax import axis_index_p as axis_index_p
 from pallasite._jax import axis_size as axis_size
 from pallasite._jax import broadcast_to_p as broadcast_to_p
+from pallasite._jax import call_p as call_p
 from pallasite._jax import callback_sharding as callback_sharding
 from pallasite._jax import check_p as check_p
 from pallasite._jax import closed_call_p as closed_call_p
@@ -32,6 +33,7 @@ from pallasite._jax import cond_p as cond_p
 from pallasite._jax import current_user_location as current_user_location
 from pallasite._jax import custom_jvp_call_p as custom_jvp_call_p
 from pallasite._jax import custom_vjp_call_p as custom_vjp_call_p
+from pallasite._jax import custom_vmap_p as custom_vmap_p
 from pallasite._jax import dce_jaxpr as dce_jaxpr
 from pallasite._jax import debug_checks_enabled as debug_checks_enabled
 from pallasite._jax import debug_effect as debug_effect
@@ -42,6 +44,7 @@ from pallasite._jax import dtype_of as dtype_of
 from pallasite._jax import erf_inv_p as erf_inv_p
 from pallasite._jax import erf_p as erf_p
 from pallasite._jax import erfc_p as erfc_p
+from pallasite._jax import eval_jaxpr_p as eval_jaxpr_p
 from pallasite._jax import extended as extended
 from pallasite._jax import finfo as finfo
 from pallasite._jax import fragmented_array as fragmented_array
@@ -69,6 +72,7 @@ from pallasite._jax import remat_p as remat_p
 from pallasite._jax import replicated as replicated
 from pallasite._jax import reshard_p as reshard_p
 from pallasite._jax import run_scoped_p as run_scoped_p
+from pallasite._jax import run_state as run_state
 from pallasite._jax import run_state_p as run_state_p
 from pallasite._jax import scan_operand_counts as scan_operand_counts
 from pallasite._jax import scan_p as scan_p
@@ -87,4 +91,3 @@ from pallasite._jax import typeof as typeof
 from pallasite._jax import uninitialized as uninitialized
 from pallasite._jax import user_location as user_location
 from pallasite._jax import while_p as while_p
-from pallasite._jax import with_insertions as with_insertions

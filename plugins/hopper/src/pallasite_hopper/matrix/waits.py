@@ -19,6 +19,7 @@ from typing import Any
 
 from pallasite.plugin import InvalidValueError, SourceLocation
 from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.jaxprs import JaxprTable, with_insertions
 from pallasite.plugin.language import LoweringSemantics, tensor_core_pipeline_effect
 from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
@@ -151,7 +152,7 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
                 UnusedAccumulatorWarning,
                 stacklevel=2,
             )
-    return jaxpr if missing is None else missing.added_to(jaxpr)
+    return jaxpr if missing is None else missing.added_to(jaxpr, context.jaxprs)
 
 
 def _adds_waits(context: Any) -> bool:
@@ -172,14 +173,14 @@ class _Missing:
         _, before = self._left.get(id(equation), (equation, left))
         self._left[id(equation)] = (equation, min(before, left))
 
-    def added_to(self, jaxpr: Any) -> Any:
+    def added_to(self, jaxpr: Any, table: JaxprTable) -> Any:
         """The jaxpr with the waits."""
         effects = {tensor_core_pipeline_effect}
         waits = {}
         for key, (equation, left) in self._left.items():
             params = {"n": left, "before": str(equation.primitive)}
             waits[key] = [(prim.wgmma_added_wait_p, params, effects)]
-        return _jax.with_insertions(jaxpr, waits)
+        return with_insertions(table, jaxpr, waits)
 
 
 def _multiplies(jaxpr: Any) -> bool:
