@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from pallasite.errors import PluginError
-from pallasite.extensions import Contribution, LoweringRule, Pass
+from pallasite.extensions import Contribution, Pass
+from pallasite.rules import Rule
 from pallasite.targets import Target
 
 
@@ -90,17 +91,17 @@ def _disputants(group: Sequence[Overriding]) -> tuple[str, str]:
     return group[0].plugin, group[1].plugin
 
 
-def check_no_tie(subject: str, rules: Sequence[LoweringRule], target: Target) -> None:
-    """Raises :class:`PluginError` if equally specific rules match a target and none overrides."""
-    groups: dict[tuple[int, int], list[LoweringRule]] = {}
-    for rule in rules:
-        if rule.target.matches(target):
-            groups.setdefault(rule.target.specificity, []).append(rule)
-    for group in groups.values():
-        if len(group) > 1 and winner(group) is None:
-            raise _conflict(
-                f"equally specific {subject} for target {target.name!r}", *_disputants(group)
-            )
+def check_no_tie(subject: str, rules: Sequence[Rule], target: Target) -> None:
+    """Raises :class:`PluginError` if several of equally specific rules match a target, and none
+    overrides the others."""
+    matching = [rule for rule in rules if rule.target.matches(target)]
+    if len(matching) > 1 and winner(matching) is None:
+        raise tie(subject, matching, target)
+
+
+def tie(subject: str, rules: Sequence[Rule], target: Target) -> PluginError:
+    """The error for rules of which none goes before the others on a target."""
+    return _conflict(f"{subject} for target {target.name!r}", *_disputants(rules))
 
 
 def _conflict(subject: str, one: str, other: str, *, can_override: bool = True) -> PluginError:

@@ -1,90 +1,27 @@
-"""What a plugin can contribute, as plain records, and :class:`RuleSet`, which collects rules."""
+"""What a plugin can contribute, as plain records; those of rules are in ``rules.py``."""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
 
 from pallasite.errors import InvalidValueError
 from pallasite.jaxpr_table import JaxprPrimitive
+from pallasite.rules import InferenceRule as InferenceRule
+from pallasite.rules import LayoutRule as LayoutRule
+from pallasite.rules import LoweringRule as LoweringRule
+from pallasite.rules import OperandPredicate as OperandPredicate
+from pallasite.rules import ResourceRule as ResourceRule
+from pallasite.rules import Rule as Rule
+from pallasite.rules import RuleSet as RuleSet
+from pallasite.semantics import Semantics as Semantics
 from pallasite.targets import ANY_TARGET, Target, TargetPredicate
-
-if TYPE_CHECKING:
-    from jax.extend.core import Primitive
 
 Stage = Literal["jaxpr", "mlir", "llvm", "ptx"]
 """The stages at which a pass can run, in the order in which a kernel goes through them."""
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
-
-
-class Semantics(enum.Enum):
-    """What one user thread is.
-
-    LANE: a warpgroup of 128 lanes whose arrays have explicit register layouts.
-    WARP: one warp, inside a warp-mapped region.
-    WARPGROUP: a warpgroup whose layouts are inferred.
-    """
-
-    LANE = "lane"
-    WARP = "warp"
-    WARPGROUP = "warpgroup"
-
-    # Members are singletons, and rules are looked up for each equation: hash by identity.
-    __hash__ = object.__hash__
-
-
-@dataclasses.dataclass(frozen=True)
-class LoweringRule:
-    """How to emit one primitive: ``function(ctx, *operands, **params)`` returns its results.
-
-    Attributes:
-      primitive: the JAX primitive.
-      semantics: what one user thread is where the rule applies.
-      function: the rule.
-      target: the targets that it is for; the most specific rule wins.
-      overrides: names of plugins whose equally specific rules this one replaces.
-      plugin: who contributed it; the registry fills it in.
-    """
-
-    primitive: Primitive
-    semantics: Semantics
-    function: Callable[..., Any]
-    target: TargetPredicate = ANY_TARGET
-    overrides: tuple[str, ...] = ()
-    plugin: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class ResourceRule:
-    """What one primitive needs on chip: ``function(ctx, *avals, **params) -> Resources``."""
-
-    primitive: Primitive
-    function: Callable[..., Any]
-    overrides: tuple[str, ...] = ()
-    plugin: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutRule:
-    """How layouts of one primitive's operands and results constrain one another."""
-
-    primitive: Primitive
-    function: Callable[..., Any]
-    overrides: tuple[str, ...] = ()
-    plugin: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class InferenceRule:
-    """What layout inference has to know of one primitive, where a program leaves layouts open."""
-
-    primitive: Primitive
-    function: Callable[..., Any]
-    overrides: tuple[str, ...] = ()
-    plugin: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,115 +188,3 @@ class Contribution:
     passes: tuple[Pass, ...] = ()
     executors: tuple[Executor, ...] = ()
     instructions: tuple[InstructionRule, ...] = ()
-
-
-class RuleSet:
-    """Collects a module's rules by decorators, which stack and return the function unchanged.
-
-    The lists ``lowering_rules``, ``resource_rules``, ``layout_rules`` and ``inference_rules`` are
-    what the plugin's hook implementations return.
-    """
-
-    def __init__(self) -> None:
-        self.lowering_rules: list[LoweringRule] = []
-        self.resource_rules: list[ResourceRule] = []
-        self.layout_rules: list[LayoutRule] = []
-        self.inference_rules: list[InferenceRule] = []
-
-    def lowering[Function: Callable[..., Any]](
-        self,
-        primitive: Primitive,
-        *semantics: Semantics,
-        requires: Iterable[str] = (),
-        targets: Iterable[str] = (),
-        overrides: Iterable[str] = (),
-    ) -> Callable[[Function], Function]:
-        """Registers ``function(ctx, *operands, **params)`` as a lowering rule of ``primitive``.
-
-        Args:
-          primitive: the JAX primitive.
-          *semantics: where the rule applies; at least one.
-          requires: features that a target must have.
-          targets: names of the only targets that it is for; empty means any.
-          overrides: names of plugins whose equally specific rules it replaces.
-        """
-        for one in semantics:
-            if not isinstance(one, Semantics):
-                raise InvalidValueError(
-                    f"the rule of {primitive} has a wrong semantics",
-                    got=repr(one),
-                    expected="members of Semantics: LANE, WARP, WARPGROUP",
-                )
-        if not semantics:
-            raise InvalidValueError(
-                f"the rule of {primitive} does not say for which semantics it is",
-                expected="one or more of Semantics.LANE, Semantics.WARP, Semantics.WARPGROUP",
-            )
-        predicate = TargetPredicate(_names("requires", requires), _names("targets", targets))
-        replaced = tuple(sorted(_names("overrides", overrides)))
-
-        def register(function: Function) -> Function:
-            self.lowering_rules += [
-                LoweringRule(primitive, one, function, predicate, replaced) for one in semantics
-            ]
-            return function
-
-        return register
-
-    def resources[Function: Callable[..., Any]](
-        self, primitive: Primitive, *, overrides: Iterable[str] = ()
-    ) -> Callable[[Function], Function]:
-        """Registers ``function(ctx, *avals, **params)`` as the estimator rule of ``primitive``."""
-        replaced = tuple(sorted(_names("overrides", overrides)))
-
-        def register(function: Function) -> Function:
-            self.resource_rules.append(ResourceRule(primitive, function, replaced))
-            return function
-
-        return register
-
-    def layout[Function: Callable[..., Any]](
-        self, primitive: Primitive, *, overrides: Iterable[str] = ()
-    ) -> Callable[[Function], Function]:
-        """Registers ``function`` as the rule that finds hints for layouts in lane semantics."""
-        replaced = tuple(sorted(_names("overrides", overrides)))
-
-        def register(function: Function) -> Function:
-            self.layout_rules.append(LayoutRule(primitive, function, replaced))
-            return function
-
-        return register
-
-    def inference[Function: Callable[..., Any]](
-        self, primitive: Primitive, *, overrides: Iterable[str] = ()
-    ) -> Callable[[Function], Function]:
-        """Registers ``function(ctx, *operands, **params)`` as the rule of layout inference.
-
-        It gets an ``InferenceContext`` and an abstract value for each operand, tells the context
-        what the primitive asks of layouts, and returns abstract values of the results, just as a
-        lowering rule returns values.
-        """
-        replaced = tuple(sorted(_names("overrides", overrides)))
-
-        def register(function: Function) -> Function:
-            self.inference_rules.append(InferenceRule(primitive, function, replaced))
-            return function
-
-        return register
-
-    def extend(self, *others: RuleSet) -> None:
-        """Adds all the rules of ``others``, for a plugin whose rules are in several modules."""
-        for other in others:
-            self.lowering_rules += other.lowering_rules
-            self.resource_rules += other.resource_rules
-            self.layout_rules += other.layout_rules
-            self.inference_rules += other.inference_rules
-
-
-def _names(what: str, values: Iterable[str]) -> frozenset[str]:
-    """A set of names; a plain string is a common slip and would become its letters."""
-    if isinstance(values, str):
-        raise InvalidValueError(
-            f"{what} takes a tuple of names", got=repr(values), hint=f"{what}=({values!r},)"
-        )
-    return frozenset(values)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallasite.conflicts import check_no_tie, in_order, merge_names, merge_targets, unique, winner
+from pallasite.conflicts import in_order, merge_names, merge_targets, unique
 from pallasite.errors import MissingRuleError
 from pallasite.extensions import (
     STAGES,
@@ -23,6 +24,8 @@ from pallasite.extensions import (
 )
 from pallasite.jaxpr_table import JaxprPrimitive, JaxprTable
 from pallasite.known_plugins import remedy
+from pallasite.rule_selection import RuleTable
+from pallasite.rules import OperandPredicate, Rule
 from pallasite.targets import Target, TargetPredicate
 
 if TYPE_CHECKING:
@@ -35,22 +38,26 @@ __all__ = [
     "InferenceRule",
     "LayoutRule",
     "LoweringRule",
+    "OperandPredicate",
     "Pass",
     "Registry",
     "ResourceRule",
+    "Rule",
     "RuleSet",
     "Semantics",
     "Stage",
     "TargetPredicate",
 ]
 
+_NO_PARAMS: Mapping[str, Any] = types.MappingProxyType({})
+
 
 class Registry:
     """All contributions of the plugins that are loaded.
 
-    Building one checks that plugins agree: two equally specific lowering rules that can both match
-    a known target, or two things of the same name, raise :class:`PluginError` naming both plugins,
-    unless one says that it overrides the other.
+    Building one checks that plugins agree: two equally specific rules for the same operands that
+    can both match a known target, or two things of the same name, raise :class:`PluginError` naming
+    both plugins, unless one says that it overrides the other.
 
     Attributes:
       targets: targets by name.
@@ -74,17 +81,18 @@ class Registry:
         self.plugins = tuple(one.plugin for one in contributions)
         self.targets: dict[str, Target] = merge_targets(contributions)
         self.names: dict[str, str] = merge_names(contributions)
-        self._lowering: dict[tuple[Primitive, Semantics], list[LoweringRule]] = {}
-        for rule in _with_plugin(contributions, "lowering_rules"):
-            self._lowering.setdefault((rule.primitive, rule.semantics), []).append(rule)
-        self._resources: dict[Primitive, ResourceRule] = _by_primitive(
-            contributions, "resource_rules", "resource rules"
+        known = self.targets.values()
+        self._lowering: RuleTable[LoweringRule] = RuleTable(
+            "lowering rules", _with_plugin(contributions, "lowering_rules"), known
         )
-        self._layouts: dict[Primitive, LayoutRule] = _by_primitive(
-            contributions, "layout_rules", "layout rules"
+        self._resources: RuleTable[ResourceRule] = RuleTable(
+            "resource rules", _with_plugin(contributions, "resource_rules"), known
         )
-        self._inference: dict[Primitive, InferenceRule] = _by_primitive(
-            contributions, "inference_rules", "inference rules"
+        self._layouts: RuleTable[LayoutRule] = RuleTable(
+            "layout rules", _with_plugin(contributions, "layout_rules"), known
+        )
+        self._inference: RuleTable[InferenceRule] = RuleTable(
+            "inference rules", _with_plugin(contributions, "inference_rules"), known
         )
         jaxpr_primitives: dict[Primitive, JaxprPrimitive] = _by_primitive(
             contributions, "jaxpr_primitives", "descriptions of the jaxprs"
@@ -96,53 +104,109 @@ class Registry:
         self.executors: dict[str, Executor] = unique(
             "executors named", _with_plugin(contributions, "executors"), lambda entry: entry.name
         )
-        # The target is part of the value, so that its id cannot be used again by another one.
-        self._found: dict[tuple[Primitive, Semantics, int], tuple[Target, LoweringRule]] = {}
-        self._check_lowering_rules()
 
     def lowering_rule(
-        self, primitive: Primitive, semantics: Semantics, target: Target
+        self,
+        primitive: Primitive,
+        semantics: Semantics,
+        target: Target,
+        avals: Sequence[Any] = (),
+        params: Mapping[str, Any] = _NO_PARAMS,
+        *,
+        after: Sequence[LoweringRule] = (),
     ) -> LoweringRule:
-        """The most specific lowering rule for a primitive under a semantics on a target.
+        """The most specific lowering rule for an equation.
+
+        Args:
+          primitive: of the equation.
+          semantics: what one user thread is; rules for those that it falls back to match, too.
+          target: what is compiled for.
+          avals: abstract values of the operands, for rules with a predicate of them.
+          params: parameters of the equation, for the same.
+          after: rules that have been called already, of which each has called the next.
 
         Raises:
           MissingRuleError: there is none; the message says which rules there are, and which plugin
             would provide one.
         """
-        key = (primitive, semantics, id(target))
-        found = self._found.get(key)
-        if found is None:
-            rule = _select(self._lowering.get((primitive, semantics), ()), target)
-            if rule is None:
-                raise self._missing(primitive, semantics, target)
-            found = self._found[key] = (target, rule)
-        return found[1]
+        rule = self._lowering.find(primitive, semantics, target, avals, params, after)
+        if rule is None:
+            if after:
+                raise no_next_rule("lowering rule", after, target)
+            raise self._missing(primitive, semantics, target, avals, params)
+        return rule
 
-    def has_lowering_rule(self, primitive: Primitive, semantics: Semantics, target: Target) -> bool:
+    def has_lowering_rule(
+        self,
+        primitive: Primitive,
+        semantics: Semantics,
+        target: Target,
+        avals: Sequence[Any] = (),
+        params: Mapping[str, Any] = _NO_PARAMS,
+    ) -> bool:
         """Whether :meth:`lowering_rule` would find one."""
-        rules = self._lowering.get((primitive, semantics), ())
-        return any(rule.target.matches(target) for rule in rules)
+        return self._lowering.find(primitive, semantics, target, avals, params) is not None
 
     def lowering_rules(self, primitive: Primitive | None = None) -> tuple[LoweringRule, ...]:
         """All lowering rules, or all those of one primitive, for listings and messages."""
-        return tuple(
-            rule
-            for (key, _), rules in self._lowering.items()
-            for rule in rules
-            if primitive is None or key is primitive
-        )
+        return self._lowering.rules(primitive)
 
-    def resource_rule(self, primitive: Primitive) -> ResourceRule | None:
-        """The resource-estimator rule of a primitive, or None: it needs nothing by itself."""
-        return self._resources.get(primitive)
+    def resource_rules(self, primitive: Primitive | None = None) -> tuple[ResourceRule, ...]:
+        """All resource rules, or all those of one primitive."""
+        return self._resources.rules(primitive)
 
-    def layout_rule(self, primitive: Primitive) -> LayoutRule | None:
-        """The rule that finds hints for a primitive's layouts in lane semantics, or None."""
-        return self._layouts.get(primitive)
+    def layout_rules(self, primitive: Primitive | None = None) -> tuple[LayoutRule, ...]:
+        """All layout rules, or all those of one primitive."""
+        return self._layouts.rules(primitive)
 
-    def inference_rule(self, primitive: Primitive) -> InferenceRule | None:
-        """The rule of layout inference for a primitive, or None: it asks for nothing."""
-        return self._inference.get(primitive)
+    def inference_rules(self, primitive: Primitive | None = None) -> tuple[InferenceRule, ...]:
+        """All rules of layout inference, or all those of one primitive."""
+        return self._inference.rules(primitive)
+
+    def resource_rule(
+        self,
+        primitive: Primitive,
+        semantics: Semantics,
+        target: Target,
+        avals: Sequence[Any] = (),
+        params: Mapping[str, Any] = _NO_PARAMS,
+        *,
+        after: Sequence[ResourceRule] = (),
+    ) -> ResourceRule | None:
+        """The most specific resource rule for an equation, or None: it needs nothing by itself.
+
+        For the arguments see :meth:`lowering_rule`.
+        """
+        return self._resources.find(primitive, semantics, target, avals, params, after)
+
+    def layout_rule(
+        self,
+        primitive: Primitive,
+        target: Target,
+        avals: Sequence[Any] = (),
+        params: Mapping[str, Any] = _NO_PARAMS,
+        *,
+        after: Sequence[LayoutRule] = (),
+    ) -> LayoutRule | None:
+        """The most specific rule that finds hints for an equation's layouts in lane semantics, or
+        None. For the arguments see :meth:`lowering_rule`."""
+        return self._layouts.find(primitive, Semantics.LANE, target, avals, params, after)
+
+    def inference_rule(
+        self,
+        primitive: Primitive,
+        semantics: Semantics,
+        target: Target,
+        avals: Sequence[Any] = (),
+        params: Mapping[str, Any] = _NO_PARAMS,
+        *,
+        after: Sequence[InferenceRule] = (),
+    ) -> InferenceRule | None:
+        """The most specific rule of layout inference for an equation, or None: it asks for nothing.
+
+        For the arguments see :meth:`lowering_rule`.
+        """
+        return self._inference.find(primitive, semantics, target, avals, params, after)
 
     def passes(
         self, stage: Stage | None = None, *, target: Target | None = None
@@ -169,44 +233,68 @@ class Registry:
         ]
         return max(candidates, key=lambda entry: entry.priority, default=None)
 
-    def _check_lowering_rules(self) -> None:
-        for (primitive, semantics), rules in self._lowering.items():
-            if len(rules) > 1:
-                subject = f"{semantics.name} lowering rules of primitive {str(primitive)!r}"
-                for target in self.targets.values():
-                    check_no_tie(subject, rules, target)
-
     def _missing(
-        self, primitive: Primitive, semantics: Semantics, target: Target
+        self,
+        primitive: Primitive,
+        semantics: Semantics,
+        target: Target,
+        avals: Sequence[Any],
+        params: Mapping[str, Any],
     ) -> MissingRuleError:
         rules = self.lowering_rules(primitive)
         name = str(primitive)
-        suitable = sorted({t for rule in rules for t in self._targets_of(rule, semantics)})
-        others = sorted({rule.semantics.name for rule in rules if rule.target.matches(target)})
-        hint = None
+        fitting = [
+            rule for rule in rules if rule.operands is None or rule.operands.matches(avals, params)
+        ]
+        here = [rule for rule in fitting if rule.semantics in semantics.chain]
+        suitable = sorted({name for rule in here for name in self._targets_of(rule)})
+        others = sorted(
+            {
+                rule.semantics.name
+                for rule in fitting
+                if rule.semantics is not None and rule.target.matches(target)
+            }
+        )
+        hint = got = None
         if suitable:
             hint = f"compile for {' or '.join(suitable)}"
         elif others:
             hint = f"use it under {' or '.join(others)} semantics"
         elif not rules:
             hint = remedy("primitives", name, self._present)
-        installed = "; ".join(
-            f"{rule.semantics.name} on {_describe(rule.target)} (plugin {rule.plugin!r})"
-            for rule in rules
-        )
+        if len(fitting) < len(rules):
+            got = "operands " + (", ".join(str(aval) for aval in avals) or "(none)")
+        installed = "; ".join(rule.describe() for rule in rules)
         return MissingRuleError(
             f"no lowering rule for primitive {name!r} under {semantics.name} semantics"
             f" on target {target.name!r}",
+            got=got,
             expected=f"a case that has a rule: {installed}"
             if installed
             else "a primitive that a plugin lowers; no plugin loaded has any rule for this one",
             hint=hint,
         )
 
-    def _targets_of(self, rule: LoweringRule, semantics: Semantics) -> list[str]:
-        if rule.semantics is not semantics:
-            return []
+    def _targets_of(self, rule: LoweringRule) -> list[str]:
         return [name for name, target in self.targets.items() if rule.target.matches(target)]
+
+
+def no_next_rule(kind: str, called: Sequence[Rule], target: Target) -> MissingRuleError:
+    """The error for a rule that calls the next one, where it is the last.
+
+    Args:
+      kind: of rule, such as ``"lowering rule"``.
+      called: the rules that have been called, of which the last called the next.
+      target: what is compiled for.
+    """
+    rule = called[-1]
+    return MissingRuleError(
+        f"the {kind} of plugin {rule.plugin!r} for primitive {str(rule.primitive)!r} calls the next"
+        f" one, and there is none on target {target.name!r}",
+        expected="a rule that is less specific, or one that this one overrides",
+        hint="register this rule for fewer cases (operands=, requires=, targets=), or let it do"
+        " without another",
+    )
 
 
 def _with_plugin(contributions: Iterable[Contribution], field: str) -> Iterator[Any]:
@@ -219,24 +307,6 @@ def _with_plugin(contributions: Iterable[Contribution], field: str) -> Iterator[
 def _by_primitive(
     contributions: Iterable[Contribution], field: str, what: str
 ) -> dict[Primitive, Any]:
-    """Rules of which a primitive has one."""
-    rules = _with_plugin(contributions, field)
-    return unique(f"{what} of primitive", rules, lambda rule: rule.primitive)
-
-
-def _select(rules: Sequence[LoweringRule], target: Target) -> LoweringRule | None:
-    matching = [rule for rule in rules if rule.target.matches(target)]
-    if not matching:
-        return None
-    best = max(rule.target.specificity for rule in matching)
-    tied = [rule for rule in matching if rule.target.specificity == best]
-    if len(tied) == 1:
-        return tied[0]
-    chosen = winner(tied)
-    if chosen is None:  # Possible only for a target that no plugin contributed.
-        check_no_tie(f"lowering rules of primitive {str(tied[0].primitive)!r}", tied, target)
-    return chosen
-
-
-def _describe(predicate: TargetPredicate) -> str:
-    return str(predicate) if predicate.names or not predicate.features else f"targets {predicate}"
+    """Records of which a primitive has one."""
+    entries = _with_plugin(contributions, field)
+    return unique(f"{what} of primitive", entries, lambda entry: entry.primitive)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.extend.core import Primitive
 
 from pallasite.errors import InvalidValueError, MissingRuleError, PluginError
-from pallasite.registry import Contribution, Executor, Pass, Registry, RuleSet
+from pallasite.registry import Contribution, Executor, Pass, Registry, RuleSet, Semantics
 from pallasite.targets import Target
 
 ADD = Primitive("add")
@@ -38,7 +38,7 @@ def test_decorators_stack_and_return_the_function():
 def test_rule_without_semantics_is_refused():
     with pytest.raises(InvalidValueError, match="does not say for which semantics"):
         RuleSet().lowering(ADD)
-    with pytest.raises(InvalidValueError, match="members of Semantics"):
+    with pytest.raises(InvalidValueError, match="or a Semantics of a plugin"):
         RuleSet().lowering(ADD, "lane")
 
 
@@ -166,12 +166,20 @@ def test_resource_and_layout_rules_conflict_and_override():
         result.layout(ADD, **options)(lambda ctx: 1)
         return result
 
-    with pytest.raises(PluginError, match="'a' and 'b' both register resource rules of primitive"):
-        Registry([contribution("a", rules()), contribution("b", rules())])
-    registry = Registry([contribution("a", rules()), contribution("b", rules(overrides=("a",)))])
-    assert registry.resource_rule(ADD).plugin == registry.layout_rule(ADD).plugin == "b"
-    assert registry.resource_rule(WGMMA) is None
-    assert registry.layout_rule(WGMMA) is None
+    core = contribution("pallasite")
+    message = (
+        "plugins 'a' and 'b' both register equally specific resource rules of primitive 'add'"
+        " for target 'old'"
+    )
+    with pytest.raises(PluginError, match=message):
+        Registry([core, contribution("a", rules()), contribution("b", rules())])
+    registry = Registry(
+        [core, contribution("a", rules()), contribution("b", rules(overrides=("a",)))]
+    )
+    assert registry.resource_rule(ADD, LANE, NEW).plugin == "b"
+    assert registry.layout_rule(ADD, NEW).plugin == "b"
+    assert registry.resource_rule(WGMMA, LANE, NEW) is None
+    assert registry.layout_rule(WGMMA, NEW) is None
 
 
 def test_same_name_twice_is_an_error():
@@ -279,3 +287,182 @@ def test_executor_of_highest_priority_that_is_available():
     registry = Registry([Contribution("pallasite", executors=entries)])
     assert registry.executor_for("cpu").name == "middle"
     assert registry.executor_for("cuda") is None
+
+
+def is_even(avals, params):
+    return avals[0] % 2 == 0
+
+
+def by_params(avals, params):
+    return params["flag"]
+
+
+def found(registry: Registry, *avals, semantics=LANE, target=NEW, after=(), **params):
+    return registry.lowering_rule(ADD, semantics, target, avals, params, after=after)
+
+
+def test_rule_for_the_operands_goes_before_one_for_the_target():
+    registry = Registry(
+        [
+            contribution("pallasite", rule(ADD, targets=("new",))),
+            contribution("even", rule(ADD, operands=is_even)),
+        ]
+    )
+    assert [found(registry, number).plugin for number in (1, 2, 3)] == [
+        "pallasite",
+        "even",
+        "pallasite",
+    ]
+    assert found(registry, 2, target=OLD).plugin == "even"
+
+
+def test_operands_of_rules_without_a_predicate_are_not_looked_at():
+    registry = Registry([contribution("pallasite", rule(ADD))])
+    assert registry.lowering_rule(ADD, LANE, NEW).plugin == "pallasite"
+
+
+def test_predicate_sees_the_parameters():
+    registry = Registry(
+        [contribution("pallasite", rule(ADD)), contribution("p", rule(ADD, operands=by_params))]
+    )
+    assert found(registry, flag=True).plugin == "p"
+    assert found(registry, flag=False).plugin == "pallasite"
+
+
+def test_predicates_that_overlap_are_an_error_where_both_match():
+    def is_large(avals, params):
+        return avals[0] > 9
+
+    def registry(**options):
+        return Registry(
+            [
+                contribution("pallasite", rule(ADD)),
+                contribution("even", rule(ADD, operands=is_even)),
+                contribution("large", rule(ADD, operands=is_large, **options)),
+            ]
+        )
+
+    tied = registry()
+    assert [found(tied, number).plugin for number in (1, 2, 11)] == ["pallasite", "even", "large"]
+    with pytest.raises(PluginError) as error:
+        found(tied, 12)
+    assert str(error.value).splitlines()[0] == (
+        "plugins 'even' and 'large' both register equally specific LANE lowering rules of primitive"
+        " 'add' for operands of which is_even is true and for operands of which is_large is true"
+        " for target 'new'"
+    )
+    assert found(registry(overrides=("even",)), 12).plugin == "large"
+
+
+def test_equal_predicates_are_an_error_at_once():
+    with pytest.raises(PluginError, match="'a' and 'b' .* for operands of which is_even is true"):
+        Registry(
+            [
+                contribution("pallasite"),
+                contribution("a", rule(ADD, operands=is_even)),
+                contribution("b", rule(ADD, operands=is_even)),
+            ]
+        )
+
+
+def test_predicate_that_is_no_function_is_refused():
+    with pytest.raises(InvalidValueError, match=r"any_operand\(\.\.\.\) makes one"):
+        RuleSet().lowering(ADD, LANE, operands="smem")
+
+
+def test_missing_rule_for_these_operands():
+    registry = Registry([contribution("p", rule(ADD, operands=is_even), targets=(NEW,))])
+    with pytest.raises(MissingRuleError) as error:
+        found(registry, 7)
+    assert str(error.value) == dedent(
+        """
+        no lowering rule for primitive 'add' under LANE semantics on target 'new'
+          got: operands 7
+          expected: a case that has a rule: LANE on every target for operands of which is_even is \
+true (plugin 'p')
+        """
+    )
+
+
+def test_next_rules_go_from_the_most_to_the_least_specific():
+    registry = Registry(
+        [
+            contribution("pallasite", rule(ADD), rule(ADD, requires=("tma",))),
+            contribution("warpgroup", rule(ADD, WARPGROUP)),
+            contribution("even", rule(ADD, operands=is_even)),
+            contribution("mine", rule(ADD, overrides=("pallasite", "other"))),
+            contribution("other", rule(ADD, overrides=("pallasite",))),
+        ]
+    )
+    called = []
+    with pytest.raises(MissingRuleError) as error:
+        while True:
+            called.append(found(registry, 2, semantics=WARPGROUP, after=called))
+    assert [(one.plugin, one.semantics, len(one.target.features)) for one in called] == [
+        ("warpgroup", WARPGROUP, 0),
+        ("even", LANE, 0),
+        ("pallasite", LANE, 1),
+        ("mine", LANE, 0),
+        ("other", LANE, 0),
+        ("pallasite", LANE, 0),
+    ]
+    assert str(error.value) == dedent(
+        """
+        the lowering rule of plugin 'pallasite' for primitive 'add' calls the next one, and there \
+is none on target 'new'
+          expected: a rule that is less specific, or one that this one overrides
+          try: register this rule for fewer cases (operands=, requires=, targets=), or let it do \
+without another
+        """
+    )
+
+
+def test_next_rule_is_an_error_where_the_overridden_ones_are_tied():
+    registry = Registry(
+        [
+            contribution("a", rule(ADD), targets=(NEW,)),
+            contribution("b", rule(ADD)),
+            contribution("mine", rule(ADD, overrides=("a", "b"))),
+        ]
+    )
+    mine = found(registry)
+    assert mine.plugin == "mine"
+    with pytest.raises(PluginError, match="'a' and 'b' both register equally specific"):
+        found(registry, after=[mine])
+
+
+def test_semantics_fall_back():
+    tile = Semantics("TILE", falls_back_to=WARPGROUP)
+    registry = Registry(
+        [contribution("pallasite", rule(ADD), rule(ADD, WARP), rule(WGMMA, WARPGROUP))]
+    )
+    for semantics in (LANE, WARPGROUP, tile):
+        assert found(registry, semantics=semantics).semantics is LANE
+    assert found(registry, semantics=WARP).semantics is WARP
+    assert registry.has_lowering_rule(WGMMA, tile, NEW)
+    assert not registry.has_lowering_rule(WGMMA, LANE, NEW)
+    assert tile.chain == (tile, WARPGROUP, LANE)
+    assert tile.extends(LANE) and not tile.extends(WARP)
+    assert repr(tile) == "Semantics.TILE"
+
+
+def test_rules_of_resources_and_inference_for_one_semantics():
+    rules = RuleSet()
+    rules.resources(ADD)(lambda ctx: "all")
+    rules.resources(ADD, WARPGROUP)(lambda ctx: "inferred")
+    rules.inference(ADD, WARP, requires=("tma",))(lambda ctx: "warps")
+    registry = Registry(
+        [
+            Contribution(
+                "p",
+                targets=(OLD, NEW),
+                resource_rules=tuple(rules.resource_rules),
+                inference_rules=tuple(rules.inference_rules),
+            )
+        ]
+    )
+    assert registry.resource_rule(ADD, LANE, NEW).function(None) == "all"
+    assert registry.resource_rule(ADD, WARPGROUP, NEW).function(None) == "inferred"
+    assert registry.inference_rule(ADD, WARPGROUP, NEW) is None
+    assert registry.inference_rule(ADD, WARP, NEW).function(None) == "warps"
+    assert registry.inference_rule(ADD, WARP, OLD) is None

@@ -11,6 +11,7 @@ from pallasite import plugins
 from pallasite.errors import InvalidValueError
 from pallasite.language.layouts import Layout, layout_cast
 from pallasite.lowering.known_layouts import KnownLayouts
+from pallasite.target_selection import find_target
 
 SHAPE = (64, 32)
 WGMMA = Layout.WGMMA
@@ -20,7 +21,7 @@ STRIDED = Layout.WG_STRIDED(SHAPE, vec_size=4)
 def known(function):
     """The known layouts of the last result, and of the last input, of a function of arrays."""
     jaxpr = jax.make_jaxpr(function)(*[jnp.zeros(SHAPE)] * 3).jaxpr
-    layouts = KnownLayouts(plugins.registry())
+    layouts = KnownLayouts(plugins.registry(), find_target("sm_90a"))
     layouts.add(jaxpr)
     return layouts.layout(jaxpr.outvars[-1]), layouts.layout(jaxpr.invars[-1])
 

@@ -11,7 +11,7 @@ from pallasite import config
 from pallasite.plugins import CORE, PluginWarning, manager
 
 if TYPE_CHECKING:
-    from pallasite.registry import Registry
+    from pallasite.registry import Registry, Rule
 
 NOT_INSTALLED = "not installed"
 
@@ -40,16 +40,15 @@ def counts(registry: Registry) -> dict[str, dict[str, int]]:
       PluginError: two plugins contradict each other on a PTX instruction.
     """
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    primitives = set()
-    for rule in registry.lowering_rules():
-        found[rule.plugin]["lowering rules"] += 1
-        primitives.add(rule.primitive)
-    for primitive in primitives:
-        resource, layout = registry.resource_rule(primitive), registry.layout_rule(primitive)
-        if resource is not None:
-            found[resource.plugin]["resource rules"] += 1
-        if layout is not None:
-            found[layout.plugin]["layout rules"] += 1
+    kinds: dict[str, tuple[Rule, ...]] = {
+        "lowering rules": registry.lowering_rules(),
+        "resource rules": registry.resource_rules(),
+        "layout rules": registry.layout_rules(),
+        "inference rules": registry.inference_rules(),
+    }
+    for kind, rules in kinds.items():
+        for rule in rules:
+            found[rule.plugin][kind] += 1
     for entry in registry.jaxprs:
         found[entry.plugin]["primitives with jaxprs"] += 1
     for instruction in manager().instructions().values():

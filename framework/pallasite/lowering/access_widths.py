@@ -9,6 +9,7 @@ from pallasite import _jax
 from pallasite.ir.types import bit_width
 from pallasite.lowering.linked_variables import LinkedVariables
 from pallasite.registry import Registry
+from pallasite.targets import Target
 
 
 class AccessWidths:
@@ -24,8 +25,9 @@ class AccessWidths:
     primitive: their jaxprs take the last operands of the equation and give its results.
     """
 
-    def __init__(self, registry: Registry):
+    def __init__(self, registry: Registry, target: Target):
         self._registry = registry
+        self._target = target
         self._variables = LinkedVariables()
         self._moved: list[Any] = []
         self._known: dict[int, Any] = {}
@@ -54,7 +56,12 @@ class AccessWidths:
         return None if widest is None else 128 // widest
 
     def _add_equation(self, equation: Any) -> None:
-        rule = self._registry.layout_rule(equation.primitive)
+        rule = self._registry.layout_rule(
+            equation.primitive,
+            self._target,
+            [atom.aval for atom in equation.invars],
+            equation.params,
+        )
         accesses = getattr(rule.function, "accesses_memory", None) if rule is not None else None
         if accesses is not None:
             variable = accesses(equation.invars, equation.outvars)

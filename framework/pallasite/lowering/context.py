@@ -22,7 +22,7 @@ from pallasite.lowering.launch import LaunchContext
 from pallasite.lowering.memory_plan import SharedStack
 from pallasite.lowering.recording import Recorder
 from pallasite.lowering.resources import Resources
-from pallasite.registry import Registry, Semantics
+from pallasite.registry import LoweringRule, Registry, Semantics
 from pallasite.targets import Target
 
 type Value = Any
@@ -46,6 +46,7 @@ class KernelContext:
       location: the user's line that defines the kernel.
       extra: a place for plugins to keep state, by plugin name.
       on_trial: whether the code that is being emitted will be thrown away.
+      semantics: what one user thread is outside of regions that say otherwise.
       recorder: takes note of layouts, if somebody asked for them.
       plan: the layouts that inference has chosen, in warpgroup semantics.
     """
@@ -63,6 +64,7 @@ class KernelContext:
     free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)
     name_stack: list[str] = dataclasses.field(default_factory=list)
     on_trial: bool = False
+    semantics: Semantics = Semantics.LANE
     recorder: Recorder | None = None
     plan: LayoutPlan | None = None
     _discharged: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
@@ -70,12 +72,12 @@ class KernelContext:
     @functools.cached_property
     def access_widths(self) -> AccessWidths:
         """How many elements loads should move at once."""
-        return AccessWidths(self.registry)
+        return AccessWidths(self.registry, self.target)
 
     @functools.cached_property
     def known_layouts(self) -> KnownLayouts:
         """Register layouts that arrays have because of where they come from."""
-        return KnownLayouts(self.registry)
+        return KnownLayouts(self.registry, self.target)
 
     @contextlib.contextmanager
     def retracing(self, mode: Mode | None = None) -> Iterator[None]:
@@ -161,6 +163,7 @@ class RuleContext:
         later have one layout; None if nothing is known.
       location: the user's source line.
       path: this equation and those around it, outermost first, by their ids.
+      rules: the equation's rules that are being called, each by the one before it.
     """
 
     kernel: KernelContext
@@ -173,6 +176,7 @@ class RuleContext:
     vector_limit: int | None = None
     location: SourceLocation | None = None
     path: tuple[int, ...] = ()
+    rules: tuple[LoweringRule, ...] = ()
 
     @property
     def target(self) -> Target:
@@ -197,7 +201,7 @@ class RuleContext:
     @property
     def in_warp(self) -> bool:
         """Whether one user thread is a single warp here."""
-        return self.mode.semantics is Semantics.WARP
+        return self.mode.semantics.extends(Semantics.WARP)
 
     @property
     def auto_barriers(self) -> bool:
@@ -227,6 +231,26 @@ class RuleContext:
         on a barrier; where layouts are inferred, so is where that is necessary."""
         if self.auto_barriers and not self.in_warp and self.kernel.plan is None:
             self.synchronize()
+
+    def next_rule(self, *operands: Value, **params: Any) -> Any:
+        """Calls the rule that would be called if this one were not there, and returns its result.
+
+        Of the equation's other rules it is the most specific: one for a semantics that this one
+        falls back to, one for more targets or more operands, or an equal one that this one
+        overrides.
+
+        Args:
+          *operands: as the next rule shall see them.
+          **params: likewise; as a rule, those of the equation.
+
+        Raises:
+          MissingRuleError: there is none.
+        """
+        rule = self.kernel.registry.lowering_rule(
+            self.primitive, self.semantics, self.target, self.avals_in, params, after=self.rules
+        )
+        context = dataclasses.replace(self, rules=(*self.rules, rule))
+        return rule.function(context, *operands, **params)
 
     def lower(self, jaxpr: Any, args: Sequence[Value], *, mode: Mode | None = None) -> list[Value]:
         """Lowers a nested jaxpr in place; returns the values of its results."""

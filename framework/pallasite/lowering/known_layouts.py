@@ -16,6 +16,7 @@ from pallasite.errors import PallasiteError
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.linked_variables import LinkedVariables
 from pallasite.registry import Registry
+from pallasite.targets import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,9 @@ class KnownLayouts:
     combine, and calls link their operands and results to those of the jaxprs they call.
     """
 
-    def __init__(self, registry: Registry):
+    def __init__(self, registry: Registry, target: Target):
         self._registry = registry
+        self._target = target
         self._variables = LinkedVariables()
         self._sources: list[_Source] = []
         self._seen: dict[int, Any] = {}
@@ -79,7 +81,12 @@ class KnownLayouts:
         return found
 
     def _add_equation(self, equation: Any) -> None:
-        rule = self._registry.layout_rule(equation.primitive)
+        rule = self._registry.layout_rule(
+            equation.primitive,
+            self._target,
+            [atom.aval for atom in equation.invars],
+            equation.params,
+        )
         if rule is not None and equation.outvars:
             function = getattr(rule.function, "result_layouts", None)
             if function is not None:

@@ -23,7 +23,7 @@ from pallasite.errors import (
 )
 from pallasite.launch import Allocation
 from pallasite.lowering.geometry import Geometry
-from pallasite.registry import Registry
+from pallasite.registry import Registry, ResourceRule, Semantics, no_next_rule
 from pallasite.resource import Resource
 from pallasite.targets import Target
 
@@ -208,6 +208,8 @@ class EstimatorContext:
       geometry: grid, cluster and threads.
       params: the kernel's ``CompilerParams``.
       location: the source line of the equation, or else of the kernel.
+      semantics: what one user thread is in the kernel.
+      rules: the equation's rules that are being called, each by the one before it.
     """
 
     registry: Registry
@@ -215,6 +217,23 @@ class EstimatorContext:
     geometry: Geometry
     params: Any
     location: SourceLocation | None = None
+    semantics: Semantics = Semantics.LANE
+    rules: tuple[ResourceRule, ...] = ()
+
+    def next_rule(self, *avals: Any, **params: Any) -> Resources:
+        """Calls the rule that would be called if this one were not there, and returns its result.
+
+        Raises:
+          MissingRuleError: there is none.
+        """
+        rule = self.registry.resource_rule(
+            self.rules[-1].primitive, self.semantics, self.target, avals, params, after=self.rules
+        )
+        if rule is None:
+            raise no_next_rule("resource rule", self.rules, self.target)
+        context = dataclasses.replace(self, rules=(*self.rules, rule))
+        needed: Resources = rule.function(context, *avals, **params)
+        return needed
 
     def estimate(self, jaxpr: Any) -> Resources:
         """Resources of a nested jaxpr: its equations follow one another.
@@ -224,7 +243,11 @@ class EstimatorContext:
         """
         total = _NOTHING
         for equation in jaxpr.eqns:
-            rule = self.registry.resource_rule(equation.primitive)
+            avals = [atom.aval for atom in equation.invars]
+            with errors_at_equation(equation):
+                rule = self.registry.resource_rule(
+                    equation.primitive, self.semantics, self.target, avals, equation.params
+                )
             if rule is None:
                 for _ in _jax.jaxprs_in_params(equation.params):
                     raise UnsupportedError(
@@ -238,8 +261,8 @@ class EstimatorContext:
             location = _jax.user_location(equation.source_info) or self.location
             with errors_at_equation(equation):
                 needed = rule.function(
-                    dataclasses.replace(self, location=location),
-                    *[atom.aval for atom in equation.invars],
+                    dataclasses.replace(self, location=location, rules=(rule,)),
+                    *avals,
                     **equation.params,
                 )
             total = total | needed

@@ -83,11 +83,16 @@ def lower_jaxpr(
     regions = OpenRegions(kernel.launch)
     for equation in jaxpr.eqns:
         location = _jax.user_location(equation.source_info) or kernel.location
+        avals_in = tuple(atom.aval for atom in equation.invars)
+        with errors_at_equation(equation):
+            rule = kernel.registry.lowering_rule(
+                equation.primitive, mode.semantics, kernel.target, avals_in, equation.params
+            )
         context = RuleContext(
             kernel=kernel,
             mode=mode,
             primitive=equation.primitive,
-            avals_in=tuple(atom.aval for atom in equation.invars),
+            avals_in=avals_in,
             avals_out=tuple(variable.aval for variable in equation.outvars),
             used=tuple(variable in used for variable in equation.outvars),
             layout_hint=_hint(kernel, hints, equation.outvars[0])
@@ -98,6 +103,7 @@ def lower_jaxpr(
             else None,
             location=location,
             path=(*mode.path, id(equation)) if plan is not None else (),
+            rules=(rule,),
         )
         wanted = None
         before: Sequence[tuple[Any, dict[str, Any]]] = ()
@@ -108,7 +114,6 @@ def lower_jaxpr(
             context = dataclasses.replace(context, layout_hint=wanted.hint)
         with mlir_location(location), errors_at_equation(equation):
             check_elements(equation)
-            rule = kernel.registry.lowering_rule(equation.primitive, mode.semantics, kernel.target)
             operands = [read(atom) for atom in equation.invars]
             if wanted is not None:
                 operands = _converted(context, operands, wanted.operands, wanted.spread)
@@ -173,11 +178,16 @@ def layout_hints(kernel: KernelContext, jaxpr: Any) -> dict[Any, Layout]:
     """
     hints: dict[Any, Layout] = {}
     for equation in reversed(jaxpr.eqns):
-        rule = kernel.registry.layout_rule(equation.primitive)
-        if rule is None:
-            continue
-        wanted = [hints.get(variable) for variable in equation.outvars]
         with errors_at_equation(equation):
+            rule = kernel.registry.layout_rule(
+                equation.primitive,
+                kernel.target,
+                [atom.aval for atom in equation.invars],
+                equation.params,
+            )
+            if rule is None:
+                continue
+            wanted = [hints.get(variable) for variable in equation.outvars]
             proposals = rule.function(
                 [atom.aval for atom in equation.invars],
                 [variable.aval for variable in equation.outvars],

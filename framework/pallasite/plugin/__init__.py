@@ -35,9 +35,11 @@ from pallasite.extensions import InferenceRule as InferenceRule
 from pallasite.extensions import InstructionRule as InstructionRule
 from pallasite.extensions import LayoutRule as LayoutRule
 from pallasite.extensions import LoweringRule as LoweringRule
+from pallasite.extensions import OperandPredicate as OperandPredicate
 from pallasite.extensions import Pass as Pass
 from pallasite.extensions import PtxLaunch as PtxLaunch
 from pallasite.extensions import ResourceRule as ResourceRule
+from pallasite.extensions import Rule as Rule
 from pallasite.extensions import RuleSet as RuleSet
 from pallasite.extensions import RunOptions as RunOptions
 from pallasite.extensions import RunReport as RunReport

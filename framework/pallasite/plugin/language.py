@@ -23,6 +23,7 @@ from pallasite.language.memory import memory_space_of as memory_space_of
 from pallasite.language.memory import union_members as union_members
 from pallasite.language.mesh import WarpMesh as WarpMesh
 from pallasite.language.mesh import in_warp_region as in_warp_region
+from pallasite.language.operands import any_operand as any_operand
 from pallasite.language.params import BlockSpec as BlockSpec
 from pallasite.language.params import CompilerParams as CompilerParams
 from pallasite.language.params import CopyPartition as CopyPartition

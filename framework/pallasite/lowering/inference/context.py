@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite import _jax
@@ -41,6 +41,7 @@ from pallasite.lowering.inference.views import (
 )
 from pallasite.lowering.layout_report import Insertion
 from pallasite.lowering.transfers import default_layout
+from pallasite.registry import InferenceRule, Semantics, no_next_rule
 
 if TYPE_CHECKING:
     from pallasite.lowering.inference.walk import Walk
@@ -72,6 +73,7 @@ class InferenceContext:
       path: the calls around it.
       weight: how often it runs, about.
       in_warp: whether single warps run it.
+      rules: the equation's rules that are being called, each by the one before it.
     """
 
     walk: Walk
@@ -81,6 +83,45 @@ class InferenceContext:
     in_warp: bool = False
     record: Record = dataclasses.field(default_factory=Record)
     fork: Fork | None = None
+    rules: tuple[InferenceRule, ...] = ()
+
+    def find_rule(self, params: Mapping[str, Any]) -> InferenceRule | None:
+        """The most specific rule for the equation that is not being called yet."""
+        kernel = self.walk.kernel
+        return kernel.registry.inference_rule(
+            self.equation.primitive,
+            self.semantics,
+            kernel.target,
+            self.avals_in,
+            params,
+            after=self.rules,
+        )
+
+    def call(
+        self, rule: InferenceRule, operands: Sequence[AbstractValue], params: Mapping[str, Any]
+    ) -> Any:
+        """What a rule of the equation returns."""
+        before, self.rules = self.rules, (*self.rules, rule)
+        try:
+            return rule.function(self, *operands, **params)
+        finally:
+            self.rules = before
+
+    def next_rule(self, *operands: AbstractValue, **params: Any) -> Any:
+        """Calls the rule that would be called if this one were not there, and returns its result.
+
+        Raises:
+          MissingRuleError: there is none.
+        """
+        rule = self.find_rule(params)
+        if rule is None:
+            raise no_next_rule("inference rule", self.rules, self.walk.kernel.target)
+        return self.call(rule, operands, params)
+
+    @property
+    def semantics(self) -> Semantics:
+        """What one user thread is here."""
+        return Semantics.WARP if self.in_warp else self.walk.kernel.semantics
 
     @property
     def avals_in(self) -> list[Any]:

@@ -93,18 +93,17 @@ class Walk:
         used |= {atom for atom in jaxpr.outvars if _is_variable(atom)}
         for equation in jaxpr.eqns:
             operands = [read(atom) for atom in equation.invars]
-            rule = self.kernel.registry.inference_rule(equation.primitive)
             if equation.outvars and _is_scalar(equation):
                 results: Sequence[AbstractValue] = _scalars(equation, operands)
             else:
                 ctx = InferenceContext(self, equation, path, weight, in_warp)
                 with errors_at_equation(equation):
                     check_elements(equation)
+                    rule = ctx.find_rule(equation.params)
                     if rule is None:
                         results = _without_rule(ctx, operands)
                     else:
-                        found = rule.function(ctx, *operands, **equation.params)
-                        results = _as_results(ctx, found)
+                        results = _as_results(ctx, ctx.call(rule, operands, equation.params))
                 self._note(ctx, results, used)
             environment.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
@@ -263,7 +262,9 @@ def _without_rule(ctx: InferenceContext, operands: Sequence[AbstractValue]) -> l
         if isinstance(operand, MemoryValue):
             ctx.event("unknown", operand)
         ctx.uses(operand, as_is, f"{name} uses it")
-    hints = ctx.walk.kernel.registry.layout_rule(ctx.equation.primitive)
+    hints = ctx.walk.kernel.registry.layout_rule(
+        ctx.equation.primitive, ctx.walk.kernel.target, ctx.avals_in, ctx.equation.params
+    )
     if getattr(getattr(hints, "function", None), "same_layout", False):
         return [ctx.elementwise(*operands, aval=aval) for aval in ctx.avals_out]
     return [ctx.result(aval) for aval in ctx.avals_out]
