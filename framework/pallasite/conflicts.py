@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from pallasite.errors import PluginError
 from pallasite.extensions import Contribution, Pass
 from pallasite.rules import Rule
-from pallasite.targets import Target
+from pallasite.targets import Target, TargetPredicate
 
 
 class Overriding(Protocol):
@@ -21,6 +22,21 @@ class Overriding(Protocol):
     @property
     def overrides(self) -> tuple[str, ...]:
         """Names of the plugins that it may replace."""
+
+
+class Targeted(Overriding, Protocol):
+    """Anything that a plugin contributes for some targets."""
+
+    @property
+    def target(self) -> TargetPredicate:
+        """The targets that it is for."""
+
+
+def with_plugin(contributions: Iterable[Contribution], field: str) -> Iterator[Any]:
+    """What all plugins contribute of one kind, each with the name of its plugin."""
+    for one in contributions:
+        for entry in getattr(one, field):
+            yield dataclasses.replace(entry, plugin=one.plugin)
 
 
 def merge_targets(contributions: Iterable[Contribution]) -> dict[str, Target]:
@@ -99,9 +115,26 @@ def check_no_tie(subject: str, rules: Sequence[Rule], target: Target) -> None:
         raise tie(subject, matching, target)
 
 
-def tie(subject: str, rules: Sequence[Rule], target: Target) -> PluginError:
+def tie(subject: str, rules: Sequence[Overriding], target: Target) -> PluginError:
     """The error for rules of which none goes before the others on a target."""
     return _conflict(f"{subject} for target {target.name!r}", *_disputants(rules))
+
+
+def most_specific[Entry: Targeted](
+    subject: str, entries: Sequence[Entry], target: Target
+) -> Entry | None:
+    """The most specific of some entries for a target, or None if there is none.
+
+    Raises:
+      PluginError: equally specific ones of which none overrides the others.
+    """
+    matching = [entry for entry in entries if entry.target.matches(target)]
+    best = max((entry.target.specificity for entry in matching), default=None)
+    tied = [entry for entry in matching if entry.target.specificity == best]
+    chosen = winner(tied)
+    if tied and chosen is None:
+        raise tie(f"equally specific {subject}", tied, target)
+    return chosen
 
 
 def _conflict(subject: str, one: str, other: str, *, can_override: bool = True) -> PluginError:

@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
+from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierUse
 from pallasite.errors import InvalidValueError
 from pallasite.jaxpr_table import JaxprPrimitive
+from pallasite.memory_events import MemoryEvents, ProxyFence
 from pallasite.rules import InferenceRule as InferenceRule
 from pallasite.rules import LayoutRule as LayoutRule
 from pallasite.rules import LoweringRule as LoweringRule
@@ -185,6 +187,11 @@ class Contribution:
     layout_rules: tuple[LayoutRule, ...] = ()
     inference_rules: tuple[InferenceRule, ...] = ()
     jaxpr_primitives: tuple[JaxprPrimitive, ...] = ()
+    barrier_kinds: tuple[BarrierKind, ...] = ()
+    barrier_orders: tuple[BarrierOrder, ...] = ()
+    barrier_uses: tuple[BarrierUse, ...] = ()
+    memory_events: tuple[MemoryEvents, ...] = ()
+    proxy_fences: tuple[ProxyFence, ...] = ()
     passes: tuple[Pass, ...] = ()
     executors: tuple[Executor, ...] = ()
     instructions: tuple[InstructionRule, ...] = ()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierUse
     from pallasite.extensions import (
         Executor,
         InferenceRule,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         ResourceRule,
     )
     from pallasite.jaxpr_table import JaxprPrimitive
+    from pallasite.memory_events import MemoryEvents, ProxyFence
     from pallasite.targets import Target
 
 PROJECT = "pallasite"
@@ -85,6 +87,41 @@ def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:  # type: ignore[em
     flows into and out of these. With an entry and a lowering rule, the estimator, layout inference
     and the checks of a kernel see inside. Called once, before the first kernel is lowered; two
     entries for one primitive are an error unless one's ``overrides`` names the other plugin."""
+
+
+@hookspec
+def pallasite_barrier_kinds() -> Iterable[BarrierKind]:  # type: ignore[empty-body]
+    """Kinds of barriers: how their phases complete, and what arrivals and waits emit. Called once,
+    before the first kernel is lowered; titles of kinds must be unique."""
+
+
+@hookspec
+def pallasite_barrier_orders() -> Iterable[BarrierOrder]:  # type: ignore[empty-body]
+    """What barriers of any kind emit on some targets to order work that release and acquire leave
+    out. Called once, before the first kernel is lowered; the order whose target predicate is most
+    specific wins, and a tie between plugins is an error unless one's ``overrides`` names the
+    other."""
+
+
+@hookspec
+def pallasite_barrier_uses() -> Iterable[BarrierUse]:  # type: ignore[empty-body]
+    """Which primitives arrive on barriers or wait for them, for the checks and for layout
+    inference. Called once, before the first kernel is lowered; there is one for each argument of a
+    primitive that is a barrier."""
+
+
+@hookspec
+def pallasite_memory_events() -> Iterable[MemoryEvents]:  # type: ignore[empty-body]
+    """What primitives do to memory, by which proxy, for layout inference (which inserts barriers
+    and fences) and for checks. Called once, before the first kernel is lowered; a primitive has
+    one."""
+
+
+@hookspec
+def pallasite_proxy_fences() -> Iterable[ProxyFence]:  # type: ignore[empty-body]
+    """Primitives that order accesses by one proxy before those by another. Called once, before the
+    first kernel is lowered; of the fences between two proxies, the one whose target predicate is
+    most specific is inserted."""
 
 
 @hookspec

@@ -10,8 +10,10 @@ from typing import Any
 import pluggy
 
 from pallasite import extensions, hookspecs
+from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierUse
 from pallasite.errors import PluginError
 from pallasite.jaxpr_table import JaxprPrimitive
+from pallasite.memory_events import MemoryEvents, ProxyFence
 from pallasite.targets import Target
 
 FIELDS: Mapping[str, str] = {
@@ -28,6 +30,11 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_layout_rules": extensions.LayoutRule,
     "pallasite_inference_rules": extensions.InferenceRule,
     "pallasite_jaxpr_primitives": JaxprPrimitive,
+    "pallasite_barrier_kinds": BarrierKind,
+    "pallasite_barrier_orders": BarrierOrder,
+    "pallasite_barrier_uses": BarrierUse,
+    "pallasite_memory_events": MemoryEvents,
+    "pallasite_proxy_fences": ProxyFence,
     "pallasite_passes": extensions.Pass,
     "pallasite_executors": extensions.Executor,
     "pallasite_instructions": extensions.InstructionRule,

@@ -24,6 +24,7 @@ from pallasite.extensions import (
 )
 from pallasite.jaxpr_table import JaxprPrimitive, JaxprTable
 from pallasite.known_plugins import remedy
+from pallasite.order_tables import BarrierTables, MemoryTables
 from pallasite.rule_selection import RuleTable
 from pallasite.rules import OperandPredicate, Rule
 from pallasite.targets import Target, TargetPredicate
@@ -64,6 +65,8 @@ class Registry:
       names: ``"module:attribute"`` by the name under ``pallasite.gpu``.
       executors: executors by name.
       jaxprs: the primitives that carry jaxprs.
+      barriers: kinds of barriers, and what primitives do to them.
+      memory: what primitives do to memory, and fences.
       plugins: names of the plugins, in the order of loading.
     """
 
@@ -98,6 +101,8 @@ class Registry:
             contributions, "jaxpr_primitives", "descriptions of the jaxprs"
         )
         self.jaxprs = JaxprTable(jaxpr_primitives.values())
+        self.barriers = BarrierTables(contributions, self.targets.values())
+        self.memory = MemoryTables(contributions, self.targets.values())
         self._passes: dict[str, Pass] = unique(
             "passes named", _with_plugin(contributions, "passes"), lambda entry: entry.name
         )

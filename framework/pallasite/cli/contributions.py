@@ -51,6 +51,15 @@ def counts(registry: Registry) -> dict[str, dict[str, int]]:
             found[rule.plugin][kind] += 1
     for entry in registry.jaxprs:
         found[entry.plugin]["primitives with jaxprs"] += 1
+    for kind, entries in (
+        ("barrier kinds", registry.barriers.kinds.values()),
+        ("barrier orders", registry.barriers.orders()),
+        ("barrier uses", registry.barriers.all_uses()),
+        ("memory events", registry.memory.declared()),
+        ("proxy fences", registry.memory.all_fences()),
+    ):
+        for one in entries:
+            found[one.plugin][kind] += 1
     for instruction in manager().instructions().values():
         found[instruction.plugin]["PTX instructions"] += 1
     return {plugin: dict(counter) for plugin, counter in found.items()}

@@ -30,6 +30,7 @@ from pallasite.codegen.translation.locations import source_location
 from pallasite.errors import CompilationError, ConfigError, PallasiteError
 from pallasite.extensions import Pass, Stage
 from pallasite.jaxpr_table import JaxprTable
+from pallasite.order_tables import BarrierTables, MemoryTables
 from pallasite.targets import Target
 
 _EXTENSIONS: dict[str, str] = {"jaxpr": "txt", "mlir": "mlir", "llvm": "ll", "ptx": "ptx"}
@@ -62,6 +63,16 @@ class PassContext:
     def jaxprs(self) -> JaxprTable:
         """The primitives that carry jaxprs, for those who walk the kernel."""
         return plugins.registry().jaxprs
+
+    @property
+    def barriers(self) -> BarrierTables:
+        """Kinds of barriers, and what primitives do to them."""
+        return plugins.registry().barriers
+
+    @property
+    def memory(self) -> MemoryTables:
+        """What primitives do to memory."""
+        return plugins.registry().memory
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -19,6 +19,11 @@ from __future__ import annotations
 
 from pallasite import config as config
 from pallasite import plugins as plugins
+from pallasite.barrier_kinds import BarrierKind as BarrierKind
+from pallasite.barrier_kinds import BarrierOrder as BarrierOrder
+from pallasite.barrier_kinds import BarrierPhase as BarrierPhase
+from pallasite.barrier_kinds import BarrierRole as BarrierRole
+from pallasite.barrier_kinds import BarrierUse as BarrierUse
 from pallasite.errors import CompilationError as CompilationError
 from pallasite.errors import ConfigError as ConfigError
 from pallasite.errors import ExecutionError as ExecutionError
@@ -46,6 +51,15 @@ from pallasite.extensions import RunReport as RunReport
 from pallasite.extensions import Semantics as Semantics
 from pallasite.hookspecs import hookimpl as hookimpl
 from pallasite.jaxpr_table import JaxprPrimitive as JaxprPrimitive
+from pallasite.memory_events import GENERIC as GENERIC
+from pallasite.memory_events import EventContext as EventContext
+from pallasite.memory_events import EventKind as EventKind
+from pallasite.memory_events import MemoryEvent as MemoryEvent
+from pallasite.memory_events import MemoryEvents as MemoryEvents
+from pallasite.memory_events import Proxy as Proxy
+from pallasite.memory_events import ProxyFence as ProxyFence
+from pallasite.order_tables import BarrierTables as BarrierTables
+from pallasite.order_tables import MemoryTables as MemoryTables
 from pallasite.plugins import manager as manager
 from pallasite.resource import BARRIERS as BARRIERS
 from pallasite.resource import SHARED_MEMORY as SHARED_MEMORY
