@@ -21,6 +21,7 @@ from pallasite import config, plugins
 from pallasite.codegen import compile as code_generation
 from pallasite.codegen.tools import find_tool
 from pallasite.language.params import CompilerParams, LoweringSemantics
+from pallasite.runtime import registration as registration  # so that traced kernels can run
 
 pytest_plugins = ["pallasite_simulator.pytest_plugin"]
 

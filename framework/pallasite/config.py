@@ -172,6 +172,15 @@ OPTIONS: dict[str, Option] = {
             "the assembler that turns PTX into machine code and counts registers",
         ),
         Option(
+            "executor",
+            "PALLASITE_EXECUTOR",
+            lambda: None,
+            _optional_name,
+            "the name of an executor such as 'simulator', or None",
+            "what runs kernels, instead of the executor of the highest priority",
+            affects_code=False,
+        ),
+        Option(
             "sanitize",
             "PALLASITE_SANITIZE",
             lambda: False,

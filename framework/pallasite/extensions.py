@@ -8,6 +8,11 @@ from typing import Any, Literal, get_args
 
 from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierUse
 from pallasite.errors import InvalidValueError
+from pallasite.executors import Executor as Executor
+from pallasite.executors import LaunchRequest as LaunchRequest
+from pallasite.executors import PtxLaunch as PtxLaunch
+from pallasite.executors import RunOptions as RunOptions
+from pallasite.executors import RunReport as RunReport
 from pallasite.jaxpr_table import JaxprPrimitive
 from pallasite.memory_events import MemoryEvents, ProxyFence
 from pallasite.rules import InferenceRule as InferenceRule
@@ -59,101 +64,6 @@ class Pass:
                 got=repr(self.stage),
                 expected="one of " + ", ".join(STAGES),
             )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How a kernel is run for a report; None leaves a thing to the executor and its options.
-
-    Attributes:
-      blocks: linear numbers of the blocks of the grid to run (x fastest); None for all.
-      processes: how many processes share the work.
-      progress: whether a progress bar is shown on standard error.
-      sanitize: whether what the kernel does is checked, or names of checks.
-      statistics: whether what the kernel does is counted.
-    """
-
-    blocks: tuple[int, ...] | None = None
-    processes: int | None = None
-    progress: bool | None = None
-    sanitize: bool | tuple[str, ...] | None = None
-    statistics: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PtxLaunch:
-    """A kernel that is given as PTX, and one launch of it.
-
-    Attributes:
-      ptx: the text of a module.
-      arguments: one for each parameter: a NumPy array (which the kernel may change) for a pointer,
-        a NumPy scalar by value, None for a null pointer.
-      grid, block, cluster: extents in CUDA's order (x, y, z); ``grid`` in blocks.
-      shared_memory_bytes: dynamic shared memory of each block.
-      name: of the kernel; may be left out if the module has only one.
-      target: what the figures of a report are for; None for that of the module.
-    """
-
-    ptx: str
-    arguments: tuple[Any, ...]
-    grid: tuple[int, int, int] = (1, 1, 1)
-    block: tuple[int, int, int] = (1, 1, 1)
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    shared_memory_bytes: int = 0
-    name: str | None = None
-    target: Target | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunReport:
-    """What one run of a kernel gave.
-
-    Attributes:
-      name: of the kernel.
-      outputs: NumPy arrays.
-      printed: what the kernel printed.
-      findings: what is wrong with what it did, one text for each.
-      sections: further text by title, for people.
-      data: the same and more for programs, such as can be written as JSON.
-    """
-
-    name: str
-    outputs: tuple[Any, ...] = ()
-    printed: str = ""
-    findings: tuple[str, ...] = ()
-    sections: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Executor:
-    """A way to run compiled kernels.
-
-    Attributes:
-      name: unique name, as in ``pallasite doctor``.
-      platforms: JAX platforms on which it can serve (``"cuda"``, ``"cpu"``).
-      run: ``run(compiled, *operands)`` returns the list of outputs; it is traced by JAX, so it
-        must be made of JAX operations (an FFI call, a callback).
-      available: whether it can work in this process; None means always.
-      priority: the largest that is available for a platform is chosen.
-      overrides: names of plugins whose executor of the same name this one replaces.
-      description: one line for ``pallasite doctor``.
-      inspect: ``inspect(compiled, inputs, options)`` runs a kernel on NumPy arrays with
-        :class:`RunOptions` and returns a :class:`RunReport`; None if it has nothing to report.
-      run_ptx: ``run_ptx(launch, options)`` runs a :class:`PtxLaunch` and returns a
-        :class:`RunReport`; None if it runs compiled kernels only.
-    """
-
-    name: str
-    platforms: tuple[str, ...]
-    run: Callable[..., Any]
-    available: Callable[[], bool] | None = None
-    priority: int = 0
-    overrides: tuple[str, ...] = ()
-    description: str = ""
-    plugin: str = ""
-    inspect: Callable[[Any, Any, RunOptions], RunReport] | None = None
-    run_ptx: Callable[[PtxLaunch, RunOptions], RunReport] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ def __getattr__(name: str) -> Any:
     from pallasite import plugins
 
     if name in _plugin_names():
+        importlib.import_module("pallasite.runtime.registration")
         return plugins.manager().name(name)
     hint = remedy("names", name, plugins.manager().absences())
     if hint is None:
@@ -56,6 +57,7 @@ def _plugin_names() -> dict[str, str]:
 
 
 def _resolve(path: str) -> Any:
+    importlib.import_module("pallasite.runtime.registration")  # Whoever has a name can run kernels.
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

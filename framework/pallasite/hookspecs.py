@@ -132,8 +132,9 @@ def pallasite_passes() -> Iterable[Pass]:  # type: ignore[empty-body]
 
 @hookspec
 def pallasite_executors() -> Iterable[Executor]:  # type: ignore[empty-body]
-    """Ways to run compiled kernels. Called once, before the first kernel is lowered; for a
-    platform, the executor with the highest priority among those available is used."""
+    """Ways to run compiled kernels. Called once, before the first kernel is lowered. On a platform,
+    the available executor of the highest priority runs kernels, unless the option ``executor``
+    names another one; the core's own, JAX's launcher on CUDA, has priority 0."""
 
 
 @hookspec

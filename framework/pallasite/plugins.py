@@ -29,6 +29,7 @@ from pallasite.targets import Target
 CORE = "pallasite"
 
 BUILTIN_MODULES: Mapping[str, str] = {
+    "pallasite_executors": "pallasite.runtime.builtin",
     "pallasite_passes": "pallasite.passes.builtin",
 }
 """The core's hook implementations: the module that holds each, imported when it is called."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pallasite.conflicts import in_order, merge_names, merge_targets, unique
 from pallasite.errors import MissingRuleError
+from pallasite.executor_choice import ExecutorChoice, choose_executor
 from pallasite.extensions import (
     STAGES,
     Contribution,
@@ -230,13 +231,12 @@ class Registry:
         return tuple(entry for entry in ordered if target is None or entry.target.matches(target))
 
     def executor_for(self, platform: str) -> Executor | None:
-        """The available executor of the highest priority for a JAX platform, or None."""
-        candidates = [
-            entry
-            for entry in self.executors.values()
-            if platform in entry.platforms and (entry.available is None or entry.available())
-        ]
-        return max(candidates, key=lambda entry: entry.priority, default=None)
+        """The executor that runs kernels on a JAX platform, or None."""
+        return self.executor_choice(platform).chosen
+
+    def executor_choice(self, platform: str) -> ExecutorChoice:
+        """Which executor runs kernels on a JAX platform, and why; see :class:`ExecutorChoice`."""
+        return choose_executor(self.executors.values(), platform)
 
     def _missing(
         self,

@@ -55,17 +55,77 @@ def test_gpu(command, devices):
 
 
 def test_executors(command, devices):
-    found = checks(command("doctor", "--json"))
-    assert found["executors"]["text"].startswith("simulator on cpu (")
+    result = command("doctor", "--json")
+    found = checks(result)
+    assert found["on cuda"]["text"].startswith("jax-launcher runs kernels: ")
+    assert found["on cpu, as JAX is here"]["text"].startswith("simulator runs kernels: ")
+    listed = {one["platform"]: one for one in result.json["executors"]}
+    assert [one["name"] for one in listed["cpu"]["executors"]] == ["simulator"]
+    assert listed["cpu"]["runs"] == "simulator"
     assert found["PTX instructions"]["text"].startswith("rules for ")
     with config.scoped(disabled_plugins=("simulator", "hopper", "blackwell")):
         found = checks(command("doctor", "--json"))
-        assert found["executors"]["text"] == "none: kernels can be compiled here, not run"
-        assert "enable plugin 'simulator'" in found["executors"]["remedy"]
+        here = found["on cpu, as JAX is here"]
+        assert here["text"] == ("nothing runs kernels: no plugin has an executor for this platform")
+        assert here["state"] == WARNING
+        assert "enable plugin 'simulator'" in here["remedy"]
         assert "PTX instructions" not in found
     devices.update(GPU)
     found = checks(command("doctor", "--json"))
-    assert found["executors"]["text"].startswith("the GPU, simulator on cpu")
+    assert "on cuda, as JAX is here" in found and "on cpu" in found
+
+
+class Launchers:
+    """Two launchers for CUDA, one of which cannot work, and one for a platform of its own."""
+
+    @pallasite.hookimpl
+    def pallasite_executors(self):
+        def run(compiled, *operands, request):
+            return []
+
+        def reason():
+            return "needs driver 999"
+
+        return [
+            pallasite.Executor(name="fast", platforms=("cuda",), run=run, priority=5),
+            pallasite.Executor(
+                name="faster", platforms=("cuda",), run=run, priority=9, available=reason
+            ),
+            pallasite.Executor(name="other", platforms=("toaster",), run=run),
+        ]
+
+
+def test_which_executor_runs_and_why(command, monkeypatch):
+    plugins.register(Launchers(), name="launchers")
+    try:
+        result = command("doctor", "--json")
+        table = [line.split() for line in command("doctor").out.splitlines()]
+        monkeypatch.setenv("PALLASITE_EXECUTOR", "faster")
+        forced = command("doctor", "--json")
+        shown = command("doctor").out
+    finally:
+        plugins.unregister("launchers")
+    (cuda, _, toaster) = result.json["executors"]
+    assert (cuda["runs"], cuda["reason"]) == (
+        "fast",
+        "the highest priority, 5, of those that are available",
+    )
+    assert [(one["name"], one["unavailable"]) for one in cuda["executors"]] == [
+        ("faster", "needs driver 999"),
+        ("fast", None),
+        ("jax-launcher", None),
+    ]
+    assert (toaster["platform"], toaster["runs"]) == ("toaster", "other")
+    expected = ["cuda", "faster", "launchers", "9", "no:", "needs", "driver", "999", "no"]
+    assert expected in table
+    assert ["cuda", "fast", "launchers", "5", "yes", "yes"] in table
+    found = checks(forced)["on cuda"]
+    assert found["state"] == WARNING
+    assert found["text"] == (
+        "nothing runs kernels: PALLASITE_EXECUTOR names faster, which cannot run: needs driver 999"
+    )
+    assert forced.json["executors"][0]["forced"] == "faster"
+    assert "! on cuda" in shown
 
 
 def test_instructions_that_contradict_each_other(command):

@@ -207,7 +207,7 @@ class Doubling:
 
     @pallasite.hookimpl
     def pallasite_executors(self):
-        def run(compiled, *operands):
+        def run(compiled, *operands, request):
             return run_on_host(
                 lambda _, arrays: [2 * array for array in arrays], compiled, *operands
             )
@@ -273,7 +273,7 @@ def test_the_executor_of_the_highest_priority(command, other, tmp_path):
 def test_unknown_executors(command):
     result = command("run", f"{FILE}::triple", "--executor", "nothing")
     assert result.err.startswith(
-        "error: no executor named 'nothing'\n  expected: one of gpu, simul"
+        "error: no executor named 'nothing'\n  expected: one of gpu, jax-launcher, simul"
     )
 
 

@@ -23,6 +23,7 @@ def test_defaults(monkeypatch):
         "cache": True,
         "cache_dir": pathlib.Path("/somewhere/pallasite"),
         "ptxas": "auto",
+        "executor": None,
         "sanitize": False,
         "autotune": "off",
     }

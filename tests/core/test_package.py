@@ -37,6 +37,30 @@ def test_importing_pallasite_loads_neither_jax_nor_plugins():
     assert loaded == "[]"
 
 
+def test_the_language_without_a_runtime():
+    """It does not reach for the runtime; whoever imports ``pallasite.gpu`` has one."""
+    program = """
+import sys, jax, jax.numpy as jnp
+from pallasite.errors import InternalError
+from pallasite.language.kernel import kernel
+call = jax.jit(kernel(lambda x, o: None, out_type=jax.ShapeDtypeStruct((8,), jnp.float32)))
+x = jax.ShapeDtypeStruct((8,), jnp.float32)
+try:
+    call.trace(x).lower(lowering_platforms=("cuda",))
+except InternalError as error:
+    print(error.message)
+print("pallasite.runtime" in sys.modules)
+from pallasite import gpu
+gpu.kernel
+print("pallasite.runtime.registration" in sys.modules, "pallasite.runtime.api" in sys.modules)
+"""
+    assert run(program).splitlines() == [
+        "kernel 'lambda' is lowered, but no runtime is registered",
+        "False",
+        "True False",
+    ]
+
+
 def test_exports_exist():
     for name in pallasite.__all__:
         assert getattr(pallasite, name) is not None, name

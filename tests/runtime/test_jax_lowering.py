@@ -22,7 +22,7 @@ from pallasite.language.kernel import kernel_call_p
 from pallasite.launch import ArrayParameter
 from pallasite.launch_plan import canonical_order
 from pallasite.runtime import clear_memory, compiler, run_on_host
-from pallasite.runtime.jax_lowering import check_device
+from pallasite.runtime.executors import check_device
 from pallasite.runtime.override import override
 from pallasite.target_selection import find_target
 from pallasite.targets import Target
@@ -71,8 +71,8 @@ class _Doubling:
         assert all(type(array) is np.ndarray for array in arrays)
         return [2 * array for array in arrays]
 
-    def run(self, compiled, *operands):
-        return run_on_host(self.execute, compiled, *operands)
+    def run(self, compiled, *operands, request):
+        return run_on_host(self.execute, compiled, *operands, request=request)
 
     @pallasite.hookimpl
     def pallasite_executors(self):

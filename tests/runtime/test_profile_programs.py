@@ -33,8 +33,8 @@ class _Fake:
             outputs[profile.output] = np.concatenate(words)
         return outputs
 
-    def run(self, compiled, *operands):
-        return run_on_host(self.execute, compiled, *operands)
+    def run(self, compiled, *operands, request):
+        return run_on_host(self.execute, compiled, *operands, request=request)
 
     @pallasite.hookimpl
     def pallasite_executors(self):

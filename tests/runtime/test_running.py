@@ -19,7 +19,7 @@ from pallasite import config
 from pallasite import gpu as plgpu
 from pallasite.launch import ArrayParameter
 from pallasite.runtime import clear_memory
-from pallasite.runtime.jax_lowering import find_executor
+from pallasite.runtime.executors import find_executor
 
 pytestmark = pytest.mark.runs_kernels
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from pallasite.cli import doctor_devices, doctor_software, output
+from pallasite.cli import doctor_devices, doctor_executors, doctor_software, output
 from pallasite.cli.checks import PROBLEM, WARNING, Check
 
 _MARKS = {PROBLEM: "X", WARNING: "!"}
@@ -22,9 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs all checks."""
+    found = doctor_devices.ask_jax()
+    executors, choices = doctor_executors.executors(found)
     sections: dict[str, list[Check]] = {
         "software": doctor_software.libraries(),
-        "devices": doctor_devices.devices(),
+        "devices": doctor_devices.devices(found),
+        "executors": executors,
         "tools": doctor_software.tools(),
         "plugins": doctor_software.plugins(),
         "cache": doctor_software.cache(),
@@ -37,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
             title: [dataclasses.asdict(check) for check in section]
             for title, section in sections.items()
         }
-        output.print_json({"healthy": not essential, "checks": report})
+        listed = doctor_executors.as_json(choices)
+        output.print_json({"healthy": not essential, "checks": report, "executors": listed})
         return 1 if essential else 0
     for title, section in sections.items():
         print(title)
@@ -46,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"  {_MARKS.get(check.state, ' ')} {check.name:<{width}}  {check.text}".rstrip())
             if check.remedy:
                 print(f"    {'':<{width}}  try: {check.remedy}")
+        if title == "executors" and choices:
+            print(output.indented(doctor_executors.table(choices), by=4))
         print()
     optional = sum(check.state == WARNING for check in checks)
     if essential:

@@ -25,11 +25,14 @@ print(json.dumps({
 """
 
 
-def devices() -> list[Check]:
-    """JAX's devices, the GPU's driver, the launcher, and what runs kernels on each platform."""
-    found = ask_jax()
+def devices(found: dict[str, Any]) -> list[Check]:
+    """JAX's devices, the GPU's driver, the launcher.
+
+    Args:
+      found: what :func:`ask_jax` says.
+    """
     on_gpu = found.get("platform") in ("gpu", "cuda")
-    return [_jax_devices(found), *_driver(on_gpu), _launcher(on_gpu), _executors(on_gpu)]
+    return [_jax_devices(found), *_driver(on_gpu), _launcher(on_gpu)]
 
 
 def ask_jax() -> dict[str, Any]:
@@ -94,26 +97,3 @@ def _launcher(on_gpu: bool) -> Check:
         text = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
         return Check("GPU launcher", text, WARNING, _CUDA)
     return Check("GPU launcher", "bindings of JAX's kernel launcher found")
-
-
-def _executors(on_gpu: bool) -> Check:
-    from pallasite.cli.contributions import quiet
-    from pallasite.known_plugins import remedy
-    from pallasite.plugins import manager
-
-    try:
-        with quiet():
-            registry = manager().registry()
-            found = {platform: registry.executor_for(platform) for platform in ("cuda", "cpu")}
-    except Exception as error:
-        return Check("executors", f"not known: {error}".splitlines()[0], WARNING)
-    texts = ["the GPU"] if on_gpu else []
-    for platform, one in found.items():
-        if one is not None:
-            description = f" ({one.description})" if one.description else ""
-            texts.append(f"{one.name} on {platform}{description}")
-    if not texts:
-        text = "none: kernels can be compiled here, not run"
-        advice = remedy("executors", "simulator", manager().absences())
-        return Check("executors", text, WARNING, advice or "")
-    return Check("executors", ", ".join(texts))

@@ -14,8 +14,9 @@ parameter of the kernel. Without ::KERNEL the file must have just one.
   --arg x.npy                an array from a file
   --arg null                 a null pointer (PTX)
 
-'gpu' runs on JAX's GPU. Other executors are those of plugins, such as 'simulator': see 'pallasite
-doctor'. The options on blocks, checks, processes and statistics are for those that give reports.
+'gpu' runs on JAX's GPU, by the launcher of the highest priority. The executors of plugins, such as
+'simulator', have names of their own: see 'pallasite doctor'. The options on blocks, checks,
+processes and statistics are for those that give reports.
 Exit status 1 if a check fails, or the kernel does something wrong.
 
   pallasite run examples/softmax.py::softmax_f32_1024 --statistics
@@ -33,6 +34,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pallasite import config
 from pallasite.cli import kernel_file, kernels, output
 from pallasite.cli.array_types import setting
 from pallasite.cli.run_arguments import argument, make, random_array
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from pallasite.targets import Target
 
 GPU = "gpu"
-"""The name under which JAX's own launcher goes here."""
+"""The name here of whatever launches on JAX's GPU."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +166,11 @@ def _run_function(arguments: argparse.Namespace) -> Outcome:
     with _device(executor):
         inputs = _inputs(arguments, candidate, file)
         kernels.check_operands(name, function, inputs)
-        with running(file.path.resolve()), _observed(executor, arguments, target, reports):
+        with (
+            running(file.path.resolve()),
+            _on_gpu(arguments.executor),
+            _observed(executor, arguments, target, reports),
+        ):
             result = jax.block_until_ready(jax.jit(function)(*inputs))
         outputs = [np.asarray(array) for array in jax.tree.leaves(result)]
         if candidate.check is not None and arguments.blocks is None:
@@ -182,13 +188,16 @@ def _observed(
     reports: list[RunReport],
 ) -> Iterator[None]:
     """Runs the kernels of programs by an executor, compiled for a target; collects its reports."""
+    from pallasite.extensions import LaunchRequest
     from pallasite.runtime.callback import kernel_errors, run_on_host
     from pallasite.runtime.override import override
 
-    run_kernel = executor.run if executor is not None else None
+    run_kernel = None
     if executor is not None and executor.inspect is not None:
         inspect = functools.partial(_collect, executor, _options(arguments), reports)
         run_kernel = functools.partial(run_on_host, inspect)
+    elif executor is not None:
+        run_kernel = functools.partial(executor.run, request=LaunchRequest(platform="cpu"))
     with kernel_errors(), override(run_kernel, target):
         yield
 
@@ -291,7 +300,7 @@ def _run_ptx(arguments: argparse.Namespace) -> Outcome:
 
 
 def _executor(name: str | None, ability: str, what: str) -> Executor | None:
-    """The executor to use; None for the GPU.
+    """The executor to use; None for one that launches on the GPU (see :func:`_on_gpu`).
 
     Args:
       name: what the user asked for.
@@ -302,6 +311,7 @@ def _executor(name: str | None, ability: str, what: str) -> Executor | None:
       ExecutionError: there is none.
     """
     from pallasite.plugins import registry
+    from pallasite.runtime.executors import no_executor
 
     executors = registry().executors
     known = [GPU, *executors]
@@ -312,36 +322,48 @@ def _executor(name: str | None, ability: str, what: str) -> Executor | None:
         )
     if name is None and not ptx and _backend() == "gpu":
         return None
-    if name == GPU and not ptx:
+    if name is not None and not ptx and _needs_gpu(name):
         if _backend() != "gpu":
             raise ExecutionError(
-                "executor 'gpu' needs a CUDA GPU that JAX can use",
+                f"executor {name!r} needs a CUDA GPU that JAX can use",
                 got=f"JAX is on {_backend()!r}",
                 hint="'pallasite doctor' says what is missing",
             )
         return None
+    with contextlib.nullcontext() if name is None else config.scoped(executor=name):
+        choice = registry().executor_choice("cpu")
+    if not ptx:
+        if choice.chosen is None:
+            raise no_executor(choice, what)
+        return choice.chosen
     candidates = [
-        one
-        for one in executors.values()
-        if name in (None, one.name)
-        and (one.available is None or one.available())
-        and (getattr(one, ability) is not None if ptx else "cpu" in one.platforms)
+        one.executor
+        for one in choice.candidates
+        if one.executor.run_ptx is not None
+        and one.unavailable is None
+        and name in (None, one.executor.name)
     ]
     if not candidates:
-        raise _no_executor(name, ptx, what)
-    return max(candidates, key=lambda one: one.priority)
+        raise ExecutionError(
+            f"executor {name!r} cannot run {what}" if name else f"no executor can run {what}",
+            expected="an executor that runs PTX",
+            hint="'pallasite doctor' lists the executors",
+        )
+    return candidates[0]
 
 
-def _no_executor(name: str | None, ptx: bool, what: str) -> ExecutionError:
-    if not ptx and name is None:
-        from pallasite.runtime.jax_lowering import no_executor
+def _needs_gpu(name: str) -> bool:
+    """Whether an executor launches on the GPU and cannot work on the CPU."""
+    from pallasite.plugins import registry
 
-        return no_executor("cpu", what)
-    return ExecutionError(
-        f"executor {name!r} cannot run {what}" if name else f"no executor can run {what}",
-        expected="an executor that runs PTX" if ptx else "an executor for the CPU",
-        hint="'pallasite doctor' lists the executors",
-    )
+    return name == GPU or "cpu" not in registry().executors[name].platforms
+
+
+def _on_gpu(name: str | None) -> contextlib.AbstractContextManager[None]:
+    """Has the executor of this name launch on the GPU, if it is one that does."""
+    if name in (None, GPU) or not _needs_gpu(str(name)):
+        return contextlib.nullcontext()
+    return config.scoped(executor=name)
 
 
 def _backend() -> str:

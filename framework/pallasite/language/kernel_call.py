@@ -1,21 +1,20 @@
 """``kernel_call_p``: the primitive whose only parameter is the :class:`KernelSpec` of a kernel.
 
 Its rules for types and effects, mutable arrays and ``jax.vmap`` are here. What it is compiled to is
-decided by the runtime, which is loaded when the first kernel is lowered.
+decided by the runtime that is registered with :mod:`pallasite.language.execution`.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallasite import _jax
-from pallasite.language import checks
+from pallasite import _jax, config
+from pallasite.language import checks, execution
 from pallasite.language.batching import BatchAxis, prepend_axis
 from pallasite.language.spec import KernelSpec
 from pallasite.language.tracing import KernelEnvironment
@@ -25,16 +24,15 @@ kernel_call_p.multiple_results = True
 
 
 @functools.lru_cache(maxsize=1024)
-def _jitted(spec: KernelSpec) -> Callable[..., Any]:
+def _jitted(spec: KernelSpec, executor: str | None) -> Callable[..., Any]:
+    del executor  # A program keeps the one that it was lowered with.
     compiled: Callable[..., Any] = jax.jit(functools.partial(kernel_call_p.bind, spec=spec))
     return compiled
 
 
 def _impl(*operands: Any, spec: KernelSpec) -> Any:
-    # The runtime is a later layer. What an executor raises comes out as it is.
-    callback = importlib.import_module("pallasite.runtime.callback")
-    with jax.disable_jit(False), callback.kernel_errors():
-        return _jitted(spec)(*operands)
+    with jax.disable_jit(False), execution.runtime(spec.name).kernel_errors():
+        return _jitted(spec, config.get("executor"))(*operands)
 
 
 kernel_call_p.def_impl(_impl)
@@ -163,9 +161,8 @@ _jax.primitive_jvps[kernel_call_p] = _jvp
 
 
 def _lower(platform: str | None, ctx: Any, *operands: Any, spec: KernelSpec) -> Any:
-    # The runtime is a later layer: it is loaded when the first kernel is lowered.
-    runtime = importlib.import_module("pallasite.runtime.jax_lowering")
-    return runtime.lower_kernel_call(ctx, *operands, spec=spec, platform=platform)
+    lower = execution.runtime(spec.name).lower_kernel_call
+    return lower(ctx, *operands, spec=spec, platform=platform)
 
 
 for _platform in (None, "cuda", "cpu"):

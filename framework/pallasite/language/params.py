@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
-import importlib
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
-
-from jax.extend.pallas import register_lowering_rule
 
 from pallasite import _jax
 from pallasite.language import checks
@@ -162,27 +158,6 @@ class PipelinedBlockMapping(_jax.BlockMapping):  # type: ignore[misc]
 
     delay_release: int = 0
     oob_fill_mode: OOBFillMode = OOBFillMode.ZEROS
-
-
-def _lower_pallas_call(rule: str, *args: Any, **kwargs: Any) -> Any:
-    # The runtime is a later layer: it is loaded when the first kernel is lowered.
-    return getattr(importlib.import_module("pallasite.runtime.jax_lowering"), rule)(*args, **kwargs)
-
-
-register_lowering_rule(
-    CompilerParams, functools.partial(_lower_pallas_call, "lower_pallas_call"), "gpu"
-)
-_jax.register_lowering(
-    _jax.pallas_call_p,
-    functools.partial(_lower_pallas_call, "lower_pallas_call_on_cpu"),
-    platform="cpu",
-)
-for _platform in ("cuda", "cpu"):
-    _jax.register_lowering(
-        _jax.mpmd_map_p,
-        functools.partial(_lower_pallas_call, "lower_mesh_kernel", platform=_platform),
-        platform=_platform,
-    )
 
 
 @dataclasses.dataclass

@@ -38,6 +38,7 @@ from pallasite.errors import UnsupportedError as UnsupportedError
 from pallasite.extensions import Executor as Executor
 from pallasite.extensions import InferenceRule as InferenceRule
 from pallasite.extensions import InstructionRule as InstructionRule
+from pallasite.extensions import LaunchRequest as LaunchRequest
 from pallasite.extensions import LayoutRule as LayoutRule
 from pallasite.extensions import LoweringRule as LoweringRule
 from pallasite.extensions import OperandPredicate as OperandPredicate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pallasite.runtime.registration as _registration  # noqa: F401  (so that kernels can run)
 from pallasite.language import arguments as arguments
 from pallasite.language import checks as checks
 from pallasite.language import transforms as transforms

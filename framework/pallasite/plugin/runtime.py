@@ -9,9 +9,9 @@ from pallasite.runtime.callback import kernel_errors as kernel_errors
 from pallasite.runtime.callback import run_on_host as run_on_host
 from pallasite.runtime.compiler import compile_kernel as compile_kernel
 from pallasite.runtime.disk_cache import CacheWarning as CacheWarning
-from pallasite.runtime.jax_lowering import check_device as check_device
-from pallasite.runtime.jax_lowering import find_executor as find_executor
-from pallasite.runtime.jax_lowering import interpreter as interpreter
+from pallasite.runtime.executors import check_device as check_device
+from pallasite.runtime.executors import find_executor as find_executor
+from pallasite.runtime.executors import interpreter as interpreter
 from pallasite.runtime.jax_lowering import kernel_in_equation as kernel_in_equation
 from pallasite.runtime.launch import launches_nothing as launches_nothing
 from pallasite.runtime.launch import nbytes as nbytes

@@ -24,6 +24,7 @@ from jax.interpreters import mlir
 from pallasite import config
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import ExecutionError, PallasiteError
+from pallasite.extensions import LaunchRequest
 
 HostFunction = Callable[[CompiledKernel, Sequence[np.ndarray]], Sequence[np.ndarray]]
 """``execute(compiled, inputs)`` returns the outputs. The inputs must not be written to, and must
@@ -35,13 +36,20 @@ _recent: collections.deque[tuple[str, Exception]] = collections.deque(maxlen=_RE
 
 
 def run_on_host(
-    execute: HostFunction, compiled: CompiledKernel, *operands: jax.Array
+    execute: HostFunction,
+    compiled: CompiledKernel,
+    *operands: jax.Array,
+    request: LaunchRequest | None = None,
 ) -> list[jax.Array]:
     """Runs a kernel by a Python function; with that bound, it is what an executor's ``run`` is.
+
+    The call always counts as one with side effects, whatever ``request`` says: a kernel may print,
+    and what runs it may find an error.
 
     It works wherever kernels do: eagerly, under ``jax.jit``, and inside ``jax.shard_map``. Options
     that a ``with config.scoped(...)`` sets where the program is compiled hold when it runs.
     """
+    del request
     call = _HostCall(execute, compiled, config.scoped_options())
     results: list[jax.Array] = host_call_p.bind(*operands, call=call)
     return results

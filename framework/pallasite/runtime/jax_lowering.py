@@ -1,23 +1,23 @@
 """What JAX does with a kernel when it lowers a program: compile it, and call it on the platform.
 
-On CUDA, the kernel is launched by JAX's own launcher. On CPU, the executor of the highest priority
-that a plugin offers for it runs the PTX. Both are made of JAX operations that take the place of the
-kernel's equation, so kernels work wherever JAX lowers programs: ``jax.jit`` (several kernels in
-one), ``jax.shard_map``, donated buffers, ahead-of-time compilation, and the persistent compilation
-cache, since the same kernel always gives the same program.
+The executor that serves the platform runs it; see :mod:`pallasite.runtime.executors`. It is made of
+JAX operations that take the place of the kernel's equation, so kernels work wherever JAX lowers
+programs: ``jax.jit`` (several kernels in one), ``jax.shard_map``, donated buffers, ahead-of-time
+compilation, and the persistent compilation cache, since the same kernel always gives the same
+program.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from jax.interpreters import mlir
 
-from pallasite import _jax, config, plugins
-from pallasite.errors import ExecutionError, InvalidTypeError, UnsupportedError
-from pallasite.known_plugins import remedy
+from pallasite import _jax
+from pallasite.errors import InvalidTypeError
+from pallasite.extensions import LaunchRequest
 from pallasite.language.interpret import InterpretGPUParams, interpretation
 from pallasite.language.kernel import KernelSpec
 from pallasite.language.mesh import Mesh
@@ -25,10 +25,15 @@ from pallasite.language.mesh_kernel import mesh_kernel_spec
 from pallasite.language.pallas_call import pallas_call_spec
 from pallasite.language.params import CompilerParams
 from pallasite.runtime.compiler import compile_kernel
-from pallasite.runtime.launch import launch
+from pallasite.runtime.executors import (
+    check_device,
+    find_executor,
+    has_side_effects,
+    interpreter,
+    single_platform,
+)
 from pallasite.runtime.override import current
 from pallasite.target_selection import local_compute_capability
-from pallasite.targets import Target
 
 
 def lower_kernel_call(
@@ -40,7 +45,7 @@ def lower_kernel_call(
       ctx: JAX's lowering context.
       *operands: the kernel's inputs.
       spec: the kernel.
-      platform: ``"cuda"`` or ``"cpu"``; None for that of the program, which must be one of them.
+      platform: what the program is lowered for, such as ``"cuda"``; None to ask JAX.
 
     Raises:
       ExecutionError: nothing can run kernels on this platform.
@@ -50,16 +55,18 @@ def lower_kernel_call(
         platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
     check_operands(spec, ctx.avals_in)
     override = current()
+    request = LaunchRequest(
+        platform=platform, side_effects=has_side_effects(spec), params=spec.params
+    )
     if spec.interpret is not None:
-        run = interpreter(spec.interpret, spec.name)
+        run = interpreter(spec.interpret, spec.name, request)
     elif platform == "cpu" and override.run is not None:
         run = override.run
     else:
-        run = find_executor(platform, spec.name)
+        run = find_executor(platform, spec.name, request)
     compiled = compile_kernel(spec, override.target, keep=False, mesh_axes=_device_mesh(ctx))
     if platform == "cuda" and spec.interpret is None:
         check_device(compiled.target, local_compute_capability(), spec.name)
-        run = functools.partial(launch, side_effects=has_side_effects(spec))
     from pallasite_std.profiler.dump import run_profiled
 
     run = functools.partial(run_profiled, run, compiled)
@@ -169,77 +176,6 @@ def _pallas_call_spec(
     )
 
 
-def has_side_effects(spec: KernelSpec) -> bool:
-    """Whether a kernel prints or communicates, beside filling its outputs."""
-    visible = (_jax.debug_effect, _jax.ordered_debug_effect, _jax.comms_effect)
-    return any(effect in spec.jaxpr.effects for effect in visible)
-
-
-def single_platform(platforms: Sequence[str], name: str) -> str:
-    """The platform that a program is lowered for, which calls the kernel of this name.
-
-    Raises:
-      UnsupportedError: several at once.
-      ExecutionError: one on which kernels do not run.
-    """
-    if len(platforms) != 1:
-        raise UnsupportedError(
-            f"kernel {name!r} is lowered for several platforms at once",
-            got=", ".join(platforms),
-            hint="lower for one platform at a time",
-        )
-    if platforms[0] not in ("cuda", "cpu"):
-        raise no_executor(platforms[0], name)
-    return platforms[0]
-
-
-def find_executor(platform: str, name: str) -> Callable[..., Any]:
-    """What runs kernels on a platform: a function of a compiled kernel and JAX arrays.
-
-    Raises:
-      ExecutionError: there is nothing.
-    """
-    if platform == "cuda":
-        return launch
-    executor = plugins.registry().executor_for(platform)
-    if executor is None:
-        raise no_executor(platform, name)
-    return executor.run
-
-
-def interpreter(params: InterpretGPUParams, name: str) -> Callable[..., Any]:
-    """What interprets kernels: an executor for the CPU, whatever platform the program is for.
-
-    Raises:
-      ExecutionError: there is none.
-    """
-    run = current().run or find_executor("cpu", name)
-    if not params.detect_races:
-        return run
-
-    def checked(*arguments: Any) -> Any:
-        with config.scoped(sanitize=True):
-            return run(*arguments)
-
-    return checked
-
-
-def no_executor(platform: str, name: str) -> ExecutionError:
-    """The error for a kernel that is called where nothing can run it."""
-    if platform != "cpu":
-        return ExecutionError(
-            f"kernel {name!r} cannot run on platform {platform!r}",
-            expected="an NVIDIA GPU (cuda), or the CPU with an executor",
-            hint="move the arrays, or compile without running: pallasite.compile(fn, *args)",
-        )
-    simulator = remedy("executors", "simulator", plugins.manager().absences())
-    return ExecutionError(
-        f"kernel {name!r} cannot run on the CPU: no installed plugin has an executor for it",
-        expected="a GPU, or an executor such as the simulator",
-        hint=f"{simulator}; or compile without running: pallasite.compile(fn, *args)",
-    )
-
-
 def check_operands(spec: KernelSpec, avals: Sequence[Any]) -> None:
     """Compares the types of a call's operands with those that the kernel was traced for.
 
@@ -262,34 +198,6 @@ def check_operands(spec: KernelSpec, avals: Sequence[Any]) -> None:
                 expected=wanted.str_short(),
                 location=spec.location,
             )
-
-
-def check_device(target: Target, capability: tuple[int, int] | None, name: str) -> None:
-    """Checks that the local GPU can run code for a target.
-
-    Args:
-      target: what the kernel is compiled for. Code for a target whose name ends in a letter runs on
-        exactly that compute capability, other PTX on all later ones too.
-      capability: of the local GPU, None if there is none (then nothing is checked).
-      name: the kernel's.
-
-    Raises:
-      ExecutionError: it cannot.
-    """
-    if capability is None:
-        return
-    exact = not target.name[-1:].isdigit()
-    if capability == target.compute_capability:
-        return
-    if exact or capability < target.compute_capability:
-        raise ExecutionError(
-            f"kernel {name!r} is compiled for {target.name}, which the local GPU cannot run",
-            got=f"a GPU of compute capability {capability[0]}.{capability[1]}",
-            expected="compute capability {}.{}".format(*target.compute_capability)
-            + ("" if exact else " or later"),
-            hint="leave out the target to compile for the local GPU; to compile for another one"
-            " without running, use pallasite.compile(fn, *args, target=...)",
-        )
 
 
 def _device_mesh(ctx: Any) -> dict[Hashable, int]:

@@ -16,7 +16,7 @@ class Override:
     """What takes the place of the kernels' own choices; None leaves a choice to them.
 
     Attributes:
-      run: runs kernels on the CPU, as an executor's ``run`` does.
+      run: runs kernels on the CPU: ``run(compiled, *operands)`` returns the list of outputs.
       target: what kernels are compiled for.
     """
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import jax
 
-from pallasite.plugin import InvalidTypeError, InvalidValueError, Target, config, select_target
+from pallasite.plugin import (
+    InvalidTypeError,
+    InvalidValueError,
+    LaunchRequest,
+    Target,
+    config,
+    select_target,
+)
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import KernelSpec
 from pallasite.plugin.runtime import (
@@ -77,7 +84,10 @@ class _TorchFunction:
             (getattr(t, "shape", None), getattr(t, "dtype", None), getattr(t, "device", None))
             for t in tensors
         )
-        environment = (config.get("target"), current(), _jax.trace_context())
+        environment = (
+            *(config.get("target"), config.get("executor"), current()),
+            _jax.trace_context(),
+        )
         program = self._programs.get((types, tree, environment))
         if program is None:
             program = self._programs[types, tree, environment] = self._load(torch, tensors, tree)
@@ -181,10 +191,11 @@ def _compile(spec: KernelSpec, torch: Any, device: Any) -> CudaKernel | HostKern
     explicit: str | Target | None = override.target or spec.params.target
     target = select_target(explicit, local=lambda: capability)
     if device.type == "cpu" or spec.interpret is not None:
+        request = LaunchRequest(platform="cpu", params=spec.params)
         if spec.interpret is not None:
-            run = interpreter(spec.interpret, spec.name)
+            run = interpreter(spec.interpret, spec.name, request)
         else:
-            run = override.run or find_executor("cpu", spec.name)
+            run = override.run or find_executor("cpu", spec.name, request)
         return HostKernel(compile_kernel(spec, target, keep=False), run)
     check_device(target, capability, spec.name)
     assembler = find_tool("ptxas").path is not None

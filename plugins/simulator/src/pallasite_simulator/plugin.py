@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pallasite.plugin import Executor, InstructionRule, PtxLaunch, RunOptions, hookimpl
+from pallasite.plugin import (
+    Executor,
+    InstructionRule,
+    LaunchRequest,
+    PtxLaunch,
+    RunOptions,
+    hookimpl,
+)
 from pallasite_simulator import options as options  # declares the plugin's options
 
 if TYPE_CHECKING:
@@ -26,11 +33,11 @@ def pallasite_executors() -> list[Executor]:
     ]
 
 
-def _run(compiled: Any, *operands: Any) -> Any:
+def _run(compiled: Any, *operands: Any, request: LaunchRequest) -> Any:
     from pallasite.plugin.runtime import run_on_host
     from pallasite_simulator.executor import execute
 
-    return run_on_host(execute, compiled, *operands)
+    return run_on_host(execute, compiled, *operands, request=request)
 
 
 def _inspect(compiled: Any, inputs: Any, options: RunOptions) -> RunReport:

@@ -1,0 +1,41 @@
+"""The executor of the core, contributed through the same hook as those of any plugin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallasite.errors import ExecutionError
+from pallasite.extensions import Executor, LaunchRequest
+from pallasite.hookspecs import hookimpl
+
+
+@hookimpl
+def pallasite_executors() -> list[Executor]:
+    """JAX's own kernel launcher, for CUDA."""
+    return [
+        Executor(
+            name="jax-launcher",
+            platforms=("cuda",),
+            run=_run,
+            available=_available,
+            description="launches on the GPU through JAX's own kernel launcher",
+        )
+    ]
+
+
+def _run(compiled: Any, *operands: Any, request: LaunchRequest) -> Any:
+    from pallasite.runtime.launch import launch
+
+    return launch(compiled, *operands, side_effects=request.side_effects)
+
+
+def _available() -> bool | str:
+    from pallasite.runtime.launch import launcher
+
+    try:
+        launcher()
+    except ImportError as error:
+        return f"the launcher's bindings cannot be imported: {error}"
+    except ExecutionError as error:
+        return f"{error.message}: {error.hint}"
+    return True

@@ -1,0 +1,56 @@
+"""Registers the runtime with the language and with JAX; imports the rest when a kernel needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+from jax.extend.pallas import register_lowering_rule
+
+from pallasite import _jax
+from pallasite.language import execution
+from pallasite.language.params import CompilerParams
+
+
+def _lower_kernel_call(*args: Any, **kwargs: Any) -> Any:
+    from pallasite.runtime import jax_lowering
+
+    return jax_lowering.lower_kernel_call(*args, **kwargs)
+
+
+def _lower_pallas_call(*args: Any, **kwargs: Any) -> Any:
+    from pallasite.runtime import jax_lowering
+
+    return jax_lowering.lower_pallas_call(*args, **kwargs)
+
+
+def _lower_pallas_call_on_cpu(*args: Any, **kwargs: Any) -> Any:
+    from pallasite.runtime import jax_lowering
+
+    return jax_lowering.lower_pallas_call_on_cpu(*args, **kwargs)
+
+
+def _lower_mesh_kernel(*args: Any, **kwargs: Any) -> Any:
+    from pallasite.runtime import jax_lowering
+
+    return jax_lowering.lower_mesh_kernel(*args, **kwargs)
+
+
+def _kernel_errors() -> contextlib.AbstractContextManager[None]:
+    from pallasite.runtime import callback
+
+    return callback.kernel_errors()
+
+
+execution.register(
+    execution.Runtime(lower_kernel_call=_lower_kernel_call, kernel_errors=_kernel_errors)
+)
+register_lowering_rule(CompilerParams, _lower_pallas_call, "gpu")
+_jax.register_lowering(_jax.pallas_call_p, _lower_pallas_call_on_cpu, platform="cpu")
+for _platform in ("cuda", "cpu"):
+    _jax.register_lowering(
+        _jax.mpmd_map_p,
+        functools.partial(_lower_mesh_kernel, platform=_platform),
+        platform=_platform,
+    )
