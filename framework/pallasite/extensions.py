@@ -85,6 +85,62 @@ class InstructionRule:
     plugin: str = ""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedLayout:
+    """A register layout that programs and messages call by a name.
+
+    Attributes:
+      name: as in ``plgpu.Layout.NAME``.
+      specification: the placement, a :class:`~pallasite.layouts.tiled_layout.TiledSpecification`;
+        or ``specification(bits, *args, **kwargs)``, which makes one for elements of ``bits`` bits
+        and the arguments that a program gives with the name. It raises ``InvalidValueError``.
+      dtype_argument: the position of an argument that is a dtype (``dtype=`` by name), whose bits
+        are passed instead of those of the array's elements.
+      arguments: for a placement with arguments, ``arguments(shape)`` gives those that an array of
+        a shape may have, so that messages can call it by its name; None if they cannot be told.
+      public: whether ``plgpu.Layout`` has the name.
+      overrides: names of plugins whose layout of the same name this one replaces.
+    """
+
+    name: str
+    specification: Any
+    dtype_argument: int | None = None
+    arguments: Callable[[tuple[int, ...]], tuple[Any, ...]] | None = None
+    public: bool = True
+    overrides: tuple[str, ...] = ()
+    plugin: str = ""
+
+
+LayoutUse = Literal["broadcast", "transpose"]
+"""What a proposed layout is good for; see :class:`LayoutProposal`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutProposal:
+    """Register layouts that inference tries where an operation leaves several open.
+
+    Attributes:
+      name: unique name, for listings.
+      propose: ``propose(shape)`` returns the layouts for arrays of a shape, best first; none for a
+        shape that does not fit.
+      uses: ``"broadcast"`` for results of broadcasts and operands of reductions and slices;
+        ``"transpose"`` for arrays that are transposed between memory and registers, where lanes
+        of a warp have to access both rows and columns of a tile without bank conflicts.
+      target: the targets on which it is tried.
+      order: proposals with smaller numbers are tried first, those of one number in the order of
+        plugins.
+      overrides: names of plugins whose proposal of the same name this one replaces.
+    """
+
+    name: str
+    propose: Callable[[tuple[int, ...]], Iterable[Any]]
+    uses: tuple[LayoutUse, ...] = ("broadcast",)
+    target: TargetPredicate = ANY_TARGET
+    order: int = 0
+    overrides: tuple[str, ...] = ()
+    plugin: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Contribution:
     """All that one plugin contributes, under the plugin's name."""
@@ -105,3 +161,5 @@ class Contribution:
     passes: tuple[Pass, ...] = ()
     executors: tuple[Executor, ...] = ()
     instructions: tuple[InstructionRule, ...] = ()
+    layouts: tuple[NamedLayout, ...] = ()
+    layout_proposals: tuple[LayoutProposal, ...] = ()

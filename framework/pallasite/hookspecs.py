@@ -26,8 +26,10 @@ if TYPE_CHECKING:
         Executor,
         InferenceRule,
         InstructionRule,
+        LayoutProposal,
         LayoutRule,
         LoweringRule,
+        NamedLayout,
         Pass,
         ResourceRule,
     )
@@ -122,6 +124,19 @@ def pallasite_proxy_fences() -> Iterable[ProxyFence]:  # type: ignore[empty-body
     """Primitives that order accesses by one proxy before those by another. Called once, before the
     first kernel is lowered; of the fences between two proxies, the one whose target predicate is
     most specific is inserted."""
+
+
+@hookspec
+def pallasite_layouts() -> Iterable[NamedLayout]:  # type: ignore[empty-body]
+    """Register layouts that programs and messages call by a name, as in ``plgpu.Layout.NAME``.
+    Called when a layout is first looked up; a name that two plugins have is an error unless one of
+    the records says that it overrides the other plugin."""
+
+
+@hookspec
+def pallasite_layout_proposals() -> Iterable[LayoutProposal]:  # type: ignore[empty-body]
+    """Register layouts that inference tries where operations leave several open. Called once,
+    before the first kernel is lowered; names must be unique."""
 
 
 @hookspec

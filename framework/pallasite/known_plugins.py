@@ -19,6 +19,7 @@ class KnownPlugin:
     names: tuple[str, ...] = ()
     primitives: tuple[str, ...] = ()
     executors: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
 
 
 KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
@@ -42,6 +43,14 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
             "wgmma_added_wait",
             "wgmma_ref",
             "wgmma_wait",
+        ),
+        layouts=(
+            "WGMMA",
+            "WGMMA_8BIT",
+            "WGMMA_TF32",
+            "WGMMA_TRANSPOSED",
+            "WGMMA_UPCAST_2X",
+            "WGMMA_UPCAST_4X",
         ),
     ),
     KnownPlugin(
@@ -72,6 +81,13 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
             "tcgen05_commit_arrive",
             "tcgen05_mma",
             "wait_load_tmem",
+        ),
+        layouts=(
+            "TCGEN05",
+            "TCGEN05_M64_COLLECTIVE",
+            "TCGEN05_M64_COLLECTIVE_NATIVE",
+            "TCGEN05_TMEM_NATIVE",
+            "TCGEN05_TRANSPOSED",
         ),
     ),
     KnownPlugin(
@@ -106,7 +122,7 @@ def provider(kind: str, name: str) -> KnownPlugin | None:
     """The known plugin that provides ``name``, or None.
 
     Args:
-      kind: ``"targets"``, ``"names"``, ``"primitives"`` or ``"executors"``.
+      kind: ``"targets"``, ``"names"``, ``"primitives"``, ``"executors"`` or ``"layouts"``.
       name: what is missing.
     """
     for plugin in KNOWN_PLUGINS:

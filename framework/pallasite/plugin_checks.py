@@ -38,6 +38,8 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_passes": extensions.Pass,
     "pallasite_executors": extensions.Executor,
     "pallasite_instructions": extensions.InstructionRule,
+    "pallasite_layouts": extensions.NamedLayout,
+    "pallasite_layout_proposals": extensions.LayoutProposal,
 }
 
 

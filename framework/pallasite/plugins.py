@@ -20,7 +20,7 @@ from typing import Any
 from pallasite import config, hookspecs
 from pallasite.conflicts import merge_names, merge_targets, unique
 from pallasite.errors import MissingNameError, PluginError
-from pallasite.extensions import Contribution, InstructionRule
+from pallasite.extensions import Contribution, InstructionRule, NamedLayout
 from pallasite.known_plugins import remedy
 from pallasite.plugin_checks import FIELDS, checked, implementations
 from pallasite.registry import Registry
@@ -109,6 +109,7 @@ class PluginManager:
         self._contributions: dict[tuple[str, str], Any] = {}
         self._built: tuple[frozenset[str], Registry] | None = None
         self._names: tuple[tuple[Any, ...], dict[str, str]] | None = None
+        self._layouts: tuple[tuple[Any, ...], dict[str, NamedLayout]] | None = None
         self._lock = threading.RLock()
 
     def register(self, plugin: Any, name: str | None = None) -> str:
@@ -184,12 +185,36 @@ class PluginManager:
     def names(self) -> dict[str, str]:
         """Plugins' names for ``pallasite.gpu``, each with its ``"module:attribute"``."""
         with self._lock:
-            key = (tuple(config.get("disabled_plugins")), tuple(self._registered), *self._errors)
+            key = self._generation()
             if self._names is None or self._names[0] != key:
                 found = merge_names(self._contribute(("pallasite_names",)))
-                key = (key[0], key[1], *self._errors)  # One may have failed just now.
-                self._names = (key, found)
+                self._names = (self._generation(), found)  # A plugin may have failed just now.
             return self._names[1]
+
+    def layouts(self) -> dict[str, NamedLayout]:
+        """Register layouts by name, without loading any rules.
+
+        Raises:
+          PluginError: two plugins have a layout of one name.
+        """
+        with self._lock:
+            key = self._generation()
+            if self._layouts is None or self._layouts[0] != key:
+                found = unique(
+                    "register layouts named",
+                    (
+                        dataclasses.replace(layout, plugin=one.plugin)
+                        for one in self._contribute(("pallasite_layouts",))
+                        for layout in one.layouts
+                    ),
+                    lambda layout: layout.name,
+                )
+                self._layouts = (self._generation(), found)  # A plugin may have failed just now.
+            return self._layouts[1]
+
+    def _generation(self) -> tuple[Any, ...]:
+        """What plugins are in use; equal as long as they stay the same."""
+        return (tuple(config.get("disabled_plugins")), tuple(self._registered), tuple(self._errors))
 
     def name(self, name: str) -> Any:
         """What a plugin adds to ``pallasite.gpu`` under a name.

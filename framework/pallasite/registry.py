@@ -15,6 +15,7 @@ from pallasite.extensions import (
     Contribution,
     Executor,
     InferenceRule,
+    LayoutProposal,
     LayoutRule,
     LoweringRule,
     Pass,
@@ -109,6 +110,11 @@ class Registry:
         )
         self.executors: dict[str, Executor] = unique(
             "executors named", _with_plugin(contributions, "executors"), lambda entry: entry.name
+        )
+        self._layout_proposals: dict[str, LayoutProposal] = unique(
+            "layout proposals named",
+            _with_plugin(contributions, "layout_proposals"),
+            lambda entry: entry.name,
         )
 
     def lowering_rule(
@@ -229,6 +235,11 @@ class Registry:
                 one, [entry for entry in self._passes.values() if entry.stage == one]
             )
         return tuple(entry for entry in ordered if target is None or entry.target.matches(target))
+
+    def layout_proposals(self, target: Target) -> tuple[LayoutProposal, ...]:
+        """The layout proposals that are for a target, in the order in which they are tried."""
+        found = (one for one in self._layout_proposals.values() if one.target.matches(target))
+        return tuple(sorted(found, key=lambda one: one.order))
 
     def executor_for(self, platform: str) -> Executor | None:
         """The executor that runs kernels on a JAX platform, or None."""

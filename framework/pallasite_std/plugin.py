@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from pallasite.plugin import (
     InferenceRule,
     JaxprPrimitive,
+    LayoutProposal,
     LayoutRule,
     LoweringRule,
+    NamedLayout,
     Pass,
     ResourceRule,
     RuleSet,
@@ -128,6 +130,22 @@ def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:
     from pallasite_std.jaxprs import JAXPR_PRIMITIVES
 
     return JAXPR_PRIMITIVES
+
+
+@hookimpl
+def pallasite_layouts() -> tuple[NamedLayout, ...]:
+    """Names of the register layouts of portable instructions."""
+    from pallasite_std.layouts import NAMED
+
+    return NAMED
+
+
+@hookimpl
+def pallasite_layout_proposals() -> tuple[LayoutProposal, ...]:
+    """Matrix fragments, for layout inference to try."""
+    from pallasite_std.layouts import PROPOSALS
+
+    return PROPOSALS
 
 
 @hookimpl

@@ -179,7 +179,7 @@ def alone(command, tmp_path, *arguments) -> str:
         ("WGMMA", named.resolve("WGMMA", (), {}, (64, 16), 32)),
         ("WG_STRIDED", strided((64, 16), 4)),
         ("WG_STRIDED(vec_size=2)", strided((64, 16), 2)),
-        ("MMA_ACC(m_warps=2)", named.mma_accumulator(32, 2).layout((64, 16))),
+        ("MMA_ACC(m_warps=2)", named.resolve("MMA_ACC", (None,), {"m_warps": 2}, (64, 16), 32)),
         (
             "TILED(((64, 4), (16, 4), (2,)), (-5,), (-3, Replicated(2)), -1)",
             tiled((64, 16), Tiling(((64, 4), (16, 4), (2,))), (-5,), (-3, Replicated(2)), -1),
@@ -198,7 +198,7 @@ def test_the_dtype_may_be_left_out(command, tmp_path):
 
 def test_the_dtype_chooses_operands(command, tmp_path):
     got = alone(command, tmp_path, "--layout", "MMA_LHS", "--shape", "64x32", "--dtype", "int8")
-    layout = named.mma_left(8).layout((64, 32))
+    layout = named.resolve("MMA_LHS", ("int8",), {}, (64, 32), 8)
     assert got == draw_register_layout(layout, name="MMA_LHS", dtype="int8")
     layout_text = "SMEM_GMEM_COPY(swizzle=64)"
     got = alone(

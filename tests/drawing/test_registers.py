@@ -21,6 +21,7 @@ from pallasite.layouts import (
     Owner,
     RegisterLayout,
     SplatLayout,
+    describe,
     named,
     row_major,
     strided,
@@ -205,7 +206,7 @@ def test_named(name, args, shape):
     layout = named.resolve(name, args, {}, shape, 16)
     picture = check(layout, draw_register_layout(layout, dtype="bfloat16"))
     types = f"bfloat16[{', '.join(map(str, shape))}]"
-    assert picture.texts[0] == f"{named.describe(layout)} {types}"
+    assert picture.texts[0] == f"{describe(layout)} {types}"
     assert picture.root.find(f"{SVG}title").text == picture.texts[0]
 
 

@@ -63,7 +63,7 @@ def check(layout: RegisterLayout, memory: MemoryLayout, plan: MatrixPlan) -> Non
 )
 def test_layouts_of_the_matrix_units(name: str, bits: int, swizzle: int) -> None:
     shape = (64, 128)
-    layout = named.FIXED[name].layout(shape)
+    layout = named.named_layout(name).specification.layout(shape)
     found = 0
     for memory in (
         tiled_memory(shape, bits, swizzle),
@@ -78,7 +78,7 @@ def test_layouts_of_the_matrix_units(name: str, bits: int, swizzle: int) -> None
 
 
 def test_what_is_chosen() -> None:
-    wgmma = named.FIXED["WGMMA"].layout((64, 64))
+    wgmma = named.named_layout("WGMMA").specification.layout((64, 64))
     swizzled = tiled_memory((64, 64), 16, 128)
     transposed = plan_transfer(wgmma, swizzled.transpose((1, 0)), 16, matrices=True)
     assert isinstance(transposed, MatrixPlan) and transposed.transposed
@@ -100,11 +100,11 @@ def test_what_is_chosen() -> None:
 
 
 def test_what_has_no_rows() -> None:
-    wgmma = named.FIXED["WGMMA"].layout((64, 64))
+    wgmma = named.named_layout("WGMMA").specification.layout((64, 64))
     odd = row_major((64, 68), 16).slice(1, 0, 64).layout
     for memory in (tiled_memory((64, 64), 32, 128), odd, row_major((64, 32), 16)):
         assert plan_matrix_access(wgmma, memory) is None
-    row = named.FIXED["WGMMA_ROW"].layout((64,))
+    row = named.named_layout("WGMMA_ROW").specification.layout((64,))
     assert plan_matrix_access(row, row_major((64,), 16)) is None
 
 
@@ -122,7 +122,7 @@ def test_shapes(tiles: int, columns: int, swizzle: int, transposed: bool) -> Non
         if transposed
         else tiled_memory(shape, 16, swizzle)
     )
-    layout = named.FIXED["WGMMA"].layout(shape)
+    layout = named.named_layout("WGMMA").specification.layout(shape)
     plan = plan_matrix_access(layout, memory)
     assert plan is not None and plan.transposed == transposed
     check(layout, memory, plan)

@@ -211,7 +211,11 @@ def tiled_memory(shape: tuple[int, int], bits: int, swizzle: int) -> MemoryLayou
 @pytest.mark.parametrize("name", ["WGMMA", "WGMMA_8BIT", "WGMMA_TRANSPOSED", "strided"])
 def test_access_of_tiles(name: str, bits: int, swizzle: int) -> None:
     shape = (64, 128)
-    layout = strided(shape, 4) if name == "strided" else named.FIXED[name].layout(shape)
+    layout = (
+        strided(shape, 4)
+        if name == "strided"
+        else named.named_layout(name).specification.layout(shape)
+    )
     check_plan(layout, tiled_memory(shape, bits, swizzle))
     transposed = tiled_memory((128, 64), bits, swizzle) if 8 * swizzle // bits <= 64 else None
     if transposed is not None:
@@ -219,23 +223,23 @@ def test_access_of_tiles(name: str, bits: int, swizzle: int) -> None:
 
 
 def test_access_widths_and_conflicts() -> None:
-    wgmma = named.FIXED["WGMMA"].layout((64, 64))
+    wgmma = named.named_layout("WGMMA").specification.layout((64, 64))
     plan = plan_access(wgmma, tiled_memory((64, 64), 16, 128))
     assert plan.width == 2 and plan.conflict_factor == 1.0 and plan.swizzle_separable
     assert plan_access(wgmma, tiled_memory((64, 64), 16, 128).with_swizzle(16)).conflict_factor > 4
-    copy = named.smem_gmem_copy((64, 64), 16, 128).layout((64, 64))
+    copy = named.specification("SMEM_GMEM_COPY", ((64, 64), None, 128), {}, 16).layout((64, 64))
     plan = plan_access(copy, tiled_memory((64, 64), 16, 128))
     assert plan.width_bytes == 16 and plan.conflict_factor == 1.0
-    native = named.tmem_native(2).layout((128, 64))
+    native = named.specification("TCGEN05_TMEM_NATIVE", (2,), {}, 32).layout((128, 64))
     assert plan_access(native, row_major((128, 64), 32)).width == 4
     assert plan_access(native, row_major((128, 64), 32), alignment_bytes=8).width == 2
 
 
 def test_access_masks() -> None:
-    row = named.FIXED["WGMMA_ROW"].layout((64,))
+    row = named.named_layout("WGMMA_ROW").specification.layout((64,))
     plan = plan_access(row, row_major((64,), 32))
     assert plan.lane_mask == sum(1 << i for i in range(0, 32, 4)) and plan.warp_mask == 0b1111
-    column = named.FIXED["WGMMA_COL"].layout((16,))
+    column = named.named_layout("WGMMA_COL").specification.layout((16,))
     plan = plan_access(column, row_major((16,), 32))
     assert plan.lane_mask == 0b1111 and plan.warp_mask == 1
 
@@ -266,7 +270,9 @@ def test_indexed_access() -> None:
     check_indexed(strided((8, 12), 4), row_major((8, 16), 32).slice(1, 0, 12).layout)
     wide = plan_indexed_access(strided((8, 12), 4), row_major((8, 12), 32))
     assert wide.width == 4
-    check_indexed(named.FIXED["WGMMA"].layout((64, 64)), tiled_memory((64, 64), 16, 128))
+    check_indexed(
+        named.named_layout("WGMMA").specification.layout((64, 64)), tiled_memory((64, 64), 16, 128)
+    )
 
 
 def test_access_errors() -> None:

@@ -133,5 +133,6 @@ def test_mma(m_warps: int, dtype: str) -> None:
         np.testing.assert_array_equal(own_elements(layout), upstream_elements(other, shape))
 
 
-def test_all_names_resolve() -> None:
-    assert set(named.SPECIAL) <= set(named.NAMES)
+def test_names() -> None:
+    assert set(named.STRUCTURAL) < set(named.names(public=True)) < set(named.names())
+    assert {name for name, *_ in CASES} <= set(named.names())

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pallasite.errors import InvalidValueError
+from pallasite import plugins
+from pallasite.errors import InvalidValueError, MissingNameError
 from pallasite.layouts import (
     ConversionKind,
     Digit,
@@ -28,6 +29,8 @@ from pallasite.layouts import (
     strided,
     tiled,
 )
+from pallasite.layouts.proposals import proposals_for
+from pallasite.target_selection import find_target
 
 THREADS = list(itertools.product(range(4), range(32)))
 
@@ -228,7 +231,7 @@ def test_slice(data: st.DataObject) -> None:
 
 
 def test_slice_of_register_digits_works() -> None:
-    layout = named.FIXED["WGMMA"].layout((128, 64))
+    layout = named.named_layout("WGMMA").specification.layout((128, 64))
     array = numbered(layout.shape)
     check(layout, array, layout.slice((64, 16), (64, 24)), array[64:, 16:40])
     with pytest.raises(InvalidValueError, match="multiples of 8"):
@@ -252,7 +255,7 @@ def test_broadcast_and_target(data: st.DataObject) -> None:
 
 
 def test_broadcast_stretches_ones() -> None:
-    layout = named.FIXED["WGMMA"].layout((64, 8))
+    layout = named.named_layout("WGMMA").specification.layout((64, 8))
     row = RegisterLayout((1, 8), ((), layout.dims[1]), 2)
     array = numbered((1, 8))
     expected = np.broadcast_to(array, (64, 8))
@@ -322,8 +325,8 @@ def test_conversion(data: st.DataObject) -> None:
 
 
 def test_conversion_kinds() -> None:
-    wgmma = named.FIXED["WGMMA"].layout((64, 16))
-    narrow = named.FIXED["_WGMMA_ACC_32BIT"].layout((64, 16))
+    wgmma = named.named_layout("WGMMA").specification.layout((64, 16))
+    narrow = named.named_layout("_WGMMA_ACC_32BIT").specification.layout((64, 16))
     assert conversion(wgmma, wgmma).kind is ConversionKind.SAME
     assert conversion(wgmma, narrow).kind is ConversionKind.REGISTER_PERMUTATION
     assert conversion(narrow, wgmma).kind is ConversionKind.REGISTER_PERMUTATION
@@ -352,24 +355,34 @@ def test_named_cover_and_describe(name: str, shape: tuple[int, ...]) -> None:
 
 
 def test_reduced_forms() -> None:
-    wgmma = named.FIXED["WGMMA"].layout((128, 32))
-    assert wgmma.reduce([1]) == named.FIXED["WGMMA_ROW"].layout((128,))
-    assert wgmma.reduce([0]) == named.FIXED["WGMMA_COL"].layout((32,))
-    tcgen05 = named.FIXED["TCGEN05"].layout((128, 32))
-    assert tcgen05.reduce([1]) == named.FIXED["TCGEN05_ROW"].layout((128,))
+    wgmma = named.named_layout("WGMMA").specification.layout((128, 32))
+    assert wgmma.reduce([1]) == named.named_layout("WGMMA_ROW").specification.layout((128,))
+    assert wgmma.reduce([0]) == named.named_layout("WGMMA_COL").specification.layout((32,))
+    tcgen05 = named.named_layout("TCGEN05").specification.layout((128, 32))
+    assert tcgen05.reduce([1]) == named.named_layout("TCGEN05_ROW").specification.layout((128,))
 
 
 def test_describe_others() -> None:
     assert describe(SplatLayout((3,))) == "splat"
     assert describe(strided((256, 4), 4)) == "strided(vector 4)"
-    assert [n for n, _ in named.broadcast_candidates((64, 8))] == ["WGMMA", "WGMMA_TRANSPOSED"]
-    assert "TCGEN05_M64_COLLECTIVE" in [n for n, _ in named.broadcast_candidates((64, 32))]
+
+
+@pytest.mark.parametrize(
+    ("target", "more"), [("sm_90a", []), ("sm_100a", ["TCGEN05_M64_COLLECTIVE"])]
+)
+def test_proposals(target: str, more: list[str]) -> None:
+    proposals = proposals_for(plugins.registry(), find_target(target))
+    found = [describe(layout) for layout in proposals.for_broadcast((64, 32))]
+    assert found == ["WGMMA", "WGMMA_TRANSPOSED", *more]
+    assert proposals.for_broadcast((4, 64, 32)) == ()
+    turned = [describe(layout) for layout in proposals.for_transpose((64, 8))]
+    assert turned == ["WGMMA", "WGMMA_TRANSPOSED"]
 
 
 def test_errors_name_the_dimension() -> None:
     with pytest.raises(InvalidValueError, match="dimension 1 of shape \\(64, 12\\)"):
         named.resolve("WGMMA", (), {}, (64, 12), 16)
-    with pytest.raises(InvalidValueError, match="no register layout FOO"):
+    with pytest.raises(MissingNameError, match="no register layout FOO"):
         named.resolve("FOO", (), {}, (64, 12), 16)
     with pytest.raises(InvalidValueError, match="wrong arguments"):
         named.resolve("WGMMA", (3,), {}, (64, 8), 16)

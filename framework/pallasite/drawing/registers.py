@@ -10,8 +10,8 @@ from pallasite.drawing.extents import array_text, cut, index_text, numbers_text
 from pallasite.drawing.places import Matrix, Place, Places, formulas, periods
 from pallasite.drawing.svg import MARGIN, Canvas
 from pallasite.errors import InvalidTypeError
+from pallasite.layouts.description import describe
 from pallasite.layouts.digits import LANES, WARPS, Owner
-from pallasite.layouts.named import describe
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 
 ROW = 18

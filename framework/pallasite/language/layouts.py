@@ -6,8 +6,7 @@ A name is only data here; :meth:`SomeLayout.resolve` turns it into a layout for 
 from __future__ import annotations
 
 import dataclasses
-import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,7 +98,7 @@ class ParameterizedLayout(SomeLayout):
 
     def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
         """The layout as an object of ``jax.experimental.mosaic.gpu``."""
-        from pallasite_std.inline import layouts as mosaic_layouts
+        from pallasite.language import mosaic_layouts
 
         _no_arguments(self, args, kwargs)
         bits = _bits(self.layout.name, self.args, self.kwargs, np.float32)
@@ -138,7 +137,7 @@ class ReducedLayout(SomeLayout):
 
     def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
         """The layout as an object of ``jax.experimental.mosaic.gpu``."""
-        from pallasite_std.inline import layouts as mosaic_layouts
+        from pallasite.language import mosaic_layouts
 
         _no_arguments(self, args, kwargs)
         return mosaic_layouts.reduced_layout(self.layout.to_mgpu(), self.axes, str(self))
@@ -147,42 +146,53 @@ class ReducedLayout(SomeLayout):
         return f"{self.layout}.reduce({list(self.axes)})"
 
 
-class Layout(SomeLayout, enum.Enum):
-    """Named register layouts. Calling one gives it arguments: ``Layout.WG_STRIDED(shape, 4)``."""
+class _LayoutNames(type):
+    """The class of :class:`Layout`: its attributes are the names that plugins contribute."""
 
-    #: Accumulators of wgmma: (m, n), m a multiple of 64, n of 8.
-    WGMMA = enum.auto()
-    #: The same for 8-bit operands in registers.
-    WGMMA_8BIT = enum.auto()
-    #: The same for 32-bit operands in registers, which are multiplied as tf32.
-    WGMMA_TF32 = enum.auto()
-    #: From which a conversion to an element twice as wide leads to WGMMA without data movement.
-    WGMMA_UPCAST_2X = enum.auto()
-    #: The same for four times.
-    WGMMA_UPCAST_4X = enum.auto()
-    #: The transpose of WGMMA.
-    WGMMA_TRANSPOSED = enum.auto()
-    #: Every lane holds the same single value: ``WG_SPLAT(shape)``.
-    WG_SPLAT = enum.auto()
-    #: Row-major over the lanes, ``vec_size`` elements each: ``WG_STRIDED(shape, vec_size)``.
-    WG_STRIDED = enum.auto()
-    #: ``TILED(tiling, warp_dims, lane_dims, vector_dim)``.
-    TILED = enum.auto()
-    TCGEN05 = enum.auto()
-    TCGEN05_TRANSPOSED = enum.auto()
-    TCGEN05_M64_COLLECTIVE = enum.auto()
-    TCGEN05_TMEM_NATIVE = enum.auto()
-    TCGEN05_M64_COLLECTIVE_NATIVE = enum.auto()
-    #: For copies between shared and global memory: ``SMEM_GMEM_COPY(shape, dtype, swizzle)``.
-    SMEM_GMEM_COPY = enum.auto()
-    #: Row numbers of a gathering copy.
-    TMA_INDICES = enum.auto()
-    TMA_INDICES_4 = enum.auto()
-    _WGMMA_ACC_32BIT = enum.auto()
-    #: Operands and accumulator of mma.sync: ``MMA_LHS(dtype, m_warps=4)`` and so on.
-    MMA_LHS = enum.auto()
-    MMA_RHS = enum.auto()
-    MMA_ACC = enum.auto()
+    def __getattr__(cls, name: str) -> Layout:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls[name]
+
+    def __getitem__(cls, name: str) -> Layout:
+        from pallasite.layouts import named
+
+        if name not in named.STRUCTURAL:
+            named.named_layout(name)
+        return Layout(name)
+
+    def __iter__(cls) -> Iterator[Layout]:
+        return iter(cls.__members__.values())
+
+    def __len__(cls) -> int:
+        return len(cls.__members__)
+
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), *cls.__members__]
+
+    @property
+    def __members__(cls) -> Mapping[str, Layout]:
+        """The public layouts by name."""
+        from pallasite.layouts import named
+
+        return {name: Layout(name) for name in named.names(public=True)}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Layout(SomeLayout, metaclass=_LayoutNames):
+    """Named register layouts, ``Layout.NAME``; calling one gives it arguments.
+
+    Always there are ``WG_SPLAT(shape)``, in which every lane holds the same single value,
+    ``WG_STRIDED(shape, vec_size)``, row-major over the lanes with ``vec_size`` elements each, and
+    ``TILED(tiling, warp_dims, lane_dims, vector_dim)``. All others come from plugins (the hook
+    ``pallasite_layouts``); ``list(Layout)`` has those of the plugins that are installed.
+
+    Attributes:
+      name: of the layout. ``Layout.NAME`` and ``Layout["NAME"]`` raise MissingNameError where no
+        plugin has it.
+    """
+
+    name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> ParameterizedLayout:
         return ParameterizedLayout(self, args, kwargs)
@@ -199,18 +209,24 @@ class Layout(SomeLayout, enum.Enum):
         """The layout with these arguments as an object of ``jax.experimental.mosaic.gpu``."""
         return ParameterizedLayout(self, args, kwargs).to_mgpu()
 
+    def __str__(self) -> str:
+        return f"Layout.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"<Layout.{self.name}>"
+
 
 def _no_arguments(layout: SomeLayout, args: Any, kwargs: Any) -> None:
     if args or kwargs:
         raise InvalidValueError(f"the layout {layout} has its arguments", got=f"{args} {kwargs}")
 
 
-# Layouts that are chosen by a dtype argument rather than by the dtype of the array in them.
-_DTYPE_ARGUMENT = {"MMA_LHS": 0, "MMA_RHS": 0, "MMA_ACC": 0, "SMEM_GMEM_COPY": 1}
-
-
 def _bits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: Any) -> int:
-    position = _DTYPE_ARGUMENT.get(name)
+    """Bits of an element, as the layout counts them: of a dtype among its arguments, if it takes
+    one, or else of the array that is laid out."""
+    from pallasite.layouts import named
+
+    position = None if name in named.STRUCTURAL else named.named_layout(name).dtype_argument
     if position is not None:
         dtype = args[position] if len(args) > position else kwargs.get("dtype", dtype)
     return int(_jax.itemsize_bits(np.dtype(dtype)))

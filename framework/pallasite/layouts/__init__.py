@@ -10,6 +10,7 @@ from pallasite.layouts.construct import (
     tiled,
 )
 from pallasite.layouts.conversion import Conversion, ConversionKind, conversion
+from pallasite.layouts.description import describe
 from pallasite.layouts.digits import LANES, THREADS, WARPS, Digit, Owner
 from pallasite.layouts.indexed import IndexedAccessPlan, plan_indexed_access
 from pallasite.layouts.memory import (
@@ -20,7 +21,7 @@ from pallasite.layouts.memory import (
     row_major,
     swizzle_bytes,
 )
-from pallasite.layouts.named import broadcast_candidates, describe, resolve
+from pallasite.layouts.named import resolve
 from pallasite.layouts.reduction import LaneRotation, ReductionPlan
 from pallasite.layouts.registers import Layout, Rearrangement, RegisterLayout, SplatLayout
 from pallasite.layouts.tma import plan_tensor_map
@@ -57,7 +58,6 @@ __all__ = [
     "ThreadTerm",
     "Tiling",
     "WindowDimension",
-    "broadcast_candidates",
     "conversion",
     "default_strided",
     "default_vector_length",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pallasite.errors import UnsupportedError
+from pallasite.layouts.description import describe
 from pallasite.layouts.digits import Digit, Owner
-from pallasite.layouts.named import describe
 from pallasite.layouts.registers import RegisterLayout
 
 

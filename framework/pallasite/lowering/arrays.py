@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 
 from pallasite.errors import InternalError, InvalidTypeError, InvalidValueError
 from pallasite.ir import ops, types
-from pallasite.layouts.named import describe
+from pallasite.layouts.description import describe
 from pallasite.layouts.registers import Layout, Rearrangement, RegisterLayout, SplatLayout
 from pallasite.layouts.transforms import broadcast_in_dim, broadcast_with_target
 

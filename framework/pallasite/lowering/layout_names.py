@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pallasite.layouts.description import describe
 from pallasite.layouts.memory import MemoryLayout, row_major
-from pallasite.layouts.named import describe
 from pallasite.layouts.registers import Layout
 
 

@@ -11,9 +11,9 @@ from pallasite.ir import types
 from pallasite.language.memory import MemorySpace
 from pallasite.layouts import transforms as tf
 from pallasite.layouts.conversion import ConversionKind, conversion
+from pallasite.layouts.description import describe
 from pallasite.layouts.digits import LANES, Digit, Owner
 from pallasite.layouts.memory import row_major
-from pallasite.layouts.named import describe
 from pallasite.layouts.registers import Layout, Rearrangement, RegisterLayout, SplatLayout
 from pallasite.lowering.arrays import RegisterArray, gather
 from pallasite.lowering.context import RuleContext

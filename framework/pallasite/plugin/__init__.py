@@ -39,8 +39,10 @@ from pallasite.extensions import Executor as Executor
 from pallasite.extensions import InferenceRule as InferenceRule
 from pallasite.extensions import InstructionRule as InstructionRule
 from pallasite.extensions import LaunchRequest as LaunchRequest
+from pallasite.extensions import LayoutProposal as LayoutProposal
 from pallasite.extensions import LayoutRule as LayoutRule
 from pallasite.extensions import LoweringRule as LoweringRule
+from pallasite.extensions import NamedLayout as NamedLayout
 from pallasite.extensions import OperandPredicate as OperandPredicate
 from pallasite.extensions import Pass as Pass
 from pallasite.extensions import PtxLaunch as PtxLaunch

@@ -40,14 +40,16 @@ def _broadcast_in_dim(
     **params: Any,
 ) -> AbstractValue:
     before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
-    return _related(ctx, x, relations.broadcast(before, after, tuple(broadcast_dimensions)))
+    return _related(
+        ctx, x, relations.broadcast(before, after, tuple(broadcast_dimensions), ctx.proposals)
+    )
 
 
 @rules.inference(_jax.broadcast_to_p)
 def _broadcast_to(ctx: InferenceContext, x: AbstractValue, **params: Any) -> AbstractValue:
     before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
     dims = tuple(range(len(after) - len(before), len(after)))
-    return _related(ctx, x, relations.broadcast(before, after, dims))
+    return _related(ctx, x, relations.broadcast(before, after, dims, ctx.proposals))
 
 
 @rules.inference(lax.reshape_p)
@@ -63,7 +65,7 @@ def _reshape(
 def _transpose(
     ctx: InferenceContext, x: AbstractValue, *, permutation: Sequence[int]
 ) -> AbstractValue:
-    return _related(ctx, x, relations.transpose(tuple(permutation)))
+    return _related(ctx, x, relations.transpose(tuple(permutation), ctx.proposals))
 
 
 @rules.inference(_jax.slice_p)
@@ -79,7 +81,9 @@ def _slice(
         return ctx.result(None, x)  # The lowering refuses it.
     shape = tuple(ctx.avals_in[0].shape)
     sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
-    return _related(ctx, x, relations.slice_(shape, tuple(start_indices), tuple(sizes)))
+    return _related(
+        ctx, x, relations.slice_(shape, tuple(start_indices), tuple(sizes), ctx.proposals)
+    )
 
 
 @rules.inference(lax.concatenate_p)
@@ -145,7 +149,7 @@ def _reduce(
 ) -> AbstractValue:
     result = ctx.result(None, x)
     if isinstance(x, ArrayValue):
-        pairs = relations.reduction(tuple(ctx.avals_in[0].shape), tuple(axes))
+        pairs = relations.reduction(tuple(ctx.avals_in[0].shape), tuple(axes), ctx.proposals)
         work = functools.partial(reduction_cost, axes=tuple(axes), bits=x.bits)
         ctx.relate(0, x, result, pairs, work)
     return result

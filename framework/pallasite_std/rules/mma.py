@@ -14,15 +14,15 @@ from pallasite.plugin.layouts import (
     RegisterLayout,
     conversion,
     describe,
-    named,
 )
 from pallasite.plugin.lowering import RegisterArray, RuleContext, relayout
+from pallasite_std.layouts import mma_accumulator, mma_left, mma_right
 from pallasite_std.primitives.matrix import mma_p, warps_along_rows
 
 rules = RuleSet()
 
 _NAMES = ("MMA_ACC", "MMA_LHS", "MMA_RHS")
-_MAKERS = dict(zip(_NAMES, (named.mma_accumulator, named.mma_left, named.mma_right), strict=True))
+_MAKERS = dict(zip(_NAMES, (mma_accumulator, mma_left, mma_right), strict=True))
 _PTX_TYPES = {
     "bfloat16": "bf16",
     "float16": "f16",

@@ -19,9 +19,9 @@ from pallasite.plugin.layouts import (
     Owner,
     RegisterLayout,
     SplatLayout,
-    broadcast_candidates,
     conversion,
     default_strided,
+    proposals_for,
     stacked,
 )
 from pallasite.plugin.layouts import transforms as tf
@@ -57,18 +57,18 @@ def _broadcast_in_dim(
         return RegisterArray.splat(x.scalar, x.dtype, shape)
     target = ctx.layout_hint
     if target is None or isinstance(target, SplatLayout):
-        target = _familiar_broadcast(x.layout, shape, dims)
+        target = _familiar_broadcast(ctx, x.layout, shape, dims)
     if target is None:
         return rearrange(x, tf.broadcast_in_dim(x.layout, shape, dims))
     return rearrange(x, tf.broadcast_with_target(x.layout, target, dims))
 
 
 def _familiar_broadcast(
-    layout: Layout, shape: tuple[int, ...], dims: tuple[int, ...]
+    ctx: RuleContext, layout: Layout, shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> Layout | None:
-    """A named layout that, reduced over the new dimensions, is the operand's; None if there is
+    """A proposed layout that, reduced over the new dimensions, is the operand's; None if there is
     none, or if the operand would do as it is."""
-    for _, candidate in broadcast_candidates(shape):
+    for candidate in proposals_for(ctx.kernel.registry, ctx.target).for_broadcast(shape):
         try:
             tf.broadcast_with_target(layout, candidate, dims)
         except InvalidValueError:

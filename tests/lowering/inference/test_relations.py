@@ -8,12 +8,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pallasite import plugins
 from pallasite.errors import InvalidValueError
 from pallasite.layouts import named, strided
+from pallasite.layouts.proposals import proposals_for
 from pallasite.layouts.reduction import reduction_plan
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.inference import relations
+from pallasite.target_selection import find_target
 
+PROPOSALS = proposals_for(plugins.registry(), find_target("sm_100a"))
 MATRICES = ("WGMMA", "WGMMA_TRANSPOSED", "WGMMA_UPCAST_2X", "TCGEN05", "TCGEN05_TMEM_NATIVE")
 SHAPES = ((64, 16), (64, 128), (128, 32), (128, 128), (256, 64), (16, 512))
 
@@ -64,7 +68,7 @@ def known(pairs, operand, result):
 @given(st.data(), shapes)
 def test_transposition(data, shape):
     operand, result = data.draw(layouts(shape)), data.draw(layouts(shape[::-1]))
-    found = known(relations.transpose((1, 0)), operand, result)
+    found = known(relations.transpose((1, 0), PROPOSALS), operand, result)
     for before, after in found:
         assert before.transpose((1, 0)).layout == after
     assert any(after == result for _, after in found)
@@ -91,7 +95,7 @@ def test_reshape(data, shape):
 def test_reduction(data, shape, axis):
     operand, result = data.draw(layouts(shape)), data.draw(layouts(shape)).reduce((axis,))
     assume(isinstance(result, RegisterLayout))
-    found = known(relations.reduction(shape, (axis,)), operand, result)
+    found = known(relations.reduction(shape, (axis,), PROPOSALS), operand, result)
     assert found
     for before, after in found:
         assert reduction_plan(before, (axis,)).layout == after
@@ -104,7 +108,7 @@ def test_broadcast(data, shape, axis):
     operand = data.draw(layouts(shape)).reduce((axis,))
     assume(isinstance(operand, RegisterLayout))
     result = data.draw(layouts(shape))
-    found = known(relations.broadcast((shape[kept],), shape, (kept,)), operand, result)
+    found = known(relations.broadcast((shape[kept],), shape, (kept,), PROPOSALS), operand, result)
     for before, after in found:
         own = before.broadcast_in_dim(shape, (kept,)).layout
         assert own == after or before.broadcast_with_target(after, (kept,)).layout == after
@@ -119,7 +123,7 @@ def test_stretched_extents_of_one(data, shape, axis):
     narrow = tuple(1 if dim == axis else extent for dim, extent in enumerate(shape))
     assume(math.prod(narrow) > 1)
     result = data.draw(layouts(shape))
-    for before, after in relations.broadcast(narrow, shape, (0, 1))(None, result):
+    for before, after in relations.broadcast(narrow, shape, (0, 1), PROPOSALS)(None, result):
         assert (before.shape, after) == (narrow, result)
         assert before.broadcast_with_target(after, (0, 1)).layout == after
 
@@ -133,7 +137,7 @@ def test_slice(data, shape):
         for e, size in zip(shape, sizes, strict=True)
     )
     operand = data.draw(layouts(shape))
-    for before, after in relations.slice_(shape, starts, sizes)(operand, None):
+    for before, after in relations.slice_(shape, starts, sizes, PROPOSALS)(operand, None):
         assert before.slice(starts, sizes).layout == after
 
 
@@ -143,13 +147,13 @@ def test_slice_from_its_result(data, shape):
     sizes = tuple(data.draw(st.sampled_from([n for n in (8, 16, 32, 64) if n <= e])) for e in shape)
     result = data.draw(layouts(sizes))
     starts = (0,) * len(shape)
-    for before, after in relations.slice_(shape, starts, sizes)(None, result):
+    for before, after in relations.slice_(shape, starts, sizes, PROPOSALS)(None, result):
         assert (before.shape, after) == (shape, result)
         assert before.slice(starts, sizes).layout == after
 
 
 def test_a_part_of_a_left_operand_is_cut_from_one():
-    relation = relations.slice_((64, 128), (0, 32), (64, 32))
+    relation = relations.slice_((64, 128), (0, 32), (64, 32), PROPOSALS)
     pair = matrix("WGMMA", (64, 128)), matrix("WGMMA", (64, 32))
     assert relation(None, pair[1])[0] == pair
 
@@ -157,19 +161,19 @@ def test_a_part_of_a_left_operand_is_cut_from_one():
 def test_a_reduction_of_a_matrix_product_keeps_its_rows():
     operand = matrix("WGMMA", (64, 128))
     row = named.resolve("WGMMA_ROW", (), {}, (64,), 32)
-    assert list(relations.reduction((64, 128), (1,))(operand, None)) == [(operand, row)]
-    assert (operand, row) in relations.reduction((64, 128), (1,))(None, row)
+    assert list(relations.reduction((64, 128), (1,), PROPOSALS)(operand, None)) == [(operand, row)]
+    assert (operand, row) in relations.reduction((64, 128), (1,), PROPOSALS)(None, row)
 
 
 def test_a_row_is_broadcast_to_the_layout_that_is_asked_for():
     row = named.resolve("WGMMA_ROW", (), {}, (64,), 32)
-    pairs = relations.broadcast((64,), (64, 128), (0,))
+    pairs = relations.broadcast((64,), (64, 128), (0,), PROPOSALS)
     assert pairs(None, matrix("WGMMA", (64, 128)))[0] == (row, matrix("WGMMA", (64, 128)))
     assert pairs(row, None)[0] == (row, matrix("WGMMA", (64, 128)))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_what_is_not_known_gives_no_pairs(axis):
-    assert not list(relations.reduction((64, 64), (axis,))(None, None))
-    assert not list(relations.broadcast((64,), (64, 64), (axis,))(None, None))
-    assert not list(relations.transpose((1, 0))(None, None))
+    assert not list(relations.reduction((64, 64), (axis,), PROPOSALS)(None, None))
+    assert not list(relations.broadcast((64,), (64, 64), (axis,), PROPOSALS)(None, None))
+    assert not list(relations.transpose((1, 0), PROPOSALS)(None, None))

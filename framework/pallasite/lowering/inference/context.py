@@ -13,6 +13,7 @@ from pallasite.errors import InternalError, PallasiteError, SourceLocation
 from pallasite.ir import types
 from pallasite.language.memory import MemorySpace
 from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
+from pallasite.layouts.proposals import LayoutProposals, proposals_for
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.fences import Event, Fork, Loop
 from pallasite.lowering.inference.plan import Path
@@ -144,6 +145,11 @@ class InferenceContext:
         """The equation, for reports."""
         return Place(self.location, self.equation.primitive.name)
 
+    @property
+    def proposals(self) -> LayoutProposals:
+        """The layouts that plugins propose on the kernel's target."""
+        return proposals_for(self.walk.kernel.registry, self.walk.kernel.target)
+
     # Results --------------------------------------------------------------------------------------
 
     def result(
@@ -199,7 +205,12 @@ class InferenceContext:
                 from pallasite.lowering.inference.relations import broadcast
 
                 dims = tuple(range(len(result.shape)))
-                self.relate(position, operand, result, broadcast(operand.shape, result.shape, dims))
+                self.relate(
+                    position,
+                    operand,
+                    result,
+                    broadcast(operand.shape, result.shape, dims, self.proposals),
+                )
         return result
 
     # Constraints ----------------------------------------------------------------------------------
@@ -352,7 +363,15 @@ class InferenceContext:
             return
         root, views = found
         factor = Access(
-            self.place, self.weight, value.variable, root, views, default_layout, what, check
+            self.place,
+            self.weight,
+            value.variable,
+            root,
+            views,
+            default_layout,
+            self.proposals,
+            what,
+            check,
         )
         self.walk.problem.factors.append(factor)
 

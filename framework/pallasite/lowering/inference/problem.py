@@ -9,7 +9,7 @@ from typing import Any
 
 from pallasite.errors import InternalError, PallasiteError, SourceLocation
 from pallasite.layouts.memory import MemoryLayout
-from pallasite.layouts.named import turnable
+from pallasite.layouts.proposals import LayoutProposals
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.costs import (
     IMPOSSIBLE,
@@ -262,6 +262,7 @@ class Access(Factor):
       root: the allocation that is accessed.
       transforms: the view of it.
       default: makes the layout that suits a view best.
+      suggested: the layouts that plugins propose.
       what: the access in the user's terms.
       check: whether the lowering refuses it.
     """
@@ -272,6 +273,7 @@ class Access(Factor):
     root: MemoryValue
     transforms: Sequence[Any]
     default: Callable[[Any], Layout]
+    suggested: LayoutProposals
     what: str = "the access"
     check: AccessCheck | None = None
 
@@ -325,7 +327,7 @@ class Access(Factor):
             turned = dataclasses.replace(view, layout=view.layout.transpose(order))
             inverse = [order.index(i) for i in range(len(order))]
             found.append(self.default(turned).transpose(inverse).layout)
-            found += turnable(view.layout.shape)
+            found += self.suggested.for_transpose(view.layout.shape)
         return found
 
     def _is_refused(self, view: Any, layout: Layout) -> bool:

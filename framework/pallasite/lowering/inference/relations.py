@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 from pallasite.errors import PallasiteError
-from pallasite.layouts.named import broadcast_candidates, turnable
+from pallasite.layouts.proposals import LayoutProposals
 from pallasite.layouts.reduction import reduction_plan
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.layouts.stacking import stacked
@@ -59,7 +59,7 @@ def reshape(before: tuple[int, ...], after: tuple[int, ...]) -> Pairs:
 
 
 @functools.lru_cache(maxsize=256)
-def transpose(permutation: tuple[int, ...]) -> Pairs:
+def transpose(permutation: tuple[int, ...], proposals: LayoutProposals) -> Pairs:
     """Of a transposition; it also knows layouts that suit tiles in memory on both sides."""
     inverse = [permutation.index(i) for i in range(len(permutation))]
 
@@ -74,15 +74,24 @@ def transpose(permutation: tuple[int, ...]) -> Pairs:
     def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
         yield from exact(operand, result)
         if operand is not None:
-            yield from ((layout, forward(layout)) for layout in turnable(operand.shape))
+            yield from (
+                (layout, forward(layout)) for layout in proposals.for_transpose(operand.shape)
+            )
         elif result is not None:
-            yield from ((backward(layout), layout) for layout in turnable(result.shape))
+            yield from (
+                (backward(layout), layout) for layout in proposals.for_transpose(result.shape)
+            )
 
     return _pairs(pairs)
 
 
 @functools.lru_cache(maxsize=256)
-def slice_(shape: tuple[int, ...], starts: tuple[int, ...], sizes: tuple[int, ...]) -> Pairs:
+def slice_(
+    shape: tuple[int, ...],
+    starts: tuple[int, ...],
+    sizes: tuple[int, ...],
+    proposals: LayoutProposals,
+) -> Pairs:
     """Of a slice: the result's layout is part of the operand's."""
 
     def part(operand: Layout) -> Layout | None:
@@ -103,7 +112,7 @@ def slice_(shape: tuple[int, ...], starts: tuple[int, ...], sizes: tuple[int, ..
                 yield operand, after
                 return
         if isinstance(result, RegisterLayout):
-            candidates: list[Layout | None] = [one for _, one in broadcast_candidates(shape)]
+            candidates: list[Layout | None] = [*proposals.for_broadcast(shape)]
             for before in (*candidates, _tried(lambda: whole(result))):
                 if before is not None and part(before) == result:
                     yield before, result
@@ -117,7 +126,12 @@ def slice_(shape: tuple[int, ...], starts: tuple[int, ...], sizes: tuple[int, ..
 
 
 @functools.lru_cache(maxsize=256)
-def broadcast(before: tuple[int, ...], after: tuple[int, ...], dims: tuple[int, ...]) -> Pairs:
+def broadcast(
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    dims: tuple[int, ...],
+    proposals: LayoutProposals,
+) -> Pairs:
     """Of a broadcast: the operand's layout is the result's, reduced over what is new."""
     shape = tuple(after)
     new = [d for d in range(len(shape)) if d not in dims]
@@ -137,7 +151,7 @@ def broadcast(before: tuple[int, ...], after: tuple[int, ...], dims: tuple[int, 
             if before is not None and not isinstance(before, SplatLayout):
                 yield before, result
         if isinstance(operand, RegisterLayout):
-            for _, candidate in broadcast_candidates(shape):
+            for candidate in proposals.for_broadcast(shape):
                 if _fits(operand, candidate):
                     yield operand, candidate
             after = _tried(lambda: operand.broadcast_in_dim(shape, dims).layout)
@@ -151,7 +165,7 @@ def broadcast(before: tuple[int, ...], after: tuple[int, ...], dims: tuple[int, 
 
 
 @functools.lru_cache(maxsize=256)
-def reduction(shape: tuple[int, ...], axes: tuple[int, ...]) -> Pairs:
+def reduction(shape: tuple[int, ...], axes: tuple[int, ...], proposals: LayoutProposals) -> Pairs:
     """Of a reduction: the result's layout is what is left of the operand's."""
     kept = [d for d in range(len(shape)) if d not in axes]
 
@@ -168,7 +182,7 @@ def reduction(shape: tuple[int, ...], axes: tuple[int, ...]) -> Pairs:
                     yield other, left
             else:
                 yield operand, left
-        candidates = [layout for _, layout in broadcast_candidates(shape)]
+        candidates = proposals.for_broadcast(shape)
         if isinstance(result, RegisterLayout):
             wide = _tried(lambda: result.broadcast_in_dim(tuple(shape), kept).layout)
             for candidate in [*candidates, *([wide] if wide is not None else [])]:

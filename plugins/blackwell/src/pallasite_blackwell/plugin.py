@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pallasite.plugin import BASELINE_FEATURES, LoweringRule, Target, hookimpl
+from pallasite.plugin import (
+    BASELINE_FEATURES,
+    LayoutProposal,
+    LoweringRule,
+    NamedLayout,
+    Target,
+    hookimpl,
+)
 
 COMMON_FEATURES = BASELINE_FEATURES | {"cluster_launch_control", "setmaxnreg", "tma_gather"}
 """Features of all Blackwell chips; ``tma_gather`` is the gather into a block's own memory."""
@@ -53,6 +60,22 @@ SM_120A = Target(
 def pallasite_targets() -> list[Target]:
     """Blackwell with its architecture-specific instructions."""
     return [SM_100A, SM_103A, SM_120A]
+
+
+@hookimpl
+def pallasite_layouts() -> tuple[NamedLayout, ...]:
+    """Names of the register layouts of what is moved to and from tensor memory."""
+    from pallasite_blackwell.layouts import NAMED
+
+    return NAMED
+
+
+@hookimpl
+def pallasite_layout_proposals() -> tuple[LayoutProposal, ...]:
+    """The same layouts, for layout inference to try."""
+    from pallasite_blackwell.layouts import PROPOSALS
+
+    return PROPOSALS
 
 
 @hookimpl

@@ -11,6 +11,7 @@ from pallasite.plugin import (
     InstructionRule,
     LayoutRule,
     LoweringRule,
+    NamedLayout,
     Pass,
     Target,
     TargetPredicate,
@@ -62,6 +63,14 @@ def pallasite_layout_rules() -> list[LayoutRule]:
     from pallasite_hopper.matrix import rules as matrix
 
     return matrix.rules.layout_rules
+
+
+@hookimpl
+def pallasite_layouts() -> tuple[NamedLayout, ...]:
+    """Names of the register layouts of operands and accumulators."""
+    from pallasite_hopper.matrix.layouts import NAMED
+
+    return NAMED
 
 
 @hookimpl

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pallasite.plugin.layouts import FIXED, RegisterLayout
+from pallasite.plugin.layouts import RegisterLayout
+from pallasite_hopper.matrix.layouts import SPECIFICATIONS
 
 type Place = tuple[int, int]
 """(register number, element in its vector)."""
@@ -17,13 +18,13 @@ type Place = tuple[int, int]
 def accumulator_layout(shape: tuple[int, ...], dtype: np.dtype[Any]) -> RegisterLayout:
     """How an accumulator is held: one element in each 32-bit register, or two of 16 bits."""
     name = "WGMMA" if dtype.itemsize == 2 else "_WGMMA_ACC_32BIT"
-    return FIXED[name].layout(shape)
+    return SPECIFICATIONS[name].layout(shape)
 
 
 @functools.lru_cache(maxsize=256)
 def result_layout(shape: tuple[int, ...]) -> RegisterLayout:
     """The layout of what is read from an accumulator."""
-    return FIXED["WGMMA"].layout(shape)
+    return SPECIFICATIONS["WGMMA"].layout(shape)
 
 
 def left_layout_name(bits: int) -> str:
@@ -34,7 +35,7 @@ def left_layout_name(bits: int) -> str:
 @functools.lru_cache(maxsize=256)
 def left_layout(shape: tuple[int, ...], bits: int) -> RegisterLayout:
     """The layout of a left operand in registers."""
-    return FIXED[left_layout_name(bits)].layout(shape)
+    return SPECIFICATIONS[left_layout_name(bits)].layout(shape)
 
 
 @functools.lru_cache(maxsize=256)

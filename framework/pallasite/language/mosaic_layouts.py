@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pallasite.plugin import InvalidValueError
-from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.layouts import Replicated, named
+from pallasite import _jax
+from pallasite.errors import InvalidValueError
+from pallasite.layouts import named
+from pallasite.layouts.construct import Replicated
+from pallasite.layouts.tiled_layout import TiledSpecification
 
 
 def fragmented_layout(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bits: int) -> Any:
@@ -42,7 +44,7 @@ def _tuples(values: Any) -> list[Any]:
     return [tuple(value) if isinstance(value, list) else value for value in values]
 
 
-def tiled_layout(specification: named.TiledSpecification) -> Any:
+def tiled_layout(specification: TiledSpecification) -> Any:
     """A tiling of ours as a ``TiledLayout``."""
 
     def dims(own: Sequence[int | Replicated]) -> tuple[Any, ...]:
