@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pathlib
-import stat
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pallasite import files
 from pallasite.errors import InvalidValueError, SourceLocation
 
 GAP = "  "
@@ -97,31 +94,8 @@ def write(data: bytes, path: str | None) -> None:
         sys.stdout.buffer.flush()
         return
     try:
-        _replace(pathlib.Path(path).resolve(), data)
+        files.write(path, data)
     except OSError as error:
         raise InvalidValueError(
             f"cannot write {path}: {error.strerror}", expected="a file in a folder that exists"
         ) from error
-
-
-def _replace(path: pathlib.Path, data: bytes) -> None:
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask()
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -29,12 +29,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import io
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallasite import config
+from pallasite import config, files
 from pallasite.cli import kernel_file, kernels, output
 from pallasite.cli.array_types import setting
 from pallasite.cli.run_arguments import argument, make, random_array
@@ -439,9 +440,11 @@ def _save(outcome: Outcome, folder: pathlib.Path) -> None:
     import numpy as np
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         for number, array in enumerate(outcome.outputs):
-            np.save(folder / f"output_{number}.npy", array)
+            content = io.BytesIO()
+            np.save(content, array)
+            files.write(folder / f"output_{number}.npy", content.getvalue())
     except OSError as error:
         raise InvalidValueError(f"cannot write to {folder}", got=str(error)) from error
 

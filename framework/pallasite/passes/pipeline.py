@@ -17,15 +17,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
-import pathlib
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pallasite import config, plugins
+from pallasite import config, files, plugins
 from pallasite.codegen.translation.locations import source_location
 from pallasite.errors import CompilationError, ConfigError, PallasiteError
 from pallasite.extensions import Pass, Stage
@@ -97,30 +94,15 @@ class PassContext:
         number = next(self._numbers[stage])
         kernel = re.sub(r"[^\w.-]", "_", self.kernel)
         extension = _EXTENSIONS.get(stage, stage)
-        data = text().encode()
         try:
-            write_atomically(
-                pathlib.Path(folder) / f"{kernel}.{number:02d}.{what}.{extension}", data
-            )
+            name = f"{kernel}.{number:02d}.{what}.{extension}"
+            files.write(files.make_folder(folder) / name, text())
         except OSError as error:
             raise ConfigError(
                 f"the option dump is {str(folder)!r}, where nothing can be written",
                 got=error.strerror,
                 expected="a directory that can be made and written",
             ) from error
-
-
-def write_atomically(path: pathlib.Path, data: bytes) -> None:
-    """Writes a file through a temporary one in the same folder, which is created if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def run_stage(

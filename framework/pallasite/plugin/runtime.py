@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pallasite import files as files
 from pallasite.codegen.compiled import CompiledKernel as CompiledKernel
 from pallasite.codegen.tools import find_tool as find_tool
 from pallasite.runtime import cuda_driver as cuda_driver

@@ -20,7 +20,7 @@ from jax.interpreters import mlir
 
 from pallasite.plugin import UnsupportedError
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.runtime import CompiledKernel
+from pallasite.plugin.runtime import CompiledKernel, files
 from pallasite_std.profiler.profile import chrome_trace
 
 _TEST_OUTPUTS = "sponge"
@@ -90,32 +90,13 @@ def _folder(directory: str) -> pathlib.Path:
 
 
 def _write_new(folder: pathlib.Path, kernel: str, text: str) -> pathlib.Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".pallasite-", dir=folder)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        for _ in range(_ATTEMPTS):
-            path = folder / f"{kernel}-{time.time_ns()}-{next(_counter)}-trace.json"
-            with contextlib.suppress(FileExistsError):
-                _claim(temporary, path)
-                return path
-        raise FileExistsError(f"{path} and {_ATTEMPTS - 1} names before it are taken")
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-
-
-def _claim(temporary: str, path: pathlib.Path) -> None:
-    """Gives a file its name; fails with FileExistsError if the name is taken."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # A file system without links.
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        os.replace(temporary, path)
+    files.make_folder(folder)
+    for _ in range(_ATTEMPTS):
+        path = folder / f"{kernel}-{time.time_ns()}-{next(_counter)}-trace.json"
+        with contextlib.suppress(FileExistsError):
+            files.write(path, text, mode=0o644, exclusive=True)
+            return path
+    raise FileExistsError(f"{path} and {_ATTEMPTS - 1} names before it are taken")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
