@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from pallasite.plugin.lowering import LaunchContext
+from pallasite.lowering.launch import LaunchContext
 
 
 class OpenRegions:
