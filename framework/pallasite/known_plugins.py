@@ -20,6 +20,7 @@ class KnownPlugin:
     primitives: tuple[str, ...] = ()
     executors: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
+    barrier_orders: tuple[str, ...] = ()
 
 
 KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
@@ -89,6 +90,7 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
             "TCGEN05_TMEM_NATIVE",
             "TCGEN05_TRANSPOSED",
         ),
+        barrier_orders=("tensor_core",),
     ),
     KnownPlugin(
         name="multigpu",
@@ -122,7 +124,8 @@ def provider(kind: str, name: str) -> KnownPlugin | None:
     """The known plugin that provides ``name``, or None.
 
     Args:
-      kind: ``"targets"``, ``"names"``, ``"primitives"``, ``"executors"`` or ``"layouts"``.
+      kind: ``"targets"``, ``"names"``, ``"primitives"``, ``"executors"``, ``"layouts"`` or
+        ``"barrier_orders"``.
       name: what is missing.
     """
     for plugin in KNOWN_PLUGINS:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierUse
 from pallasite.conflicts import most_specific, unique, with_plugin
+from pallasite.errors import UnsupportedError
+from pallasite.known_plugins import remedy
 from pallasite.memory_events import EventContext, MemoryEvent, MemoryEvents, Proxy, ProxyFence
 from pallasite.targets import Target
 
@@ -34,8 +36,21 @@ class BarrierTables:
       PluginError: two plugins contradict each other.
     """
 
-    def __init__(self, contributions: Iterable[Contribution], targets: Iterable[Target]):
+    def __init__(
+        self,
+        contributions: Iterable[Contribution],
+        targets: Iterable[Target],
+        present: Mapping[str, str],
+    ):
+        """Merges and checks contributions.
+
+        Args:
+          contributions: what each plugin contributes.
+          targets: all targets.
+          present: by name of installed plugin, why it is of no use (see ``remedy``).
+        """
         contributions = tuple(contributions)
+        self._present = present
         self.kinds: dict[str, BarrierKind] = unique(
             "barrier kinds named",
             with_plugin(contributions, "barrier_kinds"),
@@ -61,9 +76,22 @@ class BarrierTables:
         """The kind of barriers with an element type, or None if no plugin loaded has it."""
         return self._kinds.get(type(dtype))
 
-    def order(self, name: str, target: Target) -> BarrierOrder | None:
-        """The most specific order of a name for a target, or None."""
-        return most_specific(f"barrier orders {name!r}", self._orders.get(name, ()), target)
+    def order(self, name: str, target: Target) -> BarrierOrder:
+        """The most specific order of a name for a target.
+
+        Raises:
+          UnsupportedError: no plugin loaded provides it.
+        """
+        order = most_specific(f"barrier orders {name!r}", self._orders.get(name, ()), target)
+        if order is None:
+            what = name.replace("_", " ")
+            raise UnsupportedError(
+                f"a barrier that orders the work of the {what}, for which no plugin loaded has an"
+                f" order on target {target.name!r}",
+                expected=f"a plugin that contributes the barrier order {name!r} for the target",
+                hint=remedy("barrier_orders", name, self._present),
+            )
+        return order
 
     def orders(self) -> tuple[BarrierOrder, ...]:
         """All orders, for listings."""

@@ -103,7 +103,7 @@ class Registry:
             contributions, "jaxpr_primitives", "descriptions of the jaxprs"
         )
         self.jaxprs = JaxprTable(jaxpr_primitives.values())
-        self.barriers = BarrierTables(contributions, self.targets.values())
+        self.barriers = BarrierTables(contributions, self.targets.values(), self._present)
         self.memory = MemoryTables(contributions, self.targets.values())
         self._passes: dict[str, Pass] = unique(
             "passes named", _with_plugin(contributions, "passes"), lambda entry: entry.name

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Iterable
 
 from pallasite.plugin import (
+    BarrierKind,
+    BarrierUse,
     InferenceRule,
     JaxprPrimitive,
     LayoutProposal,
@@ -146,6 +148,22 @@ def pallasite_layout_proposals() -> tuple[LayoutProposal, ...]:
     from pallasite_std.layouts import PROPOSALS
 
     return PROPOSALS
+
+
+@hookimpl
+def pallasite_barrier_kinds() -> Iterable[BarrierKind]:
+    """Barriers of a block and of a cluster."""
+    from pallasite_std.barriers.kinds import KINDS
+
+    return KINDS
+
+
+@hookimpl
+def pallasite_barrier_uses() -> Iterable[BarrierUse]:
+    """Which portable primitives arrive on barriers or wait for them."""
+    from pallasite_std.barriers.uses import USES
+
+    return USES
 
 
 @hookimpl

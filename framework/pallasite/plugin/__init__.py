@@ -64,6 +64,7 @@ from pallasite.memory_events import ProxyFence as ProxyFence
 from pallasite.order_tables import BarrierTables as BarrierTables
 from pallasite.order_tables import MemoryTables as MemoryTables
 from pallasite.plugins import manager as manager
+from pallasite.registry import Registry as Registry
 from pallasite.resource import BARRIERS as BARRIERS
 from pallasite.resource import SHARED_MEMORY as SHARED_MEMORY
 from pallasite.resource import Resource as Resource

@@ -1,4 +1,4 @@
-"""Allocating barriers, and how many hardware arrivals complete their phases."""
+"""Allocating barriers of any kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 
 from jaxlib.mlir.dialects import llvm
 
-from pallasite.plugin import BARRIERS, InvalidValueError
+from pallasite.plugin import (
+    BARRIERS,
+    BarrierKind,
+    BarrierPhase,
+    InvalidValueError,
+    Registry,
+    UnsupportedError,
+)
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.lowering import (
     BarrierReference,
@@ -17,11 +24,22 @@ from pallasite.plugin.lowering import (
     Resources,
     RuleContext,
 )
-from pallasite_std.barriers.types import ClusterBarrierType
 
-MAXIMUM_BARRIERS = 32
-MAXIMUM_ARRIVALS = 2**20 - 1
-"""Of one phase of an mbarrier; each lane of a thread counts."""
+
+def kind_of(registry: Registry, dtype: Any) -> BarrierKind:
+    """The kind of barriers with an element type.
+
+    Raises:
+      UnsupportedError: no plugin loaded contributes it.
+    """
+    kind = registry.barriers.kind(dtype)
+    if kind is None:
+        raise UnsupportedError(
+            f"barriers of the kind {dtype.title}, which no plugin loaded contributes",
+            expected="one of " + ", ".join(registry.barriers.kinds),
+            hint="return a BarrierKind for it from the hook pallasite_barrier_kinds",
+        )
+    return kind
 
 
 def describe_barriers(aval: Any) -> str:
@@ -32,38 +50,25 @@ def describe_barriers(aval: Any) -> str:
 def barrier_resources(ctx: EstimatorContext, variable: Any) -> Resources:
     """What the scoped allocation of barriers behind a variable reserves."""
     aval = variable.aval
-    arrivals, _ = barrier_arrivals(aval.dtype, ctx.geometry)
-    return Resources(kept={(BARRIERS, (variable, arrivals)): math.prod(aval.shape)})
+    phase = phase_of(ctx.registry, aval.dtype, ctx.geometry)
+    return Resources(kept={(BARRIERS, (variable, phase.hardware_arrivals)): math.prod(aval.shape)})
 
 
-def barrier_arrivals(
-    dtype: Any, geometry: Geometry
-) -> tuple[int, tuple[tuple[int, ...], ...] | None]:
-    """Hardware arrivals per phase, and the cluster dimensions of a cluster barrier.
+def phase_of(registry: Registry, dtype: Any, geometry: Geometry) -> BarrierPhase:
+    """How a phase of barriers with an element type completes.
 
-    An arrival of a user's thread is 128 hardware arrivals, one per lane. A barrier that orders
-    tensor-core work gets one from an elected lane. A cluster barrier gets one from each warpgroup
-    and block that differs from its own along one collective axis.
+    Raises:
+      InvalidValueError: their phases count more arrivals than the kind permits.
     """
-    limit = MAXIMUM_ARRIVALS // 128
-    if dtype.num_arrivals > limit:
+    kind = kind_of(registry, dtype)
+    phase = kind.phase(dtype, geometry)
+    if phase.hardware_arrivals > kind.most_arrivals:
+        each = phase.hardware_arrivals // kind.arrivals(dtype)
         raise InvalidValueError(
-            f"a barrier cannot count {dtype.num_arrivals} arrivals",
-            expected=f"num_arrivals of at most {limit}",
+            f"a barrier cannot count {kind.arrivals(dtype)} arrivals",
+            expected=f"num_arrivals of at most {kind.most_arrivals // each}",
         )
-    if isinstance(dtype, ClusterBarrierType):
-        dimensions = tuple(
-            tuple(
-                geometry.cluster_dimension(name)
-                for name in (axes if isinstance(axes, tuple) else (axes,))
-            )
-            for axes in dtype.collective_axes
-        )
-        extents = [math.prod(geometry.cluster[d] for d in group) for group in dimensions]
-        return dtype.num_arrivals * (sum(extents) - len(extents) + 1), dimensions
-    if dtype.orders_tensor_core:
-        return dtype.num_arrivals, None
-    return 128 * dtype.num_arrivals, None
+    return phase
 
 
 @contextlib.contextmanager
@@ -75,11 +80,13 @@ def allocate_barriers(ctx: RuleContext, variable: Any) -> Any:
     """
     aval = variable.aval
     count = math.prod(aval.shape)
-    if count > MAXIMUM_BARRIERS:
+    most = kind_of(ctx.kernel.registry, aval.dtype).most_barriers
+    if count > most:
         raise InvalidValueError(
-            f"an array of {count} barriers", expected=f"at most {MAXIMUM_BARRIERS} in one array"
+            f"an array of {count} barriers", expected=f"at most {most} in one array"
         )
-    arrivals, dimensions = barrier_arrivals(aval.dtype, ctx.kernel.geometry)
+    phase = phase_of(ctx.kernel.registry, aval.dtype, ctx.kernel.geometry)
+    arrivals, dimensions = phase.hardware_arrivals, phase.cluster_dimensions
     unused = ctx.kernel.free_barriers.setdefault((aval.dtype, arrivals, dimensions, count), [])
     own = unused
     if not ctx.kernel.on_trial:

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from pallasite.plugin import InvalidValueError, SourceLocation
+from pallasite.plugin import BarrierRole, BarrierTables, InvalidValueError, SourceLocation
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import is_barrier
-from pallasite_std.primitives import barriers, cluster_launch, copies
 
 _MOST_EQUATIONS = 100_000
 lax = _jax.lax_primitives
@@ -49,13 +48,23 @@ _ARITHMETIC: dict[Any, Callable[[int, int], Any]] = {
 
 
 class _Group:
-    """The barriers of one allocation."""
+    """The barriers of one allocation.
 
-    def __init__(self, aval: Any):
+    Attributes:
+      dtype: their element type.
+      shape: of the array of barriers.
+      needed: how many arrivals complete a phase.
+      arrives: whether anything arrives on one of them.
+      certain: whether all that happens to them is known.
+    """
+
+    def __init__(self, aval: Any, tables: BarrierTables):
+        kind = tables.kind(aval.dtype)
         self.dtype = aval.dtype
         self.shape = tuple(aval.shape)
+        self.needed = 1 if kind is None else kind.arrivals(aval.dtype)
         self.arrives = False
-        self.certain = not getattr(aval.dtype, "leader_tracked", False)
+        self.certain = kind is not None and kind.counted(aval.dtype)
 
     def __str__(self) -> str:
         count = f", num_barriers={self.shape}" if self.shape else ""
@@ -80,6 +89,7 @@ class _Event:
     barrier: _Barrier
     waits: bool
     location: SourceLocation | None
+    arrivals: int
 
 
 class _TooLong(Exception):
@@ -102,7 +112,7 @@ def check_barriers(jaxpr: Any, context: Any) -> None:
     if not any(is_barrier(v.aval) for inner in _all_jaxprs(jaxpr) for v in inner.invars):
         return
     groups: dict[Any, _Group] = {}
-    threads = [_Thread(number, name, groups) for number in range(count)]
+    threads = [_Thread(number, name, groups, context.barriers) for number in range(count)]
     try:
         for thread in threads:
             thread.run(jaxpr, {})
@@ -128,10 +138,11 @@ class _Thread:
       waits: waits that certainly happen at least once, on barriers known or not.
     """
 
-    def __init__(self, number: int, name: Any, groups: dict[Any, _Group]):
+    def __init__(self, number: int, name: Any, groups: dict[Any, _Group], tables: BarrierTables):
         self.number = number
         self.name = name
         self.groups = groups
+        self.tables = tables
         self.events: list[_Event] = []
         self.waits: list[_Event] = []
         self.allocated: set[Any] = set()
@@ -183,7 +194,7 @@ class _Thread:
             known = dict(zip(jaxpr.constvars, operands, strict=True))
             for variable in jaxpr.invars:
                 if is_barrier(variable.aval):
-                    group = self.groups.setdefault(variable, _Group(variable.aval))
+                    group = self.groups.setdefault(variable, _Group(variable.aval, self.tables))
                     first = variable not in self.allocated
                     group.certain = group.certain and once and certain and first
                     self.allocated.add(variable)
@@ -233,51 +244,34 @@ class _Thread:
         return ()
 
     def use(self, equation: Any, operands: list[Any], *, once: bool, certain: bool) -> None:
-        """Notes what a primitive does to a barrier."""
-        primitive, params = equation.primitive, equation.params
+        """Notes what a primitive does to the barriers that it is given."""
+        params = equation.params
         location = _jax.user_location(equation.source_info)
-        role = _ROLES.get(primitive)
-        groups = [operand for operand in operands if isinstance(operand, _Group)]
-        if role is None or len(groups) != 1:
-            for group in groups:
-                group.arrives, group.certain = True, False
-            return
-        arguments = params["args_tree"].unflatten(operands)
-        barrier = _selected(arguments[role.barrier])
-        group = barrier.group
-        if primitive is barriers.barrier_test_p or params.get("arrive") is False:
-            return
-        waits = primitive is barriers.barrier_wait_p
-        if not waits:
-            group.arrives = True
-        sure = certain and once and barrier.index is not None
-        if role.predicate is not None and arguments[role.predicate] is not None:
-            sure = False
-        if params.get("leader_tracked") is not None:
-            sure = False
-        event = _Event(barrier, waits, location)
-        group.certain = group.certain and sure
-        if waits and certain:
-            self.waits.append(event)
-        self.events.append(event)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Role:
-    """Positions among a primitive's arguments."""
-
-    barrier: int
-    predicate: int | None = None
-
-
-_ROLES = {
-    barriers.barrier_arrive_p: _Role(0, 1),
-    barriers.barrier_wait_p: _Role(0),
-    barriers.barrier_test_p: _Role(0),
-    copies.barrier_expect_p: _Role(0, 1),
-    copies.copy_gmem_to_smem_p: _Role(2, 3),
-    cluster_launch.try_cluster_cancel_p: _Role(1),
-}
+        found = []
+        for use in self.tables.uses(equation.primitive):
+            arguments = use.arguments(operands, params)
+            barrier = _selected(arguments[use.barrier])
+            if barrier is not None:
+                found.append((use, barrier, arguments))
+        known = {barrier.group for _, barrier, _ in found}
+        for operand in operands:
+            if isinstance(operand, _Group) and operand not in known:
+                operand.arrives, operand.certain = True, False
+        for use, barrier, arguments in found:
+            group = barrier.group
+            arrivals = use.arrivals(group.dtype, params)
+            if use.role is BarrierRole.TEST or arrivals == 0:
+                continue
+            waits = use.role is BarrierRole.WAIT
+            group.arrives = group.arrives or not waits
+            sure = certain and once and barrier.index is not None and arrivals is not None
+            if use.predicate is not None and arguments[use.predicate] is not None:
+                sure = False
+            group.certain = group.certain and sure
+            event = _Event(barrier, waits, location, arrivals or 0)
+            if waits and certain:
+                self.waits.append(event)
+            self.events.append(event)
 
 
 def _is_number(aval: Any) -> bool:
@@ -301,11 +295,13 @@ def _groups_among(jaxpr: Any, operands: Sequence[Any]) -> dict[Any, Any]:
     }
 
 
-def _selected(reference: Any) -> _Barrier:
-    """The barrier that a view of a group selects."""
-    group: _Group = reference.ref
+def _selected(reference: Any) -> _Barrier | None:
+    """The barrier that a reference to a group, or a view of it, selects."""
+    group = getattr(reference, "ref", reference)
+    if not isinstance(group, _Group):
+        return None
     kept: list[int | None] = [None] * len(group.shape)
-    for transform in reference.transforms:
+    for transform in getattr(reference, "transforms", ()):
         if not isinstance(transform, _jax.NDIndexer):
             return _Barrier(group, None)
         free = [position for position, index in enumerate(kept) if index is None]
@@ -349,19 +345,19 @@ def _check_progress(threads: Sequence[_Thread]) -> None:
                 event = thread.events[position[number]]
                 barrier = event.barrier
                 if barrier.group.certain and event.waits:
-                    needed = (awaited[number][barrier] + 1) * barrier.group.dtype.num_arrivals
+                    needed = (awaited[number][barrier] + 1) * barrier.group.needed
                     if arrived[barrier] < needed:
                         break
                     awaited[number][barrier] += 1
                 elif barrier.group.certain:
-                    arrived[barrier] += 1
+                    arrived[barrier] += event.arrivals
                 position[number] += 1
                 moved = True
     for number, thread in enumerate(threads):
         if position[number] < len(thread.events):
             event = thread.events[position[number]]
             barrier, phase = event.barrier, awaited[number][event.barrier] + 1
-            needed = barrier.group.dtype.num_arrivals * phase
+            needed = barrier.group.needed * phase
             ordinal = {1: "first", 2: "second", 3: "third"}.get(phase, f"{phase}th")
             raise InvalidValueError(
                 f"this wait never ends: the {ordinal} phase of {barrier.name} completes with"
@@ -387,10 +383,10 @@ def _check_overruns(threads: Sequence[_Thread]) -> None:
             if not group.certain or users[barrier] != {thread.number} or barrier not in waits:
                 continue
             if event.waits:
-                pending[barrier] -= group.dtype.num_arrivals
+                pending[barrier] -= group.needed
                 continue
-            pending[barrier] += 1
-            if pending[barrier] >= 2 * group.dtype.num_arrivals:
+            pending[barrier] += event.arrivals
+            if pending[barrier] >= 2 * group.needed:
                 raise InvalidValueError(
                     f"{pending[barrier]} arrivals on {barrier.name} complete two phases without a"
                     " wait in between",

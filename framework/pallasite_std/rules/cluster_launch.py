@@ -10,8 +10,8 @@ import numpy as np
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, resolve_barrier
+from pallasite_std.barriers.emission import arrive
 from pallasite_std.primitives import cluster_launch as prim
-from pallasite_std.rules.barriers import arrive
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)

@@ -31,6 +31,7 @@ from pallasite.plugin.lowering import (
     resolve,
     resolve_barrier,
 )
+from pallasite_std.barriers.emission import hardware_arrivals
 from pallasite_std.primitives import barriers, copies
 from pallasite_std.rules.loads import check_optimized
 from pallasite_std.rules.references import check_dtype
@@ -91,11 +92,12 @@ def _async_store_smem(
     size = memory.layout.size * memory.element_bits // 8
     if ctx.auto_barriers:
         ctx.synchronize()
+    count = hardware_arrivals(ctx, resolved)
     arrived = cluster_address(resolved.pointer(), remote.remote)
     with ops.when(ctx.leader):
         ops.inline_assembly(
             "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [$0], $1;\n\t"
-            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0], 128;",
+            f"mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0], {count};",
             "r,r,~{memory}",
             arrived,
             ops.i32_constant(size),

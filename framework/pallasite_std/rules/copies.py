@@ -21,6 +21,7 @@ from pallasite.plugin.lowering import (
     resolve,
     resolve_barrier,
 )
+from pallasite_std.barriers.emission import LANES_OF_THREAD, hardware_arrivals
 from pallasite_std.copies import copy_plans as plans
 from pallasite_std.copies import tensor_copies as tma
 from pallasite_std.primitives import copies as prim
@@ -47,13 +48,14 @@ def _guard(ctx: RuleContext, predicate: Value) -> ir.Value:
 def expect(ctx: RuleContext, barrier: BarrierReference, size: int | ir.Value) -> None:
     """One arrival of the user's thread that also announces ``size`` bytes.
 
-    One lane does it for all: it announces the bytes first and then counts for the 128 lanes whose
-    arrivals the barrier expects. The caller elects that lane.
+    One lane does it for all: it announces the bytes first and then makes all the arrivals that the
+    barrier counts for one of a thread. The caller elects that lane.
     """
+    count = hardware_arrivals(ctx, barrier)
     amount = ops.i32_constant(size) if isinstance(size, int) else size
     ops.inline_assembly(
         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;\n\t"
-        "mbarrier.arrive.release.cta.shared::cta.b64 _, [$0], 128;",
+        f"mbarrier.arrive.release.cta.shared::cta.b64 _, [$0], {count};",
         "r,r,~{memory}",
         barrier.address(),
         amount,
@@ -204,6 +206,11 @@ def _copy_by_threads(
             ops.inline_assembly(text + ", $2;", "r,l,r,~{memory}", address, pointer, count)
     if barrier is not None:
         selected = resolve_barrier(ctx, barrier)
+        if hardware_arrivals(ctx, selected) != LANES_OF_THREAD:
+            raise UnsupportedError(
+                f"a copy by all lanes that completes on a {selected.dtype.title}",
+                expected="a plgpu.Barrier, on which each lane arrives",
+            )
         ops.inline_assembly(
             "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];",
             "r,~{memory}",
