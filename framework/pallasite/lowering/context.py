@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
 
 from pallasite.errors import InvalidValueError, SourceLocation, UnsupportedError
 from pallasite.ir import ops
-from pallasite.layouts.registers import Layout
-from pallasite.lowering.access_widths import AccessWidths
-from pallasite.lowering.arrays import RegisterArray
-from pallasite.lowering.geometry import Geometry
-from pallasite.lowering.inference.plan import LayoutPlan
-from pallasite.lowering.known_layouts import KnownLayouts
-from pallasite.lowering.launch import LaunchContext
-from pallasite.lowering.memory_plan import SharedStack
-from pallasite.lowering.recording import Recorder
-from pallasite.lowering.resources import Resources
-from pallasite.registry import LoweringRule, Registry, Semantics
-from pallasite.targets import Target
+from pallasite.semantics import Semantics
+
+if TYPE_CHECKING:
+    from pallasite.layouts.registers import Layout
+    from pallasite.lowering.arrays import RegisterArray
+    from pallasite.lowering.geometry import Geometry
+    from pallasite.lowering.inference.plan import LayoutPlan
+    from pallasite.lowering.launch import LaunchContext
+    from pallasite.lowering.memory_plan import SharedStack
+    from pallasite.lowering.recording import Recorder
+    from pallasite.lowering.resources import Resources
+    from pallasite.lowering.strategy import LayoutStrategy
+    from pallasite.registry import LoweringRule, Registry
+    from pallasite.targets import Target
 
 type Value = Any
 """A jaxpr value while lowering: RegisterArray, MemoryReference, BarrierReference, or whatever a
@@ -48,7 +49,8 @@ class KernelContext:
       on_trial: whether the code that is being emitted will be thrown away.
       semantics: what one user thread is outside of regions that say otherwise.
       recorder: takes note of layouts, if somebody asked for them.
-      plan: the layouts that inference has chosen, in warpgroup semantics.
+      strategy: how arrays get their layouts; set before anything is lowered.
+      discharged: scopes as functions, which :mod:`~pallasite.lowering.retracing` keeps here.
     """
 
     target: Target
@@ -58,76 +60,21 @@ class KernelContext:
     geometry: Geometry
     shared: SharedStack
     mesh_axes: dict[Hashable, int]
+    estimate: Resources
     location: SourceLocation | None = None
-    estimate: Resources = dataclasses.field(default_factory=Resources)
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)
     name_stack: list[str] = dataclasses.field(default_factory=list)
     on_trial: bool = False
     semantics: Semantics = Semantics.LANE
     recorder: Recorder | None = None
-    plan: LayoutPlan | None = None
-    _discharged: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    strategy: LayoutStrategy = dataclasses.field(init=False)
+    discharged: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
-    @functools.cached_property
-    def access_widths(self) -> AccessWidths:
-        """How many elements loads should move at once."""
-        return AccessWidths(self.registry, self.target)
-
-    @functools.cached_property
-    def known_layouts(self) -> KnownLayouts:
-        """Register layouts that arrays have because of where they come from."""
-        return KnownLayouts(self.registry, self.target)
-
-    @contextlib.contextmanager
-    def retracing(self, mode: Mode | None = None) -> Iterator[None]:
-        """Lets parts of the kernel be traced again: named axes and the grid are known."""
-        from pallasite import _jax
-        from pallasite.language.mesh import WARPS_PER_WARPGROUP
-
-        geometry = self.geometry
-        axes = [*zip(geometry.grid_names, geometry.grid, strict=False)]
-        axes += zip(geometry.cluster_names, geometry.cluster_extents, strict=False)
-        if geometry.thread_name is not None:
-            axes.append((geometry.thread_name, geometry.threads))
-        axes += self.mesh_axes.items()
-        if mode is not None and mode.warp_axis is not None:
-            axes.append((mode.warp_axis, WARPS_PER_WARPGROUP))
-        grid = [*geometry.grid, *geometry.cluster_extents, geometry.threads]
-        ids = () if mode is None else mode.program_ids or ()
-        grid += [1] * (len(ids) - len(grid))
-        with (
-            _jax.tracing_grid_env(tuple(grid), ()),
-            _jax.extend_axis_env(axes),
-            _jax.no_check_of_varying_axes(),
-        ):
-            yield
-
-    def discharged(self, jaxpr: Any, kept: Sequence[bool], mode: Mode | None = None) -> Any:
-        """The body of a scope as a function of the values of some of its references.
-
-        The same body always gives the same jaxpr, so that what was found out about one holds.
-
-        Args:
-          jaxpr: the body; its constants become inputs, before its own.
-          kept: for each input of its own, whether it is replaced by its value.
-          mode: where the scope is.
-
-        Returns:
-          A jaxpr that returns the last values after the results.
-        """
-        from pallasite import _jax
-
-        key = (id(jaxpr), tuple(kept))
-        if key not in self._discharged:
-            count = len(jaxpr.constvars)
-            whole = _jax.convert_constvars_jaxpr(jaxpr) if count else jaxpr
-            with self.retracing(mode):
-                functional = _jax.discharge_state(
-                    whole, should_discharge=[False] * count + list(kept), strip_memory_space=True
-                )
-            self._discharged[key] = (jaxpr, functional)
-        return self._discharged[key][1]
+    @property
+    def plan(self) -> LayoutPlan | None:
+        """What layout inference has chosen; None under lane semantics."""
+        return self.strategy.plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,13 +170,12 @@ class RuleContext:
     @property
     def is_release(self) -> bool:
         """Whether this equation is an arrival on a barrier that only other threads wait on."""
-        plan = self.kernel.plan
-        return plan is not None and (self.path[:-1], self.path[-1]) in plan.releases
+        return self.kernel.strategy.is_release(self.path)
 
     def meet_before_copy(self) -> None:
         """All lanes of the user's thread meet before one of them starts a copy for all, and arrives
         on a barrier; where layouts are inferred, so is where that is necessary."""
-        if self.auto_barriers and not self.in_warp and self.kernel.plan is None:
+        if self.auto_barriers and not self.in_warp and not self.kernel.strategy.places_barriers:
             self.synchronize()
 
     def next_rule(self, *operands: Value, **params: Any) -> Any:
@@ -252,6 +198,15 @@ class RuleContext:
         context = dataclasses.replace(self, rules=(*self.rules, rule))
         return rule.function(context, *operands, **params)
 
+    def insert(self, primitive: Any, **params: Any) -> None:
+        """Emits a primitive without operands and results that the program has not, here."""
+        kernel, mode = self.kernel, self.mode
+        rule = kernel.registry.lowering_rule(primitive, mode.semantics, self.target, (), params)
+        context = RuleContext(
+            kernel, mode, primitive, (), (), location=self.location, path=self.path, rules=(rule,)
+        )
+        rule.function(context, **params)
+
     def lower(self, jaxpr: Any, args: Sequence[Value], *, mode: Mode | None = None) -> list[Value]:
         """Lowers a nested jaxpr in place; returns the values of its results."""
         from pallasite.lowering.walker import lower_jaxpr
@@ -261,11 +216,8 @@ class RuleContext:
 
     def scalar(self, value: Value, type: ir.Type | None = None) -> ir.Value:
         """The scalar MLIR value of an operand (a number, an IR value or a scalar array)."""
-        if isinstance(value, RegisterArray):
-            result = value.scalar
-        elif isinstance(value, ir.Value):
-            result = value
-        else:
+        result = getattr(value, "scalar", value)  # That of an array in registers.
+        if not isinstance(result, ir.Value):
             return ops.constant(value, type or ops.i32())
         if type is not None and result.type != type:
             if isinstance(result.type, ir.IntegerType) and isinstance(type, ir.IntegerType):
@@ -282,7 +234,7 @@ class RuleContext:
         """
         if isinstance(value, int):
             return value
-        scalar = value.scalar if isinstance(value, RegisterArray) else value
+        scalar = getattr(value, "scalar", value)  # That of an array in registers.
         if isinstance(scalar, ir.Value):
             owner = scalar.owner
             operation = owner if not isinstance(owner, ir.Block) else None

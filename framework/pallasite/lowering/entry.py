@@ -17,15 +17,18 @@ from pallasite.language.params import LoweringSemantics
 from pallasite.launch import Allocation, Buffer, BufferKind, ReservedAmount, ResourceReport
 from pallasite.lowering import recording
 from pallasite.lowering.context import KernelContext, Mode, Value
+from pallasite.lowering.equations import mlir_location
 from pallasite.lowering.geometry import launch_geometry
 from pallasite.lowering.inference.entry import Inference, infer_layouts
 from pallasite.lowering.inference.report import layout_report
+from pallasite.lowering.lane_strategy import LaneStrategy
 from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext
 from pallasite.lowering.memory_plan import SharedStack
+from pallasite.lowering.planned_strategy import PlannedStrategy
 from pallasite.lowering.references import global_reference
 from pallasite.lowering.resources import EstimatorContext, Resources, check_limits
 from pallasite.lowering.result import LoweredKernel
-from pallasite.lowering.walker import lower_jaxpr, mlir_location
+from pallasite.lowering.walker import lower_jaxpr
 from pallasite.registry import Semantics
 from pallasite.resource import BARRIERS, SHARED_MEMORY
 from pallasite.targets import Target
@@ -150,9 +153,10 @@ def lower_kernel(
                     from pallasite_std.profiler.events import Profiler
 
                     launch.profiler = Profiler(launch, spec.params, location)
+                kernel.strategy = LaneStrategy(kernel.registry, target)
                 if spec.params.lowering_semantics is LoweringSemantics.Warpgroup:
                     inference = infer_layouts(kernel, spec.jaxpr)
-                    kernel.plan = inference.plan
+                    kernel.strategy = PlannedStrategy(inference.plan)
                     if kernel.recorder is not None:
                         kernel.recorder.layouts.report = layout_report(inference)
                 with launch.body():

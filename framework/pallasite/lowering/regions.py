@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pallasite.lowering.launch import LaunchContext
+if TYPE_CHECKING:
+    from pallasite.lowering.launch import LaunchContext
 
 
 class OpenRegions:

@@ -7,21 +7,19 @@ has of each resource is checked at the end.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from pallasite import _jax
 from pallasite.errors import (
-    InternalError,
-    PallasiteError,
     ResourceError,
     SourceLocation,
     UnsupportedError,
 )
 from pallasite.launch import Allocation
+from pallasite.lowering.equations import errors_at_equation as errors_at_equation
 from pallasite.lowering.geometry import Geometry
 from pallasite.registry import Registry, ResourceRule, Semantics, no_next_rule
 from pallasite.resource import Resource
@@ -168,34 +166,6 @@ def resource_error(
         hint=hint,
         location=rows[0].location if rows else None,
     )
-
-
-@contextlib.contextmanager
-def errors_at_equation(equation: Any) -> Iterator[None]:
-    """Gives the errors of a rule the user's line; exceptions of another kind are ours to mend.
-
-    What the user's own code raises, if a rule calls some, passes through.
-    """
-    location = _jax.user_location(equation.source_info)
-    try:
-        yield
-    except PallasiteError as error:
-        error.at(location)
-        raise
-    except Exception as error:
-        if _jax.raised_by_user(error):
-            raise
-        operands = ", ".join(_type_of(atom.aval) for atom in equation.invars)
-        raise InternalError(
-            f"the rule of primitive {equation.primitive} failed: {type(error).__name__}: {error}",
-            got=f"operands {operands or 'none'}",
-            hint="report this; no kernel should make a rule fail like this",
-            location=location,
-        ) from error
-
-
-def _type_of(aval: Any) -> str:
-    return str(aval.str_short() if isinstance(aval, _jax.ShapedArray) else aval)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pallasite.plugin.inference import (
 )
 from pallasite.plugin.ir import types
 from pallasite.plugin.language import AbstractRefUnion, MemorySpace, memory_space_of, union_members
-from pallasite.plugin.lowering import carried_divisors
+from pallasite.plugin.lowering import carried_divisors, discharged
 from pallasite_std.rules.references import is_value
 
 rules = RuleSet()
@@ -165,7 +165,7 @@ def _run_scoped(
     ]
     if not any(kept):
         return ctx.infer(jaxpr, [*consts, *values])
-    functional = ctx.walk.kernel.discharged(jaxpr, kept)
+    functional = discharged(ctx.walk.kernel, jaxpr, kept)
     return ctx.infer(functional, [*consts, *values])[: len(jaxpr.outvars)]
 
 
@@ -222,7 +222,7 @@ def _run_state(
             entered.append(value)
         else:
             entered.append(operand)
-    functional = ctx.walk.kernel.discharged(jaxpr, local)
+    functional = discharged(ctx.walk.kernel, jaxpr, local)
     finals = iter(ctx.infer(functional, entered))
     return [
         next(finals) if is_local else operand

@@ -33,6 +33,7 @@ from pallasite.plugin.lowering import (
     access_addresses,
     can_move_matrices,
     default_layout,
+    discharged,
     from_memory,
     load_array,
     relayout,
@@ -304,7 +305,7 @@ def _run_state(
         aval.enter_scope(ctx, (), operand) if is_local and is_value(aval) else operand
         for operand, is_local, aval in zip(operands, local, inner, strict=True)
     ]
-    functional = ctx.kernel.discharged(jaxpr, local, ctx.mode)
+    functional = discharged(ctx.kernel, jaxpr, local, ctx.mode)
     finals = iter(ctx.lower(functional, entered))
     values: list[Value] = []
     for operand, is_local, aval in zip(operands, local, inner, strict=True):

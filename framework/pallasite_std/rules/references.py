@@ -35,6 +35,7 @@ from pallasite.plugin.lowering import (
     Value,
     aligned,
     buffer_bytes,
+    discharged,
     load_array,
     reserve,
     resolve,
@@ -277,7 +278,7 @@ def _run_scoped(
         kept = [is_value(variable.aval) for variable in jaxpr.invars]
         if not any(kept):
             return ctx.lower(jaxpr, [*consts, *references])
-        functional = ctx.kernel.discharged(jaxpr, kept, ctx.mode)
+        functional = discharged(ctx.kernel, jaxpr, kept, ctx.mode)
         return ctx.lower(functional, [*consts, *references])[: len(jaxpr.outvars)]
 
 

@@ -12,6 +12,7 @@ from pallasite.errors import InvalidValueError, SourceLocation
 from pallasite.ir.divisibility import ANY
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.lowering.divisors import divisor_of_result
+from pallasite.lowering.equations import check_elements, errors_at_equation
 from pallasite.lowering.inference.barriers import missing_barriers
 from pallasite.lowering.inference.context import InferenceContext, Record
 from pallasite.lowering.inference.fences import Branches, Fences, Key, missing_fences
@@ -34,8 +35,6 @@ from pallasite.lowering.inference.values import (
 )
 from pallasite.lowering.inference.views import View
 from pallasite.lowering.layout_report import Insertion
-from pallasite.lowering.resources import errors_at_equation
-from pallasite.lowering.walker import check_elements
 
 if TYPE_CHECKING:
     from pallasite.layouts.registers import Layout

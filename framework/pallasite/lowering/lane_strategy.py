@@ -1,0 +1,96 @@
+"""Layouts under lane semantics: hints from later uses, or else what is known of their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pallasite import _jax
+from pallasite.lowering.access_widths import AccessWidths
+from pallasite.lowering.equations import errors_at_equation
+from pallasite.lowering.known_layouts import KnownLayouts
+from pallasite.lowering.strategy import LayoutStrategy
+
+if TYPE_CHECKING:
+    from pallasite.layouts.registers import Layout
+    from pallasite.lowering.context import RuleContext, Value
+    from pallasite.lowering.inference.plan import Path
+    from pallasite.registry import Registry
+    from pallasite.targets import Target
+
+
+class LaneStrategy(LayoutStrategy):
+    """Arrays keep the layouts that rules give them; those that make arrays get hints."""
+
+    def __init__(self, registry: Registry, target: Target):
+        self._registry = registry
+        self._target = target
+        self._access_widths = AccessWidths(registry, target)
+        self._known_layouts = KnownLayouts(registry, target)
+        self._hints: dict[Any, Layout] = {}
+        self._entered: dict[int, Any] = {}
+
+    def enter(self, jaxpr: Any) -> None:
+        """Finds hints for the variables of a jaxpr, unless it was entered before."""
+        if id(jaxpr) in self._entered:
+            return
+        self._entered[id(jaxpr)] = jaxpr  # Kept alive, so that nothing else gets its id.
+        self._find_hints(jaxpr)
+        self._access_widths.add(jaxpr)
+        self._known_layouts.add(jaxpr)
+
+    def wanted(self, equation: Any, path: Path) -> tuple[Layout | None, int | None]:
+        """What later uses ask for, or else the layout of what the result meets."""
+        if not equation.outvars:
+            return None, None
+        variable = equation.outvars[0]
+        hint = self._hints.get(variable)
+        if hint is None:
+            hint = self._known_layouts.layout(variable)
+        return hint, self._access_widths.limit(variable)
+
+    def before(self, ctx: RuleContext, operands: Sequence[Value]) -> Sequence[Value]:
+        """The operands as they are."""
+        return operands
+
+    def after(self, ctx: RuleContext, results: Sequence[Value]) -> Sequence[Value]:
+        """The results as they are."""
+        return results
+
+    def outputs(self, ctx: RuleContext, jaxpr: Any, values: Sequence[Value]) -> Sequence[Value]:
+        """The results as they are."""
+        return values
+
+    def is_release(self, path: Path) -> bool:
+        """Not known."""
+        return False
+
+    @property
+    def places_barriers(self) -> bool:
+        """No: rules emit them."""
+        return False
+
+    def _find_hints(self, jaxpr: Any) -> None:
+        """Which register layout the uses of each variable ask for, from a walk back over the jaxpr.
+
+        A primitive's layout rule says what its operands should be laid out like, given the layout
+        that is wanted of its results; the earliest use in program order decides.
+        """
+        hints = self._hints
+        for equation in reversed(jaxpr.eqns):
+            with errors_at_equation(equation):
+                avals = [atom.aval for atom in equation.invars]
+                rule = self._registry.layout_rule(
+                    equation.primitive, self._target, avals, equation.params
+                )
+                if rule is None:
+                    continue
+                proposals = rule.function(
+                    avals,
+                    [variable.aval for variable in equation.outvars],
+                    [hints.get(variable) for variable in equation.outvars],
+                    **equation.params,
+                )
+            for atom, proposal in zip(equation.invars, proposals, strict=True):
+                if proposal is not None and not isinstance(atom, _jax.Literal):
+                    hints[atom] = proposal

@@ -1,0 +1,63 @@
+"""Tracing parts of a kernel again while it is lowered, in the surroundings that they are in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pallasite import _jax
+from pallasite.language.mesh import WARPS_PER_WARPGROUP
+
+if TYPE_CHECKING:
+    from pallasite.lowering.context import KernelContext, Mode
+
+
+@contextlib.contextmanager
+def retracing(kernel: KernelContext, mode: Mode | None = None) -> Iterator[None]:
+    """Lets parts of a kernel be traced again: named axes and the grid are known."""
+    geometry = kernel.geometry
+    axes = [*zip(geometry.grid_names, geometry.grid, strict=False)]
+    axes += zip(geometry.cluster_names, geometry.cluster_extents, strict=False)
+    if geometry.thread_name is not None:
+        axes.append((geometry.thread_name, geometry.threads))
+    axes += kernel.mesh_axes.items()
+    if mode is not None and mode.warp_axis is not None:
+        axes.append((mode.warp_axis, WARPS_PER_WARPGROUP))
+    grid = [*geometry.grid, *geometry.cluster_extents, geometry.threads]
+    ids = () if mode is None else mode.program_ids or ()
+    grid += [1] * (len(ids) - len(grid))
+    with (
+        _jax.tracing_grid_env(tuple(grid), ()),
+        _jax.extend_axis_env(axes),
+        _jax.no_check_of_varying_axes(),
+    ):
+        yield
+
+
+def discharged(
+    kernel: KernelContext, jaxpr: Any, kept: Sequence[bool], mode: Mode | None = None
+) -> Any:
+    """The body of a scope as a function of the values of some of its references.
+
+    The same body always gives the same jaxpr, so that what was found out about one holds.
+
+    Args:
+      kernel: the kernel that the scope is in.
+      jaxpr: the body; its constants become inputs, before its own.
+      kept: for each input of its own, whether it is replaced by its value.
+      mode: where the scope is.
+
+    Returns:
+      A jaxpr that returns the last values after the results.
+    """
+    key = (id(jaxpr), tuple(kept))
+    if key not in kernel.discharged:
+        count = len(jaxpr.constvars)
+        whole = _jax.convert_constvars_jaxpr(jaxpr) if count else jaxpr
+        with retracing(kernel, mode):
+            functional = _jax.discharge_state(
+                whole, should_discharge=[False] * count + list(kept), strip_memory_space=True
+            )
+        kernel.discharged[key] = (jaxpr, functional)
+    return kernel.discharged[key][1]
