@@ -1,12 +1,14 @@
 """Pallasite: a plugin-based compiler for GPU kernels written in JAX Pallas.
 
 Kernel authors change one import line, ``from pallasite import gpu as plgpu``. Everything here is
-loaded when it is first used: importing this package imports neither JAX nor any plugin.
+loaded when it is first used: importing this package imports neither JAX nor any plugin. Plugins,
+the standard library first, add names by the hook ``pallasite_exports``.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -21,8 +23,6 @@ _EXPORTS = {
     "RuleSet": "pallasite.extensions",
     "Semantics": "pallasite.extensions",
     "Target": "pallasite.targets",
-    "autotune": "pallasite_std.tuning",
-    "choose": "pallasite_std.tuning",
     "compile": "pallasite.runtime",
     "compile_all": "pallasite.runtime",
     "hookimpl": "pallasite.hookspecs",
@@ -80,8 +80,6 @@ if TYPE_CHECKING:
     from pallasite.runtime import kernel_errors as kernel_errors
     from pallasite.target_selection import target as target
     from pallasite.targets import Target as Target
-    from pallasite_std.tuning import autotune as autotune
-    from pallasite_std.tuning import choose as choose
 
 
 def __getattr__(name: str) -> Any:
@@ -89,11 +87,17 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"pallasite.{name}")
     module = _EXPORTS.get(name)
     if module is None:
-        raise AttributeError(f"module 'pallasite' has no attribute {name!r}")
+        if name.startswith("_") or importlib.util.find_spec(f"pallasite.{name}") is not None:
+            # Python asks for a submodule's name before it imports the submodule.
+            raise AttributeError(f"module 'pallasite' has no attribute {name!r}")
+        return importlib.import_module("pallasite.plugins").manager().export(name)
+    if module.startswith("pallasite.language"):
+        importlib.import_module("pallasite.runtime.registration")  # Its kernels can run.
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    exports = importlib.import_module("pallasite.plugins").manager().exports()
+    return sorted({*__all__, *exports})

@@ -50,13 +50,23 @@ def merge_targets(contributions: Iterable[Contribution]) -> dict[str, Target]:
     return merged
 
 
-def merge_names(contributions: Iterable[Contribution]) -> dict[str, str]:
-    """Names of ``pallasite.gpu``; the same name from two plugins raises :class:`PluginError`."""
+def merge_names(
+    contributions: Iterable[Contribution],
+    field: str = "names",
+    subject: str = "names of pallasite.gpu",
+) -> dict[str, str]:
+    """Names of ``pallasite.gpu``; the same name from two plugins raises :class:`PluginError`.
+
+    Args:
+      contributions: what plugins contribute.
+      field: the field of it that holds the names.
+      subject: what they are, for the message.
+    """
     owners: dict[str, str] = {}
     merged: dict[str, str] = {}
     for one in contributions:
-        for name, path in one.names.items():
-            _claim("names of pallasite.gpu", name, one.plugin, owners)
+        for name, path in getattr(one, field).items():
+            _claim(subject, name, one.plugin, owners)
             merged[name] = path
     return merged
 

@@ -23,6 +23,7 @@ from pallasite.rules import ResourceRule as ResourceRule
 from pallasite.rules import Rule as Rule
 from pallasite.rules import RuleSet as RuleSet
 from pallasite.semantics import Semantics as Semantics
+from pallasite.stores import StoreNamespace as StoreNamespace
 from pallasite.targets import ANY_TARGET, Target, TargetPredicate
 
 Stage = Literal["jaxpr", "mlir", "llvm", "ptx"]
@@ -161,5 +162,7 @@ class Contribution:
     passes: tuple[Pass, ...] = ()
     executors: tuple[Executor, ...] = ()
     instructions: tuple[InstructionRule, ...] = ()
+    stores: tuple[StoreNamespace, ...] = ()
+    exports: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layouts: tuple[NamedLayout, ...] = ()
     layout_proposals: tuple[LayoutProposal, ...] = ()

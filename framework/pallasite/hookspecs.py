@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         NamedLayout,
         Pass,
         ResourceRule,
+        StoreNamespace,
     )
     from pallasite.jaxpr_table import JaxprPrimitive
     from pallasite.memory_events import MemoryEvents, ProxyFence
@@ -55,6 +56,19 @@ def pallasite_targets() -> Iterable[Target]:  # type: ignore[empty-body]
 def pallasite_names() -> Mapping[str, str]:  # type: ignore[empty-body]
     """Names to add to ``pallasite.gpu``: name to ``"module:attribute"``. Called when a name that is
     not the core's own is first used; the module is imported only when that very name is."""
+
+
+@hookspec
+def pallasite_exports() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Names to add to the package ``pallasite`` itself, for what programs call rather than kernels:
+    name to ``"module:attribute"``. Called when a name that is not the core's own is first used; the
+    module is imported only when that very name is."""
+
+
+@hookspec
+def pallasite_stores() -> Iterable[StoreNamespace]:  # type: ignore[empty-body]
+    """Parts of the cache folder, in which a plugin keeps what is costly to find out. Called by
+    ``pallasite cache`` and ``pallasite plugins``; names and folders must be unique."""
 
 
 @hookspec

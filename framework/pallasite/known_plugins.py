@@ -159,3 +159,26 @@ def remedy(kind: str, name: str, present: Mapping[str, str]) -> str | None:
     return (
         f"upgrade plugin {plugin.name!r}: a later version provides it ({plugin.install} --upgrade)"
     )
+
+
+def absent_plugins(present: Mapping[str, str]) -> str | None:
+    """Which installed plugins are of no use and might have had what is missing; None if none is.
+
+    Args:
+      present: as for :func:`remedy`.
+    """
+    parts = []
+    disabled = [repr(name) for name, reason in present.items() if reason == "disabled"]
+    if disabled:
+        parts.append(
+            f"plugins that are disabled may provide it: {', '.join(disabled)}"
+            " (PALLASITE_DISABLE_PLUGINS or config disabled_plugins)"
+        )
+    failed = [
+        f"{name!r}, which {reason}"
+        for name, reason in present.items()
+        if reason not in ("", "disabled")
+    ]
+    if failed:
+        parts.append(f"plugins that are broken may provide it: {'; '.join(failed)}")
+    return "; ".join(parts) or None

@@ -23,6 +23,9 @@ FIELDS: Mapping[str, str] = {
 }
 """For each hook, the field of a :class:`Contribution` that it fills."""
 
+_NAME_HOOKS = ("pallasite_names", "pallasite_exports")
+"""The hooks that return a mapping of names."""
+
 _RECORDS: Mapping[str, type] = {
     "pallasite_targets": Target,
     "pallasite_lowering_rules": extensions.LoweringRule,
@@ -38,6 +41,7 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_passes": extensions.Pass,
     "pallasite_executors": extensions.Executor,
     "pallasite_instructions": extensions.InstructionRule,
+    "pallasite_stores": extensions.StoreNamespace,
     "pallasite_layouts": extensions.NamedLayout,
     "pallasite_layout_proposals": extensions.LayoutProposal,
 }
@@ -72,7 +76,7 @@ def checked(plugin: str, hook: str, value: Any) -> Any:
     Raises:
       PluginError: it is something else.
     """
-    if hook == "pallasite_names":
+    if hook in _NAME_HOOKS:
         if isinstance(value, Mapping) and all(":" in str(path) for path in value.values()):
             return dict(value)
         expected = 'a mapping of name to "module:attribute"'
@@ -93,4 +97,4 @@ def _call(caller: pluggy.HookCaller) -> Any:
     results = caller()
     if results:
         return results[0]
-    return {} if caller.name == "pallasite_names" else ()
+    return {} if caller.name in _NAME_HOOKS else ()

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pallasite import config, hookspecs
-from pallasite.conflicts import merge_names, merge_targets, unique
+from pallasite.conflicts import merge_names, merge_targets, unique, with_plugin
 from pallasite.errors import MissingNameError, PluginError
-from pallasite.extensions import Contribution, InstructionRule, NamedLayout
-from pallasite.known_plugins import remedy
+from pallasite.extensions import Contribution, InstructionRule, NamedLayout, StoreNamespace
+from pallasite.known_plugins import absent_plugins, remedy
 from pallasite.plugin_checks import FIELDS, checked, implementations
 from pallasite.registry import Registry
 from pallasite.targets import Target
@@ -31,12 +31,16 @@ CORE = "pallasite"
 BUILTIN_MODULES: Mapping[str, str] = {
     "pallasite_executors": "pallasite.runtime.builtin",
     "pallasite_passes": "pallasite.passes.builtin",
+    "pallasite_stores": "pallasite.runtime.builtin",
 }
 """The core's hook implementations: the module that holds each, imported when it is called."""
 
 
 INSTRUCTIONS = "pallasite_instructions"
 """The hook that is called only when a kernel is interpreted, since it imports much."""
+
+NOT_OF_THE_REGISTRY = (INSTRUCTIONS, "pallasite_stores", "pallasite_exports")
+"""The hooks that no kernel needs to be compiled, which are called on their own."""
 
 
 class PluginWarning(UserWarning):
@@ -110,6 +114,7 @@ class PluginManager:
         self._built: tuple[frozenset[str], Registry] | None = None
         self._names: tuple[tuple[Any, ...], dict[str, str]] | None = None
         self._layouts: tuple[tuple[Any, ...], dict[str, NamedLayout]] | None = None
+        self._exports: tuple[tuple[Any, ...], dict[str, str]] | None = None
         self._lock = threading.RLock()
 
     def register(self, plugin: Any, name: str | None = None) -> str:
@@ -227,11 +232,7 @@ class PluginManager:
         if path is None:
             hint = remedy("names", name, self.absences())
             raise MissingNameError(f"no plugin has the name {name!r}", hint=hint)
-        module, _, attribute = path.partition(":")
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except AttributeError as error:
-            raise PluginError(f"{path} does not exist: {error}") from error
+        return _resolve(path)
 
     def registry(self) -> Registry:
         """All rules, targets, passes and executors of the enabled plugins.
@@ -244,7 +245,7 @@ class PluginManager:
         disabled = frozenset(config.get("disabled_plugins"))
         with self._lock:
             if self._built is None or self._built[0] != disabled:
-                hooks = tuple(hook for hook in FIELDS if hook != INSTRUCTIONS)
+                hooks = tuple(hook for hook in FIELDS if hook not in NOT_OF_THE_REGISTRY)
                 contributions = self._contribute(hooks)
                 self._built = (disabled, Registry(contributions, self.absences()))
             return self._built[1]
@@ -264,6 +265,43 @@ class PluginManager:
             ),
             lambda rule: rule.name,
         )
+
+    def stores(self) -> dict[str, StoreNamespace]:
+        """The parts of the cache folder by name, without loading any rules.
+
+        Raises:
+          PluginError: two plugins have one of the same name, or in the same folder.
+        """
+        found = list(with_plugin(self._contribute(("pallasite_stores",)), "stores"))
+        unique("parts of the cache in folder", found, lambda one: (one.folder, one.suffix))
+        return unique("parts of the cache named", found, lambda one: one.name)
+
+    def exports(self) -> dict[str, str]:
+        """Plugins' names for the package ``pallasite``, each with its ``"module:attribute"``.
+
+        Raises:
+          PluginError: two plugins have one name.
+        """
+        with self._lock:
+            key = self._generation()
+            if self._exports is None or self._exports[0] != key:
+                contributions = self._contribute(("pallasite_exports",))
+                found = merge_names(contributions, "exports", "names of pallasite")
+                self._exports = (self._generation(), found)  # A plugin may have failed just now.
+            return self._exports[1]
+
+    def export(self, name: str) -> Any:
+        """What a plugin adds to the package ``pallasite`` under a name.
+
+        Raises:
+          MissingNameError: no plugin has it.
+          PluginError: what the plugin says of it is wrong.
+        """
+        path = self.exports().get(name)
+        if path is None:
+            hint = absent_plugins(self.absences())
+            raise MissingNameError(f"module 'pallasite' has no attribute {name!r}", hint=hint)
+        return _resolve(path)
 
     def _find(self) -> dict[str, _Found]:
         """Entry points by name, sorted; a second one of a name is reported and not used."""
@@ -339,6 +377,14 @@ class PluginManager:
             PluginWarning,
             stacklevel=2,
         )
+
+
+def _resolve(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError as error:
+        raise PluginError(f"{path} does not exist: {error}") from error
 
 
 _manager = PluginManager()

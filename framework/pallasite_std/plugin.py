@@ -17,6 +17,7 @@ from pallasite.plugin import (
     Pass,
     ResourceRule,
     RuleSet,
+    StoreNamespace,
     Target,
     hookimpl,
 )
@@ -100,6 +101,20 @@ def pallasite_names() -> dict[str, str]:
     return {
         name: f"pallasite_std.{module}:{name}" for module, names in _NAMES.items() for name in names
     }
+
+
+@hookimpl
+def pallasite_exports() -> dict[str, str]:
+    """Choosing configurations by measuring them, for ``pallasite``."""
+    return {name: f"pallasite_std.tuning:{name}" for name in ("autotune", "choose")}
+
+
+@hookimpl
+def pallasite_stores() -> list[StoreNamespace]:
+    """Configurations that were measured to be the fastest."""
+    from pallasite_std.tuning.store import TUNED
+
+    return [TUNED]
 
 
 @hookimpl

@@ -148,18 +148,22 @@ def test_cache(command, tmp_path):
     assert f"{tmp_path / 'cache'} (not created yet)" in result.out
     DiskCache(tmp_path / "cache").put("0123", b"a kernel")
     report = command("cache", "info", "--json").json
-    assert (report["kernels"], report["enabled"]) == (1, True)
-    assert report["bytes"] > 0
-    assert "1 kernel, " in command("cache").out
+    assert report["enabled"] is True
+    kernels = report["parts"]["kernels"]
+    assert (kernels["entries"], kernels["files"], kernels["max_bytes"]) == (1, 1, 2**30)
+    assert kernels["bytes"] > 0
+    (line,) = [one for one in command("cache").out.splitlines() if one.startswith("kernels")]
+    assert "1 kernel, " in line and " of at most 1.0 GiB, the oldest used 20" in line
+    assert command("cache", "kernels").out.startswith("1 kernel, ")
     result = command("cache", "clear")
     assert result.status == 0
     assert result.out.startswith("removed 1 kernel, ")
-    assert command("cache", "--json").json["kernels"] == 0
+    assert command("cache", "--json").json["parts"]["kernels"]["entries"] == 0
     assert command("cache", "clear").out.startswith("removed 0 kernels, 0 bytes")
 
 
 def test_cache_of_tuned_configurations(command, tmp_path):
-    assert "tuned      0 configurations\n" in command("cache").out
+    assert "tuned      0 tuned configurations, 0 bytes\n" in command("cache").out
     assert "PALLASITE_AUTOTUNE=on" in command("cache", "tuned").out
     store = TuningStore(tmp_path / "cache")
     for rows, arguments in ((64, "float32[8]"), (128, "float32[16]")):
@@ -169,10 +173,10 @@ def test_cache_of_tuned_configurations(command, tmp_path):
     store.put("other", {"operation": "other"}, {"best": 7})
     DiskCache(tmp_path / "cache").put("0123", b"a kernel")
 
-    assert (
-        "tuned      3 configurations of 2 operations: pallasite cache tuned" in command("cache").out
-    )
-    assert command("cache", "--json").json["tuned"] == 3
+    (line,) = [one for one in command("cache").out.splitlines() if one.startswith("tuned")]
+    assert line.startswith("tuned      3 tuned configurations, ")
+    assert line.endswith(": pallasite cache tuned")
+    assert command("cache", "--json").json["parts"]["tuned"]["entries"] == 3
     lines = command("cache", "tuned").out.splitlines()
     assert lines[1].split()[:2] == ["ops.add", "float32[8];"]
     assert '["x"]' in lines[1] and "rows=64 stages=null" in lines[1] and "12.5" in lines[1]
@@ -181,12 +185,33 @@ def test_cache_of_tuned_configurations(command, tmp_path):
     assert [entry["best"] for entry in report[1:]] == [{**best, "rows": 128}, 7]
 
     assert command("cache", "clear", "--only", "kernels").out.startswith("removed 1 kernel, ")
-    assert command("cache", "--json").json["tuned"] == 3
+    assert command("cache", "--json").json["parts"]["tuned"]["entries"] == 3
     result = command("cache", "clear", "--only", "tuned", "--json")
-    assert result.json["removed"] == {"kernels": 0, "bytes": 0, "tuned": 3}
+    assert list(result.json["removed"]) == ["tuned"]
+    assert result.json["removed"]["tuned"]["entries"] == 3
     store.put("other", {"operation": "other"}, {"best": 7})
-    assert "and 1 tuned configuration from" in command("cache", "clear").out
-    assert command("cache", "--json").json["tuned"] == 0
+    assert "and 1 tuned configuration, " in command("cache", "clear").out
+    assert command("cache", "--json").json["parts"]["tuned"]["entries"] == 0
+
+
+def test_parts_of_the_cache_that_do_not_exist(command):
+    for arguments in (("cache", "nothing"), ("cache", "clear", "--only", "nothing")):
+        result = command(*arguments)
+        assert result.status == 1
+        assert "error: the cache has no part named 'nothing'\n" in result.err
+        assert "expected: one of kernels, tuned" in result.err
+    assert "--only is for 'pallasite cache clear'" in command("cache", "--only", "kernels").err
+
+
+def test_what_cannot_be_removed(command, tmp_path, monkeypatch):
+    DiskCache(tmp_path / "cache").put("0123", b"a kernel")
+    monkeypatch.setattr("pallasite.files.remove", lambda path: False)
+    result = command("cache", "clear", "--only", "kernels")
+    assert result.status == 1
+    assert result.out.startswith("removed 0 kernels, 0 bytes from ")
+    assert "1 kernel, " in result.out and "in 1 files could not be removed from kernels" in (
+        result.out
+    )
 
 
 def test_damaged_file_of_tuned_configurations(command, tmp_path):
@@ -194,7 +219,7 @@ def test_damaged_file_of_tuned_configurations(command, tmp_path):
     store.put("op", {"operation": "op"}, {"best": 7})
     store.path("op").write_text("{")
     result = command("cache")
-    assert "tuned      0 configurations" in result.out
+    assert "tuned      0 tuned configurations, " in result.out
     assert "a damaged file of tuned configurations is ignored" in result.err
     assert command("cache", "clear").status == 0
     assert store.files() == []

@@ -64,7 +64,7 @@ print("pallasite.runtime.registration" in sys.modules, "pallasite.runtime.api" i
 def test_exports_exist():
     for name in pallasite.__all__:
         assert getattr(pallasite, name) is not None, name
-    assert set(dir(pallasite)) == set(pallasite.__all__)
+    assert set(dir(pallasite)) == {*pallasite.__all__, "autotune", "choose"}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = pallasite.nonsense
 

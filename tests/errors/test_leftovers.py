@@ -150,7 +150,7 @@ def test_killed_process(cache):
     assert killed.returncode == -signal.SIGKILL
     store = DiskCache(cache)
     assert store.get(key) is None
-    assert len(store.entries()) == 1
+    assert len(store.files()) == 1
     # What the process had begun to write goes once it is certain that nobody writes it any more.
     (started,) = cache.rglob(".tmp-*")
     os.utime(started, (time.time() - 7200,) * 2)

@@ -32,7 +32,7 @@ def test_put_and_get(tmp_path):
 def test_damaged_entries_are_removed(tmp_path, damage):
     cache = DiskCache(tmp_path)
     cache.put(key(1), b"content" * 100)
-    (path,) = cache.entries()
+    (path,) = cache.files()
     data = bytearray(path.read_bytes())
     if damage == "truncate":
         data = data[:-1]
@@ -48,7 +48,7 @@ def test_damaged_entries_are_removed(tmp_path, damage):
     assert not path.exists()
     cache.put(key(1), b"again")
     assert cache.get(key(1)) == b"again"
-    cache.entries()[0].write_bytes(b"")
+    cache.files()[0].write_bytes(b"")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # The second time there is no warning.
         assert cache.get(key(1)) is None
@@ -59,19 +59,19 @@ def test_least_recently_used_entries_go_first(tmp_path):
     past = time.time() - 1000
     for number in range(8):
         cache.put(key(number), bytes(1000))
-        os.utime(cache._path(key(number)), (past + number, past + number))
+        os.utime(cache.path(key(number)), (past + number, past + number))
     assert cache.get(key(0)) is not None  # Now it is the most recent one.
     cache.put(key(8), bytes(2000))
     assert cache.get(key(0)) is not None
     assert cache.get(key(1)) is None
     assert cache.get(key(8)) is not None
-    assert sum(path.stat().st_size for path in cache.entries()) <= 10_000
+    assert sum(path.stat().st_size for path in cache.files()) <= 10_000
 
 
 def test_stale_temporary_files_are_removed(tmp_path):
     cache = DiskCache(tmp_path)
     cache.put(key(1), b"x")
-    stale = cache._path(key(1)).parent / ".tmp-left-over"
+    stale = cache.path(key(1)).parent / ".tmp-left-over"
     stale.write_bytes(b"x")
     os.utime(stale, (0, 0))
     fresh = stale.with_name(".tmp-in-use")
@@ -120,4 +120,4 @@ def test_processes_share_a_folder(tmp_path):
         worker.join(120)
     assert failures.empty(), failures.get()
     assert all(worker.exitcode == 0 for worker in workers)
-    assert DiskCache(tmp_path).entries()
+    assert DiskCache(tmp_path).files()

@@ -1,152 +1,150 @@
-"""Show or clear the caches on disk: of compiled kernels, and of configurations that were tuned.
+"""Show or clear what is kept on disk: compiled kernels, and what plugins keep there.
 
 The folder is that of PALLASITE_CACHE_DIR, else the user's cache folder; PALLASITE_CACHE=off
-switches both caches off.
+switches it off.
 
-  pallasite cache                      what they hold
-  pallasite cache tuned                the configurations that were measured to be the fastest
+  pallasite cache                      what it holds
+  pallasite cache tuned                one part: the configurations that were tuned
   pallasite cache clear --only tuned   forgets these
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
-import json
-import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite import config
 from pallasite.cli import output
+from pallasite.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from pallasite.runtime.disk_cache import DiskCache
-    from pallasite_std.tuning.store import Entry, TuningStore
+    from pallasite.runtime.store import DocumentStore, SealedStore
 
-KINDS = ("kernels", "tuned")
+Stores = dict[str, "SealedStore | DocumentStore"]
+_ACTIONS = ("info", "clear")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this command."""
-    parser.add_argument("action", nargs="?", choices=("info", "tuned", "clear"), default="info")
-    parser.add_argument("--only", choices=KINDS, help="which of the two to clear")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="info",
+        metavar="info | PART | clear",
+        help="what all parts hold, what one holds, or to remove it",
+    )
+    parser.add_argument("--only", metavar="PART", help="which part to clear, such as kernels")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows, or clears and says what was removed."""
-    from pallasite.runtime.disk_cache import DiskCache
-    from pallasite_std.tuning.store import TuningStore
-
-    store, tuning = DiskCache(config.get("cache_dir")), TuningStore(config.get("cache_dir"))
+    stores = open_stores()
+    if arguments.only is not None and arguments.action != "clear":
+        raise InvalidValueError("--only is for 'pallasite cache clear'")
     if arguments.action == "clear":
-        return _clear(store, tuning, arguments)
-    entries = tuning.all_entries()
-    if arguments.action == "tuned":
-        _show_tuned(entries, arguments.json)
-        return 0
-    found = {**usage(store), "tuned": len(entries)}
-    if arguments.json:
-        output.print_json(found)
-        return 0
-    print(f"directory  {store.directory}" + ("" if found["exists"] else " (not created yet)"))
-    print(f"state      {'on' if found['enabled'] else 'off'}")
-    print(f"holds      {_kernels(found['kernels'], found['bytes'])}")
-    print(f"bound      {output.size(found['max_bytes'])}")
-    if found["oldest_use"]:
-        print(f"oldest use {found['oldest_use']}")
-    operations = len({entry["key"].get("operation") for entry in entries})
-    of = f" of {_count(operations, 'operation')}: pallasite cache tuned" if entries else ""
-    print(f"tuned      {_count(len(entries), 'configuration')}{of}")
-    return 0
+        return _clear(_only(stores, arguments.only), arguments.json)
+    if arguments.action == "info":
+        return _info(stores, arguments.json)
+    return _show(_only(stores, arguments.action)[arguments.action], arguments.json)
 
 
-def _clear(store: DiskCache, tuning: TuningStore, arguments: argparse.Namespace) -> int:
-    before, tuned_before = usage(store), len(tuning.all_entries())
-    if arguments.only in (None, "kernels"):
-        store.clear()
-    if arguments.only in (None, "tuned"):
-        tuning.clear()
-    after, files = usage(store), tuning.files()
-    tuned = tuned_before - len(tuning.all_entries())
-    removed = {name: before[name] - after[name] for name in ("kernels", "bytes")}
-    if arguments.json:
-        output.print_json(
-            {"directory": str(store.directory), "removed": {**removed, "tuned": tuned}}
-        )
-    else:
-        what = {"kernels": _kernels(**removed), "tuned": _count(tuned, "tuned configuration")}
-        shown = " and ".join(text for kind, text in what.items() if arguments.only in (None, kind))
-        print(f"removed {shown} from {store.directory}")
-    left = []
-    if arguments.only in (None, "kernels") and after["kernels"]:
-        left.append(_kernels(after["kernels"], after["bytes"]))
-    if arguments.only in (None, "tuned") and files:
-        left.append(_count(len(files), "file") + " of tuned configurations")
-    if left and not arguments.json:
-        print(f"{' and '.join(left)} could not be removed")
-    return 1 if left else 0
+def open_stores() -> Stores:
+    """The parts of the cache folder by name; the core's first."""
+    from pallasite.plugins import manager
+    from pallasite.runtime.store import open_store
 
-
-def _show_tuned(entries: Sequence[Entry], as_json: bool) -> None:
-    if as_json:
-        output.print_json({"tuned": list(entries)})
-        return
-    if not entries:
-        print("no configuration was tuned: PALLASITE_AUTOTUNE=on, or pallasite.autotune")
-        return
-    rows = []
-    for entry in entries:
-        key, best, time = entry["key"], entry["best"], entry.get("microseconds")
-        extra = "" if key.get("key") is None else f"; {json.dumps(key['key'])}"
-        rows.append(
-            (
-                key.get("operation", "-"),
-                f"{key.get('arguments', '-')}{extra}",
-                key.get("device", "-"),
-                _configuration(best),
-                "-" if time is None else f"{time:g}",
-                len(entry.get("candidates", ())) or "-",
-                entry.get("date", "-"),
-            )
-        )
-    headers = ("operation", "arguments", "device", "fastest", "us", "of", "measured")
-    print(output.table(headers, rows))
-
-
-def _configuration(best: Any) -> str:
-    """A configuration in few words; the name of its class says little."""
-    if not isinstance(best, dict):
-        return json.dumps(best)
-    return " ".join(
-        f"{name}={json.dumps(value)}" for name, value in best.items() if name != "class"
-    )
-
-
-def usage(store: DiskCache) -> dict[str, Any]:
-    """What is in a cache."""
-    statuses: list[os.stat_result] = []
-    for path in store.entries():
-        with contextlib.suppress(OSError):  # another process may have removed it
-            statuses.append(path.stat())
-    oldest = min((status.st_mtime for status in statuses), default=None)
     return {
-        "directory": str(store.directory),
-        "exists": store.directory.is_dir(),
-        "enabled": config.get("cache"),
-        "kernels": len(statuses),
-        "bytes": sum(status.st_size for status in statuses),
-        "max_bytes": store.max_bytes,
-        "oldest_use": oldest
-        and datetime.datetime.fromtimestamp(oldest).isoformat(" ", timespec="seconds"),
+        name: open_store(config.get("cache_dir"), namespace)
+        for name, namespace in manager().stores().items()
     }
 
 
-def _kernels(kernels: int, bytes: int) -> str:
-    return f"{_count(kernels, 'kernel')}, {output.size(bytes)}"
+def usage(store: SealedStore | DocumentStore) -> dict[str, Any]:
+    """What a part holds, for programs; sizes in bytes."""
+    found = store.usage()
+    return {
+        "directory": str(store.directory),
+        "entries": found.entries,
+        "files": found.files,
+        "bytes": found.bytes,
+        "max_bytes": getattr(store, "max_bytes", None),
+        "oldest_use": found.oldest_use
+        and datetime.datetime.fromtimestamp(found.oldest_use).isoformat(" ", timespec="seconds"),
+    }
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _only(stores: Stores, name: str | None) -> Stores:
+    if name is None:
+        return stores
+    if name not in stores:
+        raise InvalidValueError(
+            f"the cache has no part named {name!r}", expected=f"one of {', '.join(stores)}"
+        )
+    return {name: stores[name]}
+
+
+def _info(stores: Stores, as_json: bool) -> int:
+    folder, enabled = config.get("cache_dir"), config.get("cache")
+    found = {name: usage(store) for name, store in stores.items()}
+    if as_json:
+        about = {"directory": str(folder), "exists": folder.is_dir(), "enabled": enabled}
+        output.print_json({**about, "parts": found})
+        return 0
+    rows = [
+        ("directory", str(folder) + ("" if folder.is_dir() else " (not created yet)")),
+        ("state", "on" if enabled else "off"),
+    ]
+    for name, held in found.items():
+        text = _held(stores[name], held["entries"], held["bytes"])
+        if held["max_bytes"] is not None:
+            text += f" of at most {output.size(held['max_bytes'])}"
+        if held["oldest_use"]:
+            text += f", the oldest used {held['oldest_use']}"
+        if held["entries"] and stores[name].namespace.table is not None:
+            text += f": pallasite cache {name}"
+        rows.append((name, text))
+    print(output.columns(rows))
+    return 0
+
+
+def _show(store: SealedStore | DocumentStore, as_json: bool) -> int:
+    from pallasite.runtime.store import DocumentStore
+
+    namespace, held = store.namespace, usage(store)
+    entries = store.all_entries() if isinstance(store, DocumentStore) else None
+    if as_json:
+        output.print_json(held if entries is None else {**held, namespace.name: entries})
+    elif entries and namespace.table is not None:
+        print(output.table(*namespace.table(entries)))
+    elif not held["entries"] and namespace.empty:
+        print(namespace.empty)
+    else:
+        print(f"{_held(store, held['entries'], held['bytes'])} in {store.directory}")
+    return 0
+
+
+def _clear(stores: Stores, as_json: bool) -> int:
+    removed, left = {}, {}
+    for name, store in stores.items():
+        before = store.usage()
+        store.clear()
+        after = store.usage()
+        removed[name] = (before.entries - after.entries, before.bytes - after.bytes)
+        if after.files:
+            left[name] = after
+    if as_json:
+        parts = {name: {"entries": n, "bytes": size} for name, (n, size) in removed.items()}
+        output.print_json({"directory": str(config.get("cache_dir")), "removed": parts})
+    else:
+        texts = [_held(stores[name], *amounts) for name, amounts in removed.items()]
+        print(f"removed {' and '.join(texts)} from {config.get('cache_dir')}")
+        for name, held in left.items():
+            text = _held(stores[name], held.entries, held.bytes)
+            print(f"{text} in {held.files} files could not be removed from {name}")
+    return 1 if left else 0
+
+
+def _held(store: SealedStore | DocumentStore, entries: int, size: int) -> str:
+    return f"{store.namespace.count(entries)}, {output.size(size)}"

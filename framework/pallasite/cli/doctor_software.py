@@ -122,7 +122,6 @@ def cache() -> list[Check]:
         return []
     if not enabled:
         return [Check("cache", f"off; its folder is {folder}")]
-    from pallasite.cli.cache import usage
     from pallasite.runtime.disk_cache import DiskCache
 
     existing = folder
@@ -132,9 +131,10 @@ def cache() -> list[Check]:
         remedy = "PALLASITE_CACHE_DIR=... for another folder, or PALLASITE_CACHE=off"
         text = f"{folder} cannot be written, so each process compiles anew"
         return [Check("cache", text, WARNING, remedy)]
-    held = usage(DiskCache(folder))
-    text = f"{folder}: {held['kernels']} kernels, {output.size(held['bytes'])}"
-    return [Check("cache", f"{text} of at most {output.size(held['max_bytes'])}")]
+    store = DiskCache(folder)
+    held = store.usage()
+    text = f"{folder}: {store.namespace.count(held.entries)}, {output.size(held.bytes)}"
+    return [Check("cache", f"{text} of at most {output.size(store.max_bytes or 0)}")]
 
 
 def configuration() -> list[Check]:

@@ -60,6 +60,8 @@ def _load() -> str:
     try:
         manager().registry()
         manager().instructions()
+        manager().stores()
+        manager().exports()
     except PluginError as error:
         return str(error)
     return ""
@@ -80,8 +82,10 @@ def _rows(contradiction: str) -> list[_Row]:
         for kind, plugin_of in (
             ("targets", providers(manager.targets)),
             ("names", providers(manager.names)),
+            ("names of pallasite", providers(manager.exports)),
             ("passes", {entry.name: entry.plugin for entry in registry.passes()}),
             ("executors", {one.name: one.plugin for one in registry.executors.values()}),
+            ("parts of the cache", {one.name: one.plugin for one in manager.stores().values()}),
         ):
             for row in rows:
                 names = [name for name, plugin in plugin_of.items() if plugin == row.name]

@@ -32,6 +32,7 @@ from pallasite.errors import InvalidTypeError as InvalidTypeError
 from pallasite.errors import InvalidValueError as InvalidValueError
 from pallasite.errors import MissingNameError as MissingNameError
 from pallasite.errors import PallasiteError as PallasiteError
+from pallasite.errors import PluginError as PluginError
 from pallasite.errors import ResourceError as ResourceError
 from pallasite.errors import SourceLocation as SourceLocation
 from pallasite.errors import UnsupportedError as UnsupportedError
@@ -52,6 +53,7 @@ from pallasite.extensions import RuleSet as RuleSet
 from pallasite.extensions import RunOptions as RunOptions
 from pallasite.extensions import RunReport as RunReport
 from pallasite.extensions import Semantics as Semantics
+from pallasite.extensions import StoreNamespace as StoreNamespace
 from pallasite.hookspecs import hookimpl as hookimpl
 from pallasite.jaxpr_table import JaxprPrimitive as JaxprPrimitive
 from pallasite.memory_events import GENERIC as GENERIC

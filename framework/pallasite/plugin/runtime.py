@@ -18,4 +18,6 @@ from pallasite.runtime.launch import launches_nothing as launches_nothing
 from pallasite.runtime.launch import nbytes as nbytes
 from pallasite.runtime.launch import validate_launch as validate_launch
 from pallasite.runtime.override import current as current
+from pallasite.runtime.store import DocumentStore as DocumentStore
+from pallasite.runtime.store import SealedStore as SealedStore
 from pallasite.runtime.tensor_maps import encode as encode

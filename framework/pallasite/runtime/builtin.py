@@ -1,4 +1,4 @@
-"""The executor of the core, contributed through the same hook as those of any plugin."""
+"""What the runtime contributes: JAX's launcher as an executor, and the cache of kernels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from pallasite.errors import ExecutionError
 from pallasite.extensions import Executor, LaunchRequest
 from pallasite.hookspecs import hookimpl
+from pallasite.stores import KERNELS, StoreNamespace
 
 
 @hookimpl
@@ -21,6 +22,12 @@ def pallasite_executors() -> list[Executor]:
             description="launches on the GPU through JAX's own kernel launcher",
         )
     ]
+
+
+@hookimpl
+def pallasite_stores() -> list[StoreNamespace]:
+    """Compiled kernels."""
+    return [KERNELS]
 
 
 def _run(compiled: Any, *operands: Any, request: LaunchRequest) -> Any:

@@ -240,7 +240,7 @@ def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
             made.append(pages.reshape(problem.batch, problem.pages_per_sequence))
         return made
 
-    return pallasite.choose(
+    chosen: DecodeConfig = pallasite.choose(
         "hopper.decode_attention",
         _VERSION,
         operands,
@@ -258,6 +258,7 @@ def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
         ),
         make_inputs=make_inputs,
     )
+    return chosen
 
 
 @functools.lru_cache(maxsize=256)

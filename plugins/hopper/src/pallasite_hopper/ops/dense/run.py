@@ -66,7 +66,7 @@ def _choose(
         return _run(problem, epilogue, config, a, b, extras)
 
     activation = epilogue.activation
-    return pallasite.choose(
+    chosen: MatmulConfig = pallasite.choose(
         "hopper.matmul",
         _VERSION,
         (a, b, *extras),
@@ -85,6 +85,7 @@ def _choose(
             None if activation is None else getattr(activation, "__qualname__", "activation"),
         ),
     )
+    return chosen
 
 
 def _run(

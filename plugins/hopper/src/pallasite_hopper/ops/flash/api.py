@@ -189,7 +189,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         most = [q_seq] * problem.q_lengths + [problem.kv_seq] * problem.kv_lengths
         return arrays + [jnp.full((problem.batch,), n, jnp.int32) for n in most]
 
-    return pallasite.choose(
+    chosen: AttentionConfig = pallasite.choose(
         "hopper.attention",
         _VERSION,
         operands,
@@ -205,6 +205,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         ),
         make_inputs=make_inputs,
     )
+    return chosen
 
 
 def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax.Array, jax.Array]:

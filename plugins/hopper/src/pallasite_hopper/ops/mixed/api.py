@@ -116,7 +116,7 @@ def _choose(problem: Problem, operands: tuple[jax.Array, ...]) -> MixedConfig:
         found = mixed_configs(m, n, k, bits, size)
         return [one for one in found if not problem.group or _group_fits(problem.group, one)]
 
-    return pallasite.choose(
+    chosen: MixedConfig = pallasite.choose(
         "hopper.mixed_matmul",
         _VERSION,
         operands,
@@ -125,6 +125,7 @@ def _choose(problem: Problem, operands: tuple[jax.Array, ...]) -> MixedConfig:
         functools.partial(_run, problem),
         key=(problem.transposed, problem.group, str(problem.out_dtype)),
     )
+    return chosen
 
 
 def _run(

@@ -227,7 +227,7 @@ def _choose(
         equal = (a.shape[0] + jnp.arange(groups, dtype=jnp.int32)) // groups
         return random_array(first, a), random_array(second, b), equal
 
-    return pallasite.choose(
+    chosen: RaggedConfig = pallasite.choose(
         f"hopper.{name}",
         _VERSION,
         operands,
@@ -237,6 +237,7 @@ def _choose(
         key=(*key[:-1], str(key[-1])),
         make_inputs=make_inputs,
     )
+    return chosen
 
 
 def _no_tangent(sizes: Any) -> Any:

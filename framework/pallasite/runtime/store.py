@@ -1,0 +1,358 @@
+"""The cache folder: entries on disk, shared by processes, in namespaces (``stores.py``).
+
+Every file is written as a whole, so a reader sees one state or the next; what is damaged all the
+same, or of another version, gives one warning and counts as absent. Sealed entries need no locks:
+two processes that write one key write the same content. Whoever adds to a document takes a lock, so
+that nothing is lost that another process has added meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from pallasite import files
+from pallasite.stores import StoreNamespace
+
+try:
+    import fcntl
+except ImportError:  # Not a POSIX system; two writers at once may lose an entry.
+    fcntl = None  # type: ignore[assignment]
+
+_DIGEST_BYTES = 32
+_LOCK = ".lock"
+_PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
+_STALE_SECONDS = 3600
+_KEEP = 0.8
+"""What part of the bound is left after an eviction."""
+
+
+class CacheWarning(UserWarning):
+    """The cache folder cannot be used, or something in it is damaged; it is found out anew."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a namespace holds: files, their bytes, entries, and when one was last used longest ago
+    (seconds of the epoch; None if there is none)."""
+
+    files: int
+    bytes: int
+    entries: int
+    oldest_use: float | None
+
+
+class Store:
+    """What both kinds of namespace have in common.
+
+    Args:
+      cache_dir: the cache folder; it is made, for the present user only, by the first write.
+      namespace: the part of it.
+    """
+
+    def __init__(self, cache_dir: pathlib.Path, namespace: StoreNamespace):
+        self.namespace = namespace
+        self.directory = pathlib.Path(cache_dir) / namespace.folder
+        self._warned: set[str] = set()
+
+    @property
+    def nouns(self) -> str:
+        """What is kept here, in the plural."""
+        return self.namespace.nouns or f"{self.namespace.noun}s"
+
+    def files(self) -> list[pathlib.Path]:
+        """The files of all entries."""
+        raise NotImplementedError
+
+    def temporary_files(self) -> list[pathlib.Path]:
+        """Files that are being written, or were when a process was killed."""
+        raise NotImplementedError
+
+    def count(self) -> int:
+        """How many entries there are."""
+        return len(self.files())
+
+    def usage(self) -> Usage:
+        """How many files and entries there are, and how large they are."""
+        statuses = [status for _, status in self._statuses()]
+        return Usage(
+            files=len(statuses),
+            bytes=sum(status.st_size for status in statuses),
+            entries=self.count(),
+            oldest_use=min((status.st_mtime for status in statuses), default=None),
+        )
+
+    def clear(self) -> None:
+        """Removes all files."""
+        for path in [*self.files(), *self.temporary_files()]:
+            files.remove(path)
+
+    def _statuses(self) -> list[tuple[pathlib.Path, os.stat_result]]:
+        found = []
+        for path in self.files():
+            with contextlib.suppress(OSError):  # Another process may have removed it.
+                found.append((path, path.stat()))
+        return found
+
+    def _remove_stale(self) -> None:
+        """Removes what processes left that were killed while they wrote."""
+        for path in self.temporary_files():
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    files.remove(path)
+
+    def _warn(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(message, CacheWarning, stacklevel=4)
+
+    def _cannot(self, what: str, error: OSError) -> None:
+        self._warn(what, f"cannot {what} {self.nouns} in {self.directory}: {error}")
+
+
+class SealedStore(Store):
+    """Byte strings under keys; one file each, which is checked when it is read.
+
+    Args:
+      cache_dir, namespace: as for :class:`Store`.
+      max_bytes: another bound than that of the namespace.
+    """
+
+    def __init__(
+        self, cache_dir: pathlib.Path, namespace: StoreNamespace, max_bytes: int | None = None
+    ):
+        super().__init__(cache_dir, namespace)
+        self.max_bytes = namespace.max_bytes if max_bytes is None else max_bytes
+        self._header = f"pallasite {namespace.name} {namespace.version}\n".encode()
+        self._size: int | None = None
+
+    def get(self, key: str) -> bytes | None:
+        """The content of an entry, or None."""
+        path = self.path(key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._cannot("read", error)
+            return None
+        start = len(self._header) + _DIGEST_BYTES
+        content = data[start:]
+        if data[:start] != self._header + hashlib.sha256(content).digest():
+            self.discard(key)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return content
+
+    def put(self, key: str, content: bytes) -> None:
+        """Writes an entry; a folder that cannot be written to gives one warning."""
+        data = self._header + hashlib.sha256(content).digest() + content
+        path = self.path(key)
+        try:
+            for folder in (self.directory, path.parent):
+                files.make_folder(folder, mode=_PRIVATE_FOLDER)
+            files.write(path, data, mode=_PRIVATE_FILE)
+            self._grow(len(data))
+        except OSError as error:
+            self._cannot("write", error)
+
+    def discard(self, key: str) -> None:
+        """Removes an entry that turned out to be damaged, with one warning."""
+        path = self.path(key)
+        self._warn("damaged", f"a damaged file of {self.nouns} was removed: {path}")
+        files.remove(path)
+
+    def path(self, key: str) -> pathlib.Path:
+        """The file of an entry."""
+        return self.directory / key[:2] / f"{key}{self.namespace.suffix}"
+
+    def files(self) -> list[pathlib.Path]:
+        """The files of all entries."""
+        return list(self.directory.glob(f"??/*{self.namespace.suffix}"))
+
+    def temporary_files(self) -> list[pathlib.Path]:
+        """Files that are being written, or were when a process was killed."""
+        return list(self.directory.glob(f"??/{files.TEMPORARY}*"))
+
+    def clear(self) -> None:
+        """Removes all entries, and what killed processes left; not what is being written."""
+        self._evict(0)
+        self._size = None
+
+    def _grow(self, size: int) -> None:
+        if self._size is not None:
+            self._size += size
+        if self._size is None or (self.max_bytes is not None and self._size > self.max_bytes):
+            self._size = self._evict(self.max_bytes)
+
+    def _evict(self, max_bytes: int | None) -> int:
+        """Removes the entries used longest ago if all are larger than ``max_bytes``; returns the
+        size of what is left."""
+        found = [(status.st_mtime_ns, status.st_size, path) for path, status in self._statuses()]
+        total = sum(size for _, size, _ in found)
+        if max_bytes is not None and total > max_bytes:
+            for _, size, path in sorted(found):
+                if total <= _KEEP * max_bytes:
+                    break
+                files.remove(path)
+                total -= size
+        self._remove_stale()
+        return total
+
+
+class DocumentStore(Store):
+    """JSON objects with several entries, under names; people can read the files.
+
+    An entry is a JSON object that is found by another one, its key, which it holds as ``"key"``.
+    """
+
+    def __init__(self, cache_dir: pathlib.Path, namespace: StoreNamespace):
+        super().__init__(cache_dir, namespace)
+        self._guard = threading.Lock()
+        self._read: dict[pathlib.Path, tuple[Any, dict[str, Any]]] = {}
+
+    def get(self, name: str, key: Any) -> dict[str, Any] | None:
+        """The entry of a document under a key, or None."""
+        entry: dict[str, Any] | None = self.entries(self.path(name)).get(key_digest(key))
+        return entry
+
+    def put(
+        self, name: str, key: Any, entry: dict[str, Any], *, replace: bool = False
+    ) -> dict[str, Any]:
+        """Writes an entry; a folder that cannot be written to gives one warning.
+
+        Returns:
+          The entry that holds: that of another process, if it was faster and ``replace`` is false.
+        """
+        path = self.path(name)
+        digest = key_digest(key)
+        try:
+            files.make_folder(self.directory, mode=_PRIVATE_FOLDER)
+            with self._locked():
+                entries = dict(self.entries(path))
+                known: dict[str, Any] | None = entries.pop(digest, None)
+                if known is not None and not replace:
+                    return known
+                entries[digest] = {"key": key, **entry}
+                bound = self.namespace.max_entries or len(entries)
+                while len(entries) > bound:
+                    del entries[next(iter(entries))]
+                files.write(path, _document(entries, self.namespace), mode=_PRIVATE_FILE)
+                self._remove_stale()
+        except OSError as error:
+            self._cannot("write", error)
+        return entry
+
+    def entries(self, path: pathlib.Path) -> dict[str, Any]:
+        """All entries of a file; none if it does not exist or is damaged."""
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                state = (status.st_ino, status.st_mtime_ns, status.st_size)
+                with self._guard:
+                    known = self._read.get(path)
+                if known is not None and known[0] == state:
+                    return known[1]
+                content = file.read()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self._cannot("read", error)
+            return {}
+        entries = _entries(content, self.namespace)
+        if entries is None:
+            self._warn(str(path), f"a damaged file of {self.nouns} is ignored: {path}")
+            return {}
+        with self._guard:
+            self._read[path] = (state, entries)
+        return entries
+
+    def files(self) -> list[pathlib.Path]:
+        """The files of all documents."""
+        return sorted(self.directory.glob(f"*{self.namespace.suffix}"))
+
+    def temporary_files(self) -> list[pathlib.Path]:
+        """Files that are being written, or were when a process was killed."""
+        return list(self.directory.glob(f"{files.TEMPORARY}*"))
+
+    def all_entries(self) -> list[dict[str, Any]]:
+        """The entries of all documents."""
+        return [entry for path in self.files() for entry in self.entries(path).values()]
+
+    def count(self) -> int:
+        """How many entries there are."""
+        return len(self.all_entries())
+
+    def path(self, name: str) -> pathlib.Path:
+        """The file of a document: its name, if that is a plain one."""
+        plain = re.sub(r"[^\w.-]", "_", name.lower(), flags=re.ASCII)[:100]
+        if plain != name or plain.startswith("."):
+            plain = f"{plain.lstrip('.')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return self.directory / f"{plain}{self.namespace.suffix}"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keeps other writers out; a file system that has no locks does without."""
+        with (self.directory / _LOCK).open("ab") as file:
+            if fcntl is not None:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def open_store(cache_dir: pathlib.Path, namespace: StoreNamespace) -> SealedStore | DocumentStore:
+    """The store of a namespace."""
+    if namespace.documents:
+        return DocumentStore(cache_dir, namespace)
+    return SealedStore(cache_dir, namespace)
+
+
+def key_digest(key: Any) -> str:
+    """SHA-256, in hexadecimal, of a JSON value."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+
+
+def _document(entries: dict[str, Any], namespace: StoreNamespace) -> str:
+    content = {
+        "format": namespace.version,
+        "sha256": _checksum(entries),
+        "entries": entries,
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _entries(content: bytes, namespace: StoreNamespace) -> dict[str, Any] | None:
+    """The entries in a file's content; None if it is damaged, or of another version.
+
+    A file without a checksum is one that a person has written.
+    """
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict) or data.get("format") != namespace.version:
+        return None
+    entries = data.get("entries")
+    if not isinstance(entries, dict) or not all(
+        isinstance(one, dict)
+        and isinstance(one.get("key"), dict)
+        and (namespace.valid is None or namespace.valid(one))
+        for one in entries.values()
+    ):
+        return None
+    return entries if data.get("sha256", _checksum(entries)) == _checksum(entries) else None
+
+
+def _checksum(entries: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
