@@ -18,6 +18,8 @@ from pallasite.errors import (
     SourceLocation,
     UnsupportedError,
 )
+from pallasite.jaxpr_table import Region, inputs_of
+from pallasite.jaxpr_visitor import Visitor
 from pallasite.launch import Allocation
 from pallasite.lowering.equations import errors_at_equation as errors_at_equation
 from pallasite.lowering.geometry import Geometry
@@ -209,31 +211,80 @@ class EstimatorContext:
         """Resources of a nested jaxpr: its equations follow one another.
 
         Raises:
-          UnsupportedError: a primitive that holds a jaxpr has no resource rule.
+          UnsupportedError: no plugin says what the jaxprs of a primitive are to it, or what a
+            scope of its own allocates.
         """
-        total = _NOTHING
-        for equation in jaxpr.eqns:
-            avals = [atom.aval for atom in equation.invars]
+        estimate = _Estimate(self)
+        estimate.run(jaxpr, [variable.aval for variable in inputs_of(jaxpr)])
+        return estimate.total
+
+
+class _Estimate(Visitor[Any]):
+    """What equations that follow one another reserve; values are abstract values.
+
+    Regions of equations without a resource rule follow one another or are alternatives: either way,
+    the largest counts.
+    """
+
+    def __init__(self, ctx: EstimatorContext):
+        super().__init__(ctx.registry.jaxprs)
+        self.ctx = ctx
+        self.total = _NOTHING
+
+    def unknown(self, variable: Any) -> Any:
+        return variable.aval
+
+    def literal(self, atom: Any) -> Any:
+        return atom.aval
+
+    def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        ctx = self.ctx
+        with errors_at_equation(equation):
+            rule = ctx.registry.resource_rule(
+                equation.primitive, ctx.semantics, ctx.target, operands, equation.params
+            )
+        if equation.primitive not in self.table:
+            check_no_jaxprs(equation)
+        elif rule is None:
+            return super().equation(equation, operands)
+        if rule is not None:
+            location = _jax.user_location(equation.source_info) or ctx.location
+            ctx = dataclasses.replace(ctx, location=location, rules=(rule,))
             with errors_at_equation(equation):
-                rule = self.registry.resource_rule(
-                    equation.primitive, self.semantics, self.target, avals, equation.params
-                )
-            if rule is None:
-                for _ in _jax.jaxprs_in_params(equation.params):
-                    raise UnsupportedError(
-                        f"primitive {equation.primitive.name} holds a jaxpr, but no plugin has a"
-                        " resource rule for it",
-                        hint="register one with RuleSet.resources, for example"
-                        " lambda ctx, *avals, jaxpr, **params: ctx.estimate(jaxpr)",
-                        location=_jax.user_location(equation.source_info),
-                    )
-                continue
-            location = _jax.user_location(equation.source_info) or self.location
-            with errors_at_equation(equation):
-                needed = rule.function(
-                    dataclasses.replace(self, location=location, rules=(rule,)),
-                    *avals,
-                    **equation.params,
-                )
-            total = total | needed
-        return total
+                self.total |= rule.function(ctx, *operands, **equation.params)
+        return None
+
+    def region(self, equation: Any, region: Region, inputs: Sequence[Any]) -> list[Any]:
+        outer = self.ctx
+        if region.per_warp:
+            self.ctx = dataclasses.replace(outer, semantics=Semantics.WARP)
+        outputs = super().region(equation, region, inputs)
+        self.ctx = outer
+        return outputs
+
+    def allocation(self, equation: Any, region: Region, position: int) -> Any:
+        raise UnsupportedError(
+            f"primitive {equation.primitive.name} allocates memory for a jaxpr that it holds, but"
+            " no plugin has a resource rule for it",
+            hint="register one with RuleSet.resources; ctx.estimate(jaxpr) is what the jaxpr needs"
+            " besides",
+            location=_jax.user_location(equation.source_info),
+        )
+
+
+def check_no_jaxprs(equation: Any) -> None:
+    """Refuses an equation that holds jaxprs, when its primitive is not in the table of those.
+
+    Raises:
+      UnsupportedError: at the user's line.
+    """
+    for _ in _jax.jaxprs_in_params(equation.params):
+        raise UnsupportedError(
+            f"primitive {equation.primitive.name} holds a jaxpr, but no plugin says what it does"
+            " with it",
+            expected="a primitive that a plugin describes with a JaxprPrimitive",
+            hint="return one from the plugin's hook pallasite_jaxpr_primitives, for example"
+            " JaxprPrimitive(primitive=..., regions=lambda equation:"
+            ' [call(equation.params["jaxpr"])])',
+            location=_jax.user_location(equation.source_info),
+        )

@@ -19,13 +19,10 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import RegisterLayout, describe
 from pallasite.plugin.lowering import (
-    EstimatorContext,
     RegisterArray,
-    Resources,
     RuleContext,
     Value,
     mark_carried,
-    nothing,
 )
 
 rules = RuleSet()
@@ -428,47 +425,3 @@ def _common_layouts(branches: Sequence[Sequence[Value]]) -> list[Value]:
                 break
         merged.append(chosen)
     return merged
-
-
-# Resources ------------------------------------------------------------------------------------
-
-
-@rules.resources(_jax.jit_p)
-def _jit_resources(ctx: EstimatorContext, *avals: Any, jaxpr: Any, **params: Any) -> Resources:
-    return ctx.estimate(jaxpr)
-
-
-@rules.resources(_jax.remat_p)
-def _remat_resources(ctx: EstimatorContext, *avals: Any, jaxpr: Any, **params: Any) -> Resources:
-    return ctx.estimate(jaxpr)
-
-
-@rules.resources(_jax.closed_call_p)
-@rules.resources(_jax.custom_jvp_call_p)
-@rules.resources(_jax.custom_vjp_call_p)
-def _call_resources(
-    ctx: EstimatorContext, *avals: Any, call_jaxpr: Any, **params: Any
-) -> Resources:
-    return ctx.estimate(call_jaxpr)
-
-
-@rules.resources(_jax.scan_p)
-def _scan_resources(ctx: EstimatorContext, *avals: Any, jaxpr: Any, **params: Any) -> Resources:
-    return ctx.estimate(jaxpr)
-
-
-@rules.resources(_jax.while_p)
-def _while_resources(
-    ctx: EstimatorContext, *avals: Any, cond_jaxpr: Any, body_jaxpr: Any, **params: Any
-) -> Resources:
-    return ctx.estimate(cond_jaxpr) | ctx.estimate(body_jaxpr)
-
-
-@rules.resources(_jax.cond_p)
-def _cond_resources(
-    ctx: EstimatorContext, *avals: Any, branches: Sequence[Any], **params: Any
-) -> Resources:
-    total = nothing()
-    for branch in branches:
-        total = total | ctx.estimate(branch)
-    return total

@@ -24,10 +24,8 @@ from pallasite.plugin.layouts import (
 )
 from pallasite.plugin.lowering import (
     LOAD,
-    EstimatorContext,
     MemoryReference,
     RegisterArray,
-    Resources,
     RuleContext,
     Value,
     access_addresses,
@@ -272,13 +270,6 @@ def _masked_store(
 
 
 # Local state ------------------------------------------------------------------------------------
-
-
-@rules.resources(_jax.run_state_p)
-def _run_state_resources(
-    ctx: EstimatorContext, *avals: Any, jaxpr: Any, **params: Any
-) -> Resources:
-    return ctx.estimate(jaxpr)
 
 
 @rules.lowering(_jax.run_state_p, *_ALL)
