@@ -44,6 +44,13 @@ def inputs_of(jaxpr: Any) -> list[Any]:
     return list(jaxpr.invars)
 
 
+def binders(jaxpr: Any, count: int) -> list[Any]:
+    """The variables that so many values are for: the inputs of a jaxpr, and before them, if the
+    values are enough, its constants."""
+    constants = jaxpr.constvars if count > len(jaxpr.invars) else ()
+    return [*constants, *jaxpr.invars]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Region:
     """One jaxpr of an equation.
@@ -55,7 +62,8 @@ class Region:
       jaxpr: what runs.
       kind: when it runs.
       operands: for each input, which operand it is, or None for a value of its own: the counter of
-        a loop, an element of a scanned array, an allocation.
+        a loop, an element of a scanned array, an allocation. Constants are inputs, too, where the
+        equation has operands for them although the jaxpr holds values.
       results: for each output, which result it becomes (of a loop: in the last iteration), or
         None.
       carried: of a loop's body: for each output, which input it becomes in the next iteration, or
@@ -84,7 +92,7 @@ class Region:
     @property
     def inputs(self) -> list[Any]:
         """The variables that the region's inputs are."""
-        return inputs_of(self.jaxpr)
+        return binders(self.jaxpr, len(self.operands))
 
     @property
     def is_loop(self) -> bool:
@@ -257,10 +265,11 @@ def groups(regions: Sequence[Region]) -> Iterator[list[Region]]:
 def _check(entry: JaxprPrimitive, equation: Any, region: Region) -> None:
     outputs = len(region.jaxpr.outvars)
     jaxpr = region.jaxpr
-    inputs = len(jaxpr.invars) + (0 if jaxpr.consts else len(jaxpr.constvars))
+    inputs = len(inputs_of(jaxpr))
+    given = len(region.operands)
     wrong = None
-    if len(region.operands) != inputs:
-        wrong = f"{len(region.operands)} operands for {inputs} inputs"
+    if given != inputs and given != len(jaxpr.constvars) + len(jaxpr.invars):
+        wrong = f"{given} operands for {inputs} inputs"
     elif len(region.results) != outputs:
         wrong = f"{len(region.results)} results for {outputs} outputs"
     elif region.carried and len(region.carried) != outputs:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pallasite import _jax
-from pallasite.jaxpr_table import JaxprTable, Region, RegionKind, groups, inputs_of
+from pallasite.jaxpr_table import JaxprTable, Region, RegionKind, binders, groups
 
 _Literal = _jax.Literal
 
@@ -91,10 +91,11 @@ class Visitor[Value]:
 
         Args:
           jaxpr: what is visited.
-          operands: of its inputs (and before them, of constants of which it holds no values).
+          operands: of its inputs, and before them, of its constants, unless it holds their values.
         """
-        values: dict[Any, Value] = dict(zip(inputs_of(jaxpr), operands, strict=True))
-        if jaxpr.consts:
+        inputs = binders(jaxpr, len(operands))
+        values: dict[Any, Value] = dict(zip(inputs, operands, strict=True))
+        if len(inputs) == len(jaxpr.invars):
             for variable, value in zip(jaxpr.constvars, jaxpr.consts, strict=True):
                 values[variable] = self.constant(variable, value)
 

@@ -16,21 +16,24 @@ from jax import lax
 from pallasite import _jax
 from pallasite.ir import ops
 from pallasite.ir.divisibility import ANY, known_divisor, with_divisor
+from pallasite.jaxpr_table import JaxprTable, Region
+from pallasite.jaxpr_visitor import LoopPolicy, Visitor
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import Value
 
 
 def mark_carried(
-    body: Any, constants: Sequence[Value], starts: Sequence[Value]
+    table: JaxprTable, body: Any, constants: Sequence[Value], starts: Sequence[Value]
 ) -> Callable[[Sequence[Value]], list[Value]]:
     """A function that marks the values that a loop carries with what they are multiples of.
 
     Args:
+      table: the primitives that carry jaxprs.
       body: the program of one step, of the constants and the carried values.
       constants: what the loop does not change.
       starts: what it carries into the first step.
     """
-    found = carried_divisors(body, map(_known, constants), map(_known, starts))
+    found = carried_divisors(table, body, map(_known, constants), map(_known, starts))
 
     def mark(values: Sequence[Value]) -> list[Value]:
         return [
@@ -43,17 +46,21 @@ def mark_carried(
     return mark
 
 
-def carried_divisors(body: Any, constants: Iterable[int], starts: Iterable[int]) -> list[int]:
+def carried_divisors(
+    table: JaxprTable, body: Any, constants: Iterable[int], starts: Iterable[int]
+) -> list[int]:
     """What the values that a loop carries are multiples of in every step.
 
     Args:
+      table: the primitives that carry jaxprs.
       body: the program of one step, of the constants and the carried values.
       constants: what those are multiples of.
       starts: what the carried values are multiples of before the first step.
     """
     given, found = list(constants), list(starts)
+    visitor = _Divisors(table)
     while any(divisor > 1 for divisor in found):
-        following = _outputs(body, [*given, *found])
+        following = visitor.run(body, [*given, *found])
         common = [math.gcd(*pair) for pair in zip(found, following, strict=True)]
         if common == found:
             break
@@ -68,41 +75,39 @@ def _known(value: Value) -> int:
     return known_divisor(scalar) if scalar.type in (ops.i32(), ops.i64()) else 1
 
 
-def _outputs(program: Any, inputs: Sequence[int]) -> list[int]:
-    """Divisors of a program's results, from those of its arguments."""
-    known: dict[Any, int] = dict(zip(program.invars, inputs, strict=True))
+class _Divisors(Visitor[int]):
+    """Values are what a number is known to be a multiple of."""
 
-    def of(atom: Any) -> int:
-        if not isinstance(atom, _jax.Literal):
-            return known.get(atom, 1)
+    loops = LoopPolicy.FIXPOINT
+
+    def unknown(self, variable: Any) -> int:
+        return 1
+
+    def literal(self, atom: Any) -> int:
         if atom.aval.shape != () or atom.aval.dtype.kind not in "iu":
             return 1
         number: int = abs(int(atom.val))
         return number or ANY
 
-    for equation in program.eqns:
-        inner = [of(atom) for atom in equation.invars]
-        primitive = equation.primitive
-        if primitive is _jax.jit_p:
-            results = _outputs(equation.params["jaxpr"], inner)
-        elif primitive is _jax.cond_p:
-            branches = equation.params["branches"]
-            each = [_outputs(branch, inner[1:]) for branch in branches]
-            results = [math.gcd(*divisors) for divisors in zip(*each, strict=True)]
-        elif primitive is _jax.multiple_of_p:
-            results = [math.lcm(*equation.params["values"], *inner)]
-        elif primitive in _RULES and all(_whole(atom) for atom in equation.outvars):
-            results = [_RULES[primitive](inner)]
-        else:
-            continue
-        known.update(zip(equation.outvars, results, strict=True))
-    return [of(atom) for atom in program.outvars]
+    def join(self, values: Sequence[int], variable: Any) -> int:
+        return math.gcd(*values)
+
+    def structured(
+        self, equation: Any, regions: Sequence[Region], operands: list[int]
+    ) -> Sequence[int] | None:
+        if not any(_whole(variable) for variable in equation.outvars):
+            return None
+        return super().structured(equation, regions, operands)
+
+    def primitive(self, equation: Any, operands: list[int]) -> Sequence[int] | None:
+        divisor = divisor_of_result(equation, operands)
+        return None if divisor == 1 else [divisor]
 
 
 def _whole(atom: Any) -> bool:
     aval = atom.aval
     # A key of random numbers, say, has a type of its own, without a kind.
-    return aval.shape == () and getattr(aval.dtype, "kind", None) in ("i", "u")
+    return getattr(aval, "shape", None) == () and getattr(aval.dtype, "kind", None) in ("i", "u")
 
 
 def _product(divisors: Sequence[int]) -> int:

@@ -73,7 +73,9 @@ def _carried(
 ) -> list[AbstractValue]:
     divisors = [1] * len(values)
     if len(body.invars) == len(constants) + len(values):  # Nothing else is scanned.
-        divisors = carried_divisors(body, map(_divisor, constants), map(_divisor, values))
+        divisors = carried_divisors(
+            ctx.walk.kernel.registry.jaxprs, body, map(_divisor, constants), map(_divisor, values)
+        )
     carried: list[AbstractValue] = []
     for value, aval, divisor in zip(values, avals, divisors, strict=True):
         if isinstance(value, ScalarValue):

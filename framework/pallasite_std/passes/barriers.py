@@ -13,25 +13,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pallasite.plugin import BarrierRole, BarrierTables, InvalidValueError, SourceLocation
 from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.jaxprs import JaxprTable, Region, RegionKind, Visitor
 from pallasite.plugin.language import is_barrier
 
 _MOST_EQUATIONS = 100_000
 lax = _jax.lax_primitives
 
-_CALLS = {
-    _jax.jit_p: "jaxpr",
-    _jax.closed_call_p: "call_jaxpr",
-    _jax.custom_jvp_call_p: "call_jaxpr",
-    _jax.custom_vjp_call_p: "call_jaxpr",
-    _jax.remat_p: "jaxpr",
-}
 _ARITHMETIC: dict[Any, Callable[[int, int], Any]] = {
     lax.add_p: operator.add,
     lax.sub_p: operator.sub,
@@ -109,13 +103,14 @@ def check_barriers(jaxpr: Any, context: Any) -> None:
     """
     mesh = getattr(context, "mesh", None)
     count, name = getattr(mesh, "num_threads", None) or 1, getattr(mesh, "thread_name", None)
-    if not any(is_barrier(v.aval) for inner in _all_jaxprs(jaxpr) for v in inner.invars):
+    jaxprs: JaxprTable = context.jaxprs
+    if not any(is_barrier(v.aval) for inner in jaxprs.jaxprs(jaxpr) for v in inner.invars):
         return
     groups: dict[Any, _Group] = {}
-    threads = [_Thread(number, name, groups, context.barriers) for number in range(count)]
+    threads = [_Thread(number, name, groups, jaxprs, context.barriers) for number in range(count)]
     try:
         for thread in threads:
-            thread.run(jaxpr, {})
+            thread.run(jaxpr, [None] * len(jaxpr.invars))
     except _TooLong:
         return
     _check_arrivals(threads)
@@ -123,23 +118,26 @@ def check_barriers(jaxpr: Any, context: Any) -> None:
     _check_overruns(threads)
 
 
-def _all_jaxprs(jaxpr: Any) -> Iterator[Any]:
-    yield jaxpr
-    for equation in jaxpr.eqns:
-        for inner in _jax.jaxprs_in_params(equation.params):
-            yield from _all_jaxprs(inner)
-
-
-class _Thread:
-    """What one thread of a block does to barriers.
+class _Thread(Visitor[Any]):
+    """What one thread of a block does to barriers; values are numbers and groups of barriers.
 
     Attributes:
       events: arrivals and waits that certainly happen, in order.
       waits: waits that certainly happen at least once, on barriers known or not.
+      once: False in loops.
+      certain: False where it is not known whether it runs at all.
     """
 
-    def __init__(self, number: int, name: Any, groups: dict[Any, _Group], tables: BarrierTables):
-        self.number = number
+    def __init__(
+        self,
+        number: int,
+        name: Any,
+        groups: dict[Any, _Group],
+        jaxprs: JaxprTable,
+        tables: BarrierTables,
+    ):
+        super().__init__(jaxprs)
+        self.thread = number
         self.name = name
         self.groups = groups
         self.tables = tables
@@ -147,79 +145,58 @@ class _Thread:
         self.waits: list[_Event] = []
         self.allocated: set[Any] = set()
         self.equations = 0
+        self.once = self.certain = True
 
-    def run(
-        self,
-        jaxpr: Any,
-        known: Mapping[Any, Any],
-        *,
-        once: bool = True,
-        certain: bool = True,
-    ) -> list[Any]:
-        """Follows a jaxpr; returns what is known of its results.
+    def unknown(self, variable: Any) -> Any:
+        return None
 
-        Args:
-          jaxpr: the jaxpr.
-          known: what is known of its inputs: numbers, and which barriers references are.
-          once: False in loops.
-          certain: False where it is not known whether it runs at all.
-        """
-        values = dict(known)
+    def literal(self, atom: Any) -> Any:
+        return int(atom.val) if _is_number(atom.aval) else None
 
-        def read(atom: Any) -> Any:
-            if not isinstance(atom, _jax.Literal):
-                return values.get(atom)
-            return int(atom.val) if _is_number(atom.aval) else None
+    def number(self, value: Any) -> int | None:
+        return value if isinstance(value, int) else None
 
-        for equation in jaxpr.eqns:
-            self.equations += 1
-            if self.equations > _MOST_EQUATIONS:
-                raise _TooLong
-            results = self.equation(equation, read, once=once, certain=certain)
-            values.update(zip(equation.outvars, results, strict=False))
-        return [read(atom) for atom in jaxpr.outvars]
+    def carried(self, value: Any, variable: Any) -> Any:
+        return value if isinstance(value, _Group) else None
 
-    def equation(
-        self, equation: Any, read: Callable[[Any], Any], *, once: bool, certain: bool
-    ) -> Sequence[Any]:
-        """Follows one equation; returns what is known of its results, or nothing."""
+    def allocation(self, equation: Any, region: Region, position: int) -> Any:
+        variable = region.inputs[position]
+        if not is_barrier(variable.aval):
+            return None
+        group = self.groups.setdefault(variable, _Group(variable.aval, self.tables))
+        first = variable not in self.allocated
+        group.certain = group.certain and self.once and self.certain and first
+        self.allocated.add(variable)
+        return group
+
+    def region(self, equation: Any, region: Region, inputs: Sequence[Any]) -> list[Any]:
+        once, certain = self.once, self.certain
+        if region.is_loop and region.trips != 1 or region.per_warp:
+            self.once = False
+        if region.kind is RegionKind.LOOP_BODY and region.trips is None:
+            self.certain = False
+        outputs = super().region(equation, region, inputs)
+        self.once, self.certain = once, certain
+        return outputs
+
+    def ways(
+        self, equation: Any, regions: Sequence[Region], operands: list[Any]
+    ) -> list[dict[int, Any]]:
+        certain, self.certain = self.certain, False
+        found = super().ways(equation, regions, operands)
+        self.certain = certain
+        return found
+
+    def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        self.equations += 1
+        if self.equations > _MOST_EQUATIONS:
+            raise _TooLong
+        return super().equation(equation, operands)
+
+    def primitive(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         primitive, params = equation.primitive, equation.params
-        operands = [read(atom) for atom in equation.invars]
-        inner = dict(once=once, certain=certain)
-        if primitive in _CALLS:
-            jaxpr = params[_CALLS[primitive]]
-            return self.run(jaxpr, _bind(jaxpr, operands), **inner)
-        if primitive is _jax.run_scoped_p:
-            jaxpr = params["jaxpr"]
-            known = dict(zip(jaxpr.constvars, operands, strict=True))
-            for variable in jaxpr.invars:
-                if is_barrier(variable.aval):
-                    group = self.groups.setdefault(variable, _Group(variable.aval, self.tables))
-                    first = variable not in self.allocated
-                    group.certain = group.certain and once and certain and first
-                    self.allocated.add(variable)
-                    known[variable] = group
-            return self.run(jaxpr, known, **inner)
-        if primitive is _jax.cond_p:
-            return self.conditional(params["branches"], operands, **inner)
-        if primitive is _jax.scan_p:
-            jaxpr, length = params["jaxpr"], int(params["length"])
-            constants, _, _ = _jax.scan_operand_counts(params)
-            known = _bind(jaxpr, [*operands[:constants], *[None] * (len(operands) - constants)])
-            known |= _groups_among(jaxpr, operands)
-            if length > 0:
-                self.run(jaxpr, known, once=once and length == 1, certain=certain)
-            return ()
-        if primitive is _jax.while_p:
-            split = params["cond_nconsts"]
-            condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-            rest = operands[split:]
-            known = _groups_among(condition, [*operands[:split], *rest[params["body_nconsts"] :]])
-            self.run(condition, known, once=False, certain=certain)
-            self.run(body, _groups_among(body, rest), once=False, certain=False)
-            return ()
         if primitive is _jax.axis_index_p:
-            return (self.number,) if params["axis_name"] == self.name else ()
+            return (self.thread,) if params["axis_name"] == self.name else None
         if equation.outvars and _is_number(equation.outvars[0].aval) and None not in operands:
             if primitive in _ARITHMETIC:
                 return (int(_ARITHMETIC[primitive](*operands)),)
@@ -228,22 +205,10 @@ class _Thread:
             if primitive is lax.not_p and equation.invars[0].aval.dtype == np.bool_:
                 return (1 - operands[0],)
         if any(isinstance(operand, _Group) for operand in operands):
-            self.use(equation, operands, once=once, certain=certain)
-        return ()
+            self.use(equation, operands)
+        return None
 
-    def conditional(
-        self, branches: Sequence[Any], operands: Sequence[Any], *, once: bool, certain: bool
-    ) -> Sequence[Any]:
-        """Follows the branch that is taken, or all of them if that is not known."""
-        index, *rest = operands
-        if isinstance(index, int):
-            branch = branches[min(max(index, 0), len(branches) - 1)]
-            return self.run(branch, _bind(branch, rest), once=once, certain=certain)
-        for branch in branches:
-            self.run(branch, _bind(branch, rest), once=once, certain=False)
-        return ()
-
-    def use(self, equation: Any, operands: list[Any], *, once: bool, certain: bool) -> None:
+    def use(self, equation: Any, operands: list[Any]) -> None:
         """Notes what a primitive does to the barriers that it is given."""
         params = equation.params
         location = _jax.user_location(equation.source_info)
@@ -264,35 +229,18 @@ class _Thread:
                 continue
             waits = use.role is BarrierRole.WAIT
             group.arrives = group.arrives or not waits
-            sure = certain and once and barrier.index is not None and arrivals is not None
+            sure = self.certain and self.once and barrier.index is not None and arrivals is not None
             if use.predicate is not None and arguments[use.predicate] is not None:
                 sure = False
             group.certain = group.certain and sure
             event = _Event(barrier, waits, location, arrivals or 0)
-            if waits and certain:
+            if waits and self.certain:
                 self.waits.append(event)
             self.events.append(event)
 
 
 def _is_number(aval: Any) -> bool:
     return getattr(aval, "shape", None) == () and aval.dtype in (np.int32, np.bool_)
-
-
-def _bind(jaxpr: Any, operands: Sequence[Any]) -> dict[Any, Any]:
-    """Inputs of a jaxpr whose constants, if any, are its own."""
-    return {
-        variable: operand
-        for variable, operand in zip(jaxpr.invars, operands, strict=True)
-        if operand is not None
-    }
-
-
-def _groups_among(jaxpr: Any, operands: Sequence[Any]) -> dict[Any, Any]:
-    return {
-        variable: operand
-        for variable, operand in zip(jaxpr.invars, operands, strict=True)
-        if isinstance(operand, _Group)
-    }
 
 
 def _selected(reference: Any) -> _Barrier | None:
@@ -373,14 +321,14 @@ def _check_overruns(threads: Sequence[_Thread]) -> None:
     users: dict[_Barrier, set[int]] = collections.defaultdict(set)
     for thread in threads:
         for event in thread.events:
-            users[event.barrier].add(thread.number)
+            users[event.barrier].add(thread.thread)
     for thread in threads:
         waits = {event.barrier for event in thread.events if event.waits}
         pending: collections.Counter[_Barrier] = collections.Counter()
         for event in thread.events:
             barrier = event.barrier
             group = barrier.group
-            if not group.certain or users[barrier] != {thread.number} or barrier not in waits:
+            if not group.certain or users[barrier] != {thread.thread} or barrier not in waits:
                 continue
             if event.waits:
                 pending[barrier] -= group.needed
