@@ -5,6 +5,7 @@ Usage: ``python tools/make_api_docs.py [folder]``; the folder is ``build/docs/ap
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import importlib
@@ -12,6 +13,7 @@ import importlib.util
 import inspect
 import os
 import pathlib
+import pkgutil
 import re
 import sys
 from collections.abc import Iterable
@@ -19,6 +21,7 @@ from typing import Any
 
 import pallasite
 from pallasite import cli, config, drawing, errors, gpu, hookspecs, launch, plugins
+from pallasite import plugin as door
 from pallasite.cli import entry as entry_point
 from pallasite.lowering import recording
 
@@ -51,6 +54,7 @@ def main(folder: pathlib.Path) -> list[pathlib.Path]:
         ),
         **{name: library_page(name) for name in LIBRARIES if is_installed(name)},
         "hooks": module_page(hookspecs, [n for n in vars(hookspecs) if n.startswith("pallasite_")]),
+        **{module.__name__: door_page(module) for module in door_modules()},
         "options": options_page(),
         "command-line": command_line_page(),
     }
@@ -74,6 +78,81 @@ def library_page(name: str) -> str:
     """A page about all public names of a plugin's module."""
     module = importlib.import_module(name)
     return module_page(module, module.__all__)
+
+
+def door_modules() -> list[Any]:
+    """The plugin door and its modules."""
+    names = sorted(one.name for one in pkgutil.iter_modules(door.__path__))
+    return [door, *(importlib.import_module(f"{door.__name__}.{name}") for name in names)]
+
+
+def door_page(module: Any) -> str:
+    """A page about a module of the plugin door, whose names come from all over the core.
+
+    Names of JAX are listed; everything else has an entry, also constants and whole modules.
+    """
+    lines = [f"# {module.__name__}", "", as_markdown(inspect.getdoc(module) or ""), ""]
+    borrowed, entries = [], []
+    for name, (source, attribute) in sorted(imports_of(module).items()):
+        value = getattr(module, name)
+        if source == "pallasite._jax" and not is_own(value):
+            borrowed.append(name)
+        elif inspect.ismodule(value):
+            entries += [f"## {name}", "", as_markdown(inspect.getdoc(value) or ""), ""]
+            for function, one in vars(value).items():
+                if is_own(one) and one.__module__ == value.__name__ and function[0] != "_":
+                    text = [*declaration(function, one), as_markdown(documentation(one)), ""]
+                    entries += [f"### {name}.{function}", "", *text]
+        elif is_own(value):
+            entries += entry(name, value)
+        else:
+            text = documented_data(source).get(attribute, "")
+            entries += [f"## {name}", "", as_markdown(inspect.cleandoc(text)), ""]
+    for name, text in documented_data(module.__name__).items():
+        entries += [f"## {name}", "", as_markdown(inspect.cleandoc(text)), ""]
+    if borrowed:
+        names = ", ".join(f"`{name}`" for name in borrowed)
+        lines += [f"Names of JAX, as JAX defines them: {names}.", ""]
+    return "\n".join(lines + entries)
+
+
+def is_own(value: Any) -> bool:
+    """Whether something is a class or a function that Pallasite defines."""
+    own = getattr(value, "__module__", "") or ""
+    return own.startswith("pallasite") and (inspect.isclass(value) or inspect.isfunction(value))
+
+
+def imports_of(module: Any) -> dict[str, tuple[str, str]]:
+    """Where a module of the door has its names from: module and attribute by name."""
+    found = {}
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            for alias in node.names:
+                found[alias.asname or alias.name] = (node.module or "", alias.name)
+    return found
+
+
+def documented_data(module: str) -> dict[str, str]:
+    """The texts of a module's constants and type aliases: the string after each, or the comment
+    before it that begins with ``#:``."""
+    source = inspect.getsource(importlib.import_module(module))
+    body, lines = ast.parse(source).body, source.splitlines()
+    found = {}
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        targets = {
+            ast.Assign: lambda one: one.targets[0],
+            ast.AnnAssign: lambda one: one.target,
+            ast.TypeAlias: lambda one: one.name,
+        }.get(type(node))
+        target = targets(node) if targets else None
+        if not isinstance(target, ast.Name):
+            continue
+        comment = lines[node.lineno - 2].strip()
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[target.id] = str(after.value.value)
+        elif comment.startswith("#:"):
+            found[target.id] = comment.removeprefix("#:").strip()
+    return found
 
 
 def python_names() -> list[str]:

@@ -57,6 +57,20 @@ def test_every_name_is_described(pages: dict[str, str], page: str, names: list[s
         assert len(text_of(entries[name])) > 15, f"{name} has no docstring"
 
 
+def test_every_name_of_the_plugin_door_is_described(pages: dict[str, str], generator):
+    undescribed = {
+        f"{module.__name__}.{name}"
+        for module in generator.door_modules()
+        for name, text in entries_of(pages[module.__name__]).items()
+        if len(text_of(text)) <= 15
+    }
+    assert undescribed == set()
+    for module in generator.door_modules():
+        page = pages[module.__name__]
+        for name in generator.imports_of(module):
+            assert f"## {name}\n" in page or f"`{name}`" in page, name
+
+
 def test_all_of_pallasite_is_somewhere(pages: dict[str, str]):
     entries = entries_of(pages["pallasite"]) | entries_of(pages["pallasite.errors"])
     modules = {"config", "errors", "gpu", "plugins"}
