@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from pallasite.errors import PluginError
-from pallasite.extensions import Contribution, Pass
+from pallasite.extensions import Contribution
 from pallasite.rules import Rule
 from pallasite.targets import Target, TargetPredicate
 
@@ -37,6 +37,26 @@ def with_plugin(contributions: Iterable[Contribution], field: str) -> Iterator[A
     for one in contributions:
         for entry in getattr(one, field):
             yield dataclasses.replace(entry, plugin=one.plugin)
+
+
+class Ordered(Protocol):
+    """Anything of which several run in an order that they say themselves."""
+
+    @property
+    def name(self) -> str:
+        """Unique name."""
+
+    @property
+    def plugin(self) -> str:
+        """Whose it is."""
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """Names of those that come later."""
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Names of those that come earlier."""
 
 
 def merge_targets(contributions: Iterable[Contribution]) -> dict[str, Target]:
@@ -158,21 +178,21 @@ def _conflict(subject: str, one: str, other: str, *, can_override: bool = True) 
     )
 
 
-def in_order(stage: str, passes: Sequence[Pass]) -> list[Pass]:
+def in_order[Entry: Ordered](what: str, entries: Sequence[Entry]) -> list[Entry]:
     """Sorts by ``before`` and ``after``, keeping the given order where they leave it open."""
-    earlier: dict[str, set[str]] = {entry.name: set() for entry in passes}
-    for entry in passes:
+    earlier: dict[str, set[str]] = {entry.name: set() for entry in entries}
+    for entry in entries:
         earlier[entry.name] |= {name for name in entry.after if name in earlier}
         for name in entry.before:
             if name in earlier:
                 earlier[name].add(entry.name)
-    remaining, ordered = list(passes), []
+    remaining, ordered = list(entries), []
     done: set[str] = set()
     while remaining:
         ready = next((entry for entry in remaining if earlier[entry.name] <= done), None)
         if ready is None:
             circle = ", ".join(f"{e.name!r} (plugin {e.plugin!r})" for e in remaining)
-            raise PluginError(f"the order of these {stage} passes is circular: {circle}")
+            raise PluginError(f"the order of these {what} is circular: {circle}")
         remaining.remove(ready)
         ordered.append(ready)
         done.add(ready.name)

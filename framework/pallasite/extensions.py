@@ -14,6 +14,7 @@ from pallasite.executors import PtxLaunch as PtxLaunch
 from pallasite.executors import RunOptions as RunOptions
 from pallasite.executors import RunReport as RunReport
 from pallasite.jaxpr_table import JaxprPrimitive
+from pallasite.lifecycle import KernelLifecycle
 from pallasite.memory_events import MemoryEvents, ProxyFence
 from pallasite.rules import InferenceRule as InferenceRule
 from pallasite.rules import LayoutRule as LayoutRule
@@ -160,6 +161,7 @@ class Contribution:
     memory_events: tuple[MemoryEvents, ...] = ()
     proxy_fences: tuple[ProxyFence, ...] = ()
     passes: tuple[Pass, ...] = ()
+    lifecycles: tuple[KernelLifecycle, ...] = ()
     executors: tuple[Executor, ...] = ()
     instructions: tuple[InstructionRule, ...] = ()
     stores: tuple[StoreNamespace, ...] = ()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         StoreNamespace,
     )
     from pallasite.jaxpr_table import JaxprPrimitive
+    from pallasite.lifecycle import KernelLifecycle
     from pallasite.memory_events import MemoryEvents, ProxyFence
     from pallasite.targets import Target
 
@@ -157,6 +158,13 @@ def pallasite_layout_proposals() -> Iterable[LayoutProposal]:  # type: ignore[em
 def pallasite_passes() -> Iterable[Pass]:  # type: ignore[empty-body]
     """Passes over the jaxpr, the MLIR module, the LLVM module or the PTX. Called once, before the
     first kernel is lowered; names must be unique."""
+
+
+@hookspec
+def pallasite_lifecycles() -> Iterable[KernelLifecycle]:  # type: ignore[empty-body]
+    """What a plugin does at fixed moments in the life of every kernel: code before and after the
+    body, steps on the host before the first launch. Called once, before the first kernel is traced
+    to be called; names must be unique."""
 
 
 @hookspec

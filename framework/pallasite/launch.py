@@ -68,39 +68,55 @@ class TensorMapParameter:
 Parameter = ArrayParameter | TensorMapParameter
 
 
-PROFILE_HEADER_WORDS = 8
-PROFILE_EXIT_BIT = 1 << 31
-
-
-@dataclasses.dataclass(frozen=True)
-class Profile:
-    """The record of named regions that a kernel leaves in a hidden output.
-
-    The output has a slot for each recorder of each block (x fastest), in 32-bit words: the number
-    of events; the multiprocessor; the global timer at the start (low, high); the clock at the
-    start; the clock at the end; the global timer at the end (low, high). Then the events, two words
-    each: the region's number, with the highest bit set where it ends, and the clock.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HiddenOperand:
+    """An input of a kernel that its caller does not pass: the host provides it at each launch.
 
     Attributes:
-      output: which output it is.
-      names: of the regions, by number.
-      scope: what a recorder is, ``"warpgroup"`` or ``"warp"``.
-      recorders: how many of them a block has.
-      events: how many a slot has room for; the count in the slot may be larger.
-      directory: where traces are written.
+      name: unique in the kernel.
+      input: which of ``LaunchParameters.inputs`` it is.
+      value: the bytes of the array, row-major; None if ``initialiser`` makes it.
+      initialiser: ``"module:function"`` of the host, or an empty string.
+      arguments: keyword arguments of that function, as JSON.
+      per_device: whether each device has a value of its own; then the function gets the device.
     """
 
-    output: int
-    names: tuple[str, ...]
-    scope: str
-    recorders: int
-    events: int
-    directory: str
+    name: str
+    input: int
+    value: bytes | None = None
+    initialiser: str = ""
+    arguments: str = "{}"
+    per_device: bool = False
 
-    @property
-    def words(self) -> int:
-        """Words of one slot."""
-        return PROFILE_HEADER_WORDS + 2 * self.events
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HiddenResult:
+    """An output of a kernel that its caller does not get: the host consumes it after each launch.
+
+    Attributes:
+      name: unique in the kernel.
+      output: which of ``LaunchParameters.outputs`` it is.
+      consumer: ``"module:function"`` of the host.
+      arguments: keyword arguments of that function, as JSON.
+    """
+
+    name: str
+    output: int
+    consumer: str
+    arguments: str = "{}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostStep:
+    """What the host does once on each device, before a kernel is first launched there.
+
+    Attributes:
+      function: ``"module:function"`` of the host.
+      arguments: keyword arguments of that function, as JSON.
+    """
+
+    function: str
+    arguments: str = "{}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +124,9 @@ class LaunchParameters:
     """How to launch a kernel: CUDA dimensions (x, y, z), shared memory, and its parameters.
 
     ``grid`` counts blocks, so it includes the cluster extents. ``aliases`` pairs input and output
-    numbers that share memory. With ``profile``, the last of ``outputs`` is not the user's.
+    numbers that share memory. ``inputs`` and ``outputs`` are those of the kernel's caller, and
+    behind them the hidden ones, which ``hidden_operands`` and ``hidden_results`` describe.
+    ``before_first_launch`` is what the host does on each device before the kernel first runs there.
     """
 
     grid: tuple[int, int, int]
@@ -120,16 +138,30 @@ class LaunchParameters:
     outputs: tuple[Buffer, ...]
     scratch: tuple[Buffer, ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
-    profile: Profile | None = None
+    hidden_operands: tuple[HiddenOperand, ...] = ()
+    hidden_results: tuple[HiddenResult, ...] = ()
+    before_first_launch: tuple[HostStep, ...] = ()
+
+    @property
+    def caller_inputs(self) -> tuple[Buffer, ...]:
+        """The inputs that the kernel's caller passes."""
+        hidden = {one.input for one in self.hidden_operands}
+        return tuple(one for number, one in enumerate(self.inputs) if number not in hidden)
+
+    @property
+    def caller_outputs(self) -> tuple[Buffer, ...]:
+        """The outputs that the kernel's caller gets."""
+        hidden = {one.output for one in self.hidden_results}
+        return tuple(one for number, one in enumerate(self.outputs) if number not in hidden)
 
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
     """One request for a resource, and the user's line that made it.
 
-    ``space`` is ``"smem"``, ``"barrier"``, ``"gmem"`` for the profiler, or what a plugin calls its
-    own; ``amount`` is in ``unit``; ``offset`` is where it lies, in the same unit; ``resource`` is
-    the name of what it is a part of.
+    ``space`` is ``"smem"``, ``"barrier"``, ``"gmem"`` for hidden results, or what a plugin calls
+    its own; ``amount`` is in ``unit``; ``offset`` is where it lies, in the same unit; ``resource``
+    is the name of what it is a part of.
     """
 
     space: str

@@ -13,6 +13,7 @@ from pallasite import extensions, hookspecs
 from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierUse
 from pallasite.errors import PluginError
 from pallasite.jaxpr_table import JaxprPrimitive
+from pallasite.lifecycle import KernelLifecycle
 from pallasite.memory_events import MemoryEvents, ProxyFence
 from pallasite.targets import Target
 
@@ -39,6 +40,7 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_memory_events": MemoryEvents,
     "pallasite_proxy_fences": ProxyFence,
     "pallasite_passes": extensions.Pass,
+    "pallasite_lifecycles": KernelLifecycle,
     "pallasite_executors": extensions.Executor,
     "pallasite_instructions": extensions.InstructionRule,
     "pallasite_stores": extensions.StoreNamespace,

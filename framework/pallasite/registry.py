@@ -26,6 +26,7 @@ from pallasite.extensions import (
 )
 from pallasite.jaxpr_table import JaxprPrimitive, JaxprTable
 from pallasite.known_plugins import remedy
+from pallasite.lifecycle import KernelLifecycle
 from pallasite.order_tables import BarrierTables, MemoryTables
 from pallasite.rule_selection import RuleTable
 from pallasite.rules import OperandPredicate, Rule
@@ -107,6 +108,14 @@ class Registry:
         self.memory = MemoryTables(contributions, self.targets.values())
         self._passes: dict[str, Pass] = unique(
             "passes named", _with_plugin(contributions, "passes"), lambda entry: entry.name
+        )
+        lifecycles = unique(
+            "kernel lifecycles named",
+            _with_plugin(contributions, "lifecycles"),
+            lambda entry: entry.name,
+        )
+        self._lifecycles: tuple[KernelLifecycle, ...] = tuple(
+            in_order("kernel lifecycles", list(lifecycles.values()))
         )
         self.executors: dict[str, Executor] = unique(
             "executors named", _with_plugin(contributions, "executors"), lambda entry: entry.name
@@ -232,7 +241,7 @@ class Registry:
         ordered: list[Pass] = []
         for one in stages:
             ordered += in_order(
-                one, [entry for entry in self._passes.values() if entry.stage == one]
+                f"{one} passes", [entry for entry in self._passes.values() if entry.stage == one]
             )
         return tuple(entry for entry in ordered if target is None or entry.target.matches(target))
 
@@ -240,6 +249,12 @@ class Registry:
         """The layout proposals that are for a target, in the order in which they are tried."""
         found = (one for one in self._layout_proposals.values() if one.target.matches(target))
         return tuple(sorted(found, key=lambda one: one.order))
+
+    def lifecycles(self, *, target: Target | None = None) -> tuple[KernelLifecycle, ...]:
+        """The lifecycles of kernels in their order; with ``target``, only those that are for it."""
+        return tuple(
+            one for one in self._lifecycles if target is None or one.target.matches(target)
+        )
 
     def executor_for(self, platform: str) -> Executor | None:
         """The executor that runs kernels on a JAX platform, or None."""

@@ -10,6 +10,7 @@ from pallasite.plugin import (
     BarrierUse,
     InferenceRule,
     JaxprPrimitive,
+    KernelLifecycle,
     LayoutProposal,
     LayoutRule,
     LoweringRule,
@@ -179,6 +180,15 @@ def pallasite_barrier_uses() -> Iterable[BarrierUse]:
     from pallasite_std.barriers.uses import USES
 
     return USES
+
+
+@hookimpl
+def pallasite_lifecycles() -> list[KernelLifecycle]:
+    """The profiler, and copies of one array that share a tensor map."""
+    from pallasite_std.copies.shared_tensor_maps import shared_tensor_maps
+    from pallasite_std.profiler.lifecycle import profiler
+
+    return [profiler, shared_tensor_maps]
 
 
 @hookimpl

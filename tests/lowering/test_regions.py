@@ -16,6 +16,7 @@ from pallasite.language.params import CompilerParams, TraceScope
 from pallasite.launch import BufferKind
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.primitives.inline import inline_mgpu
+from pallasite_std.profiler.profile import profile_of
 
 scope = jax.named_scope
 
@@ -38,7 +39,7 @@ def compiled(body, *, inputs=1, space=8, shape=(128,), vmap=None, **changes):
 
 def events(kernel):
     """The events in program order: ``+name`` where a region begins, ``-name`` where it ends."""
-    names = kernel.launch.profile.names
+    names = profile_of(kernel).names
     found = [int(word, 16) for word in re.findall(r"mov\.b32 event, (0x[0-9a-f]+);", kernel.mlir)]
     return [("-" if word >> 31 else "+") + names[word & 0x7FFFFFFF] for word in found]
 
@@ -56,7 +57,7 @@ def test_regions_in_order():
 
     kernel = compiled(body)
     assert events(kernel) == ["+a", "+b", "-b", "-a", "+c", "+b", "-b", "-c"]
-    assert kernel.launch.profile.names == ("a", "b", "c")
+    assert profile_of(kernel).names == ("a", "b", "c")
 
 
 def test_leaving_several_and_entering_others():
@@ -167,7 +168,7 @@ def test_vmap_keeps_the_regions():
     kernel = compiled(body, vmap=3)
     assert events(kernel) == ["+all", "-all"]
     assert kernel.launch.grid == (3, 1, 1)
-    assert kernel.launch.outputs[-1].shape == (3 * kernel.launch.profile.words,)
+    assert kernel.launch.outputs[-1].shape == (3 * profile_of(kernel).words,)
 
 
 def test_nothing_is_emitted_without_profile_space():
@@ -176,7 +177,7 @@ def test_nothing_is_emitted_without_profile_space():
             o[...] = x[...] * 2
 
     plain = compiled(functools.partial(body, named=True), space=0)
-    assert plain.launch.profile is None
+    assert profile_of(plain) is None
     assert len(plain.launch.outputs) == 1
     assert not re.search(r"%clock|globaltimer|smid|event", plain.ptx)
     unnamed = compiled(functools.partial(body, named=False), space=0)
@@ -237,7 +238,7 @@ def test_slots_of_warpgroups_and_warps():
             space=5,
             profile_trace_scope=trace_scope,
         )
-        profile = kernel.launch.profile
+        profile = profile_of(kernel)
         assert (profile.recorders, profile.scope) == (recorders, trace_scope.value)
         assert profile.events == 10 and profile.words == 28
         hidden = kernel.launch.outputs[profile.output]
@@ -278,7 +279,7 @@ def test_check_of_bounds():
 def test_resources_list_the_profile():
     kernel = compiled(one_region, space=4)
     (row,) = kernel.resources.allocations
-    assert row.amount == 4 * kernel.launch.profile.words == 4 * (8 + 16)
+    assert row.amount == 4 * profile_of(kernel).words == 4 * (8 + 16)
     assert "8 events per warpgroup" in row.what
     assert (row.space, row.location.file) == ("gmem", __file__)
 
@@ -289,9 +290,9 @@ def test_aliased_outputs_come_before_the_profile():
             o[...] = x[...] * 2
 
     fn = make((128,), compiler_params=params(), input_output_aliases={0: 0})(body)
-    launch = compile_kernel(fn, array(128)).launch
-    assert launch.aliases == ((0, 0),)
-    assert launch.profile.output == 1 == len(launch.outputs) - 1
+    kernel = compile_kernel(fn, array(128))
+    assert kernel.launch.aliases == ((0, 0),)
+    assert profile_of(kernel).output == 1 == len(kernel.launch.outputs) - 1
 
 
 def test_a_profile_that_is_too_large():

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 
-from pallasite.launch import Profile
+from pallasite_std.profiler.profile import Profile
 
 END = 1 << 31
 PROFILE = Profile(0, ("outer", "inner"), "warpgroup", recorders=2, events=4, directory="unused")

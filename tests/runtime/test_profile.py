@@ -17,7 +17,13 @@ from pallasite.errors import InvalidValueError
 from pallasite.runtime import compile_kernel
 from pallasite.runtime.serialization import dumps, loads
 from pallasite_std.profiler import dump
-from pallasite_std.profiler.profile import chrome_trace, cycles_per_nanosecond, decode, recordings
+from pallasite_std.profiler.profile import (
+    chrome_trace,
+    cycles_per_nanosecond,
+    decode,
+    profile_of,
+    recordings,
+)
 
 
 def times(events):
@@ -207,8 +213,10 @@ def test_lost_events_are_reported(kernel):
 
 
 def test_folder_of_test_outputs(kernel, tmp_path, monkeypatch):
-    profile = dataclasses.replace(kernel.launch.profile, directory="sponge")
-    launch = dataclasses.replace(kernel.launch, profile=profile)
+    (hidden,) = kernel.launch.hidden_results
+    arguments = json.dumps({**json.loads(hidden.arguments), "directory": "sponge"})
+    hidden = dataclasses.replace(hidden, arguments=arguments)
+    launch = dataclasses.replace(kernel.launch, hidden_results=(hidden,))
     monkeypatch.setenv("TEST_UNDECLARED_OUTPUTS_DIR", str(tmp_path / "undeclared"))
     path = dump.write_trace(WORDS, dataclasses.replace(kernel, launch=launch))
     assert path.parent == tmp_path / "undeclared"
@@ -217,5 +225,5 @@ def test_folder_of_test_outputs(kernel, tmp_path, monkeypatch):
 def test_disk_cache_keeps_the_profile(kernel):
     again = loads(dumps(kernel))
     assert again == kernel
-    assert again.launch.profile.names == ("outer", "inner")
-    assert decode(WORDS, again.launch.profile) == decode(WORDS, kernel.launch.profile)
+    assert profile_of(again).names == ("outer", "inner")
+    assert decode(WORDS, profile_of(again)) == decode(WORDS, profile_of(kernel))

@@ -19,13 +19,14 @@ from pallasite import gpu as plgpu
 from pallasite.errors import UnsupportedError
 from pallasite.runtime import clear_memory, run_on_host
 from pallasite_std.profiler import dump
+from pallasite_std.profiler.profile import profile_of
 
 
 class _Fake:
     """An executor that copies its inputs to its outputs and records two regions."""
 
     def execute(self, compiled, arrays):
-        profile = compiled.launch.profile
+        profile = profile_of(compiled)
         outputs = [np.array(arrays[0]) for _ in compiled.launch.outputs]
         if profile is not None:
             count = compiled.launch.outputs[profile.output].shape[0] // profile.words
@@ -160,7 +161,10 @@ def test_shard_map(fake, tmp_path):
 def test_programs_for_another_machine_are_refused(fake, tmp_path):
     pytest.importorskip("jax_cuda13_plugin")
     traced = jax.jit(profiled(tmp_path)).trace(shape(128))
-    with pytest.raises(UnsupportedError, match="'profiled' is profiled, in a program for another"):
+    with pytest.raises(
+        UnsupportedError,
+        match="to the host, in a program for another",
+    ):
         traced.lower(lowering_platforms=("cuda",))
 
 

@@ -84,6 +84,7 @@ def _rows(contradiction: str) -> list[_Row]:
             ("names", providers(manager.names)),
             ("names of pallasite", providers(manager.exports)),
             ("passes", {entry.name: entry.plugin for entry in registry.passes()}),
+            ("lifecycles", {entry.name: entry.plugin for entry in registry.lifecycles()}),
             ("executors", {one.name: one.plugin for one in registry.executors.values()}),
             ("parts of the cache", {one.name: one.plugin for one in manager.stores().values()}),
         ):

@@ -13,9 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallasite import _jax, config
+from pallasite import _jax, config, plugins
 from pallasite.language import checks, execution
 from pallasite.language.batching import BatchAxis, prepend_axis
+from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
 from pallasite.language.tracing import KernelEnvironment
 
@@ -36,6 +37,12 @@ def _impl(*operands: Any, spec: KernelSpec) -> Any:
 
 
 kernel_call_p.def_impl(_impl)
+
+
+def has_host_effects(params: CompilerParams) -> bool:
+    """Whether a kernel has effects on the host, by the lifecycles that plugins give it."""
+    found = plugins.registry().lifecycles()
+    return any(one.host_effects is not None and one.host_effects(params) for one in found)
 
 
 @_jax.abstract_eval(kernel_call_p)
@@ -61,8 +68,8 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
             spec.mesh.discharges_effect(effect) or _jax.kernel_local_effects.contains(effect)
         ):
             effects.add(effect)
-    if spec.params.profile_space:
-        effects.add(_jax.debug_effect)  # The host writes a trace.
+    if has_host_effects(spec.params):
+        effects.add(_jax.debug_effect)
     return spec.out_avals, effects
 
 

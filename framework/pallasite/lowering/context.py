@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pallasite.lowering.memory_plan import SharedStack
     from pallasite.lowering.recording import Recorder
     from pallasite.lowering.resources import Resources
+    from pallasite.lowering.state import StateKey
     from pallasite.lowering.strategy import LayoutStrategy
     from pallasite.registry import LoweringRule, Registry
     from pallasite.targets import Target
@@ -45,7 +46,7 @@ class KernelContext:
       mesh_axes: sizes of the axes of the JAX device mesh around the kernel, by name.
       estimate: what the resource estimator found for the whole kernel.
       location: the user's line that defines the kernel.
-      extra: a place for plugins to keep state, by plugin name.
+      extra: read by rules that other hooks will replace.
       on_trial: whether the code that is being emitted will be thrown away.
       semantics: what one user thread is outside of regions that say otherwise.
       recorder: takes note of layouts, if somebody asked for them.
@@ -70,6 +71,29 @@ class KernelContext:
     recorder: Recorder | None = None
     strategy: LayoutStrategy = dataclasses.field(init=False)
     discharged: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    _states: dict[StateKey[Any], Any] = dataclasses.field(default_factory=dict)
+
+    def state[T](self, key: StateKey[T]) -> T:
+        """The state that a plugin keeps for this kernel; made when it is first asked for."""
+        if key not in self._states:
+            self._states[key] = key.create(self)
+        found: T = self._states[key]
+        return found
+
+    def emit_later(self, build: Callable[..., None], *operands: ir.Value) -> ir.Operation | None:
+        """Lets ``build(*operands)`` emit operations without results at this place, when the whole
+        body is lowered and it is known what the kernel asks for.
+
+        Values that are computed before go through ``operands``: others may have been replaced.
+
+        Returns:
+          What stands here until then, and uses the operands; None for code that will be thrown
+          away, where ``build`` was called at once.
+        """
+        if self.on_trial:
+            build(*operands)
+            return None
+        return self.launch.defer(build, *operands)
 
     @property
     def plan(self) -> LayoutPlan | None:

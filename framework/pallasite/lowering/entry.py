@@ -23,6 +23,7 @@ from pallasite.lowering.inference.entry import Inference, infer_layouts
 from pallasite.lowering.inference.report import layout_report
 from pallasite.lowering.lane_strategy import LaneStrategy
 from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext
+from pallasite.lowering.lifecycles import ActiveLifecycles
 from pallasite.lowering.memory_plan import SharedStack
 from pallasite.lowering.planned_strategy import PlannedStrategy
 from pallasite.lowering.references import global_reference
@@ -121,8 +122,8 @@ def lower_kernel(
     with make_context(), ir.Location.unknown():
         module = ir.Module.create()
         launch = LaunchContext(spec.name, target, geometry, module, scoped_bytes)
-        launch.buffers_in = _buffers(BufferKind.INPUT, spec.in_avals)
-        launch.buffers_out = _buffers(BufferKind.OUTPUT, spec.out_avals)
+        launch.hidden.inputs = _buffers(BufferKind.INPUT, spec.in_avals)
+        launch.hidden.outputs = _buffers(BufferKind.OUTPUT, spec.out_avals)
         launch.aliases = tuple(spec.input_output_aliases)
         launch.min_blocks = spec.params.min_blocks
         kernel = KernelContext(
@@ -145,14 +146,13 @@ def lower_kernel(
             global_reference(
                 launch, buffer, may_be_read=position in read, constant=position in constant
             )
-            for position, buffer in enumerate((*launch.buffers_in, *launch.buffers_out))
+            for position, buffer in enumerate((*launch.hidden.inputs, *launch.hidden.outputs))
         ]
         with mlir_location(location):
             try:
-                if spec.params.profile_space:
-                    from pallasite_std.profiler.events import Profiler
-
-                    launch.profiler = Profiler(launch, spec.params, location)
+                lifecycles = ActiveLifecycles(kernel)
+                launch.named_scopes = lifecycles.named_scopes()
+                lifecycles.call("begin")
                 kernel.strategy = LaneStrategy(kernel.registry, target)
                 if spec.params.lowering_semantics is LoweringSemantics.Warpgroup:
                     inference = infer_layouts(kernel, spec.jaxpr)
@@ -160,8 +160,9 @@ def lower_kernel(
                     if kernel.recorder is not None:
                         kernel.recorder.layouts.report = layout_report(inference)
                 with launch.body():
+                    lifecycles.call("prologue")
                     lower_jaxpr(kernel, Mode(Semantics.LANE), spec.jaxpr, references)
-                parameters = launch.finish()
+                parameters = launch.finish(lifecycles)
             except PallasiteError as error:
                 error.at(location)
                 raise
@@ -180,9 +181,7 @@ def lower_kernel(
                     if row.space == "barrier"
                 ),
                 reserved=_reserved(estimate, target),
-                allocations=_ordered(
-                    launch.allocations + ([launch.profiler.allocation] if launch.profiler else [])
-                ),
+                allocations=_ordered(launch.allocations),
             ),
             jaxpr=spec.jaxpr,
             options=spec.params,

@@ -1,9 +1,10 @@
 """The launch context: what one kernel asks of its launch while its body is being lowered.
 
-It owns the kernel function and its parameters (pointers and TMA descriptors), the ids of thread,
-warp, block and cluster, predicates that elect one lane, dynamic shared memory, and barriers. What
-a rule asks for late (a descriptor, a barrier) is placed early in the function: parameters in the
-signature, barrier initialisation in the prologue.
+It owns the kernel's parameters (pointers and TMA descriptors), hidden operands and results, dynamic
+shared memory, and barriers; the function itself is in :mod:`pallasite.lowering.kernel_function`,
+the ids of threads and blocks are in :mod:`pallasite.lowering.thread_ids`. What a rule asks for late
+(a descriptor, a barrier) is placed early in the function: parameters in the signature, barrier
+initialisation in the prologue.
 """
 
 from __future__ import annotations
@@ -11,38 +12,38 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from pallasite.errors import InternalError, SourceLocation
 from pallasite.ir import ops
-from pallasite.ir.types import bit_width, parse_type, pointer_type
+from pallasite.ir.types import bit_width, pointer_type
 from pallasite.launch import (
     Allocation,
     ArrayParameter,
     Buffer,
     BufferKind,
+    HostStep,
     LaunchParameters,
     Parameter,
     TensorMapParameter,
 )
 from pallasite.launch_plan import canonical_order
 from pallasite.lowering.geometry import Geometry
+from pallasite.lowering.hidden import Arguments, HiddenArrays, HostFunction
+from pallasite.lowering.kernel_function import SHARED_MEMORY_ALIGNMENT as SHARED_MEMORY_ALIGNMENT
+from pallasite.lowering.kernel_function import SHARED_MEMORY_SYMBOL
 from pallasite.lowering.resources import resource_error
+from pallasite.lowering.thread_ids import ThreadIds
 from pallasite.resource import BARRIER_BYTES as BARRIER_BYTES
 from pallasite.resource import SHARED_MEMORY
 from pallasite.targets import Target
 
-if TYPE_CHECKING:
-    from pallasite_std.profiler.events import Profiler
-
-SHARED_MEMORY_SYMBOL = "pallasite_shared"
-SHARED_MEMORY_ALIGNMENT = 1024
 WARPGROUP_SIZE = 128
-WARP_SIZE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,78 +56,43 @@ class BarrierStorage:
     arrivals: int
 
 
-class LaunchContext:
-    """State of one kernel's launch while its body is lowered; see the module's text."""
+class Lifecycles(Protocol):
+    """The lifecycles of plugins in one kernel."""
+
+    def call(self, moment: str) -> None:
+        """Calls the functions of a moment."""
+
+    def host_steps(self) -> tuple[HostStep, ...]:
+        """What the host does before the first launch."""
+
+
+class LaunchContext(ThreadIds):
+    """State of one kernel's launch while its body is lowered; see the module's text.
+
+    Attributes:
+      uses_cluster_memory: whether blocks of a cluster touch each other's shared memory.
+      shares_memory_in_cluster: whether they do so by ordinary accesses, or through global memory,
+        so that barriers of the cluster have to order those too.
+    """
 
     def __init__(
         self, name: str, target: Target, geometry: Geometry, module: ir.Module, scoped_bytes: int
     ):
-        self.name = name
-        self.target = target
-        self.geometry = geometry
-        self.module = module
+        super().__init__(name, target, geometry, module)
         self.uses_cluster_memory = False
         self.shares_memory_in_cluster = False
-        self.cluster_scoped: list[ir.Operation] = []
         self.min_blocks = 1
-        self.profiler: Profiler | None = None
-        self.tensor_instructions: list[Any] = []
+        self.named_scopes: tuple[Callable[[str], AbstractContextManager[None]], ...] = ()
         self.allocations: list[Allocation] = []
+        self.hidden = HiddenArrays()
         self._parameters: dict[Parameter, ir.Value] = {}
         self._barriers: list[BarrierStorage] = []
         self._prologue: ir.Block | None = None
-        self._cached: dict[str, ir.Value] = {}
         self._shared_top = scoped_bytes
-        self.buffers_in: tuple[Buffer, ...] = ()
-        self.buffers_out: tuple[Buffer, ...] = ()
         self.buffers_scratch: list[Buffer] = []
         self.aliases: tuple[tuple[int, int], ...] = ()
-        self._begin_function()
 
-    # The function ----------------------------------------------------------------------------
-
-    def _begin_function(self) -> None:
-        with ir.InsertionPoint(self.module.body):
-            shared = llvm.GlobalOp(
-                parse_type("!llvm.array<0 x i8>"),
-                SHARED_MEMORY_SYMBOL,
-                ir.Attribute.parse("#llvm.linkage<external>"),
-                addr_space=3,
-                alignment=SHARED_MEMORY_ALIGNMENT,
-            )
-            del shared
-            function_type = ir.TypeAttr.get(parse_type("!llvm.func<void ()>"))
-            self.function = llvm.LLVMFuncOp(self.name, function_type)
-        self.entry = self.function.body.blocks.append()
-        with ir.InsertionPoint(self.entry):
-            # Two anchors: before the first go ids and addresses that the whole kernel uses, between
-            # them the initialisation of barriers. They are dead code once the body is lowered.
-            self._ids_anchor = ops.i32_constant(0).owner
-            self._initialise_anchor = ops.i32_constant(0).owner
-
-    @contextlib.contextmanager
-    def body(self) -> Iterator[None]:
-        """Emits the kernel's body."""
-        with ir.InsertionPoint(self.entry):
-            yield
-
-    @contextlib.contextmanager
-    def at_entry(self) -> Iterator[None]:
-        """Emits at the start of the kernel, where every later operation can use it."""
-        with ir.InsertionPoint(self._ids_anchor):
-            yield
-
-    def _once(self, key: str, build: Callable[[], ir.Value]) -> ir.Value:
-        found = self._cached.get(key)
-        if found is None:
-            with self.at_entry():
-                found = build()
-            self._cached[key] = found
-        return found
-
-    def emit_once(self, key: str, build: Callable[[], ir.Value]) -> ir.Value:
-        """The value that ``build`` emits at the start of the kernel, built once per ``key``."""
-        return self._once(key, build)
+    # Parameters ----------------------------------------------------------------------------------
 
     def parameter(self, parameter: Parameter) -> ir.Value:
         """The kernel's argument for ``parameter``: a global pointer, or the generic address of a
@@ -151,162 +117,96 @@ class LaunchContext:
         self.buffers_scratch.append(buffer)
         return buffer
 
+    def hidden_operand(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        value: Any = None,
+        initialiser: HostFunction | None = None,
+        arguments: Arguments | None = None,
+        per_device: bool = False,
+    ) -> Buffer:
+        """An input in global memory that the host passes at each launch, not the kernel's caller.
+
+        Its memory may not be written to. Asking again for the same one gives the same one.
+
+        Args:
+          name: unique in the kernel; ``"my-plugin.table"``, say.
+          shape, dtype: of the array.
+          value: the array itself, which is kept with the compiled kernel; or else
+          initialiser: the host function that makes it, when a program is lowered (from PyTorch:
+            when the kernel is first called): ``initialiser(**arguments)``, or
+            ``initialiser(device, **arguments)`` with a :class:`LaunchDevice` if ``per_device``.
+          arguments: of that function, made of what JSON has.
+          per_device: whether each device gets a value of its own.
+
+        Raises:
+          InvalidValueError: a value and an initialiser, or neither; another operand of this name.
+          InvalidTypeError: a value of another type.
+        """
+        return self.hidden.operand(
+            name,
+            shape,
+            dtype,
+            value=value,
+            initialiser=initialiser,
+            arguments=arguments,
+            per_device=per_device,
+        )
+
+    def hidden_result(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        consumer: HostFunction,
+        arguments: Arguments | Callable[[], Arguments] | None = None,
+    ) -> Buffer:
+        """An output in global memory that the host gets after each launch, not the kernel's caller.
+
+        The kernel has to write it. Asking again for the same one gives the same one.
+
+        Args:
+          name: unique in the kernel; ``"my-plugin.log"``, say.
+          shape, dtype: of the array.
+          consumer: the host function that gets it: ``consumer(array, kernel, **arguments)``, with a
+            NumPy array and the ``CompiledKernel``. From JAX, it may run at any time after the
+            launch, and launches on several devices call it in any order.
+          arguments: of that function, made of what JSON has; or a function without arguments that
+            gives them when the body is lowered.
+
+        Raises:
+          InvalidValueError: another result of this name.
+        """
+        return self.hidden.result(name, shape, dtype, consumer=consumer, arguments=arguments)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All parameters that were asked for so far, in that order."""
+        return tuple(self._parameters)
+
+    def parameter_users(self, parameter: Parameter) -> list[ir.Operation]:
+        """The operations that use a parameter as it is."""
+        return [use.owner for use in self._parameters[parameter].uses]
+
+    def replace_parameters(self, changes: Mapping[Parameter, Parameter]) -> None:
+        """Lets other parameters take the place of some that were asked for."""
+        # What takes the place of one may be equal to another one that is replaced.
+        replaced = {old: self._parameters.pop(old) for old in changes}
+        for old, value in replaced.items():
+            value.replace_all_uses_with(self.parameter(changes[old]))
+            value.owner.erase()
+
     @contextlib.contextmanager
     def named_region(self, name: str) -> Iterator[None]:
-        """What is emitted inside appears under ``name`` in the kernel's profile, if it has one."""
-        with contextlib.nullcontext() if self.profiler is None else self.profiler.record(name):
+        """What is emitted inside is in a region of this name, for whoever wants to know."""
+        with contextlib.ExitStack() as stack:
+            for opened in self.named_scopes:
+                stack.enter_context(opened(name))
             yield
-
-    # Ids and predicates ----------------------------------------------------------------------
-
-    def _special_register(self, name: str) -> ir.Value:
-        return self._once(name, lambda: ops.intrinsic(ops.i32(), f"llvm.nvvm.read.ptx.sreg.{name}"))
-
-    @property
-    def thread_id(self) -> ir.Value:
-        """The CUDA thread number in the block (i32)."""
-        return self._special_register("tid.x")
-
-    @property
-    def lane_id(self) -> ir.Value:
-        """The lane number in the warp, 0 to 31 (i32)."""
-        return self._once("lane", lambda: ops.bitwise_and(self.thread_id, WARP_SIZE - 1))
-
-    def _uniform(self, value: ir.Value) -> ir.Value:
-        # A shuffle from lane 0 tells ptxas that the value is the same in the whole warp, so that
-        # branches on it are uniform and what depends on it may use uniform registers.
-        return ops.intrinsic(
-            ops.i32(),
-            "llvm.nvvm.shfl.sync.idx.i32",
-            ops.i32_constant(-1),
-            value,
-            ops.i32_constant(0),
-            ops.i32_constant(31),
-        )
-
-    @property
-    def block_warp_id(self) -> ir.Value:
-        """The warp number in the block (i32, the same in all lanes of a warp)."""
-        return self._once(
-            "block_warp", lambda: self._uniform(ops.divide_unsigned(self.thread_id, WARP_SIZE))
-        )
-
-    @property
-    def warp_id(self) -> ir.Value:
-        """The warp number in the warpgroup, 0 to 3 (i32)."""
-        if self.geometry.threads == 1:
-            return self.block_warp_id
-        return self._once("warp", lambda: ops.bitwise_and(self.block_warp_id, 3))
-
-    @property
-    def warpgroup_id(self) -> ir.Value:
-        """The warpgroup number in the block (i32): the index of the user's thread."""
-        if self.geometry.threads == 1:
-            return self._once("warpgroup", lambda: ops.i32_constant(0))
-        return self._once("warpgroup", lambda: ops.divide_unsigned(self.block_warp_id, 4))
-
-    @property
-    def elected_lane(self) -> ir.Value:
-        """True in one lane of each warp, the same one for the whole kernel (i1)."""
-
-        def build() -> ir.Value:
-            # elect.sync picks one lane of the warp (PTX ISA 9.7.14.5, sm_90 and later).
-            predicate = ops.inline_assembly(
-                "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 $0, 1, 0, p; }",
-                "=r",
-                results=[ops.i32()],
-            )
-            return ops.compare("ne", predicate, 0)
-
-        if not self.target.has("elect"):
-            return self._once("elected", lambda: ops.compare("eq", self.lane_id, 0))
-        return self._once("elected", build)
-
-    @property
-    def warpgroup_leader(self) -> ir.Value:
-        """True in one lane of each warpgroup, the same one for the whole kernel (i1)."""
-
-        def build() -> ir.Value:
-            first = ops.compare("eq", self.warp_id, 0)
-            return ops.arith.andi(first, self.elected_lane)
-
-        elected = self.elected_lane
-        del elected
-        return self._once("warpgroup_leader", build)
-
-    @property
-    def block_leader(self) -> ir.Value:
-        """True in one lane of the block (i1)."""
-
-        def build() -> ir.Value:
-            first = ops.compare("eq", self.block_warp_id, 0)
-            return ops.arith.andi(first, self.elected_lane)
-
-        elected = self.elected_lane
-        del elected
-        return self._once("block_leader", build)
-
-    def block_id(self, dimension: int) -> ir.Value:
-        """The CUDA block number along x, y or z (i32)."""
-        if self.geometry.cuda_grid[dimension] == 1:
-            return self._once(f"ctaid.{dimension}", lambda: ops.i32_constant(0))
-        return self._special_register(f"ctaid.{'xyz'[dimension]}")
-
-    def cluster_block_id(self, dimension: int) -> ir.Value:
-        """This block's coordinate in its cluster along x, y or z (i32)."""
-        if self.geometry.cluster[dimension] == 1:
-            return self._once(f"cluster.{dimension}", lambda: ops.i32_constant(0))
-        return self._special_register(f"cluster.ctaid.{'xyz'[dimension]}")
-
-    def cluster_index(self, dimensions: Sequence[int]) -> ir.Value:
-        """Linear number of this block among those that differ from it only along
-        ``dimensions`` of the cluster (x fastest; i32)."""
-
-        def build() -> ir.Value:
-            index: ir.Value | None = None
-            stride = 1
-            for dimension in sorted(dimensions):
-                extent = self.geometry.cluster[dimension]
-                if extent == 1:
-                    continue
-                term = ops.multiply(self.cluster_block_id(dimension), stride)
-                index = term if index is None else ops.add(index, term)
-                stride *= extent
-            return ops.i32_constant(0) if index is None else index
-
-        for dimension in dimensions:
-            self.cluster_block_id(dimension)
-        return self._once(f"cluster_index.{sorted(dimensions)}", build)
-
-    def multicast_mask(self, dimensions: Sequence[int]) -> ir.Value:
-        """The 16-bit mask (as i16) of the blocks that differ from this one only along
-        ``dimensions`` of the cluster, by cluster rank x + X*(y + Y*z)."""
-        cluster = self.geometry.cluster
-        strides = (1, cluster[0], cluster[0] * cluster[1])
-        mask = 0
-        ranks = [0]
-        for dimension in dimensions:
-            ranks = [
-                rank + coordinate * strides[dimension]
-                for rank in ranks
-                for coordinate in range(cluster[dimension])
-            ]
-        for rank in ranks:
-            mask |= 1 << rank
-        others = [d for d in range(3) if d not in dimensions and cluster[d] > 1]
-        ids = [(self.cluster_block_id(d), strides[d]) for d in others]
-
-        def build() -> ir.Value:
-            value = ops.i32_constant(mask)
-            if ids:
-                shift: ir.Value | None = None
-                for coordinate, stride in ids:
-                    term = ops.multiply(coordinate, stride)
-                    shift = term if shift is None else ops.add(shift, term)
-                value = ops.arith.shli(value, shift)
-            return ops.cast_integer(value, parse_type("i16"))
-
-        return self._once(f"multicast_mask.{sorted(dimensions)}", build)
 
     # Shared memory and barriers --------------------------------------------------------------
 
@@ -414,22 +314,25 @@ class LaunchContext:
                 self.cluster_barrier(relaxed=True)
             self.block_barrier()
 
-    def finish(self) -> LaunchParameters:
-        """Completes the function once its body is lowered: barrier initialisation, the final
-        synchronisation of clusters, the signature.
+    def finish(self, lifecycles: Lifecycles) -> LaunchParameters:
+        """Completes the function once its body is lowered: epilogues, the final synchronisation of
+        clusters, what was deferred, barrier initialisation, the signature.
+
+        Args:
+          lifecycles: of plugins, in this kernel.
 
         Raises:
           ResourceError: more shared memory than the target has; the message lists who asked.
         """
-        self._initialise_barriers()
         with ir.InsertionPoint(self.entry):
-            profile = None if self.profiler is None else self.profiler.finish()
+            lifecycles.call("epilogue")
             if self.uses_cluster_memory and math.prod(self.geometry.cluster) > 1:
                 # A block must not leave while others may still write to its shared memory.
                 self.cluster_barrier()
             llvm.return_()
-        self._narrow_scopes()
-        self._share_tensor_maps()
+        lifecycles.call("finish")
+        self._emit_deferred()
+        self._initialise_barriers()
         self._prefetch_tensor_maps()
         order = canonical_order(tuple(self._parameters), self.aliases)
         attributes = []
@@ -476,47 +379,14 @@ class LaunchContext:
             cluster=self.geometry.cluster,
             shared_memory_bytes=self.shared_bytes,
             parameters=order,
-            inputs=self.buffers_in,
-            outputs=self.buffers_out,
+            inputs=self.hidden.inputs,
+            outputs=self.hidden.outputs,
             scratch=tuple(self.buffers_scratch),
             aliases=self.aliases,
-            profile=profile,
+            hidden_operands=self.hidden.operands(),
+            hidden_results=self.hidden.results(),
+            before_first_launch=lifecycles.host_steps(),
         )
-
-    def _narrow_scopes(self) -> None:
-        """Barriers of a cluster order accesses for the cluster only where somebody needs it."""
-        if self.shares_memory_in_cluster:
-            return
-        for operation in self.cluster_scoped:
-            text = ir.StringAttr(operation.attributes["asm_string"]).value
-            for order in ("release", "acquire"):
-                text = text.replace(f".{order}.cluster.", f".{order}.cta.")
-            operation.attributes["asm_string"] = ir.StringAttr.get(text)
-
-    def _share_tensor_maps(self) -> None:
-        """Copies to an output use fewer tensor maps, if it has more than the launcher passes."""
-        from pallasite_std.copies import shared_tensor_maps as sharing
-
-        noted = {one.operation for one in self.tensor_instructions}
-
-        def divisible(parameter: TensorMapParameter) -> bool:
-            # What a plugin does with a tensor map is not known here.
-            takers = [use.owner for use in self._parameters[parameter].uses]
-            uses = [use for taker in takers for result in taker.results for use in result.uses]
-            return all(taker.name == "llvm.ptrtoint" for taker in takers) and all(
-                use.owner in noted for use in uses
-            )
-
-        changes = sharing.shared_parameters(tuple(self._parameters), self.aliases, divisible)
-        for instruction in self.tensor_instructions:
-            change = changes.get(instruction.parameter)
-            if isinstance(change, TensorMapParameter):
-                sharing.cut_instruction(instruction, change)
-        # What takes the place of one may be equal to another one that is replaced.
-        replaced = {old: self._parameters.pop(old) for old in changes}
-        for old, value in replaced.items():
-            value.replace_all_uses_with(self.parameter(changes[old]))
-            value.owner.erase()
 
     def _prefetch_tensor_maps(self) -> None:
         """Descriptors are on their way while barriers are initialised; the first copy needs them

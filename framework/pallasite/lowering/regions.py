@@ -18,7 +18,7 @@ class OpenRegions:
     """The regions that are open at a place in one jaxpr, outermost first.
 
     Regions are told apart by their names alone: two blocks of one name that follow each other
-    immediately are one region. Without a profiler, nothing happens.
+    immediately are one region. If nobody wants to know of regions, nothing happens.
     """
 
     def __init__(self, launch: LaunchContext):
@@ -28,7 +28,7 @@ class OpenRegions:
     def move_to(self, names: Sequence[str]) -> None:
         """Leaves the regions that do not contain the next equation, innermost first, and enters
         those that do and are not open yet."""
-        if self._launch.profiler is None:
+        if not self._launch.named_scopes:
             return
         common = 0
         for (name, _), wanted in zip(self._open, names, strict=False):

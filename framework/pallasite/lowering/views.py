@@ -165,21 +165,11 @@ def _in_cluster(
     launch = ctx.launch
     launch.uses_cluster_memory = True
     launch.shares_memory_in_cluster = True
-    cluster = launch.geometry.cluster
-    strides = (1, cluster[0], cluster[0] * cluster[1])
-    chosen = {
-        launch.geometry.cluster_dimension(name): index
+    coordinates = {
+        launch.geometry.cluster_dimension(name): ctx.scalar(index, ops.i32())
         for name, index in zip(transform.dims, transform.idxs, strict=True)
     }
-    rank = None
-    for dimension in range(3):
-        if dimension in chosen:
-            coordinate = ctx.scalar(chosen[dimension], ops.i32())
-        else:
-            coordinate = launch.cluster_block_id(dimension)
-        term = ops.multiply(coordinate, strides[dimension])
-        rank = term if rank is None else ops.add(rank, term)
-    return dataclasses.replace(reference, remote=rank)
+    return dataclasses.replace(reference, remote=launch.cluster_rank(coordinates))
 
 
 def resolve_barrier(ctx: RuleContext, reference: Value, transforms: Any = ()) -> BarrierReference:

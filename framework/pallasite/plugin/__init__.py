@@ -56,6 +56,7 @@ from pallasite.extensions import Semantics as Semantics
 from pallasite.extensions import StoreNamespace as StoreNamespace
 from pallasite.hookspecs import hookimpl as hookimpl
 from pallasite.jaxpr_table import JaxprPrimitive as JaxprPrimitive
+from pallasite.lifecycle import KernelLifecycle as KernelLifecycle
 from pallasite.memory_events import GENERIC as GENERIC
 from pallasite.memory_events import EventContext as EventContext
 from pallasite.memory_events import EventKind as EventKind

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pallasite.launch import PACKED_BITS as PACKED_BITS
-from pallasite.launch import PROFILE_EXIT_BIT as PROFILE_EXIT_BIT
-from pallasite.launch import PROFILE_HEADER_WORDS as PROFILE_HEADER_WORDS
 from pallasite.launch import Allocation as Allocation
 from pallasite.launch import ArrayParameter as ArrayParameter
 from pallasite.launch import Buffer as Buffer
 from pallasite.launch import BufferKind as BufferKind
+from pallasite.launch import HiddenOperand as HiddenOperand
+from pallasite.launch import HiddenResult as HiddenResult
+from pallasite.launch import HostStep as HostStep
 from pallasite.launch import LaunchParameters as LaunchParameters
 from pallasite.launch import Parameter as Parameter
-from pallasite.launch import Profile as Profile
 from pallasite.launch import TensorMapParameter as TensorMapParameter
 from pallasite.lowering.arrays import RegisterArray as RegisterArray
 from pallasite.lowering.arrays import elementwise as elementwise
@@ -25,6 +25,7 @@ from pallasite.lowering.divisors import mark_carried as mark_carried
 from pallasite.lowering.elements import element_indices as element_indices
 from pallasite.lowering.elements import once_per_element as once_per_element
 from pallasite.lowering.geometry import Geometry as Geometry
+from pallasite.lowering.hidden import host_step as host_step
 from pallasite.lowering.launch import BARRIER_BYTES as BARRIER_BYTES
 from pallasite.lowering.launch import LaunchContext as LaunchContext
 from pallasite.lowering.launch import buffer_bytes as buffer_bytes
@@ -45,6 +46,7 @@ from pallasite.lowering.resources import Resources as Resources
 from pallasite.lowering.resources import nothing as nothing
 from pallasite.lowering.resources import reserve as reserve
 from pallasite.lowering.retracing import discharged as discharged
+from pallasite.lowering.state import StateKey as StateKey
 from pallasite.lowering.transfers import access_addresses as access_addresses
 from pallasite.lowering.transfers import check_window as check_window
 from pallasite.lowering.transfers import default_layout as default_layout

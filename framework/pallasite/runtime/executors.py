@@ -12,6 +12,7 @@ from pallasite.executor_choice import ExecutorChoice
 from pallasite.extensions import LaunchRequest
 from pallasite.known_plugins import remedy
 from pallasite.language.interpret import InterpretGPUParams
+from pallasite.language.kernel_call import has_host_effects
 from pallasite.language.spec import KernelSpec
 from pallasite.runtime.override import current
 from pallasite.targets import Target
@@ -120,9 +121,10 @@ def single_platform(platforms: Sequence[str], name: str) -> str:
 
 
 def has_side_effects(spec: KernelSpec) -> bool:
-    """Whether a kernel prints or communicates, beside filling its outputs."""
+    """Whether a kernel does more than filling its outputs: it prints, communicates, or has effects
+    on the host by a lifecycle of a plugin."""
     visible = (_jax.debug_effect, _jax.ordered_debug_effect, _jax.comms_effect)
-    return any(effect in spec.jaxpr.effects for effect in visible)
+    return any(effect in spec.jaxpr.effects for effect in visible) or has_host_effects(spec.params)
 
 
 def check_device(target: Target, capability: tuple[int, int] | None, name: str) -> None:

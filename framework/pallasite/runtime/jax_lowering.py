@@ -32,6 +32,7 @@ from pallasite.runtime.executors import (
     interpreter,
     single_platform,
 )
+from pallasite.runtime.hidden_in_jax import placement_of, run_with_hidden
 from pallasite.runtime.override import current
 from pallasite.target_selection import local_compute_capability
 
@@ -67,9 +68,7 @@ def lower_kernel_call(
     compiled = compile_kernel(spec, override.target, keep=False, mesh_axes=_device_mesh(ctx))
     if platform == "cuda" and spec.interpret is None:
         check_device(compiled.target, local_compute_capability(), spec.name)
-    from pallasite_std.profiler.dump import run_profiled
-
-    run = functools.partial(run_profiled, run, compiled)
+    run = functools.partial(run_with_hidden, run, compiled, placement_of(ctx, platform))
     rule = mlir.lower_fun(run, multiple_results=True)
     return rule(ctx, *operands)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
 
@@ -145,8 +145,10 @@ def arrive_in_cluster(
     with ops.when(guard):
         _assembly_of_cluster(
             ctx,
-            "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;\n\t"
-            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }",
+            lambda scope: (
+                "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;\n\t"
+                f"mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [remote]; }}"
+            ),
             "r,r,~{memory}",
             barrier.address(),
             lane,
@@ -154,16 +156,20 @@ def arrive_in_cluster(
 
 
 def _assembly_of_cluster(
-    ctx: RuleContext, text: str, constraints: str, *operands: ir.Value
+    ctx: RuleContext, text: Callable[[str], str], constraints: str, *operands: ir.Value
 ) -> None:
-    """Assembly that orders memory accesses for the whole cluster.
+    """Assembly, made for a scope, that orders memory accesses for the whole cluster.
 
     That is slow, and only ordinary accesses need it: where it turns out that blocks touch each
     other's memory by asynchronous copies only, the block's own scope is enough.
     """
-    operation = ops.inline_assembly_operation(text, constraints, *operands)
-    if not ctx.kernel.on_trial:
-        ctx.launch.cluster_scoped.append(operation)
+    launch = ctx.launch
+    ctx.kernel.emit_later(
+        lambda *values: ops.inline_assembly(
+            text("cluster" if launch.shares_memory_in_cluster else "cta"), constraints, *values
+        ),
+        *operands,
+    )
 
 
 def _leader_mask(ctx: RuleContext, groups: Sequence[Sequence[int]]) -> ir.Value:
@@ -172,17 +178,8 @@ def _leader_mask(ctx: RuleContext, groups: Sequence[Sequence[int]]) -> ir.Value:
         raise UnsupportedError(
             "a leader-tracked cluster barrier over several axes", expected="one cluster axis"
         )
-    launch = ctx.launch
-    cluster = launch.geometry.cluster
-    strides = (1, cluster[0], cluster[0] * cluster[1])
-    rank: ir.Value | None = None
-    for dimension in range(3):
-        if dimension in groups[0] or cluster[dimension] == 1:
-            continue
-        term = ops.multiply(launch.cluster_block_id(dimension), strides[dimension])
-        rank = term if rank is None else ops.add(rank, term)
-    one = ops.i32_constant(1)
-    return one if rank is None else ops.arith.shli(one, rank)
+    leader = ctx.launch.cluster_rank(dict.fromkeys(groups[0], 0))
+    return ops.arith.shli(ops.i32_constant(1), leader)
 
 
 def phase_bit(barrier: BarrierReference) -> tuple[ir.Value, ir.Value | int]:
@@ -200,19 +197,21 @@ def wait(ctx: RuleContext, barrier: BarrierReference) -> None:
     word = ops.load(ops.i32(), barrier.phases, alignment=4)
     ops.store(ops.bitwise_xor(word, flip), barrier.phases, alignment=4)
     spans = spans_cluster(ctx, barrier)
-    scope = "cluster" if spans else "cta"
-    text = (
-        "{ .reg .pred complete;\n\t"
-        "WAIT_${:uid}:\n\t"
-        f"mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64 complete, [$0], $1,"
-        f" {SUSPEND_HINT};\n\t"
-        "@!complete bra WAIT_${:uid};\n\t}"
-    )
+
+    def text(scope: str) -> str:
+        return (
+            "{ .reg .pred complete;\n\t"
+            "WAIT_${:uid}:\n\t"
+            f"mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64 complete, [$0], $1,"
+            f" {SUSPEND_HINT};\n\t"
+            "@!complete bra WAIT_${:uid};\n\t}"
+        )
+
     address = barrier.address()
     if spans:
         _assembly_of_cluster(ctx, text, "r,r,~{memory}", address, bit)
     else:
-        ops.inline_assembly(text, "r,r,~{memory}", address, bit)
+        ops.inline_assembly(text("cta"), "r,r,~{memory}", address, bit)
     for one in _orders(ctx, barrier):
         if one.after_wait is not None:
             one.after_wait(ctx, barrier)

@@ -14,9 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
+from pallasite.plugin import KernelLifecycle, TargetPredicate
 from pallasite.plugin.ir import bit_width, ops
 from pallasite.plugin.layouts import SHARED_ALIGNMENT
-from pallasite.plugin.lowering import Buffer, BufferKind, Parameter, TensorMapParameter
+from pallasite.plugin.lowering import (
+    Buffer,
+    BufferKind,
+    KernelContext,
+    Parameter,
+    StateKey,
+    TensorMapParameter,
+)
 
 type Box = tuple[int, ...]
 
@@ -31,17 +39,73 @@ class TensorInstruction:
     """An instruction that copies one box.
 
     Attributes:
-      operation: the inline PTX.
+      text, constraints: of the inline PTX.
+      operands: its operands; the address of the tensor map is one of them.
       parameter: its tensor map.
       shared: which operand is the 32-bit shared address; None if it copies to no shared memory.
       coordinates: which operand is the coordinate along the innermost dimension; those of the
         others follow.
     """
 
-    operation: ir.Operation
+    text: str
+    constraints: str
+    operands: tuple[ir.Value, ...]
     parameter: TensorMapParameter
     shared: int | None
     coordinates: int
+
+
+@dataclasses.dataclass
+class _Sharing:
+    """Which parameters others take the place of, when the body of the kernel is lowered, and what
+    stands until then where copies will be."""
+
+    changes: dict[Parameter, Parameter] = dataclasses.field(default_factory=dict)
+    waiting: set[ir.Operation] = dataclasses.field(default_factory=set)
+
+
+_SHARING = StateKey("standard.shared-tensor-maps", lambda kernel: _Sharing())
+
+
+def emit_later(kernel: KernelContext, instruction: TensorInstruction) -> None:
+    """Emits an instruction here, or several that copy the same by a tensor map that it shares."""
+
+    sharing = kernel.state(_SHARING)
+
+    def emit(*operands: ir.Value) -> None:
+        change = sharing.changes.get(instruction.parameter)
+        if isinstance(change, TensorMapParameter):
+            emit_cut(dataclasses.replace(instruction, operands=operands), change)
+        else:
+            ops.inline_assembly(instruction.text, instruction.constraints, *operands)
+
+    placeholder = kernel.emit_later(emit, *instruction.operands)
+    if placeholder is not None:
+        sharing.waiting.add(placeholder)
+
+
+def _share(kernel: KernelContext) -> None:
+    """Copies to an output use fewer tensor maps, if it has more than the launcher passes."""
+    launch, sharing = kernel.launch, kernel.state(_SHARING)
+
+    def divisible(parameter: TensorMapParameter) -> bool:
+        # What a plugin does with a tensor map is not known here.
+        users = launch.parameter_users(parameter)
+        uses = [use for user in users for result in user.results for use in result.uses]
+        return all(user.name == "llvm.ptrtoint" for user in users) and all(
+            use.owner in sharing.waiting for use in uses
+        )
+
+    sharing.changes = shared_parameters(launch.parameters, launch.aliases, divisible)
+    launch.replace_parameters(sharing.changes)
+
+
+shared_tensor_maps = KernelLifecycle(
+    name="shared-tensor-maps",
+    target=TargetPredicate(frozenset({"tma"})),
+    finish=_share,
+    description="copies of one array share tensor maps where the launcher cannot pass all of them",
+)
 
 
 def common_box(boxes: Sequence[Box], element_bits: int) -> Box | None:
@@ -189,24 +253,21 @@ def _arranged(box: Box, dims: Sequence[int] | None) -> Box:
     return tuple(box[dim] for dim in dims)
 
 
-def cut_instruction(instruction: TensorInstruction, parameter: TensorMapParameter) -> None:
-    """Turns an instruction into several that copy the same by another tensor map.
+def emit_cut(instruction: TensorInstruction, parameter: TensorMapParameter) -> None:
+    """Emits what copies the same as an instruction, by another tensor map: one or several.
 
     Args:
-      instruction: its operation is replaced, wherever in the kernel it is.
+      instruction: what would be emitted by the tensor map that was asked for.
       parameter: what :func:`shared_parameters` has found for it.
     """
-    operation = instruction.operation
     old = dataclasses.replace(instruction.parameter, buffer=parameter.buffer)
-    if old == parameter:
-        return
     dims = arrangement(old, parameter)
     box, part = _arranged(old.box, dims), parameter.box
     assert dims is not None
     bits, rank = bit_width(parameter.buffer.dtype), len(part)
     last = instruction.coordinates + rank - 1
     changed = {
-        last - place: operation.operands[last - dim]
+        last - place: instruction.operands[last - dim]
         for place, dim in enumerate(dims)
         if place != dim
     }
@@ -220,9 +281,7 @@ def cut_instruction(instruction: TensorInstruction, parameter: TensorMapParamete
             axes.insert(0, _Axis(last - dim, count, step, shared_step))
         shared_step *= count
     unrolled = math.prod(axis.count for axis in axes) <= _UNROLLED
-    with ir.InsertionPoint(operation), operation.location:
-        _emit_parts(instruction, axes, changed, unrolled)
-    operation.erase()
+    _emit_parts(instruction, axes, changed, unrolled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,11 +305,9 @@ def _emit_parts(
     unrolled: bool,
 ) -> None:
     """Emits the instruction for each place along the axes; ``changed`` has new operands."""
-    operation = instruction.operation
     if not axes:
-        copy = operation.clone()
-        for position, value in changed.items():
-            copy.operands[position] = value
+        operands = [changed.get(n, value) for n, value in enumerate(instruction.operands)]
+        ops.inline_assembly(instruction.text, instruction.constraints, *operands)
         return
     axis = axes[0]
 
@@ -260,7 +317,7 @@ def _emit_parts(
             steps[instruction.shared] = axis.shared_step
         here = dict(changed)
         for position, step in steps.items():
-            base = here.get(position, operation.operands[position])
+            base = here.get(position, instruction.operands[position])
             way = place * step if isinstance(place, int) else ops.multiply(place, step)
             here[position] = ops.add(base, way)
         _emit_parts(instruction, axes[1:], here, unrolled)

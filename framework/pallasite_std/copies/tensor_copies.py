@@ -25,7 +25,7 @@ from pallasite.plugin.layouts import (
     start_alignment,
 )
 from pallasite.plugin.lowering import MemoryReference, RuleContext, TensorMapParameter, WindowStart
-from pallasite_std.copies.shared_tensor_maps import TensorInstruction
+from pallasite_std.copies.shared_tensor_maps import TensorInstruction, emit_later
 
 
 def require_window(ctx: RuleContext, reference: MemoryReference) -> tuple[WindowStart, ...]:
@@ -281,16 +281,17 @@ def issue_load(
     extra = [ctx.launch.multicast_mask(collective)] if multicast else []
     for issue in plan.issues:
         target = ops.add(address, issue.shared_offset * plan.element_bits // 8)
-        operation = ops.inline_assembly_operation(
-            text,
-            constraints,
+        operands = (
             target,
             descriptor_address(copy.descriptor),
             *copy.issue_coordinates(issue, moved),
             barrier,
             *extra,
         )
-        _note(ctx, TensorInstruction(operation, copy.parameter, shared=0, coordinates=2))
+        emit_later(
+            ctx.kernel,
+            TensorInstruction(text, constraints, operands, copy.parameter, shared=0, coordinates=2),
+        )
 
 
 def descriptor_address(descriptor: ir.Value) -> ir.Value:
@@ -311,14 +312,22 @@ def issue_store(
     else:
         name = f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{operator}.tile.bulk_group"
     for issue in plan.issues:
-        operation = ops.inline_assembly_operation(
-            f"{name} [$1, {{{names}}}], [$0];",
-            "r,l," + "r," * rank + "~{memory}",
+        operands = (
             ops.add(address, issue.shared_offset * plan.element_bits // 8),
             descriptor_address(copy.descriptor),
             *copy.issue_coordinates(issue, [None] * rank),
         )
-        _note(ctx, TensorInstruction(operation, copy.parameter, shared=0, coordinates=2))
+        emit_later(
+            ctx.kernel,
+            TensorInstruction(
+                f"{name} [$1, {{{names}}}], [$0];",
+                "r,l," + "r," * rank + "~{memory}",
+                operands,
+                copy.parameter,
+                shared=0,
+                coordinates=2,
+            ),
+        )
 
 
 def issue_prefetch(
@@ -334,15 +343,11 @@ def issue_prefetch(
         coordinates = copy.issue_coordinates(issue, [None] * rank)
         arguments = (descriptor_address(copy.descriptor), *coordinates)
         constraints = "l," + "r," * rank + "~{memory}"
+        instruction = TensorInstruction(
+            text, constraints, arguments, copy.parameter, shared=None, coordinates=1
+        )
         if index is None:
-            operation = ops.inline_assembly_operation(text, constraints, *arguments)
+            emit_later(ctx.kernel, instruction)
         else:
             with ops.when(ops.compare("eq", index, number % blocks)):
-                operation = ops.inline_assembly_operation(text, constraints, *arguments)
-        _note(ctx, TensorInstruction(operation, copy.parameter, shared=None, coordinates=1))
-
-
-def _note(ctx: RuleContext, instruction: TensorInstruction) -> None:
-    """Lets the launch cut the instruction into smaller ones."""
-    if not ctx.kernel.on_trial:
-        ctx.launch.tensor_instructions.append(instruction)
+                emit_later(ctx.kernel, instruction)

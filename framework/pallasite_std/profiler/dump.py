@@ -1,9 +1,8 @@
-"""Brings the profile of a kernel to the host when a program runs, and writes it to a file."""
+"""Writes the profile of a kernel to a file when the host has got it."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -11,17 +10,11 @@ import pathlib
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
-
-from pallasite.plugin import UnsupportedError
-from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin import InvalidValueError
 from pallasite.plugin.runtime import CompiledKernel, files
-from pallasite_std.profiler.profile import chrome_trace
+from pallasite_std.profiler.profile import chrome_trace, profile_of
 
 _TEST_OUTPUTS = "sponge"
 """The directory's name that stands for the outputs of a test, or else the temporary directory."""
@@ -33,18 +26,10 @@ class ProfileWarning(UserWarning):
     """A profile that is incomplete, or that could not be written."""
 
 
-def run_profiled(
-    run: Callable[..., Sequence[Any]], compiled: CompiledKernel, *operands: Any
-) -> list[Any]:
-    """Runs a kernel by an executor; returns the user's outputs, and has the profile written.
-
-    The profile is known by its number among the outputs, so aliased outputs make no difference.
-    """
-    results = list(run(compiled, *operands))
-    profile = compiled.launch.profile
-    if profile is not None:
-        write_profile_p.bind(results.pop(profile.output), writer=_Writer(compiled))
-    return results
+def consume(words: Any, kernel: CompiledKernel, **arguments: Any) -> None:
+    """Writes the trace of one launch; called by the host with the kernel's hidden result."""
+    del arguments  # They are the profile, which also knows which output it is.
+    write_trace(words, kernel)
 
 
 def write_trace(words: Any, compiled: CompiledKernel) -> pathlib.Path | None:
@@ -57,10 +42,14 @@ def write_trace(words: Any, compiled: CompiledKernel) -> pathlib.Path | None:
       The file, or None if it could not be written, which gives a :class:`ProfileWarning`.
     """
     launch = compiled.launch
-    assert launch.profile is not None
+    profile = profile_of(compiled)
+    if profile is None:
+        raise InvalidValueError(
+            f"kernel {compiled.name!r} is not profiled", hint="CompilerParams(profile_space=...)"
+        )
     trace = chrome_trace(
         words,
-        launch.profile,
+        profile,
         kernel=compiled.name,
         grid=launch.grid,
         cluster=launch.cluster,
@@ -70,11 +59,11 @@ def write_trace(words: Any, compiled: CompiledKernel) -> pathlib.Path | None:
     if lost:
         warnings.warn(
             f"kernel {compiled.name!r} recorded {lost} more profiler events than it has room for:"
-            f" {launch.profile.events} for each {launch.profile.scope}; raise profile_space",
+            f" {profile.events} for each {profile.scope}; raise profile_space",
             ProfileWarning,
             stacklevel=2,
         )
-    folder = _folder(launch.profile.directory)
+    folder = _folder(profile.directory)
     try:
         return _write_new(folder, compiled.name, json.dumps(trace))
     except OSError as error:
@@ -97,54 +86,3 @@ def _write_new(folder: pathlib.Path, kernel: str, text: str) -> pathlib.Path:
             files.write(path, text, mode=0o644, exclusive=True)
             return path
     raise FileExistsError(f"{path} and {_ATTEMPTS - 1} names before it are taken")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Writer:
-    compiled: CompiledKernel
-
-    def __call__(self, words: Any) -> tuple[()]:
-        write_trace(np.asarray(words), self.compiled)
-        return ()
-
-
-write_profile_p = Primitive("pallasite_write_profile")
-write_profile_p.multiple_results = True
-
-
-@_jax.abstract_eval(write_profile_p)
-def _abstract_eval(words: Any, *, writer: _Writer) -> tuple[list[Any], set[Any]]:
-    del words, writer
-    return [], {_jax.debug_effect}
-
-
-def _impl(words: Any, *, writer: _Writer) -> list[Any]:
-    return list(writer(words))
-
-
-def _lower(ctx: Any, words: Any, *, writer: _Writer) -> Any:
-    try:
-        ctx.module_context.get_backend()
-    except ValueError as error:
-        raise UnsupportedError(
-            f"kernel {writer.compiled.name!r} is profiled, in a program for another machine",
-            got=f"{error}",
-            expected="the platform of this process: the program calls back into it",
-            hint="leave out profile_space, or look at the kernel with pallasite.compile",
-        ) from error
-    results, _, _ = mlir.emit_python_callback(
-        ctx,
-        writer,
-        None,
-        [words],
-        ctx.avals_in,
-        ctx.avals_out,
-        has_side_effect=True,
-        returns_token=False,
-        sharding=_jax.callback_sharding(ctx.module_context.axis_context, None, ctx.avals_out),
-    )
-    return results
-
-
-write_profile_p.def_impl(_impl)
-mlir.register_lowering(write_profile_p, _lower)

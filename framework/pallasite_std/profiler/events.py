@@ -1,8 +1,8 @@
 """The part of the profiler that runs in the kernel: it records when named regions begin and end.
 
-Each recorder (a warpgroup, or a warp) owns a slot of a hidden output in global memory, whose form
-:class:`pallasite.launch.Profile` describes. One lane of the recorder writes; all lanes keep a
-cursor, the number of their next event, in a register.
+Each recorder (a warpgroup, or a warp) owns a slot of a hidden result in global memory, whose form
+:class:`pallasite_std.profiler.profile.Profile` describes. One lane of the recorder writes; all
+lanes keep a cursor, the number of their next event, in a register.
 
 An event costs reading the clock, forming an address, and one store of 8 bytes that nothing waits
 for: 4 instructions, two more with the check of bounds. Shared memory is not used, so the kernel's
@@ -15,26 +15,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallasite.plugin import ResourceError, SourceLocation
+from pallasite.plugin import ResourceError
 from pallasite.plugin.ir import ops, pointer_type
-from pallasite.plugin.language import CompilerParams, TraceScope
-from pallasite.plugin.lowering import (
+from pallasite.plugin.language import TraceScope
+from pallasite.plugin.lowering import Allocation, KernelContext
+from pallasite_std.profiler.profile import (
     PROFILE_EXIT_BIT,
     PROFILE_HEADER_WORDS,
-    Allocation,
-    Buffer,
-    BufferKind,
-    Profile,
+    PROFILE_RESULT,
 )
-
-if TYPE_CHECKING:
-    from pallasite.plugin.lowering import LaunchContext
 
 LARGEST_PROFILE = 2**31
 """Bytes that the profile of one launch can take."""
@@ -47,9 +42,8 @@ _START_TIME, _START_CLOCK, _END_CLOCK, _END_TIME = 8, 16, 20, 24
 class Profiler:
     """Records the named regions of one kernel; made before its body is lowered."""
 
-    def __init__(
-        self, launch: LaunchContext, params: CompilerParams, location: SourceLocation | None
-    ):
+    def __init__(self, kernel: KernelContext):
+        launch, params, location = kernel.launch, kernel.params, kernel.location
         per_warp = params.profile_trace_scope is TraceScope.WARP
         self._launch = launch
         self._checked = params.profile_bounds_check
@@ -61,25 +55,27 @@ class Profiler:
         words = PROFILE_HEADER_WORDS + 2 * self._events
         self._slot_bytes = _WORD * words
         slots = launch.geometry.blocks * self._recorders
-        self.bytes = slots * self._slot_bytes
-        if self.bytes > LARGEST_PROFILE:
+        size = slots * self._slot_bytes
+        if size > LARGEST_PROFILE:
             raise ResourceError(
                 f"the profile of kernel {launch.name} is too large",
-                got=f"{self.bytes} bytes for {slots} {self._scope}s",
+                got=f"{size} bytes for {slots} {self._scope}s",
                 expected=f"at most {LARGEST_PROFILE} bytes",
                 hint="a smaller profile_space, or a smaller grid",
                 location=location,
             )
-        self._buffer = Buffer(
-            BufferKind.OUTPUT, len(launch.buffers_out), (slots * words,), np.dtype(np.uint32)
+        buffer = launch.hidden_result(
+            PROFILE_RESULT,
+            (slots * words,),
+            np.uint32,
+            consumer="pallasite_std.profiler.dump:consume",
+            arguments=self._arguments,
         )
-        launch.buffers_out = (*launch.buffers_out, self._buffer)
-        self.allocation = Allocation(
-            "gmem", f"profile: {self._events} events per {self._scope}", self.bytes, 0, location
-        )
+        what = f"profile: {self._events} events per {self._scope}"
+        launch.note(Allocation("gmem", what, size, 0, location))
         self._recorder = launch.block_warp_id if per_warp else launch.warpgroup_id
         self._leader = launch.elected_lane if per_warp else launch.warpgroup_leader
-        base, ids = launch.array_pointer(self._buffer), [launch.block_id(d) for d in range(3)]
+        base, ids = launch.array_pointer(buffer), [launch.block_id(d) for d in range(3)]
         with launch.at_entry():
             self._slot = self._own_slot(base, ids)
             self._cursor = llvm.alloca(
@@ -133,20 +129,22 @@ class Profiler:
         )
         ops.store(following, self._cursor, alignment=_WORD)
 
-    def finish(self) -> Profile:
-        """Completes the slot, at the end of the kernel; says what the launch needs to know."""
+    def finish(self) -> None:
+        """Completes the slot, at the end of the kernel."""
         with ops.when(self._leader):
             cursor = ops.load(ops.i32(), self._cursor, alignment=_WORD)
             ops.store(cursor, self._slot, alignment=_WORD)
             self._store_now(_END_CLOCK, _END_TIME)
-        return Profile(
-            output=self._buffer.index,
-            names=tuple(self._names),
-            scope=self._scope,
-            recorders=self._recorders,
-            events=self._events,
-            directory=self._directory,
-        )
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the host has to know to read the slots: all of a profile but its output."""
+        return {
+            "names": list(self._names),
+            "scope": self._scope,
+            "recorders": self._recorders,
+            "events": self._events,
+            "directory": self._directory,
+        }
 
 
 def _read(kind: str, register: str, type: ir.Type) -> Any:

@@ -1,6 +1,6 @@
 """Profiles of kernels: reading what a kernel recorded, and showing it as a Chrome trace.
 
-The form of the words is described at :class:`pallasite.launch.Profile`. A trace is JSON that
+The form of the words is described at :class:`Profile`. A trace is JSON that
 ``chrome://tracing`` and https://ui.perfetto.dev open: a process for each multiprocessor, a thread
 for each warpgroup (or warp) of each block, and a pair of events for each region.
 """
@@ -8,17 +8,63 @@ for each warpgroup (or warp) of each block, and a pair of events for each region
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pallasite.plugin import InvalidValueError
-from pallasite.plugin.lowering import PROFILE_EXIT_BIT, PROFILE_HEADER_WORDS, Profile
+from pallasite.plugin.runtime import CompiledKernel
+
+PROFILE_RESULT = "standard.profile"
+"""The name of the kernel's hidden result."""
+PROFILE_HEADER_WORDS = 8
+PROFILE_EXIT_BIT = 1 << 31
 
 _PLAUSIBLE_CLOCKS = (0.05, 20.0)
 """Cycles per nanosecond. Others are measured where a kernel is shorter than the timer's step."""
 _FALLBACK_CLOCK = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The record of named regions that a kernel leaves in a hidden result.
+
+    The result has a slot for each recorder of each block (x fastest), in 32-bit words: the number
+    of events; the multiprocessor; the global timer at the start (low, high); the clock at the
+    start; the clock at the end; the global timer at the end (low, high). Then the events, two words
+    each: the region's number, with the highest bit set where it ends, and the clock.
+
+    Attributes:
+      output: which output of the kernel it is.
+      names: of the regions, by number.
+      scope: what a recorder is, ``"warpgroup"`` or ``"warp"``.
+      recorders: how many of them a block has.
+      events: how many a slot has room for; the count in the slot may be larger.
+      directory: where traces are written.
+    """
+
+    output: int
+    names: tuple[str, ...]
+    scope: str
+    recorders: int
+    events: int
+    directory: str
+
+    @property
+    def words(self) -> int:
+        """Words of one slot."""
+        return PROFILE_HEADER_WORDS + 2 * self.events
+
+
+def profile_of(compiled: CompiledKernel) -> Profile | None:
+    """What a compiled kernel records of its named regions; None if it is not profiled."""
+    for result in compiled.launch.hidden_results:
+        if result.name == PROFILE_RESULT:
+            fields = json.loads(result.arguments)
+            return Profile(result.output, **{**fields, "names": tuple(fields["names"])})
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +113,7 @@ def decode(words: Any, profile: Profile) -> list[Event]:
 
     Args:
       words: the hidden output of the kernel.
-      profile: ``compiled.launch.profile``.
+      profile: ``profile_of(compiled)``.
 
     Raises:
       InvalidValueError: the number of words is not that of whole blocks.

@@ -17,21 +17,29 @@ from jaxlib.mlir.dialects import llvm
 
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.lowering import KernelContext
+from pallasite.plugin.lowering import KernelContext, StateKey
 
 _FLOAT_DIGITS = {2: 5, 4: 9, 8: 17}
 """Decimal digits that tell all values apart, by the size of a floating-point number in bytes."""
 
 
-def module_state(kernel: KernelContext) -> dict[str, str]:
-    """Names of the string constants of the kernel's module, by their text."""
-    state: dict[str, str] = kernel.extra.setdefault("strings", {})
-    return state
+def _no_strings(kernel: KernelContext) -> dict[str, str]:
+    return {}
+
+
+def _no_functions(kernel: KernelContext) -> set[str]:
+    return set()
+
+
+_STRINGS = StateKey("standard.strings", _no_strings)
+"""Names of the string constants of the kernel's module, by their text."""
+_EXTERNAL_FUNCTIONS = StateKey("standard.external-functions", _no_functions)
+"""Names of the functions of the driver that the kernel's module declares."""
 
 
 def string_pointer(kernel: KernelContext, text: str) -> ir.Value:
     """The generic address of a constant string, ended by a zero byte; equal ones are shared."""
-    names = module_state(kernel)
+    names = kernel.state(_STRINGS)
     name = names.get(text)
     if name is None:
         name = names[text] = f"pallasite_string_{len(names)}"
@@ -54,7 +62,7 @@ def call_external(
     kernel: KernelContext, name: str, signature: str, *operands: ir.Value
 ) -> ir.Value | None:
     """Calls a function that the driver provides; ``signature`` is its MLIR function type."""
-    declared: set[str] = kernel.extra.setdefault("external_functions", set())
+    declared = kernel.state(_EXTERNAL_FUNCTIONS)
     if name not in declared:
         declared.add(name)
         with ir.InsertionPoint.at_block_begin(kernel.launch.module.body):

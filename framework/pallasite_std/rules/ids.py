@@ -84,9 +84,6 @@ def axis_index(ctx: RuleContext, name: Hashable) -> RegisterArray:
     if name == geometry.thread_name and name is not None:
         return _scalar(launch.warpgroup_id)
     if name in ctx.kernel.mesh_axes:
-        resolver = ctx.kernel.extra.get("device_axis_index")
-        if resolver is not None:
-            return _scalar(resolver(ctx, name))
         raise InvalidValueError(
             f"the index along the device axis {name!r} needs the multi-GPU plugin",
             hint="pip install 'pallasite[multigpu]', or pass the index to the kernel as an input",

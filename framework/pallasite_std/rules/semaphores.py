@@ -35,6 +35,7 @@ from pallasite.plugin.lowering import (
     RegisterArray,
     Resources,
     RuleContext,
+    StateKey,
     Value,
     resolve,
 )
@@ -55,7 +56,7 @@ GLOBAL_SEMAPHORES = Resource("global_semaphores", unit="semaphores", limited=Fal
 
 @dataclasses.dataclass
 class SemaphoreMemory:
-    """Where one kernel's semaphores are; kept in ``KernelContext.extra["semaphores"]``.
+    """Where one kernel's semaphores are.
 
     Attributes:
       block: scratch for the semaphores of scopes, ``blocks`` times the peak; None until needed.
@@ -73,10 +74,12 @@ class SemaphoreMemory:
     global_top: int = 0
 
 
+_SEMAPHORES = StateKey("standard.semaphores", lambda kernel: SemaphoreMemory())
+
+
 def semaphore_memory(kernel: KernelContext) -> SemaphoreMemory:
     """The kernel's record of its semaphores."""
-    memory: SemaphoreMemory = kernel.extra.setdefault("semaphores", SemaphoreMemory())
-    return memory
+    return kernel.state(_SEMAPHORES)
 
 
 def _new_buffer(kernel: KernelContext, count: int) -> Buffer:
@@ -178,9 +181,8 @@ def _get_global(ctx: RuleContext, *, what: Any) -> MemoryReference:
 # Operations -------------------------------------------------------------------------------------
 
 
-def _scope(ctx: RuleContext, memory: MemoryReference) -> str:
-    shared = memory.peer is not None or "remote_pointer" in ctx.kernel.extra
-    return "sys" if shared else "gpu"
+def _scope(memory: MemoryReference) -> str:
+    return "gpu" if memory.peer is None else "sys"
 
 
 def _one(ctx: RuleContext, reference: Value, transforms: Any) -> MemoryReference:
@@ -202,19 +204,15 @@ def _signal(
             "semaphore_signal with core_index", hint="a GPU's blocks have no core numbers"
         )
     memory = _one(ctx, reference, transforms)
-    scope = _scope(ctx, memory)
+    scope = _scope(memory)
     pointer = memory.address()
     if device is not None:
-        # A plugin's function from (ctx, semaphore, device id, kind of device id) to a pointer.
-        resolver = ctx.kernel.extra.get("remote_pointer")
-        if resolver is None:
-            raise UnsupportedError(
-                "a semaphore of another device is signalled",
-                expected="semaphore_signal without device_id",
-                hint="signals between devices come with the multi-GPU plugin:"
-                " pip install 'pallasite[multigpu]'",
-            )
-        pointer = resolver(ctx, memory, device, device_id_type)
+        raise UnsupportedError(
+            "a semaphore of another device is signalled",
+            expected="semaphore_signal without device_id",
+            hint="signals between devices come with the multi-GPU plugin:"
+            " pip install 'pallasite[multigpu]'",
+        )
     if ctx.auto_barriers:
         # One lane signals for all: what the others did must be done.
         ctx.synchronize()
@@ -240,7 +238,7 @@ def _wait(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value]
     """One lane spins, then all go on."""
     reference, transforms, amount, decrement = jax.tree.unflatten(args_tree, operands)
     memory = _one(ctx, reference, transforms)
-    scope = _scope(ctx, memory)
+    scope = _scope(memory)
     value = ctx.scalar(amount, ops.i32())
     pointer = memory.address()
     if isinstance(decrement, RegisterArray):
@@ -286,7 +284,7 @@ def _read(ctx: RuleContext, *operands: Value, args_tree: Any) -> RegisterArray:
     memory = _one(ctx, reference, transforms)
     pointer = memory.address()
     seen = ops.inline_assembly(
-        f"ld.acquire.{_scope(ctx, memory)}.global.s32 $0, [$1];",
+        f"ld.acquire.{_scope(memory)}.global.s32 $0, [$1];",
         "=r,l,~{memory}",
         pointer,
         results=[ops.i32()],

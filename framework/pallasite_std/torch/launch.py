@@ -18,13 +18,15 @@ import numpy as np
 from pallasite.plugin.lowering import ArrayParameter, Buffer, BufferKind, TensorMapParameter
 from pallasite.plugin.runtime import (
     CompiledKernel,
+    LaunchDevice,
+    consume_hidden_results,
     cuda_driver,
     encode,
+    hidden_operands,
     launches_nothing,
     nbytes,
     validate_launch,
 )
-from pallasite_std.profiler.dump import run_profiled, write_trace
 from pallasite_std.torch.tensors import dense, from_host, import_torch, to_host, torch_dtype
 
 _ENCODED_MAPS = 256
@@ -36,13 +38,15 @@ class HostKernel:
 
     def __init__(self, compiled: CompiledKernel, run: Callable[..., Any]):
         self.compiled = compiled
-        self._run = functools.partial(run_profiled, run, compiled)
+        self._run = functools.partial(run, compiled)
 
     def __call__(self, operands: Sequence[Any], in_place: frozenset[int], device: Any) -> list[Any]:
         """Runs it; see :class:`CudaKernel`."""
         arrays = [to_host(tensor) for tensor in operands]
+        arrays += hidden_operands(self.compiled, LaunchDevice("cpu", 0, 0))
         with jax.enable_x64(True):  # Results of 64 bits keep them.
             results = [np.asarray(array) for array in self._run(*arrays)]
+        results = consume_hidden_results(self.compiled, results)
         outputs = []
         input_of = _input_of(self.compiled)
         for number, array in enumerate(results):
@@ -65,6 +69,7 @@ class CudaKernel:
         if not self.nothing:
             validate_launch(compiled.launch, compiled.name)
         self._functions: dict[int, int] = {}
+        self._hidden: dict[int, list[Any]] = {}
         self._maps: collections.OrderedDict[tuple[int, int], bytes] = collections.OrderedDict()
 
     def __call__(self, operands: Sequence[Any], in_place: frozenset[int], device: Any) -> list[Any]:
@@ -82,6 +87,7 @@ class CudaKernel:
         torch = import_torch()
         with torch.cuda.device(device):
             inputs = [dense(tensor) for tensor in operands]
+            inputs += self._hidden_operands(torch, device)
             outputs = self._outputs(torch, operands, inputs, in_place, device)
             if not self.nothing:
                 self._launch(torch, inputs, [filled for filled, _ in outputs], device)
@@ -90,10 +96,17 @@ class CudaKernel:
             if given is not None and given.data_ptr() != filled.data_ptr():
                 given.detach().copy_(filled)
             results.append(filled if given is None else given)
-        profile = self.compiled.launch.profile
-        if profile is not None:
-            write_trace(to_host(results.pop(profile.output)), self.compiled)
-        return results
+        hidden = {one.output for one in self.compiled.launch.hidden_results}
+        arrived = [to_host(one) if n in hidden else one for n, one in enumerate(results)]
+        return consume_hidden_results(self.compiled, arrived)
+
+    def _hidden_operands(self, torch: Any, device: Any) -> list[Any]:
+        """The hidden operands on a device, which is the current one."""
+        index = _index(torch, device)
+        if index not in self._hidden:
+            arrays = hidden_operands(self.compiled, LaunchDevice("cuda", index, index))
+            self._hidden[index] = [dense(from_host(array, device)) for array in arrays]
+        return self._hidden[index]
 
     def _outputs(
         self,
@@ -162,7 +175,7 @@ class CudaKernel:
 
     def _function(self, torch: Any, device: Any) -> int:
         """The kernel's entry point on a device, which is the current one."""
-        index = torch.cuda.current_device() if device.index is None else device.index
+        index = _index(torch, device)
         if index not in self._functions:
             compiled = self.compiled
             self._functions[index] = cuda_driver.load(
@@ -183,6 +196,10 @@ class CudaKernel:
             if len(self._maps) > _ENCODED_MAPS:
                 self._maps.popitem(last=False)
         return self._maps[key]
+
+
+def _index(torch: Any, device: Any) -> int:
+    return int(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def _input_of(compiled: CompiledKernel) -> dict[int, int]:

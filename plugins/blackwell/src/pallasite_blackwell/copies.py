@@ -75,7 +75,7 @@ def _copy_gmem_to_smem(
     else:
         launch.multicast_mask(dimensions)
     copy = tma.plan_copy(ctx, source, destination.layout, blocks=1 if partitioned else 2)
-    leader_rank = _leader_rank(ctx, dimensions)
+    leader_rank = launch.cluster_rank(dict.fromkeys(dimensions, 0))
     ctx.meet_before_copy()
     size: ir.Value | int = 2 * copy.plan.expected_bytes
     wanted = None if predicate is None else ctx.scalar(predicate)
@@ -113,17 +113,3 @@ def _share(
     start = RegisterArray.splat(ops.multiply(index, shape[axis]), np.int32)
     indices[axis] = _jax.Slice(start, shape[axis])
     return index_reference(source, indices)
-
-
-def _leader_rank(ctx: RuleContext, dimensions: Sequence[int]) -> ir.Value:
-    """The cluster rank of the block with coordinate 0 along ``dimensions``."""
-    launch = ctx.launch
-    cluster = launch.geometry.cluster
-    strides = (1, cluster[0], cluster[0] * cluster[1])
-    rank: ir.Value | None = None
-    for dimension in range(3):
-        if dimension in dimensions or cluster[dimension] == 1:
-            continue
-        term = ops.multiply(launch.cluster_block_id(dimension), strides[dimension])
-        rank = term if rank is None else ops.add(rank, term)
-    return ops.i32_constant(0) if rank is None else rank
