@@ -29,6 +29,8 @@ MODULES = (
     "warp_specialized",
     "tuned",
     "debug_print",
+    "warp_matmul",
+    "warp_attention",
     "matmul_tile",
     "inferred_layouts",
     "matmul_steps.step1_tile",
