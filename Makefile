@@ -1,5 +1,6 @@
-# `make demo` and `make test` set everything up first. PYTHON=... uses another environment as it is.
+# Every target sets up what it needs first. PYTHON=... uses another environment as it is.
 # `make test` uses all processors if pytest-xdist is there; ARGS=... are further options of pytest.
+# `make demo` shows three kernels on every target, `make demo-all` all examples.
 
 ifdef PYTHON
 python := $(PYTHON)
@@ -7,15 +8,23 @@ else
 python := .venv/bin/python
 endif
 
-.PHONY: setup demo test lint format docs clean
+.PHONY: setup setup-demo demo demo-all test lint format docs clean
 
 setup:
 ifndef PYTHON
-	@tools/setup
+	@tools/setup dev
 endif
 
-demo: setup
-	$(python) examples/demo.py
+setup-demo:
+ifndef PYTHON
+	@tools/setup demo
+endif
+
+demo: setup-demo
+	@$(python) examples/demo.py $(ARGS)
+
+demo-all: setup-demo
+	@$(python) examples/demo.py --all $(ARGS)
 
 test: setup
 	$(python) -m pytest $(shell $(python) -c 'import xdist; print("-n", "auto")' 2>/dev/null) $(ARGS)
