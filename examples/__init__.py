@@ -1,1 +1,1 @@
-"""Small kernels, each explained in its module; ``python examples/demo.py`` runs them all."""
+"""Small kernels, each explained in its module; ``python examples/demo.py --all`` runs them all."""

@@ -49,6 +49,9 @@ COLUMNS = {
     "result": 0,
 }
 
+#: What a control group permits: microseconds of all cores, or "max", and the period in which.
+CPU_LIMIT = pathlib.Path("/sys/fs/cgroup/cpu.max")
+
 #: A process takes longer to start than it takes to do two tasks.
 TASKS_PER_PROCESS = 4
 
@@ -63,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(f"  {example.name}" for example in all_examples()))
         return 1
     tasks = plan(examples, main_only=options.all)
-    print_head(tasks)
+    print_head()
     processes = options.processes or default_processes(len(tasks))
     failures = print_table(tasks, outcomes(tasks, processes))
     print(f"\n{time.perf_counter() - start:.0f} seconds, {len(failures)} failures")
@@ -195,12 +198,12 @@ def cores() -> int:
     """How many cores this process may use: its affinity, or what its control group permits."""
     count = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
-        quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = CPU_LIMIT.read_text().split()
         count = min(count, math.ceil(int(quota) / int(period)))  # ValueError if it is "max".
     return max(1, count)
 
 
-def print_head(tasks: Sequence[Task]) -> None:
+def print_head() -> None:
     """Says what the columns mean and where kernels run."""
     platform = jax.default_backend()
     executor = plugins.registry().executor_for(platform)

@@ -2,9 +2,9 @@
 
 Usage: ``python tools/install_packages.py ARGUMENTS``, with the arguments of ``pip install``.
 
-uv ignores what its user has told pip: the variables ``PIP_*`` and the files ``pip.conf``. Those that
-say where packages come from are therefore handed to uv as variables of its own, unless the user has
-set these. If there is a setting that uv has no counterpart for, pip is used.
+uv ignores what its user has told pip: the variables ``PIP_*`` and the files ``pip.conf``. What they
+say about where packages come from is therefore handed to uv in variables of its own, unless the
+user has set these. If there is a setting that uv has no counterpart for, pip is used.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
         if uv_version(uv) < UV_VERSION:
             obstacles.append(f"uv is older than {'.'.join(map(str, UV_VERSION))}")
         if not obstacles:
-            # It is not among what uv needs, but users of the environment expect it.
+            # uv needs no pip in the environment, but its users do.
             command = [uv, "pip", "install", "--python", sys.executable, "pip", *arguments]
             return call(command, {**os.environ, **variables})
         print(f"pip is used, not uv: {', '.join(obstacles)}")
@@ -135,7 +135,7 @@ def uv_variables(
             elif value:
                 variables |= dict.fromkeys(VARIABLES[name], " ".join(value.split()))
         elif name not in WITHOUT_EFFECT and name not in DESTINATIONS:
-            obstacles.append(f"it has no counterpart of pip's setting {name}")
+            obstacles.append(f"there is no counterpart of pip's setting {name}")
     if "UV_INDEX" in variables:
         # All indexes are equal to pip; uv would take what the first has, however old.
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
