@@ -32,6 +32,7 @@ RULE_MODULES = (
     "rules.control_flow",
     "rules.copies",
     "rules.debug",
+    "rules.grid_dependencies",
     "rules.ids",
     "rules.inline",
     "rules.loads",

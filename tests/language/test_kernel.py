@@ -13,10 +13,12 @@ from jax.experimental import pallas as pl
 from tests.language.interpreter import run_kernel, spec_of
 
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from pallasite.language.kernel import identifier, kernel, kernel_call_p
+from pallasite.language.kernel import kernel
+from pallasite.language.kernel_call import kernel_call_p
 from pallasite.language.memory import GMEM, SMEM
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams, LoweringSemantics
+from pallasite.language.tracing import identifier
 from pallasite_std.barriers.types import Barrier
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.primitives.arrays import atomic_add

@@ -16,7 +16,9 @@ from pallasite.codegen.assembler import assemble
 from pallasite.codegen.llvm_ir import translate
 from pallasite.codegen.ptx import to_ptx
 from pallasite.codegen.tools import find_tool
-from pallasite.language.kernel import KernelSpec, kernel, kernel_call_p
+from pallasite.language.kernel import kernel
+from pallasite.language.kernel_call import kernel_call_p
+from pallasite.language.spec import KernelSpec
 from pallasite.lowering.entry import lower_kernel
 
 

@@ -18,7 +18,7 @@ from sample_kernels import by_pallas_call, conditional, scaled, shape, specs
 import pallasite
 from pallasite import config, plugins
 from pallasite.errors import ExecutionError, InvalidTypeError
-from pallasite.language.kernel import kernel_call_p
+from pallasite.language.kernel_call import kernel_call_p
 from pallasite.launch import ArrayParameter
 from pallasite.launch_plan import canonical_order
 from pallasite.runtime import clear_memory, compiler, run_on_host

@@ -25,9 +25,7 @@ from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
-from pallasite.language.tracing import identifier, trace_kernel
-
-__all__ = ["KernelSpec", "identifier", "kernel", "kernel_call_p", "trace_kernel"]
+from pallasite.language.tracing import trace_kernel
 
 
 def kernel(

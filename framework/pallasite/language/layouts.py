@@ -14,21 +14,9 @@ import numpy as np
 from pallasite import _jax
 from pallasite.errors import InvalidValueError
 from pallasite.language import checks
-from pallasite.layouts.construct import Replicated, Tiling
 
 if TYPE_CHECKING:
     from pallasite.layouts import Layout as ConcreteLayout
-
-__all__ = [
-    "Layout",
-    "ParameterizedLayout",
-    "ReducedLayout",
-    "Replicated",
-    "SomeLayout",
-    "Tiling",
-    "layout_cast",
-    "layout_cast_p",
-]
 
 
 class SomeLayout:

@@ -10,11 +10,12 @@ from jax.experimental import pallas as pl
 
 from pallasite import _jax
 from pallasite.errors import InvalidTypeError, UnsupportedError
-from pallasite.language.kernel import KernelSpec, trace_kernel
 from pallasite.language.mesh import Mesh
 from pallasite.language.pallas_call import Scratch, source_location
 from pallasite.language.params import CompilerParams
 from pallasite.language.rewriting import evaluate
+from pallasite.language.spec import KernelSpec
+from pallasite.language.tracing import trace_kernel
 
 
 def mesh_kernel_spec(

@@ -14,11 +14,12 @@ from jax.experimental import pallas as pl
 
 from pallasite import _jax, plugins
 from pallasite.errors import InvalidValueError, SourceLocation, UnsupportedError
-from pallasite.language.kernel import KernelSpec, trace_kernel
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import BlockSpec, CompilerParams, PipelinedBlockMapping
 from pallasite.language.rewriting import evaluate
+from pallasite.language.spec import KernelSpec
+from pallasite.language.tracing import trace_kernel
 from pallasite.language.transforms import physical_view
 
 

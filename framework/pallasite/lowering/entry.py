@@ -12,8 +12,8 @@ from pallasite import _jax, plugins
 from pallasite.errors import CompilationError, PallasiteError, SourceLocation
 from pallasite.ir.context import make_context
 from pallasite.language.effects import programmatic_launch_effect
-from pallasite.language.kernel import KernelSpec
 from pallasite.language.params import LoweringSemantics
+from pallasite.language.spec import KernelSpec
 from pallasite.launch import Allocation, Buffer, BufferKind, ReservedAmount, ResourceReport
 from pallasite.lowering import recording
 from pallasite.lowering.context import KernelContext, Mode, Value

@@ -12,7 +12,6 @@ from pallasite.language.barriers import is_barrier as is_barrier
 from pallasite.language.effects import memory_effect as memory_effect
 from pallasite.language.effects import programmatic_launch_effect as programmatic_launch_effect
 from pallasite.language.effects import tensor_core_pipeline_effect as tensor_core_pipeline_effect
-from pallasite.language.kernel import KernelSpec as KernelSpec
 from pallasite.language.layouts import SomeLayout as SomeLayout
 from pallasite.language.layouts import layout_cast as layout_cast
 from pallasite.language.layouts import layout_cast_p as layout_cast_p
@@ -32,6 +31,7 @@ from pallasite.language.params import LoweringSemantics as LoweringSemantics
 from pallasite.language.params import OOBFillMode as OOBFillMode
 from pallasite.language.params import Partitioned as Partitioned
 from pallasite.language.params import TraceScope as TraceScope
+from pallasite.language.spec import KernelSpec as KernelSpec
 from pallasite.language.transforms import ClusterRefTransform as ClusterRefTransform
 from pallasite.language.transforms import as_transformed as as_transformed
 from pallasite.language.transforms import batch_transform as batch_transform

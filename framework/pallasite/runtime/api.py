@@ -10,7 +10,7 @@ import jax
 from pallasite import _jax
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import InvalidValueError
-from pallasite.language.kernel import KernelSpec
+from pallasite.language.spec import KernelSpec
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.jax_lowering import kernel_in_equation
 from pallasite.targets import Target

@@ -18,7 +18,7 @@ from typing import Any
 
 from pallasite import _jax, config, plugins
 from pallasite.codegen.compiled import CompiledKernel
-from pallasite.language.kernel import KernelSpec
+from pallasite.language.spec import KernelSpec
 from pallasite.lowering import recording
 from pallasite.runtime import serialization
 from pallasite.runtime.disk_cache import DiskCache

@@ -33,7 +33,7 @@ import numpy as np
 
 from pallasite import _jax
 from pallasite.errors import SourceLocation
-from pallasite.language.kernel import KernelSpec
+from pallasite.language.spec import KernelSpec
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
 _TRUSTED_MODULES = ("jax", "jaxlib", "numpy", "ml_dtypes", "pallasite", "builtins")

@@ -19,11 +19,11 @@ from pallasite import _jax
 from pallasite.errors import InvalidTypeError
 from pallasite.extensions import LaunchRequest
 from pallasite.language.interpret import InterpretGPUParams, interpretation
-from pallasite.language.kernel import KernelSpec
 from pallasite.language.mesh import Mesh
 from pallasite.language.mesh_kernel import mesh_kernel_spec
 from pallasite.language.pallas_call import pallas_call_spec
 from pallasite.language.params import CompilerParams
+from pallasite.language.spec import KernelSpec
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.executors import (
     check_device,

@@ -12,7 +12,6 @@ from pallasite.plugin import RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import (
     AbstractValue,
-    ArrayValue,
     InferenceContext,
     MemoryValue,
     OtherValue,
@@ -230,6 +229,3 @@ def _run_state(
         next(finals) if is_local else operand
         for operand, is_local in zip(operands, local, strict=True)
     ]
-
-
-__all__ = ["ArrayValue", "ScalarValue", "rules"]

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import WarpMesh, checks, find_swizzle
-
-__all__ = ["NDLoopInfo", "find_swizzle", "nd_loop", "planar_snake", "warp_map"]
+from pallasite.plugin.language import WarpMesh, checks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

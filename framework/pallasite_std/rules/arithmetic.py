@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
 
 from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, elementwise
+from pallasite.plugin.lowering import RegisterArray, RuleContext, elementwise
 from pallasite_std.math import conversion, power
 from pallasite_std.math.table import BINARY, UNARY
 from pallasite_std.rules.shape import same_layout_hint, stretchable
@@ -229,5 +227,3 @@ for _primitive in (
     _jax.reciprocal_p,
 ):
     rules.layout(_primitive)(same_layout_hint)
-
-__all__ = ["Value", "Sequence", "binary", "ir", "rules", "unary"]

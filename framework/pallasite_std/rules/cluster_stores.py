@@ -32,7 +32,7 @@ from pallasite.plugin.lowering import (
     resolve_barrier,
 )
 from pallasite_std.barriers.emission import hardware_arrivals
-from pallasite_std.primitives import barriers, copies
+from pallasite_std.primitives import copies
 from pallasite_std.rules.loads import check_optimized
 from pallasite_std.rules.references import check_dtype
 
@@ -197,16 +197,3 @@ def _reduce(
 
 
 # Dependent kernels ------------------------------------------------------------------------------
-
-
-@rules.lowering(barriers.griddepcontrol_wait_p, *_ALL, requires=("griddepcontrol",))
-def _wait_for_grids(ctx: RuleContext) -> Sequence[Value]:
-    """PTX ISA 9.7.13.13 (``griddepcontrol``)."""
-    ops.inline_assembly("griddepcontrol.wait;", "~{memory}")
-    return ()
-
-
-@rules.lowering(barriers.griddepcontrol_launch_dependents_p, *_ALL, requires=("griddepcontrol",))
-def _launch_dependents(ctx: RuleContext) -> Sequence[Value]:
-    ops.inline_assembly("griddepcontrol.launch_dependents;", "~{memory}")
-    return ()

@@ -15,7 +15,6 @@ from pallasite.plugin.layouts import (
     ReductionPlan,
     RegisterLayout,
     SplatLayout,
-    default_strided,
     reduction_plan,
 )
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, relayout, rows_in_registers
@@ -344,5 +343,3 @@ def _register_arg(primitive: Any, largest: bool) -> None:
 
 _register_arg(lax.argmax_p, True)
 _register_arg(lax.argmin_p, False)
-
-__all__ = ["combiner", "default_strided", "reduce_array", "rules", "shuffle"]

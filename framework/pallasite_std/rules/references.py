@@ -358,12 +358,3 @@ def check_dtype(value: RegisterArray, dtype: Any, what: str) -> None:
     """Raises unless ``value`` has the dtype."""
     if value.dtype != np.dtype(dtype):
         raise InvalidTypeError(what, got=str(value.dtype), expected=str(dtype))
-
-
-__all__ = [
-    "check_dtype",
-    "read",
-    "require_scalar",
-    "rules",
-    "write",
-]

@@ -14,12 +14,10 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import layout_cast_p
 from pallasite.plugin.layouts import (
-    ConversionKind,
     Layout,
     Owner,
     RegisterLayout,
     SplatLayout,
-    conversion,
     default_strided,
     proposals_for,
     stacked,
@@ -31,7 +29,6 @@ from pallasite.plugin.lowering import (
     Value,
     dense_layout,
     elementwise,
-    gather,
     rearrange,
     relayout,
     rows_in_registers,
@@ -429,5 +426,3 @@ for _primitive in (
     _jax.stop_gradient_p,
 ):
     rules.layout(_primitive)(same_layout_hint)
-
-__all__ = ["ConversionKind", "conversion", "gather", "iota", "rules", "same_layout_hint"]

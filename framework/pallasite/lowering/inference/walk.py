@@ -296,6 +296,3 @@ def _tiled(shape: Sequence[int], bits: int, height: int) -> list[MemoryLayout]:
         tiled = (*shape[:-2], rows // height, columns // width, height, width)
         found.append(row_major(tiled, bits).untile((height, width)).with_swizzle(swizzle))
     return found
-
-
-__all__ = ["Walk", "open_layout"]

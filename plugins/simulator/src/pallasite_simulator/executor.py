@@ -19,7 +19,7 @@ from pallasite.plugin.lowering import (
     TensorMapParameter,
 )
 from pallasite.plugin.runtime import CompiledKernel
-from pallasite_simulator import options, progress
+from pallasite_simulator import progress
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.tensor_map import TensorMap
 from pallasite_simulator.errors import SimulationError
@@ -34,8 +34,6 @@ POISON = 0xCD
 
 MULTIPROCESSORS = 132
 """Of the chip that a kernel seems to run on, where its target does not say how many."""
-
-__all__ = ["Arrays", "execute", "make_launch", "make_sanitizer", "options"]
 
 
 def execute(compiled: CompiledKernel, inputs: Sequence[Array]) -> list[Array]:
