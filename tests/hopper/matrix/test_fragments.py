@@ -24,13 +24,13 @@ from products_support import (
 )
 
 from pallasite import gpu as plgpu
-from pallasite.layouts.named import FIXED
 from pallasite_hopper.matrix.fragments import (
     accumulator_layout,
     accumulator_registers,
     left_layout,
     left_registers,
 )
+from pallasite_hopper.matrix.layouts import SPECIFICATIONS
 
 THREADS = [(warp, lane) for warp in range(4) for lane in range(32)]
 
@@ -42,7 +42,7 @@ def test_left_operand(bits, row, step):
     words of a row are those of lanes 0 to 3 of registers i < 2, then i >= 2."""
     word, depth = 32 // bits, 256 // bits
     layout = left_layout((128, 3 * depth), bits)
-    assert layout == FIXED[LEFT_LAYOUTS[bits // 8]].layout((128, 3 * depth))
+    assert layout == SPECIFICATIONS[LEFT_LAYOUTS[bits // 8]].layout((128, 3 * depth))
     numbers = left_registers(layout, row, step * depth, bits)
     assert len(numbers) == 4 and layout.vector_length == word
     for warp, lane in THREADS:
