@@ -128,11 +128,11 @@ class ProxyFence:
     Attributes:
       proxy: of the later accesses.
       source: of the earlier accesses.
-      primitive: what is inserted, with ``params``; it has no operands and no results.
+      primitive: what is inserted, with ``params``; it has no operands and no results. All lanes of
+        the thread fence what they did, and then converge.
       params: its parameters.
-      synchronizes: whether all lanes of the thread converge in it, after their fences.
-      emit: ``emit(ctx)`` emits the fence alone, where memory of a scope may have been that of
-        another scope, before the threads synchronise; None if that needs no fence.
+      emit: ``emit(ctx)`` emits the fence alone, where memory of a scope may have been that of an
+        earlier scope, before the threads of the block synchronise; None if that needs no fence.
       target: where there is such a fence; the most specific one of a pair of proxies is taken.
       overrides: names of plugins whose equally specific fences this one replaces.
       plugin: who contributed it; the registry fills it in.
@@ -142,7 +142,6 @@ class ProxyFence:
     source: Proxy = GENERIC
     primitive: Primitive
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    synchronizes: bool = True
     emit: Callable[[Any], None] | None = None
     target: TargetPredicate = ANY_TARGET
     overrides: tuple[str, ...] = ()
@@ -151,4 +150,4 @@ class ProxyFence:
     def events(self) -> tuple[MemoryEvent, ...]:
         """What the primitive does."""
         fence = MemoryEvent(EventKind.FENCE, proxy=self.proxy, source=self.source)
-        return (fence, MemoryEvent(EventKind.SYNCHRONIZE)) if self.synchronizes else (fence,)
+        return fence, MemoryEvent(EventKind.SYNCHRONIZE)

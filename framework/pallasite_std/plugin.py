@@ -14,8 +14,10 @@ from pallasite.plugin import (
     LayoutProposal,
     LayoutRule,
     LoweringRule,
+    MemoryEvents,
     NamedLayout,
     Pass,
+    ProxyFence,
     ResourceRule,
     RuleSet,
     StoreNamespace,
@@ -190,6 +192,22 @@ def pallasite_lifecycles() -> list[KernelLifecycle]:
     from pallasite_std.profiler.lifecycle import profiler
 
     return [profiler, shared_tensor_maps]
+
+
+@hookimpl
+def pallasite_memory_events() -> Iterable[MemoryEvents]:
+    """What the portable primitives do to memory."""
+    from pallasite_std.memory_events import EVENTS
+
+    return EVENTS
+
+
+@hookimpl
+def pallasite_proxy_fences() -> Iterable[ProxyFence]:
+    """The fence before asynchronous accesses."""
+    from pallasite_std.memory_events import FENCES
+
+    return FENCES
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pallasite.plugin import RuleSet
+from pallasite.plugin import EventKind, RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import (
     AbstractValue,
@@ -53,11 +53,11 @@ def _call(
 def _warp_map(
     ctx: InferenceContext, *operands: AbstractValue, jaxprs: Sequence[Any], **params: Any
 ) -> None:
-    ctx.event("barrier")
+    ctx.event(EventKind.SYNCHRONIZE)
     with ctx.warps():
         for jaxpr in jaxprs:
             ctx.infer(jaxpr, operands)
-    ctx.event("barrier")
+    ctx.event(EventKind.SYNCHRONIZE)
 
 
 # Loops and branches -------------------------------------------------------------------------------
@@ -196,14 +196,14 @@ def _allocation(ctx: InferenceContext, variable: Any, name: str) -> AbstractValu
                 path, variable, value, candidates, ctx.place, member=key
             )
         union = MemoryValue(MemorySpace.SMEM, shape, dtype, None, members, name)
-        ctx.event("allocate", union)
+        ctx.event(EventKind.ALLOCATE, union)
         return union
     value = MemoryValue(MemorySpace.SMEM, shape, dtype, name=name)
     bits = types.bit_width(dtype)
     candidates = open_layout(value, bits)
     number = ctx.walk.allocation(path, variable, value, candidates, ctx.place)
     allocation = MemoryValue(MemorySpace.SMEM, shape, dtype, number, name=name)
-    ctx.event("allocate", allocation)
+    ctx.event(EventKind.ALLOCATE, allocation)
     return allocation
 
 

@@ -215,19 +215,15 @@ def _to_shared(
     **params: Any,
 ) -> None:
     source, destination, barrier, _ = args_tree.unflatten(operands)
-    by_lanes = barrier is None or not ctx.walk.kernel.target.has("tma")
-    if params["arrive"] and not ctx.in_warp:
-        ctx.event("barrier" if by_lanes else "overwrite", destination)
     window = _window(source)
     if window is None:
         return
-    if by_lanes:
+    if barrier is None or not ctx.walk.kernel.target.has("tma"):
         ctx.uses(destination, lambda view: None, "a copy by all lanes")
         return
     blocks = _collective_blocks(ctx, collective_axes)
     check = _copies(window, **({"blocks": blocks} if blocks > 1 else {}))
     ctx.propose_height(destination, check)
-    ctx.event("copied", destination)
     ctx.uses(destination, check, "an asynchronous copy writes it")
 
 
@@ -244,7 +240,7 @@ def _to_global(
     if window is not None:
         check = _copies(window, **({} if reduction_op is None else {"reduction": reduction_op}))
         ctx.propose_height(source, check)
-        ctx.uses(source, check, "an asynchronous copy reads it", asynchronous=True)
+        ctx.uses(source, check, "an asynchronous copy reads it")
 
 
 @rules.inference(prim.async_store_smem_p)
@@ -260,35 +256,10 @@ def _store_in_cluster(
 
 
 @rules.inference(barriers.commit_smem_p)
-def _commit(ctx: InferenceContext) -> None:
-    ctx.event("fence")
-
-
 @rules.inference(prim.barrier_expect_p)
-def _expect(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> None:
-    if not ctx.in_warp:
-        ctx.event("expect")
-
-
 @rules.inference(prim.wait_smem_to_gmem_p)
 @rules.inference(prim.wait_gmem_to_smem_p)
-def _wait(ctx: InferenceContext, **params: Any) -> None:
-    if not ctx.in_warp:
-        ctx.event("barrier")
-
-
 @rules.inference(barriers.barrier_wait_p)
-def _wait_for_barrier(ctx: InferenceContext, *operands: AbstractValue, args_tree: Any) -> None:
-    (barrier,) = args_tree.unflatten(operands)
-    ctx.barrier_use("wait", barrier)
-    if not ctx.in_warp:
-        ctx.event("wait")
-
-
 @rules.inference(barriers.barrier_arrive_p)
-def _arrive(
-    ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, by: str | None
-) -> None:
-    barrier, _ = args_tree.unflatten(operands)
-    ctx.barrier_use("arrive", barrier)
-    ctx.event("arrive")
+def _no_layouts(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> None:
+    """What they do to memory and barriers is declared elsewhere; they ask nothing of layouts."""

@@ -33,7 +33,6 @@ def _inline(
     positions = args_tree.unflatten(list(range(len(operands))))
     for value, position, declared in zip(flat, positions, arg_types, strict=True):
         if isinstance(declared, RefType):
-            ctx.event("unknown", value)
             why = f"inlined code declares {declared}"
             ctx.uses(value, _declared(declared), why, proposes=declared.transforms)
         elif isinstance(position, int):

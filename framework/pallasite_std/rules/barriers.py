@@ -52,8 +52,16 @@ def _barrier_test(ctx: RuleContext, *operands: Value, args_tree: Any) -> Registe
     return RegisterArray.splat(ops.compare("ne", complete, 0), np.bool_)
 
 
+def emit_async_fence(ctx: RuleContext) -> None:
+    """What this lane did to shared memory comes before asynchronous accesses that follow.
+
+    PTX ISA 9.7.13.6.
+    """
+    ops.inline_assembly("fence.proxy.async.shared::cta;", "~{memory}")
+
+
 @rules.lowering(prim.commit_smem_p, *_ALL, requires=("tma",))
 def _commit_smem(ctx: RuleContext) -> Sequence[Value]:
-    ops.inline_assembly("fence.proxy.async.shared::cta;", "~{memory}")
+    emit_async_fence(ctx)
     ctx.synchronize()
     return ()

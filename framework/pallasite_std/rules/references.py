@@ -17,6 +17,7 @@ from pallasite.plugin import (
     SHARED_MEMORY,
     InvalidTypeError,
     InvalidValueError,
+    ProxyFence,
     RuleSet,
     Semantics,
     UnsupportedError,
@@ -273,8 +274,12 @@ def _run_scoped(
             references.append(scope.enter_context(_allocate(ctx, variable)))
         if memory and not _is_first_scope(ctx):
             plan = ctx.kernel.plan
-            fenced = plan is None or (ctx.path[:-1], ctx.path[-1]) in plan.fenced_scopes
-            _leave_earlier_scopes(ctx, data and fenced, among_threads=bool(axes))
+            fences: Sequence[ProxyFence] = ()
+            if data and plan is None:
+                fences = ctx.kernel.registry.memory.fences(ctx.target)
+            elif data and plan is not None:
+                fences = plan.fenced_scopes.get((ctx.path[:-1], ctx.path[-1]), ())
+            _leave_earlier_scopes(ctx, fences, among_threads=bool(axes))
         kept = [is_value(variable.aval) for variable in jaxpr.invars]
         if not any(kept):
             return ctx.lower(jaxpr, [*consts, *references])
@@ -289,15 +294,18 @@ def _is_first_scope(ctx: RuleContext) -> bool:
     return untouched and ir.InsertionPoint.current.block == ctx.launch.entry
 
 
-def _leave_earlier_scopes(ctx: RuleContext, data: bool, *, among_threads: bool) -> None:
+def _leave_earlier_scopes(
+    ctx: RuleContext, fences: Sequence[ProxyFence], *, among_threads: bool
+) -> None:
     """What has to come before memory of earlier scopes is used again.
 
     An asynchronous copy may be the first to write it, after ordinary writes of another scope, which
-    its author does not know; so the fence between the proxies is here. With a single thread, the
+    its author does not know; so the fences between proxies are here. With a single thread, the
     barrier that comes before every copy does the rest.
     """
-    if data and ctx.target.has("tma"):
-        ops.inline_assembly("fence.proxy.async.shared::cta;", "~{memory}")
+    for fence in fences:
+        if fence.emit is not None:
+            fence.emit(ctx)
     if among_threads:
         ctx.launch.block_barrier()
 

@@ -15,6 +15,8 @@ import pallasite
 from pallasite import gpu as plgpu
 from pallasite.lowering.inference.barriers import missing_barriers
 from pallasite.lowering.inference.fences import Event, Fork, Loop, missing_fences
+from pallasite.plugin import GENERIC, EventKind
+from pallasite_std.memory_events import ASYNC, FENCES
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -238,15 +240,30 @@ def test_lanes_meet_before_copies_only_where_they_may_be_apart():
 
 TAKEN, OTHER = ((("c",), 0),), ((("c",), 1),)
 MEMORY, ELSEWHERE = object(), object()
+KINDS = {
+    "asynchronous": EventKind.LOAD,
+    "copied": EventKind.STORE,
+    "unknown": EventKind.ACCESS,
+    "overwrite": EventKind.ELECTED_STORE,
+    "expect": EventKind.ELECTED_ARRIVE,
+    "barrier": EventKind.SYNCHRONIZE,
+}
+OTHER_PROXY = ("asynchronous", "copied", "fence")
 NOWHERE = ("fence", "barrier", "arrive", "wait", "expect")
 
 
 def event(kind, number, branches=(), memory=MEMORY):
-    return Event(kind, ((), number), branches, None if kind in NOWHERE else memory)
+    proxy = ASYNC if kind in OTHER_PROXY else GENERIC
+    kind, memory = KINDS.get(kind) or EventKind(kind), None if kind in NOWHERE else memory
+    return Event(kind, ((), number), branches, memory, proxy)
 
 
 def found(*events):
-    return [number for _, number in missing_fences(events).before]
+    return [number for _, number in missing_fences(events, FENCES).before]
+
+
+def scopes(events):
+    return [number for _, number in missing_fences(events, FENCES).scopes]
 
 
 def test_order_of_events():
@@ -279,10 +296,10 @@ def test_arrivals_for_other_threads():
 def test_scopes_after_stores():
     allocate, use = event("allocate", 9, memory=ELSEWHERE), event("asynchronous", 2)
     elsewhere = event("asynchronous", 3, memory=ELSEWHERE)
-    assert missing_fences([event("store", 1), allocate, elsewhere, use]).scopes == (((), 9),)
+    assert scopes([event("store", 1), allocate, elsewhere, use]) == [9]
     fenced = [event("store", 1), event("fence", 4), allocate, elsewhere]
-    assert missing_fences(fenced).scopes == ()
-    assert missing_fences([Loop([allocate, elsewhere, event("store", 5)])]).scopes == (((), 9),)
+    assert scopes(fenced) == []
+    assert scopes([Loop([allocate, elsewhere, event("store", 5)])]) == [9]
 
 
 def met(*events, fenced=()):

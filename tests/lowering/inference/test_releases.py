@@ -14,14 +14,15 @@ from jax.experimental import pallas as pl
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError
-from pallasite.lowering.inference.releases import BarrierUse, releases
+from pallasite.lowering.inference.releases import BarrierEvent, releases
+from pallasite.plugin import BarrierRole
 
 FREE, TURNS = object(), object()
 FIRST, SECOND, OTHER = (("c",), 0), (("c",), 1), (("d",), 0)
 
 
 def use(kind, number, *branches, barrier=FREE):
-    return BarrierUse(kind, ((), number), branches, barrier)
+    return BarrierEvent(BarrierRole(kind), ((), number), branches, barrier)
 
 
 def found(*uses):

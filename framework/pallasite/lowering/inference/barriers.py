@@ -1,4 +1,4 @@
-"""Where the lanes of a thread have to meet between accesses of shared memory.
+"""Where the lanes of a thread have to converge between accesses of shared memory.
 
 What one lane stores another may load, or overwrite, and it may still load what another is about to
 overwrite; a barrier of the warpgroup has to come in between. Many operations are such a barrier
@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from pallasite.lowering.inference.fences import Event, Fork, Key, Loop
+from pallasite.memory_events import GENERIC, EventKind
 
 type _Pending = frozenset[tuple[int, str]]
 """Accesses since the last barrier: of which allocation (by id), and whether a load or a store. A
@@ -41,32 +42,37 @@ class _Search:
     def _event(self, event: Event, pending: _Pending) -> _Pending:
         if event.key in self._fenced:
             pending = frozenset()
-        if event.kind in ("fence", "barrier"):
+        kind = event.kind
+        if kind is EventKind.SYNCHRONIZE:
             return frozenset()
-        if event.kind == "allocate":
+        if kind is EventKind.ALLOCATE:
             # It may lie where something else did.
             reused = {kind for _, kind in pending}
             return pending | {(id(event.memory), kind) for kind in reused}
-        if event.kind in ("arrive", "copied"):
+        if kind in (EventKind.ARRIVE, EventKind.FENCE):
             return pending
-        if event.kind == "wait":
+        if kind is EventKind.WAIT:
             return pending | {(0, "wait")}
-        if event.kind in ("overwrite", "expect"):
+        if kind in (EventKind.ELECTED_STORE, EventKind.ELECTED_ARRIVE):
             late = {(0, "wait"), (id(event.memory), "load"), (id(event.memory), "store")}
-            if pending & late or (event.kind == "expect" and pending):
+            if pending & late or (kind is EventKind.ELECTED_ARRIVE and pending):
                 self.found[event.key] = None
                 return frozenset()
             return pending
         memory = id(event.memory)
         loads, stores = (memory, "load") in pending, (memory, "store") in pending
-        if event.kind == "store":
-            needed, after = loads or stores, {(memory, "store")}
-        elif event.kind == "load":
-            needed, after = stores, {(memory, "load")}
-        elif event.kind == "unknown":
-            needed, after = loads or stores, {(memory, "load"), (memory, "store")}
-        else:  # It is read asynchronously; stores are fenced, which is a barrier as well.
+        after: set[tuple[int, str]]
+        if event.proxy != GENERIC:
+            # Stores are fenced, which is a barrier as well; that it is complete is up to waits.
+            if kind is EventKind.STORE:
+                return pending
             needed, after = False, {(memory, "load")}
+        elif kind is EventKind.STORE:
+            needed, after = loads or stores, {(memory, "store")}
+        elif kind is EventKind.LOAD:
+            needed, after = stores, {(memory, "load")}
+        else:
+            needed, after = loads or stores, {(memory, "load"), (memory, "store")}
         if needed:
             self.found[event.key] = None
             pending = frozenset()
@@ -74,7 +80,7 @@ class _Search:
 
 
 def missing_barriers(events: Sequence[Any], fenced: Collection[Key]) -> list[Key]:
-    """The equations before which the lanes have to meet, in the order of the program.
+    """The equations before which the lanes have to converge, in the order of the program.
 
     Args:
       events: of the kernel.

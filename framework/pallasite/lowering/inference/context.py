@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite import _jax
+from pallasite.barrier_kinds import BarrierRole, BarrierUse
 from pallasite.errors import InternalError, PallasiteError, SourceLocation
 from pallasite.ir import types
 from pallasite.language.memory import MemorySpace
@@ -27,7 +28,7 @@ from pallasite.lowering.inference.problem import (
     Relation,
     Variable,
 )
-from pallasite.lowering.inference.releases import BarrierUse
+from pallasite.lowering.inference.releases import BarrierEvent
 from pallasite.lowering.inference.values import (
     AbstractValue,
     ArrayValue,
@@ -42,6 +43,7 @@ from pallasite.lowering.inference.views import (
 )
 from pallasite.lowering.layout_report import Insertion
 from pallasite.lowering.transfers import default_layout
+from pallasite.memory_events import GENERIC, EventContext, EventKind, Proxy
 from pallasite.registry import InferenceRule, Semantics, no_next_rule
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class InferenceContext:
       path: the calls around it.
       weight: how often it runs, about.
       in_warp: whether single warps run it.
+      declared: whether the table of memory events says what the primitive does to memory.
       rules: the equation's rules that are being called, each by the one before it.
     """
 
@@ -84,6 +87,7 @@ class InferenceContext:
     in_warp: bool = False
     record: Record = dataclasses.field(default_factory=Record)
     fork: Fork | None = None
+    declared: bool = False
     rules: tuple[InferenceRule, ...] = ()
 
     def find_rule(self, params: Mapping[str, Any]) -> InferenceRule | None:
@@ -294,8 +298,23 @@ class InferenceContext:
             self.walk.propose_tiles(root, root.shape[-2])
         return root, views
 
-    def event(self, kind: str, reference: Any = None) -> None:
-        """Something that matters for fences: see :class:`~.fences.Event`."""
+    def event(
+        self,
+        kind: EventKind,
+        reference: Any = None,
+        *,
+        proxy: Proxy = GENERIC,
+        source: Proxy = GENERIC,
+    ) -> None:
+        """An event of memory order that depends on what the rule finds out.
+
+        What a primitive always does is better declared, by :class:`~.MemoryEvents`.
+
+        Args:
+          kind: what happens.
+          reference: the memory; nothing happens if it is not shared memory.
+          proxy, source: see :class:`~.MemoryEvent`.
+        """
         base = reference.ref if isinstance(reference, _jax.TransformedRef) else reference
         if base is not None and not (
             isinstance(base, MemoryValue) and base.space is MemorySpace.SMEM
@@ -303,7 +322,34 @@ class InferenceContext:
             return
         key = self.walk.anchor or (self.path, id(self.equation))
         self.walk.places.setdefault(key, self.place)
-        self.walk.events.append(Event(kind, key, self.walk.branches, base))
+        self.walk.events.append(Event(kind, key, self.walk.branches, base, proxy, source))
+
+    def declared_events(self, operands: Sequence[AbstractValue]) -> None:
+        """What the tables of plugins declare of the primitive: of memory, and of barriers."""
+        registry, target = self.walk.kernel.registry, self.walk.kernel.target
+        uses = registry.barriers.uses(self.equation.primitive)
+        for use in uses:
+            if use.role is BarrierRole.WAIT:
+                self._barrier_event(use, operands)
+                if not self.in_warp:
+                    self.event(EventKind.WAIT)
+        context = EventContext(target, self.in_warp)
+        events = registry.memory.events(context, self.equation, operands)
+        self.declared = events is not None
+        for event in events or ():
+            self.event(event.kind, event.reference, proxy=event.proxy, source=event.source)
+        for use in uses:
+            if use.role is BarrierRole.ARRIVE:
+                self._barrier_event(use, operands)
+                self.event(EventKind.ARRIVE)
+            elif use.role is BarrierRole.EXPECT and not self.in_warp:
+                self.event(EventKind.ELECTED_ARRIVE)
+
+    def _barrier_event(self, use: BarrierUse, operands: Sequence[AbstractValue]) -> None:
+        barrier = use.arguments(operands, self.equation.params)[use.barrier]
+        base = barrier.ref if isinstance(barrier, _jax.TransformedRef) else barrier
+        key = (self.path, id(self.equation))
+        self.walk.barrier_events.append(BarrierEvent(use.role, key, self.walk.branches, base))
 
     def added(self, what: str, before: str) -> None:
         """The equation is not the program's: a pass has added it before one of the primitive
@@ -311,12 +357,6 @@ class InferenceContext:
         key = (self.path, id(self.equation))
         self.walk.places[key] = self.place
         self.walk.added[key] = Insertion(self.place.location, before, what)
-
-    def barrier_use(self, kind: str, reference: Any) -> None:
-        """An arrival (``"arrive"``) or a ``"wait"`` on a barrier."""
-        base = reference.ref if isinstance(reference, _jax.TransformedRef) else reference
-        key = (self.path, id(self.equation))
-        self.walk.barrier_uses.append(BarrierUse(kind, key, self.walk.branches, base))
 
     def load(
         self,
@@ -333,7 +373,8 @@ class InferenceContext:
           transforms: further views.
           check: raises a PallasiteError if the lowering refuses the load.
         """
-        self.event("load", reference)
+        if not self.declared:
+            self.event(EventKind.LOAD, reference)
         self._access(reference, value, transforms, "the load", check)
 
     def store(
@@ -344,7 +385,8 @@ class InferenceContext:
         check: AccessCheck | None = None,
     ) -> None:
         """A store takes an array; for the arguments see :meth:`load`."""
-        self.event("store", reference)
+        if not self.declared:
+            self.event(EventKind.STORE, reference)
         self._access(reference, value, transforms, "the store", check)
 
     def _access(
@@ -382,7 +424,6 @@ class InferenceContext:
         why: str,
         transforms: Sequence[Any] = (),
         *,
-        asynchronous: bool = False,
         proposes: Sequence[Any] = (),
     ) -> None:
         """Memory is used in a way that not every layout allows.
@@ -393,11 +434,8 @@ class InferenceContext:
             do, and may return what the use costs.
           why: what uses it, in the user's terms.
           transforms: further views.
-          asynchronous: whether the use is through the asynchronous proxy.
           proposes: transforms (tiling, swizzle) that would suit, if the whole allocation is used.
         """
-        if asynchronous:
-            self.event("asynchronous", reference)
         found = self._view(reference, transforms)
         if found is None or found[0].space is not MemorySpace.SMEM:
             return

@@ -1,10 +1,11 @@
-"""Where ordinary stores to shared memory have to be fenced for asynchronous operations to see them.
+"""Where stores by one proxy of memory have to be fenced for accesses by another to see them.
 
-Ordinary stores and asynchronous operations (TMA, matrix products) go through different proxies of
-memory; a ``fence.proxy.async`` by the threads that stored has to come in between (PTX ISA,
-"Proxies" and "Async proxy"). The walk over the kernel leaves a tree of events; following it in the
-order of the program, this finds the places that lack a fence: before an asynchronous use, or before
-the arrival on a barrier by which another thread of the block learns that the data are there.
+Ordinary stores and asynchronous operations, say, go through different proxies; a fence by the
+threads that stored has to come in between (PTX ISA, "Proxies" and "Async proxy"). Which fences
+there are is up to plugins. The walk over the kernel leaves a tree of events; following it in the
+order of the program, this finds the places that lack a fence: before an access by the other proxy,
+or before the arrival on a barrier by which another thread of the block learns that the data are
+there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallasite.lowering.inference.plan import Path
+from pallasite.memory_events import GENERIC, EventKind, Proxy, ProxyFence
 
 type Key = tuple[Path, int]
 """An equation: its path and id."""
@@ -22,28 +24,28 @@ type Branches = tuple[tuple[Key, int], ...]
 """The branches of conditionals around an equation: which conditional, and number of the branch."""
 
 
-_OTHER_PROXY = ("asynchronous", "copied")
+ACCESSES = (EventKind.LOAD, EventKind.STORE, EventKind.ACCESS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What an equation does to shared memory.
+    """What an equation does to memory.
 
     Attributes:
-      kind: ``"load"``, ``"store"``, ``"unknown"`` (perhaps both), ``"asynchronous"`` (a load by
-        another proxy), ``"copied"`` (a store by another proxy); ``"overwrite"`` (one lane is about
-        to start such a store for all, and to arrive on a barrier), ``"expect"`` (one lane is about
-        to arrive for all), ``"wait"`` (on a barrier); ``"fence"``, ``"barrier"`` (all lanes of the
-        thread meet), ``"arrive"`` or ``"allocate"``.
+      kind: what it does.
       key: the equation before which a fence would come.
       branches: those around it.
       memory: the allocation.
+      proxy: by which it is accessed; of a fence, that of the later accesses.
+      source: of a fence, the proxy of the earlier accesses.
     """
 
-    kind: str
+    kind: EventKind
     key: Key
     branches: Branches
     memory: Any = None
+    proxy: Proxy = GENERIC
+    source: Proxy = GENERIC
 
 
 @dataclasses.dataclass
@@ -70,7 +72,10 @@ type _State = frozenset[_Store]
 
 
 class _Search:
-    def __init__(self, used: dict[int, set[Branches]]):
+    """Finds what lacks one fence."""
+
+    def __init__(self, fence: ProxyFence, used: dict[int, set[Branches]]):
+        self._fence = fence
         self._used = used
         self.found: dict[Key, None] = {}
         self.scopes: dict[Key, None] = {}
@@ -88,28 +93,33 @@ class _Search:
         return state
 
     def _event(self, event: Event, state: _State) -> _State:
-        if event.kind == "fence":
-            return frozenset()
-        if event.kind in ("store", "unknown"):
-            return state | {_Store(event.memory, event.branches)}
-        if event.kind in ("load", "barrier", "overwrite", "expect", "wait"):
-            return state
-        if event.kind == "allocate":
+        fence = self._fence
+        if event.kind is EventKind.FENCE:
+            fences = event.source == fence.source and event.proxy == fence.proxy
+            return frozenset() if fences else state
+        if event.kind is EventKind.ALLOCATE:
+            if fence.emit is None:
+                return state
             # What was stored may lie where this does, and any thread may have stored it.
             if state:
                 self.scopes[event.key] = None
             return frozenset()
-        if event.kind in _OTHER_PROXY:
+        if event.kind in ACCESSES and event.proxy == fence.proxy:
             needed = any(store.memory is event.memory for store in state)
-        else:
+        elif event.kind in ACCESSES:
+            stores = event.kind is not EventKind.LOAD and event.proxy == fence.source
+            return state | {_Store(event.memory, event.branches)} if stores else state
+        elif event.kind is EventKind.ARRIVE:
             needed = any(self._is_for_others(store) for store in state)
+        else:
+            needed = False
         if not needed:
             return state
         self.found[event.key] = None
         return frozenset()
 
     def _is_for_others(self, store: _Store) -> bool:
-        """Whether threads outside of the branch that stores may use it asynchronously."""
+        """Whether threads outside of the branch that stores may access it by the other proxy."""
         depth = len(store.branches)
         uses = self._used.get(id(store.memory), set())
         return any(use[:depth] != store.branches for use in uses)
@@ -120,17 +130,38 @@ class Fences:
     """Where fences are missing.
 
     Attributes:
-      before: the equations before which one has to be inserted, in the order of the program.
-      scopes: the scopes whose memory may be that of an earlier one, which was stored to since the
-        last fence; all threads have to run one there.
+      before: by the equation before which they have to be inserted, in the order of the program,
+        the fences.
+      scopes: by the scope whose memory may be that of an earlier one, which was stored to since the
+        last fence, the fences that all threads have to run there.
     """
 
-    before: tuple[Key, ...] = ()
-    scopes: tuple[Key, ...] = ()
+    before: dict[Key, tuple[ProxyFence, ...]] = dataclasses.field(default_factory=dict)
+    scopes: dict[Key, tuple[ProxyFence, ...]] = dataclasses.field(default_factory=dict)
 
 
-def missing_fences(events: Sequence[Any]) -> Fences:
-    """Finds the places that lack a fence."""
+def missing_fences(events: Sequence[Any], fences: Sequence[ProxyFence]) -> Fences:
+    """Finds the places that lack a fence.
+
+    Args:
+      events: of the kernel.
+      fences: those that the target has.
+    """
+    found = Fences()
+    for fence in fences:
+        used = _accesses(events, fence.proxy)
+        if not used:
+            continue
+        search = _Search(fence, used)
+        search.follow(events, frozenset())
+        for places, keys in ((found.before, search.found), (found.scopes, search.scopes)):
+            for key in keys:
+                places[key] = (*places.get(key, ()), fence)
+    return found
+
+
+def _accesses(events: Sequence[Any], proxy: Proxy) -> dict[int, set[Branches]]:
+    """In which branches each allocation (by id) is accessed by a proxy."""
     used: dict[int, set[Branches]] = {}
 
     def collect(part: Sequence[Any]) -> None:
@@ -140,12 +171,8 @@ def missing_fences(events: Sequence[Any]) -> Fences:
             elif isinstance(event, Fork):
                 for way in event.ways:
                     collect(way)
-            elif event.kind in _OTHER_PROXY:
+            elif event.kind in ACCESSES and event.proxy == proxy:
                 used.setdefault(id(event.memory), set()).add(event.branches)
 
     collect(events)
-    if not used:
-        return Fences()
-    search = _Search(used)
-    search.follow(events, frozenset())
-    return Fences(tuple(search.found), tuple(search.scopes))
+    return used

@@ -7,6 +7,7 @@ from typing import Any
 
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout
+from pallasite.memory_events import ProxyFence
 
 type Path = tuple[int, ...]
 """Which call of a jaxpr: the ids of the equations around it, outermost first."""
@@ -38,7 +39,7 @@ class LayoutPlan:
       outputs: by path and id of the jaxpr, the layouts of its results, or None.
       memory: by path and id of the variable of an allocation (of a union's member, with its
         place), its layout.
-      fenced_scopes: path and id of the equations of scopes that begin with a fence.
+      fenced_scopes: by path and id of the equations of scopes, the fences that they begin with.
       releases: path and id of the arrivals on barriers that other threads wait on.
       barriers: path and id of the equations before which all lanes of the thread have to meet.
       before: by path and id of an equation, primitives without operands (and their parameters) that
@@ -51,7 +52,9 @@ class LayoutPlan:
         default_factory=dict
     )
     memory: dict[tuple[Path, int, Any], MemoryLayout] = dataclasses.field(default_factory=dict)
-    fenced_scopes: set[tuple[Path, int]] = dataclasses.field(default_factory=set)
+    fenced_scopes: dict[tuple[Path, int], tuple[ProxyFence, ...]] = dataclasses.field(
+        default_factory=dict
+    )
     barriers: set[tuple[Path, int]] = dataclasses.field(default_factory=set)
     releases: set[tuple[Path, int]] = dataclasses.field(default_factory=set)
     before: dict[tuple[Path, int], list[tuple[Any, dict[str, Any]]]] = dataclasses.field(

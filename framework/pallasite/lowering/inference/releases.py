@@ -10,33 +10,39 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pallasite.barrier_kinds import BarrierRole
 from pallasite.lowering.inference.fences import Branches, Key
 
 
 @dataclasses.dataclass(frozen=True)
-class BarrierUse:
+class BarrierEvent:
     """An arrival on a barrier or a wait.
 
     Attributes:
-      kind: ``"arrive"`` or ``"wait"``.
+      role: what the equation does to the barrier.
       key: the equation.
       branches: of conditionals around it.
       barrier: the allocation.
     """
 
-    kind: str
+    role: BarrierRole
     key: Key
     branches: Branches
     barrier: Any
 
 
-def releases(uses: Sequence[BarrierUse]) -> Iterator[Key]:
+def releases(events: Sequence[BarrierEvent]) -> Iterator[Key]:
     """The arrivals on barriers that only threads in other branches wait on."""
     waits: dict[int, set[Branches]] = {}
-    for use in uses:
-        if use.kind == "wait":
-            waits.setdefault(id(use.barrier), set()).add(use.branches[:1])
-    for use in uses:
-        places = waits.get(id(use.barrier))
-        if use.kind == "arrive" and use.branches and places and use.branches[:1] not in places:
-            yield use.key
+    for event in events:
+        if event.role is BarrierRole.WAIT:
+            waits.setdefault(id(event.barrier), set()).add(event.branches[:1])
+    for event in events:
+        places = waits.get(id(event.barrier))
+        if (
+            event.role is BarrierRole.ARRIVE
+            and event.branches
+            and places
+            and event.branches[:1] not in places
+        ):
+            yield event.key

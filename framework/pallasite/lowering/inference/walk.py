@@ -15,7 +15,7 @@ from pallasite.lowering.divisors import divisor_of_result
 from pallasite.lowering.equations import check_elements, errors_at_equation
 from pallasite.lowering.inference.barriers import missing_barriers
 from pallasite.lowering.inference.context import InferenceContext, Record
-from pallasite.lowering.inference.fences import Branches, Fences, Key, missing_fences
+from pallasite.lowering.inference.fences import Branches, Key, missing_fences
 from pallasite.lowering.inference.plan import EquationPlan, LayoutPlan, Path
 from pallasite.lowering.inference.problem import (
     Fixed,
@@ -24,7 +24,7 @@ from pallasite.lowering.inference.problem import (
     Problem,
     Relation,
 )
-from pallasite.lowering.inference.releases import BarrierUse, releases
+from pallasite.lowering.inference.releases import BarrierEvent, releases
 from pallasite.lowering.inference.solver import Solver
 from pallasite.lowering.inference.values import (
     AbstractValue,
@@ -35,6 +35,7 @@ from pallasite.lowering.inference.values import (
 )
 from pallasite.lowering.inference.views import View
 from pallasite.lowering.layout_report import Insertion
+from pallasite.memory_events import EventKind
 
 if TYPE_CHECKING:
     from pallasite.layouts.registers import Layout
@@ -60,7 +61,7 @@ class Walk:
         self.kept: list[Any] = []
         self.events: list[Any] = []
         self.branches: Branches = ()
-        self.barrier_uses: list[BarrierUse] = []
+        self.barrier_events: list[BarrierEvent] = []
         self.anchor: Key | None = None
         self.places: dict[Key, Place] = {}
         self.added: dict[Key, Insertion] = {}
@@ -98,6 +99,7 @@ class Walk:
                 ctx = InferenceContext(self, equation, path, weight, in_warp)
                 with errors_at_equation(equation):
                     check_elements(equation)
+                    ctx.declared_events(operands)
                     rule = ctx.find_rule(equation.params)
                     if rule is None:
                         results = _without_rule(ctx, operands)
@@ -220,15 +222,14 @@ class Walk:
             plan.outputs[place] = tuple(label(number) for number in outputs)
         for allocation, number in self.allocations.items():
             plan.memory[allocation] = solver.memory[number]
-        fences = missing_fences(self.events) if self.kernel.target.has("tma") else Fences()
+        kernel = self.kernel
+        fences = missing_fences(self.events, kernel.registry.memory.fences(kernel.target))
         plan.fenced_scopes.update(fences.scopes)
-        if not self.kernel.params.unsafe_no_auto_barriers:
-            from pallasite_std.primitives.barriers import commit_smem_p
-
-            for key in fences.before:
-                plan.before[key] = [(commit_smem_p, {})]
+        if not kernel.params.unsafe_no_auto_barriers:
+            for key, inserted in fences.before.items():
+                plan.before[key] = [(fence.primitive, dict(fence.params)) for fence in inserted]
             plan.barriers.update(missing_barriers(self.events, plan.before))
-        plan.releases.update(releases(self.barrier_uses))
+        plan.releases.update(releases(self.barrier_events))
         return plan
 
 
@@ -258,8 +259,8 @@ def _without_rule(ctx: InferenceContext, operands: Sequence[AbstractValue]) -> l
             raise InvalidValueError(f"{name} has no rule of layout inference")
 
     for operand in operands:
-        if isinstance(operand, MemoryValue):
-            ctx.event("unknown", operand)
+        if isinstance(operand, MemoryValue) and not ctx.declared:
+            ctx.event(EventKind.ACCESS, operand)
         ctx.uses(operand, as_is, f"{name} uses it")
     hints = ctx.walk.kernel.registry.layout_rule(
         ctx.equation.primitive, ctx.walk.kernel.target, ctx.avals_in, ctx.equation.params

@@ -11,6 +11,7 @@ from pallasite.plugin import (
     InstructionRule,
     LayoutRule,
     LoweringRule,
+    MemoryEvents,
     NamedLayout,
     Pass,
     Target,
@@ -79,6 +80,14 @@ def pallasite_inference_rules() -> list[InferenceRule]:
     from pallasite_hopper.matrix import inference
 
     return inference.rules.inference_rules
+
+
+@hookimpl
+def pallasite_memory_events() -> tuple[MemoryEvents, ...]:
+    """What the plugin's primitives do to memory."""
+    from pallasite_hopper.matrix.memory_events import EVENTS
+
+    return EVENTS
 
 
 def _check_matrix_waits(jaxpr: Any, context: Any) -> Any:

@@ -45,15 +45,13 @@ def _wgmma(ctx: InferenceContext, *operands: AbstractValue, args_tree: Any) -> A
     columns = column_blocks(n, accumulator_type(np.dtype(aval.dtype)))
     if isinstance(a, _jax.TransformedRef):
         rows = [(row, ROWS) for row in range(0, m, ROWS)]
-        ctx.uses(
-            a, _readable("a", rows, transposed=False), "wgmma reads it as a", asynchronous=True
-        )
+        ctx.uses(a, _readable("a", rows, transposed=False), "wgmma reads it as a")
     else:
         position = position_of_a(args_tree, len(operands))
         left = ctx.avals_in[position]
         needed = left_layout(tuple(left.shape), types.bit_width(left.dtype))
         ctx.needs(position, a, needed, "wgmma reads it from registers as a")
-    ctx.uses(b, _readable("b", columns, transposed=True), "wgmma reads it as b", asynchronous=True)
+    ctx.uses(b, _readable("b", columns, transposed=True), "wgmma reads it as b")
     return result
 
 

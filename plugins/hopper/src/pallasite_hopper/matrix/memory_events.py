@@ -1,0 +1,26 @@
+"""What warpgroup matrix products do to memory, for plugins' tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pallasite.plugin import EventContext, EventKind, MemoryEvent, MemoryEvents
+from pallasite.plugin import jax_internals as _jax
+from pallasite_hopper.matrix import products as prim
+from pallasite_std.api import ASYNC
+
+
+def _product(
+    context: EventContext, *operands: Any, args_tree: Any, **params: Any
+) -> Sequence[MemoryEvent]:
+    """The matrix unit reads the operands that are in shared memory."""
+    _, a, b, _ = args_tree.unflatten(operands)
+    return [
+        MemoryEvent(EventKind.LOAD, operand, proxy=ASYNC)
+        for operand in (a, b)
+        if isinstance(operand, _jax.TransformedRef)
+    ]
+
+
+EVENTS = (MemoryEvents(primitive=prim.wgmma_p, function=_product),)
