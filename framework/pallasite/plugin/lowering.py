@@ -24,6 +24,7 @@ from pallasite.lowering.divisors import carried_divisors as carried_divisors
 from pallasite.lowering.divisors import mark_carried as mark_carried
 from pallasite.lowering.elements import element_indices as element_indices
 from pallasite.lowering.elements import once_per_element as once_per_element
+from pallasite.lowering.functions import lower_function as lower_function
 from pallasite.lowering.geometry import Geometry as Geometry
 from pallasite.lowering.hidden import host_step as host_step
 from pallasite.lowering.launch import BARRIER_BYTES as BARRIER_BYTES
