@@ -99,6 +99,12 @@ class Region:
         """Whether it is part of a loop."""
         return self.kind is RegionKind.LOOP_BODY or self.kind is RegionKind.LOOP_CONDITION
 
+    @property
+    def is_plain_call(self) -> bool:
+        """Whether it can be inlined where the equation is."""
+        special = self.per_warp or self.scoped or self.states
+        return self.kind is RegionKind.CALL and not special
+
     def carried_operands(self) -> Iterator[tuple[int, int]]:
         """Pairs of an output and the operand whose place it takes in the next iteration."""
         for output, position in enumerate(self.carried):

@@ -63,13 +63,13 @@ class Visitor[Value]:
         """The reference to memory that is allocated for an input of a region."""
         return self.unknown(region.inputs[position])
 
-    def state(self, equation: Any, region: Region, position: int, operand: Value) -> Value:
+    def state_reference(
+        self, equation: Any, region: Region, position: int, operand: Value
+    ) -> Value:
         """The reference that begins as an operand, for an input of a region."""
-        return (
-            operand
-            if _is_reference(equation, region, position)
-            else self.unknown(region.inputs[position])
-        )
+        if _is_reference(equation, region, position):
+            return operand
+        return self.unknown(region.inputs[position])
 
     def number(self, value: Value) -> int | None:
         """The integer that a value is known to be."""
@@ -150,7 +150,7 @@ class Visitor[Value]:
                 else:
                     values.append(self.unknown(region.inputs[position]))
             elif position in states:
-                values.append(self.state(equation, region, position, operands[operand]))
+                values.append(self.state_reference(equation, region, position, operands[operand]))
             else:
                 values.append(operands[operand])
         return values
@@ -282,23 +282,24 @@ def with_insertions(
             equations.append(_jax.new_equation(primitive, params, effects, equation.source_info))
             changed = True
         if equation.primitive in table:
-            old = table.inner(equation)
-            new = [with_insertions(table, inner, before) for inner in old]
-            if any(a is not b for a, b in zip(old, new, strict=True)):
-                equation = equation.replace(params=_with_jaxprs(table, equation, old, new))
+            regions = table.regions(equation)
+            new = [with_insertions(table, region.jaxpr, before) for region in regions]
+            if any(region.jaxpr is not one for region, one in zip(regions, new, strict=True)):
+                equation = equation.replace(params=with_jaxprs(table, equation, regions, new))
                 changed = True
         equations.append(equation)
     return jaxpr.replace(eqns=equations) if changed else jaxpr
 
 
-def _with_jaxprs(
-    table: JaxprTable, equation: Any, old: Sequence[Any], new: Sequence[Any]
+def with_jaxprs(
+    table: JaxprTable, equation: Any, regions: Sequence[Region], jaxprs: Sequence[Any]
 ) -> dict[str, Any]:
+    """The parameters of an equation with other jaxprs for its regions."""
     entry = table.entry(equation.primitive)
     assert entry is not None
     if entry.with_jaxprs is not None:
-        return entry.with_jaxprs(dict(equation.params), new)
-    replaced = {id(a): b for a, b in zip(old, new, strict=True)}
+        return entry.with_jaxprs(dict(equation.params), jaxprs)
+    replaced = {id(region.jaxpr): new for region, new in zip(regions, jaxprs, strict=True)}
 
     def of(value: Any) -> Any:
         if type(value) in (tuple, list):

@@ -11,26 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.errors import UnsupportedError
+from pallasite.jaxpr_table import Region
+from pallasite.jaxpr_visitor import Visitor, with_jaxprs
 
 # Primitives that keep the transforms of a reference in a parameter `tree` of their own:
 # how many operands come before the leaves of the transforms.
 _LEADING_OPERANDS = {_jax.get_p: 1, _jax.swap_p: 2, _jax.addupdate_p: 2}
-
-# Calls that are evaluated in place, and the parameter that holds the jaxpr.
-_INLINED = {
-    _jax.jit_p: "jaxpr",
-    _jax.call_p: "call_jaxpr",
-    _jax.closed_call_p: "call_jaxpr",
-    _jax.eval_jaxpr_p: "call_jaxpr",
-    _jax.remat_p: "jaxpr",
-    _jax.custom_jvp_call_p: "call_jaxpr",
-    _jax.custom_vjp_call_p: "call_jaxpr",
-    _jax.custom_vmap_p: "call",
-}
 
 
 def is_view(value: Any) -> bool:
@@ -58,61 +47,79 @@ def evaluate(
     Raises:
       UnsupportedError: a view reaches a primitive that does not say how its references are bound.
     """
-    return _Evaluator(program_id, axis_index or {}, purpose).evaluate(jaxpr, jaxpr.consts, args)
+    return _Evaluator(program_id, axis_index or {}, purpose).run(jaxpr, args)
 
 
-class _Initial:
-    """A value for ``run_state``, with the type of the reference that it initialises."""
+class _Evaluator(Visitor[Any]):
+    """Values are those of the current trace, and views of references."""
 
-    def __init__(self, aval: Any, value: Any):
-        self.aval = aval
-        self.value = value
-
-
-_jax.ref_type_aval_mappings[_Initial] = lambda initial: (initial.aval, initial.value)
-
-
-class _Evaluator:
     def __init__(
         self,
         program_id: Callable[[int], Any] | None,
         axis_index: Mapping[Any, Any],
         purpose: str,
     ):
+        super().__init__(plugins.registry().jaxprs)
         self.program_id = program_id
         self.axis_index = axis_index
         self.purpose = purpose
 
-    def evaluate(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        environment: dict[Any, Any] = {}
+    def literal(self, atom: Any) -> Any:
+        return atom.val
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else environment[atom]
+    def constant(self, variable: Any, value: Any) -> Any:
+        return value
 
-        for var, value in zip(jaxpr.all_invars, [*consts, *args], strict=True):
-            environment[var] = value
-        for equation in jaxpr.eqns:
-            with _jax.location_of_equation(equation):
-                results = self.equation(equation, [read(v) for v in equation.invars])
-            for var, value in zip(equation.outvars, results, strict=True):
-                environment[var] = value
-        return [read(v) for v in jaxpr.outvars]
+    def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        with _jax.location_of_equation(equation):
+            return super().equation(equation, operands)
 
-    def equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def primitive(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         primitive, params = equation.primitive, dict(equation.params)
         if primitive is _jax.program_id_p and self.program_id is not None:
             return [self.program_id(params["axis"])]
         if primitive is _jax.axis_index_p and params["axis_name"] in self.axis_index:
             return [self.axis_index[params["axis_name"]]]
-        if primitive in _INLINED:
-            jaxpr = params[_INLINED[primitive]]
-            return self.evaluate(jaxpr, jaxpr.consts, operands)
-        if (rule := _STRUCTURED.get(primitive)) is not None:
-            return rule(self, params, operands)
         if any(is_view(operand) for operand in operands):
             operands, params = self.on_views(equation, operands, params)
-        results = primitive.bind(*operands, **primitive.get_bind_params(params))
-        return list(results) if primitive.multiple_results else [results]
+        return _bind(primitive, operands, params)
+
+    def structured(
+        self, equation: Any, regions: Sequence[Region], operands: list[Any]
+    ) -> Sequence[Any] | None:
+        entry = self.table.entry(equation.primitive)
+        assert entry is not None
+        functions = [self.function(region) for region in regions]
+        if entry.rebind is not None:
+            return entry.rebind(equation, operands, functions)
+        if all(region.is_plain_call for region in regions):
+            return super().structured(equation, regions, operands)
+        return self.with_the_same_operands(equation, regions, operands, functions)
+
+    def function(self, region: Region) -> Callable[..., list[Any]]:
+        """A region as a function of the current trace."""
+        return lambda *inputs: self.run(region.jaxpr, inputs)
+
+    def with_the_same_operands(
+        self,
+        equation: Any,
+        regions: Sequence[Region],
+        operands: list[Any],
+        functions: Sequence[Callable[..., list[Any]]],
+    ) -> Sequence[Any]:
+        """Binds a primitive anew, of which is not known how it is bound with other operands."""
+        new = []
+        for region, function in zip(regions, functions, strict=True):
+            avals = [variable.aval for variable in region.inputs]
+            new.append(_jax.trace_to_jaxpr(function, avals)[0])
+        if any(map(is_view, operands)) or any(jaxpr.consts for jaxpr in new):
+            raise UnsupportedError(
+                f"{self.purpose} does not work with {equation.primitive}",
+                expected="a primitive whose JaxprPrimitive says how to rebind it",
+                location=_jax.user_location(equation.source_info),
+            )
+        params = with_jaxprs(self.table, equation, regions, new)
+        return _bind(equation.primitive, operands, params)
 
     def on_views(
         self, equation: Any, operands: list[Any], params: dict[str, Any]
@@ -165,109 +172,6 @@ class _PlainView:
         self.view = view
 
 
-def _cond(e: _Evaluator, params: dict[str, Any], operands: list[Any]) -> list[Any]:
-    index, *args = operands
-
-    def branch_function(branch: Any) -> Callable[[], list[Any]]:
-        return lambda: e.evaluate(branch, branch.consts, args)
-
-    branches = [branch_function(branch) for branch in params["branches"]]
-    if len(branches) == 2:
-        return list(lax.cond(lax.convert_element_type(index, bool), branches[1], branches[0]))
-    return list(lax.switch(index, branches))
-
-
-def _scan(e: _Evaluator, params: dict[str, Any], operands: list[Any]) -> list[Any]:
-    num_consts, num_carry, _ = _jax.scan_operand_counts(params)
-    consts = operands[:num_consts]
-    carry = operands[num_consts : num_consts + num_carry]
-    jaxpr = params["jaxpr"]
-
-    def body(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = e.evaluate(jaxpr, jaxpr.consts, [*consts, *carry, *x])
-        return results[:num_carry], results[num_carry:]
-
-    carry, ys = lax.scan(
-        body,
-        carry,
-        operands[num_consts + num_carry :],
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *ys]
-
-
-def _while(e: _Evaluator, params: dict[str, Any], operands: list[Any]) -> list[Any]:
-    conditions, bodies = params["cond_nconsts"], params["body_nconsts"]
-    condition_consts = operands[:conditions]
-    body_consts = operands[conditions : conditions + bodies]
-    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-    return list(
-        lax.while_loop(
-            lambda carry: e.evaluate(condition, condition.consts, [*condition_consts, *carry])[0],
-            lambda carry: e.evaluate(body, body.consts, [*body_consts, *carry]),
-            operands[conditions + bodies :],
-        )
-    )
-
-
-def _run_scoped(e: _Evaluator, params: dict[str, Any], operands: list[Any]) -> list[Any]:
-    jaxpr = params["jaxpr"]
-
-    def body(*scoped: Any) -> list[Any]:
-        return e.evaluate(jaxpr, operands, scoped)
-
-    new, _ = _jax.trace_to_jaxpr(body, [v.aval for v in jaxpr.invars], traced_for="run_scoped")
-    params["jaxpr"] = new
-    return list(_jax.run_scoped_p.bind(*new.consts, **params))
-
-
-def _run_state(e: _Evaluator, params: dict[str, Any], operands: list[Any]) -> list[Any]:
-    jaxpr = params["jaxpr"]
-    is_ref = [
-        is_view(operand) or isinstance(_jax.typeof(operand), _jax.AbstractRef)
-        for operand in operands
-    ]
-    initial = [
-        _Initial(var.aval, operand)
-        for var, operand, captured in zip(jaxpr.invars, operands, is_ref, strict=True)
-        if not captured
-    ]
-
-    def body(refs: list[Any]) -> None:
-        remaining = iter(refs)
-        args = [
-            operand if captured else next(remaining)
-            for operand, captured in zip(operands, is_ref, strict=True)
-        ]
-        e.evaluate(jaxpr, jaxpr.consts, args)
-
-    final = iter(_jax.run_state(body)(initial))
-    return [
-        operand if captured else next(final)
-        for operand, captured in zip(operands, is_ref, strict=True)
-    ]
-
-
-def _mpmd_map(e: _Evaluator, params: dict[str, Any], operands: list[Any]) -> list[Any]:
-    if len(params["jaxprs"]) != 1 or len(params["jaxprs"][0].invars) != len(operands):
-        raise UnsupportedError(f"{e.purpose} does not work with this use of mpmd_map")
-    (mesh,), (jaxpr,) = params["meshes"], params["jaxprs"]
-
-    def body() -> None:
-        e.evaluate(jaxpr, jaxpr.consts, operands)
-
-    _jax.mpmd_map([(mesh, body)], compiler_params=params["compiler_params"], name=params["name"])()
-    return []
-
-
-_Rule = Callable[[_Evaluator, dict[str, Any], list[Any]], list[Any]]
-_STRUCTURED: dict[Any, _Rule] = {
-    _jax.cond_p: _cond,
-    _jax.scan_p: _scan,
-    _jax.while_p: _while,
-    _jax.run_scoped_p: _run_scoped,
-    _jax.run_state_p: _run_state,
-    _jax.mpmd_map_p: _mpmd_map,
-}
+def _bind(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    results = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(results) if primitive.multiple_results else [results]

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallasite.plugin import InvalidValueError, SourceLocation
+from pallasite.plugin import InvalidValueError, SourceLocation, jaxprs
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.jaxprs import JaxprTable, with_insertions
 from pallasite.plugin.language import LoweringSemantics, tensor_core_pipeline_effect
 from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
@@ -31,14 +30,6 @@ _MOST_EQUATIONS = 30_000
 _MOST_ITERATIONS = 8
 _MOST_OUTER_ITERATIONS = 2
 """Of a loop around others: enough to come from its end to its beginning."""
-
-_CALLS = {
-    _jax.jit_p: "jaxpr",
-    _jax.closed_call_p: "call_jaxpr",
-    _jax.custom_jvp_call_p: "call_jaxpr",
-    _jax.custom_vjp_call_p: "call_jaxpr",
-    _jax.remat_p: "jaxpr",
-}
 
 
 class UnusedAccumulatorWarning(UserWarning):
@@ -132,7 +123,8 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
     Raises:
       InvalidValueError: at the line that touches it, or that starts a product nobody waits for.
     """
-    if not _multiplies(jaxpr):
+    table: jaxprs.JaxprTable = context.jaxprs
+    if not any(one.primitive is prim.wgmma_ref_p for one in table.equations(jaxpr)):
         return jaxpr
     missing: _Missing | None = _Missing() if _adds_waits(context) else None
     mesh = getattr(context, "mesh", None)
@@ -140,9 +132,8 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
     accumulators: dict[Any, Accumulator] = {}
     try:
         for number in range(count):
-            thread = _Thread(number, name, accumulators, missing)
-            known = {variable: _argument(variable) for variable in jaxpr.invars}
-            thread.run(jaxpr, known, _State())
+            thread = _Thread(number, name, accumulators, missing, table)
+            thread.run(jaxpr, [_argument(variable) for variable in jaxpr.invars])
     except _TooLong:
         return jaxpr
     for one in accumulators.values():
@@ -152,7 +143,7 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
                 UnusedAccumulatorWarning,
                 stacklevel=2,
             )
-    return jaxpr if missing is None else missing.added_to(jaxpr, context.jaxprs)
+    return jaxpr if missing is None else missing.added_to(jaxpr, table)
 
 
 def _adds_waits(context: Any) -> bool:
@@ -173,30 +164,26 @@ class _Missing:
         _, before = self._left.get(id(equation), (equation, left))
         self._left[id(equation)] = (equation, min(before, left))
 
-    def added_to(self, jaxpr: Any, table: JaxprTable) -> Any:
+    def added_to(self, jaxpr: Any, table: jaxprs.JaxprTable) -> Any:
         """The jaxpr with the waits."""
         effects = {tensor_core_pipeline_effect}
         waits = {}
         for key, (equation, left) in self._left.items():
             params = {"n": left, "before": str(equation.primitive)}
             waits[key] = [(prim.wgmma_added_wait_p, params, effects)]
-        return with_insertions(table, jaxpr, waits)
-
-
-def _multiplies(jaxpr: Any) -> bool:
-    return any(
-        equation.primitive is prim.wgmma_ref_p
-        or any(_multiplies(inner) for inner in _jax.jaxprs_in_params(equation.params))
-        for equation in jaxpr.eqns
-    )
+        return jaxprs.with_insertions(table, jaxpr, waits)
 
 
 def _argument(variable: Any) -> Any:
     return Memory(variable) if isinstance(variable.aval, _jax.AbstractRef) else None
 
 
-class _Thread:
-    """Follows one thread of a block."""
+class _Thread(jaxprs.Visitor[Any]):
+    """Follows one thread of a block; values are numbers, symbols, memory and accumulators.
+
+    Attributes:
+      state: what is certain where it has come to.
+    """
 
     def __init__(
         self,
@@ -204,7 +191,9 @@ class _Thread:
         name: Any,
         accumulators: dict[Any, Accumulator],
         missing: _Missing | None,
+        table: jaxprs.JaxprTable,
     ):
+        super().__init__(table)
         self.missing = missing
         self.mapped: Any = None
         self.announced: Any = None
@@ -212,42 +201,36 @@ class _Thread:
         self.accumulators = accumulators
         self.iterations: dict[Any, int] = {}
         self.equations = 0
+        self.state = _State()
 
-    def run(self, jaxpr: Any, known: Mapping[Any, Any], state: _State) -> list[Any]:
-        """Follows a jaxpr; changes the state, and returns what is known of its results."""
-        values = dict(known)
+    def unknown(self, variable: Any) -> Any:
+        return None
 
-        def read(atom: Any) -> Any:
-            if isinstance(atom, _jax.Literal):
-                return self.scalars.literal(atom)
-            return values.get(atom)
+    def literal(self, atom: Any) -> Any:
+        return self.scalars.literal(atom)
 
-        for equation in jaxpr.eqns:
-            self.equations += 1
-            if self.equations > _MOST_EQUATIONS:
-                raise _TooLong
-            operands = [read(atom) for atom in equation.invars]
-            results = self.equation(equation, operands, state)
-            if results:
-                values.update(zip(equation.outvars, results, strict=False))
-        return [read(atom) for atom in jaxpr.outvars]
+    def number(self, value: Any) -> int | None:
+        return value if isinstance(value, int) else None
 
-    def equation(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
-        """Follows one equation; returns what is known of its results, or nothing."""
-        primitive = equation.primitive
-        rule = _RULES.get(primitive)
+    def join(self, values: Sequence[Any], variable: Any) -> Any:
+        first, *rest = values
+        return first if all(value is first for value in rest) else Symbol()
+
+    def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        self.equations += 1
+        if self.equations > _MOST_EQUATIONS:
+            raise _TooLong
+        return super().equation(equation, operands)
+
+    def primitive(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        rule = _RULES.get(equation.primitive)
         if rule is not None:
-            return rule(self, equation, operands, state)
-        if primitive in _CALLS:
-            jaxpr = equation.params[_CALLS[primitive]]
-            return self.run(jaxpr, _bind(jaxpr, operands), state)
-        if self.scalars.computes(equation):
+            rule(self, equation, operands, self.state)
+        elif self.scalars.computes(equation):
             return (self.scalars.result(equation, operands),)
-        if tensor_core_pipeline_effect in equation.effects or any(
-            True for _ in _jax.jaxprs_in_params(equation.params)
-        ):
-            self._unknown(operands, state)
-        return ()
+        elif tensor_core_pipeline_effect in equation.effects:
+            self._unknown(operands, self.state)
+        return None
 
     def _unknown(self, operands: Sequence[Any], state: _State) -> None:
         """Something that may wait, or use accumulators in its own way."""
@@ -258,92 +241,100 @@ class _Thread:
 
     # Control flow ---------------------------------------------------------------------------------
 
-    def branch(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
-        """The branch that is taken, or all of them if that is not known."""
-        branches = equation.params["branches"]
-        index, *rest = operands
-        if isinstance(index, int):
-            chosen = branches[min(max(index, 0), len(branches) - 1)]
-            return self.run(chosen, _bind(chosen, rest), state)
-        ends, results = [], []
-        for one in branches:
-            end = state.copy()
-            results.append(self.run(one, _bind(one, rest), end))
-            ends.append(end)
-        state.replace(_join(ends))
-        return [
-            same[0] if all(one is same[0] for one in same) else Symbol()
-            for same in zip(*results, strict=True)
-        ]
+    def ways(
+        self, equation: Any, regions: Sequence[jaxprs.Region], operands: list[Any]
+    ) -> list[dict[int, Any]]:
+        before, ends, results = self.state, [], []
+        for region in regions:
+            self.state = before.copy()
+            results.append(self.call(equation, region, operands))
+            ends.append(self.state)
+        self.state = _join(ends)
+        return results
 
-    def scan(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
-        """A loop of known length: its first iterations, and if there are more, its last one."""
-        params = equation.params
-        jaxpr, length = params["jaxpr"], int(params["length"])
-        constants, carried, scanned = _jax.scan_operand_counts(params)
-        fixed, carry = operands[:constants], operands[constants : constants + carried]
-        unknown = [None] * scanned
-        most = self._iterations(jaxpr)
-        for _ in range(min(length, most)):
-            known = _bind(jaxpr, [*fixed, *carry, *unknown])
-            carry = self.run(jaxpr, known, state)[:carried]
-        if length > most:
-            carry = [_kept(value) for value in carry]
-            state.forget()
-            carry = self.run(jaxpr, _bind(jaxpr, [*fixed, *carry, *unknown]), state)[:carried]
-        return [*carry, *[None] * (len(equation.outvars) - carried)]
+    def loop(
+        self, equation: Any, regions: Sequence[jaxprs.Region], operands: list[Any]
+    ) -> dict[int, Any]:
+        body = regions[-1]
+        if body.trips is None:
+            return self._repeat(equation, regions, operands)
+        # The first iterations, and if there are more, the last one.
+        most = self._iterations(body.jaxpr)
+        for _ in range(min(body.trips, most)):
+            operands = self.iteration(equation, regions, operands)
+        if body.trips > most:
+            self.state.forget()
+            operands = self.iteration(equation, regions, _any_iteration(body, operands))
+        return self.carried_results(body, operands)
 
     def _iterations(self, body: Any) -> int:
         """How many iterations of a loop are followed."""
         found = self.iterations.get(body)
         if found is None:
-            found = _MOST_OUTER_ITERATIONS if _has_loop(body) else _MOST_ITERATIONS
+            inner = (one for each in self.table.equations(body) for one in self.table.regions(each))
+            has_loop = any(region.is_loop for region in inner)
+            found = _MOST_OUTER_ITERATIONS if has_loop else _MOST_ITERATIONS
             self.iterations[body] = found
         return found
 
-    def repeat(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def _repeat(
+        self, equation: Any, regions: Sequence[jaxprs.Region], operands: list[Any]
+    ) -> dict[int, Any]:
         """A loop with a condition."""
-        params = equation.params
-        condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        tests, fixed, carry = operands[:first], operands[first:second], operands[second:]
-        before = state.copy()
-        certain = True
-        for _ in range(self._iterations(body)):
-            (again,) = self.run(condition, _bind(condition, [*tests, *carry]), state)
-            if again == 0 and again is not None:
+        *conditions, body = regions
+        before = self.state.copy()
+        certain = bool(conditions)
+        for _ in range(self._iterations(body.jaxpr)):
+            again = [
+                self.region(equation, one, self.inputs(equation, one, operands))[0]
+                for one in conditions
+            ]
+            if 0 in again:
                 break
-            certain = certain and isinstance(again, int)
-            carry = self.run(body, _bind(body, [*fixed, *carry]), state)
+            certain = certain and all(isinstance(number, int) for number in again)
+            operands = self.after(equation, body, operands)
         else:
             certain = False
         if certain:
-            return carry
+            return self.carried_results(body, operands)
         # How often it runs is not known, maybe not at all.
-        carry = [_kept(value) for value in carry]
-        self.run(body, _bind(body, [*fixed, *carry]), _State())
-        if _touches(condition) or _touches(body):
-            state.forget()
+        operands = _any_iteration(body, operands)
+        self.state = _State()
+        self.after(equation, body, operands)
+        if any(_touches(self.table, region.jaxpr) for region in regions):
+            self.state.forget()
         else:
-            state.replace(before)
-            state.stored = {}
-        return [_kept(value) for value in carry]
+            self.state = before
+            self.state.stored = {}
+        return self.carried_results(body, _any_iteration(body, operands))
 
-    # Scopes ---------------------------------------------------------------------------------------
+    # Scopes and warps -----------------------------------------------------------------------------
 
-    def scope(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
-        """``run_scoped``: allocates memory and accumulators."""
-        jaxpr = equation.params["jaxpr"]
-        known = dict(zip(jaxpr.constvars, operands, strict=True))
-        own: list[Accumulator] = []
-        for variable in jaxpr.invars:
-            if isinstance(variable.aval, AbstractAccumulatorRef):
-                own.append(self._accumulator(variable))
-                known[variable] = own[-1]
-            else:
-                known[variable] = Memory(variable)
-        results = self.run(jaxpr, known, state)
-        for product in state.flying:
+    def allocation(self, equation: Any, region: jaxprs.Region, position: int) -> Any:
+        variable = region.inputs[position]
+        if isinstance(variable.aval, AbstractAccumulatorRef):
+            return self._accumulator(variable)
+        return Memory(variable)
+
+    def state_reference(
+        self, equation: Any, region: jaxprs.Region, position: int, operand: Any
+    ) -> Any:
+        variable = region.inputs[position]
+        if isinstance(variable.aval, AbstractAccumulatorRef):
+            outer = isinstance(operand, Accumulator)
+            accumulator = operand if outer else self._accumulator(variable)
+            accumulator.read = True
+            return accumulator
+        return operand if isinstance(operand, Memory | Accumulator) else None
+
+    def region(self, equation: Any, region: jaxprs.Region, inputs: Sequence[Any]) -> list[Any]:
+        if region.per_warp:  # Products are not started there, but their operands written.
+            self.mapped = equation
+        outputs = super().region(equation, region, inputs)
+        if region.per_warp:
+            self.mapped = None
+        own = [inputs[position] for position in region.scoped]
+        for product in self.state.flying:
             if product.accumulator in own:
                 raise InvalidValueError(
                     "nobody waits for this product: the scope of its accumulator ends while it is"
@@ -352,43 +343,16 @@ class _Thread:
                     " scope",
                     location=product.location,
                 )
-        return results
-
-    def state_scope(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
-        """``run_state``: accumulators are read where it ends."""
-        jaxpr = equation.params["jaxpr"]
-        known: dict[Any, Any] = {}
-        waits = False
-        for variable, operand in zip(jaxpr.invars, operands, strict=True):
-            if isinstance(variable.aval, AbstractAccumulatorRef):
-                outer = isinstance(operand, Accumulator)
-                accumulator = operand if outer else self._accumulator(variable)
-                accumulator.read = waits = True
-                known[variable] = accumulator
-            elif isinstance(operand, Memory | Accumulator):
-                known[variable] = operand
-        self.run(jaxpr, known, state)
-        if waits:
-            state.wait(0)
-        return ()
+        if any(isinstance(inputs[position], Accumulator) for position, _ in region.states):
+            self.state.wait(0)
+        return outputs
 
     def _accumulator(self, variable: Any) -> Accumulator:
         return self.accumulators.setdefault(variable, Accumulator())
 
-    def warps(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
-        """Code that runs per warp; products are not started there, but their operands written."""
-        jaxprs = equation.params["jaxprs"]
-        if len(jaxprs) != 1 or len(jaxprs[0].invars) != len(operands):
-            self._unknown(operands, state)
-            return ()
-        self.mapped = equation
-        self.run(jaxprs[0], _bind(jaxprs[0], operands), state)
-        self.mapped = None
-        return ()
-
     # Products -------------------------------------------------------------------------------------
 
-    def product(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def product(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``wgmma``."""
         location = _jax.user_location(equation.source_info)
         acc, *matrices, _ = equation.params["args_tree"].unflatten(operands)
@@ -400,7 +364,7 @@ class _Thread:
         accumulator = acc.ref
         if not isinstance(accumulator, Accumulator):
             state.forget()
-            return ()
+            return
         accumulator.multiplied = accumulator.multiplied or location or "a kernel"
         for store in state.stored:
             if any(region.certainly_meets(store.region) for region in regions):
@@ -413,14 +377,12 @@ class _Thread:
                     location=location,
                 )
         state.start(_Product(accumulator, regions, location))
-        return ()
 
-    def wait(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def wait(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``wgmma_wait``."""
         state.wait(equation.params["n"])
-        return ()
 
-    def load(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def load(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``wgmma_accumulator_load``."""
         left = equation.params["wait_n"]
         if left is not None:
@@ -428,12 +390,10 @@ class _Thread:
         self._use_accumulator(equation, operands[0], state, "read", f"wait_n={left}")
         if isinstance(operands[0], Accumulator):
             operands[0].read = True
-        return ()
 
-    def store(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def store(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``wgmma_accumulator_store``."""
         self._use_accumulator(equation, operands[0], state, "written", "acc[...] = value")
-        return ()
 
     def _use_accumulator(
         self, equation: Any, accumulator: Any, state: _State, what: str, got: str
@@ -453,43 +413,37 @@ class _Thread:
 
     # Shared memory --------------------------------------------------------------------------------
 
-    def plain_store(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def plain_store(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``ref[...] = value``."""
         reference, _, *leaves = operands
         transforms = equation.params["tree"].unflatten(leaves)
         self._written(equation, _jax.TransformedRef(reference, transforms), state, plain=True)
-        return ()
 
-    def masked_store(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def masked_store(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``plgpu.store`` and the like; with a mask, it is not certain what is written."""
         reference, transforms, _, mask = equation.params["args_tree"].unflatten(operands)
         if mask is None and isinstance(reference, Memory):
             target = _jax.TransformedRef(reference, tuple(transforms))
             self._written(equation, target, state, plain=True)
-        return ()
 
-    def copy(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def copy(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``copy_gmem_to_smem``."""
         _, destination, *_ = equation.params["args_tree"].unflatten(operands)
         # The warps meet where the copy is announced, and one of them starts it.
         start = equation if equation.params["arrive"] else self.announced or equation
         self._written(start, destination, state, plain=False)
-        return ()
 
-    def announce(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def announce(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``barrier_expect``: copies that follow belong to it."""
         self.announced = equation
-        return ()
 
-    def commit(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def commit(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``commit_smem``."""
         state.stored = {}
-        return ()
 
-    def anything(self, equation: Any, operands: list[Any], state: _State) -> Sequence[Any]:
+    def anything(self, equation: Any, operands: list[Any], state: _State) -> None:
         """Code that is not known."""
         self._unknown(operands, state)
-        return ()
 
     def _wait_first(self, equation: Any, left: int, state: _State) -> None:
         """Adds a wait before an equation; single warps cannot wait for the others' products."""
@@ -525,46 +479,27 @@ def _place(what: str, location: SourceLocation | None) -> str:
     return what if location is None else f"{what} at {location}"
 
 
-def _bind(jaxpr: Any, operands: Sequence[Any]) -> dict[Any, Any]:
-    return {
-        variable: operand
-        for variable, operand in zip(jaxpr.invars, operands, strict=True)
-        if operand is not None
-    }
+def _any_iteration(body: jaxprs.Region, operands: Sequence[Any]) -> list[Any]:
+    """Operands of a loop's body in an iteration that may be any."""
+    current = list(operands)
+    for _, operand in body.carried_operands():
+        if not isinstance(current[operand], Memory | Accumulator):
+            current[operand] = Symbol()
+    return current
 
 
-def _kept(value: Any) -> Any:
-    """What is known of a carried value after any number of iterations."""
-    return value if isinstance(value, Memory | Accumulator) else Symbol()
-
-
-def _has_loop(jaxpr: Any) -> bool:
-    return any(
-        equation.primitive in (_jax.scan_p, _jax.while_p)
-        or any(_has_loop(inner) for inner in _jax.jaxprs_in_params(equation.params))
-        for equation in jaxpr.eqns
-    )
-
-
-def _touches(jaxpr: Any) -> bool:
+def _touches(table: jaxprs.JaxprTable, jaxpr: Any) -> bool:
     """Whether products may be started or waited for."""
     return any(
         tensor_core_pipeline_effect in equation.effects
         or equation.primitive is inline.inline_mgpu_p
-        or any(_touches(inner) for inner in _jax.jaxprs_in_params(equation.params))
-        for equation in jaxpr.eqns
+        for equation in table.equations(jaxpr)
     )
 
 
-_Rule = Callable[[_Thread, Any, list[Any], _State], Sequence[Any]]
+_Rule = Callable[[_Thread, Any, list[Any], _State], None]
 
 _RULES: dict[Any, _Rule] = {
-    _jax.cond_p: _Thread.branch,
-    _jax.scan_p: _Thread.scan,
-    _jax.while_p: _Thread.repeat,
-    _jax.run_scoped_p: _Thread.scope,
-    _jax.run_state_p: _Thread.state_scope,
-    _jax.mpmd_map_p: _Thread.warps,
     copies.barrier_expect_p: _Thread.announce,
     _jax.swap_p: _Thread.plain_store,
     _jax.addupdate_p: _Thread.plain_store,
