@@ -30,6 +30,7 @@ from jax._src import core as _core
 from jax._src import custom_batching as _custom_batching
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import debugging as _debugging
+from jax._src import dispatch as _dispatch
 from jax._src import dtypes as _dtypes
 from jax._src import effects as _effects
 from jax._src import flattree as _flattree
@@ -229,6 +230,7 @@ register_lowering = _mlir.register_lowering
 lower_fun = _mlir.lower_fun
 LoweringRuleContext = _mlir.LoweringRuleContext
 #: How a host callback is sharded: once per device in ``jax.shard_map``, else on the first device.
+prims_that_require_devices = _dispatch.prim_requires_devices_during_lowering
 callback_sharding = _callback._callback_op_sharding
 
 

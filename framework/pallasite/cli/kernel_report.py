@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from pallasite.cli import output
 from pallasite.codegen.compiled import CompiledKernel
-from pallasite.launch import ArrayParameter, Buffer, Parameter, TensorMapParameter
+from pallasite.launch import ArrayParameter, Buffer, LaunchParameters, Parameter, TensorMapParameter
 from pallasite.layouts.tma_types import TENSOR_MAP_TYPES
 
 
@@ -26,6 +27,29 @@ def as_json(kernel: CompiledKernel) -> dict[str, Any]:
             "dynamic_shared_memory_bytes": launch.shared_memory_bytes,
             "parameters": [_parameter_json(one) for one in launch.parameters],
             "aliases": launch.aliases,
+            "hidden_operands": [
+                {
+                    "name": one.name,
+                    "input": one.input,
+                    "initialiser": one.initialiser or None,
+                    "arguments": json.loads(one.arguments),
+                    "per_device": one.per_device,
+                }
+                for one in launch.hidden_operands
+            ],
+            "hidden_results": [
+                {
+                    "name": one.name,
+                    "output": one.output,
+                    "consumer": one.consumer,
+                    "arguments": json.loads(one.arguments),
+                }
+                for one in launch.hidden_results
+            ],
+            "before_first_launch": [
+                {"function": one.function, "arguments": json.loads(one.arguments)}
+                for one in launch.before_first_launch
+            ],
         },
         "resources": {
             "shared_memory_bytes": resources.shared_memory_bytes,
@@ -66,6 +90,7 @@ def as_text(kernel: CompiledKernel, no_assembler: str) -> str:
     sections = [
         ("launch", _launch(kernel)),
         ("parameters", _parameters(kernel.launch.parameters)),
+        ("hidden from callers", _hidden(kernel.launch)),
         ("TMA descriptors", _tensor_maps(kernel.launch.parameters)),
         ("resources", _resources(kernel, no_assembler)),
         ("allocations", _allocations(kernel)),
@@ -102,6 +127,34 @@ def _parameters(parameters: Sequence[Parameter]) -> str:
         for number, one in enumerate(parameters)
     ]
     return output.table(("#", "buffer", "type", "passed as", ""), rows) if rows else "none"
+
+
+def _hidden(launch: LaunchParameters) -> str:
+    rows = [
+        (
+            _buffer(launch.inputs[one.input]),
+            one.name,
+            _array(launch.inputs[one.input]),
+            f"made by {one.initialiser}" if one.initialiser else "a constant",
+            "for each device" if one.per_device else "",
+        )
+        for one in launch.hidden_operands
+    ]
+    rows += [
+        (
+            _buffer(launch.outputs[one.output]),
+            one.name,
+            _array(launch.outputs[one.output]),
+            f"goes to {one.consumer}",
+            "",
+        )
+        for one in launch.hidden_results
+    ]
+    rows += [
+        ("before the first launch", "", "", one.function, "on each device")
+        for one in launch.before_first_launch
+    ]
+    return output.table(("buffer", "name", "type", "host", ""), rows) if rows else ""
 
 
 def _tensor_maps(parameters: Sequence[Parameter]) -> str:

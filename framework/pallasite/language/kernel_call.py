@@ -70,6 +70,9 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
             effects.add(effect)
     if has_host_effects(spec.params):
         effects.add(_jax.debug_effect)
+    if any(one.per_device for one in plugins.registry().lifecycles()):
+        # Programs with kernels are lowered once for each set of devices, which JAX then tells.
+        _jax.prims_that_require_devices.add(kernel_call_p)
     return spec.out_avals, effects
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pallasite.plugin import InvalidValueError, Target, config
-from pallasite.plugin.runtime import CompiledKernel
+from pallasite.plugin.runtime import CompiledKernel, LaunchDevice, hidden_operands
 from pallasite_simulator import executor, progress
 from pallasite_simulator.engine.geometry import Extent, Geometry
 from pallasite_simulator.engine.program import Program
@@ -34,7 +34,8 @@ class Simulation:
     """What one run of a kernel gave.
 
     Attributes:
-      outputs: of a compiled kernel, its outputs; of PTX, the arrays among the arguments.
+      outputs: of a compiled kernel, its outputs, the hidden ones last; of PTX, the arrays among the
+        arguments.
       printed: what the kernel printed.
       findings: what the sanitizer found.
       statistics: what the kernel did, in numbers; None if not asked for.
@@ -75,7 +76,8 @@ def simulate(
 
     Args:
       compiled: from ``pallasite.compile``.
-      *inputs: one array for each of ``compiled.launch.inputs``.
+      *inputs: one array for each of ``compiled.launch.caller_inputs``. Hidden operands are those of
+        CPU device 0, unless they are given too: an array for each of ``compiled.launch.inputs``.
       blocks: linear numbers of the blocks of the grid to run (x fastest); the clusters that they
         belong to are run whole. None for all.
       sanitize: whether to check what the kernel does, or names of groups of checks. What is found
@@ -92,6 +94,8 @@ def simulate(
       InvalidTypeError: the inputs are not those that the kernel was compiled for.
       SimulationError: the kernel did something that has no meaning.
     """
+    if len(inputs) == len(compiled.launch.caller_inputs):
+        inputs = (*inputs, *hidden_operands(compiled, LaunchDevice("cpu", 0, 0)))
     arrays = executor.Arrays(compiled, inputs)
     nothing = executor.launches_nothing(compiled.launch)
     if nothing:

@@ -111,6 +111,13 @@ class Arrays:
         self._inputs = _checked(compiled, inputs)
         self._input_of = {output: input_ for input_, output in compiled.launch.aliases}
         self._output_of = dict(compiled.launch.aliases)
+        self._names = {
+            (BufferKind.INPUT, one.input): f"hidden operand {one.name!r}"
+            for one in compiled.launch.hidden_operands
+        } | {
+            (BufferKind.OUTPUT, one.output): f"hidden result {one.name!r}"
+            for one in compiled.launch.hidden_results
+        }
         passed = {(p.buffer.kind, p.buffer.index) for p in compiled.launch.parameters}
         self._outputs: list[Array] = []
         for number, buffer in enumerate(compiled.launch.outputs):
@@ -143,7 +150,7 @@ class Arrays:
     def pointer(self, buffer: Buffer) -> Pointer:
         """The memory of a buffer, and its name."""
         kind, index = self.place_of(buffer)
-        name = f"{kind.value} {index}"
+        name = self._names.get((kind, index), f"{kind.value} {index}")
         if kind is BufferKind.INPUT:
             return Pointer(pack(self._inputs[index]), name, writable=False)
         if kind is BufferKind.OUTPUT:
