@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_SUBMODULES = ("config", "errors", "gpu", "plugins")
+_SUBMODULES = ("config", "errors", "gpu", "ops", "plugins")
 
 _EXPORTS = {
     "CompiledKernel": "pallasite.codegen.compiled",
@@ -27,7 +27,7 @@ _EXPORTS = {
     "compile_all": "pallasite.runtime",
     "hookimpl": "pallasite.hookspecs",
     "kernel_errors": "pallasite.runtime",
-    "target": "pallasite.target_selection",
+    "target": "pallasite.language.target_scope",
     **dict.fromkeys(
         (
             "CompilationError",
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pallasite import config as config
     from pallasite import errors as errors
     from pallasite import gpu as gpu
+    from pallasite import ops as ops
     from pallasite import plugins as plugins
     from pallasite.codegen.compiled import CompiledKernel as CompiledKernel
     from pallasite.errors import CompilationError as CompilationError
@@ -75,10 +76,10 @@ if TYPE_CHECKING:
     from pallasite.extensions import Semantics as Semantics
     from pallasite.hookspecs import hookimpl as hookimpl
     from pallasite.language.params import CompilerParams as CompilerParams
+    from pallasite.language.target_scope import target as target
     from pallasite.runtime import compile as compile
     from pallasite.runtime import compile_all as compile_all
     from pallasite.runtime import kernel_errors as kernel_errors
-    from pallasite.target_selection import target as target
     from pallasite.targets import Target as Target
 
 

@@ -234,6 +234,11 @@ prims_that_require_devices = _dispatch.prim_requires_devices_during_lowering
 callback_sharding = _callback._callback_op_sharding
 
 
+#: Within ``with target_context(name):``, JAX's caches of traces and programs have entries of their
+#: own for each name.
+target_context = jax.make_user_context(None)
+
+
 # --- Source locations ---
 _NEUTRAL_PATHS = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep

@@ -143,6 +143,28 @@ class LayoutProposal:
     plugin: str = ""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One implementation of an operation of ``pallasite.ops``.
+
+    Attributes:
+      name: of the operation, as in ``pallasite.ops.matmul``.
+      implementation: ``"module:attribute"`` of the function, imported when it is first called. Its
+        arguments are those of the portable implementation, if there is one, and what it adds.
+      target: the targets that it is for; among those that match, the most specific is tried first.
+      refuses: ``"module:attribute"`` of a function that takes the same arguments and returns None,
+        or why the implementation cannot serve them; then the next one is tried.
+      overrides: names of plugins whose equally specific implementation this one replaces.
+    """
+
+    name: str
+    implementation: str
+    target: TargetPredicate = ANY_TARGET
+    refuses: str | None = None
+    overrides: tuple[str, ...] = ()
+    plugin: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Contribution:
     """All that one plugin contributes, under the plugin's name."""
@@ -168,3 +190,4 @@ class Contribution:
     exports: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layouts: tuple[NamedLayout, ...] = ()
     layout_proposals: tuple[LayoutProposal, ...] = ()
+    operations: tuple[Operation, ...] = ()

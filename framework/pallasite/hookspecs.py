@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         LayoutRule,
         LoweringRule,
         NamedLayout,
+        Operation,
         Pass,
         ResourceRule,
         StoreNamespace,
@@ -139,6 +140,14 @@ def pallasite_proxy_fences() -> Iterable[ProxyFence]:  # type: ignore[empty-body
     """Primitives that order accesses by one proxy before those by another. Called once, before the
     first kernel is lowered; of the fences between two proxies, the one whose target predicate is
     most specific is inserted."""
+
+
+@hookspec
+def pallasite_operations() -> Iterable[Operation]:  # type: ignore[empty-body]
+    """Implementations of operations of ``pallasite.ops``. Called when an operation is first looked
+    up. For the selected target, the implementation whose target predicate is most specific is
+    taken, unless it refuses the arguments; a tie between plugins is an error unless one of them
+    says that it overrides the other."""
 
 
 @hookspec

@@ -20,6 +20,7 @@ class KnownPlugin:
     primitives: tuple[str, ...] = ()
     executors: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
     barrier_orders: tuple[str, ...] = ()
 
 

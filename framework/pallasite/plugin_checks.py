@@ -45,6 +45,7 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_instructions": extensions.InstructionRule,
     "pallasite_stores": extensions.StoreNamespace,
     "pallasite_layouts": extensions.NamedLayout,
+    "pallasite_operations": extensions.Operation,
     "pallasite_layout_proposals": extensions.LayoutProposal,
 }
 

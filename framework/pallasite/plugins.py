@@ -18,9 +18,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pallasite import config, hookspecs
-from pallasite.conflicts import merge_names, merge_targets, unique, with_plugin
+from pallasite.conflicts import merge_names, merge_targets, tie, unique, winner, with_plugin
 from pallasite.errors import MissingNameError, PluginError
-from pallasite.extensions import Contribution, InstructionRule, NamedLayout, StoreNamespace
+from pallasite.extensions import (
+    Contribution,
+    InstructionRule,
+    NamedLayout,
+    Operation,
+    StoreNamespace,
+)
 from pallasite.known_plugins import absent_plugins, remedy
 from pallasite.plugin_checks import FIELDS, checked, implementations
 from pallasite.registry import Registry
@@ -113,6 +119,7 @@ class PluginManager:
         self._contributions: dict[tuple[str, str], Any] = {}
         self._built: tuple[frozenset[str], Registry] | None = None
         self._names: tuple[tuple[Any, ...], dict[str, str]] | None = None
+        self._operations: tuple[tuple[Any, ...], tuple[Operation, ...]] | None = None
         self._layouts: tuple[tuple[Any, ...], dict[str, NamedLayout]] | None = None
         self._exports: tuple[tuple[Any, ...], dict[str, str]] | None = None
         self._lock = threading.RLock()
@@ -190,10 +197,10 @@ class PluginManager:
     def names(self) -> dict[str, str]:
         """Plugins' names for ``pallasite.gpu``, each with its ``"module:attribute"``."""
         with self._lock:
-            key = self._generation()
+            key = self.generation()
             if self._names is None or self._names[0] != key:
                 found = merge_names(self._contribute(("pallasite_names",)))
-                self._names = (self._generation(), found)  # A plugin may have failed just now.
+                self._names = (self.generation(), found)  # A plugin may have failed just now.
             return self._names[1]
 
     def layouts(self) -> dict[str, NamedLayout]:
@@ -203,7 +210,7 @@ class PluginManager:
           PluginError: two plugins have a layout of one name.
         """
         with self._lock:
-            key = self._generation()
+            key = self.generation()
             if self._layouts is None or self._layouts[0] != key:
                 found = unique(
                     "register layouts named",
@@ -214,10 +221,49 @@ class PluginManager:
                     ),
                     lambda layout: layout.name,
                 )
-                self._layouts = (self._generation(), found)  # A plugin may have failed just now.
+                self._layouts = (self.generation(), found)  # A plugin may have failed just now.
             return self._layouts[1]
 
-    def _generation(self) -> tuple[Any, ...]:
+    def operation_names(self) -> frozenset[str]:
+        """Names of the operations that plugins contribute."""
+        return frozenset(one.name for one in self._all_operations())
+
+    def operations(self, name: str, target: Target) -> tuple[Operation, ...]:
+        """The implementations of an operation for a target, most specific first.
+
+        Raises:
+          PluginError: two equally specific ones, of which none overrides the other.
+        """
+        groups: dict[tuple[int, int], list[Operation]] = {}
+        for one in self._all_operations():
+            if one.name == name and one.target.matches(target):
+                groups.setdefault(one.target.specificity, []).append(one)
+        chosen = []
+        for specificity in sorted(groups, reverse=True):
+            first = winner(groups[specificity])
+            if first is None:
+                raise tie(f"implementations of operation {name!r}", groups[specificity], target)
+            chosen += [first, *(one for one in groups[specificity] if one is not first)]
+        return tuple(chosen)
+
+    def portable_operation(self, name: str) -> Operation | None:
+        """The implementation of an operation that asks least of a target."""
+        found = [one for one in self._all_operations() if one.name == name]
+        return min(found, key=lambda one: one.target.specificity, default=None)
+
+    def _all_operations(self) -> tuple[Operation, ...]:
+        with self._lock:
+            key = self.generation()
+            if self._operations is None or self._operations[0] != key:
+                found = tuple(
+                    dataclasses.replace(operation, plugin=one.plugin)
+                    for one in self._contribute(("pallasite_operations",))
+                    for operation in one.operations
+                )
+                self._operations = (self.generation(), found)  # A plugin may have failed just now.
+            return self._operations[1]
+
+    def generation(self) -> tuple[Any, ...]:
         """What plugins are in use; equal as long as they stay the same."""
         return (tuple(config.get("disabled_plugins")), tuple(self._registered), tuple(self._errors))
 
@@ -283,11 +329,11 @@ class PluginManager:
           PluginError: two plugins have one name.
         """
         with self._lock:
-            key = self._generation()
+            key = self.generation()
             if self._exports is None or self._exports[0] != key:
                 contributions = self._contribute(("pallasite_exports",))
                 found = merge_names(contributions, "exports", "names of pallasite")
-                self._exports = (self._generation(), found)  # A plugin may have failed just now.
+                self._exports = (self.generation(), found)  # A plugin may have failed just now.
             return self._exports[1]
 
     def export(self, name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable
@@ -15,16 +14,6 @@ from pallasite.targets import Target
 
 DEFAULT_TARGET = "sm_90a"
 PORTABLE_DEFAULT_TARGET = "sm_90"
-
-
-def target(name: str) -> contextlib.AbstractContextManager[None]:
-    """Compiles for a target within a ``with`` block, in the present thread or task only.
-
-    Raises:
-      TargetError: there is no target of that name, or its plugin is missing.
-    """
-    find_target(name)
-    return config.scoped(target=name)
 
 
 def select_target(

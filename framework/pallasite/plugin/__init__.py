@@ -45,6 +45,7 @@ from pallasite.extensions import LayoutRule as LayoutRule
 from pallasite.extensions import LoweringRule as LoweringRule
 from pallasite.extensions import NamedLayout as NamedLayout
 from pallasite.extensions import OperandPredicate as OperandPredicate
+from pallasite.extensions import Operation as Operation
 from pallasite.extensions import Pass as Pass
 from pallasite.extensions import PtxLaunch as PtxLaunch
 from pallasite.extensions import ResourceRule as ResourceRule

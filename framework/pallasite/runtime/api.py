@@ -11,6 +11,7 @@ from pallasite import _jax
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import InvalidValueError
 from pallasite.language.spec import KernelSpec
+from pallasite.language.target_scope import traced_for
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.jax_lowering import kernel_in_equation
 from pallasite.targets import Target
@@ -71,9 +72,11 @@ def compile_all(
       InvalidValueError: the function calls no kernel.
       PallasiteError: a kernel cannot be compiled.
     """
-    traced = (fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)).trace(
-        *args, **kwargs
-    )
+    # Operations choose their implementation while they are traced.
+    with traced_for(target):
+        traced = (fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)).trace(
+            *args, **kwargs
+        )
     found: dict[int, CompiledKernel] = {}
     for spec, mesh_axes in _kernels(traced.jaxpr, {}):
         kernel = compile_kernel(

@@ -13,6 +13,7 @@ from pallasite.plugin import (
     LoweringRule,
     MemoryEvents,
     NamedLayout,
+    Operation,
     Pass,
     Target,
     TargetPredicate,
@@ -64,6 +65,29 @@ def pallasite_layout_rules() -> list[LayoutRule]:
     from pallasite_hopper.matrix import rules as matrix
 
     return matrix.rules.layout_rules
+
+
+@hookimpl
+def pallasite_operations() -> list[Operation]:
+    """The operations library: products and attention by warpgroup matrix instructions."""
+    modules = {
+        "matmul": "dense.api",
+        "mixed_matmul": "mixed.api",
+        "ragged_matmul": "ragged.api",
+        "transposed_ragged_matmul": "ragged.api",
+        "attention": "flash.api",
+        "attention_forward": "flash.api",
+        "decode_attention": "decode.api",
+        "paged_attention": "decode.api",
+    }
+    return [
+        Operation(
+            name=name,
+            implementation=f"pallasite_hopper.ops.{module}:{name}",
+            target=TargetPredicate(frozenset({"wgmma"})),
+        )
+        for name, module in modules.items()
+    ]
 
 
 @hookimpl
