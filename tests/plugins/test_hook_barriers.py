@@ -240,8 +240,8 @@ def with_barriers(*barriers, threads=2):
 @refused(
     InvalidValueError,
     r"""
-    HERE: this wait never ends: the first phase of the barrier completes with arrival 3, but only 2 \
-    can come before
+    HERE: this wait never ends: the first phase of the barrier completes with arrival 3, but only \
+    2 can come before
       got: plgpu.WarpBarrier(num_arrivals=3)
       expected: num_arrivals copies or arrivals for each wait, before it
     """,
