@@ -187,6 +187,7 @@ class Contribution:
     executors: tuple[Executor, ...] = ()
     instructions: tuple[InstructionRule, ...] = ()
     stores: tuple[StoreNamespace, ...] = ()
+    options: tuple[type, ...] = ()
     exports: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layouts: tuple[NamedLayout, ...] = ()
     layout_proposals: tuple[LayoutProposal, ...] = ()

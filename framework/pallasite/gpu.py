@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 from pallasite.errors import MissingNameError, PluginError
-from pallasite.known_plugins import remedy
+from pallasite.known_plugins import provider
 
 
 def __getattr__(name: str) -> Any:
@@ -26,12 +26,12 @@ def __getattr__(name: str) -> Any:
     if name in _plugin_names():
         importlib.import_module("pallasite.runtime.registration")
         return plugins.manager().name(name)
-    hint = remedy("names", name, plugins.manager().absences())
-    if hint is None:
-        import difflib
+    import difflib
 
-        close = difflib.get_close_matches(name, __dir__(), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else None
+    close = difflib.get_close_matches(name, __dir__(), n=3)
+    hint = plugins.manager().remedy("names", name)
+    if close and provider("names", name) is None:
+        hint = f"did you mean {' or '.join(close)}?" + (f" Or: {hint}" if hint else "")
     raise MissingNameError(f"pallasite.gpu has no name {name!r}", hint=hint)
 
 

@@ -68,6 +68,14 @@ def pallasite_exports() -> Mapping[str, str]:  # type: ignore[empty-body]
 
 
 @hookspec
+def pallasite_options() -> type:  # type: ignore[empty-body]
+    """The plugin's compiler parameters: a frozen dataclass whose fields are made with
+    ``option(default, description)``. Called when a kernel first gives options of a plugin, or a
+    rule asks for them. Kernels give values with ``CompilerParams(plugin_options={"plugin":
+    {"option": value}})``; rules read them with ``ctx.params.options_of(TheDataclass)``."""
+
+
+@hookspec
 def pallasite_stores() -> Iterable[StoreNamespace]:  # type: ignore[empty-body]
     """Parts of the cache folder, in which a plugin keeps what is costly to find out. Called by
     ``pallasite cache`` and ``pallasite plugins``; names and folders must be unique."""

@@ -11,10 +11,13 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KnownPlugin:
-    """One published plugin: its entry-point name, how to get it, and what it provides."""
+    """One plugin: its entry-point name, how to get it, and what it provides.
+
+    ``install`` is empty for a plugin that is not published yet.
+    """
 
     name: str
-    install: str
+    install: str = ""
     targets: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     primitives: tuple[str, ...] = ()
@@ -22,6 +25,11 @@ class KnownPlugin:
     layouts: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
     barrier_orders: tuple[str, ...] = ()
+
+    @property
+    def absence(self) -> str:
+        """What is said of it where it is not installed."""
+        return "not installed" if self.install else "not available yet"
 
 
 KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
@@ -95,7 +103,6 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
     ),
     KnownPlugin(
         name="multigpu",
-        install="pip install pallasite[multigpu]",
         names=(
             "PeerMemRef",
             "SemaphoreSignal",
@@ -145,20 +152,36 @@ def remedy(kind: str, name: str, present: Mapping[str, str]) -> str | None:
         or empty for a plugin that is loaded and well.
     """
     plugin = provider(kind, name)
-    if plugin is None:
-        return None
-    reason = present.get(plugin.name)
+    return None if plugin is None else plugin_remedy(plugin.name, present)
+
+
+def plugin_remedy(name: str, present: Mapping[str, str]) -> str | None:
+    """What to do to get what a plugin provides; None if nothing is known of the plugin.
+
+    Args:
+      name: the plugin's.
+      present: as for :func:`remedy`.
+    """
+    known = {one.name: one for one in KNOWN_PLUGINS}.get(name)
+    install = known.install if known is not None else ""
+    reason = present.get(name)
     if reason is None:
-        return f"{plugin.install} (plugin {plugin.name!r} provides it and is not installed)"
+        if known is None:
+            return None
+        if not install:
+            return f"plugin {name!r}, which is to provide it, is not available yet"
+        return f"{install} (plugin {name!r} provides it and is not installed)"
     if reason == "disabled":
         return (
-            f"enable plugin {plugin.name!r}, which provides it:"
+            f"enable plugin {name!r}, which provides it:"
             " it is listed in PALLASITE_DISABLE_PLUGINS or config disabled_plugins"
         )
     if reason:
-        return f"repair plugin {plugin.name!r}, which provides it; it {reason}"
+        return f"repair plugin {name!r}, which provides it; it {reason}"
+    upgrade = f": {install} --upgrade" if install else ""
     return (
-        f"upgrade plugin {plugin.name!r}: a later version provides it ({plugin.install} --upgrade)"
+        f"plugin {name!r} is installed, but not in a version that has it; look for a later one"
+        + upgrade
     )
 
 

@@ -15,6 +15,7 @@ from pallasite.errors import PluginError
 from pallasite.jaxpr_table import JaxprPrimitive
 from pallasite.lifecycle import KernelLifecycle
 from pallasite.memory_events import MemoryEvents, ProxyFence
+from pallasite.plugin_options import check_declaration
 from pallasite.targets import Target
 
 FIELDS: Mapping[str, str] = {
@@ -79,6 +80,8 @@ def checked(plugin: str, hook: str, value: Any) -> Any:
     Raises:
       PluginError: it is something else.
     """
+    if hook == "pallasite_options":
+        return () if value == () else (check_declaration(plugin, value),)
     if hook in _NAME_HOOKS:
         if isinstance(value, Mapping) and all(":" in str(path) for path in value.values()):
             return dict(value)

@@ -28,11 +28,14 @@ from pallasite.extensions import (
     StoreNamespace,
 )
 from pallasite.known_plugins import absent_plugins, remedy
+from pallasite.plugin_api import check_plugin_api, needed_by, stated_in_source
 from pallasite.plugin_checks import FIELDS, checked, implementations
 from pallasite.registry import Registry
 from pallasite.targets import Target
 
 CORE = "pallasite"
+IN_PROCESS = "in process"
+"""What stands for the distribution of a plugin that the program registered itself."""
 
 BUILTIN_MODULES: Mapping[str, str] = {
     "pallasite_executors": "pallasite.runtime.builtin",
@@ -45,7 +48,12 @@ BUILTIN_MODULES: Mapping[str, str] = {
 INSTRUCTIONS = "pallasite_instructions"
 """The hook that is called only when a kernel is interpreted, since it imports much."""
 
-NOT_OF_THE_REGISTRY = (INSTRUCTIONS, "pallasite_stores", "pallasite_exports")
+NOT_OF_THE_REGISTRY = (
+    INSTRUCTIONS,
+    "pallasite_stores",
+    "pallasite_exports",
+    "pallasite_options",
+)
 """The hooks that no kernel needs to be compiled, which are called on their own."""
 
 
@@ -78,12 +86,17 @@ class PluginInfo:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """A plugin that can be loaded; ``load`` imports it. ``package`` is that of an installed one."""
+    """A plugin that can be loaded; ``load`` imports it. ``module`` is that of an installed one."""
 
     name: str
     distribution: str
     load: Callable[[], Any]
-    package: str = ""
+    module: str = ""
+
+    @property
+    def package(self) -> str:
+        """The top-level package of an installed plugin."""
+        return self.module.partition(".")[0]
 
 
 def _core_plugin(modules: Mapping[str, str]) -> dict[str, Callable[[], Any]]:
@@ -121,6 +134,7 @@ class PluginManager:
         self._names: tuple[tuple[Any, ...], dict[str, str]] | None = None
         self._operations: tuple[tuple[Any, ...], tuple[Operation, ...]] | None = None
         self._layouts: tuple[tuple[Any, ...], dict[str, NamedLayout]] | None = None
+        self._options: tuple[tuple[Any, ...], dict[str, type]] | None = None
         self._exports: tuple[tuple[Any, ...], dict[str, str]] | None = None
         self._lock = threading.RLock()
 
@@ -134,8 +148,9 @@ class PluginManager:
         with self._lock:
             if name == CORE or name in self._registered or name in self._find():
                 raise PluginError(f"a plugin named {name!r} is already there", hint="name=...")
+            check_plugin_api(name, IN_PROCESS, needed_by(plugin))
             implementations(plugin, name)
-            self._registered[name] = _Found(name, "in process", lambda: plugin)
+            self._registered[name] = _Found(name, IN_PROCESS, lambda: plugin)
             self._built = None
         return name
 
@@ -178,9 +193,26 @@ class PluginManager:
             return {name: one.load() for name, one in self._registered.items()}
 
     def packages(self) -> frozenset[str]:
-        """Names of the top-level packages of installed plugins."""
+        """Names of the top-level packages of the installed plugins that are enabled.
+
+        Their versions and sources are part of every key of the cache.
+        """
         with self._lock:
-            return frozenset(one.package for one in self._find().values())
+            disabled = config.get("disabled_plugins")
+            return frozenset(
+                one.package for one in self._find().values() if one.name not in disabled
+            )
+
+    def remedy(self, kind: str, name: str) -> str | None:
+        """What to do about something that is missing: what is known to provide it, or which
+        installed plugins are of no use and might; None if nothing is known.
+
+        Args:
+          kind: ``"targets"``, ``"names"``, ``"primitives"``, ``"executors"`` and so on.
+          name: what is missing.
+        """
+        present = self.absences()
+        return remedy(kind, name, present) or absent_plugins(present)
 
     def absences(self) -> dict[str, str]:
         """By name of installed plugin, why it is of no use, or an empty string."""
@@ -276,7 +308,7 @@ class PluginManager:
         """
         path = self.names().get(name)
         if path is None:
-            hint = remedy("names", name, self.absences())
+            hint = self.remedy("names", name)
             raise MissingNameError(f"no plugin has the name {name!r}", hint=hint)
         return _resolve(path)
 
@@ -322,6 +354,16 @@ class PluginManager:
         unique("parts of the cache in folder", found, lambda one: (one.folder, one.suffix))
         return unique("parts of the cache named", found, lambda one: one.name)
 
+    def options(self) -> dict[str, type]:
+        """Plugins' compiler parameters, by name of plugin: a dataclass each."""
+        with self._lock:
+            key = self._generation()
+            if self._options is None or self._options[0] != key:
+                contributions = self._contribute(("pallasite_options",))
+                found = {one.plugin: declared for one in contributions for declared in one.options}
+                self._options = (self._generation(), found)  # A plugin may have failed just now.
+            return self._options[1]
+
     def exports(self) -> dict[str, str]:
         """Plugins' names for the package ``pallasite``, each with its ``"module:attribute"``.
 
@@ -356,12 +398,11 @@ class PluginManager:
             for point in sorted(self._entry_points(), key=lambda point: point.name):
                 distribution = getattr(point, "dist", None)
                 label = f"{distribution.name} {distribution.version}" if distribution else "?"
-                package = point.module.partition(".")[0]
                 taken = CORE if point.name == CORE else None
                 if point.name in found:
                     taken = found[point.name].distribution
                 if taken is None:
-                    found[point.name] = _Found(point.name, label, point.load, package)
+                    found[point.name] = _Found(point.name, label, point.load, point.module)
                 else:
                     warnings.warn(
                         f"plugin {point.name!r} ({label}) is not used, since {taken} has a plugin"
@@ -396,7 +437,16 @@ class PluginManager:
     def _load(self, found: _Found) -> dict[str, Callable[[], Any]]:
         """A plugin's hook implementations by name."""
         if found.name not in self._objects:
-            self._objects[found.name] = implementations(found.load(), found.name)
+            try:
+                plugin = found.load()
+            except ImportError:
+                # It may ask for what a later version has; then that is what is wrong.
+                if found.module:
+                    needed = stated_in_source(found.module)
+                    check_plugin_api(found.name, found.distribution, needed)
+                raise
+            check_plugin_api(found.name, found.distribution, needed_by(plugin))
+            self._objects[found.name] = implementations(plugin, found.name)
         loaded: dict[str, Callable[[], Any]] = self._objects[found.name]
         return loaded
 

@@ -25,7 +25,7 @@ from pallasite.extensions import (
     Stage,
 )
 from pallasite.jaxpr_table import JaxprPrimitive, JaxprTable
-from pallasite.known_plugins import remedy
+from pallasite.known_plugins import absent_plugins, remedy
 from pallasite.lifecycle import KernelLifecycle
 from pallasite.order_tables import BarrierTables, MemoryTables
 from pallasite.rule_selection import RuleTable
@@ -287,12 +287,13 @@ class Registry:
             }
         )
         hint = got = None
+        known = None if rules else remedy("primitives", name, self._present)
         if suitable:
             hint = f"compile for {' or '.join(suitable)}"
         elif others:
             hint = f"use it under {' or '.join(others)} semantics"
-        elif not rules:
-            hint = remedy("primitives", name, self._present)
+        absent = None if known else absent_plugins(self._present)
+        hint = "; ".join(part for part in (hint, known, absent) if part) or None
         if len(fitting) < len(rules):
             got = "operands " + (", ".join(str(aval) for aval in avals) or "(none)")
         installed = "; ".join(rule.describe() for rule in rules)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from pallasite import config
 from pallasite.errors import TargetError
-from pallasite.known_plugins import remedy
 from pallasite.plugins import manager
 from pallasite.targets import Target
 
@@ -68,7 +67,7 @@ def find_target(name: str, source: str = "") -> Target:
     raise TargetError(
         f"no target named {name!r}" + (f" (from {origin})" if origin else ""),
         expected="one of " + ", ".join(sorted(available)),
-        hint=remedy("targets", name, manager().absences()),
+        hint=manager().remedy("targets", name),
     )
 
 

@@ -25,6 +25,9 @@ from pallasite.plugin import (
     hookimpl,
 )
 
+PALLASITE_PLUGIN_API = (1, 0)
+"""What the plugin needs of Pallasite."""
+
 RULE_MODULES = (
     "rules.arithmetic",
     "rules.atomics",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from core_support import FakeEntryPoint, manager
 
 import pallasite
 from pallasite import plugins
@@ -85,7 +88,8 @@ def test_plugins(command, extra):
     assert lines["extra"] == (
         "extra loaded in process targets sm_250x, names extra_name, passes on-jaxpr late"
     )
-    assert "not installed" in lines["multigpu"]
+    assert lines["multigpu"] == "multigpu not available yet"
+    assert "plugin API 1.0, " in lines["pallasite"]
     assert "executors simulator" in lines["simulator"]
     found = {one["name"]: one for one in command("plugins", "--json").json["plugins"]}
     assert found["extra"]["contributes"]["targets"] == ["sm_250x"]
@@ -109,6 +113,27 @@ def test_plugin_that_fails(command):
     assert "failing failed to load:" in result.out
     assert "RuntimeError: no luck" in result.out
     assert result.err == ""
+
+
+def test_plugin_that_needs_another_plugin_api(command, monkeypatch):
+    class Old:
+        PALLASITE_PLUGIN_API = (0, 3)
+
+    point = FakeEntryPoint("old", Old, dist=SimpleNamespace(name="old-plugin", version="0.2"))
+    monkeypatch.setattr(plugins, "_manager", manager(point))
+    result = command("plugins")
+    assert result.status == 1
+    assert "old        failed" in result.out
+    assert (
+        "old failed to load:\n"
+        "  plugin 'old' (old-plugin 0.2) needs plugin API 0.3, and this pallasite has 1.0\n"
+        "    expected: a plugin that needs 1.0\n"
+        "    try: pip install --upgrade old-plugin\n"
+    ) in result.out
+    found = {
+        check["name"]: check for check in command("doctor", "--json").json["checks"]["plugins"]
+    }
+    assert found["old"]["remedy"].startswith("pip install --upgrade old-plugin; ")
 
 
 def test_plugins_that_contradict_each_other(command, extra):

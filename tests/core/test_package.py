@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import pathlib
+import re
 import subprocess
 import sys
+import tomllib
 
+import jax
 import pytest
 from core_support import FakeEntryPoint, manager
 
 import pallasite
 from pallasite import config, gpu, plugins
-from pallasite.errors import MissingNameError, PallasiteError, PluginError
+from pallasite.errors import InternalError, MissingNameError, PallasiteError, PluginError
 from pallasite.known_plugins import KNOWN_PLUGINS
-from pallasite.language import PUBLIC_NAMES
+from pallasite.language import PUBLIC_NAMES, execution
 from pallasite_std import plugin as builtin
 
 
@@ -37,28 +41,26 @@ def test_importing_pallasite_loads_neither_jax_nor_plugins():
     assert loaded == "[]"
 
 
-def test_the_language_without_a_runtime():
-    """It does not reach for the runtime; whoever imports ``pallasite.gpu`` has one."""
+def test_the_language_does_not_reach_for_the_runtime():
+    """Whoever gets a name of ``pallasite.gpu`` has one, whose parts are imported when needed."""
     program = """
-import sys, jax, jax.numpy as jnp
-from pallasite.errors import InternalError
-from pallasite.language.kernel import kernel
-call = jax.jit(kernel(lambda x, o: None, out_type=jax.ShapeDtypeStruct((8,), jnp.float32)))
-x = jax.ShapeDtypeStruct((8,), jnp.float32)
-try:
-    call.trace(x).lower(lowering_platforms=("cuda",))
-except InternalError as error:
-    print(error.message)
+import sys
+import pallasite.language.kernel, pallasite.language.params
 print("pallasite.runtime" in sys.modules)
 from pallasite import gpu
 gpu.kernel
-print("pallasite.runtime.registration" in sys.modules, "pallasite.runtime.api" in sys.modules)
+print("pallasite.runtime.registration" in sys.modules, "pallasite.runtime.compiler" in sys.modules)
 """
-    assert run(program).splitlines() == [
-        "kernel 'lambda' is lowered, but no runtime is registered",
-        "False",
-        "True False",
-    ]
+    assert run(program).splitlines() == ["False", "True False"]
+
+
+def test_a_kernel_that_is_lowered_without_a_runtime(monkeypatch):
+    monkeypatch.setattr(execution, "_registered", None)
+    x = jax.ShapeDtypeStruct((8,), "float32")
+    traced = jax.jit(gpu.kernel(lambda x_ref, o_ref: None, out_type=x)).trace(x)
+    with pytest.raises(InternalError, match="is lowered, but no runtime is registered") as error:
+        traced.lower(lowering_platforms=("cuda",))
+    assert error.value.hint.startswith("import pallasite.gpu, which registers the runtime")
 
 
 def test_exports_exist():
@@ -96,7 +98,6 @@ def test_name_of_a_disabled_plugin():
     [
         ("wgmma", "hopper"),
         ("tcgen05_mma", "blackwell"),
-        ("remote_ref", "multigpu"),
     ],
 )
 def test_name_of_a_plugin_that_is_not_installed(monkeypatch, name, extra):
@@ -109,6 +110,71 @@ def test_name_of_a_plugin_that_is_not_installed(monkeypatch, name, extra):
         f"  try: pip install pallasite[{extra}]"
         f" (plugin '{extra}' provides it and is not installed)",
     ]
+
+
+def test_name_of_a_plugin_that_is_not_published(monkeypatch):
+    monkeypatch.setattr(plugins, "_manager", manager())
+    with pytest.raises(MissingNameError) as error:
+        _ = gpu.remote_ref
+    assert error.value.hint == "plugin 'multigpu', which is to provide it, is not available yet"
+
+
+def test_name_that_an_installed_plugin_lacks(monkeypatch):
+    old = FakeEntryPoint("hopper", lambda: Names({"something": "os:getcwd"}))
+    monkeypatch.setattr(plugins, "_manager", manager(old))
+    with pytest.raises(MissingNameError) as error:
+        _ = gpu.wgmma
+    assert error.value.hint == (
+        "plugin 'hopper' is installed, but not in a version that has it; look for a later one:"
+        " pip install pallasite[hopper] --upgrade"
+    )
+
+
+def test_known_plugins_can_be_installed_as_they_say():
+    root = pathlib.Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for known in KNOWN_PLUGINS:
+        if not known.install:
+            assert known.name not in extras and not (root / "plugins" / known.name).exists()
+            continue
+        assert known.install == f"pip install pallasite[{known.name}]"
+        (distribution,) = extras[known.name]
+        about = tomllib.loads((root / "plugins" / known.name / "pyproject.toml").read_text())
+        assert about["project"]["name"] == distribution
+        assert known.name in about["project"]["entry-points"]["pallasite.plugins"]
+
+
+def test_no_message_names_an_extra_that_does_not_exist():
+    root = pathlib.Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    named = set()
+    for source in [*root.glob("framework/**/*.py"), *root.glob("plugins/**/*.py")]:
+        named.update(re.findall(r"pallasite\[([\w,]+)\]", source.read_text()))
+    assert {"hopper", "cuda"} <= named
+    assert {one for names in named for one in names.split(",")} <= set(
+        project["optional-dependencies"]
+    )
+
+
+def test_missing_name_while_a_plugin_is_of_no_use(monkeypatch):
+    def load():
+        raise ImportError("boom")
+
+    broken = FakeEntryPoint("broken", load)
+    off = FakeEntryPoint("off", lambda: Names({"flash": "os:getcwd"}))
+    monkeypatch.setattr(plugins, "_manager", manager(broken, off))
+    with (
+        config.scoped(disabled_plugins="off"),
+        pytest.warns(plugins.PluginWarning),
+        pytest.raises(MissingNameError) as error,
+    ):
+        _ = gpu.flash
+    assert error.value.hint == (
+        "plugins that are disabled may provide it: 'off' (PALLASITE_DISABLE_PLUGINS or config"
+        " disabled_plugins); plugins that are broken may provide it: 'broken', which failed to"
+        " load: ImportError: boom"
+    )
 
 
 def test_name_of_a_plugin_that_fails_to_load(monkeypatch):

@@ -14,6 +14,7 @@ from jax.extend.core import Primitive
 from pallasite import config, plugins
 from pallasite.errors import PluginError
 from pallasite.hookspecs import hookimpl
+from pallasite.plugin_api import PLUGIN_API, check_plugin_api, needed_by, stated_in_source
 from pallasite.targets import Target
 
 ADD = Primitive("add")
@@ -204,3 +205,106 @@ def test_real_entry_points_are_read():
     plugin_manager = plugins.PluginManager({}, entry_points=lambda: [point])
     assert set(plugin_manager.targets()) == {"sm_100a", "sm_103a", "sm_120a"}
     assert plugin_manager.packages() == {"pallasite_blackwell"}
+
+
+# Versions of the plugin API -----------------------------------------------------------------------
+
+
+class Versioned(Toy):
+    """A plugin that states which plugin API it needs."""
+
+    def __init__(self, needed):
+        super().__init__()
+        self.PALLASITE_PLUGIN_API = needed
+
+
+def versioned(needed):
+    dist = types.SimpleNamespace(name="toy-plugin", version="2.1")
+    return FakeEntryPoint("toy", lambda: Versioned(needed), dist=dist)
+
+
+@pytest.mark.parametrize("needed", [PLUGIN_API, (PLUGIN_API[0], 0)])
+def test_plugin_that_needs_what_there_is(needed):
+    assert "toy" in manager(versioned(needed)).targets()
+
+
+@pytest.mark.parametrize(
+    ("needed", "version", "hint"),
+    [
+        ((1, 1), "1.1", "pip install --upgrade pallasite"),
+        ((2, 0), "2.0", "pip install --upgrade pallasite"),
+        ((0, 9), "0.9", "pip install --upgrade toy-plugin"),
+    ],
+)
+def test_plugin_that_needs_another_version_is_reported_and_others_work(needed, version, hint):
+    good = entry_point("good")[0]
+    plugin_manager = manager(versioned(needed), good)
+    with pytest.warns(plugins.PluginWarning) as caught:
+        assert "toy" in plugin_manager.targets()  # That of the good one.
+    message = (
+        f"plugin 'toy' (toy-plugin 2.1) needs plugin API {version}, and this pallasite has 1.0"
+    )
+    assert message in str(caught[0].message)
+    failed = {one.name: one for one in plugin_manager.plugins()}["toy"]
+    assert (failed.state, failed.reason) == ("failed", message)
+    assert failed.error.splitlines()[1:] == [
+        "  expected: a plugin that needs 1.0",
+        f"  try: {hint}",
+    ]
+    assert plugin_manager.registry().plugins == ("pallasite", "good")
+    assert plugin_manager.absences()["toy"] == f"failed to load: {message}"
+
+
+@pytest.mark.parametrize("needed", [1, "1.0", (1,), (1, 0, 0), (1, -1), (True, 0), None])
+def test_plugin_that_states_its_needs_wrongly(needed):
+    plugin_manager = manager(versioned(needed))
+    with pytest.warns(plugins.PluginWarning):
+        plugin_manager.targets()
+    assert plugin_manager.plugins()[0].error.splitlines() == [
+        "plugin 'toy' does not say which plugin API it needs",
+        f"  got: PALLASITE_PLUGIN_API = {needed!r}",
+        "  expected: a major and a minor number, such as PALLASITE_PLUGIN_API = (1, 0)",
+    ]
+
+
+def test_later_minor_versions_serve_earlier_plugins():
+    check_plugin_api("toy", "toy 1.0", (1, 2), (1, 3))
+    with pytest.raises(PluginError) as error:
+        check_plugin_api("toy", "toy 1.0", (2, 0), (1, 3))
+    assert "expected: a plugin that needs 1.0 to 1.3" in str(error.value)
+
+
+def test_plugin_of_this_process_that_needs_another_version():
+    with pytest.raises(PluginError) as error:
+        manager().register(Versioned((0, 1)), name="mine")
+    assert str(error.value).splitlines()[0] == (
+        "plugin 'mine' (in process) needs plugin API 0.1, and this pallasite has 1.0"
+    )
+    assert error.value.hint == "change the plugin for plugin API 1.0"
+
+
+def test_plugin_that_imports_what_only_a_later_version_has(tmp_path, monkeypatch):
+    """Its module cannot be imported, so what it needs is read in its source."""
+    source = "PALLASITE_PLUGIN_API = (1, 7)\nfrom pallasite.plugin import of_the_future\n"
+    (tmp_path / "plugin_of_the_future.py").write_text(source)
+    (tmp_path / "broken_plugin.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [
+        importlib.metadata.EntryPoint(name, module, "pallasite.plugins")
+        for name, module in (("future", "plugin_of_the_future"), ("broken", "broken_plugin"))
+    ]
+    plugin_manager = manager(*points)
+    with pytest.warns(plugins.PluginWarning):
+        plugin_manager.targets()
+    reasons = {one.name: one.reason for one in plugin_manager.plugins()}
+    assert reasons == {
+        "future": "plugin 'future' (?) needs plugin API 1.7, and this pallasite has 1.0",
+        "broken": "ModuleNotFoundError: No module named 'no_such_module'",
+    }
+
+
+@pytest.mark.parametrize("name", ["std", "hopper", "blackwell", "simulator"])
+def test_the_plugins_here_state_what_they_need(name):
+    module = importlib.import_module(f"pallasite_{name}.plugin")
+    assert stated_in_source(module.__name__) == needed_by(module) == PLUGIN_API
+    assert hasattr(module, "PALLASITE_PLUGIN_API")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib
+import importlib.metadata
+import json
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +19,9 @@ import pytest
 from jax.experimental import pallas as pl
 from sample_kernels import CASES, copy_kernel, scaled, specs
 
+from pallasite import config, plugins
 from pallasite import gpu as plgpu
+from pallasite.runtime import environment
 from pallasite.runtime.fingerprint import Unkeyable, canonical_parts, fingerprint
 
 
@@ -58,7 +64,8 @@ def test_equal_in_every_process():
     assert len(texts.pop().splitlines()[-len(CASES) :]) == len(CASES)
 
 
-def test_what_makes_a_kernel_another_one():
+def test_what_makes_a_kernel_another_one(monkeypatch):
+    monkeypatch.setattr(plgpu.CompilerParams, "check_plugin_options", lambda self, absent: None)
     x = jax.ShapeDtypeStruct((128,), jnp.float32)
     variants = [
         (scaled(2.0), x),
@@ -66,6 +73,10 @@ def test_what_makes_a_kernel_another_one():
         (scaled(2.0, name="other"), x),
         (scaled(2.0, grid=2), x),
         (scaled(2.0, params=plgpu.CompilerParams(approx_math=True)), x),
+        (scaled(2.0, params=plgpu.CompilerParams(plugin_options={"p": {"n": 1}})), x),
+        (scaled(2.0, params=plgpu.CompilerParams(plugin_options={"p": {"n": True}})), x),
+        (scaled(2.0, params=plgpu.CompilerParams(plugin_options={"p": {"m": 1}})), x),
+        (scaled(2.0, params=plgpu.CompilerParams(plugin_options={"q": {"n": 1}})), x),
         (scaled(2.0, aliases={0: 0}), x),
         (scaled(2.0), jax.ShapeDtypeStruct((128,), jnp.bfloat16)),
     ]
@@ -209,3 +220,89 @@ def test_a_value_that_contains_itself():
     name = Name("n")
     name.label = name
     assert canonical_parts(name)
+
+
+PLUGIN = """
+from pallasite import hookimpl
+
+@hookimpl
+def pallasite_names():
+    return {}
+
+def emit(ctx):
+    return STEPS
+
+made = lambda ctx: 1
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """An installed plugin: a package, and the metadata of its distribution; gives the package."""
+    package = tmp_path / "some_plugin"
+    package.mkdir()
+    (package / "__init__.py").write_text(PLUGIN)
+    metadata = tmp_path / "some_distribution-1.5.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: some-distribution\nVersion: 1.5\n"
+    )
+    (metadata / "entry_points.txt").write_text("[pallasite.plugins]\nsome = some_plugin\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "_manager", plugins.PluginManager())
+    environment._plugin_version.cache_clear()
+    environment._package_version.cache_clear()
+    yield package
+    environment._plugin_version.cache_clear()
+    environment._package_version.cache_clear()
+    sys.modules.pop("some_plugin", None)
+
+
+def test_functions_of_plugins_count_by_name(installed):
+    module = importlib.import_module("some_plugin")
+    assert canonical_parts(module.emit) == ["function some_plugin.emit"]
+    assert len(canonical_parts(functools.partial(module.emit, 1))) > 1
+    with pytest.raises(Unkeyable):
+        canonical_parts(module.made)  # It is not found under its name.
+    with config.scoped(disabled_plugins="some"), pytest.raises(Unkeyable):
+        canonical_parts(module.emit)  # Its sources are not part of the key.
+
+
+def test_versions_of_plugins_are_part_of_the_key(installed):
+    def version():
+        environment._plugin_version.cache_clear()
+        environment._package_version.cache_clear()
+        return json.loads(environment.environment_text(assemble=False))["plugins"]["some"]
+
+    assert version() == "1.5"
+    # An editable installation is what its sources are.
+    url = installed.parent / "some_distribution-1.5.dist-info" / "direct_url.json"
+    url.write_text(json.dumps({"url": "file:///x", "dir_info": {"editable": True}}))
+    first = version()
+    assert first.startswith("1.5+")
+    (installed / "__init__.py").write_text(PLUGIN + "STEPS = 2\n")
+    assert version() != first
+
+
+def test_functions_of_plugins_of_this_process_have_no_text():
+    plugin = types.ModuleType("plugin_of_this_process")
+    exec("def emit(ctx):\n  return 1\n", plugin.__dict__)
+    sys.modules[plugin.__name__] = plugin
+    try:
+        with pytest.raises(Unkeyable):
+            canonical_parts(plugin.emit)
+    finally:
+        del sys.modules[plugin.__name__]
+
+
+def test_functions_of_the_standard_library_count_by_name(monkeypatch):
+    """It comes with Pallasite, as a plugin of it; so it is trusted where it is installed."""
+    from pallasite_std.tuning.store import _is_entry
+
+    manager = plugins.PluginManager(
+        entry_points=lambda: [
+            importlib.metadata.EntryPoint("standard", "pallasite_std.plugin", "pallasite.plugins")
+        ]
+    )
+    monkeypatch.setattr(plugins, "_manager", manager)
+    assert canonical_parts(_is_entry) == ["function pallasite_std.tuning.store._is_entry"]

@@ -13,8 +13,6 @@ from pallasite.plugins import CORE, PluginWarning, manager
 if TYPE_CHECKING:
     from pallasite.registry import Registry, Rule
 
-NOT_INSTALLED = "not installed"
-
 
 def providers(names: Callable[[], Iterable[str]]) -> dict[str, str]:
     """The plugin that provides each name: the one without which it is gone, else the core.

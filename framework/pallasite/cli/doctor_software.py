@@ -17,6 +17,7 @@ from pallasite import config
 from pallasite.cli import output
 from pallasite.cli.checks import PROBLEM, WARNING, Check
 from pallasite.errors import ConfigError
+from pallasite.known_plugins import KNOWN_PLUGINS
 
 _LIBRARIES = (("jax", "jax"), ("jaxlib", "jaxlib"), ("llvmlite", "llvmlite.binding"))
 _MINIMUM_PYTHON = (3, 12)
@@ -67,10 +68,8 @@ def tools() -> list[Check]:
 def plugins() -> list[Check]:
     """Each plugin's state, and whether all of them agree."""
     from pallasite.cli.contributions import quiet
-    from pallasite.known_plugins import KNOWN_PLUGINS
     from pallasite.plugins import manager
 
-    install = {known.name: known.install for known in KNOWN_PLUGINS}
     checks = []
     with quiet():
         try:
@@ -90,13 +89,18 @@ def plugins() -> list[Check]:
     for plugin in found:
         if plugin.state == "failed":
             text = f"{plugin.distribution}, failed: {plugin.reason}"
-            remedy = f"{install.get(plugin.name, 'reinstall it')}; 'pallasite plugins' shows more"
+            hints = [line for line in plugin.error.splitlines() if line.startswith("  try: ")]
+            advice = hints[-1].removeprefix("  try: ") if hints else "reinstall it"
+            remedy = f"{advice}; 'pallasite plugins' shows more"
             checks.append(Check(plugin.name, text, WARNING, remedy))
         else:
             checks.append(Check(plugin.name, f"{plugin.distribution}, {plugin.state}"))
     present = {plugin.name for plugin in found}
-    missing = [name for name in install if name not in present]
-    return [*checks, *(Check(name, f"not installed: {install[name]}") for name in missing)]
+    missing = [known for known in KNOWN_PLUGINS if known.name not in present]
+    return [
+        *checks,
+        *(Check(one.name, ": ".join(filter(None, (one.absence, one.install)))) for one in missing),
+    ]
 
 
 def _instructions() -> list[Check]:

@@ -76,6 +76,7 @@ def as_json(kernel: CompiledKernel) -> dict[str, Any]:
                 for one in resources.allocations
             ],
         },
+        "plugin_options": _options_json(kernel),
         "timings": dict(kernel.timings),
     }
 
@@ -92,6 +93,7 @@ def as_text(kernel: CompiledKernel, no_assembler: str) -> str:
         ("parameters", _parameters(kernel.launch.parameters)),
         ("hidden from callers", _hidden(kernel.launch)),
         ("TMA descriptors", _tensor_maps(kernel.launch.parameters)),
+        ("plugin options", _options(kernel)),
         ("resources", _resources(kernel, no_assembler)),
         ("allocations", _allocations(kernel)),
         ("timings", _timings(kernel.timings)),
@@ -112,6 +114,18 @@ def _launch(kernel: CompiledKernel) -> str:
         ("shared memory", str(launch.shared_memory_bytes), "bytes, dynamic"),
     ]
     return "\n".join(f"{name:<15}{value}  {unit}" for name, value, unit in rows)
+
+
+def _options(kernel: CompiledKernel) -> str:
+    rows = kernel.plugin_options
+    return output.table(("plugin", "option", "value"), rows) if rows else ""
+
+
+def _options_json(kernel: CompiledKernel) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for plugin, name, value in kernel.plugin_options:
+        found.setdefault(plugin, {})[name] = value
+    return found
 
 
 def _parameters(parameters: Sequence[Parameter]) -> str:

@@ -69,10 +69,13 @@ def _load() -> str:
 
 def _rows(contradiction: str) -> list[_Row]:
     from pallasite import plugins
-    from pallasite.cli.contributions import NOT_INSTALLED, counts, providers
+    from pallasite.cli.contributions import counts, providers
     from pallasite.known_plugins import KNOWN_PLUGINS
+    from pallasite.plugin_api import PLUGIN_API
+    from pallasite.plugin_options import describe
 
     core = _Row(plugins.CORE, f"pallasite {pallasite.__version__}", "built in")
+    core.contributes["plugin API"] = [".".join(map(str, PLUGIN_API))]
     found = [_Row(p.name, p.distribution, p.state, p.error) for p in plugins.plugins()]
     present = {row.name for row in found}
     rows = [core, *found]
@@ -92,10 +95,14 @@ def _rows(contradiction: str) -> list[_Row]:
                 names = [name for name, plugin in plugin_of.items() if plugin == row.name]
                 if names:
                     row.contributes[kind] = names
+        for name, declared in manager.options().items():
+            for row in rows:
+                if row.name == name:
+                    row.contributes["options"] = [one for one, _, _ in describe(declared)]
         for row in rows:
             row.contributes.update(rules.get(row.name, {}))
     return rows + [
-        _Row(known.name, "", NOT_INSTALLED, install=known.install)
+        _Row(known.name, "", known.absence, install=known.install)
         for known in KNOWN_PLUGINS
         if known.name not in present
     ]

@@ -78,12 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _missing(available: set[str]) -> dict[str, str]:
     """Targets that a known plugin would provide, each with what to do to get it."""
-    from pallasite.known_plugins import KNOWN_PLUGINS, remedy
+    from pallasite.known_plugins import KNOWN_PLUGINS
     from pallasite.plugins import manager
 
-    absences = manager().absences()
     return {
-        name: remedy("targets", name, absences) or ""
+        name: manager().remedy("targets", name) or ""
         for plugin in KNOWN_PLUGINS
         for name in plugin.targets
         if name not in available

@@ -76,6 +76,16 @@ def compile_lowered(
         sass=sass,
         timings=tuple(context.timings),
         layouts=_layouts(lowered) if keep else None,
+        plugin_options=_plugin_options(lowered),
+    )
+
+
+def _plugin_options(lowered: LoweredKernel) -> tuple[tuple[str, str, str], ...]:
+    given = getattr(lowered.options, "plugin_options", {})
+    return tuple(
+        (plugin, name, repr(value))
+        for plugin, values in given.items()
+        for name, value in values.items()
     )
 
 

@@ -51,6 +51,7 @@ class CompiledKernel:
       timings: pairs of a stage's name and its time in seconds, in their order.
       layouts: what layout inference chose and converts, and why; None under lane semantics, or if
         it was not kept.
+      plugin_options: what the kernel gave plugins: plugin, option and its value as text.
     """
 
     name: str
@@ -65,3 +66,4 @@ class CompiledKernel:
     sass: str | None = None
     timings: tuple[tuple[str, float], ...] = ()
     layouts: LayoutReport | None = None
+    plugin_options: tuple[tuple[str, str, str], ...] = ()

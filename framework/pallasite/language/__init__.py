@@ -22,7 +22,7 @@ _BY_MODULE = {
         *("BlockSpec", "CompilerParams", "CopyPartition", "LoweringSemantics"),
         *("OOBFillMode", "TraceScope"),
     ),
-    "layouts": ("Layout", "Replicated", "Tiling", "layout_cast"),
+    "layouts": ("Layout", "Tiling", "layout_cast"),
 }
 
 #: Public name -> "module:attribute".
@@ -31,4 +31,5 @@ PUBLIC_NAMES: dict[str, str] = {
     for module, names in _BY_MODULE.items()
     for name in names
 }
+PUBLIC_NAMES["Replicated"] = "pallasite.layouts.construct:Replicated"
 PUBLIC_NAMES["Transform"] = "pallasite._jax:Transform"

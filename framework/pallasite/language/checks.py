@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,15 @@ def type_error(message: str, **details: Any) -> InvalidTypeError:
 def unsupported(message: str, **details: Any) -> UnsupportedError:
     """An :class:`UnsupportedError` at the user's current line."""
     return UnsupportedError(message, location=current_user_location(), **details)
+
+
+@contextlib.contextmanager
+def errors_at(location: Callable[[], SourceLocation | None]) -> Iterator[None]:
+    """Gives errors that know no line that of a function, which is called if one is raised."""
+    try:
+        yield
+    except PallasiteError as error:
+        raise error.at(location()) from error.__cause__
 
 
 def is_integer(value: Any) -> bool:

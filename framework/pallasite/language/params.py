@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
-from pallasite import _jax
+from pallasite import _jax, plugins
+from pallasite.errors import InternalError, InvalidValueError
+from pallasite.known_plugins import plugin_remedy
 from pallasite.language import checks
+from pallasite.language.checks import errors_at
+from pallasite.plugin_options import GivenOptions, given_options, resolve
 
 
 class LoweringSemantics(enum.Enum):
@@ -94,6 +98,9 @@ class CompilerParams:
       min_blocks: how many blocks should fit on one multiprocessor at once; this caps the registers
         of a thread, and more blocks hide more of one another's waiting.
       target: the name of the target to compile for; None selects it as the configuration says.
+      plugin_options: parameters of plugins, by name of plugin: a mapping from names of options to
+        values, or an instance of the plugin's dataclass of options. ``pallasite plugins`` lists
+        the options of each.
     """
 
     BACKEND: ClassVar[str] = "pallasite"
@@ -111,8 +118,12 @@ class CompilerParams:
     skip_device_barrier: bool = False
     min_blocks: int = 1
     target: str | None = None
+    plugin_options: Mapping[str, Any] = GivenOptions()
 
     def __post_init__(self) -> None:
+        with errors_at(_jax.current_user_location):
+            object.__setattr__(self, "plugin_options", given_options(self.plugin_options))
+            self.check_plugin_options(absent="permitted")
         if self.dimension_semantics is not None:
             semantics = tuple(self.dimension_semantics)
             for position, name in enumerate(semantics):
@@ -147,9 +158,58 @@ class CompilerParams:
                 "target is not a name", got=self.target, expected='a string such as "sm_90a"'
             )
 
+    def check_plugin_options(self, *, absent: Literal["permitted", "refused"]) -> None:
+        """Checks that the plugins have the options that are given, and accept their values.
+
+        Args:
+          absent: whether options of a plugin may be given that has none, or is not there. Where
+            kernels are traced, they may not.
+
+        Raises:
+          InvalidValueError, InvalidTypeError: names the plugin, and the options that it has.
+        """
+        given = cast(GivenOptions, self.plugin_options)
+        if not given:
+            return
+        declared = plugins.manager().options()
+        for plugin in given:
+            if plugin in declared:
+                resolve(plugin, declared[plugin], given)
+            elif absent == "refused":
+                raise _no_options(plugin, declared)
+
+    def options_of[Options](self, declared: type[Options]) -> Options:
+        """The parameters of a plugin: what the kernel gives, else their defaults.
+
+        Args:
+          declared: the dataclass that the plugin's hook ``pallasite_options`` returns.
+
+        Raises:
+          InternalError: no plugin that is in use declares this class.
+        """
+        for plugin, one in plugins.manager().options().items():
+            if one is declared:
+                return cast(Options, resolve(plugin, one, cast(GivenOptions, self.plugin_options)))
+        raise InternalError(
+            f"no plugin declares {declared.__qualname__} as its options",
+            expected="the class that the hook pallasite_options of a plugin in use returns",
+        )
+
     def replace(self, **changes: Any) -> CompilerParams:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+
+def _no_options(plugin: str, declared: Mapping[str, type]) -> InvalidValueError:
+    """The error for options of a plugin that has none, or is not in use."""
+    present = plugins.manager().absences()
+    return InvalidValueError(
+        f"plugin {plugin!r} has no compiler options"
+        if present.get(plugin) == ""
+        else f"plugin_options are for plugin {plugin!r}, which is not in use",
+        expected="a plugin that has some: " + (", ".join(declared) or "none that is in use does"),
+        hint=plugin_remedy(plugin, present) if present.get(plugin) != "" else None,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from pallasite import _jax
 from pallasite.errors import SourceLocation
+from pallasite.language.checks import errors_at
 from pallasite.language.interpret import InterpretGPUParams
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
@@ -38,6 +40,10 @@ class KernelSpec:
     location: SourceLocation | None = None
     debug: bool = False
     interpret: InterpretGPUParams | None = None
+
+    def __post_init__(self) -> None:
+        with errors_at(lambda: _jax.current_user_location() or self.location):
+            self.params.check_plugin_options(absent="refused")
 
     def __repr__(self) -> str:
         return f"KernelSpec({self.name}, {dict(self.mesh.shape)})"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite.ir import ops, types
 from pallasite.language import transforms as tr
@@ -115,7 +115,7 @@ def apply(ctx: RuleContext, reference: MemoryReference, transform: Any) -> Memor
             if resolver is None:
                 raise UnsupportedError(
                     "references to other devices come with the multi-GPU plugin",
-                    hint="pip install 'pallasite[multigpu]'",
+                    hint=plugins.manager().remedy("names", "remote_ref"),
                 )
             resolved: MemoryReference = resolver(ctx, reference, transform)
             return resolved

@@ -67,6 +67,8 @@ from pallasite.memory_events import Proxy as Proxy
 from pallasite.memory_events import ProxyFence as ProxyFence
 from pallasite.order_tables import BarrierTables as BarrierTables
 from pallasite.order_tables import MemoryTables as MemoryTables
+from pallasite.plugin_api import PLUGIN_API as PLUGIN_API
+from pallasite.plugin_options import option as option
 from pallasite.plugins import manager as manager
 from pallasite.registry import Registry as Registry
 from pallasite.resource import BARRIERS as BARRIERS
@@ -77,6 +79,3 @@ from pallasite.target_selection import select_target as select_target
 from pallasite.targets import BASELINE_FEATURES as BASELINE_FEATURES
 from pallasite.targets import Target as Target
 from pallasite.targets import TargetPredicate as TargetPredicate
-
-PLUGIN_API = (1, 0)
-"""Major and minor number of this door."""

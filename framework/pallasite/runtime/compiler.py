@@ -20,9 +20,10 @@ from pallasite import _jax, config, plugins
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.language.spec import KernelSpec
 from pallasite.lowering import recording
+from pallasite.plugins import IN_PROCESS
 from pallasite.runtime import serialization
 from pallasite.runtime.disk_cache import DiskCache
-from pallasite.runtime.environment import IN_PROCESS, environment_text
+from pallasite.runtime.environment import environment_text
 from pallasite.runtime.fingerprint import Unkeyable, canonical_parts, fingerprint
 from pallasite.target_selection import select_target
 from pallasite.targets import Target

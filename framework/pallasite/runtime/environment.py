@@ -12,13 +12,12 @@ import sys
 
 from pallasite import _jax, config, hookspecs, plugins
 from pallasite.codegen.tools import find_tool
+from pallasite.plugins import IN_PROCESS
 from pallasite.runtime.fingerprint import Unkeyable
 
 _LIBRARIES = ("jax", "jaxlib", "llvmlite", "numpy", "ml_dtypes")
 _OPTIONS_WITHOUT_EFFECT = frozenset({"cache", "cache_dir", "dump", "target", "ptxas"})
 """Options that change no result; the target and the assembler are part of the key on their own."""
-IN_PROCESS = "in process"
-"""What the plugin manager calls the distribution of a plugin that the program registered itself."""
 
 
 def environment_text(*, assemble: bool) -> str:

@@ -9,10 +9,11 @@ jaxpr with its types, parameters and source lines, the mesh, the aliases, the co
   compiles it again.
 * Dtypes, enumerations, arrays and dataclasses count by value, an identity-compared object by its
   class, its number and its attributes.
-* A Python function counts by its qualified name if it is a module-level function of JAX, NumPy or
-  Pallasite, whose versions are part of every key. Any other function (a host callback, code that
-  emits MLIR itself) makes the kernel :class:`Unkeyable`: such a kernel is compiled once in each
-  process, and kept in memory only. Parameters that hold the derivative rules
+* A Python function counts by its qualified name if it is a module-level function of JAX, NumPy,
+  Pallasite or an enabled plugin that is installed, whose versions (and, where they are edited in
+  place, sources) are part of every key. Any other function (a host callback, code that emits MLIR
+  itself) makes the kernel :class:`Unkeyable`: such a kernel is compiled once in each process, and
+  kept in memory only. Parameters that hold the derivative rules
   of a function are left out, since they do not affect the kernel.
 """
 
@@ -31,7 +32,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.errors import SourceLocation
 from pallasite.language.spec import KernelSpec
 
@@ -255,9 +256,12 @@ def _qualified(kind: type) -> str:
 
 
 def _is_trusted_global(value: Any) -> bool:
-    """Whether a callable is what its module, one of a versioned library, has under its name."""
+    """Whether a callable is what its module, one of a versioned package, has under its name."""
     module = getattr(value, "__module__", None) or ""
-    if module.partition(".")[0] not in _TRUSTED_MODULES or not hasattr(value, "__qualname__"):
+    package = module.partition(".")[0]
+    if not hasattr(value, "__qualname__") or not (
+        package in _TRUSTED_MODULES or package in plugins.manager().packages()
+    ):
         return False
     found: Any = sys.modules.get(module)
     for part in value.__qualname__.split("."):

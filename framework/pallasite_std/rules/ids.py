@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.plugin import InvalidValueError, RuleSet, Semantics
+from pallasite.plugin import InvalidValueError, RuleSet, Semantics, manager
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, with_divisor
 from pallasite.plugin.lowering import KernelContext, RegisterArray, RuleContext, Value
@@ -86,7 +86,8 @@ def axis_index(ctx: RuleContext, name: Hashable) -> RegisterArray:
     if name in ctx.kernel.mesh_axes:
         raise InvalidValueError(
             f"the index along the device axis {name!r} needs the multi-GPU plugin",
-            hint="pip install 'pallasite[multigpu]', or pass the index to the kernel as an input",
+            hint="pass the index to the kernel as an input; "
+            + str(manager().remedy("names", "remote_ref")),
         )
     raise InvalidValueError(
         f"there is no axis {name!r} here",

@@ -21,7 +21,14 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallasite.plugin import InternalError, Resource, RuleSet, Semantics, UnsupportedError
+from pallasite.plugin import (
+    InternalError,
+    Resource,
+    RuleSet,
+    Semantics,
+    UnsupportedError,
+    manager,
+)
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, pointer_type
 from pallasite.plugin.language import GMEM, MemorySpace, memory_space_of
@@ -210,8 +217,7 @@ def _signal(
         raise UnsupportedError(
             "a semaphore of another device is signalled",
             expected="semaphore_signal without device_id",
-            hint="signals between devices come with the multi-GPU plugin:"
-            " pip install 'pallasite[multigpu]'",
+            hint=manager().remedy("names", "remote_ref"),
         )
     if ctx.auto_barriers:
         # One lane signals for all: what the others did must be done.

@@ -129,6 +129,11 @@ class InferenceContext:
         return Semantics.WARP if self.in_warp else self.walk.kernel.semantics
 
     @property
+    def params(self) -> Any:
+        """The kernel's ``CompilerParams``."""
+        return self.walk.kernel.params
+
+    @property
     def avals_in(self) -> list[Any]:
         """Abstract values of the operands."""
         return [atom.aval for atom in self.equation.invars]

@@ -11,6 +11,9 @@ from pallasite.plugin import (
     hookimpl,
 )
 
+PALLASITE_PLUGIN_API = (1, 0)
+"""What the plugin needs of Pallasite."""
+
 COMMON_FEATURES = BASELINE_FEATURES | {"cluster_launch_control", "setmaxnreg", "tma_gather"}
 """Features of all Blackwell chips; ``tma_gather`` is the gather into a block's own memory."""
 

@@ -20,6 +20,9 @@ from pallasite.plugin import (
     hookimpl,
 )
 
+PALLASITE_PLUGIN_API = (1, 0)
+"""What the plugin needs of Pallasite."""
+
 SM_90A = Target(
     name="sm_90a",
     ptx_version=86,

@@ -17,6 +17,9 @@ from pallasite_simulator import options as options  # declares the plugin's opti
 if TYPE_CHECKING:
     from pallasite.plugin import RunReport
 
+PALLASITE_PLUGIN_API = (1, 0)
+"""What the plugin needs of Pallasite."""
+
 
 @hookimpl
 def pallasite_executors() -> list[Executor]:
