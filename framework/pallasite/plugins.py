@@ -357,11 +357,11 @@ class PluginManager:
     def options(self) -> dict[str, type]:
         """Plugins' compiler parameters, by name of plugin: a dataclass each."""
         with self._lock:
-            key = self._generation()
+            key = self.generation()
             if self._options is None or self._options[0] != key:
                 contributions = self._contribute(("pallasite_options",))
                 found = {one.plugin: declared for one in contributions for declared in one.options}
-                self._options = (self._generation(), found)  # A plugin may have failed just now.
+                self._options = (self.generation(), found)  # A plugin may have failed just now.
             return self._options[1]
 
     def exports(self) -> dict[str, str]:
