@@ -22,7 +22,7 @@ _BY_MODULE = {
         *("BlockSpec", "CompilerParams", "CopyPartition", "LoweringSemantics"),
         *("OOBFillMode", "TraceScope"),
     ),
-    "layouts": ("Layout", "Tiling", "layout_cast"),
+    "layouts": ("Layout", "layout_cast"),
 }
 
 #: Public name -> "module:attribute".
@@ -31,5 +31,5 @@ PUBLIC_NAMES: dict[str, str] = {
     for module, names in _BY_MODULE.items()
     for name in names
 }
-PUBLIC_NAMES["Replicated"] = "pallasite.layouts.construct:Replicated"
+PUBLIC_NAMES |= {name: f"pallasite.layouts.construct:{name}" for name in ("Replicated", "Tiling")}
 PUBLIC_NAMES["Transform"] = "pallasite._jax:Transform"
