@@ -16,6 +16,7 @@ from offset_plugin import offset, registered
 
 import pallasite
 from pallasite import gpu as plgpu
+from pallasite.cli import main
 from pallasite.cli.kernel_report import as_json, as_text
 from pallasite.plugin import (
     ExecutionError,
@@ -156,6 +157,35 @@ def test_the_simulator_provides_operands(seen):
     given = simulate(compiled("rank"), np.asarray(X), np.array([3], np.float32))
     np.testing.assert_array_equal(given.outputs[0], np.arange(128.0) + 3)
     assert not of(seen, "collect")
+
+
+KERNEL_FILE = """
+import jax, jax.numpy as jnp
+from offset_plugin import offset
+from pallasite import gpu as plgpu
+
+def body(x_ref, out_ref):
+    out_ref[...] = offset(x_ref[...], "same")
+
+shifted = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+"""
+
+
+def test_the_command_line(seen, tmp_path, capsys):
+    """``pallasite run`` passes hidden operands, and ``pallasite inspect`` lists them."""
+    file = tmp_path / "kernels.py"
+    file.write_text(KERNEL_FILE)
+    arguments = [f"{file}::shifted", "--target", "sm_90", "--arg"]
+    run = ["run", *arguments, "f32[128]:iota", "--executor", "simulator", "--save", str(tmp_path)]
+    assert main(run) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "output_0.npy"), np.arange(128.0) + 7)
+    assert not (tmp_path / "output_1.npy").exists()
+    jax.effects_barrier()
+    assert of(seen, "collect") == [([7.0], "body", {"source": "same"})]
+    capsys.readouterr()
+    assert main(["inspect", *arguments, "f32[128]", "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in report["launch"]["hidden_operands"]] == ["offset.same"]
 
 
 @pytest.mark.parametrize(

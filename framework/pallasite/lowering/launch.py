@@ -1,10 +1,10 @@
 """The launch context: what one kernel asks of its launch while its body is being lowered.
 
-It owns the kernel's parameters (pointers and TMA descriptors), hidden operands and results, dynamic
-shared memory, and barriers; the function itself is in :mod:`pallasite.lowering.kernel_function`,
-the ids of threads and blocks are in :mod:`pallasite.lowering.thread_ids`. What a rule asks for late
-(a descriptor, a barrier) is placed early in the function: parameters in the signature, barrier
-initialisation in the prologue.
+It owns dynamic shared memory and barriers, and completes the kernel. The function itself is in
+:mod:`pallasite.lowering.kernel_function`, its parameters are in
+:mod:`pallasite.lowering.kernel_parameters`, the ids of threads and blocks in
+:mod:`pallasite.lowering.thread_ids`. What a rule asks for late (a descriptor, a barrier) is placed
+early in the function: parameters in the signature, barrier initialisation in the prologue.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
@@ -24,24 +24,21 @@ from pallasite.ir import ops
 from pallasite.ir.types import bit_width, pointer_type
 from pallasite.launch import (
     Allocation,
-    ArrayParameter,
-    Buffer,
-    BufferKind,
-    HostStep,
     LaunchParameters,
-    Parameter,
     TensorMapParameter,
 )
 from pallasite.launch_plan import canonical_order
 from pallasite.lowering.geometry import Geometry
-from pallasite.lowering.hidden import Arguments, HiddenArrays, HostFunction
 from pallasite.lowering.kernel_function import SHARED_MEMORY_ALIGNMENT as SHARED_MEMORY_ALIGNMENT
 from pallasite.lowering.kernel_function import SHARED_MEMORY_SYMBOL
+from pallasite.lowering.kernel_parameters import KernelParameters
 from pallasite.lowering.resources import resource_error
-from pallasite.lowering.thread_ids import ThreadIds
 from pallasite.resource import BARRIER_BYTES as BARRIER_BYTES
 from pallasite.resource import SHARED_MEMORY
 from pallasite.targets import Target
+
+if TYPE_CHECKING:
+    from pallasite.lowering.lifecycles import ActiveLifecycles
 
 WARPGROUP_SIZE = 128
 
@@ -56,17 +53,7 @@ class BarrierStorage:
     arrivals: int
 
 
-class Lifecycles(Protocol):
-    """The lifecycles of plugins in one kernel."""
-
-    def call(self, moment: str) -> None:
-        """Calls the functions of a moment."""
-
-    def host_steps(self) -> tuple[HostStep, ...]:
-        """What the host does before the first launch."""
-
-
-class LaunchContext(ThreadIds):
+class LaunchContext(KernelParameters):
     """State of one kernel's launch while its body is lowered; see the module's text.
 
     Attributes:
@@ -84,121 +71,9 @@ class LaunchContext(ThreadIds):
         self.min_blocks = 1
         self.named_scopes: tuple[Callable[[str], AbstractContextManager[None]], ...] = ()
         self.allocations: list[Allocation] = []
-        self.hidden = HiddenArrays()
-        self._parameters: dict[Parameter, ir.Value] = {}
         self._barriers: list[BarrierStorage] = []
         self._prologue: ir.Block | None = None
         self._shared_top = scoped_bytes
-        self.buffers_scratch: list[Buffer] = []
-        self.aliases: tuple[tuple[int, int], ...] = ()
-
-    # Parameters ----------------------------------------------------------------------------------
-
-    def parameter(self, parameter: Parameter) -> ir.Value:
-        """The kernel's argument for ``parameter``: a global pointer, or the generic address of a
-        TMA descriptor in parameter space. Equal parameters are one argument."""
-        found = self._parameters.get(parameter)
-        if found is None:
-            space = 1 if isinstance(parameter, ArrayParameter) else 0
-            with self.at_entry():
-                found = llvm.mlir_undef(pointer_type(space))
-            self._parameters[parameter] = found
-        return found
-
-    def array_pointer(self, buffer: Buffer) -> ir.Value:
-        """The global pointer of a buffer."""
-        return self.parameter(ArrayParameter(buffer))
-
-    def new_scratch(self, shape: Sequence[int], dtype: Any, *, zeroed: bool) -> Buffer:
-        """A buffer in global memory that the launch allocates; all zeros if ``zeroed``."""
-        buffer = Buffer(
-            BufferKind.SCRATCH, len(self.buffers_scratch), tuple(shape), dtype, zeroed=zeroed
-        )
-        self.buffers_scratch.append(buffer)
-        return buffer
-
-    def hidden_operand(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: Any,
-        *,
-        value: Any = None,
-        initialiser: HostFunction | None = None,
-        arguments: Arguments | None = None,
-        per_device: bool = False,
-    ) -> Buffer:
-        """An input in global memory that the host passes at each launch, not the kernel's caller.
-
-        Its memory may not be written to. Asking again for the same one gives the same one.
-
-        Args:
-          name: unique in the kernel; ``"my-plugin.table"``, say.
-          shape, dtype: of the array.
-          value: the array itself, which is kept with the compiled kernel; or else
-          initialiser: the host function that makes it, when a program is lowered (from PyTorch:
-            when the kernel is first called): ``initialiser(**arguments)``, or
-            ``initialiser(device, **arguments)`` with a :class:`LaunchDevice` if ``per_device``.
-          arguments: of that function, made of what JSON has.
-          per_device: whether each device gets a value of its own.
-
-        Raises:
-          InvalidValueError: a value and an initialiser, or neither; another operand of this name.
-          InvalidTypeError: a value of another type.
-        """
-        return self.hidden.operand(
-            name,
-            shape,
-            dtype,
-            value=value,
-            initialiser=initialiser,
-            arguments=arguments,
-            per_device=per_device,
-        )
-
-    def hidden_result(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: Any,
-        *,
-        consumer: HostFunction,
-        arguments: Arguments | Callable[[], Arguments] | None = None,
-    ) -> Buffer:
-        """An output in global memory that the host gets after each launch, not the kernel's caller.
-
-        The kernel has to write it. Asking again for the same one gives the same one.
-
-        Args:
-          name: unique in the kernel; ``"my-plugin.log"``, say.
-          shape, dtype: of the array.
-          consumer: the host function that gets it: ``consumer(array, kernel, **arguments)``, with a
-            NumPy array and the ``CompiledKernel``. From JAX, it may run at any time after the
-            launch, and launches on several devices call it in any order.
-          arguments: of that function, made of what JSON has; or a function without arguments that
-            gives them when the body is lowered.
-
-        Raises:
-          InvalidValueError: another result of this name.
-        """
-        return self.hidden.result(name, shape, dtype, consumer=consumer, arguments=arguments)
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """All parameters that were asked for so far, in that order."""
-        return tuple(self._parameters)
-
-    def parameter_users(self, parameter: Parameter) -> list[ir.Operation]:
-        """The operations that use a parameter as it is."""
-        return [use.owner for use in self._parameters[parameter].uses]
-
-    def replace_parameters(self, changes: Mapping[Parameter, Parameter]) -> None:
-        """Lets other parameters take the place of some that were asked for."""
-        # What takes the place of one may be equal to another one that is replaced.
-        replaced = {old: self._parameters.pop(old) for old in changes}
-        for old, value in replaced.items():
-            value.replace_all_uses_with(self.parameter(changes[old]))
-            value.owner.erase()
 
     @contextlib.contextmanager
     def named_region(self, name: str) -> Iterator[None]:
@@ -314,7 +189,7 @@ class LaunchContext(ThreadIds):
                 self.cluster_barrier(relaxed=True)
             self.block_barrier()
 
-    def finish(self, lifecycles: Lifecycles) -> LaunchParameters:
+    def finish(self, lifecycles: ActiveLifecycles) -> LaunchParameters:
         """Completes the function once its body is lowered: epilogues, the final synchronisation of
         clusters, what was deferred, barrier initialisation, the signature.
 
