@@ -71,7 +71,7 @@ def test_code_runs(page: pathlib.Path):
                 source = "\n" * (block.line - 1) + block.text
                 name = str(page.relative_to(ROOT))
                 with contextlib.redirect_stdout(io.StringIO()) as output:
-                    exec(compile(source, name, "exec"), namespace)
+                    exec(compile(source, name, "exec", dont_inherit=True), namespace)
                 printed = output.getvalue()
             elif block.kind == "text output":
                 same = doctest.OutputChecker().check_output(block.text, printed, doctest.ELLIPSIS)
