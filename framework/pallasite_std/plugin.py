@@ -49,7 +49,6 @@ RULE_MODULES = (
     "rules.shape",
     "rules.warp",
     "pipelines.warp_specialized.register_split",
-    "inference.control_flow",
     "inference.elementwise",
     "inference.memory",
     "inference.other",

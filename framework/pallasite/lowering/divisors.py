@@ -68,6 +68,29 @@ def carried_divisors(
     return found
 
 
+def loop_divisors(table: JaxprTable, body: Region, operands: Sequence[int]) -> dict[int, int]:
+    """What the values that a loop carries are multiples of in every step, by operand.
+
+    Args:
+      table: the primitives that carry jaxprs.
+      body: the loop's body.
+      operands: what the operands are multiples of before the first step.
+    """
+    found = {operand: operands[operand] for _, operand in body.carried_operands()}
+    visitor = _Divisors(table)
+    while any(divisor > 1 for divisor in found.values()):
+        inputs = [1 if one is None else found.get(one, operands[one]) for one in body.operands]
+        outputs = visitor.run(body.jaxpr, inputs)
+        common = {
+            operand: math.gcd(found[operand], outputs[output])
+            for output, operand in body.carried_operands()
+        }
+        if common == found:
+            break
+        found = common
+    return found
+
+
 def _known(value: Value) -> int:
     if not isinstance(value, RegisterArray) or value.shape != () or not value.is_splat:
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pallasite.lowering.inference import relations as relations
+from pallasite.lowering.inference.allocations import open_layout as open_layout
 from pallasite.lowering.inference.context import InferenceContext as InferenceContext
 from pallasite.lowering.inference.costs import UNCERTAIN as UNCERTAIN
 from pallasite.lowering.inference.costs import reduction_cost as reduction_cost
@@ -15,4 +16,3 @@ from pallasite.lowering.inference.values import OtherValue as OtherValue
 from pallasite.lowering.inference.values import ScalarValue as ScalarValue
 from pallasite.lowering.inference.views import View as View
 from pallasite.lowering.inference.views import view_of as view_of
-from pallasite.lowering.inference.walk import open_layout as open_layout

@@ -47,6 +47,7 @@ from pallasite.lowering.resources import Resources as Resources
 from pallasite.lowering.resources import nothing as nothing
 from pallasite.lowering.resources import reserve as reserve
 from pallasite.lowering.retracing import discharged as discharged
+from pallasite.lowering.retracing import is_value as is_value
 from pallasite.lowering.state import StateKey as StateKey
 from pallasite.lowering.transfers import access_addresses as access_addresses
 from pallasite.lowering.transfers import check_window as check_window

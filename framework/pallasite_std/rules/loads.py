@@ -33,6 +33,7 @@ from pallasite.plugin.lowering import (
     default_layout,
     discharged,
     from_memory,
+    is_value,
     load_array,
     relayout,
     remote_pointer,
@@ -41,7 +42,7 @@ from pallasite.plugin.lowering import (
     to_memory,
 )
 from pallasite_std.primitives.arrays import load_p
-from pallasite_std.rules.references import is_value, orders_stores, require_scalar, write
+from pallasite_std.rules.references import orders_stores, require_scalar, write
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)

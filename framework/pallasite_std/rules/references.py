@@ -37,6 +37,7 @@ from pallasite.plugin.lowering import (
     aligned,
     buffer_bytes,
     discharged,
+    is_value,
     load_array,
     reserve,
     resolve,
@@ -308,19 +309,6 @@ def _leave_earlier_scopes(
             fence.emit(ctx)
     if among_threads:
         ctx.launch.block_barrier()
-
-
-def is_value(aval: Any) -> bool:
-    """Whether a reference type stands for a value that has no address, such as an accumulator.
-
-    Such a type has ``enter_scope(ctx, collective_axes, initial=None)``, which returns the value at
-    the beginning of its scope, and ``leave_scope(ctx, value, initial)``, which makes an array of
-    the last one; where ``initial`` is such a value of a scope further out, it stays one. In
-    between, the reference is replaced by its value, which primitives that write it return. It may
-    have ``scope_layout()``, the register layout of the arrays that a ``run_state`` begins and ends
-    with, and ``value_layout()``, the one of the value within the scope, which is never converted.
-    """
-    return hasattr(aval, "enter_scope")
 
 
 def _is_semaphore(aval: Any) -> bool:

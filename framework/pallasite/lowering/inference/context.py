@@ -518,7 +518,8 @@ class InferenceContext:
             walk.events, walk.branches = outer, around
 
     def returns(self, jaxpr: Any, results: Sequence[AbstractValue], values: Sequence[Any]) -> None:
-        """The results of a nested jaxpr become other values, such as those that a loop carries."""
+        """The results of a nested jaxpr become other values (or None), such as those that a loop
+        carries."""
         outputs: list[int | None] = []
         for result, value in zip(results, values, strict=True):
             if isinstance(result, ArrayValue) and isinstance(value, ArrayValue):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pallasite import _jax
 from pallasite.errors import InvalidValueError, SourceLocation
+from pallasite.ir import types
 from pallasite.ir.divisibility import ANY
+from pallasite.jaxpr_visitor import Visitor
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.lowering.divisors import divisor_of_result
 from pallasite.lowering.equations import check_elements, errors_at_equation
@@ -23,9 +25,12 @@ from pallasite.lowering.inference.problem import (
     Place,
     Problem,
     Relation,
+    Variable,
 )
 from pallasite.lowering.inference.releases import BarrierEvent, releases
 from pallasite.lowering.inference.solver import Solver
+from pallasite.lowering.inference.structure import Structure
+from pallasite.lowering.inference.tiles import tiled
 from pallasite.lowering.inference.values import (
     AbstractValue,
     ArrayValue,
@@ -76,38 +81,7 @@ class Walk:
     ) -> list[AbstractValue]:
         """Visits the equations of a jaxpr; returns the values of its results."""
         self.kept.append(jaxpr)
-        environment: dict[Any, AbstractValue] = {}
-        binders = [*jaxpr.constvars, *jaxpr.invars]
-        constants = list(getattr(jaxpr, "consts", ()) or ())
-        given = list(values)
-        if constants and len(given) == len(jaxpr.invars):
-            given = [self._constant(path, variable) for variable in jaxpr.constvars] + given
-        environment.update(zip(binders, given, strict=True))
-
-        def read(atom: Any) -> AbstractValue:
-            if isinstance(atom, _jax.Literal):
-                return self._literal(path, atom)
-            return environment[atom]
-
-        used = {atom for equation in jaxpr.eqns for atom in equation.invars if _is_variable(atom)}
-        used |= {atom for atom in jaxpr.outvars if _is_variable(atom)}
-        for equation in jaxpr.eqns:
-            operands = [read(atom) for atom in equation.invars]
-            if equation.outvars and _is_scalar(equation):
-                results: Sequence[AbstractValue] = _scalars(equation, operands)
-            else:
-                ctx = InferenceContext(self, equation, path, weight, in_warp)
-                with errors_at_equation(equation):
-                    check_elements(equation)
-                    ctx.declared_events(operands)
-                    rule = ctx.find_rule(equation.params)
-                    if rule is None:
-                        results = _without_rule(ctx, operands)
-                    else:
-                        results = _as_results(ctx, ctx.call(rule, operands, equation.params))
-                self._note(ctx, results, used)
-            environment.update(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return _JaxprWalk(self, path, jaxpr, weight, in_warp).run(jaxpr, values)
 
     def allocation(
         self,
@@ -136,47 +110,9 @@ class Walk:
         assert value.choice is not None
         choice = self.problem.choices[value.choice]
         if not choice.given:
-            for layout in _tiled(value.shape, choice.candidates[0].element_bits, height):
+            for layout in tiled(value.shape, choice.candidates[0].element_bits, height):
                 if layout not in choice.candidates:
                     choice.candidates.append(layout)
-
-    def _constant(self, path: Path, variable: Any) -> AbstractValue:
-        aval = variable.aval
-        if not isinstance(aval, _jax.ShapedArray):
-            return OtherValue(aval)
-        return ScalarValue() if aval.shape == () else self._splat(aval)
-
-    def _literal(self, path: Path, atom: Any) -> AbstractValue:
-        aval = atom.aval
-        if aval.shape != ():
-            return self._splat(aval)
-        if np.dtype(aval.dtype).kind in "iu":
-            number = int(atom.val)
-            return ScalarValue(abs(number) or ANY, number)
-        return ScalarValue()
-
-    def _splat(self, aval: Any) -> ArrayValue:
-        from pallasite.ir import types
-        from pallasite.lowering.inference.problem import Variable
-
-        bits = types.bit_width(aval.dtype)
-        place = Place(None, "constant")
-        number = self.problem.variable(Variable(tuple(aval.shape), bits, [], False, place))
-        return ArrayValue(number, tuple(aval.shape), bits)
-
-    def _note(
-        self, ctx: InferenceContext, results: Sequence[AbstractValue], used: Collection[Any]
-    ) -> None:
-        ctx.record.results = [
-            value.variable if isinstance(value, ArrayValue) else None for value in results
-        ]
-        for number, variable in zip(ctx.record.results, ctx.equation.outvars, strict=True):
-            if number is None or variable in used or number in ctx.record.needs.values():
-                continue  # What a loop carries is used inside of it.
-            if self.problem.variables[number].place == ctx.place:
-                self.problem.variables[number].used = False
-        if ctx.record.needs or any(number is not None for number in ctx.record.results):
-            self.records[ctx.path, id(ctx.equation)] = ctx.record
 
     # The solution ---------------------------------------------------------------------------------
 
@@ -233,15 +169,87 @@ class Walk:
         return plan
 
 
+class _JaxprWalk(Visitor[AbstractValue]):
+    """The walk over one jaxpr, in one place.
+
+    Args:
+      walk: what collects the factors.
+      path: the calls around the jaxpr.
+      jaxpr: what is visited.
+      weight: how often it runs, about.
+      in_warp: whether single warps run it.
+    """
+
+    def __init__(self, walk: Walk, path: Path, jaxpr: Any, weight: float, in_warp: bool):
+        super().__init__(walk.kernel.registry.jaxprs)
+        self.walk = walk
+        self.path = path
+        self.weight = weight
+        self.in_warp = in_warp
+        self.used = {
+            atom
+            for atoms in (*(equation.invars for equation in jaxpr.eqns), jaxpr.outvars)
+            for atom in atoms
+            if not isinstance(atom, _jax.Literal)
+        }
+
+    def constant(self, variable: Any, value: Any) -> AbstractValue:
+        aval = variable.aval
+        if not isinstance(aval, _jax.ShapedArray):
+            return OtherValue(aval)
+        return ScalarValue() if aval.shape == () else self._splat(aval)
+
+    def literal(self, atom: Any) -> AbstractValue:
+        aval = atom.aval
+        if aval.shape != ():
+            return self._splat(aval)
+        if np.dtype(aval.dtype).kind in "iu":
+            number = int(atom.val)
+            return ScalarValue(abs(number) or ANY, number)
+        return ScalarValue()
+
+    def _splat(self, aval: Any) -> ArrayValue:
+        bits = types.bit_width(aval.dtype)
+        variable = Variable(tuple(aval.shape), bits, [], False, Place(None, "constant"))
+        return ArrayValue(self.walk.problem.variable(variable), tuple(aval.shape), bits)
+
+    def equation(self, equation: Any, operands: list[AbstractValue]) -> Sequence[AbstractValue]:
+        carries = equation.primitive in self.table
+        if equation.outvars and not carries and _is_scalar(equation):
+            return _scalars(equation, operands)
+        ctx = InferenceContext(self.walk, equation, self.path, self.weight, self.in_warp)
+        with errors_at_equation(equation):
+            check_elements(equation)
+            ctx.declared_events(operands)
+            rule = ctx.find_rule(equation.params)
+            if rule is not None:
+                results = _as_results(ctx, ctx.call(rule, operands, equation.params))
+            elif carries:
+                regions = self.table.regions(equation)
+                results = list(Structure(ctx).structured(equation, regions, operands) or ())
+            else:
+                results = _without_rule(ctx, operands)
+        self._note(ctx, results)
+        return results
+
+    def _note(self, ctx: InferenceContext, results: Sequence[AbstractValue]) -> None:
+        ctx.record.results = [
+            value.variable if isinstance(value, ArrayValue) else None for value in results
+        ]
+        for number, variable in zip(ctx.record.results, ctx.equation.outvars, strict=True):
+            if number is None or variable in self.used or number in ctx.record.needs.values():
+                continue  # What a loop carries is used inside of it.
+            if self.walk.problem.variables[number].place == ctx.place:
+                self.walk.problem.variables[number].used = False
+        if ctx.record.needs or any(number is not None for number in ctx.record.results):
+            self.walk.records[ctx.path, id(ctx.equation)] = ctx.record
+
+
 def _is_scalar(equation: Any) -> bool:
     return all(
         isinstance(atom.aval, _jax.ShapedArray) and atom.aval.shape == ()
         for atom in (*equation.invars, *equation.outvars)
-    ) and not any(True for _ in _jax.jaxprs_in_params(equation.params))
-
-
-def _is_variable(atom: Any) -> bool:
-    return not isinstance(atom, _jax.Literal)
+    )
 
 
 def _scalars(equation: Any, operands: Sequence[AbstractValue]) -> list[AbstractValue]:
@@ -274,26 +282,3 @@ def _as_results(ctx: InferenceContext, found: Any) -> list[AbstractValue]:
     if ctx.equation.primitive.multiple_results:
         return list(found or ())
     return [found]
-
-
-def open_layout(value: MemoryValue, bits: int) -> list[MemoryLayout]:
-    """Layouts that an allocation in shared memory may have: row-major, then tiled ones.
-
-    Tiles are what TMA and the matrix units know: 8 rows of the width of a swizzle.
-    """
-    return [row_major(value.shape, bits), *_tiled(value.shape, bits, 8)]
-
-
-def _tiled(shape: Sequence[int], bits: int, height: int) -> list[MemoryLayout]:
-    """The layouts in tiles of so many rows that are as wide as a swizzle."""
-    found: list[MemoryLayout] = []
-    if len(shape) < 2 or bits > 32:
-        return found
-    rows, columns = shape[-2:]
-    for swizzle in (128, 64, 32, 16):
-        width = swizzle * 8 // bits
-        if rows % 8 or rows % height or columns % width or (swizzle == 16 and bits == 32):
-            continue
-        tiled = (*shape[:-2], rows // height, columns // width, height, width)
-        found.append(row_major(tiled, bits).untile((height, width)).with_swizzle(swizzle))
-    return found

@@ -1,0 +1,69 @@
+"""Allocations of scopes, as layout inference sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pallasite import _jax
+from pallasite.ir import types
+from pallasite.language.memory import (
+    AbstractRefUnion,
+    MemorySpace,
+    memory_space_of,
+    union_members,
+)
+from pallasite.layouts.memory import MemoryLayout, row_major
+from pallasite.lowering.inference.context import InferenceContext
+from pallasite.lowering.inference.tiles import tiled
+from pallasite.lowering.inference.values import AbstractValue, MemoryValue, OtherValue
+from pallasite.memory_events import EventKind
+
+
+def first_value(
+    ctx: InferenceContext, aval: Any, initial: AbstractValue | None = None
+) -> AbstractValue:
+    """The value at the beginning of the scope of a reference that stands for one."""
+    sources = [] if initial is None else [initial]
+    value = ctx.result(aval.inner_aval, *sources, spread=False)
+    if hasattr(aval, "value_layout"):
+        ctx.makes(value, aval.value_layout(), "it is an accumulator", pinned=True)
+    return value
+
+
+def allocation(ctx: InferenceContext, variable: Any, name: str) -> AbstractValue:
+    """The memory that a scope allocates for a variable; shared memory has a layout to choose."""
+    aval = variable.aval
+    extended = _jax.issubdtype(getattr(aval, "dtype", np.float32), _jax.extended)
+    if extended or memory_space_of(aval) is not MemorySpace.SMEM:
+        return OtherValue(aval)
+    path = (*ctx.path, id(ctx.equation))
+    shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
+    if isinstance(aval, AbstractRefUnion):
+        members: dict[Any, int] = {}
+        for offset, member_shape, member_dtype in union_members(aval):
+            value = MemoryValue(MemorySpace.SMEM, member_shape, member_dtype, name=name)
+            candidates = open_layout(value, types.bit_width(member_dtype))
+            key = (offset, str(member_dtype), member_shape)
+            members[key] = ctx.walk.allocation(
+                path, variable, value, candidates, ctx.place, member=key
+            )
+        union = MemoryValue(MemorySpace.SMEM, shape, dtype, None, members, name)
+        ctx.event(EventKind.ALLOCATE, union)
+        return union
+    value = MemoryValue(MemorySpace.SMEM, shape, dtype, name=name)
+    bits = types.bit_width(dtype)
+    candidates = open_layout(value, bits)
+    number = ctx.walk.allocation(path, variable, value, candidates, ctx.place)
+    allocation = MemoryValue(MemorySpace.SMEM, shape, dtype, number, name=name)
+    ctx.event(EventKind.ALLOCATE, allocation)
+    return allocation
+
+
+def open_layout(value: MemoryValue, bits: int) -> list[MemoryLayout]:
+    """Layouts that an allocation in shared memory may have: row-major, then tiled ones.
+
+    Tiles are what TMA and the matrix units know: 8 rows of the width of a swizzle.
+    """
+    return [row_major(value.shape, bits), *tiled(value.shape, bits, 8)]
