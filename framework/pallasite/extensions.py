@@ -144,6 +144,23 @@ class LayoutProposal:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Translation:
+    """How an operation of MLIR is written as LLVM IR.
+
+    Attributes:
+      operation: the name of the operation, such as ``"memref.load"``.
+      translate: ``translate(emitter, operation)`` appends instructions to an
+        :class:`~pallasite.codegen.translation.emitter.Emitter` and binds the results.
+      overrides: names of plugins whose translation of the same operation this one replaces.
+    """
+
+    operation: str
+    translate: Callable[[Any, Any], None]
+    overrides: tuple[str, ...] = ()
+    plugin: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation:
     """One implementation of an operation of ``pallasite.ops``.
 
@@ -189,6 +206,8 @@ class Contribution:
     stores: tuple[StoreNamespace, ...] = ()
     options: tuple[type, ...] = ()
     exports: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    front_ends: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layouts: tuple[NamedLayout, ...] = ()
     layout_proposals: tuple[LayoutProposal, ...] = ()
     operations: tuple[Operation, ...] = ()
+    translations: tuple[Translation, ...] = ()

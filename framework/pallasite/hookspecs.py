@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Pass,
         ResourceRule,
         StoreNamespace,
+        Translation,
     )
     from pallasite.jaxpr_table import JaxprPrimitive
     from pallasite.lifecycle import KernelLifecycle
@@ -156,6 +157,21 @@ def pallasite_operations() -> Iterable[Operation]:  # type: ignore[empty-body]
     up. For the selected target, the implementation whose target predicate is most specific is
     taken, unless it refuses the arguments; a tie between plugins is an error unless one of them
     says that it overrides the other."""
+
+
+@hookspec
+def pallasite_translations() -> Iterable[Translation]:  # type: ignore[empty-body]
+    """How operations of MLIR are written as LLVM IR that the core does not translate itself (it
+    knows arith, math, scf, llvm and static operations of vector). Called once, before the first
+    kernel is lowered; an operation has one translation."""
+
+
+@hookspec
+def pallasite_front_ends() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Functions that make a ``KernelSpec`` of what other libraries' calls hold: name to
+    ``"module:attribute"``. The names are ``"pallas_call"`` (of an equation of ``pl.pallas_call``)
+    and ``"mesh_kernel"`` (of ``pl.kernel`` and ``pl.core_map`` over our ``Mesh``). Called when the
+    first such kernel is lowered."""
 
 
 @hookspec

@@ -25,7 +25,7 @@ FIELDS: Mapping[str, str] = {
 }
 """For each hook, the field of a :class:`Contribution` that it fills."""
 
-_NAME_HOOKS = ("pallasite_names", "pallasite_exports")
+_NAME_HOOKS = ("pallasite_names", "pallasite_exports", "pallasite_front_ends")
 """The hooks that return a mapping of names."""
 
 _RECORDS: Mapping[str, type] = {
@@ -47,6 +47,7 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_stores": extensions.StoreNamespace,
     "pallasite_layouts": extensions.NamedLayout,
     "pallasite_operations": extensions.Operation,
+    "pallasite_translations": extensions.Translation,
     "pallasite_layout_proposals": extensions.LayoutProposal,
 }
 

@@ -53,6 +53,7 @@ NOT_OF_THE_REGISTRY = (
     "pallasite_stores",
     "pallasite_exports",
     "pallasite_options",
+    "pallasite_front_ends",
 )
 """The hooks that no kernel needs to be compiled, which are called on their own."""
 
@@ -363,6 +364,23 @@ class PluginManager:
                 found = {one.plugin: declared for one in contributions for declared in one.options}
                 self._options = (self.generation(), found)  # A plugin may have failed just now.
             return self._options[1]
+
+    def front_end(self, name: str) -> Any:
+        """The function that makes a ``KernelSpec`` of an equation of JAX's own.
+
+        Args:
+          name: ``"pallas_call"`` or ``"mesh_kernel"``; see the hook ``pallasite_front_ends``.
+
+        Raises:
+          MissingNameError: no plugin has it.
+          PluginError: two plugins do, or what one says of it is wrong.
+        """
+        contributions = self._contribute(("pallasite_front_ends",))
+        path = merge_names(contributions, "front_ends", "front ends").get(name)
+        if path is None:
+            hint = absent_plugins(self.absences())
+            raise MissingNameError(f"no plugin has the front end {name!r}", hint=hint)
+        return _resolve(path)
 
     def exports(self) -> dict[str, str]:
         """Plugins' names for the package ``pallasite``, each with its ``"module:attribute"``.

@@ -120,6 +120,12 @@ class Registry:
         self.executors: dict[str, Executor] = unique(
             "executors named", _with_plugin(contributions, "executors"), lambda entry: entry.name
         )
+        translations = unique(
+            "translations of operation",
+            _with_plugin(contributions, "translations"),
+            lambda entry: entry.operation,
+        )
+        self.translations = {name: entry.translate for name, entry in translations.items()}
         self._layout_proposals: dict[str, LayoutProposal] = unique(
             "layout proposals named",
             _with_plugin(contributions, "layout_proposals"),

@@ -22,6 +22,7 @@ from pallasite.plugin import (
     RuleSet,
     StoreNamespace,
     Target,
+    Translation,
     hookimpl,
 )
 
@@ -153,6 +154,26 @@ def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:
     from pallasite_std.jaxprs import JAXPR_PRIMITIVES
 
     return JAXPR_PRIMITIVES
+
+
+@hookimpl
+def pallasite_translations() -> list[Translation]:
+    """The dialects that inlined code emits."""
+    from pallasite_std.inline.gpu_translation import GPU
+    from pallasite_std.inline.memref_translation import MEMREF
+
+    return [
+        Translation(operation=name, translate=handler) for name, handler in (GPU | MEMREF).items()
+    ]
+
+
+@hookimpl
+def pallasite_front_ends() -> dict[str, str]:
+    """Kernels that are written as calls of Pallas's own."""
+    return {
+        "pallas_call": "pallasite_std.front_ends.pallas_call:pallas_call_spec",
+        "mesh_kernel": "pallasite_std.front_ends.mesh_kernel:mesh_kernel_spec",
+    }
 
 
 @hookimpl

@@ -344,7 +344,7 @@ def test_errors(error, message, arguments):
 
 # --- pallas_call ---
 def call_spec(function, *operands):
-    from pallasite.language.pallas_call import pallas_call_spec
+    from pallasite_std.front_ends.pallas_call import pallas_call_spec
 
     jaxpr = jax.make_jaxpr(function)(*operands)
     (params,) = (e.params for e in jaxpr.eqns if e.primitive.name == "pallas_call")

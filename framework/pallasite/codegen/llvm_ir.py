@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from pallasite import plugins
 from pallasite.codegen.translation.arith import ARITH
 from pallasite.codegen.translation.assembly import ASSEMBLY
 from pallasite.codegen.translation.atomics import ATOMICS
@@ -15,17 +17,16 @@ from pallasite.codegen.translation.functions import (
     define,
     global_variable,
 )
-from pallasite.codegen.translation.gpu import GPU
 from pallasite.codegen.translation.llvm_ops import LLVM
 from pallasite.codegen.translation.locations import Metadata, source_location
 from pallasite.codegen.translation.math import MATH
 from pallasite.codegen.translation.memory import MEMORY
-from pallasite.codegen.translation.memref import MEMREF
 from pallasite.codegen.translation.types import TypeTable
 from pallasite.codegen.translation.vector import VECTOR
 from pallasite.errors import CompilationError, PallasiteError, SourceLocation
+from pallasite.registry import Registry
 
-_HANDLERS = HandlerTable(ARITH, MATH, CONTROL, LLVM, ASSEMBLY, MEMORY, ATOMICS, VECTOR, MEMREF, GPU)
+_TABLES = (ARITH, MATH, CONTROL, LLVM, ASSEMBLY, MEMORY, ATOMICS, VECTOR)
 
 DEVICE_TRIPLE = "nvptx64-nvidia-cuda"
 DATA_LAYOUTS = {
@@ -45,7 +46,7 @@ def translate(
 
     Args:
       module: an ``ir.Module`` of ``llvm.func`` and ``llvm.mlir.global``, with bodies of arith,
-        math, scf, llvm, static operations of vector and memref, and some of gpu and nvvm.
+        math, scf, llvm, static operations of vector, and what plugins translate.
       triple: the target triple; another one than the default is for tests on the host.
       data_layout: data layout string; needed for a triple that is not in ``DATA_LAYOUTS``.
       debug_info: whether operations keep their source locations.
@@ -53,6 +54,7 @@ def translate(
     Raises:
       CompilationError: an operation, type or constant has no translation; names it and its line.
     """
+    handlers = _handlers(plugins.registry())
     types = TypeTable()
     metadata = Metadata()
     device = triple.startswith("nvptx")
@@ -68,7 +70,7 @@ def translate(
             elif name == "llvm.func" and not operation.regions[0].blocks:
                 lines.append(declare(operation, types))
             elif name == "llvm.func":
-                lines += _function(operation, types, metadata, device, debug_info)
+                lines += _function(operation, handlers, types, metadata, device, debug_info)
             else:
                 raise CompilationError(
                     f"operation {name!r} at the top of the module",
@@ -82,15 +84,25 @@ def translate(
     return "\n".join(lines)
 
 
+@functools.lru_cache(maxsize=16)
+def _handlers(registry: Registry) -> HandlerTable:
+    return HandlerTable(*_TABLES, registry.translations)
+
+
 def _function(
-    operation: Any, types: TypeTable, metadata: Metadata, device: bool, debug_info: bool
+    operation: Any,
+    handlers: HandlerTable,
+    types: TypeTable,
+    metadata: Metadata,
+    device: bool,
+    debug_info: bool,
 ) -> list[str]:
     debug = None
     if debug_info:
         where = source_location(operation.location) or _first_location(operation)
         if where is not None:
             debug = metadata.function(operation.attributes["sym_name"].value, where)
-    emitter = Emitter(_HANDLERS, types, debug, metadata, device)
+    emitter = Emitter(handlers, types, debug, metadata, device)
     define(operation, emitter, debug.subprogram if debug is not None else None)
     return emitter.lines
 

@@ -55,6 +55,7 @@ from pallasite.extensions import RunOptions as RunOptions
 from pallasite.extensions import RunReport as RunReport
 from pallasite.extensions import Semantics as Semantics
 from pallasite.extensions import StoreNamespace as StoreNamespace
+from pallasite.extensions import Translation as Translation
 from pallasite.hookspecs import hookimpl as hookimpl
 from pallasite.jaxpr_table import JaxprPrimitive as JaxprPrimitive
 from pallasite.lifecycle import KernelLifecycle as KernelLifecycle

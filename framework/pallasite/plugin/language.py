@@ -21,6 +21,7 @@ from pallasite.language.memory import AbstractRefUnion as AbstractRefUnion
 from pallasite.language.memory import MemorySpace as MemorySpace
 from pallasite.language.memory import memory_space_of as memory_space_of
 from pallasite.language.memory import union_members as union_members
+from pallasite.language.mesh import Mesh as Mesh
 from pallasite.language.mesh import WarpMesh as WarpMesh
 from pallasite.language.mesh import in_warp_region as in_warp_region
 from pallasite.language.operands import any_operand as any_operand
@@ -30,8 +31,11 @@ from pallasite.language.params import CopyPartition as CopyPartition
 from pallasite.language.params import LoweringSemantics as LoweringSemantics
 from pallasite.language.params import OOBFillMode as OOBFillMode
 from pallasite.language.params import Partitioned as Partitioned
+from pallasite.language.params import PipelinedBlockMapping as PipelinedBlockMapping
 from pallasite.language.params import TraceScope as TraceScope
+from pallasite.language.rewriting import evaluate as evaluate
 from pallasite.language.spec import KernelSpec as KernelSpec
+from pallasite.language.tracing import trace_kernel as trace_kernel
 from pallasite.language.transforms import ClusterRefTransform as ClusterRefTransform
 from pallasite.language.transforms import as_transformed as as_transformed
 from pallasite.language.transforms import batch_transform as batch_transform

@@ -15,13 +15,11 @@ from typing import Any
 
 from jax.interpreters import mlir
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.errors import InvalidTypeError
 from pallasite.extensions import LaunchRequest
 from pallasite.language.interpret import InterpretGPUParams, interpretation
 from pallasite.language.mesh import Mesh
-from pallasite.language.mesh_kernel import mesh_kernel_spec
-from pallasite.language.pallas_call import pallas_call_spec
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
 from pallasite.runtime.compiler import compile_kernel
@@ -137,7 +135,8 @@ def _mesh_kernel_spec(
     aliases: tuple[tuple[int, int], ...],
     debug: bool,
 ) -> KernelSpec:
-    return mesh_kernel_spec(
+    make_spec = plugins.manager().front_end("mesh_kernel")
+    spec: KernelSpec = make_spec(
         jaxprs,
         meshes,
         [_jax.ShapedArray(*one) for one in inputs],
@@ -147,6 +146,7 @@ def _mesh_kernel_spec(
         input_output_aliases=aliases,
         debug=debug,
     )
+    return spec
 
 
 def spec_of_pallas_call(params: dict[str, Any]) -> KernelSpec:
@@ -170,9 +170,11 @@ def _pallas_call_spec(
     aliases: tuple[tuple[int, int], ...],
     debug: bool,
 ) -> KernelSpec:
-    return pallas_call_spec(
+    make_spec = plugins.manager().front_end("pallas_call")
+    spec: KernelSpec = make_spec(
         jaxpr, grid_mapping, compiler_params, name=name, input_output_aliases=aliases, debug=debug
     )
+    return spec
 
 
 def check_operands(spec: KernelSpec, avals: Sequence[Any]) -> None:

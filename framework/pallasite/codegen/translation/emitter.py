@@ -7,7 +7,7 @@ its LLVM type and its name; constants have no instruction, their name is the con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pallasite.codegen.translation.locations import DebugInfo, Metadata, source_location
@@ -21,7 +21,7 @@ Operand = tuple[str, str]
 class HandlerTable:
     """Handlers by operation name, looked up by the Python class of the operation."""
 
-    def __init__(self, *tables: dict[str, Handler]):
+    def __init__(self, *tables: Mapping[str, Handler]):
         self._by_name: dict[str, Handler] = {}
         for table in tables:
             self._by_name.update(table)
@@ -34,8 +34,8 @@ class HandlerTable:
         if handler is None:
             raise CompilationError(
                 f"operation {name!r} has no translation to LLVM IR",
-                expected="operations of arith, math, scf, llvm, static ones of vector and memref,"
-                " and some of gpu and nvvm",
+                expected="operations of arith, math, scf, llvm, static ones of vector, and those"
+                " that plugins translate (memref, some of gpu and nvvm)",
                 hint="write the instruction as llvm.inline_asm, or lower the operation to others"
                 " in a rule or an MLIR pass",
             )

@@ -8,14 +8,10 @@ from typing import Any
 
 from jax.experimental import pallas as pl
 
-from pallasite import _jax
-from pallasite.errors import InvalidTypeError, UnsupportedError
-from pallasite.language.mesh import Mesh
-from pallasite.language.pallas_call import Scratch, source_location
-from pallasite.language.params import CompilerParams
-from pallasite.language.rewriting import evaluate
-from pallasite.language.spec import KernelSpec
-from pallasite.language.tracing import trace_kernel
+from pallasite.plugin import InvalidTypeError, UnsupportedError
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import CompilerParams, KernelSpec, Mesh, evaluate, trace_kernel
+from pallasite_std.front_ends.pallas_call import Scratch, source_location
 
 
 def mesh_kernel_spec(

@@ -12,15 +12,20 @@ from typing import Any
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallasite import _jax, plugins
-from pallasite.errors import InvalidValueError, SourceLocation, UnsupportedError
-from pallasite.language.memory import GMEM
-from pallasite.language.mesh import Mesh
-from pallasite.language.params import BlockSpec, CompilerParams, PipelinedBlockMapping
-from pallasite.language.rewriting import evaluate
-from pallasite.language.spec import KernelSpec
-from pallasite.language.tracing import trace_kernel
-from pallasite.language.transforms import physical_view
+from pallasite.plugin import InvalidValueError, SourceLocation, UnsupportedError
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import (
+    GMEM,
+    BlockSpec,
+    CompilerParams,
+    KernelSpec,
+    Mesh,
+    PipelinedBlockMapping,
+    evaluate,
+    physical_view,
+    trace_kernel,
+)
+from pallasite_std.pipelines.pipeline import emit_pipeline
 
 
 class GridAxisName:
@@ -207,7 +212,7 @@ def pallas_call_spec(
                 purpose="pallas_call",
             )
 
-        plugins.manager().name("emit_pipeline")(
+        emit_pipeline(
             step,
             grid=[grid[axis] for axis in sequential_axes],
             in_specs=[block_spec(mapping) for mapping in mappings[:num_inputs]],

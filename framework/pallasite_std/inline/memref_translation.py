@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pallasite.codegen.translation.emitter import Emitter, Handler, Operand
-from pallasite.codegen.translation.types import vector_length, with_element
-from pallasite.errors import CompilationError, UnsupportedError
-from pallasite.ir.divisibility import MEMREF_ALIGNMENT, known_divisor
+from pallasite.plugin import CompilationError, UnsupportedError
+from pallasite.plugin.codegen import Emitter, Handler, Operand, vector_length, with_element
+from pallasite.plugin.ir import MEMREF_ALIGNMENT, known_divisor
 
 _DYNAMIC = -(2**63)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pallasite.codegen.translation.emitter import Emitter, Handler, Operand
-from pallasite.errors import UnsupportedError
+from pallasite.plugin import UnsupportedError
+from pallasite.plugin.codegen import Emitter, Handler, Operand
 
 # Ids ------------------------------------------------------------------------------------------
 
