@@ -40,8 +40,12 @@ class Placement:
     axes: tuple[Hashable, ...] | None = None
 
 
-def placement_of(ctx: Any, platform: str) -> Placement:
-    """Where the program will run, from the context in which a kernel's call is lowered."""
+def placement_of(ctx: Any, platform: str, compiled: CompiledKernel) -> Placement | None:
+    """Where the program will run, from the context in which a kernel's call is lowered; None if
+    nothing of the kernel depends on it."""
+    launch = compiled.launch
+    if not launch.before_first_launch and not any(one.per_device for one in launch.hidden_operands):
+        return None
     context = ctx.module_context.axis_context
     mesh = getattr(context, "mesh", None)
     if isinstance(mesh, jax.sharding.Mesh):
@@ -65,7 +69,7 @@ def _is_here(platform: str) -> bool:
 def run_with_hidden(
     run: Callable[..., Sequence[Any]],
     compiled: CompiledKernel,
-    placement: Placement,
+    placement: Placement | None,
     *operands: Any,
 ) -> list[Any]:
     """Runs a kernel by an executor, with its hidden operands; returns the caller's outputs.
@@ -76,7 +80,7 @@ def run_with_hidden(
       UnsupportedError: something depends on the device, and the devices are not known or not here.
     """
     launch = compiled.launch
-    if launch.before_first_launch:
+    if placement is not None:
         for device in _devices(compiled, placement):
             if device is not None:
                 run_steps(compiled, device)
@@ -88,8 +92,8 @@ def run_with_hidden(
     return [value for number, value in enumerate(results) if number not in taken]
 
 
-def _operand(compiled: CompiledKernel, operand: HiddenOperand, placement: Placement) -> Any:
-    if not operand.per_device:
+def _operand(compiled: CompiledKernel, operand: HiddenOperand, placement: Placement | None) -> Any:
+    if placement is None or not operand.per_device:
         return _constant(operand_value(compiled, operand, None))
     devices = _devices(compiled, placement)
     buffer = compiled.launch.inputs[operand.input]

@@ -66,7 +66,7 @@ def lower_kernel_call(
     compiled = compile_kernel(spec, override.target, keep=False, mesh_axes=_device_mesh(ctx))
     if platform == "cuda" and spec.interpret is None:
         check_device(compiled.target, local_compute_capability(), spec.name)
-    run = functools.partial(run_with_hidden, run, compiled, placement_of(ctx, platform))
+    run = functools.partial(run_with_hidden, run, compiled, placement_of(ctx, platform, compiled))
     rule = mlir.lower_fun(run, multiple_results=True)
     return rule(ctx, *operands)
 
