@@ -33,6 +33,7 @@ lint: setup
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 	$(python) -m mypy
+	$(python) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"
 
 format: setup
 	$(python) -m ruff check --fix

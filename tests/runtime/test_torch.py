@@ -40,7 +40,7 @@ def torch(monkeypatch):
 @pytest.fixture
 def driver(monkeypatch):
     found = fake_torch.FakeDriver()
-    monkeypatch.setattr("pallasite.runtime.cuda_driver.library", lambda: found)
+    monkeypatch.setattr("pallasite_std.torch.cuda_driver.library", lambda: found)
     return found
 
 
@@ -306,7 +306,7 @@ def test_failure_of_the_driver(driver):
 
 def test_large_clusters(driver):
     """More than 8 blocks in a cluster have to be permitted."""
-    from pallasite.runtime import cuda_driver
+    from pallasite_std.torch import cuda_driver
 
     for blocks in (8, 16):
         cuda_driver.load(b"", "kernel", shared_memory_bytes=4096, blocks_of_cluster=blocks)

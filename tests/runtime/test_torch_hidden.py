@@ -27,7 +27,7 @@ def torch(monkeypatch):
 @pytest.fixture
 def driver(monkeypatch):
     found = fake_torch.FakeDriver()
-    monkeypatch.setattr("pallasite.runtime.cuda_driver.library", lambda: found)
+    monkeypatch.setattr("pallasite_std.torch.cuda_driver.library", lambda: found)
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pallasite import files as files
 from pallasite.codegen.compiled import CompiledKernel as CompiledKernel
 from pallasite.codegen.tools import find_tool as find_tool
-from pallasite.runtime import cuda_driver as cuda_driver
 from pallasite.runtime.callback import kernel_errors as kernel_errors
 from pallasite.runtime.callback import run_on_host as run_on_host
 from pallasite.runtime.compiler import compile_kernel as compile_kernel
@@ -23,4 +22,7 @@ from pallasite.runtime.launch import validate_launch as validate_launch
 from pallasite.runtime.override import current as current
 from pallasite.runtime.store import DocumentStore as DocumentStore
 from pallasite.runtime.store import SealedStore as SealedStore
+from pallasite.runtime.tensor_maps import ELEMENT_BYTES as ELEMENT_BYTES
+from pallasite.runtime.tensor_maps import TENSOR_MAP_BYTES as TENSOR_MAP_BYTES
+from pallasite.runtime.tensor_maps import TensorMapEncoding as TensorMapEncoding
 from pallasite.runtime.tensor_maps import encode as encode

@@ -20,13 +20,13 @@ from pallasite.plugin.runtime import (
     CompiledKernel,
     LaunchDevice,
     consume_hidden_results,
-    cuda_driver,
     encode,
     hidden_operands,
     launches_nothing,
     nbytes,
     validate_launch,
 )
+from pallasite_std.torch import cuda_driver
 from pallasite_std.torch.tensors import dense, from_host, import_torch, to_host, torch_dtype
 
 _ENCODED_MAPS = 256

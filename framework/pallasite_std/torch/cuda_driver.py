@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pallasite.errors import ExecutionError
-from pallasite.runtime.tensor_maps import ELEMENT_BYTES, TENSOR_MAP_BYTES, TensorMapEncoding
+from pallasite.plugin import ExecutionError
+from pallasite.plugin.runtime import ELEMENT_BYTES, TENSOR_MAP_BYTES, TensorMapEncoding
 
 MAX_PORTABLE_CLUSTER = 8
 _TENSOR_MAP_ALIGNMENT = 64
