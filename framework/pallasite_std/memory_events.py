@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pallasite.plugin import (
+    GENERIC,
     EventContext,
     EventKind,
     MemoryEvent,
@@ -82,9 +83,8 @@ def _to_shared(
     if arrive and not context.in_warp:
         start = EventKind.SYNCHRONIZE if by_lanes else EventKind.ELECTED_STORE
         events.append(MemoryEvent(start, destination))
-    if not by_lanes:
-        events.append(MemoryEvent(EventKind.STORE, destination, proxy=ASYNC))
-    return events
+    proxy = GENERIC if by_lanes else ASYNC
+    return [*events, MemoryEvent(EventKind.STORE, destination, proxy=proxy)]
 
 
 def _to_global(context: EventContext, *operands: Any, args_tree: Any, **params: Any) -> _Events:

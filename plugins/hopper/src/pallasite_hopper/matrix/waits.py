@@ -17,14 +17,30 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallasite.plugin import InvalidValueError, SourceLocation, jaxprs
+from pallasite.plugin import (
+    GENERIC,
+    BarrierRole,
+    BarrierTables,
+    BarrierUse,
+    EventContext,
+    EventKind,
+    InvalidValueError,
+    MemoryTables,
+    SourceLocation,
+    Target,
+    jaxprs,
+)
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import LoweringSemantics, tensor_core_pipeline_effect
+from pallasite.plugin.language import (
+    LoweringSemantics,
+    is_barrier,
+    tensor_core_pipeline_effect,
+)
 from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
 from pallasite_hopper.matrix.regions import Accumulator, Memory, Region, region_of
 from pallasite_hopper.matrix.scalars import Scalars, Symbol
-from pallasite_std.api import barriers, copies, inline
+from pallasite_std.api import ASYNC, inline
 
 _MOST_EQUATIONS = 30_000
 _MOST_ITERATIONS = 8
@@ -132,7 +148,7 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
     accumulators: dict[Any, Accumulator] = {}
     try:
         for number in range(count):
-            thread = _Thread(number, name, accumulators, missing, table)
+            thread = _Thread(number, name, accumulators, missing, context)
             thread.run(jaxpr, [_argument(variable) for variable in jaxpr.invars])
     except _TooLong:
         return jaxpr
@@ -191,10 +207,12 @@ class _Thread(jaxprs.Visitor[Any]):
         name: Any,
         accumulators: dict[Any, Accumulator],
         missing: _Missing | None,
-        table: jaxprs.JaxprTable,
+        context: Any,
     ):
-        super().__init__(table)
+        super().__init__(context.jaxprs)
         self.missing = missing
+        self.tables: tuple[MemoryTables, BarrierTables] = (context.memory, context.barriers)
+        self.target: Target = context.target
         self.mapped: Any = None
         self.announced: Any = None
         self.scalars = Scalars(number, name)
@@ -228,8 +246,10 @@ class _Thread(jaxprs.Visitor[Any]):
             rule(self, equation, operands, self.state)
         elif self.scalars.computes(equation):
             return (self.scalars.result(equation, operands),)
-        elif tensor_core_pipeline_effect in equation.effects:
-            self._unknown(operands, self.state)
+        else:
+            if tensor_core_pipeline_effect in equation.effects:
+                self._unknown(operands, self.state)
+            self._accesses(equation, operands, self.state)
         return None
 
     def _unknown(self, operands: Sequence[Any], state: _State) -> None:
@@ -413,33 +433,33 @@ class _Thread(jaxprs.Visitor[Any]):
 
     # Shared memory --------------------------------------------------------------------------------
 
-    def plain_store(self, equation: Any, operands: list[Any], state: _State) -> None:
-        """``ref[...] = value``."""
-        reference, _, *leaves = operands
-        transforms = equation.params["tree"].unflatten(leaves)
-        self._written(equation, _jax.TransformedRef(reference, transforms), state, plain=True)
+    def _accesses(self, equation: Any, operands: list[Any], state: _State) -> None:
+        """What plugins' tables declare of a primitive: stores by any proxy, and fences."""
+        memory, barriers = self.tables
+        uses = barriers.uses(equation.primitive)
+        if any(use.role is BarrierRole.EXPECT for use in uses):
+            self.announced = equation
+        context = EventContext(self.target, in_warp=self.mapped is not None)
+        for event in memory.events(context, equation, operands) or ():
+            if event.kind is EventKind.FENCE and event.proxy == ASYNC:
+                state.stored = {}
+            elif event.kind is EventKind.STORE and event.certain:
+                plain = event.proxy == GENERIC
+                start = equation if plain else self._start(equation, uses)
+                reference = event.reference
+                if not isinstance(reference, _jax.TransformedRef):
+                    reference = _jax.TransformedRef(reference, ())
+                self._written(start, reference, state, plain=plain)
 
-    def masked_store(self, equation: Any, operands: list[Any], state: _State) -> None:
-        """``plgpu.store`` and the like; with a mask, it is not certain what is written."""
-        reference, transforms, _, mask = equation.params["args_tree"].unflatten(operands)
-        if mask is None and isinstance(reference, Memory):
-            target = _jax.TransformedRef(reference, tuple(transforms))
-            self._written(equation, target, state, plain=True)
-
-    def copy(self, equation: Any, operands: list[Any], state: _State) -> None:
-        """``copy_gmem_to_smem``."""
-        _, destination, *_ = equation.params["args_tree"].unflatten(operands)
-        # The warps meet where the copy is announced, and one of them starts it.
-        start = equation if equation.params["arrive"] else self.announced or equation
-        self._written(start, destination, state, plain=False)
-
-    def announce(self, equation: Any, operands: list[Any], state: _State) -> None:
-        """``barrier_expect``: copies that follow belong to it."""
-        self.announced = equation
-
-    def commit(self, equation: Any, operands: list[Any], state: _State) -> None:
-        """``commit_smem``."""
-        state.stored = {}
+    def _start(self, equation: Any, uses: Sequence[BarrierUse]) -> Any:
+        """Where an asynchronous store is decided: copies that do not arrive themselves belong to an
+        equation that announces them, where the warps converge, and one of them starts them."""
+        for use in uses:
+            if use.role is BarrierRole.COMPLETE:
+                dtypes = [v.aval.dtype for v in equation.invars if is_barrier(v.aval)]
+                if dtypes and use.arrivals(dtypes[0], equation.params) == 0:
+                    return self.announced or equation
+        return equation
 
     def anything(self, equation: Any, operands: list[Any], state: _State) -> None:
         """Code that is not known."""
@@ -500,12 +520,6 @@ def _touches(table: jaxprs.JaxprTable, jaxpr: Any) -> bool:
 _Rule = Callable[[_Thread, Any, list[Any], _State], None]
 
 _RULES: dict[Any, _Rule] = {
-    copies.barrier_expect_p: _Thread.announce,
-    _jax.swap_p: _Thread.plain_store,
-    _jax.addupdate_p: _Thread.plain_store,
-    _jax.masked_swap_p: _Thread.masked_store,
-    copies.copy_gmem_to_smem_p: _Thread.copy,
-    barriers.commit_smem_p: _Thread.commit,
     inline.inline_mgpu_p: _Thread.anything,
     prim.wgmma_ref_p: _Thread.product,
     prim.wgmma_wait_p: _Thread.wait,
