@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierUse
+from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierRole, BarrierUse
 from pallasite.conflicts import most_specific, unique, with_plugin
 from pallasite.errors import UnsupportedError
 from pallasite.known_plugins import remedy
@@ -69,7 +69,8 @@ class BarrierTables:
             with_plugin(contributions, "barrier_uses"),
             lambda use: _Argument(use.primitive, use.barrier),
         )
-        for use in uses.values():
+        waits_first = sorted(uses.values(), key=lambda use: use.role is not BarrierRole.WAIT)
+        for use in waits_first:
             self._uses.setdefault(use.primitive, []).append(use)
 
     def kind(self, dtype: Any) -> BarrierKind | None:
@@ -98,7 +99,7 @@ class BarrierTables:
         return tuple(order for orders in self._orders.values() for order in orders)
 
     def uses(self, primitive: Primitive) -> tuple[BarrierUse, ...]:
-        """What a primitive does to the barriers that it is given."""
+        """What a primitive does to the barriers that it is given; waits come first."""
         return tuple(self._uses.get(primitive, ()))
 
     def all_uses(self) -> tuple[BarrierUse, ...]:

@@ -185,7 +185,7 @@ class RuleContext:
         return self.launch.elected_lane if self.in_warp else self.launch.warpgroup_leader
 
     def synchronize(self) -> None:
-        """All lanes of the user's thread meet; shared and global memory is consistent after."""
+        """All lanes of the user's thread converge; shared and global memory is consistent after."""
         if self.in_warp:
             self.launch.warp_barrier()
         else:
@@ -196,8 +196,8 @@ class RuleContext:
         """Whether this equation is an arrival on a barrier that only other threads wait on."""
         return self.kernel.strategy.is_release(self.path)
 
-    def meet_before_copy(self) -> None:
-        """All lanes of the user's thread meet before one of them starts a copy for all, and arrives
+    def converge_before_copy(self) -> None:
+        """All lanes of the user's thread converge before one starts a copy for all, and arrives
         on a barrier; where layouts are inferred, so is where that is necessary."""
         if self.auto_barriers and not self.in_warp and not self.kernel.strategy.places_barriers:
             self.synchronize()

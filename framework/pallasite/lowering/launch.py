@@ -136,7 +136,7 @@ class LaunchContext(KernelParameters):
     # Synchronisation -------------------------------------------------------------------------
 
     def warpgroup_barrier(self) -> None:
-        """All 128 lanes of the warpgroup meet; barrier 0 is left to the whole block."""
+        """All 128 lanes of the warpgroup converge; barrier 0 is left to the whole block."""
         if self.geometry.threads == 1:
             ops.inline_assembly("bar.sync 0;", "~{memory}")
             return
@@ -144,15 +144,15 @@ class LaunchContext(KernelParameters):
         ops.inline_assembly(f"bar.sync $0, {WARPGROUP_SIZE};", "r,~{memory}", barrier)
 
     def warp_barrier(self) -> None:
-        """All 32 lanes of the warp meet."""
+        """All 32 lanes of the warp converge."""
         ops.inline_assembly("bar.warp.sync 0xffffffff;", "~{memory}")
 
     def block_barrier(self) -> None:
-        """All threads of the block meet."""
+        """All threads of the block synchronize."""
         ops.inline_assembly("bar.sync 0;", "~{memory}")
 
     def cluster_barrier(self, *, relaxed: bool = False) -> None:
-        """All threads of the cluster meet (``barrier.cluster``, PTX ISA 9.7.13.4)."""
+        """All threads of the cluster synchronize (``barrier.cluster``, PTX ISA 9.7.13.4)."""
         order = ".relaxed" if relaxed else ""
         ops.inline_assembly(
             f"barrier.cluster.arrive{order}.aligned;\\n\\tbarrier.cluster.wait.aligned;".replace(

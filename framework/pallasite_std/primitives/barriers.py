@@ -45,8 +45,8 @@ def barrier_arrive(barrier: Any, *, predicate: Any = None, by: str | None = None
       predicate: a boolean scalar; without it the arrival always takes place.
       by: how a warpgroup arrives at a barrier of its block, which makes no difference but in time.
         ``"lanes"``: each lane as soon as it gets there; ``"warps"``: one lane of each warp, once
-        its lanes have met, which are fewer arrivals. By default, under warpgroup semantics lanes
-        arrive where the barrier tells other threads only, otherwise warps.
+        its lanes have converged, which are fewer arrivals. By default, under warpgroup semantics
+        lanes arrive where the barrier tells other threads only, otherwise warps.
 
     Raises:
       InvalidTypeError: not a barrier, or the predicate is not a boolean scalar.

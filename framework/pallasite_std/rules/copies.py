@@ -103,7 +103,7 @@ def copy_gmem_to_smem(
     else:
         copy = plans.plan_load(ctx, source, destination, oob_mode)
     if arrive:
-        ctx.meet_before_copy()
+        ctx.converge_before_copy()
     leader = ctx.leader
     if predicate is None:
         with ops.when(leader):
@@ -126,7 +126,7 @@ def _barrier_expect(
 ) -> Sequence[Value]:
     barrier, predicate = args_tree.unflatten(operands)
     selected = resolve_barrier(ctx, barrier)
-    ctx.meet_before_copy()
+    ctx.converge_before_copy()
     with ops.when(_guard(ctx, predicate)):
         expect(ctx, selected, num_bytes)
     return ()

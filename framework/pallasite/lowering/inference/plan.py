@@ -41,7 +41,7 @@ class LayoutPlan:
         place), its layout.
       fenced_scopes: by path and id of the equations of scopes, the fences that they begin with.
       releases: path and id of the arrivals on barriers that other threads wait on.
-      barriers: path and id of the equations before which all lanes of the thread have to meet.
+      barriers: path and id of the equations before which all lanes of the thread converge.
       before: by path and id of an equation, primitives without operands (and their parameters) that
         are lowered before it.
       kept: what has to stay alive, so that nothing else gets its id.

@@ -76,7 +76,7 @@ def _copy_gmem_to_smem(
         launch.multicast_mask(dimensions)
     copy = tma.plan_copy(ctx, source, destination.layout, blocks=1 if partitioned else 2)
     leader_rank = launch.cluster_rank(dict.fromkeys(dimensions, 0))
-    ctx.meet_before_copy()
+    ctx.converge_before_copy()
     size: ir.Value | int = 2 * copy.plan.expected_bytes
     wanted = None if predicate is None else ctx.scalar(predicate)
     if wanted is not None:
