@@ -163,6 +163,17 @@ class Registry:
             raise self._missing(primitive, semantics, target, avals, params)
         return rule
 
+    def find_lowering_rule(
+        self,
+        primitive: Primitive,
+        semantics: Semantics,
+        target: Target,
+        avals: Sequence[Any] = (),
+        params: Mapping[str, Any] = _NO_PARAMS,
+    ) -> LoweringRule | None:
+        """What :meth:`lowering_rule` returns, or None where it raises."""
+        return self._lowering.find(primitive, semantics, target, avals, params)
+
     def has_lowering_rule(
         self,
         primitive: Primitive,
@@ -172,7 +183,7 @@ class Registry:
         params: Mapping[str, Any] = _NO_PARAMS,
     ) -> bool:
         """Whether :meth:`lowering_rule` would find one."""
-        return self._lowering.find(primitive, semantics, target, avals, params) is not None
+        return self.find_lowering_rule(primitive, semantics, target, avals, params) is not None
 
     def lowering_rules(self, primitive: Primitive | None = None) -> tuple[LoweringRule, ...]:
         """All lowering rules, or all those of one primitive, for listings and messages."""

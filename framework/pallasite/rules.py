@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pallasite.errors import InvalidValueError
 from pallasite.semantics import Semantics
@@ -69,8 +69,20 @@ class Rule:
         return "".join(parts) + f" (plugin {self.plugin!r})"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LoweringRule(Rule):
-    """How to emit one primitive: ``function(ctx, *operands, **params)`` returns its results."""
+    """How to emit one primitive: ``function(ctx, *operands, **params)`` returns its results.
+
+    Attributes:
+      layouts: ``"any"`` if the rule takes arrays in whatever layouts inference gives them; no rule
+        of layout inference is called then. None if one is, which says what this rule needs.
+      result_layouts: for a rule with ``layouts="any"``, ``result_layouts(avals, **params)`` returns
+        the layout of each result, or None where only the rule knows it; what it returns is then
+        converted to the layout that inference has chosen.
+    """
+
+    layouts: Literal["any"] | None = None
+    result_layouts: Callable[..., Sequence[Any]] | None = None
 
 
 class ResourceRule(Rule):
@@ -117,6 +129,8 @@ class RuleSet:
         targets: Iterable[str] = (),
         operands: Operands = None,
         overrides: Iterable[str] = (),
+        layouts: Literal["any"] | None = None,
+        result_layouts: Callable[..., Sequence[Any]] | None = None,
     ) -> Callable[[Function], Function]:
         """Registers ``function(ctx, *operands, **params)`` as a lowering rule of ``primitive``.
 
@@ -124,13 +138,22 @@ class RuleSet:
           primitive: the JAX primitive.
           *semantics: where the rule applies; at least one.
           requires, targets, operands, overrides: see the class.
+          layouts, result_layouts: see :class:`LoweringRule`.
         """
         if not semantics:
             raise InvalidValueError(
                 f"the rule of {primitive} does not say for which semantics it is",
                 expected="one or more of Semantics.LANE, Semantics.WARP, Semantics.WARPGROUP",
             )
+        if layouts not in (None, "any") or (result_layouts is not None and layouts is None):
+            raise InvalidValueError(
+                f"the rule of {primitive} is wrong about layouts",
+                got=f"layouts={layouts!r}, result_layouts={result_layouts!r}",
+                expected='layouts="any", with or without result_layouts, or neither of the two',
+                hint="a rule of layout inference (RuleSet.inference) says what a rule needs",
+            )
         common = _common(primitive, semantics, requires, targets, operands, overrides)
+        common |= {"layouts": layouts, "result_layouts": result_layouts}
 
         def register(function: Function) -> Function:
             self.lowering_rules += [

@@ -494,7 +494,7 @@ def test_complex_numbers():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'pallasite_kernel' under LANE semantics on target \
+    HERE: no lowering rule for primitive 'pallasite_kernel' under WARPGROUP semantics on target \
         'sm_90a'
       expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
     """,
@@ -566,7 +566,8 @@ def test_dimension_semantics_unknown():
     r"""
     HERE: lowering_semantics is unknown
       got: lane
-      expected: LoweringSemantics.Lane or LoweringSemantics.Warpgroup
+      expected: LoweringSemantics.Lane or LoweringSemantics.Warpgroup, or a Semantics of a plugin \
+    that falls back to one of them
     """,
 )
 def test_semantics_unknown():

@@ -266,7 +266,7 @@ def test_scan_that_stacks():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'sort' under LANE semantics on target 'sm_90a'
+    HERE: no lowering rule for primitive 'sort' under WARPGROUP semantics on target 'sm_90a'
       expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
     """,
 )
@@ -281,7 +281,7 @@ def test_sort():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'dot_general' under LANE semantics on target 'sm_90a'
+    HERE: no lowering rule for primitive 'dot_general' under WARPGROUP semantics on target 'sm_90a'
       expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
     """,
 )
@@ -296,7 +296,7 @@ def test_matrix_product_of_arrays():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'gather' under LANE semantics on target 'sm_90a'
+    HERE: no lowering rule for primitive 'gather' under WARPGROUP semantics on target 'sm_90a'
       expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
     """,
 )
@@ -311,7 +311,8 @@ def test_gather_of_an_array():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'dynamic_slice' under LANE semantics on target 'sm_90a'
+    HERE: no lowering rule for primitive 'dynamic_slice' under WARPGROUP semantics \
+    on target 'sm_90a'
       expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
     """,
 )
@@ -328,7 +329,7 @@ def test_dynamic_slice_of_an_array():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'random_seed' under LANE semantics on target 'sm_90a'
+    HERE: no lowering rule for primitive 'random_seed' under WARPGROUP semantics on target 'sm_90a'
       expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
     """,
 )
@@ -374,7 +375,7 @@ def test_load_with_strides():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'rev' under LANE semantics on target 'sm_90a'
+    HERE: no lowering rule for primitive 'rev' under WARPGROUP semantics on target 'sm_90a'
       expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
     """,
 )
@@ -610,7 +611,8 @@ def test_bitcast_to_another_width():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'debug_callback' under LANE semantics on target 'sm_90a'
+    HERE: no lowering rule for primitive 'debug_callback' under WARPGROUP semantics \
+    on target 'sm_90a'
       expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
     """,
 )

@@ -24,7 +24,8 @@ def _build_for_old(kernel):
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'barrier_arrive' under LANE semantics on target 'sm_80'
+    HERE: no lowering rule for primitive 'barrier_arrive' under WARPGROUP semantics \
+    on target 'sm_80'
       expected: a case that has a rule: LANE on targets with mbarrier (plugin 'standard'); WARP \
         on targets with mbarrier (plugin 'standard')
       try: compile for sm_100 or sm_100a or sm_103a or sm_120a or sm_90 or sm_90a
@@ -41,7 +42,7 @@ def test_barriers():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'copy_smem_to_gmem' under LANE semantics on target \
+    HERE: no lowering rule for primitive 'copy_smem_to_gmem' under WARPGROUP semantics on target \
         'sm_80'
       expected: a case that has a rule: LANE on targets with tma (plugin 'standard'); WARP on \
         targets with tma (plugin 'standard')

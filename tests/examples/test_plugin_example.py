@@ -109,7 +109,7 @@ def test_without_the_plugin_its_rule_is_missing(installed: pathlib.Path):
     result = run_python(code, installed, PALLASITE_DISABLE_PLUGINS="vote")
     assert result.returncode != 0
     assert "MissingRuleError" in result.stderr
-    assert "no lowering rule for primitive 'count_true' under LANE semantics" in result.stderr
+    assert "no lowering rule for primitive 'count_true' under WARPGROUP semantics" in result.stderr
 
 
 def test_command_line_lists_it(installed: pathlib.Path):

@@ -13,6 +13,7 @@ from pallasite.known_plugins import plugin_remedy
 from pallasite.language import checks
 from pallasite.language.checks import errors_at
 from pallasite.plugin_options import GivenOptions, given_options, resolve
+from pallasite.semantics import Semantics
 
 
 class LoweringSemantics(enum.Enum):
@@ -92,7 +93,8 @@ class CompilerParams:
       profile_bounds_check: drops what is beyond ``profile_space``; otherwise it overwrites memory.
       lowering_semantics: Warpgroup infers the layouts of arrays in registers and in shared memory
         and the fences that are needed; Lane leaves them to the kernel, and where it says nothing,
-        to each operation.
+        to each operation. A ``Semantics`` of a plugin that falls back to one of these is possible,
+        too.
       skip_device_barrier: leaves out the barrier between devices before a kernel that has
         references to peers.
       min_blocks: how many blocks should fit on one multiprocessor at once; this caps the registers
@@ -114,7 +116,7 @@ class CompilerParams:
     profile_dir: str = ""
     profile_trace_scope: TraceScope = TraceScope.WARPGROUP
     profile_bounds_check: bool = False
-    lowering_semantics: LoweringSemantics = LoweringSemantics.Warpgroup
+    lowering_semantics: LoweringSemantics | Semantics = LoweringSemantics.Warpgroup
     skip_device_barrier: bool = False
     min_blocks: int = 1
     target: str | None = None
@@ -144,15 +146,7 @@ class CompilerParams:
                 got=f"profile_space={self.profile_space}, profile_dir={self.profile_dir!r}",
                 expected="both or neither",
             )
-        if not isinstance(self.lowering_semantics, LoweringSemantics):
-            name = getattr(self.lowering_semantics, "name", None)
-            if name not in LoweringSemantics.__members__:
-                raise checks.type_error(
-                    "lowering_semantics is unknown",
-                    got=self.lowering_semantics,
-                    expected="LoweringSemantics.Lane or LoweringSemantics.Warpgroup",
-                )
-            object.__setattr__(self, "lowering_semantics", LoweringSemantics[name])
+        object.__setattr__(self, "lowering_semantics", _semantics(self.lowering_semantics))
         if self.target is not None and not isinstance(self.target, str):
             raise checks.type_error(
                 "target is not a name", got=self.target, expected='a string such as "sm_90a"'
@@ -195,6 +189,13 @@ class CompilerParams:
             expected="the class that the hook pallasite_options of a plugin in use returns",
         )
 
+    @property
+    def semantics(self) -> Semantics:
+        """What one thread of the kernel is, as rules are looked up for it."""
+        if isinstance(self.lowering_semantics, Semantics):
+            return self.lowering_semantics
+        return _SEMANTICS[self.lowering_semantics]
+
     def replace(self, **changes: Any) -> CompilerParams:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
@@ -209,6 +210,30 @@ def _no_options(plugin: str, declared: Mapping[str, type]) -> InvalidValueError:
         else f"plugin_options are for plugin {plugin!r}, which is not in use",
         expected="a plugin that has some: " + (", ".join(declared) or "none that is in use does"),
         hint=plugin_remedy(plugin, present) if present.get(plugin) != "" else None,
+    )
+
+
+_SEMANTICS = {
+    LoweringSemantics.Lane: Semantics.LANE,
+    LoweringSemantics.Warpgroup: Semantics.WARPGROUP,
+}
+
+
+def _semantics(given: Any) -> LoweringSemantics | Semantics:
+    """What ``lowering_semantics`` is, given also as JAX's own enumeration or as a Semantics."""
+    if isinstance(given, LoweringSemantics):
+        return given
+    if isinstance(given, Semantics):
+        if given.extends(Semantics.LANE):
+            named = {semantics: name for name, semantics in _SEMANTICS.items()}
+            return named.get(given, given)
+    elif getattr(given, "name", None) in LoweringSemantics.__members__:
+        return LoweringSemantics[given.name]
+    raise checks.type_error(
+        "lowering_semantics is unknown",
+        got=given,
+        expected="LoweringSemantics.Lane or LoweringSemantics.Warpgroup, or a Semantics of a plugin"
+        " that falls back to one of them",
     )
 
 

@@ -45,10 +45,10 @@ class KernelContext:
       shared: the stack of scoped shared-memory allocations.
       mesh_axes: sizes of the axes of the JAX device mesh around the kernel, by name.
       estimate: what the resource estimator found for the whole kernel.
+      semantics: what one user thread is outside of regions that say otherwise.
       location: the user's line that defines the kernel.
       extra: read by rules that other hooks will replace.
       on_trial: whether the code that is being emitted will be thrown away.
-      semantics: what one user thread is outside of regions that say otherwise.
       recorder: takes note of layouts, if somebody asked for them.
       strategy: how arrays get their layouts; set before anything is lowered.
       discharged: scopes as functions, which :mod:`~pallasite.lowering.retracing` keeps here.
@@ -62,12 +62,12 @@ class KernelContext:
     shared: SharedStack
     mesh_axes: dict[Hashable, int]
     estimate: Resources
+    semantics: Semantics
     location: SourceLocation | None = None
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)
     name_stack: list[str] = dataclasses.field(default_factory=list)
     on_trial: bool = False
-    semantics: Semantics = Semantics.LANE
     recorder: Recorder | None = None
     strategy: LayoutStrategy = dataclasses.field(init=False)
     discharged: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)

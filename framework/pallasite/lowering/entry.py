@@ -12,7 +12,6 @@ from pallasite import _jax, plugins
 from pallasite.errors import CompilationError, PallasiteError, SourceLocation
 from pallasite.ir.context import make_context
 from pallasite.language.effects import programmatic_launch_effect
-from pallasite.language.params import LoweringSemantics
 from pallasite.language.spec import KernelSpec
 from pallasite.launch import Allocation, Buffer, BufferKind, ReservedAmount, ResourceReport
 from pallasite.lowering import recording
@@ -30,8 +29,8 @@ from pallasite.lowering.references import global_reference
 from pallasite.lowering.resources import EstimatorContext, Resources, check_limits
 from pallasite.lowering.result import LoweredKernel
 from pallasite.lowering.walker import lower_jaxpr
-from pallasite.registry import Semantics
 from pallasite.resource import BARRIERS, SHARED_MEMORY
+from pallasite.semantics import Semantics
 from pallasite.targets import Target
 
 
@@ -54,7 +53,9 @@ def estimate_kernel(spec: KernelSpec, target: Target) -> Resources:
     """
     geometry = launch_geometry(spec.mesh, target, _kernel_location(spec))
     location = _kernel_location(spec)
-    estimator = EstimatorContext(plugins.registry(), target, geometry, spec.params, location)
+    estimator = EstimatorContext(
+        plugins.registry(), target, geometry, spec.params, location, spec.params.semantics
+    )
     try:
         resources = estimator.estimate(spec.jaxpr)
     except PallasiteError as error:
@@ -136,6 +137,7 @@ def lower_kernel(
             mesh_axes=dict(mesh_axes or {}),
             location=location,
             estimate=estimate,
+            semantics=spec.params.semantics,
             recorder=asked.recorder(spec.name, target.name) if asked is not None else None,
         )
         inference: Inference | None = None
@@ -154,14 +156,14 @@ def lower_kernel(
                 launch.named_scopes = lifecycles.named_scopes()
                 lifecycles.call("begin")
                 kernel.strategy = LaneStrategy(kernel.registry, target)
-                if spec.params.lowering_semantics is LoweringSemantics.Warpgroup:
+                if kernel.semantics.extends(Semantics.WARPGROUP):
                     inference = infer_layouts(kernel, spec.jaxpr)
                     kernel.strategy = PlannedStrategy(inference.plan)
                     if kernel.recorder is not None:
                         kernel.recorder.layouts.report = layout_report(inference)
                 with launch.body():
                     lifecycles.call("prologue")
-                    lower_jaxpr(kernel, Mode(Semantics.LANE), spec.jaxpr, references)
+                    lower_jaxpr(kernel, Mode(kernel.semantics), spec.jaxpr, references)
                 parameters = launch.finish(lifecycles)
             except PallasiteError as error:
                 error.at(location)

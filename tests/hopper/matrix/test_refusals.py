@@ -285,7 +285,7 @@ def test_store_of_another_dtype():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'wgmma' under LANE semantics on target 'sm_100a'
+    HERE: no lowering rule for primitive 'wgmma' under WARPGROUP semantics on target 'sm_100a'
       expected: a case that has a rule: LANE on targets with wgmma (plugin 'hopper')
       try: compile for sm_90a
     """,
@@ -297,7 +297,7 @@ def test_other_target():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'wgmma_wait' under LANE semantics on target 'sm_100a'
+    HERE: no lowering rule for primitive 'wgmma_wait' under WARPGROUP semantics on target 'sm_100a'
       expected: a case that has a rule: LANE on targets with wgmma (plugin 'hopper')
       try: compile for sm_90a
     """,
@@ -313,8 +313,8 @@ def test_wait_on_another_target():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'wgmma_accumulator_read' under LANE semantics on target \
-    'sm_100a'
+    HERE: no lowering rule for primitive 'wgmma_accumulator_read' under WARPGROUP semantics \
+    on target 'sm_100a'
       expected: a case that has a rule: LANE on targets with wgmma (plugin 'hopper')
       try: compile for sm_90a
     """,

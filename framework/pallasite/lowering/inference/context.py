@@ -44,7 +44,7 @@ from pallasite.lowering.inference.views import (
 from pallasite.lowering.layout_report import Insertion
 from pallasite.lowering.transfers import default_layout
 from pallasite.memory_events import GENERIC, EventContext, EventKind, Proxy
-from pallasite.registry import InferenceRule, Semantics, no_next_rule
+from pallasite.registry import InferenceRule, LoweringRule, Semantics, no_next_rule
 
 if TYPE_CHECKING:
     from pallasite.lowering.inference.walk import Walk
@@ -100,6 +100,17 @@ class InferenceContext:
             self.avals_in,
             params,
             after=self.rules,
+        )
+
+    def lowering_rule(self) -> LoweringRule | None:
+        """The rule that will lower the equation, or None, of which lowering complains."""
+        kernel = self.walk.kernel
+        return kernel.registry.find_lowering_rule(
+            self.equation.primitive,
+            self.semantics,
+            kernel.target,
+            self.avals_in,
+            self.equation.params,
         )
 
     def call(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pallasite import _jax
-from pallasite.errors import InvalidValueError, SourceLocation
+from pallasite.errors import SourceLocation
 from pallasite.ir import types
 from pallasite.ir.divisibility import ANY
 from pallasite.jaxpr_visitor import Visitor
@@ -38,9 +38,8 @@ from pallasite.lowering.inference.values import (
     OtherValue,
     ScalarValue,
 )
-from pallasite.lowering.inference.views import View
+from pallasite.lowering.inference.without_rules import with_any_layouts, without_rule
 from pallasite.lowering.layout_report import Insertion
-from pallasite.memory_events import EventKind
 
 if TYPE_CHECKING:
     from pallasite.layouts.registers import Layout
@@ -221,14 +220,16 @@ class _JaxprWalk(Visitor[AbstractValue]):
         with errors_at_equation(equation):
             check_elements(equation)
             ctx.declared_events(operands)
-            rule = ctx.find_rule(equation.params)
-            if rule is not None:
+            lowering, rule = ctx.lowering_rule(), ctx.find_rule(equation.params)
+            if lowering is not None and lowering.layouts == "any":
+                results = with_any_layouts(ctx, operands, lowering)
+            elif rule is not None:
                 results = _as_results(ctx, ctx.call(rule, operands, equation.params))
             elif carries:
                 regions = self.table.regions(equation)
                 results = list(Structure(ctx).structured(equation, regions, operands) or ())
             else:
-                results = _without_rule(ctx, operands)
+                results = without_rule(ctx, operands)
         self._note(ctx, results)
         return results
 
@@ -256,26 +257,6 @@ def _scalars(equation: Any, operands: Sequence[AbstractValue]) -> list[AbstractV
     divisors = [value.divisor if isinstance(value, ScalarValue) else 1 for value in operands]
     divisor = divisor_of_result(equation, divisors)
     return [ScalarValue(divisor) for _ in equation.outvars]
-
-
-def _without_rule(ctx: InferenceContext, operands: Sequence[AbstractValue]) -> list[AbstractValue]:
-    """What a primitive makes that has no rule of layout inference, such as one of a plugin."""
-    name = ctx.equation.primitive.name
-
-    def as_is(view: View) -> None:
-        if view.layout != row_major(view.root.shape, view.layout.element_bits):
-            raise InvalidValueError(f"{name} has no rule of layout inference")
-
-    for operand in operands:
-        if isinstance(operand, MemoryValue) and not ctx.declared:
-            ctx.event(EventKind.ACCESS, operand)
-        ctx.uses(operand, as_is, f"{name} uses it")
-    hints = ctx.walk.kernel.registry.layout_rule(
-        ctx.equation.primitive, ctx.walk.kernel.target, ctx.avals_in, ctx.equation.params
-    )
-    if getattr(getattr(hints, "function", None), "same_layout", False):
-        return [ctx.elementwise(*operands, aval=aval) for aval in ctx.avals_out]
-    return [ctx.result(aval) for aval in ctx.avals_out]
 
 
 def _as_results(ctx: InferenceContext, found: Any) -> list[AbstractValue]:

@@ -26,13 +26,13 @@ from pallasite.plugin import (
     EventKind,
     InvalidValueError,
     MemoryTables,
+    Semantics,
     SourceLocation,
     Target,
     jaxprs,
 )
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import (
-    LoweringSemantics,
     is_barrier,
     tensor_core_pipeline_effect,
 )
@@ -164,7 +164,8 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
 
 def _adds_waits(context: Any) -> bool:
     options = getattr(context, "options", None)
-    if getattr(options, "lowering_semantics", None) is not LoweringSemantics.Warpgroup:
+    semantics = getattr(options, "semantics", Semantics.LANE)
+    if not semantics.extends(Semantics.WARPGROUP):
         return False
     return not getattr(options, "unsafe_no_auto_barriers", False)
 
