@@ -12,7 +12,7 @@ from pallasite.errors import SourceLocation
 from pallasite.ir import types
 from pallasite.ir.divisibility import ANY
 from pallasite.jaxpr_visitor import Visitor
-from pallasite.layouts.memory import MemoryLayout, row_major
+from pallasite.layouts.memory import MemoryLayout
 from pallasite.lowering.divisors import divisor_of_result
 from pallasite.lowering.equations import check_elements, errors_at_equation
 from pallasite.lowering.inference.barriers import missing_barriers
