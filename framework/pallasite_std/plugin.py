@@ -210,11 +210,12 @@ def pallasite_barrier_uses() -> Iterable[BarrierUse]:
 
 @hookimpl
 def pallasite_lifecycles() -> list[KernelLifecycle]:
-    """The profiler, and copies of one array that share a tensor map."""
+    """The profiler, and what is done for tensor maps."""
     from pallasite_std.copies.shared_tensor_maps import shared_tensor_maps
+    from pallasite_std.copies.tensor_map_prefetch import tensor_map_prefetch
     from pallasite_std.profiler.lifecycle import profiler
 
-    return [profiler, shared_tensor_maps]
+    return [profiler, shared_tensor_maps, tensor_map_prefetch]
 
 
 @hookimpl

@@ -404,4 +404,4 @@ def test_listing(capsys):
         assert main(["plugins"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert "lifecycles counts-things" in rows["life"]
-    assert "lifecycles profiler shared-tensor-maps" in rows["standard"]
+    assert "lifecycles profiler shared-tensor-maps tensor-map-prefetch" in rows["standard"]

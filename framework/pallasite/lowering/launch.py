@@ -72,7 +72,7 @@ class LaunchContext(KernelParameters):
         self.named_scopes: tuple[Callable[[str], AbstractContextManager[None]], ...] = ()
         self.allocations: list[Allocation] = []
         self._barriers: list[BarrierStorage] = []
-        self._prologue: ir.Block | None = None
+        self._before_barriers: list[Callable[[], None]] = []
         self._shared_top = scoped_bytes
 
     @contextlib.contextmanager
@@ -128,6 +128,11 @@ class LaunchContext(KernelParameters):
         self._barriers.append(storage)
         return storage
 
+    def before_barriers(self, build: Callable[[], None]) -> None:
+        """Lets ``build`` emit something in the lane that initialises the block's barriers, before
+        it does; nothing where the kernel has no barriers."""
+        self._before_barriers.append(build)
+
     @property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory that the launch needs."""
@@ -174,7 +179,8 @@ class LaunchContext(KernelParameters):
         pointers = [self.shared_pointer(storage.offset) for storage in self._barriers]
         with ir.InsertionPoint(self._initialise_anchor):
             with ops.when(leader):
-                self._prologue = ir.InsertionPoint.current.block
+                for build in self._before_barriers:
+                    build()
                 for storage, pointer in zip(self._barriers, pointers, strict=True):
                     address = ops.shared_address(pointer)
                     for index in range(storage.count):
@@ -208,7 +214,6 @@ class LaunchContext(KernelParameters):
         lifecycles.call("finish")
         self._emit_deferred()
         self._initialise_barriers()
-        self._prefetch_tensor_maps()
         order = canonical_order(tuple(self._parameters), self.aliases)
         attributes = []
         texts = []
@@ -262,17 +267,6 @@ class LaunchContext(KernelParameters):
             hidden_results=self.hidden.results(),
             before_first_launch=lifecycles.host_steps(),
         )
-
-    def _prefetch_tensor_maps(self) -> None:
-        """Descriptors are on their way while barriers are initialised; the first copy needs them
-        (PTX ISA 9.7.9.15, ``prefetch.tensormap``)."""
-        if self._prologue is None:
-            return
-        with ir.InsertionPoint.at_block_begin(self._prologue):
-            for parameter, value in self._parameters.items():
-                if isinstance(parameter, TensorMapParameter):
-                    address = llvm.ptrtoint(ops.i64(), value)
-                    ops.inline_assembly("prefetch.tensormap [$0];", "l", address)
 
 
 def buffer_bytes(shape: Sequence[int], dtype: Any) -> int:
