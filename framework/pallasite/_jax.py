@@ -228,6 +228,14 @@ register_discharge_rule = _discharge.register_discharge_rule
 register_neutral_memory_space = _discharge.register_neutral_memory_space
 register_lowering = _mlir.register_lowering
 lower_fun = _mlir.lower_fun
+
+
+def default_lowering(primitive: Primitive) -> Callable[..., Any]:
+    """JAX's lowering rule of a primitive for platforms that have none of their own."""
+    rule: Callable[..., Any] = _mlir._lowerings[primitive].rule
+    return rule
+
+
 LoweringRuleContext = _mlir.LoweringRuleContext
 #: How a host callback is sharded: once per device in ``jax.shard_map``, else on the first device.
 prims_that_require_devices = _dispatch.prim_requires_devices_during_lowering

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import secrets
 import stat
 
 TEMPORARY = ".tmp-"
@@ -43,7 +42,7 @@ def write(
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return
-    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
+    temporary = path.parent / f"{TEMPORARY}{os.urandom(8).hex()}"
     kept = stat.S_IMODE(path.stat().st_mode) if mode is None and path.is_file() else mode
     try:
         _write(temporary, content, kept)

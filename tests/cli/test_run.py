@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 
@@ -282,6 +283,22 @@ def test_no_gpu(command, monkeypatch):
     result = command("run", f"{FILE}::triple", "--executor", "gpu")
     assert result.status == 1
     assert "executor 'gpu' needs a CUDA GPU" in result.err
+
+
+def test_an_executor_for_the_gpu_by_its_name(command, monkeypatch):
+    monkeypatch.setattr("pallasite.cli.run._backend", lambda: "cpu")
+    result = command("run", f"{FILE}::triple", "--executor", "jax-launcher")
+    assert result.status == 1
+    assert "executor 'jax-launcher' needs a CUDA GPU that JAX can use" in result.err
+    chosen = []
+    monkeypatch.setattr("pallasite.cli.run._backend", lambda: "gpu")
+    monkeypatch.setattr(
+        "pallasite.cli.run._observed",
+        lambda *_: contextlib.nullcontext(chosen.append(pallasite.config.get("executor"))),
+    )
+    command("run", f"{FILE}::triple", "--executor", "jax-launcher")
+    command("run", f"{FILE}::triple", "--executor", "gpu")
+    assert chosen == ["jax-launcher", None]
 
 
 def test_no_executor(command, monkeypatch):

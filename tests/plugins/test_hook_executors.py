@@ -108,6 +108,31 @@ def test_the_launcher_gets_the_code_and_the_request():
     assert "has_side_effect = true" in printing
 
 
+@pytest.mark.parametrize("platform", ["rocm", "tpu", "sycl"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        plgpu.kernel(scale, out_type=OUT),
+        pl.pallas_call(scale, out_shape=OUT, compiler_params=plgpu.CompilerParams()),
+        pl.kernel(scale, OUT, mesh=plgpu.Mesh()),
+    ],
+    ids=["kernel", "pallas_call", "mesh"],
+)
+def test_kernels_of_every_kind_on_any_platform(call, platform):
+    mine = Launcher("mine", platform)
+    with registered(mine), config.scoped(target="sm_90"):
+        text = jax.jit(call).trace(X).lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("@mine_launch") == 1
+    assert [one.platform for one in mine.requests] == [platform]
+
+
+def test_calls_of_other_backends_are_left_alone():
+    """Pallas lowers them, or says itself that it cannot."""
+    call = jax.jit(pl.pallas_call(scale, out_shape=OUT)).trace(X)
+    with registered(Launcher("mine", "sycl")), pytest.raises(NotImplementedError):
+        call.lower(lowering_platforms=("sycl",))
+
+
 def test_a_platform_that_the_core_does_not_know():
     with pytest.raises(ExecutionError) as error:
         lowered(platform="rocm")

@@ -17,7 +17,6 @@ from pallasite import config
 from pallasite.cli import output
 from pallasite.cli.checks import PROBLEM, WARNING, Check
 from pallasite.errors import ConfigError
-from pallasite.known_plugins import KNOWN_PLUGINS
 
 _LIBRARIES = (("jax", "jax"), ("jaxlib", "jaxlib"), ("llvmlite", "llvmlite.binding"))
 _MINIMUM_PYTHON = (3, 12)
@@ -68,6 +67,7 @@ def tools() -> list[Check]:
 def plugins() -> list[Check]:
     """Each plugin's state, and whether all of them agree."""
     from pallasite.cli.contributions import quiet
+    from pallasite.known_plugins import KNOWN_PLUGINS
     from pallasite.plugins import manager
 
     checks = []

@@ -44,7 +44,7 @@ from pallasite.cli.user_code import running
 from pallasite.errors import ExecutionError, InvalidValueError
 
 if TYPE_CHECKING:
-    from pallasite.extensions import Executor, RunOptions, RunReport
+    from pallasite.executors import Executor, RunOptions, RunReport
     from pallasite.targets import Target
 
 GPU = "gpu"
@@ -189,7 +189,7 @@ def _observed(
     reports: list[RunReport],
 ) -> Iterator[None]:
     """Runs the kernels of programs by an executor, compiled for a target; collects its reports."""
-    from pallasite.extensions import LaunchRequest
+    from pallasite.executors import LaunchRequest
     from pallasite.runtime.callback import kernel_errors, run_on_host
     from pallasite.runtime.override import override
 
@@ -275,7 +275,7 @@ def _run_ptx(arguments: argparse.Namespace) -> Outcome:
 
     import numpy as np
 
-    from pallasite.extensions import PtxLaunch
+    from pallasite.executors import PtxLaunch
 
     generator = np.random.default_rng(arguments.seed)
     values = [make(one, generator) for one in arguments.arg]
@@ -395,7 +395,7 @@ def _name(executor: Executor | None) -> str:
 
 
 def _options(arguments: argparse.Namespace) -> RunOptions:
-    from pallasite.extensions import RunOptions
+    from pallasite.executors import RunOptions
 
     sanitize = arguments.sanitize
     if arguments.checks is not None and sanitize is not False:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallasite.cli import output
-from pallasite.extensions import RunReport
+from pallasite.executors import RunReport
 
 _SHOWN = 4
 

@@ -10,7 +10,7 @@ program.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from jax.interpreters import mlir
@@ -80,25 +80,38 @@ def lower_pallas_call(ctx: Any, *operands: Any, **params: Any) -> Any:
     return lower_kernel_call(ctx, *operands, spec=spec)
 
 
-def lower_pallas_call_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
-    """As :func:`lower_pallas_call`; kernels that are not ours go to Pallas's own rule."""
+def lower_pallas_call_elsewhere(
+    ctx: Any, *operands: Any, otherwise: Callable[..., Any], platform: str | None, **params: Any
+) -> Any:
+    """As :func:`lower_pallas_call`, where Pallas does not know our :class:`CompilerParams`.
+
+    Args:
+      ctx: JAX's lowering context.
+      *operands: the kernel's inputs.
+      otherwise: Pallas's own rule, for kernels that are not ours, and for its platform "gpu".
+      platform: the platform of the rule; None for that of the program.
+      **params: those of the equation.
+    """
     interpret = params["interpret"]
     ours = isinstance(params["compiler_params"], CompilerParams) and (
         not interpret or isinstance(interpret, InterpretGPUParams)
     )
-    if not ours:
-        return mlir._lowerings[_jax.pallas_call_p].rule(ctx, *operands, **params)
+    platforms = [platform] if platform else ctx.platforms or ctx.module_context.platforms
+    if not ours or set(platforms) & {"cuda", "rocm"}:
+        return otherwise(ctx, *operands, **params)
     spec = spec_of_pallas_call(params).replace(interpret=interpretation(interpret))
-    return lower_kernel_call(ctx, *operands, spec=spec, platform="cpu")
+    return lower_kernel_call(ctx, *operands, spec=spec, platform=platform)
 
 
-def lower_mesh_kernel(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
+def lower_mesh_kernel(
+    ctx: Any, *operands: Any, otherwise: Callable[..., Any], platform: str | None, **params: Any
+) -> Any:
     """The lowering rule of ``pl.kernel`` and ``pl.core_map`` with our :class:`Mesh`.
 
-    Kernels over other meshes go to Pallas's own rule.
+    Kernels over other meshes go to Pallas's own rule, ``otherwise``.
     """
     if not _is_mesh_kernel(params):
-        return mlir._lowerings[_jax.mpmd_map_p].rule(ctx, *operands, **params)
+        return otherwise(ctx, *operands, **params)
     spec = spec_of_mesh_kernel(params, ctx.avals_in, ctx.avals_out)
     return lower_kernel_call(ctx, *operands, spec=spec, platform=platform)
 

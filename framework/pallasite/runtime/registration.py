@@ -25,10 +25,10 @@ def _lower_pallas_call(*args: Any, **kwargs: Any) -> Any:
     return jax_lowering.lower_pallas_call(*args, **kwargs)
 
 
-def _lower_pallas_call_on_cpu(*args: Any, **kwargs: Any) -> Any:
+def _lower_pallas_call_elsewhere(*args: Any, **kwargs: Any) -> Any:
     from pallasite.runtime import jax_lowering
 
-    return jax_lowering.lower_pallas_call_on_cpu(*args, **kwargs)
+    return jax_lowering.lower_pallas_call_elsewhere(*args, **kwargs)
 
 
 def _lower_mesh_kernel(*args: Any, **kwargs: Any) -> Any:
@@ -47,10 +47,14 @@ execution.register(
     execution.Runtime(lower_kernel_call=_lower_kernel_call, kernel_errors=_kernel_errors)
 )
 register_lowering_rule(CompilerParams, _lower_pallas_call, "gpu")
-_jax.register_lowering(_jax.pallas_call_p, _lower_pallas_call_on_cpu, platform="cpu")
-for _platform in ("cuda", "cpu"):
-    _jax.register_lowering(
-        _jax.mpmd_map_p,
-        functools.partial(_lower_mesh_kernel, platform=_platform),
-        platform=_platform,
-    )
+for _primitive, _rule, _platforms in (
+    (_jax.pallas_call_p, _lower_pallas_call_elsewhere, (None, "cpu")),
+    (_jax.mpmd_map_p, _lower_mesh_kernel, (None, "cuda", "cpu")),
+):
+    _otherwise = _jax.default_lowering(_primitive)
+    for _platform in _platforms:
+        _jax.register_lowering(
+            _primitive,
+            functools.partial(_rule, otherwise=_otherwise, platform=_platform),
+            platform=_platform,
+        )
