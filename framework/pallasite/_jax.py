@@ -230,7 +230,7 @@ register_lowering = _mlir.register_lowering
 lower_fun = _mlir.lower_fun
 
 
-def default_lowering(primitive: Primitive) -> Callable[..., Any]:
+def default_lowering(primitive: Any) -> Callable[..., Any]:
     """JAX's lowering rule of a primitive for platforms that have none of their own."""
     rule: Callable[..., Any] = _mlir._lowerings[primitive].rule
     return rule
