@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pallasite.errors import PluginError
 from pallasite.extensions import Contribution
 from pallasite.rules import Rule
 from pallasite.targets import Target, TargetPredicate
+
+if TYPE_CHECKING:
+    from pallasite.language.memory_space import MemorySpace
 
 
 class Overriding(Protocol):
@@ -88,6 +91,17 @@ def merge_names(
         for name, path in getattr(one, field).items():
             _claim(subject, name, one.plugin, owners)
             merged[name] = path
+    return merged
+
+
+def merge_spaces(contributions: Iterable[Contribution]) -> dict[str, MemorySpace]:
+    """Memory spaces by name; the same name from two plugins raises :class:`PluginError`."""
+    owners: dict[str, str] = {}
+    merged: dict[str, MemorySpace] = {}
+    for one in contributions:
+        for space in one.memory_spaces:
+            _claim("memory spaces named", space.name, one.plugin, owners)
+            merged[space.name] = space
     return merged
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierUse
 from pallasite.errors import InvalidValueError
@@ -26,6 +26,10 @@ from pallasite.rules import RuleSet as RuleSet
 from pallasite.semantics import Semantics as Semantics
 from pallasite.stores import StoreNamespace as StoreNamespace
 from pallasite.targets import ANY_TARGET, Target, TargetPredicate
+from pallasite.view_rules import ViewRule as ViewRule
+
+if TYPE_CHECKING:
+    from pallasite.language.memory_space import MemorySpace
 
 Stage = Literal["jaxpr", "mlir", "llvm", "ptx"]
 """The stages at which a pass can run, in the order in which a kernel goes through them."""
@@ -199,6 +203,8 @@ class Contribution:
     barrier_uses: tuple[BarrierUse, ...] = ()
     memory_events: tuple[MemoryEvents, ...] = ()
     proxy_fences: tuple[ProxyFence, ...] = ()
+    memory_spaces: tuple[MemorySpace, ...] = ()
+    views: tuple[ViewRule, ...] = ()
     passes: tuple[Pass, ...] = ()
     lifecycles: tuple[KernelLifecycle, ...] = ()
     executors: tuple[Executor, ...] = ()

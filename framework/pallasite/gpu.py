@@ -26,6 +26,9 @@ def __getattr__(name: str) -> Any:
     if name in _plugin_names():
         importlib.import_module("pallasite.runtime.registration")
         return plugins.manager().name(name)
+    space = plugins.manager().memory_spaces().get(name)
+    if space is not None:
+        return space
     import difflib
 
     close = difflib.get_close_matches(name, __dir__(), n=3)
@@ -36,7 +39,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*_public_names(), *_plugin_names()})
+    from pallasite import plugins
+
+    return sorted({*_public_names(), *_plugin_names(), *plugins.manager().memory_spaces()})
 
 
 def _public_names() -> dict[str, str]:

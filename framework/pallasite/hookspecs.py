@@ -35,8 +35,10 @@ if TYPE_CHECKING:
         ResourceRule,
         StoreNamespace,
         Translation,
+        ViewRule,
     )
     from pallasite.jaxpr_table import JaxprPrimitive
+    from pallasite.language.memory_space import MemorySpace
     from pallasite.lifecycle import KernelLifecycle
     from pallasite.memory_events import MemoryEvents, ProxyFence
     from pallasite.targets import Target
@@ -185,6 +187,20 @@ def pallasite_layouts() -> Iterable[NamedLayout]:  # type: ignore[empty-body]
 def pallasite_layout_proposals() -> Iterable[LayoutProposal]:  # type: ignore[empty-body]
     """Register layouts that inference tries where operations leave several open. Called once,
     before the first kernel is lowered; names must be unique."""
+
+
+@hookspec
+def pallasite_memory_spaces() -> Iterable[MemorySpace]:  # type: ignore[empty-body]
+    """Memory spaces, each an object of a subclass of ``MemorySpace``, made once. Called when a
+    space that the core does not have is first looked up by name, in ``plgpu.<NAME>`` or
+    ``plgpu.MemorySpace.<NAME>``, and before the first kernel is lowered; names must be unique."""
+
+
+@hookspec
+def pallasite_views() -> Iterable[ViewRule]:  # type: ignore[empty-body]
+    """What transforms of references mean for lowering, for layout inference and for checks. Called
+    once, before the first kernel is lowered; a transform has one rule, unless one of two says that
+    it overrides the other plugin."""
 
 
 @hookspec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ FIELDS: Mapping[str, str] = {
 _NAME_HOOKS = ("pallasite_names", "pallasite_exports", "pallasite_front_ends")
 """The hooks that return a mapping of names."""
 
-_RECORDS: Mapping[str, type] = {
+_RECORDS: Mapping[str, type | str] = {
     "pallasite_targets": Target,
     "pallasite_lowering_rules": extensions.LoweringRule,
     "pallasite_resource_rules": extensions.ResourceRule,
@@ -40,6 +41,8 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_barrier_uses": BarrierUse,
     "pallasite_memory_events": MemoryEvents,
     "pallasite_proxy_fences": ProxyFence,
+    "pallasite_memory_spaces": "pallasite.language.memory_space:MemorySpace",
+    "pallasite_views": extensions.ViewRule,
     "pallasite_passes": extensions.Pass,
     "pallasite_lifecycles": KernelLifecycle,
     "pallasite_executors": extensions.Executor,
@@ -50,6 +53,7 @@ _RECORDS: Mapping[str, type] = {
     "pallasite_translations": extensions.Translation,
     "pallasite_layout_proposals": extensions.LayoutProposal,
 }
+"""By hook, the class of what it returns, or where that is."""
 
 
 def implementations(plugin: Any, name: str) -> dict[str, Callable[[], Any]]:
@@ -88,7 +92,7 @@ def checked(plugin: str, hook: str, value: Any) -> Any:
             return dict(value)
         expected = 'a mapping of name to "module:attribute"'
     else:
-        record = _RECORDS[hook]
+        record = _record(hook)
         entries = tuple(value) if isinstance(value, Iterable) else (value,)
         wrong = [entry for entry in entries if not isinstance(entry, record)]
         if not wrong:
@@ -97,6 +101,16 @@ def checked(plugin: str, hook: str, value: Any) -> Any:
     raise PluginError(
         f"{hook} of plugin {plugin!r} returned the wrong thing", got=repr(value), expected=expected
     )
+
+
+def _record(hook: str) -> type:
+    """The class of what a hook returns; one that is costly to import is imported only now."""
+    record = _RECORDS[hook]
+    if isinstance(record, type):
+        return record
+    module, _, name = record.partition(":")
+    found: type = getattr(importlib.import_module(module), name)
+    return found
 
 
 def _call(caller: pluggy.HookCaller) -> Any:

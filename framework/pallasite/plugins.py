@@ -15,10 +15,18 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pallasite import config, hookspecs
-from pallasite.conflicts import merge_names, merge_targets, tie, unique, winner, with_plugin
+from pallasite.conflicts import (
+    merge_names,
+    merge_spaces,
+    merge_targets,
+    tie,
+    unique,
+    winner,
+    with_plugin,
+)
 from pallasite.errors import MissingNameError, PluginError
 from pallasite.extensions import (
     Contribution,
@@ -33,12 +41,16 @@ from pallasite.plugin_checks import FIELDS, checked, implementations
 from pallasite.registry import Registry
 from pallasite.targets import Target
 
+if TYPE_CHECKING:
+    from pallasite.language.memory_space import MemorySpace
+
 CORE = "pallasite"
 IN_PROCESS = "in process"
 """What stands for the distribution of a plugin that the program registered itself."""
 
 BUILTIN_MODULES: Mapping[str, str] = {
     "pallasite_executors": "pallasite.runtime.builtin",
+    "pallasite_memory_spaces": "pallasite.language.builtin_spaces",
     "pallasite_passes": "pallasite.passes.builtin",
     "pallasite_stores": "pallasite.runtime.builtin",
 }
@@ -137,6 +149,7 @@ class PluginManager:
         self._layouts: tuple[tuple[Any, ...], dict[str, NamedLayout]] | None = None
         self._options: tuple[tuple[Any, ...], dict[str, type]] | None = None
         self._exports: tuple[tuple[Any, ...], dict[str, str]] | None = None
+        self._spaces: tuple[tuple[Any, ...], dict[str, MemorySpace]] | None = None
         self._lock = threading.RLock()
 
     def register(self, plugin: Any, name: str | None = None) -> str:
@@ -152,7 +165,7 @@ class PluginManager:
             check_plugin_api(name, IN_PROCESS, needed_by(plugin))
             implementations(plugin, name)
             self._registered[name] = _Found(name, IN_PROCESS, lambda: plugin)
-            self._built = None
+            self._built = self._names = self._spaces = None
         return name
 
     def unregister(self, name: str) -> None:
@@ -171,7 +184,7 @@ class PluginManager:
             self._errors.pop(name, None)
             for key in [key for key in self._contributions if key[0] == name]:
                 del self._contributions[key]
-            self._built = None
+            self._built = self._names = self._spaces = None
 
     def plugins(self) -> tuple[PluginInfo, ...]:
         """All plugins that are installed or registered, without importing any."""
@@ -295,6 +308,19 @@ class PluginManager:
                 )
                 self._operations = (self.generation(), found)  # A plugin may have failed just now.
             return self._operations[1]
+
+    def memory_spaces(self) -> dict[str, MemorySpace]:
+        """Memory spaces by name: the core's own, then those of plugins.
+
+        Raises:
+          PluginError: two plugins have spaces of one name.
+        """
+        with self._lock:
+            key = self.generation()
+            if self._spaces is None or self._spaces[0] != key:
+                found = merge_spaces(self._contribute(("pallasite_memory_spaces",)))
+                self._spaces = (self.generation(), found)  # A plugin may have failed just now.
+            return self._spaces[1]
 
     def generation(self) -> tuple[Any, ...]:
         """What plugins are in use; equal as long as they stay the same."""

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallasite.conflicts import in_order, merge_names, merge_targets, unique
+from pallasite.conflicts import in_order, merge_names, merge_spaces, merge_targets, unique
 from pallasite.errors import MissingRuleError
 from pallasite.executor_choice import ExecutorChoice, choose_executor
 from pallasite.extensions import (
@@ -31,9 +31,12 @@ from pallasite.order_tables import BarrierTables, MemoryTables
 from pallasite.rule_selection import RuleTable
 from pallasite.rules import OperandPredicate, Rule
 from pallasite.targets import Target, TargetPredicate
+from pallasite.view_rules import ViewRule
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
+
+    from pallasite.language.memory_space import MemorySpace
 
 __all__ = [
     "STAGES",
@@ -66,6 +69,7 @@ class Registry:
     Attributes:
       targets: targets by name.
       names: ``"module:attribute"`` by the name under ``pallasite.gpu``.
+      memory_spaces: memory spaces by name.
       executors: executors by name.
       jaxprs: the primitives that carry jaxprs.
       barriers: kinds of barriers, and what primitives do to them.
@@ -87,6 +91,13 @@ class Registry:
         self.plugins = tuple(one.plugin for one in contributions)
         self.targets: dict[str, Target] = merge_targets(contributions)
         self.names: dict[str, str] = merge_names(contributions)
+        self.memory_spaces: dict[str, MemorySpace] = merge_spaces(contributions)
+        self._views: dict[type, ViewRule] = unique(
+            "views made by",
+            _with_plugin(contributions, "views"),
+            lambda rule: rule.transform,
+        )
+        self._views_found: dict[type, ViewRule | None] = {}
         known = self.targets.values()
         self._lowering: RuleTable[LoweringRule] = RuleTable(
             "lowering rules", _with_plugin(contributions, "lowering_rules"), known
@@ -173,6 +184,17 @@ class Registry:
     ) -> LoweringRule | None:
         """What :meth:`lowering_rule` returns, or None where it raises."""
         return self._lowering.find(primitive, semantics, target, avals, params)
+
+    def view_rule(self, transform: type) -> ViewRule | None:
+        """What a class of transforms of references means, or None if nobody says so."""
+        if transform not in self._views_found:
+            rules = (self._views.get(base) for base in transform.__mro__)
+            self._views_found[transform] = next((rule for rule in rules if rule), None)
+        return self._views_found[transform]
+
+    def views(self) -> tuple[ViewRule, ...]:
+        """What all transforms of references mean, for listings."""
+        return tuple(self._views.values())
 
     def has_lowering_rule(
         self,

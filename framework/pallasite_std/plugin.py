@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from pallasite.plugin import (
     BarrierKind,
@@ -23,8 +24,12 @@ from pallasite.plugin import (
     StoreNamespace,
     Target,
     Translation,
+    ViewRule,
     hookimpl,
 )
+
+if TYPE_CHECKING:
+    from pallasite.plugin.language import MemorySpace
 
 PALLASITE_PLUGIN_API = (1, 0)
 """What the plugin needs of Pallasite."""
@@ -122,6 +127,22 @@ def pallasite_stores() -> list[StoreNamespace]:
     from pallasite_std.tuning.store import TUNED
 
     return [TUNED]
+
+
+@hookimpl
+def pallasite_memory_spaces() -> list[MemorySpace]:
+    """Barriers and semaphores."""
+    from pallasite_std.spaces import BARRIERS, SEMAPHORES
+
+    return [BARRIERS, SEMAPHORES]
+
+
+@hookimpl
+def pallasite_views() -> Iterable[ViewRule]:
+    """Indices, tiles, swizzles, transposition, members of unions, other blocks of a cluster."""
+    from pallasite_std.views import VIEW_RULES
+
+    return VIEW_RULES
 
 
 @hookimpl

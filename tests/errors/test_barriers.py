@@ -129,7 +129,7 @@ def test_reading_a_barrier():
     InvalidTypeError,
     r"""
     HERE: barrier is a ClusterBarrier, which cannot count the bytes of a copy
-      got: Ref<smem>{cluster_barrier[]}
+      got: Ref<barriers>{cluster_barrier[]}
       expected: a Barrier
       try: give the copy a Barrier; then arrive on the ClusterBarrier once it completed
     """,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,17 +11,20 @@ from jax.experimental import pallas as pl
 from tests.language.interpreter import spec_of
 
 from pallasite import _jax
-from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from pallasite import gpu as plgpu
+from pallasite.errors import InvalidTypeError, InvalidValueError, MissingNameError
 from pallasite.language import transforms as tr
 from pallasite.language.kernel import kernel
 from pallasite.language.memory import (
     GMEM,
     REGS,
     SMEM,
-    TMEM,
+    MemorySpace,
     RefUnion,
     SemaphoreType,
 )
+from pallasite.language.memory_space import find_space
+from pallasite.runtime.fingerprint import canonical_parts
 from pallasite_std.barriers.types import (
     Barrier,
     BarrierType,
@@ -113,12 +118,30 @@ def test_find_swizzle():
         tr.find_swizzle(100, "the output")
 
 
-def test_tensor_memory_needs_the_plugin():
-    with pytest.raises(UnsupportedError, match="Blackwell") as caught:
-        TMEM((128, 64), jnp.float32)
-    assert "pallasite[blackwell]" in str(caught.value)
-    with pytest.raises(InvalidValueError, match="describe tensor memory"):
+def test_spaces_of_plugins_are_found_by_name():
+    """Tensor memory is known by name only: the hint says which plugin has it."""
+    for find in (lambda: MemorySpace.TMEM, lambda: plgpu.TMEM):
+        with pytest.raises(MissingNameError, match="TMEM") as caught:
+            find()
+        assert "'blackwell'" in str(caught.value)
+    with pytest.raises(MissingNameError, match="there is no memory space 'MOON'") as caught:
+        find_space("MOON")
+    assert "GMEM, SMEM, REGS" in str(caught.value)
+    assert {GMEM, SMEM, REGS, MemorySpace.BARRIERS} <= set(MemorySpace)
+
+
+def test_arguments_of_another_space():
+    with pytest.raises(InvalidTypeError, match="takes no argument 'packed'") as caught:
         SMEM((128, 64), jnp.float32, packed=True)
+    assert "packed=True" in str(caught.value) and "transforms=" in str(caught.value)
+
+
+def test_spaces_are_the_same_objects_wherever_they_come_from():
+    for space in MemorySpace:
+        assert pickle.loads(pickle.dumps(space)) is space
+        assert getattr(MemorySpace, space.name) is space and getattr(plgpu, space.name) is space
+    assert repr(SMEM) == "<MemorySpace.SMEM: 'smem'>" and SMEM.value == "smem"
+    assert canonical_parts(SMEM) == ["pallasite.language.memory.SharedMemory.SMEM"]
 
 
 def test_union():
@@ -194,13 +217,9 @@ def test_views():
     def body(a):
         seen["t"] = tr.transpose_ref(a, (1, 0))
         seen["c"] = tr.cluster_ref(a.at[0], {"x": 1})
-        seen["r"] = tr.remote_ref(a, 3)
-        seen["m"] = tr.multicast_ref(a, "d")
         for function, message in [
             (lambda: tr.transpose_ref(a, (0, 0)), "not a permutation"),
             (lambda: tr.cluster_ref(a, 3), "which block"),
-            (lambda: tr.remote_ref(seen["m"], 3), "cannot become a peer"),
-            (lambda: tr.multicast_ref(seen["r"], "d"), "cannot become a multicast"),
             (lambda: tr.cluster_ref(a[...], {"x": 1}), "not a reference"),
         ]:
             with pytest.raises((InvalidValueError, InvalidTypeError), match=message):
@@ -209,5 +228,3 @@ def test_views():
     trace(body, [SMEM((4, 8), F16)])
     assert seen["t"].shape == (8, 4)
     assert seen["c"].shape == (8,) and seen["c"].transforms[-1].dims == ("x",)
-    assert seen["r"].transforms[-1].device_id == 3
-    assert seen["m"].transforms[-1].collective_axes == ("d",)

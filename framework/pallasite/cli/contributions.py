@@ -47,6 +47,8 @@ def counts(registry: Registry) -> dict[str, dict[str, int]]:
     for kind, rules in kinds.items():
         for rule in rules:
             found[rule.plugin][kind] += 1
+    for view in registry.views():
+        found[view.plugin]["views"] += 1
     for entry in registry.jaxprs:
         found[entry.plugin]["primitives with jaxprs"] += 1
     for kind, entries in (

@@ -86,6 +86,7 @@ def _rows(contradiction: str) -> list[_Row]:
             ("targets", providers(manager.targets)),
             ("names", providers(manager.names)),
             ("names of pallasite", providers(manager.exports)),
+            ("memory spaces", providers(manager.memory_spaces)),
             ("passes", {entry.name: entry.plugin for entry in registry.passes()}),
             ("lifecycles", {entry.name: entry.plugin for entry in registry.lifecycles()}),
             ("executors", {one.name: one.plugin for one in registry.executors.values()}),

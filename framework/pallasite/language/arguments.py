@@ -18,11 +18,7 @@ import numpy as np
 from pallasite import _jax
 from pallasite.language import checks
 from pallasite.language.barriers import BarrierDType
-from pallasite.language.memory import (
-    SMEM,
-    MemorySpace,
-    memory_space_of,
-)
+from pallasite.language.memory import MemorySpace, memory_space_of
 from pallasite.language.transforms import as_transformed
 
 
@@ -50,7 +46,7 @@ def reference(
             got=aval,
             expected=_of_spaces(spaces),
         )
-    if spaces and space not in spaces:
+    if spaces and not any(_lies_in(space, one) for one in spaces):
         raise checks.value_error(
             f"{what} is in {_name_of(space)}",
             got=aval,
@@ -63,6 +59,13 @@ def reference(
                     f"{what} may not be a view made by {type(transform).__name__}", got=aval
                 )
     return ref
+
+
+def _lies_in(space: Any, one: MemorySpace) -> bool:
+    """Whether a space is ``one``, or a plugin's part of that."""
+    if space is one or not isinstance(space, MemorySpace):
+        return space is one
+    return (one.is_shared and space.is_shared) or (one.is_global and space.is_global)
 
 
 def _name_of(space: Any) -> str:
@@ -93,8 +96,6 @@ def barrier(value: Any, what: str = "barrier", *, counts_bytes: bool = False) ->
             got=aval,
             expected="a reference to a Barrier" + ("" if counts_bytes else " or ClusterBarrier"),
         )
-    if memory_space_of(aval) is not SMEM:
-        raise checks.value_error(f"{what} is not in shared memory", got=aval)
     for transform in ref.transforms:
         if not isinstance(transform, _jax.NDIndexer):
             raise checks.value_error(

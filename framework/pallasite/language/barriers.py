@@ -12,7 +12,10 @@ from typing import Any, ClassVar
 
 from pallasite import _jax
 from pallasite.language import checks
-from pallasite.language.memory import SMEM
+from pallasite.language.memory_space import find_space
+
+BARRIER_SPACE = "BARRIERS"
+"""The name of the memory space of all barriers, which the standard library provides."""
 
 
 class barrier_dtype(_jax.extended):  # type: ignore[misc]  # noqa: N801
@@ -73,7 +76,8 @@ class BarrierAllocation(abc.ABC):
 
     def get_ref_aval(self) -> Any:
         """The type of the reference that the body gets."""
-        return _jax.AbstractRef(_jax.ShapedArray(self.num_barriers, self.element_type()), SMEM)
+        array_type = _jax.ShapedArray(self.num_barriers, self.element_type())
+        return _jax.AbstractRef(array_type, find_space(BARRIER_SPACE))
 
 
 def is_barrier(aval: Any) -> bool:

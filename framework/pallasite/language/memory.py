@@ -5,101 +5,121 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from pallasite import _jax
 from pallasite.language import checks
+from pallasite.language.memory_space import MemorySpace as MemorySpace
 from pallasite.language.transforms import ExtractAliasedRef, as_transformed, element_bits
+from pallasite.resource import SHARED_MEMORY
+
+if TYPE_CHECKING:
+    from pallasite.lowering.arrays import RegisterArray
+    from pallasite.lowering.context import RuleContext
+    from pallasite.lowering.inference.context import InferenceContext
+    from pallasite.lowering.inference.values import AbstractValue
+    from pallasite.lowering.resources import EstimatorContext, Resources
 
 #: Every allocation in shared memory begins at a multiple of this many bytes, which satisfies TMA
 #: (128) and the widest swizzle (1024).
 SMEM_ALIGNMENT = 1024
 
 
-class MemorySpace(enum.Enum):
-    """Where data lives. Calling one describes an allocation: ``SMEM((64, 64), jnp.float16)``."""
-
-    #: Global memory: the operands and results of the kernel.
-    GMEM = "gmem"
-    #: Shared memory of a block.
-    SMEM = "smem"
-    #: Tensor memory (Blackwell).
-    TMEM = "tmem"
-    #: Registers.
-    REGS = "regs"
-
-    def __str__(self) -> str:
-        return self.value
-
-    def __call__(
+class _WithAddresses(MemorySpace):
+    def update(
         self,
-        shape: Sequence[int],
-        dtype: Any,
-        *,
-        transforms: Sequence[Any] = (),
-        packed: bool | None = None,
-        collective: bool | None = None,
-        layout: Any = None,
-    ) -> Any:
-        """Describes an allocation, for ``scratch_types=`` and ``pl.run_scoped``.
+        ctx: RuleContext,
+        reference: Any,
+        transforms: Sequence[Any],
+        value: RegisterArray,
+        combine: Callable[[Any, Any], Any],
+    ) -> None:
+        """See :meth:`MemorySpace.update`; the view is resolved only once."""
+        ctx.update(reference, transforms, value, combine)
 
-        Args:
-          shape: logical shape.
-          dtype: element type.
-          transforms: how the data lies in shared memory; applied to the logical shape in order.
-          packed, collective, layout: tensor memory only.
 
-        Raises:
-          InvalidValueError: an extent of 0 in shared memory, or an argument of another space.
-          UnsupportedError: tensor memory without the plugin that provides it.
-        """
-        arguments = dict(
-            transforms=tuple(transforms), packed=packed, collective=collective, layout=layout
-        )
-        constructor = MEMORY_CONSTRUCTORS.get(self)
-        if constructor is not None:
-            return constructor(tuple(shape), dtype, **arguments)
-        if self is MemorySpace.TMEM:
-            raise checks.unsupported(
-                "tensor memory (TMEM) comes with the Blackwell plugin, which is not installed",
-                hint="pip install 'pallasite[blackwell]'",
-            )
-        if packed is not None or collective is not None or layout is not None:
-            raise checks.value_error(
-                f"packed, collective and layout describe tensor memory, not {self.name}",
-                hint="use transforms= to say how data lies in shared memory",
-            )
-        aval = _array_type(shape, dtype)
-        if self is MemorySpace.SMEM and 0 in aval.shape:
+class GlobalMemory(_WithAddresses):
+    """Global memory: the operands and results of the kernel."""
+
+    name = "GMEM"
+    is_global = True
+
+
+class SharedMemory(_WithAddresses):
+    """Shared memory of a block. A plugin's subclass is a part of it with rules of its own."""
+
+    name = "SMEM"
+    is_shared = True
+    copied_to = True
+
+    def describe(self, shape: Sequence[int], dtype: Any, *, transforms: Sequence[Any] = ()) -> Any:
+        """See :meth:`MemorySpace.describe`; an extent of 0 is an InvalidValueError."""
+        aval = array_type(shape, dtype)
+        if 0 in aval.shape:
             raise checks.value_error(
                 "an allocation without elements",
-                got=f"SMEM({aval.shape}, {aval.dtype})",
+                got=f"{self.name}({aval.shape}, {aval.dtype})",
                 expected="extents of at least 1",
             )
-        allocation = GPUMemoryRef(aval, self, tuple(transforms))
-        allocation.get_ref_aval()  # Transforms that do not fit are an error here, at this line.
-        return allocation
+        return super().describe(shape, dtype, transforms=transforms)
 
-    def like(self, shape_dtype_like: Any) -> Any:
-        """An allocation with the shape and dtype of another object."""
-        return self(shape_dtype_like.shape, shape_dtype_like.dtype)
+    def union_placement(self, members: Sequence[Any]) -> tuple[list[int], int]:
+        """Byte offsets of the members of one group, and where the group ends."""
+        offsets, end = [], 0
+        for leaf in members:
+            bits = element_bits(leaf.dtype, leaf.shape)
+            if bits % 8:
+                raise checks.value_error(
+                    "a member of a RefUnion does not fill whole bytes",
+                    got=f"{leaf.dtype}{list(leaf.shape)} is {bits} bits",
+                )
+            begin = round_up(end, SMEM_ALIGNMENT)
+            offsets.append(begin)
+            end = begin + bits // 8
+        return offsets, end
+
+    def resources(self, ctx: EstimatorContext, variable: Any, axes: tuple[Any, ...]) -> Resources:
+        """Its bytes, rounded up."""
+        del axes
+        aval = variable.aval
+        size = -(-element_bits(aval.dtype, aval.shape) // 8)
+        what = f"{aval.dtype}{list(aval.shape)}"
+        return ctx.reserve(SHARED_MEMORY, round_up(size, SMEM_ALIGNMENT), what, size=size)
+
+    def allocate(
+        self, ctx: RuleContext, variable: Any, axes: tuple[Any, ...]
+    ) -> AbstractContextManager[Any]:
+        """On the stack of shared memory, in the layout that inference has chosen."""
+        del axes
+        return ctx.shared_array(variable)
+
+    def infer_allocation(self, ctx: InferenceContext, variable: Any, name: str) -> AbstractValue:
+        """An allocation whose layout is open."""
+        return ctx.shared_allocation(variable, name)
 
 
-#: Plugins enter here how to describe an allocation in a space that the core does not know.
-MEMORY_CONSTRUCTORS: dict[MemorySpace, Callable[..., Any]] = {}
-#: The same for a union of allocations.
-UNION_CONSTRUCTORS: dict[MemorySpace, Callable[..., Any]] = {}
+class Registers(MemorySpace):
+    """Registers, of which nothing can be allocated as such."""
 
-GMEM = MemorySpace.GMEM
-SMEM = MemorySpace.SMEM
-TMEM = MemorySpace.TMEM
-REGS = MemorySpace.REGS
+    name = "REGS"
+
+    def resources(self, ctx: EstimatorContext, variable: Any, axes: tuple[Any, ...]) -> Resources:
+        """None: registers are not counted."""
+        del variable, axes
+        return ctx.nothing()
 
 
-def _array_type(shape: Sequence[int], dtype: Any) -> Any:
+GMEM = MemorySpace.GMEM = GlobalMemory()
+SMEM = MemorySpace.SMEM = SharedMemory()
+REGS = MemorySpace.REGS = Registers()
+
+
+def array_type(shape: Sequence[int], dtype: Any) -> Any:
+    """The array type of an allocation; a wrong shape or dtype is an error at the user's line."""
     if isinstance(shape, int):
         raise checks.type_error(
             "the shape of an allocation is an integer", got=shape, expected=f"({shape},)"
@@ -134,24 +154,12 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _placement(leaves: Sequence[Any]) -> tuple[list[int], int]:
-    """Byte offsets of the members of one group, and where the group ends."""
-    offsets, end = [], 0
-    for leaf in leaves:
-        bits = element_bits(leaf.dtype, leaf.shape)
-        if bits % 8:
-            raise checks.value_error(
-                "a member of a RefUnion does not fill whole bytes",
-                got=f"{leaf.dtype}{list(leaf.shape)} is {bits} bits",
-            )
-        begin = round_up(end, SMEM_ALIGNMENT)
-        offsets.append(begin)
-        end = begin + bits // 8
-    return offsets, end
-
-
 def _is_ref(x: Any) -> bool:
     return isinstance(x, _jax.TransformedRef | _jax.AbstractRef)
+
+
+def _physical(ref: Any) -> Any:
+    return ref.ref if isinstance(ref, _jax.TransformedRef) else ref
 
 
 class AbstractRefUnion(_jax.AbstractRef):  # type: ignore[misc]
@@ -210,12 +218,13 @@ class AbstractRefUnion(_jax.AbstractRef):  # type: ignore[misc]
 
 
 def union_members(aval: AbstractRefUnion) -> list[tuple[int, tuple[int, ...], Any]]:
-    """Where each member of a union begins (in bytes), its physical shape and its dtype."""
+    """Where each member of a union begins (in bytes in shared memory), its physical shape and its
+    dtype."""
     found = []
     for group in aval.refs:
         leaves = jax.tree.leaves(group, is_leaf=_is_ref)
-        physical = [leaf.ref if isinstance(leaf, _jax.TransformedRef) else leaf for leaf in leaves]
-        offsets, _ = _placement(physical)
+        physical = [_physical(leaf) for leaf in leaves]
+        offsets, _ = aval.memory_space.union_placement(physical)
         for inner, offset in zip(physical, offsets, strict=True):
             found.append((offset, tuple(inner.shape), _jax.dtype_of(inner.dtype)))
     return found
@@ -230,13 +239,17 @@ def flatten_ref_union(ref_union: Any) -> tuple[Any, ...]:
     groups = []
     for number, group in enumerate(aval.refs):
         leaves, tree = jax.tree.flatten(group, is_leaf=_is_ref)
-        physical = [leaf.ref if isinstance(leaf, _jax.TransformedRef) else leaf for leaf in leaves]
-        offsets, _ = _placement(physical)
+        physical = [_physical(leaf) for leaf in leaves]
+        offsets, _ = aval.memory_space.union_placement(physical)
         members = []
         for leaf, inner, offset in zip(leaves, physical, offsets, strict=True):
             views = leaf.transforms if isinstance(leaf, _jax.TransformedRef) else ()
             member = ExtractAliasedRef(
-                _jax.dtype_of(inner.dtype), tuple(inner.shape), offset, number
+                _jax.dtype_of(inner.dtype),
+                tuple(inner.shape),
+                offset,
+                number,
+                aval.memory_space.member_layout(inner),
             )
             members.append(_jax.TransformedRef(base.ref, (*base.transforms, member, *views)))
         groups.append(tree.unflatten(members))
@@ -250,7 +263,8 @@ class RefUnion(GPUMemoryRef):
     ``RefUnion(a, (b, c))`` is as large as the larger of ``a`` and ``b`` plus ``c``; the body
     unpacks the reference the same way: ``a_ref, (b_ref, c_ref) = union_ref``. Groups must not
     be live at the same time: data are read through the member that wrote them. Every member begins
-    at a multiple of 1024 bytes. Raises InvalidValueError unless all members are in shared memory.
+    at a multiple of 1024 bytes. Raises InvalidValueError unless all members are in shared memory,
+    or in a space of a plugin that has unions.
     """
 
     refs: tuple[Any, ...] = ()
@@ -265,9 +279,7 @@ class RefUnion(GPUMemoryRef):
                     expected="an allocation such as SMEM(shape, dtype), or a tuple of them",
                 )
         spaces = {leaf.memory_space for leaf in jax.tree.leaves(refs)}
-        if len(spaces) == 1 and (constructor := UNION_CONSTRUCTORS.get(*spaces)):
-            return constructor(*refs)
-        if spaces != {SMEM}:
+        if len(spaces) != 1 or not isinstance(next(iter(spaces)), MemorySpace):
             raise checks.value_error(
                 "the members of a RefUnion must all be in shared memory",
                 got=", ".join(sorted(str(space) for space in spaces)) or "no members",
@@ -276,9 +288,11 @@ class RefUnion(GPUMemoryRef):
         return super().__new__(cls)
 
     def __init__(self, *refs: Any):
-        size = max(_placement(jax.tree.leaves(group))[1] for group in refs)
+        space = jax.tree.leaves(refs)[0].memory_space
+        groups = [[_physical(leaf.get_ref_aval()) for leaf in jax.tree.leaves(g)] for g in refs]
+        size = max(space.union_placement(group)[1] for group in groups)
         object.__setattr__(self, "refs", refs)
-        super().__init__(_jax.ShapedArray((size,), jnp.int8), SMEM, ())
+        super().__init__(_jax.ShapedArray((size,), jnp.int8), space, ())
 
     def get_ref_aval(self) -> Any:
         """The type of the reference that the body gets."""

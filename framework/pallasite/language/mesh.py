@@ -182,7 +182,9 @@ class WarpMesh(_jax.PallasMesh):  # type: ignore[misc]
     @property
     def supported_memory_spaces(self) -> Sequence[MemorySpace]:
         """What code that runs per warp may capture."""
-        return (MemorySpace.GMEM, MemorySpace.SMEM, MemorySpace.TMEM)
+        return tuple(
+            space for space in MemorySpace if not space.is_value and space is not MemorySpace.REGS
+        )
 
     def discharges_effect(self, effect: Any) -> bool:
         """No effect ends with a warp region."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from pallasite import _jax
 from pallasite.language import checks
+from pallasite.language.memory_space import MemorySpace
 
 SWIZZLES = (16, 32, 64, 128)
 
@@ -187,9 +188,9 @@ class ExtractAliasedRef(_jax.Transform):  # type: ignore[misc]
     Attributes:
       dtype: element type of the member.
       shape: physical shape of the member.
-      offset: where it begins in the union, in bytes (in columns for tensor memory).
+      offset: where it begins in the union, in bytes, or in the unit of a plugin's memory space.
       group: which of the union's groups it belongs to; members of one group do not overlap.
-      layout: tensor-memory layout, None in shared memory.
+      layout: what the memory space knows of the member besides; None in shared memory.
     """
 
     dtype: Any
@@ -204,7 +205,7 @@ class ExtractAliasedRef(_jax.Transform):  # type: ignore[misc]
             case _jax.ShapedArray():
                 return x.update(shape=self.shape, dtype=self.dtype)
             case _jax.AbstractRef():
-                return _jax.AbstractRef(self.transform_type(x.inner_aval), x.memory_space)
+                return x.memory_space.member_type(self.transform_type(x.inner_aval), self.layout)
             case _:
                 raise checks.type_error("only a RefUnion has members", got=x)
 
@@ -221,21 +222,6 @@ class _TypePreserving(_jax.Transform):  # type: ignore[misc]
     def transform_type(self, x: Any) -> Any:
         """``x`` itself: the same data in another place."""
         return x
-
-
-@dataclasses.dataclass(frozen=True)
-class PeerMemRef(_TypePreserving):
-    """The same symmetric buffer on another device."""
-
-    device_id: Any
-    device_id_type: Any = _jax.DeviceIdType.MESH
-
-
-@dataclasses.dataclass(frozen=True)
-class MulticastRef(_TypePreserving):
-    """The same symmetric buffer on all devices along some axes of the device mesh."""
-
-    collective_axes: tuple[Hashable, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,8 +249,6 @@ for _cls, _data, _static in (
     (TilingTransform, (), ("tiling",)),
     (SwizzleTransform, (), ("swizzle",)),
     (ExtractAliasedRef, (), ("dtype", "shape", "offset", "group", "layout")),
-    (PeerMemRef, ("device_id",), ("device_id_type",)),
-    (MulticastRef, (), ("collective_axes",)),
     (ClusterRefTransform, ("idxs",), ("dims",)),
 ):
     jax.tree_util.register_dataclass(_cls, data_fields=_data, meta_fields=_static)
@@ -309,36 +293,15 @@ def transpose_ref(ref: Any, permutation: tuple[int, ...]) -> Any:
       InvalidValueError: ``permutation`` does not name each dimension once.
     """
     base = as_transformed(ref)
-    if getattr(base.memory_space, "value", None) == "tmem":
-        raise checks.value_error("tensor memory has no transposed view")
     permutation = tuple(permutation)
     if sorted(permutation) != list(range(len(base.shape))):
         raise checks.value_error(
             f"{permutation} is not a permutation of the dimensions of shape {base.shape}",
             expected=f"each of 0..{len(base.shape) - 1} once",
         )
+    if isinstance(base.memory_space, MemorySpace):
+        base.memory_space.check_view(base, _jax.TransposeTransform(permutation))
     return base.transpose(permutation)
-
-
-def remote_ref(ref: Any, device_id: Any, device_id_type: Any = _jax.DeviceIdType.MESH) -> Any:
-    """A view of the same symmetric buffer on the device ``device_id``.
-
-    ``device_id`` is an integer, or with ``DeviceIdType.MESH`` a tuple or a dictionary of mesh
-    coordinates. Raises InvalidValueError on a multicast reference.
-    """
-    base = as_transformed(ref)
-    if any(isinstance(t, MulticastRef) for t in base.transforms):
-        raise checks.value_error("a multicast reference cannot become a peer reference")
-    return _append(base, PeerMemRef(device_id, device_id_type))
-
-
-def multicast_ref(ref: Any, collective_axes: Hashable | tuple[Hashable, ...]) -> Any:
-    """A view whose stores reach the buffer on all devices along ``collective_axes``."""
-    axes = collective_axes if isinstance(collective_axes, tuple) else (collective_axes,)
-    base = as_transformed(ref)
-    if any(isinstance(t, PeerMemRef) for t in base.transforms):
-        raise checks.value_error("a peer reference cannot become a multicast reference")
-    return _append(base, MulticastRef(axes))
 
 
 def cluster_ref(ref: Any, block_id: Mapping[Any, Any]) -> Any:

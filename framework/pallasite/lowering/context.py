@@ -268,6 +268,55 @@ class RuleContext:
             f"{what} is computed in the kernel", expected="a number known at compile time"
         )
 
+    # What memory spaces do by default; see MemorySpace.
+
+    def view(self, reference: Value, transform: Any) -> Value:
+        """A view of a reference, as the table of views has it."""
+        from pallasite.lowering.views import by_table
+
+        return by_table(self, reference, transform)
+
+    def read(self, reference: Value, transforms: Sequence[Any] = ()) -> RegisterArray:
+        """Loads what a reference to memory with addresses views; see ``accesses.read``."""
+        from pallasite.lowering import accesses
+
+        return accesses.read(self, reference, transforms)
+
+    def write(
+        self, reference: Value, transforms: Sequence[Any], value: RegisterArray
+    ) -> RegisterArray:
+        """Stores to memory with addresses; returns what was there, if it is used."""
+        from pallasite.lowering import accesses
+
+        return accesses.swap(self, reference, transforms, value)
+
+    def update(
+        self,
+        reference: Value,
+        transforms: Sequence[Any],
+        value: RegisterArray,
+        combine: Callable[[RegisterArray, RegisterArray], RegisterArray],
+    ) -> None:
+        """Stores ``combine(old, value)`` to memory with addresses."""
+        from pallasite.lowering import accesses
+
+        accesses.update(self, reference, transforms, value, combine)
+
+    def describe_memory(self, reference: Value, transforms: Sequence[Any]) -> str:
+        """How elements of memory with addresses lie, in words."""
+        from pallasite.lowering import accesses
+
+        return accesses.describe(self, reference, transforms)
+
+    def shared_array(self, variable: Any) -> contextlib.AbstractContextManager[Any]:
+        """The array of a scope's variable on the stack of shared memory, for the time of a scope.
+
+        Yields a :class:`~.references.MemoryReference` in the space of the variable's type.
+        """
+        from pallasite.lowering import accesses
+
+        return accesses.shared_array(self, variable)
+
     @contextlib.contextmanager
     def scratch(self, size: int, what: str) -> Iterator[tuple[ir.Value, int]]:
         """Shared memory for the rule's own use, one region per user thread.

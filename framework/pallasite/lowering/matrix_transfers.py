@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from jaxlib.mlir import ir
 
 from pallasite.ir import ops
-from pallasite.language.memory import MemorySpace
 from pallasite.layouts.access import Access
 from pallasite.layouts.matrix_access import MatrixPlan
 from pallasite.lowering.arrays import gather
@@ -19,7 +18,7 @@ LOAD, STORE = "ldmatrix", "stmatrix"
 
 def can_move_matrices(target: Target, reference: MemoryReference, instruction: str) -> bool:
     """Whether a target has the instruction, and the memory is the block's own shared memory."""
-    shared = reference.space is MemorySpace.SMEM and reference.remote is None
+    shared = reference.space.is_shared and reference.remote is None
     return shared and target.has(instruction)
 
 

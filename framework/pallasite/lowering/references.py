@@ -18,7 +18,9 @@ from pallasite import _jax
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import ops, types
 from pallasite.ir.divisibility import ANY, known_divisor, known_remainder
+from pallasite.language.barriers import BARRIER_SPACE
 from pallasite.language.memory import MemorySpace
+from pallasite.language.memory_space import find_space
 from pallasite.launch import Buffer
 from pallasite.layouts.memory import Extent, MemoryLayout, OffsetTerm, row_major
 from pallasite.lowering.arrays import RegisterArray
@@ -71,7 +73,7 @@ class MemoryReference:
       pointer: address of the root array, in address space 1 or 3.
       layout: placement of the viewed elements, relative to ``pointer`` plus the offset.
       dtype: element type.
-      space: ``MemorySpace.GMEM`` or ``SMEM``.
+      space: ``MemorySpace.GMEM`` or ``SMEM``, or a plugin's part of one.
       alignment: bytes that ``pointer`` is a multiple of.
       offset: static part of the element offset.
       dynamic: the rest of it.
@@ -122,7 +124,7 @@ class MemoryReference:
     @property
     def index_type(self) -> ir.Type:
         """i32 where every offset in the root array fits, else i64."""
-        if self.space is MemorySpace.SMEM:
+        if self.space.is_shared:
             return ops.i32()
         assert self.buffer is not None
         size = math.prod(self.buffer.shape) * max(1, self.element_bits // 8)
@@ -197,6 +199,11 @@ class BarrierReference:
     launch: LaunchContext
     cluster_dimensions: tuple[tuple[int, ...], ...] | None = None
 
+    @property
+    def space(self) -> MemorySpace:
+        """The space of all barriers."""
+        return find_space(BARRIER_SPACE)
+
     def pointer(self) -> ir.Value:
         """A shared pointer to the barrier."""
         base = self.launch.shared_pointer(self.storage.offset)
@@ -224,6 +231,11 @@ class GlobalReference:
         self._may_be_read = may_be_read
         self._constant = constant
 
+    @property
+    def space(self) -> MemorySpace:
+        """Global memory."""
+        return MemorySpace.GMEM
+
     def resolve(self, *, pointer: bool = True) -> MemoryReference:
         """The memory reference; without ``pointer``, its pointer must not be used."""
         dtype = np.dtype(self.buffer.dtype) if not _is_extended(self.buffer.dtype) else np.int32
@@ -247,14 +259,18 @@ def _is_extended(dtype: Any) -> bool:
 
 
 def shared_reference(
-    launch: LaunchContext, offset: int, shape: Sequence[int], dtype: Any
+    launch: LaunchContext,
+    offset: int,
+    shape: Sequence[int],
+    dtype: Any,
+    space: MemorySpace = MemorySpace.SMEM,
 ) -> MemoryReference:
     """The reference to a row-major array at a byte offset of shared memory (1024-aligned)."""
     return MemoryReference(
         pointer=launch.shared_pointer(offset),
         layout=row_major(shape, types.bit_width(dtype)),
         dtype=np.dtype(dtype),
-        space=MemorySpace.SMEM,
+        space=space,
         alignment=SHARED_MEMORY_ALIGNMENT,
     )
 

@@ -207,6 +207,16 @@ class EstimatorContext:
         needed: Resources = rule.function(context, *avals, **params)
         return needed
 
+    def reserve(
+        self, resource: Resource, amount: int, what: str, *, size: int | None = None
+    ) -> Resources:
+        """Resources of one allocation of the equation; see :func:`reserve`."""
+        return reserve(resource, amount, what, self.location, size=size)
+
+    def nothing(self) -> Resources:
+        """Resources of something that reserves nothing."""
+        return _NOTHING
+
     def estimate(self, jaxpr: Any) -> Resources:
         """Resources of a nested jaxpr: its equations follow one another.
 

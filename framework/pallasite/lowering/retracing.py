@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite import _jax
+from pallasite.language.memory import MemorySpace, memory_space_of
 from pallasite.language.mesh import WARPS_PER_WARPGROUP
 
 if TYPE_CHECKING:
@@ -36,16 +37,10 @@ def retracing(kernel: KernelContext, mode: Mode | None = None) -> Iterator[None]
 
 
 def is_value(aval: Any) -> bool:
-    """Whether a reference type stands for a value that has no address, such as an accumulator.
-
-    Such a type has ``enter_scope(ctx, collective_axes, initial=None)``, which returns the value at
-    the beginning of its scope, and ``leave_scope(ctx, value, initial)``, which makes an array of
-    the last one; where ``initial`` is such a value of a scope further out, it stays one. In
-    between, the reference is replaced by its value, which primitives that write it return. It may
-    have ``scope_layout()``, the register layout of the arrays that a ``run_state`` begins and ends
-    with, and ``value_layout()``, the one of the value within the scope, which is never converted.
-    """
-    return hasattr(aval, "enter_scope")
+    """Whether a reference type stands for a value that has no address, such as an accumulator; see
+    ``MemorySpace.is_value``."""
+    space = memory_space_of(aval)
+    return isinstance(space, MemorySpace) and space.is_value
 
 
 def discharged(

@@ -12,7 +12,6 @@ from jaxlib.mlir import ir
 
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite.ir import ops, types
-from pallasite.language.memory import MemorySpace
 from pallasite.layouts.access import Access, AccessPlan
 from pallasite.layouts.construct import strided
 from pallasite.layouts.digits import LANES, WARPS, Owner
@@ -295,7 +294,7 @@ def _load_part_of_byte(reference: MemoryReference) -> ir.Value:
     if isinstance(offset, int):
         offset = ops.constant(offset, reference.index_type)
     address = ops.divide_unsigned(offset, 8 // bits)
-    if reference.layout.swizzle != 16 and reference.space is MemorySpace.SMEM:
+    if reference.layout.swizzle != 16 and reference.space.is_shared:
         address = _swizzle(address, reference.layout.swizzle)
     byte = ops.load(ops.i8(), ops.byte_pointer(reference.pointer, address), alignment=1)
     place = ops.multiply(ops.remainder_unsigned(offset, 8 // bits), bits)
@@ -317,7 +316,7 @@ def scalar_address(reference: MemoryReference) -> ir.Value:
             expected="elements of at least a byte",
             hint="write whole arrays, whose elements share bytes",
         )
-    if reference.layout.swizzle == 16 or reference.space is not MemorySpace.SMEM:
+    if reference.layout.swizzle == 16 or not reference.space.is_shared:
         return reference.address()
     offset = reference.byte_offset(reference.element_offset())
     if isinstance(offset, int):

@@ -80,3 +80,5 @@ from pallasite.target_selection import select_target as select_target
 from pallasite.targets import BASELINE_FEATURES as BASELINE_FEATURES
 from pallasite.targets import Target as Target
 from pallasite.targets import TargetPredicate as TargetPredicate
+from pallasite.view_rules import ViewRule as ViewRule
+from pallasite.view_rules import nothing_changes as nothing_changes

@@ -15,4 +15,5 @@ from pallasite.lowering.inference.values import MemoryValue as MemoryValue
 from pallasite.lowering.inference.values import OtherValue as OtherValue
 from pallasite.lowering.inference.values import ScalarValue as ScalarValue
 from pallasite.lowering.inference.views import View as View
+from pallasite.lowering.inference.views import start_of as start_of
 from pallasite.lowering.inference.views import view_of as view_of

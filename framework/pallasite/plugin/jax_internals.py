@@ -6,12 +6,14 @@ Every other private name of JAX may move with any release of it.
 from __future__ import annotations
 
 from pallasite._jax import AbstractRef as AbstractRef
+from pallasite._jax import BitcastTransform as BitcastTransform
 from pallasite._jax import FailedCheckError as FailedCheckError
 from pallasite._jax import Literal as Literal
 from pallasite._jax import NDIndexer as NDIndexer
 from pallasite._jax import PallasMemorySpace as PallasMemorySpace
 from pallasite._jax import Primitive as Primitive
 from pallasite._jax import ReadEffect as ReadEffect
+from pallasite._jax import ReshapeTransform as ReshapeTransform
 from pallasite._jax import RoundingMethod as RoundingMethod
 from pallasite._jax import ShapedArray as ShapedArray
 from pallasite._jax import Slice as Slice

@@ -13,6 +13,9 @@ from pallasite.launch import HostStep as HostStep
 from pallasite.launch import LaunchParameters as LaunchParameters
 from pallasite.launch import Parameter as Parameter
 from pallasite.launch import TensorMapParameter as TensorMapParameter
+from pallasite.lowering.accesses import orders_stores as orders_stores
+from pallasite.lowering.accesses import require_scalar as require_scalar
+from pallasite.lowering.accesses import write as write
 from pallasite.lowering.arrays import RegisterArray as RegisterArray
 from pallasite.lowering.arrays import elementwise as elementwise
 from pallasite.lowering.arrays import gather as gather
@@ -59,6 +62,6 @@ from pallasite.lowering.transfers import remote_pointer as remote_pointer
 from pallasite.lowering.transfers import scalar_address as scalar_address
 from pallasite.lowering.transfers import store_array as store_array
 from pallasite.lowering.transfers import to_memory as to_memory
-from pallasite.lowering.views import apply as apply
+from pallasite.lowering.views import by_table as by_table
 from pallasite.lowering.views import resolve as resolve
 from pallasite.lowering.views import resolve_barrier as resolve_barrier

@@ -34,6 +34,7 @@ import numpy as np
 
 from pallasite import _jax, plugins
 from pallasite.errors import SourceLocation
+from pallasite.language.memory_space import MemorySpace
 from pallasite.language.spec import KernelSpec
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
@@ -199,6 +200,13 @@ class _Writer:
             return
         self.sequence("reference", [value.inner_aval, value.memory_space, value.kind])
 
+    def memory_space(self, value: MemorySpace) -> None:
+        if dataclasses.is_dataclass(value):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            self.fields(type(value), fields)
+        else:
+            self.parts.append(f"{_qualified(type(value))}.{value.name}")
+
     def variable(self, value: Any) -> None:
         number, new = self.number(value)
         self.parts.append(f"variable {number}")
@@ -295,6 +303,7 @@ _HANDLERS: tuple[tuple[Any, Callable[[_Writer, Any], None]], ...] = (
     (enum.Enum, lambda w, v: w.parts.append(f"{_qualified(type(v))}.{v.name}")),
     ((np.ndarray, np.generic, jax.Array, _jax.TypedNdArray), _Writer.array),
     (np.dtype, lambda w, v: w.parts.append(f"dtype {v.name} {v.str}")),
+    (MemorySpace, _Writer.memory_space),
     (_jax.ExtendedDType, _Writer.object),
     (type, lambda w, v: w.parts.append(f"class {_qualified(v)}")),
     (functools.partial, _Writer.partial),

@@ -12,7 +12,6 @@ from jaxlib.mlir.dialects import llvm
 
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin.ir import known_divisor, ops
-from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
     SHARED_ALIGNMENT,
     STRIDE_ALIGNMENT,
@@ -226,7 +225,7 @@ def check_shared_alignment(reference: MemoryReference) -> None:
       InvalidValueError: it does not.
     """
     needed = SHARED_ALIGNMENT
-    if reference.space is not MemorySpace.SMEM or reference.offset_alignment % needed:
+    if not reference.space.is_shared or reference.offset_alignment % needed:
         raise InvalidValueError(
             "the shared memory of an asynchronous copy is not aligned",
             got=f"a multiple of {reference.offset_alignment} bytes",

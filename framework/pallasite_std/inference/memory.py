@@ -20,7 +20,6 @@ from pallasite.plugin.inference import (
     View,
     view_of,
 )
-from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import TensorMapPlan, WindowDimension, plan_tensor_map, row_major
 from pallasite.plugin.lowering import LOAD as LOAD_MATRICES
 from pallasite_std.primitives import barriers
@@ -53,7 +52,8 @@ def _get(
     **params: Any,
 ) -> AbstractValue:
     result = ctx.result()
-    ctx.load(reference, result, jax.tree.unflatten(tree, leaves))
+    transforms = jax.tree.unflatten(tree, leaves)
+    ctx.space_of(reference).infer_read(ctx, reference, transforms, result)
     return result
 
 
@@ -82,7 +82,8 @@ def _swap(
     tree: Any,
     **params: Any,
 ) -> AbstractValue:
-    ctx.store(reference, value, jax.tree.unflatten(tree, leaves))
+    transforms = jax.tree.unflatten(tree, leaves)
+    ctx.space_of(reference).infer_write(ctx, reference, transforms, value)
     result = ctx.result(spread=True)
     ctx.same_layout(value, result)
     return result
@@ -97,7 +98,8 @@ def _addupdate(
     tree: Any,
     **params: Any,
 ) -> None:
-    ctx.store(reference, value, jax.tree.unflatten(tree, leaves))
+    transforms = jax.tree.unflatten(tree, leaves)
+    ctx.space_of(reference).infer_write(ctx, reference, transforms, value)
 
 
 @rules.inference(_jax.masked_load_p)
@@ -198,7 +200,7 @@ def _window(reference: Any) -> View | None:
     transforms: Sequence[Any] = ()
     if isinstance(reference, _jax.TransformedRef):
         reference, transforms = reference.ref, reference.transforms
-    if not isinstance(reference, MemoryValue) or reference.space is not MemorySpace.GMEM:
+    if not isinstance(reference, MemoryValue) or not reference.space.is_global:
         return None
     try:
         return view_of(reference, None, transforms)

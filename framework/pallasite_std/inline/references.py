@@ -12,7 +12,6 @@ from jaxlib.mlir.dialects import builtin
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import MEMREF_ALIGNMENT, ops
-from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.language import transforms as tr
 from pallasite.plugin.layouts import Extents, MemoryLayout
 from pallasite.plugin.lowering import MemoryReference
@@ -77,7 +76,7 @@ def memref(memory: MemoryReference, layout: MemoryLayout, what: str) -> ir.Value
     shape = list(layout.shape)
     strides = _strides(layout.dims, shape)
     row_major = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    shared = memory.space is MemorySpace.SMEM
+    shared = memory.space.is_shared
     type_ = ir.MemRefType.get(
         shape,
         mosaic_type(memory.dtype),

@@ -15,7 +15,6 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import RegisterLayout, plan_access
 from pallasite.plugin.lowering import (
     MemoryReference,
@@ -27,11 +26,12 @@ from pallasite.plugin.lowering import (
     default_layout,
     gather,
     once_per_element,
+    require_scalar,
     resolve,
     scalar_address,
 )
 from pallasite_std.primitives.arrays import atomic_p
-from pallasite_std.rules.references import check_dtype, require_scalar
+from pallasite_std.rules.references import check_dtype
 
 rules = RuleSet()
 
@@ -99,7 +99,7 @@ def updates(dtype: Any, operation: str, *, is_global: bool, vectors: bool) -> li
 
 
 def _unsupported(operation: str, memory: MemoryReference) -> UnsupportedError:
-    where = "global memory" if memory.space is MemorySpace.GMEM else "shared memory"
+    where = "global memory" if memory.space.is_global else "shared memory"
     expected = {
         "add": "32- and 64-bit integers and floats, float16, bfloat16",
         "max": "32- and 64-bit integers and floats; in global memory also pairs of float16 or"
@@ -160,7 +160,7 @@ class _Emitter:
     """Emits the update of ``elements`` consecutive elements."""
 
     def __init__(self, memory: MemoryReference, form: Update | None, operation: str, scope: str):
-        shared = memory.space is MemorySpace.SMEM
+        shared = memory.space.is_shared
         self.elements = 1 if form is None else form.elements
         self.form = form
         self.operation = operation
@@ -171,7 +171,7 @@ class _Emitter:
         self.prefix = f"red.relaxed.{scope}.{space}"
 
     def _address(self, pointer: ir.Value) -> tuple[str, ir.Value]:
-        if self.memory.space is not MemorySpace.SMEM:
+        if not self.memory.space.is_shared:
             return "l", pointer
         address = ops.shared_address(pointer)
         if self.memory.remote is not None:
@@ -240,7 +240,7 @@ def _emitter(ctx: RuleContext, memory: MemoryReference, operation: str, width: i
         ctx.launch.uses_cluster_memory = True
     else:
         scope = "gpu"
-    is_global = memory.space is MemorySpace.GMEM
+    is_global = memory.space.is_global
     if operation in ("max", "min") and memory.dtype in (np.float32, np.float64):
         return _Emitter(memory, None, operation, scope)
     forms = updates(

@@ -24,7 +24,7 @@ from pallasite.plugin.lowering import (
     RuleContext,
     Value,
     access_addresses,
-    apply,
+    by_table,
     default_layout,
     gather,
     once_per_element,
@@ -79,7 +79,7 @@ def _async_store_smem(
             "async_store_smem to a cluster_ref", expected="this block's reference: cluster_idx says"
             " which block is written"
         )  # fmt: skip
-    remote = apply(ctx, memory, ClusterRefTransform((cluster_dim,), (index,)))
+    remote = by_table(ctx, memory, ClusterRefTransform((cluster_dim,), (index,)))
     assert remote.remote is not None
     resolved = resolve_barrier(ctx, barrier)
     _check_barrier(resolved)

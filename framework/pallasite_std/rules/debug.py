@@ -20,7 +20,6 @@ from pallasite.plugin.lowering import (
     constant_integer,
     element_indices,
     once_per_element,
-    resolve,
 )
 from pallasite_std.primitives.arrays import print_layout_p
 from pallasite_std.rules.device_print import (
@@ -201,10 +200,6 @@ def _print_layout(ctx: RuleContext, *operands: Value, args_tree: Any, fmt: str) 
         text = describe(value.layout)
     else:
         reference = value.ref if isinstance(value, _jax.TransformedRef) else value
-        if hasattr(reference, "describe_layout"):
-            text = reference.describe_layout(ctx, getattr(value, "transforms", ()))
-        else:
-            memory = resolve(ctx, value, pointer=False, other_blocks=True)
-            text = f"{memory.dtype}{list(memory.shape)} in {memory.space}, {memory.layout}"
+        text = reference.space.describe_layout(ctx, reference, getattr(value, "transforms", ()))
     print(fmt.format(text))
     return ()

@@ -12,7 +12,6 @@ from jaxlib.mlir.dialects import scf
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
     AccessPlan,
     Layout,
@@ -33,16 +32,18 @@ from pallasite.plugin.lowering import (
     default_layout,
     discharged,
     from_memory,
-    is_value,
     load_array,
+    orders_stores,
     relayout,
     remote_pointer,
+    require_scalar,
     resolve,
     scalar_address,
     to_memory,
+    write,
 )
 from pallasite_std.primitives.arrays import load_p
-from pallasite_std.rules.references import orders_stores, require_scalar, write
+from pallasite_std.spaces import space_of
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
@@ -67,7 +68,7 @@ def check_optimized(
     Raises:
       InvalidValueError: with the layouts of registers and memory.
     """
-    if memory.space is not MemorySpace.SMEM or not isinstance(layout, RegisterLayout):
+    if not memory.space.is_shared or not isinstance(layout, RegisterLayout):
         return
     plan = _access_plan(layout, memory, matrices=matrices)
     if plan.conflict_factor < CONFLICT_LIMIT:
@@ -294,7 +295,9 @@ def _run_state(
     local = [not isinstance(aval, _jax.AbstractRef) for aval in ctx.avals_out]
     inner = [variable.aval for variable in jaxpr.invars]
     entered = [
-        aval.enter_scope(ctx, (), operand) if is_local and is_value(aval) else operand
+        space_of(aval).enter_scope(ctx, aval, (), operand)
+        if is_local and space_of(aval).is_value
+        else operand
         for operand, is_local, aval in zip(operands, local, inner, strict=True)
     ]
     functional = discharged(ctx.kernel, jaxpr, local, ctx.mode)
@@ -302,17 +305,14 @@ def _run_state(
     values: list[Value] = []
     for operand, is_local, aval in zip(operands, local, inner, strict=True):
         value = next(finals) if is_local else operand
-        if is_local and is_value(aval):
-            value = aval.leave_scope(ctx, value, operand)
+        if is_local and space_of(aval).is_value:
+            value = space_of(aval).leave_scope(ctx, aval, value, operand)
         values.append(value)
     return values
 
 
 def _scope_layouts(jaxpr: Any) -> list[Layout | None]:
-    return [
-        variable.aval.scope_layout() if hasattr(variable.aval, "scope_layout") else None
-        for variable in jaxpr.invars
-    ]
+    return [space_of(variable.aval).scope_layout(variable.aval) for variable in jaxpr.invars]
 
 
 @rules.layout(_jax.run_state_p)

@@ -412,8 +412,8 @@ def test_load_of_memory():
 @refused(
     InvalidValueError,
     r"""
-    HERE: src is in REGS
-      got: Ref<regs>{float32[64,64]}
+    HERE: src is in ACCUMULATORS
+      got: Ref<accumulators>{float32[64,64]}
       expected: a reference to data in GMEM
     """,
 )

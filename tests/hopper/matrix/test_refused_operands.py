@@ -65,7 +65,7 @@ def test_right_operand_in_registers():
     InvalidTypeError,
     r"""
     HERE: b is a reference to a barrier, not to data
-      got: Ref<smem>{barrier[]}
+      got: Ref<barriers>{barrier[]}
       expected: a reference to data in SMEM
     """,
 )
@@ -77,7 +77,7 @@ def test_operand_is_a_barrier():
     InvalidTypeError,
     r"""
     HERE: a is an accumulator
-      got: Ref<regs>{float32[64,64]}
+      got: Ref<accumulators>{float32[64,64]}
       expected: a reference to shared memory or an array
       try: read it and convert it: acc[...].astype(dtype)
     """,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pallasite import _jax
 from pallasite.ir import types
 from pallasite.language.memory import (
     AbstractRefUnion,
@@ -27,36 +27,47 @@ def first_value(
     """The value at the beginning of the scope of a reference that stands for one."""
     sources = [] if initial is None else [initial]
     value = ctx.result(aval.inner_aval, *sources, spread=False)
-    if hasattr(aval, "value_layout"):
-        ctx.makes(value, aval.value_layout(), "it is an accumulator", pinned=True)
+    layout = memory_space_of(aval).value_layout(aval)
+    if layout is not None:
+        ctx.makes(value, layout, "it is an accumulator", pinned=True)
     return value
 
 
 def allocation(ctx: InferenceContext, variable: Any, name: str) -> AbstractValue:
-    """The memory that a scope allocates for a variable; shared memory has a layout to choose."""
+    """The memory that a scope allocates for a variable, as its memory space has it."""
+    space = memory_space_of(variable.aval)
+    if not isinstance(space, MemorySpace):
+        return OtherValue(variable.aval)
+    return space.infer_allocation(ctx, variable, name)
+
+
+def shared_allocation(
+    ctx: InferenceContext,
+    variable: Any,
+    name: str,
+    layouts: Sequence[MemoryLayout] | None = None,
+) -> AbstractValue:
+    """An allocation of numbers in shared memory; see ``InferenceContext.shared_allocation``."""
     aval = variable.aval
-    extended = _jax.issubdtype(getattr(aval, "dtype", np.float32), _jax.extended)
-    if extended or memory_space_of(aval) is not MemorySpace.SMEM:
-        return OtherValue(aval)
+    space = memory_space_of(aval)
     path = (*ctx.path, id(ctx.equation))
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     if isinstance(aval, AbstractRefUnion):
         members: dict[Any, int] = {}
         for offset, member_shape, member_dtype in union_members(aval):
-            value = MemoryValue(MemorySpace.SMEM, member_shape, member_dtype, name=name)
+            value = MemoryValue(space, member_shape, member_dtype, name=name)
             candidates = open_layout(value, types.bit_width(member_dtype))
             key = (offset, str(member_dtype), member_shape)
             members[key] = ctx.walk.allocation(
                 path, variable, value, candidates, ctx.place, member=key
             )
-        union = MemoryValue(MemorySpace.SMEM, shape, dtype, None, members, name)
+        union = MemoryValue(space, shape, dtype, None, members, name)
         ctx.event(EventKind.ALLOCATE, union)
         return union
-    value = MemoryValue(MemorySpace.SMEM, shape, dtype, name=name)
-    bits = types.bit_width(dtype)
-    candidates = open_layout(value, bits)
+    value = MemoryValue(space, shape, dtype, name=name)
+    candidates = list(layouts or open_layout(value, types.bit_width(dtype)))
     number = ctx.walk.allocation(path, variable, value, candidates, ctx.place)
-    allocation = MemoryValue(MemorySpace.SMEM, shape, dtype, number, name=name)
+    allocation = MemoryValue(space, shape, dtype, number, name=name)
     ctx.event(EventKind.ALLOCATE, allocation)
     return allocation
 

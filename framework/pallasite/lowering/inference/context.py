@@ -12,8 +12,8 @@ from pallasite import _jax
 from pallasite.barrier_kinds import BarrierRole, BarrierUse
 from pallasite.errors import InternalError, PallasiteError, SourceLocation
 from pallasite.ir import types
-from pallasite.language.memory import MemorySpace
-from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
+from pallasite.language.memory import MemorySpace, memory_space_of
+from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.proposals import LayoutProposals, proposals_for
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.fences import Event, Fork, Loop
@@ -33,6 +33,7 @@ from pallasite.lowering.inference.values import (
     AbstractValue,
     ArrayValue,
     MemoryValue,
+    OtherValue,
     ScalarValue,
 )
 from pallasite.lowering.inference.views import (
@@ -306,7 +307,8 @@ class InferenceContext:
         if not isinstance(reference, MemoryValue):
             return None
         root, views = split_member(reference, transforms)
-        if views and isinstance(views[0], UntilingTransform | UnswizzleTransform):
+        rule = self.walk.kernel.registry.view_rule(type(views[0])) if views else None
+        if rule is not None and rule.physical:
             # The program says how it lies, so this is the physical array.
             self.walk.keep_row_major(root)
         elif root.choice is not None and begins_at_any_row(root, views):
@@ -332,9 +334,7 @@ class InferenceContext:
           proxy, source: see :class:`~.MemoryEvent`.
         """
         base = reference.ref if isinstance(reference, _jax.TransformedRef) else reference
-        if base is not None and not (
-            isinstance(base, MemoryValue) and base.space is MemorySpace.SMEM
-        ):
+        if base is not None and not (isinstance(base, MemoryValue) and base.space.is_shared):
             return
         key = self.walk.anchor or (self.path, id(self.equation))
         self.walk.places.setdefault(key, self.place)
@@ -373,6 +373,33 @@ class InferenceContext:
         key = (self.path, id(self.equation))
         self.walk.places[key] = self.place
         self.walk.added[key] = Insertion(self.place.location, before, what)
+
+    def space_of(self, reference: Any) -> MemorySpace:
+        """The memory space of a reference, or of a view of one."""
+        base = reference.ref if isinstance(reference, _jax.TransformedRef) else reference
+        if isinstance(base, MemoryValue):
+            return base.space
+        space = memory_space_of(base.aval) if isinstance(base, OtherValue) else None
+        return space if isinstance(space, MemorySpace) else MemorySpace.GMEM
+
+    def opaque(self, aval: Any) -> AbstractValue:
+        """Something without a layout, of this type."""
+        return OtherValue(aval)
+
+    def shared_allocation(
+        self, variable: Any, name: str, layouts: Sequence[MemoryLayout] | None = None
+    ) -> AbstractValue:
+        """A scope's allocation of numbers in shared memory.
+
+        Args:
+          variable: the scope's variable.
+          name: what the kernel calls it.
+          layouts: those that it may have, the one to prefer first; by default, all that shared
+            memory can have.
+        """
+        from pallasite.lowering.inference.allocations import shared_allocation
+
+        return shared_allocation(self, variable, name, layouts)
 
     def load(
         self,
@@ -453,7 +480,7 @@ class InferenceContext:
           proposes: transforms (tiling, swizzle) that would suit, if the whole allocation is used.
         """
         found = self._view(reference, transforms)
-        if found is None or found[0].space is not MemorySpace.SMEM:
+        if found is None or not found[0].space.is_shared:
             return
         root, views = found
         if proposes and root.choice is not None and not views:

@@ -117,7 +117,7 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     if isinstance(layout, SplatLayout):
         return 0.0
     assert isinstance(layout, RegisterLayout)
-    shared = space is MemorySpace.SMEM
+    shared = space.is_shared
     try:
         plan = plan_transfer(layout, memory, min(16, alignment), matrices=shared)
     except InvalidValueError:

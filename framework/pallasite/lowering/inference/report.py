@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pallasite.errors import InvalidValueError
-from pallasite.language.memory import MemorySpace
 from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
 from pallasite.layouts.conversion import ConversionKind, conversion
 from pallasite.layouts.matrix_access import MatrixPlan, plan_transfer
@@ -220,7 +219,7 @@ def _why(
         if cost(use, layout) >= UNCERTAIN and not is_impossible(cost(use, layout)):
             text = f"{use.place.primitive} trusts that a computed start is that of a tile"
             yield Reason(text, use.place.location)
-        if isinstance(use, Access) and use.root.space is MemorySpace.SMEM:
+        if isinstance(use, Access) and use.root.space.is_shared:
             label = solver.labels[problem.group(use.variable)]
             factor = _conflicts(use, label, layout)
             if factor is None:

@@ -9,6 +9,7 @@ from typing import Any
 from pallasite import _jax
 from pallasite.jaxpr_table import Region
 from pallasite.jaxpr_visitor import Visitor
+from pallasite.language.memory import memory_space_of
 from pallasite.lowering.divisors import loop_divisors
 from pallasite.lowering.inference.allocations import allocation, first_value
 from pallasite.lowering.inference.context import InferenceContext
@@ -150,8 +151,9 @@ class Structure(Visitor[AbstractValue]):
         if _is_reference(equation.invars[number]) or not is_value(aval):
             return operand
         value = first_value(self.ctx, aval, operand)
-        if hasattr(aval, "scope_layout"):
-            self.ctx.needs(number, operand, aval.scope_layout(), "it starts a scope")
+        layout = memory_space_of(aval).scope_layout(aval)
+        if layout is not None:
+            self.ctx.needs(number, operand, layout, "it starts a scope")
         return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pallasite.plugin import (
     BASELINE_FEATURES,
@@ -19,6 +19,9 @@ from pallasite.plugin import (
     TargetPredicate,
     hookimpl,
 )
+
+if TYPE_CHECKING:
+    from pallasite.plugin.language import MemorySpace
 
 PALLASITE_PLUGIN_API = (1, 0)
 """What the plugin needs of Pallasite."""
@@ -52,6 +55,14 @@ def pallasite_names() -> dict[str, str]:
         "wgmma_accumulator_store": f"{matrix}.products:wgmma_accumulator_store",
         "wgmma_wait": f"{matrix}.products:wgmma_wait",
     }
+
+
+@hookimpl
+def pallasite_memory_spaces() -> list[MemorySpace]:
+    """Accumulators."""
+    from pallasite_hopper.matrix.accumulators import ACCUMULATORS
+
+    return [ACCUMULATORS]
 
 
 @hookimpl

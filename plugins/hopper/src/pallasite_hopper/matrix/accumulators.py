@@ -8,7 +8,7 @@ and branches then carry in registers.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,10 @@ import numpy as np
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import MemorySpace, checks
+
+if TYPE_CHECKING:
+    from pallasite.plugin.layouts import RegisterLayout
+    from pallasite.plugin.lowering import EstimatorContext, Resources, RuleContext
 
 ROWS = 64
 """Of one instruction; accumulators have a multiple of them."""
@@ -43,6 +47,60 @@ def _check(shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dtype[Any]]:
             hint="convert the result: acc[...].astype(dtype)",
         )
     return (sizes[0], sizes[1]), dtype
+
+
+class Accumulators(MemorySpace):
+    """Registers of one thread that hold an accumulator: a value that has no address."""
+
+    name = "ACCUMULATORS"
+    is_value = True
+    per_block = False
+    reuses_memory = False
+
+    def resources(self, ctx: EstimatorContext, variable: Any, axes: tuple[Any, ...]) -> Resources:
+        """None: registers are not counted."""
+        del variable, axes
+        return ctx.nothing()
+
+    def enter_scope(
+        self, ctx: RuleContext, aval: Any, axes: tuple[Any, ...], initial: Any = None
+    ) -> Any:
+        """The value at the beginning of a scope: zeros, or an array's contents."""
+        from pallasite_hopper.matrix.values import enter
+
+        if axes:
+            raise InvalidValueError(
+                "an accumulator is shared by the threads of a block",
+                got=f"collective_axes={axes}",
+                expected="no collective_axes: every thread has its own registers",
+                hint="allocate accumulators in a pl.run_scoped of their own",
+            )
+        return enter(ctx, aval.inner_aval, initial)
+
+    def leave_scope(self, ctx: RuleContext, aval: Any, value: Any, initial: Any) -> Any:
+        """The contents, once all products are done.
+
+        As an array, unless the scope began with an accumulator of a scope further out.
+        """
+        from pallasite_hopper.matrix.values import leave
+
+        del aval
+        return leave(ctx, value, initial)
+
+    def scope_layout(self, aval: Any) -> RegisterLayout:
+        """The register layout of arrays that a scope of state begins and ends with."""
+        from pallasite_hopper.matrix.fragments import result_layout
+
+        return result_layout(tuple(aval.shape))
+
+    def value_layout(self, aval: Any) -> RegisterLayout:
+        """The register layout of the value within its scope."""
+        from pallasite_hopper.matrix.fragments import accumulator_layout
+
+        return accumulator_layout(tuple(aval.shape), np.dtype(aval.dtype))
+
+
+ACCUMULATORS = Accumulators()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +145,11 @@ class WGMMAAccumulatorRef:
                 expected="pl.run_state(body)(plgpu.ACC.init(array))",
                 hint="or allocate it without contents and write them: acc[...] = array",
             )
-        return AbstractAccumulatorRef(self.get_array_aval(), MemorySpace.REGS)
+        return AbstractAccumulatorRef(self.get_array_aval(), ACCUMULATORS)
 
 
 def _initial(ref: WGMMAAccumulatorRef) -> tuple[Any, Any]:
-    return AbstractAccumulatorRef(ref.get_array_aval(), MemorySpace.REGS), ref._init
+    return AbstractAccumulatorRef(ref.get_array_aval(), ACCUMULATORS), ref._init
 
 
 _jax.ref_type_aval_mappings[WGMMAAccumulatorRef] = _initial
@@ -120,52 +178,6 @@ class AbstractAccumulatorRef(_jax.AbstractRef):  # type: ignore[misc]
         if not is_whole(idx, tracer.shape):
             raise part_is_written(f"index {idx}")
         wgmma_accumulator_store(tracer, value)
-
-    # What the core's scopes ask of references that are values (lowering/rules/references.py).
-
-    def scoped_resources(self, ctx: Any, axes: tuple[Any, ...]) -> Any:
-        """None: registers are not counted."""
-        from pallasite.plugin.lowering import nothing
-
-        return nothing()
-
-    def enter_scope(self, ctx: Any, axes: tuple[Any, ...], initial: Any = None) -> Any:
-        """The value at the beginning of a scope: zeros, or an array's contents."""
-        from pallasite_hopper.matrix.values import enter
-
-        self._check_axes(axes)
-        return enter(ctx, self.inner_aval, initial)
-
-    def leave_scope(self, ctx: Any, value: Any, initial: Any) -> Any:
-        """The contents, once all products are done.
-
-        As an array, unless the scope began with an accumulator of a scope further out.
-        """
-        from pallasite_hopper.matrix.values import leave
-
-        return leave(ctx, value, initial)
-
-    def scope_layout(self) -> Any:
-        """The register layout of arrays that a scope of state begins and ends with."""
-        from pallasite_hopper.matrix.fragments import result_layout
-
-        return result_layout(tuple(self.shape))
-
-    def value_layout(self) -> Any:
-        """The register layout of the value within its scope."""
-        from pallasite_hopper.matrix.fragments import accumulator_layout
-
-        return accumulator_layout(tuple(self.shape), np.dtype(self.dtype))
-
-    @staticmethod
-    def _check_axes(axes: tuple[Any, ...]) -> None:
-        if axes:
-            raise InvalidValueError(
-                "an accumulator is shared by the threads of a block",
-                got=f"collective_axes={axes}",
-                expected="no collective_axes: every thread has its own registers",
-                hint="allocate accumulators in a pl.run_scoped of their own",
-            )
 
 
 def is_whole(index: Any, shape: tuple[int, ...]) -> bool:

@@ -33,12 +33,13 @@ from pallasite.plugin import (
 )
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import (
+    MemoryRegion,
     is_barrier,
     tensor_core_pipeline_effect,
 )
 from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
-from pallasite_hopper.matrix.regions import Accumulator, Memory, Region, region_of
+from pallasite_hopper.matrix.regions import Accumulator, Memory, region_of
 from pallasite_hopper.matrix.scalars import Scalars, Symbol
 from pallasite_std.api import ASYNC, inline
 
@@ -63,13 +64,13 @@ class _Product:
     """
 
     accumulator: Accumulator
-    operands: tuple[Region, ...]
+    operands: tuple[MemoryRegion, ...]
     location: SourceLocation | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Store:
-    region: Region
+    region: MemoryRegion
     location: SourceLocation | None
 
 

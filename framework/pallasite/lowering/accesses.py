@@ -1,0 +1,140 @@
+"""Plain accesses of memory by all lanes of a thread: what ``ref[...]`` means for addresses.
+
+Memory spaces of plugins whose references are not a :class:`~.references.MemoryReference` have
+accesses of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pallasite.errors import InvalidValueError
+from pallasite.ir import ops
+from pallasite.launch import Allocation
+from pallasite.lowering.arrays import RegisterArray
+from pallasite.lowering.context import RuleContext, Value
+from pallasite.lowering.launch import buffer_bytes
+from pallasite.lowering.references import MemoryReference, shared_reference
+from pallasite.lowering.transfers import load_array, store_array
+from pallasite.lowering.views import resolve
+
+
+def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
+    """Raises if a single warp accesses an array: it has no layout for one warp."""
+    if ctx.in_warp and math.prod(shape) != 1:
+        raise InvalidValueError(
+            f"a single warp {what} an array",
+            got=f"shape {list(shape)}",
+            expected="scalars inside a warp-mapped region",
+            hint="move the access out of the region, or index single elements",
+        )
+
+
+def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> RegisterArray:
+    """Loads what a reference views, in the hinted layout if there is one."""
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    aval = ctx.avals_out[0]
+    require_scalar(ctx, aval.shape, "reads")
+    return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
+
+
+def orders_stores(ctx: RuleContext, memory: MemoryReference) -> bool:
+    """Whether a store has to come with barriers before and after it.
+
+    Memory that the kernel never reads needs none. In warpgroup semantics, the barriers that shared
+    memory needs are part of the plan.
+    """
+    if not ctx.auto_barriers:
+        return False
+    if not memory.space.is_shared:
+        return memory.may_be_read
+    return ctx.kernel.plan is None or ctx.in_warp or memory.remote is not None
+
+
+def write(
+    ctx: RuleContext, memory: MemoryReference, value: RegisterArray, *, exchanged: bool = False
+) -> None:
+    """Stores a value so that all lanes of the thread see it afterwards.
+
+    Memory that the kernel never reads needs no barriers.
+    """
+    require_scalar(ctx, memory.shape, "writes")
+    ordered = orders_stores(ctx, memory)
+    if ordered:
+        ctx.synchronize()
+    if ctx.in_warp or (memory.layout.size == 1 and not exchanged):
+        # One lane stores a scalar; the others would store the same.
+        with ops.when(ctx.leader):
+            store_array(ctx.launch, memory, value)
+    else:
+        store_array(ctx.launch, memory, value)
+    if ordered:
+        ctx.synchronize()
+
+
+def swap(
+    ctx: RuleContext, reference: Value, transforms: Sequence[Any], value: RegisterArray
+) -> RegisterArray:
+    """Stores a value; returns what was there, if it is used."""
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    used = any(ctx.used)
+    old: RegisterArray | None = None
+    if used:
+        old = _load_like(ctx, memory, value)
+    write(ctx, memory, value)
+    return old if old is not None else value
+
+
+def update(
+    ctx: RuleContext,
+    reference: Value,
+    transforms: Sequence[Any],
+    value: RegisterArray,
+    combine: Callable[[RegisterArray, RegisterArray], RegisterArray],
+) -> None:
+    """Stores what ``combine`` makes of the elements that are there and of a value."""
+    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    old = _load_like(ctx, memory, value)
+    write(ctx, memory, combine(old, value))
+
+
+def _load_like(ctx: RuleContext, memory: MemoryReference, value: RegisterArray) -> RegisterArray:
+    return load_array(ctx.launch, memory, None if value.is_splat else value.layout)
+
+
+def describe(ctx: RuleContext, reference: Value, transforms: Sequence[Any]) -> str:
+    """How the viewed elements lie, in words."""
+    memory = resolve(ctx, reference, transforms, pointer=False, other_blocks=True)
+    return f"{memory.dtype}{list(memory.shape)} in {memory.space}, {memory.layout}"
+
+
+# Allocation -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def shared_array(ctx: RuleContext, variable: Any) -> Iterator[MemoryReference]:
+    """A scope's array in shared memory, in the layout that inference has chosen for it."""
+    aval = variable.aval
+    size = buffer_bytes(aval.shape, aval.dtype)
+    with ctx.kernel.shared.allocate(size) as offset:
+        what = f"{aval.dtype}{list(aval.shape)}"
+        ctx.launch.note(Allocation("smem", what, size, offset, ctx.location))
+        reference = shared_reference(ctx.launch, offset, aval.shape, aval.dtype, aval.memory_space)
+        yield _laid_out(ctx, variable, reference)
+
+
+def _laid_out(ctx: RuleContext, variable: Any, reference: MemoryReference) -> MemoryReference:
+    """An allocation in the layout that inference has chosen for it, or for its members."""
+    if ctx.kernel.plan is None:
+        return reference
+    members = {}
+    for (path, key, member), layout in ctx.kernel.plan.memory.items():
+        if path == ctx.path and key == id(variable):
+            if member is None:
+                return dataclasses.replace(reference, layout=layout)
+            members[member] = layout
+    return dataclasses.replace(reference, members=members) if members else reference
