@@ -391,6 +391,42 @@ def test_its_arrivals_are_counted():
     build(kernel)
 
 
+def test_its_arrivals_that_only_tell_others_are_known(register):
+    """Where layouts are inferred, a rule learns whether other threads alone wait for an arrival."""
+    seen = []
+
+    def lower(ctx, *operands, **params):
+        seen.append(ctx.is_release)
+        return _signal(ctx, *operands, **params)
+
+    noting = RuleSet()
+    noting.lowering(signal_p, Semantics.LANE)(lower)
+    register(Plugin(uses=(SIGNAL,), lowering=noting.lowering_rules))
+
+    @plgpu.kernel(
+        out_type=OUT,
+        scratch_types=[plgpu.Barrier(), plgpu.Barrier(num_arrivals=2)],
+        num_threads=2,
+        thread_name="t",
+    )
+    def kernel(x_ref, o_ref, told, turns):
+        def tell():
+            signal(told, 1)
+            signal(turns, 1)
+            plgpu.barrier_wait(turns)
+
+        def listen():
+            plgpu.barrier_wait(told)
+            signal(turns, 1)
+            plgpu.barrier_wait(turns)
+
+        lax.cond(lax.axis_index("t") == 0, tell, listen)
+
+    ptx_of(kernel)
+    # Of the branches, whichever comes first: what only tells the other, and the turns of both.
+    assert sorted(seen) == [False, False, True]
+
+
 def test_without_a_record_nothing_is_known_of_the_barrier(register):
     register(complete(uses=()))
 

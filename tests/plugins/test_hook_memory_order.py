@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import re
 
 import jax
@@ -14,7 +16,7 @@ from jax.experimental import pallas as pl
 
 import pallasite
 from pallasite import gpu as plgpu
-from pallasite.errors import ExecutionError, PluginError
+from pallasite.errors import ExecutionError, InvalidValueError, PluginError
 from pallasite.plugin import (
     EventKind,
     MemoryEvent,
@@ -363,6 +365,56 @@ def test_lanes_converge_where_events_ask_for_it(register, kind, proxy, barriers)
 
     ptx = pallasite.compile(make(body, TILE), ONE, target="sm_90a").ptx
     assert len(re.findall(r"bar\.sync", ptx)) == barriers
+
+
+# Checks of other plugins --------------------------------------------------------------------------
+
+
+def stores_by(proxy):
+    """The events of a primitive that stores to its first argument by a proxy."""
+
+    def events(context, *operands, args_tree):
+        target, *_ = args_tree.unflatten(operands)
+        return [MemoryEvent(EventKind.STORE, target, proxy=proxy)]
+
+    return events
+
+
+def multiplied_then(x_ref, o_ref, a, b, *, between):
+    def scope(acc):
+        plgpu.wgmma(acc, a, b)
+        between(a)
+        return acc[...]
+
+    o_ref[...] = pl.run_scoped(scope, plgpu.ACC((64, 64)))
+
+
+def product(between):
+    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    operand = plgpu.SMEM((64, 64), jnp.bfloat16, transforms=swizzled)
+    return plgpu.kernel(
+        functools.partial(multiplied_then, between=between),
+        out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32),
+        scratch_types=[operand, operand],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )
+
+
+def test_what_overwrites_operands_of_products_in_flight_is_found(register):
+    record = MemoryEvents(primitive=unit_p, function=stores_by(ASYNC))
+    register(Plugin((record,), (), rules.lowering_rules))
+    with pytest.raises(InvalidValueError) as caught:
+        pallasite.compile(product(unit), ONE, target="sm_90a")
+    message = str(caught.value)
+    assert "shared memory is overwritten while a product that reads it is in flight" in message
+    assert "expected: plgpu.wgmma_wait(0) in between" in message
+    _, first = inspect.getsourcelines(unit)
+    assert message.startswith(f"{__file__}:{first + 2} (unit)")
+
+
+def test_what_only_reads_them_is_not(register):
+    register(complete())
+    pallasite.compile(product(unit), ONE, target="sm_90a")
 
 
 # Contradictions, listings -------------------------------------------------------------------------
