@@ -34,7 +34,7 @@ FAMILIES = {
 def source_texts(family: str) -> tuple[list[str], list[str]]:
     """The sources of a family, in the library and here."""
     names = FAMILIES[family]
-    library = [importlib.import_module(f"{LIBRARY}.{ORIGINALS[name]}") for name in names]
+    library = [importlib.import_module(ORIGINALS[name]) for name in names]
     theirs = [pathlib.Path(str(one.__file__)).read_text() for one in library]
     return theirs, [sources.source(name) for name in names]
 

@@ -22,18 +22,18 @@ FOLDER = pathlib.Path(__file__).parent
 LIBRARY = "pallasite_hopper.ops"
 
 ORIGINALS = {
-    "dense": "dense.kernel",
-    "epilogue": "dense.epilogue",
-    "mixed": "mixed.kernel",
-    "ragged_common": "ragged.common",
-    "ragged": "ragged.kernel",
-    "transposed_ragged": "ragged.transposed_kernel",
-    "forward": "flash.forward",
-    "backward_tiles": "flash.backward_tiles",
-    "backward_rows": "flash.backward_rows",
-    "backward_worker": "flash.backward_worker",
-    "decode": "decode.kernel",
-    "combine": "decode.combine",
+    "dense": f"{LIBRARY}.dense.kernel",
+    "epilogue": "pallasite_std.ops.dense.epilogue",
+    "mixed": f"{LIBRARY}.mixed.kernel",
+    "ragged_common": f"{LIBRARY}.ragged.common",
+    "ragged": f"{LIBRARY}.ragged.kernel",
+    "transposed_ragged": f"{LIBRARY}.ragged.transposed_kernel",
+    "forward": f"{LIBRARY}.flash.forward",
+    "backward_tiles": f"{LIBRARY}.flash.backward_tiles",
+    "backward_rows": f"{LIBRARY}.flash.backward_rows",
+    "backward_worker": f"{LIBRARY}.flash.backward_worker",
+    "decode": f"{LIBRARY}.decode.kernel",
+    "combine": f"{LIBRARY}.decode.combine",
 }
 """For each module here that of the library."""
 
@@ -50,7 +50,7 @@ def source(name: str) -> str:
 
 
 def _original(name: str) -> str:
-    spec = importlib.util.find_spec(f"{LIBRARY}.{ORIGINALS[name]}")
+    spec = importlib.util.find_spec(ORIGINALS[name])
     assert spec is not None and spec.origin is not None
     return pathlib.Path(spec.origin).read_text()
 
@@ -72,7 +72,7 @@ def patched(original: str, differences: str, name: str) -> str:
             if kind in " -":
                 if lines[place : place + 1] != [text]:
                     raise ValueError(
-                        f"{LIBRARY}.{ORIGINALS.get(name, name)} has changed at line {place + 1}:"
+                        f"{ORIGINALS.get(name, name)} has changed at line {place + 1}:"
                         f" carry the change over to {name}.diff"
                     )
                 place += 1
@@ -106,7 +106,7 @@ def compare(folder: pathlib.Path, target: pathlib.Path = FOLDER) -> None:
         lines = difflib.unified_diff(
             old.splitlines(keepends=True),
             new.splitlines(keepends=True),
-            f"{LIBRARY}.{original}",
+            original,
             f"explicit_layouts.{name}",
             n=1,
         )

@@ -17,6 +17,7 @@ from pallasite.plugin import (
     LoweringRule,
     MemoryEvents,
     NamedLayout,
+    Operation,
     Pass,
     ProxyFence,
     ResourceRule,
@@ -175,6 +176,25 @@ def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:
     from pallasite_std.jaxprs import JAXPR_PRIMITIVES
 
     return JAXPR_PRIMITIVES
+
+
+_OPERATIONS = {
+    "dense.api": ("matmul",),
+}
+
+
+@hookimpl
+def pallasite_operations() -> list[Operation]:
+    """Products and attention by the matrix instructions of warps."""
+    return [
+        Operation(
+            name=name,
+            implementation=f"pallasite_std.ops.{module}:{name}",
+            refuses="pallasite_std.ops.arguments:target_lacks",
+        )
+        for module, names in _OPERATIONS.items()
+        for name in names
+    ]
 
 
 @hookimpl

@@ -12,7 +12,8 @@ from pallasite import gpu as plgpu
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 M_WARPS = (1, 2, 4)
-TYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8")
+TYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "int8", "uint8")
+MIXED = (("float8_e4m3fn", "float8_e5m2"), ("int8", "uint8"), ("uint8", "int8"))
 
 
 def operand(shape, dtype, seed):
@@ -61,7 +62,23 @@ def test_numbers(dtype, m_warps):
     if "int" in dtype:
         np.testing.assert_array_equal(result, reference(acc, a, b))
     else:
+        if dtype == "float32":  # The instruction reads 10 bits of the mantissa.
+            a, b = as_tf32(a), as_tf32(b)
         np.testing.assert_allclose(result, reference(acc, a, b), rtol=1e-5, atol=1e-4)
+
+
+def as_tf32(array):
+    """Without the 13 bits of the mantissa that tf32 lacks."""
+    return (np.asarray(array).view(np.uint32) & ~np.uint32((1 << 13) - 1)).view(np.float32)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(("left", "right"), MIXED)
+def test_two_dtypes(left, right):
+    """8-bit operands of two kinds meet in one instruction."""
+    a, b = operand((64, 32), left, 0), operand((32, 8), right, 1)
+    acc = jnp.zeros((64, 8), jnp.int32 if "int" in left else jnp.float32)
+    np.testing.assert_allclose(product(acc, a, b), reference(acc, a, b), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.runs_kernels
@@ -144,7 +161,14 @@ def test_refusals():
     refuse(InvalidValueError, "do not fit together", acc, a, array(32, 8, dtype=f16))
     refuse(InvalidTypeError, "different dtypes", acc, a, array(16, 8, dtype=jnp.bfloat16))
     refuse(InvalidTypeError, "wrong dtype", array(64, 8, dtype=f16), a, b)
-    refuse(InvalidTypeError, "no matrix product", acc, array(64, 16), array(16, 8))
+    i16 = jnp.int16
+    refuse(
+        InvalidTypeError,
+        "no matrix product",
+        acc,
+        array(64, 16, dtype=i16),
+        array(16, 8, dtype=i16),
+    )
     refuse(
         InvalidValueError,
         "no multiple of 32 bytes",

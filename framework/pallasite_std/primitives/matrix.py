@@ -18,11 +18,15 @@ mma_p = _jax.Primitive("mma")
 MMA_ACCUMULATORS = {
     "bfloat16": "float32",
     "float16": "float32",
+    "float32": "float32",
     "float8_e4m3fn": "float32",
     "float8_e5m2": "float32",
     "int8": "int32",
     "uint8": "int32",
 }
+
+MMA_FAMILIES = (("float8_e4m3fn", "float8_e5m2"), ("int8", "uint8"))
+"""dtypes of operands that may meet in one product."""
 
 
 def mma(acc: Any, a: Any, b: Any, /) -> Any:
@@ -37,9 +41,11 @@ def mma(acc: Any, a: Any, b: Any, /) -> Any:
       acc: (m, n), float32 for floating-point operands, int32 for integers, in the layout
         ``Layout.MMA_ACC(dtype, m_warps=...)`` where dtype is that of the operands.
       a: (m, k), in the layout ``Layout.MMA_LHS(dtype, m_warps=...)``.
-      b: (k, n), of the dtype of ``a``, in the layout ``Layout.MMA_RHS(dtype, m_warps=...)``.
+      b: (k, n), of the dtype of ``a`` (or the other kind of 8-bit float, or of 8-bit integer), in
+        the layout ``Layout.MMA_RHS(dtype, m_warps=...)``.
 
-    Dtypes of a and b: bfloat16, float16, float8_e4m3fn, float8_e5m2, int8, uint8.
+    Dtypes of a and b: bfloat16, float16, float32 (multiplied as tf32), float8_e4m3fn, float8_e5m2,
+    int8, uint8.
 
     Returns:
       An array like ``acc``.
@@ -67,9 +73,11 @@ def mma(acc: Any, a: Any, b: Any, /) -> Any:
             expected=f"a ({m}, k) and b (k, {n})",
         )
     dtypes = [np.dtype(aval.dtype).name for aval in avals]
-    if dtypes[1] != dtypes[2]:
+    if not can_multiply(dtypes[1], dtypes[2]):
         raise checks.type_error(
-            "a and b have different dtypes", got=f"{dtypes[1]} and {dtypes[2]}", expected="one"
+            "a and b have different dtypes",
+            got=f"{dtypes[1]} and {dtypes[2]}",
+            expected="one (or two kinds of 8-bit float, or int8 and uint8)",
         )
     wanted = MMA_ACCUMULATORS.get(dtypes[1])
     if wanted is None:
@@ -98,6 +106,11 @@ def mma(acc: Any, a: Any, b: Any, /) -> Any:
             expected="m and n multiples of 64 and 8, 32 and 16, or 16 and 32",
         )
     return mma_p.bind(*(value for _, value in operands))
+
+
+def can_multiply(a: str, b: str) -> bool:
+    """Whether operands of these dtypes may meet in one product, as far as they are multiplied."""
+    return a == b or any(a in family and b in family for family in MMA_FAMILIES)
 
 
 def warps_along_rows(shape: tuple[int, ...]) -> int | None:

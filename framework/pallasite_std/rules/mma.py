@@ -26,6 +26,7 @@ _MAKERS = dict(zip(_NAMES, (mma_accumulator, mma_left, mma_right), strict=True))
 _PTX_TYPES = {
     "bfloat16": "bf16",
     "float16": "f16",
+    "float32": "tf32",
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
     "int8": "s8",
@@ -49,7 +50,7 @@ def _mma(ctx: RuleContext, acc: RegisterArray, a: RegisterArray, b: RegisterArra
     step = 256 // bits
     registers = list(acc.registers)
     element = types.element_type(acc.dtype)
-    text, constraints = _instruction(str(a.dtype), str(acc.dtype) == "int32", step)
+    text, constraints = _instruction(str(a.dtype), str(b.dtype), str(acc.dtype) == "int32", step)
     left = [ops.bitcast(register, ops.i32()) for register in a.registers]
     right = [ops.bitcast(register, ops.i32()) for register in b.registers]
     acc_places, left_places, right_places = (_places(layouts[name]) for name in _NAMES)
@@ -131,16 +132,15 @@ def _places(layout: RegisterLayout) -> dict[tuple[int, ...], int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _instruction(dtype: str, integers: bool, depth: int) -> tuple[str, str]:
+def _instruction(a: str, b: str, integers: bool, depth: int) -> tuple[str, str]:
     """Text and constraints: results 0 to 3, a 4 to 7, b 8 and 9, accumulator 10 to 13."""
     kind, letter = ("s32", "r") if integers else ("f32", "f")
-    operand = _PTX_TYPES[dtype]
 
     def listed(start: int, count: int) -> str:
         return "{" + ", ".join(f"${start + i}" for i in range(count)) + "}"
 
     text = (
-        f"mma.sync.aligned.m16n8k{depth}.row.col.{kind}.{operand}.{operand}.{kind}"
+        f"mma.sync.aligned.m16n8k{depth}.row.col.{kind}.{_PTX_TYPES[a]}.{_PTX_TYPES[b]}.{kind}"
         f" {listed(0, 4)}, {listed(4, 4)}, {listed(8, 2)}, {listed(10, 4)};"
     )
     constraints = ",".join([*[f"={letter}"] * 4, *["r"] * 6, *[letter] * 4])

@@ -13,7 +13,6 @@ import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.arguments import check_config, positive, random_array
 from pallasite_hopper.ops.decode import combine, kernel
 from pallasite_hopper.ops.decode.config import (
     HEAD_DIMS,
@@ -22,6 +21,7 @@ from pallasite_hopper.ops.decode.config import (
     default_config,
 )
 from pallasite_hopper.ops.decode.schedule import Problem
+from pallasite_std.api import check_config, positive, random_array
 
 PageLayout = Literal["heads_first", "tokens_first"]
 

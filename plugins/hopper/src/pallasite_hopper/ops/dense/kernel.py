@@ -8,69 +8,26 @@ shared memory while the next one's operands arrive.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.dense.config import MatmulConfig
-from pallasite_hopper.ops.dense.epilogue import Epilogue
+from pallasite_std.api import Epilogue, MatmulProblem
 
 REGISTERS = {1: (40, 216), 2: (40, 232)}
 """Registers of a lane of the memory and of the compute warpgroups, by the number of the latter: the
 255 or 168 that all of them start with, dealt out anew."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """What is multiplied.
-
-    Attributes:
-      m, n, k: extents.
-      dtype_a, dtype_b: of the operands.
-      out_dtype: of the result.
-      accumulator: dtype in which products are summed up.
-      transpose_a: a is given as (k, m).
-      transpose_b: b is given as (n, k).
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype_a: Any
-    dtype_b: Any
-    out_dtype: Any
-    accumulator: Any
-    transpose_a: bool
-    transpose_b: bool
-
-    @property
-    def size(self) -> int:
-        """Bytes of an element of the operands."""
-        return int(np.dtype(self.dtype_a).itemsize)
-
-    def swapped(self) -> Problem:
-        """The transposed product, of the operands in the other order."""
-        return dataclasses.replace(
-            self,
-            m=self.n,
-            n=self.m,
-            dtype_a=self.dtype_b,
-            dtype_b=self.dtype_a,
-            transpose_a=not self.transpose_b,
-            transpose_b=not self.transpose_a,
-        )
-
-
 def build(
-    problem: Problem, config: MatmulConfig, epilogue: Epilogue, multiprocessors: int
+    problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue, multiprocessors: int
 ) -> Callable[..., jax.Array]:
     """The kernel as a function of its operands.
 
@@ -136,7 +93,7 @@ def _turned(shape: tuple[int, int], transposed: bool) -> tuple[int, int]:
 class _Loop:
     """The body of the kernel for one problem and configuration."""
 
-    def __init__(self, problem: Problem, config: MatmulConfig, epilogue: Epilogue):
+    def __init__(self, problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue):
         self.problem, self.config, self.epilogue = problem, config, epilogue
         along_m = config.cluster if config.cluster_along == "m" else 1
         along_n = config.cluster if config.cluster_along == "n" else 1

@@ -13,7 +13,6 @@ import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.arguments import check_config, positive, random_array
 from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (
     BARRIER_BYTES,
@@ -24,6 +23,7 @@ from pallasite_hopper.ops.flash.config import (
     default_config,
 )
 from pallasite_hopper.ops.flash.tiles import Problem
+from pallasite_std.api import check_config, positive, random_array
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""

@@ -14,9 +14,9 @@ import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.arguments import check_config, float_dtype
 from pallasite_hopper.ops.mixed.config import MixedConfig, default_config, mixed_configs
 from pallasite_hopper.ops.mixed.kernel import Problem, build
+from pallasite_std.api import check_config, float_dtype
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""

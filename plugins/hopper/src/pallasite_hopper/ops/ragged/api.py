@@ -13,9 +13,9 @@ import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.arguments import check_config, float_dtype, random_array
 from pallasite_hopper.ops.ragged import kernel, transposed_kernel
 from pallasite_hopper.ops.ragged.config import RaggedConfig, default_config, ragged_configs
+from pallasite_std.api import check_config, float_dtype, random_array
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""

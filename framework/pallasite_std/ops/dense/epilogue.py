@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+
+from pallasite_std.ops.padding import aligned, whole_vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,33 @@ class Epilogue:
     bias: bool = False
     residual: bool = False
     activation: Callable[[Any], Any] | None = None
+
+    def key(self) -> tuple[Any, ...]:
+        """What a choice of configuration depends on."""
+        activation = self.activation
+        return (
+            self.row_scale,
+            self.column_scale,
+            self.bias,
+            self.residual,
+            None if activation is None else getattr(activation, "__qualname__", "activation"),
+        )
+
+    def padded_operands(
+        self, extras: Sequence[jax.Array], m_multiple: int, n_multiple: int
+    ) -> list[jax.Array]:
+        """The operands as kernels read them: vectors in whole tiles, aligned rows."""
+        remaining = iter(extras)
+        operands = []
+        if self.row_scale != "none":
+            operands.append(whole_vector(next(remaining), m_multiple))
+        if self.column_scale != "none":
+            operands.append(whole_vector(next(remaining), n_multiple))
+        if self.bias:
+            operands.append(whole_vector(next(remaining), n_multiple))
+        if self.residual:
+            operands.append(aligned(next(remaining)))
+        return operands
 
     def apply(
         self,

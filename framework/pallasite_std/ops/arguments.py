@@ -8,7 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
+
+
+def target_lacks(*args: Any, **kwargs: Any) -> str | None:
+    """Why the target cannot run the portable operations; None if it can."""
+    del args, kwargs
+    target = select_target()
+    missing = sorted({"mbarrier", "tma"} - target.features)
+    return f"{target.name} lacks {', '.join(missing)}" if missing else None
 
 
 def check_config(config: Any, kind: type) -> None:
@@ -55,6 +63,21 @@ def float_dtype(dtype: Any, accepted: tuple[np.dtype[Any], ...]) -> np.dtype[Any
             expected=", ".join(str(one) for one in accepted),
         )
     return result
+
+
+def check_extents_along_k(
+    a: Any, b: Any, k: int, depth: int, *, transpose_b: bool, transpose_a: bool | None = None
+) -> None:
+    """Raises InvalidValueError unless a and b have the same extent along k."""
+    if k == depth:
+        return
+    flags = f"transpose_b={transpose_b}"
+    if transpose_a is not None:
+        flags = f"transpose_a={transpose_a}, {flags}"
+    raise InvalidValueError(
+        "a and b do not have the same extent along k",
+        got=f"{k} and {depth}, from shapes {a.shape} and {b.shape}, {flags}",
+    )
 
 
 def random_array(key: jax.Array, like: Any) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,24 +12,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import UnsupportedError
-from pallasite_hopper.ops.dense.epilogue import Epilogue
-from pallasite_hopper.ops.dense.kernel import Problem
-from pallasite_hopper.ops.dense.run import Call, run
+from pallasite_std.ops.dense.epilogue import Epilogue
+from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
 
 type Extras = tuple[jax.Array, ...]
+type Run = Callable[[MatmulCall, jax.Array, jax.Array, Extras], jax.Array]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def differentiable(call: Call, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
-    """The product of :func:`run`, of which gradients can be taken."""
-    return run(call, a, b, extras)
+def differentiable_product(run: Run) -> Run:
+    """A product of which gradients can be taken.
+
+    Args:
+      run: computes a product; its arguments are the call, both operands and the operands of the
+        epilogue. Derivatives are computed by the same function.
+    """
+
+    def product(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
+        return run(call, a, b, extras)
+
+    def forward(
+        call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras
+    ) -> tuple[jax.Array, Any]:
+        return run(call, a, b, extras), (a, b, extras)
+
+    wrapped = jax.custom_vjp(product, nondiff_argnums=(0,))
+    wrapped.defvjp(forward, functools.partial(_backward, run))
+    return wrapped
 
 
-def _forward(call: Call, a: jax.Array, b: jax.Array, extras: Extras) -> tuple[jax.Array, Any]:
-    return run(call, a, b, extras), (a, b, extras)
-
-
-def _backward(call: Call, saved: Any, cotangent: jax.Array) -> tuple[Any, Any, Any]:
+def _backward(run: Run, call: MatmulCall, saved: Any, cotangent: jax.Array) -> tuple[Any, Any, Any]:
     a, b, extras = saved
     problem, epilogue = call.problem, call.epilogue
     if not jnp.issubdtype(problem.dtype_a, jnp.floating):
@@ -52,16 +64,13 @@ def _backward(call: Call, saved: Any, cotangent: jax.Array) -> tuple[Any, Any, A
 
         _, pullback = jax.vjp(after, sums, extras)
         d_sums, d_extras = pullback(cotangent)
-    d_a, d_b = _operands(problem, a, b, d_sums)
+    d_a, d_b = _operands(run, problem, a, b, d_sums)
     return d_a, d_b, tuple(d_extras)
 
 
-differentiable.defvjp(_forward, _backward)
-
-
-def _sums_only(call: Call) -> Call:
+def _sums_only(call: MatmulCall) -> MatmulCall:
     problem = dataclasses.replace(call.problem, out_dtype=np.dtype(np.float32))
-    return Call(problem=problem, epilogue=Epilogue(), config=None)
+    return MatmulCall(problem=problem, epilogue=Epilogue(), config=None)
 
 
 def reference_epilogue(epilogue: Epilogue, sums: jax.Array, extras: Extras) -> jax.Array:
@@ -82,31 +91,32 @@ def reference_epilogue(epilogue: Epilogue, sums: jax.Array, extras: Extras) -> j
 
 
 def _operands(
-    problem: Problem, a: jax.Array, b: jax.Array, d_sums: jax.Array
+    run: Run, problem: MatmulProblem, a: jax.Array, b: jax.Array, d_sums: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The cotangents of a and b. 8-bit operands are multiplied as bfloat16."""
     dtype = jnp.bfloat16 if problem.size == 1 else problem.dtype_a
     wide_a, wide_b, d = a.astype(dtype), b.astype(dtype), d_sums.astype(dtype)
     # a = d @ b.T, or its transpose b @ d.T; and so on.
+    product = functools.partial(_product, run)
     d_a = (
-        _product(wide_b, d, problem.transpose_b, True, a.dtype)
+        product(wide_b, d, problem.transpose_b, True, a.dtype)
         if problem.transpose_a
-        else _product(d, wide_b, False, not problem.transpose_b, a.dtype)
+        else product(d, wide_b, False, not problem.transpose_b, a.dtype)
     )
     d_b = (
-        _product(d, wide_a, True, problem.transpose_a, b.dtype)
+        product(d, wide_a, True, problem.transpose_a, b.dtype)
         if problem.transpose_b
-        else _product(wide_a, d, not problem.transpose_a, False, b.dtype)
+        else product(wide_a, d, not problem.transpose_a, False, b.dtype)
     )
     return d_a, d_b
 
 
 def _product(
-    a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool, out_dtype: Any
+    run: Run, a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool, out_dtype: Any
 ) -> jax.Array:
     k, m = a.shape if transpose_a else a.shape[::-1]
     n = b.shape[0] if transpose_b else b.shape[1]
-    problem = Problem(
+    problem = MatmulProblem(
         m=m,
         n=n,
         k=k,
@@ -117,4 +127,4 @@ def _product(
         transpose_a=transpose_a,
         transpose_b=transpose_b,
     )
-    return run(Call(problem=problem, epilogue=Epilogue(), config=None), a, b, ())
+    return run(MatmulCall(problem=problem, epilogue=Epilogue(), config=None), a, b, ())

@@ -1,0 +1,31 @@
+"""Portable operations: matrix products and attention by the matrix instructions of warps.
+
+They serve every target through ``pallasite.ops``; a plugin may contribute faster ones for a target.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_NAMES = {
+    "matmul": "dense.api",
+    "MatmulConfig": "dense.config",
+    "matmul_configs": "dense.config",
+}
+"""The module of each public name; it is imported when the name is first used."""
+
+__all__ = list(_NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    module = _NAMES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

@@ -1,0 +1,128 @@
+"""The arguments of ``matmul``, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite_std.ops.arguments import check_config, check_extents_along_k
+from pallasite_std.ops.dense.epilogue import Epilogue
+from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
+
+
+def matmul_call(
+    a: Any,
+    b: Any,
+    *,
+    transpose_a: bool,
+    transpose_b: bool,
+    out_dtype: Any,
+    accumulator: Any,
+    row_scale: Any,
+    column_scale: Any,
+    bias: Any,
+    activation: Any,
+    residual: Any,
+    config: Any,
+    config_type: type,
+    check_dtypes: Callable[[Any, Any, Any], None],
+) -> tuple[MatmulCall, tuple[jax.Array, ...]]:
+    """What the arguments of ``matmul`` ask for, and the operands of the epilogue.
+
+    Args:
+      config_type: of configurations.
+      check_dtypes: raises an error for dtypes of a, b and the accumulator that do not go together;
+        the last two may be None, which are not known yet.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
+    """
+    check_config(config, config_type)
+    row_scale, column_scale, bias, residual = (
+        None if given is None else jnp.asarray(given)
+        for given in (row_scale, column_scale, bias, residual)
+    )
+    for array, what in ((a, "a"), (b, "b")):
+        _check_rank(array, what)
+        check_dtypes(array.dtype, None, None)
+        if 0 in array.shape:
+            raise InvalidValueError(f"{what} has no elements", got=str(array.shape))
+    k, m = a.shape if transpose_a else a.shape[::-1]
+    n, k_of_b = b.shape if transpose_b else b.shape[::-1]
+    check_extents_along_k(a, b, k, k_of_b, transpose_a=transpose_a, transpose_b=transpose_b)
+    if accumulator is None:
+        accumulator = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
+    check_dtypes(a.dtype, b.dtype, accumulator)
+    if out_dtype is None:
+        out_dtype = _result_dtype(a.dtype)
+    call = MatmulCall(
+        problem=MatmulProblem(
+            m=m,
+            n=n,
+            k=k,
+            dtype_a=np.dtype(a.dtype),
+            dtype_b=np.dtype(b.dtype),
+            out_dtype=np.dtype(out_dtype),
+            accumulator=np.dtype(accumulator),
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+        ),
+        epilogue=Epilogue(
+            row_scale=_scale_kind(row_scale, m, "row_scale"),
+            column_scale=_scale_kind(column_scale, n, "column_scale"),
+            bias=bias is not None,
+            residual=residual is not None,
+            activation=activation,
+        ),
+        config=config,
+    )
+    if bias is not None:
+        _check_shape(bias, (n,), "bias")
+    if residual is not None:
+        _check_shape(residual, (m, n), "residual")
+        if residual.dtype != call.problem.out_dtype:
+            raise InvalidTypeError(
+                "residual does not have the dtype of the result",
+                got=str(residual.dtype),
+                expected=str(call.problem.out_dtype),
+            )
+    return call, tuple(x for x in (row_scale, column_scale, bias, residual) if x is not None)
+
+
+def _check_shape(array: Any, shape: tuple[int, ...], what: str) -> None:
+    if array.shape != shape:
+        raise InvalidValueError(
+            f"{what} does not fit the product", got=str(array.shape), expected=str(shape)
+        )
+
+
+def _check_rank(array: Any, what: str) -> None:
+    if not hasattr(array, "shape") or len(array.shape) != 2:
+        raise InvalidTypeError(
+            f"{what} is not a matrix",
+            got=str(getattr(array, "shape", array)),
+            expected="2 dimensions",
+        )
+
+
+def _result_dtype(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.int32
+    return jnp.bfloat16 if np.dtype(dtype).itemsize == 1 else dtype
+
+
+def _scale_kind(scale: Any, extent: int, what: str) -> str:
+    if scale is None:
+        return "none"
+    if scale.shape in ((), (1,)):
+        return "scalar"
+    if scale.shape != (extent,):
+        raise InvalidValueError(
+            f"{what} does not fit the product", got=str(scale.shape), expected=f"() or ({extent},)"
+        )
+    return "vector"

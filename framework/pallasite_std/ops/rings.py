@@ -1,0 +1,54 @@
+"""A ring of slots in shared memory that copies fill while products read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+
+
+def over_steps(
+    steps: Any,
+    stages: int,
+    loaded: Any,
+    fetch: Callable[[Any, Any], None],
+    body: Callable[[Any, Any, Any], Any],
+    carry: Any,
+) -> Any:
+    """``carry = body(step, slot, carry)`` for each step, while those to come are fetched.
+
+    A slot is free again when the step after its own begins: products of warps are done when they
+    return. The barrier before the copy that overwrites it comes from the compiler.
+
+    Args:
+      steps: how many; a number or a value of the kernel.
+      stages: slots of the ring, of which one less are in flight.
+      loaded: barriers of the slots, of one phase for each use.
+      fetch: ``fetch(step, slot)`` starts the copies into a slot.
+      body: what is done with a slot whose copies have arrived.
+      carry: what the first step gets.
+    """
+
+    def start(step: Any) -> None:
+        fetch(step, lax.rem(step, stages))
+
+    ahead = min(stages - 1, steps) if isinstance(steps, int) else lax.min(steps, stages - 1)
+    lax.fori_loop(0, ahead, lambda step, _: start(step), None)
+
+    def one(step: Any, carry: Any) -> Any:
+        slot = lax.rem(step, stages)
+        plgpu.barrier_wait(loaded.at[slot])
+        pl.when(step + stages - 1 < steps)(lambda: start(step + stages - 1))
+        return body(step, slot, carry)
+
+    return lax.fori_loop(0, steps, one, carry)
+
+
+PARAMS = plgpu.CompilerParams(
+    lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True
+)
+"""Of portable operations: the compiler adds barriers and chooses layouts."""

@@ -1,0 +1,156 @@
+"""``pallasite.ops.matmul`` agrees with float64 on every target."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops_support import PORTABLE, TARGETS, error, exact, on, random
+
+import pallasite.ops
+import pallasite_std.ops
+from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from pallasite_std.ops import MatmulConfig, matmul_configs
+
+pytestmark = pytest.mark.runs_kernels
+
+DTYPES = {
+    "bfloat16": ("bfloat16", 4e-3),
+    "float16": ("float16", 5e-4),
+    "float32": ("float32", 2e-3),  # Multiplied as tf32.
+    "int8": ("uint8", 0),
+    "float8_e4m3fn": ("float8_e5m2", 4e-3),
+}
+"""For the dtype of a that of b, and the error that is allowed for."""
+
+
+def compare(m, n, k, dtype="bfloat16", **options):
+    """The relative error of a product."""
+    dtype_b = DTYPES[dtype][0]
+    ta, tb = options.get("transpose_a", False), options.get("transpose_b", False)
+    a = random(1, (k, m) if ta else (m, k), dtype)
+    b = random(2, (n, k) if tb else (k, n), dtype_b)
+    left, right = exact(a).T if ta else exact(a), exact(b).T if tb else exact(b)
+    return error(pallasite.ops.matmul(a, b, **options), left @ right)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_targets(target):
+    """A program that names no chip."""
+    with on(target):
+        assert compare(70, 50, 100) < 4e-3
+
+
+def test_portable_on_hopper():
+    """The portable kernel runs on chips that have better ones."""
+    a, b = random(1, (70, 100), "bfloat16"), random(2, (100, 50), "bfloat16")
+    with on("sm_90a"):
+        assert error(pallasite_std.ops.matmul(a, b), exact(a) @ exact(b)) < 4e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64, 64, 128), (33, 70, 41)])
+def test_dtypes(dtype, shape):
+    """All operands that warps multiply, in even and odd shapes."""
+    with on(PORTABLE[len(dtype) % 3]):
+        assert compare(*shape, dtype) <= DTYPES[dtype][1]
+
+
+@pytest.mark.parametrize(("ta", "tb"), itertools.product([False, True], repeat=2))
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_transposes(dtype, ta, tb):
+    """Either operand may be given the other way round."""
+    with on("sm_90"):
+        assert compare(24, 40, 136, dtype, transpose_a=ta, transpose_b=tb) <= DTYPES[dtype][1]
+
+
+@pytest.mark.parametrize("m", [1, 16, 17, 65, 130])
+def test_rows(m):
+    """Any number of rows, by tiles of 16, 32, 64 and 128."""
+    with on("sm_120a"):
+        assert compare(m, 130, 64) < 4e-3
+
+
+@pytest.mark.parametrize("config", matmul_configs(64, 64)[::5])
+def test_configurations(config):
+    """Tuning may choose any of them."""
+    with on("sm_100a"):
+        assert compare(64, 130, 300, config=config) < 4e-3
+
+
+def test_epilogue():
+    """Scales, bias, activation and residual, in this order."""
+    a, b = random(1, (70, 64), "float16"), random(2, (64, 90), "float16")
+    rows, columns, bias = (random(i, (n,), "float32") for i, n in ((3, 70), (4, 90), (5, 90)))
+    residual = random(6, (70, 90), "float32")
+    with on("sm_100a"):
+        result = pallasite.ops.matmul(
+            a,
+            b,
+            row_scale=rows,
+            column_scale=columns,
+            bias=bias,
+            activation=jax.nn.relu,
+            residual=residual,
+            out_dtype=jnp.float32,
+        )
+    scaled = exact(a) @ exact(b) * exact(rows)[:, None] * exact(columns)
+    assert error(result, np.maximum(scaled + exact(bias), 0) + exact(residual)) < 1e-5
+
+
+def test_accumulator():
+    """Sums may be rounded to float16."""
+    with on("sm_90"):
+        assert 1e-5 < compare(32, 32, 64, "float16", accumulator=jnp.float16) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_gradients(dtype):
+    """Of both operands, the scale and the bias."""
+    a, b = random(1, (40, 50), dtype), random(2, (50, 30), dtype)
+    scale, bias = random(3, (30,), "float32"), random(4, (30,), "float32")
+
+    def loss(product, *args):
+        return jnp.sum(jnp.sin(product(*args).astype(jnp.float32)))
+
+    def ours(a, b, scale, bias):
+        return pallasite.ops.matmul(a, b, column_scale=scale, bias=bias, out_dtype=jnp.float32)
+
+    def theirs(a, b, scale, bias):
+        product = jnp.matmul(a, b, precision="highest", preferred_element_type=jnp.float32)
+        return product * scale + bias
+
+    args = (a, b, scale, bias)
+    expected = jax.grad(lambda *x: loss(theirs, *x), argnums=(0, 1, 2, 3))(*args)
+    with on("sm_90"):
+        gradients = jax.grad(lambda *x: loss(ours, *x), argnums=(0, 1, 2, 3))(*args)
+    for found, wanted in zip(gradients, expected, strict=True):
+        assert found.dtype == wanted.dtype
+        assert error(found, exact(wanted)) < (2e-2 if dtype == "bfloat16" else 1e-2)
+
+
+def test_errors():
+    """What no implementation takes is refused with values and what is expected."""
+    a, b = random(1, (16, 32), "float16"), random(2, (32, 16), "float16")
+    with on("sm_100a"):
+        with pytest.raises(InvalidValueError, match="same extent along k"):
+            pallasite.ops.matmul(a, b, transpose_b=True)
+        with pytest.raises(InvalidValueError, match="do not multiply this dtype"):
+            pallasite.ops.matmul(a.astype(jnp.int16), b)
+        with pytest.raises(InvalidValueError, match="not multiplied with each other"):
+            pallasite.ops.matmul(a, b.astype(jnp.bfloat16))
+        with pytest.raises(InvalidValueError, match="accumulated in float16"):
+            pallasite.ops.matmul(
+                a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), accumulator=jnp.float16
+            )
+        with pytest.raises(InvalidTypeError, match="config is not of type MatmulConfig"):
+            pallasite.ops.matmul(a, b, config=3)
+        with pytest.raises(UnsupportedError, match="gradient of a product of integers"):
+            integers = a.astype(jnp.int8), b.astype(jnp.int8)
+            jax.vjp(pallasite.ops.matmul, *integers)[1](jnp.ones((16, 16), jnp.int32))
+    for wrong in ({"tile_m": 24}, {"tile_m": 16, "tile_n": 40}, {"stages": 1}, {"group": 0}):
+        with pytest.raises(InvalidValueError, match=f"MatmulConfig.{list(wrong)[-1]}"):
+            MatmulConfig(**wrong)
