@@ -37,7 +37,8 @@ def differentiable_product(run: Run) -> Run:
 
     wrapped = jax.custom_vjp(product, nondiff_argnums=(0,))
     wrapped.defvjp(forward, functools.partial(_backward, run))
-    return wrapped
+    differentiable: Run = wrapped
+    return differentiable
 
 
 def _backward(run: Run, call: MatmulCall, saved: Any, cotangent: jax.Array) -> tuple[Any, Any, Any]:
