@@ -9,6 +9,7 @@ from pallasite import _jax
 from pallasite.lowering.access_widths import AccessWidths
 from pallasite.lowering.equations import errors_at_equation
 from pallasite.lowering.known_layouts import KnownLayouts
+from pallasite.lowering.layout_context import LayoutContext
 from pallasite.lowering.strategy import LayoutStrategy
 
 if TYPE_CHECKING:
@@ -85,12 +86,16 @@ class LaneStrategy(LayoutStrategy):
                 )
                 if rule is None:
                     continue
-                proposals = rule.function(
+                context = LayoutContext(
+                    self._registry,
+                    self._target,
+                    equation.primitive,
                     avals,
                     [variable.aval for variable in equation.outvars],
-                    [hints.get(variable) for variable in equation.outvars],
-                    **equation.params,
+                    (rule,),
                 )
+                wanted = [hints.get(variable) for variable in equation.outvars]
+                proposals = rule.function(context, wanted, **equation.params)
             for atom, proposal in zip(equation.invars, proposals, strict=True):
                 if proposal is not None and not isinstance(atom, _jax.Literal):
                     hints[atom] = proposal

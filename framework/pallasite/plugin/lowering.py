@@ -33,6 +33,7 @@ from pallasite.lowering.hidden import host_step as host_step
 from pallasite.lowering.launch import BARRIER_BYTES as BARRIER_BYTES
 from pallasite.lowering.launch import LaunchContext as LaunchContext
 from pallasite.lowering.launch import buffer_bytes as buffer_bytes
+from pallasite.lowering.layout_context import LayoutContext as LayoutContext
 from pallasite.lowering.matrix_transfers import LOAD as LOAD
 from pallasite.lowering.matrix_transfers import can_move_matrices as can_move_matrices
 from pallasite.lowering.memory_plan import aligned as aligned

@@ -12,7 +12,14 @@ from jaxlib.mlir import ir
 from pallasite.plugin import InvalidTypeError, InvalidValueError, PallasiteError, RuleSet, Semantics
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.layouts import Layout, RegisterLayout, SplatLayout, describe
-from pallasite.plugin.lowering import MemoryReference, RegisterArray, RuleContext, Value, resolve
+from pallasite.plugin.lowering import (
+    LayoutContext,
+    MemoryReference,
+    RegisterArray,
+    RuleContext,
+    Value,
+    resolve,
+)
 from pallasite_std.inline import arrays as mosaic
 from pallasite_std.inline import operations
 from pallasite_std.inline.launch import InlineLaunch, name_architecture
@@ -90,14 +97,14 @@ def _inline(
 
 @rules.layout(inline_mgpu_p)
 def _inline_hints(
-    avals_in: Any, avals_out: Any, wanted: Any, *, args_tree: Any, arg_types: Any, **params: Any
+    ctx: LayoutContext, wanted: Any, *, args_tree: Any, arg_types: Any, **params: Any
 ) -> list[Layout | None]:
     """What makes an argument should make it in the layout that is declared."""
-    hints: list[Layout | None] = [None] * len(avals_in)
-    positions = args_tree.unflatten(list(range(len(avals_in))))
+    hints: list[Layout | None] = [None] * len(ctx.avals_in)
+    positions = args_tree.unflatten(list(range(len(ctx.avals_in))))
     for position, declared in zip(positions, arg_types, strict=True):
         if isinstance(position, int) and not isinstance(declared, RefType):
-            aval = avals_in[position]
+            aval = ctx.avals_in[position]
             hints[position] = declared.resolve(aval.shape, aval.dtype)
     return hints
 

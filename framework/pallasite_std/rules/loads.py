@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from pallasite.plugin.layouts import (
 )
 from pallasite.plugin.lowering import (
     LOAD,
+    LayoutContext,
     MemoryReference,
     RegisterArray,
     RuleContext,
@@ -110,8 +111,8 @@ def _load(ctx: RuleContext, *operands: Value, args_tree: Any, optimized: bool) -
 
 @rules.layout(load_p)
 @rules.layout(_jax.masked_load_p)
-def _load_layout(avals_in: Sequence[Any], avals_out: Any, wanted: Any, **params: Any) -> list[None]:
-    return [None] * len(avals_in)
+def _load_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
 
 
 _load_layout.accesses_memory = lambda operands, results: results[0]  # type: ignore[attr-defined]
@@ -317,7 +318,7 @@ def _scope_layouts(jaxpr: Any) -> list[Layout | None]:
 
 @rules.layout(_jax.run_state_p)
 def _run_state_layout(
-    avals_in: Any, avals_out: Any, wanted: Any, *, jaxpr: Any, **params: Any
+    ctx: LayoutContext, wanted: Any, *, jaxpr: Any, **params: Any
 ) -> list[Layout | None]:
     """State that is held in a certain layout should begin in it."""
     return _scope_layouts(jaxpr)

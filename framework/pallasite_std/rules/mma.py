@@ -15,7 +15,7 @@ from pallasite.plugin.layouts import (
     conversion,
     describe,
 )
-from pallasite.plugin.lowering import RegisterArray, RuleContext, relayout
+from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext, relayout
 from pallasite_std.layouts import mma_accumulator, mma_left, mma_right
 from pallasite_std.primitives.matrix import mma_p, warps_along_rows
 
@@ -159,10 +159,10 @@ def operand_layouts(shapes: Sequence[tuple[int, ...]], bits: int) -> list[Regist
 
 
 @rules.layout(mma_p)
-def _mma_hints(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[Layout | None]:
+def _mma_hints(ctx: LayoutContext, wanted: Any, **params: Any) -> list[Layout | None]:
     """What makes an operand makes it in the layout that the product reads, for the ``m_warps`` of
     the result that is wanted, or else the largest."""
-    acc, a, b = avals_in
+    acc, a, b = ctx.avals_in
     bits = types.bit_width(a.dtype)
     choices = [m_warps for m_warps in (4, 2, 1) if _fits(acc.shape, m_warps)]
     for m_warps in choices:

@@ -18,6 +18,7 @@ from pallasite.plugin.language import MemorySpace, is_barrier
 from pallasite.plugin.lowering import (
     EstimatorContext,
     Geometry,
+    LayoutContext,
     RegisterArray,
     Resources,
     RuleContext,
@@ -64,20 +65,14 @@ def _swap(
     return _space(ctx, reference).write(ctx, reference, jax.tree.unflatten(tree, leaves), value)
 
 
-def _no_wishes(
-    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
-) -> list[None]:
-    return [None] * len(avals_in)
-
-
 @rules.layout(_jax.get_p)
-def _get_layout(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[None]:
-    return _no_wishes(avals_in, avals_out, wanted)
+def _get_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
 
 
 @rules.layout(_jax.swap_p)
-def _swap_layout(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[None]:
-    return _no_wishes(avals_in, avals_out, wanted)
+def _swap_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
 
 
 _get_layout.accesses_memory = lambda operands, results: results[0]  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from pallasite.plugin.layouts import (
 )
 from pallasite.plugin.layouts import transforms as tf
 from pallasite.plugin.lowering import (
+    LayoutContext,
     RegisterArray,
     RuleContext,
     Value,
@@ -139,8 +140,8 @@ def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]
 
 
 @rules.layout(_jax.slice_p)
-def _slice_layout(avals_in: Any, avals_out: Any, wanted: Any, **params: Any) -> list[None]:
-    return [None] * len(avals_in)
+def _slice_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
 
 
 def _slice_result(
@@ -315,10 +316,8 @@ def _layout_cast(ctx: RuleContext, x: RegisterArray, *, new_layout: Any) -> Regi
 
 
 @rules.layout(layout_cast_p)
-def _layout_cast_hint(
-    avals_in: Any, avals_out: Any, wanted: Any, *, new_layout: Any
-) -> list[Layout | None]:
-    aval = avals_in[0]
+def _layout_cast_hint(ctx: LayoutContext, wanted: Any, *, new_layout: Any) -> list[Layout | None]:
+    aval = ctx.avals_in[0]
     return [new_layout.resolve(aval.shape, aval.dtype)]
 
 
@@ -341,7 +340,7 @@ def _optimization_barrier(ctx: RuleContext, *values: Value) -> list[Value]:
 
 @rules.layout(lax.optimization_barrier_p)
 def _optimization_barrier_hint(
-    avals_in: Any, avals_out: Any, wanted: Sequence[Layout | None]
+    ctx: LayoutContext, wanted: Sequence[Layout | None]
 ) -> list[Layout | None]:
     return list(wanted)
 
@@ -402,17 +401,14 @@ def _copy(ctx: RuleContext, x: Value, **params: Any) -> Value:
 
 # Elementwise hints: what is wanted of the result is wanted of every operand of the same shape.
 def same_layout_hint(
-    avals_in: Sequence[Any],
-    avals_out: Sequence[Any],
-    wanted: Sequence[Layout | None],
-    **params: Any,
+    ctx: LayoutContext, wanted: Sequence[Layout | None], **params: Any
 ) -> list[Layout | None]:
     """Layout rule of element-wise primitives."""
     hint = wanted[0]
-    shape = avals_out[0].shape
+    shape = ctx.avals_out[0].shape
     return [
         hint if hint is not None and getattr(aval, "shape", None) == shape else None
-        for aval in avals_in
+        for aval in ctx.avals_in
     ]
 
 

@@ -8,7 +8,7 @@ barrier of the first block (PTX ISA, ``cp.async.bulk.tensor`` with ``.cta_group:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
-from pallasite.plugin.language import CopyPartition, OOBFillMode, Partitioned
+from pallasite.plugin.language import CopyPartition, Partitioned
 from pallasite.plugin.lowering import (
     MemoryReference,
     RegisterArray,
@@ -34,34 +34,30 @@ from pallasite_std.api import tensor_copies as tma
 rules = RuleSet()
 
 
-@rules.lowering(copy_gmem_to_smem_p, Semantics.LANE, Semantics.WARP, requires=("cta_pair",))
-def _copy_gmem_to_smem(
-    ctx: RuleContext,
-    *operands: Value,
-    args_tree: Any,
-    collective_axes: Any,
-    leader_tracked: CopyPartition | None,
-    oob_mode: OOBFillMode | None,
-    arrive: bool,
-) -> Sequence[Value]:
-    dimensions = copies.collective_dimensions(ctx, collective_axes)
+def _is_tracked_by_leader(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    return params["leader_tracked"] is not None
+
+
+@rules.lowering(
+    copy_gmem_to_smem_p,
+    Semantics.LANE,
+    Semantics.WARP,
+    requires=("cta_pair",),
+    operands=_is_tracked_by_leader,
+)
+def _copy_gmem_to_smem(ctx: RuleContext, *operands: Value, **params: Any) -> Sequence[Value]:
+    dimensions = copies.collective_dimensions(ctx, params["collective_axes"])
     blocks = math.prod(ctx.launch.geometry.cluster[d] for d in dimensions)
-    if leader_tracked is None or blocks == 1:
-        return copies.copy_gmem_to_smem(
-            ctx,
-            *operands,
-            args_tree=args_tree,
-            collective_axes=collective_axes,
-            leader_tracked=None,
-            oob_mode=oob_mode,
-            arrive=arrive,
-        )
+    if blocks == 1:
+        results: Sequence[Value] = ctx.next_rule(*operands, **params | {"leader_tracked": None})
+        return results
+    leader_tracked: CopyPartition = params["leader_tracked"]
     if blocks != 2:
         raise UnsupportedError(
             f"a copy that its leader tracks, shared by {blocks} blocks",
             expected="a cluster axis of 2 blocks",
         )
-    src, dst, barrier, predicate = args_tree.unflatten(operands)
+    src, dst, barrier, predicate = params["args_tree"].unflatten(operands)
     destination = resolve(ctx, dst)
     source = resolve(ctx, src, pointer=False)
     selected = resolve_barrier(ctx, barrier)

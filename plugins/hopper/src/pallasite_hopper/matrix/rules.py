@@ -21,6 +21,7 @@ from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import ConversionKind, RegisterLayout, conversion, describe
 from pallasite.plugin.lowering import (
     DynamicOffset,
+    LayoutContext,
     MemoryReference,
     RegisterArray,
     RuleContext,
@@ -487,30 +488,24 @@ def _store(ctx: RuleContext, acc: Value, value: RegisterArray) -> RegisterArray:
 
 @rules.layout(prim.wgmma_ref_p)
 @rules.layout(prim.wgmma_p)
-def _wgmma_layout(
-    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, *, args_tree: Any
-) -> list[Any]:
+def _wgmma_layout(ctx: LayoutContext, wanted: Any, *, args_tree: Any) -> list[Any]:
     """A left operand in registers should come in the layout that the instruction reads."""
-    proposals: list[Any] = [None] * len(avals_in)
-    position = position_of_a(args_tree, len(avals_in))
-    aval = avals_in[position]
+    proposals: list[Any] = [None] * len(ctx.avals_in)
+    position = position_of_a(args_tree, len(ctx.avals_in))
+    aval = ctx.avals_in[position]
     if not isinstance(aval, _jax.AbstractRef):
         proposals[position] = left_layout(tuple(aval.shape), types.bit_width(aval.dtype))
     return proposals
 
 
 @rules.layout(prim.wgmma_accumulator_store_p)
-def _store_layout(
-    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
-) -> list[Any]:
-    return [None, result_layout(tuple(avals_in[1].shape))]
+def _store_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[Any]:
+    return [None, result_layout(tuple(ctx.avals_in[1].shape))]
 
 
 @rules.layout(prim.wgmma_accumulator_read_p)
-def _read_layout(
-    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
-) -> list[None]:
-    return [None] * len(avals_in)
+def _read_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
 
 
 def _read_results(
@@ -523,10 +518,8 @@ _read_layout.result_layouts = _read_results  # type: ignore[attr-defined]
 
 
 @rules.layout(prim.wgmma_accumulator_deref_p)
-def _deref_layout(
-    avals_in: Sequence[Any], avals_out: Sequence[Any], wanted: Any, **params: Any
-) -> list[None]:
-    return [None] * len(avals_in)
+def _deref_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
 
 
 def _deref_results(

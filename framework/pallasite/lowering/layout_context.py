@@ -1,0 +1,49 @@
+"""What a layout rule gets to work with, under lane semantics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pallasite.registry import LayoutRule, Registry, no_next_rule
+from pallasite.targets import Target
+
+if TYPE_CHECKING:
+    from pallasite.layouts.registers import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutContext:
+    """The context of one equation.
+
+    Attributes:
+      registry: where rules come from.
+      target: what is compiled for.
+      primitive: of the equation.
+      avals_in, avals_out: abstract values of operands and results.
+      rules: the equation's rules that are being called, each by the one before it.
+    """
+
+    registry: Registry
+    target: Target
+    primitive: Any
+    avals_in: Sequence[Any]
+    avals_out: Sequence[Any]
+    rules: tuple[LayoutRule, ...]
+
+    def next_rule(self, wanted: Sequence[Layout | None], **params: Any) -> Sequence[Layout | None]:
+        """Calls the rule that would be called if this one were not there, and returns its result.
+
+        Raises:
+          MissingRuleError: there is none.
+        """
+        rule = self.registry.layout_rule(
+            self.primitive, self.target, self.avals_in, params, after=self.rules
+        )
+        if rule is None:
+            raise no_next_rule("layout rule", self.rules, self.target)
+        found: Sequence[Layout | None] = rule.function(
+            dataclasses.replace(self, rules=(*self.rules, rule)), wanted, **params
+        )
+        return found
