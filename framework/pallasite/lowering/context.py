@@ -47,7 +47,6 @@ class KernelContext:
       estimate: what the resource estimator found for the whole kernel.
       semantics: what one user thread is outside of regions that say otherwise.
       location: the user's line that defines the kernel.
-      extra: read by rules that other hooks will replace.
       on_trial: whether the code that is being emitted will be thrown away.
       recorder: takes note of layouts, if somebody asked for them.
       strategy: how arrays get their layouts; set before anything is lowered.
@@ -64,9 +63,6 @@ class KernelContext:
     estimate: Resources
     semantics: Semantics
     location: SourceLocation | None = None
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
-    free_barriers: dict[tuple[Any, ...], list[Any]] = dataclasses.field(default_factory=dict)
-    name_stack: list[str] = dataclasses.field(default_factory=list)
     on_trial: bool = False
     recorder: Recorder | None = None
     strategy: LayoutStrategy = dataclasses.field(init=False)

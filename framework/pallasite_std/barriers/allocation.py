@@ -21,8 +21,10 @@ from pallasite.plugin.lowering import (
     BarrierReference,
     EstimatorContext,
     Geometry,
+    KernelContext,
     Resources,
     RuleContext,
+    StateKey,
 )
 
 
@@ -71,6 +73,14 @@ def phase_of(registry: Registry, dtype: Any, geometry: Geometry) -> BarrierPhase
     return phase
 
 
+def _no_barriers(kernel: KernelContext) -> dict[tuple[Any, ...], list[Any]]:
+    return {}
+
+
+_FREE_BARRIERS = StateKey("standard.free-barriers", _no_barriers)
+"""Storage and phases of barriers that no scope uses now, by scope, or by kind for any scope."""
+
+
 @contextlib.contextmanager
 def allocate_barriers(ctx: RuleContext, variable: Any) -> Any:
     """Barriers for a scope. If the same scope is lowered again, it gets the same ones.
@@ -87,10 +97,11 @@ def allocate_barriers(ctx: RuleContext, variable: Any) -> Any:
         )
     phase = phase_of(ctx.kernel.registry, aval.dtype, ctx.kernel.geometry)
     arrivals, dimensions = phase.hardware_arrivals, phase.cluster_dimensions
-    unused = ctx.kernel.free_barriers.setdefault((aval.dtype, arrivals, dimensions, count), [])
+    free = ctx.kernel.state(_FREE_BARRIERS)
+    unused = free.setdefault((aval.dtype, arrivals, dimensions, count), [])
     own = unused
     if not ctx.kernel.on_trial:
-        own = ctx.kernel.free_barriers.setdefault((variable, count), [])
+        own = free.setdefault((variable, count), [])
     if own or unused:
         storage, phases = (own or unused).pop()
     else:
