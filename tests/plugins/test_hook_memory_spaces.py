@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import slots_plugin
 from jax.experimental import pallas as pl
+from jax.extend.core import Primitive
+from jaxlib.mlir.dialects import arith
 
 import pallasite
 from pallasite import gpu as plgpu
@@ -26,8 +28,9 @@ from pallasite.errors import (
     PluginError,
     ResourceError,
 )
-from pallasite.plugin import SHARED_MEMORY, Resource, hookimpl, manager
-from pallasite.plugin.language import SharedMemory
+from pallasite.plugin import Resource, RuleSet, Semantics, hookimpl, manager
+from pallasite.plugin.language import MemorySpace, SharedMemory
+from pallasite.plugin.lowering import CarriedValue, RegisterArray
 from pallasite_simulator import simulate
 
 BOTH = pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics), ids=str)
@@ -332,7 +335,6 @@ def test_a_part_of_shared_memory_is_used_like_shared_memory(semantics):
     assert made.resources.shared_memory_bytes == 2 * 64 * 128 * 4 + 8
     x, out = run(made, 64)
     np.testing.assert_array_equal(out, x * 2)
-    assert SHARED_MEMORY.name == "shared_memory"
 
 
 class TargetWithStages:
@@ -343,3 +345,115 @@ class TargetWithStages:
                 slots_plugin.TARGET, name="sm_120", ptx_version=87, limits={"stages": 4}
             )
         ]
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+class Locals(MemorySpace):
+    """Arrays in the registers of one thread, zeros at first."""
+
+    name = "LOCALS"
+    is_value = True
+    per_block = False
+    reuses_memory = False
+
+    def resources(self, ctx, variable, axes):
+        return ctx.nothing()
+
+    def enter_scope(self, ctx, aval, axes, initial=None):
+        return RegisterArray.constant(0, np.dtype(aval.dtype), aval.shape)
+
+
+class LocalsPlugin:
+    @hookimpl
+    def pallasite_memory_spaces(self):
+        return [Locals()]
+
+
+@BOTH
+def test_references_that_are_values_are_carried_in_registers(semantics):
+    def body(x_ref, out_ref):
+        def scope(total):
+            def step(row, carry):
+                total[...] += x_ref[row]
+                return carry
+
+            jax.lax.fori_loop(0, 4, step, 0)
+
+            @pl.when(x_ref[0, 0] > 0)
+            def _():
+                total[...] = total[...] * 2
+
+            out_ref[0] = total[...]
+
+        pl.run_scoped(scope, plgpu.LOCALS((128,), jnp.float32))
+
+    with registered(LocalsPlugin(), "locals"):
+        kernel = plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((1, 128), jnp.float32),
+            compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+        )
+        made = pallasite.compile(kernel, array(4), target="sm_90")
+    assert made.launch.shared_memory_bytes == 0
+    x = np.arange(512, dtype=np.float32).reshape(4, 128)
+    for first in (-1, 1):
+        x[0, 0] = first
+        expected = x.sum(axis=0, keepdims=True) * (2 if first > 0 else 1)
+        np.testing.assert_array_equal(simulate(made, x).outputs[0], expected)
+
+
+# Carried values -----------------------------------------------------------------------------------
+
+split_p, joined_p = Primitive("split"), Primitive("joined")
+for _primitive in (split_p, joined_p):
+    _primitive.def_abstract_eval(lambda x: x)
+
+
+class Halves(CarriedValue):
+    """Each register of an array in two parts, such that their sum is the register."""
+
+    def __init__(self, array, parts):
+        self.array, self.parts = array, parts
+
+    def carry_registers(self):
+        return [register for pair in self.parts for register in pair]
+
+    def with_registers(self, registers):
+        return Halves(self.array, list(zip(registers[::2], registers[1::2], strict=True)))
+
+
+def test_values_of_a_plugin_are_carried_by_loops_and_branches():
+    rules = RuleSet()
+
+    @rules.lowering(split_p, Semantics.LANE)
+    def split(ctx, x):
+        parts = x.parts if isinstance(x, Halves) else [(r, r) for r in x.registers]
+        added = [(arith.addf(a, a), b) for a, b in parts]
+        return Halves(x.array if isinstance(x, Halves) else x, added)
+
+    @rules.lowering(joined_p, Semantics.LANE)
+    def joined(ctx, x):
+        registers = tuple(arith.addf(a, b) for a, b in x.parts)
+        return RegisterArray(registers, x.array.layout, x.array.dtype)
+
+    class Plugin:
+        @hookimpl
+        def pallasite_lowering_rules(self):
+            return rules.lowering_rules
+
+    def body(x_ref, out_ref):
+        value = split_p.bind(x_ref[...])
+        value = jax.lax.fori_loop(0, 3, lambda i, v: split_p.bind(v), value)
+        more = x_ref[0, 0] > 0
+        value = jax.lax.cond(more, lambda v: split_p.bind(v), lambda v: v, value)
+        out_ref[...] = joined_p.bind(value)
+
+    with registered(Plugin(), "halves"):
+        made = compiled(body, target="sm_90")
+    x = np.arange(256, dtype=np.float32).reshape(2, 128)
+    for first in (-1, 1):
+        x[0, 0] = first
+        factor = (32 if first > 0 else 16) + 1
+        np.testing.assert_array_equal(simulate(made, x).outputs[0], x * factor)

@@ -19,6 +19,7 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import RegisterLayout, describe
 from pallasite.plugin.lowering import (
+    CarriedValue,
     RegisterArray,
     RuleContext,
     Value,
@@ -35,8 +36,7 @@ _ALL = (Semantics.LANE, Semantics.WARP)
 class Carry:
     """Carried values as flat registers; anything else (references) stays what it is.
 
-    A value class other than RegisterArray can be carried if it has ``carry_registers()`` and
-    ``with_registers(registers)``; plugins use this for accumulators.
+    Values of plugins that are carried are of a subclass of ``CarriedValue``.
     """
 
     def __init__(self, values: Sequence[Value], what: str):
@@ -47,7 +47,7 @@ class Carry:
     def _of(value: Value) -> tuple[ir.Value, ...]:
         if isinstance(value, RegisterArray):
             return value.registers
-        if hasattr(value, "carry_registers"):
+        if isinstance(value, CarriedValue):
             return tuple(value.carry_registers())
         return ()
 
@@ -66,7 +66,7 @@ class Carry:
             position += count
             if isinstance(value, RegisterArray):
                 results.append(RegisterArray(mine, value.layout, value.dtype))
-            elif hasattr(value, "with_registers"):
+            elif isinstance(value, CarriedValue):
                 results.append(value.with_registers(mine))
             else:
                 results.append(value)

@@ -66,6 +66,6 @@ def _argument(aval: Any, name: str) -> AbstractValue:
     if dtype is None or _jax.issubdtype(dtype, _jax.extended):
         return OtherValue(aval)
     space = memory_space_of(aval)
-    if space is not MemorySpace.GMEM:
+    if not isinstance(space, MemorySpace) or not space.is_global:
         return OtherValue(aval)
-    return MemoryValue(MemorySpace.GMEM, tuple(aval.shape), np.dtype(dtype), name=name)
+    return MemoryValue(space, tuple(aval.shape), np.dtype(dtype), name=name)
