@@ -97,7 +97,7 @@ class EventContext:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryEvents:
-    """What one primitive does to memory.
+    """What one primitive does to shared memory, or by proxies of its own to a plugin's memory.
 
     Layout inference inserts fences and barriers by it; checks look it up. A primitive without such
     a record has the events that its rule of layout inference tells, and without a rule, ACCESS of

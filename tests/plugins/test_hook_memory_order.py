@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import slots_plugin
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -336,6 +337,61 @@ def test_memory_of_an_earlier_scope(register, emit):
 
     expected = ["unit"] if emit is None else ["fence of the unit", "unit"]
     assert emitted(make(body)) == expected
+
+
+# Memory of a plugin -------------------------------------------------------------------------------
+
+FILL, DRAIN = Proxy("fill"), Proxy("drain")
+fill_p, drain_p, drain_fence_p = primitive("fill"), primitive("drain"), primitive("drain_fence")
+
+
+def test_a_fence_between_two_proxies_of_a_plugins_memory(register):
+    """Slots have no addresses to the compiler; a unit fills them, another one drains them."""
+    marks = {fill_p: "mov.b32 fill, 0;", drain_p: "mov.b32 drain, 0;"}
+    own = RuleSet()
+    for made, text in marks.items():
+
+        @own.lowering(made, Semantics.LANE)
+        def _mark(ctx, *operands, text=text, **params):
+            register = text.split()[1].strip(",")
+            ops.inline_assembly(f"{{ .reg .b32 {register}; {text} }}", "~{memory}")
+            return ()
+
+    @own.lowering(drain_fence_p, Semantics.LANE)
+    def _drain_fence(ctx):
+        ops.inline_assembly("fence.acq_rel.sys;", "~{memory}")
+        ctx.synchronize()
+        return ()
+
+    def fills(context, *operands, args_tree):
+        return [MemoryEvent(EventKind.STORE, *args_tree.unflatten(operands), proxy=FILL)]
+
+    def drains(context, *operands, args_tree):
+        return [MemoryEvent(EventKind.LOAD, *args_tree.unflatten(operands), proxy=DRAIN)]
+
+    records = (
+        MemoryEvents(primitive=fill_p, function=fills),
+        MemoryEvents(primitive=drain_p, function=drains),
+    )
+    between = ProxyFence(source=FILL, proxy=DRAIN, primitive=drain_fence_p)
+    register(slots_plugin, "slots")
+    register(Plugin(records, (between,), own.lowering_rules))
+
+    def body(x_ref, o_ref, one, other):
+        for slots in (one, other):
+            arguments.bind(fill_p, arguments.reference(slots, "slots"))
+        arguments.bind(drain_p, arguments.reference(one, "slots"))
+        arguments.bind(drain_p, arguments.reference(one, "slots"))
+        arguments.bind(fill_p, arguments.reference(other, "slots"))
+        arguments.bind(drain_p, arguments.reference(one, "slots"))
+        arguments.bind(drain_p, arguments.reference(other, "slots"))
+
+    rows = plgpu.SLOTS((2, 128), jnp.float32)
+    ptx = pallasite.compile(make(body, rows, rows), ONE, target="sm_121a").ptx
+    found = re.findall(r"mov\.b32 (fill|drain)|(fence)\.acq_rel\.sys", ptx)
+    assert ["".join(one) for one in found] == (
+        ["fill", "fill", "fence", "drain", "drain", "fill", "drain", "fence", "drain"]
+    )
 
 
 # Barriers of the thread ---------------------------------------------------------------------------

@@ -330,11 +330,14 @@ class InferenceContext:
 
         Args:
           kind: what happens.
-          reference: the memory; nothing happens if it is not shared memory.
+          reference: the memory; only shared memory matters, and what has no layout (such as a
+            plugin's memory) if it is accessed by a proxy of its own.
           proxy, source: see :class:`~.MemoryEvent`.
         """
         base = reference.ref if isinstance(reference, _jax.TransformedRef) else reference
-        if base is not None and not (isinstance(base, MemoryValue) and base.space.is_shared):
+        shared = isinstance(base, MemoryValue) and base.space.is_shared
+        opaque = isinstance(base, OtherValue) and proxy != GENERIC
+        if base is not None and not (shared or opaque):
             return
         key = self.walk.anchor or (self.path, id(self.equation))
         self.walk.places.setdefault(key, self.place)
