@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import Any
 
 from pallasite.errors import SourceLocation
@@ -19,6 +20,22 @@ class BufferKind(enum.Enum):
     INPUT = "input"
     OUTPUT = "output"
     SCRATCH = "scratch"
+
+
+TENSOR_MAP_TYPES: Mapping[int, str] = {
+    0: "UINT8",
+    1: "UINT8",
+    2: "UINT16",
+    3: "UINT32",
+    4: "UINT64",
+    5: "FLOAT16",
+    6: "FLOAT32",
+    7: "BFLOAT16",
+    8: "UINT8",
+    9: "INT32",
+    10: "INT64",
+}
+"""Data type of the driver's tensor map for each code; codes 0 and 8 are packed into bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +69,7 @@ class TensorMapParameter:
     """A kernel parameter that is a TMA descriptor (128 bytes, by value, aligned to 64).
 
     ``shape``, ``strides`` and ``box`` are in elements, major to minor; the last stride is 1.
-    ``element_type`` is the code in :data:`pallasite.layouts.tma`; ``swizzle`` in bytes (16 means
+    ``element_type`` is the code in :data:`TENSOR_MAP_TYPES`; ``swizzle`` in bytes (16 means
     none). Out-of-bounds elements read as zeros and are not written.
     """
 

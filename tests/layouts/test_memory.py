@@ -16,11 +16,11 @@ from pallasite.layouts import (
     RegisterLayout,
     named,
     plan_access,
-    plan_indexed_access,
     row_major,
     strided,
     swizzle_bytes,
 )
+from pallasite_std.copies.indexed_access import plan_indexed_access
 
 
 def offsets(layout: MemoryLayout) -> np.ndarray:

@@ -12,17 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallasite.errors import InvalidValueError
-from pallasite.layouts import (
-    MemoryLayout,
+from pallasite.layouts import MemoryLayout, row_major, swizzle_bytes
+from pallasite_std.copies.tensor_map_types import (
     TensorMapPlan,
     WindowDimension,
     element_code,
-    plan_tensor_map,
     reduction_operator,
-    row_major,
-    swizzle_bytes,
 )
-from pallasite.layouts.tma import start_alignment
+from pallasite_std.copies.tensor_maps import plan_tensor_map, start_alignment
 
 DTYPES = {8: "uint8", 16: "uint16", 32: "uint32"}
 

@@ -10,8 +10,14 @@ import numpy as np
 
 from pallasite.cli import output
 from pallasite.codegen.compiled import CompiledKernel
-from pallasite.launch import ArrayParameter, Buffer, LaunchParameters, Parameter, TensorMapParameter
-from pallasite.layouts.tma_types import TENSOR_MAP_TYPES
+from pallasite.launch import (
+    TENSOR_MAP_TYPES,
+    ArrayParameter,
+    Buffer,
+    LaunchParameters,
+    Parameter,
+    TensorMapParameter,
+)
 
 
 def as_json(kernel: CompiledKernel) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pallasite.layouts.construct import (
 from pallasite.layouts.conversion import Conversion, ConversionKind, conversion
 from pallasite.layouts.description import describe
 from pallasite.layouts.digits import LANES, THREADS, WARPS, Digit, Owner
-from pallasite.layouts.indexed import IndexedAccessPlan, plan_indexed_access
 from pallasite.layouts.memory import (
     Extent,
     MemoryLayout,
@@ -24,13 +23,6 @@ from pallasite.layouts.memory import (
 from pallasite.layouts.named import resolve
 from pallasite.layouts.reduction import LaneRotation, ReductionPlan
 from pallasite.layouts.registers import Layout, Rearrangement, RegisterLayout, SplatLayout
-from pallasite.layouts.tma import plan_tensor_map
-from pallasite.layouts.tma_types import (
-    TensorMapPlan,
-    WindowDimension,
-    element_code,
-    reduction_operator,
-)
 
 __all__ = [
     "LANES",
@@ -42,7 +34,6 @@ __all__ = [
     "ConversionKind",
     "Digit",
     "Extent",
-    "IndexedAccessPlan",
     "LaneRotation",
     "Layout",
     "MemoryLayout",
@@ -54,19 +45,13 @@ __all__ = [
     "RegisterLayout",
     "Replicated",
     "SplatLayout",
-    "TensorMapPlan",
     "ThreadTerm",
     "Tiling",
-    "WindowDimension",
     "conversion",
     "default_strided",
     "default_vector_length",
     "describe",
-    "element_code",
     "plan_access",
-    "plan_indexed_access",
-    "plan_tensor_map",
-    "reduction_operator",
     "resolve",
     "row_major",
     "strided",

@@ -176,7 +176,7 @@ def pieces_of(layout: RegisterLayout, memory: MemoryLayout) -> list[Piece]:
                 f"{'x'.join(str(d.size) for d in digits)} of the registers and "
                 f"{'x'.join(str(e.size) for e in own)} of the memory do not divide one another",
                 hint="use another register layout, or a tiling whose extents divide the layout's; "
-                "or compute every index with plan_indexed_access",
+                "or compute every index",
             )
         pieces += [Piece(digit, memory_digit.stride) for digit, memory_digit in pairs]
     return pieces

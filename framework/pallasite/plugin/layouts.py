@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pallasite.layouts import named as named
 from pallasite.layouts import transforms as transforms
+from pallasite.layouts.access import MAXIMUM_BYTES as MAXIMUM_BYTES
 from pallasite.layouts.access import AccessPlan as AccessPlan
+from pallasite.layouts.access import ThreadTerm as ThreadTerm
 from pallasite.layouts.access import plan_access as plan_access
 from pallasite.layouts.construct import Replicated as Replicated
 from pallasite.layouts.construct import default_strided as default_strided
@@ -23,7 +25,9 @@ from pallasite.layouts.matrix_access import plan_transfer as plan_transfer
 from pallasite.layouts.memory import Extent as Extent
 from pallasite.layouts.memory import Extents as Extents
 from pallasite.layouts.memory import MemoryLayout as MemoryLayout
+from pallasite.layouts.memory import OffsetTerm as OffsetTerm
 from pallasite.layouts.memory import row_major as row_major
+from pallasite.layouts.memory import swizzle_bytes as swizzle_bytes
 from pallasite.layouts.proposals import LayoutProposals as LayoutProposals
 from pallasite.layouts.proposals import proposals_for as proposals_for
 from pallasite.layouts.reduction import ReductionPlan as ReductionPlan
@@ -35,11 +39,3 @@ from pallasite.layouts.stacking import stacked as stacked
 from pallasite.layouts.tiled_layout import TiledSpecification as TiledSpecification
 from pallasite.layouts.tiled_layout import fragment_tiles as fragment_tiles
 from pallasite.layouts.tiled_layout import tiled_specification as tiled_specification
-from pallasite.layouts.tma import plan_tensor_map as plan_tensor_map
-from pallasite.layouts.tma import start_alignment as start_alignment
-from pallasite.layouts.tma_types import SHARED_ALIGNMENT as SHARED_ALIGNMENT
-from pallasite.layouts.tma_types import STRIDE_ALIGNMENT as STRIDE_ALIGNMENT
-from pallasite.layouts.tma_types import Issue as Issue
-from pallasite.layouts.tma_types import TensorMapPlan as TensorMapPlan
-from pallasite.layouts.tma_types import WindowDimension as WindowDimension
-from pallasite.layouts.tma_types import reduction_operator as reduction_operator

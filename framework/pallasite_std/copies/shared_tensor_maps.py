@@ -16,7 +16,6 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import KernelLifecycle, TargetPredicate
 from pallasite.plugin.ir import bit_width, ops
-from pallasite.plugin.layouts import SHARED_ALIGNMENT
 from pallasite.plugin.lowering import (
     Buffer,
     BufferKind,
@@ -25,6 +24,7 @@ from pallasite.plugin.lowering import (
     StateKey,
     TensorMapParameter,
 )
+from pallasite_std.copies.tensor_map_types import SHARED_ALIGNMENT
 
 type Box = tuple[int, ...]
 

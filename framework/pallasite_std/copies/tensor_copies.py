@@ -12,19 +12,17 @@ from jaxlib.mlir.dialects import llvm
 
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin.ir import known_divisor, ops
-from pallasite.plugin.layouts import (
+from pallasite.plugin.layouts import MemoryLayout, row_major
+from pallasite.plugin.lowering import MemoryReference, RuleContext, TensorMapParameter, WindowStart
+from pallasite_std.copies.shared_tensor_maps import TensorInstruction, emit_later
+from pallasite_std.copies.tensor_map_types import (
     SHARED_ALIGNMENT,
     STRIDE_ALIGNMENT,
     Issue,
-    MemoryLayout,
     TensorMapPlan,
     WindowDimension,
-    plan_tensor_map,
-    row_major,
-    start_alignment,
 )
-from pallasite.plugin.lowering import MemoryReference, RuleContext, TensorMapParameter, WindowStart
-from pallasite_std.copies.shared_tensor_maps import TensorInstruction, emit_later
+from pallasite_std.copies.tensor_maps import plan_tensor_map, start_alignment
 
 
 def require_window(ctx: RuleContext, reference: MemoryReference) -> tuple[WindowStart, ...]:

@@ -15,10 +15,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from pallasite.errors import InvalidValueError
-from pallasite.layouts import tma_types as tt
-from pallasite.layouts.memory import Extent, Extents, MemoryLayout
-from pallasite.layouts.tma_types import (
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.layouts import Extent, Extents, MemoryLayout
+from pallasite_std.copies import tensor_map_types as tt
+from pallasite_std.copies.tensor_map_types import (
     BlockTerm,
     Coordinate,
     CoordinateTerm,

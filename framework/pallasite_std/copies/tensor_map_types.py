@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from pallasite.errors import InvalidValueError
+from pallasite.plugin import InvalidValueError
 
 MAXIMUM_RANK = 5
 MAXIMUM_BOX = 256
@@ -28,21 +28,6 @@ ELEMENT_CODES: Mapping[str, int] = {
     "bfloat16": 7,
 }
 """Code of the tensor map's element type by dtype name; signed minima and maxima use others."""
-
-TENSOR_MAP_TYPES: Mapping[int, str] = {
-    0: "UINT8",
-    1: "UINT8",
-    2: "UINT16",
-    3: "UINT32",
-    4: "UINT64",
-    5: "FLOAT16",
-    6: "FLOAT32",
-    7: "BFLOAT16",
-    8: "UINT8",
-    9: "INT32",
-    10: "INT64",
-}
-"""Data type of the driver's tensor map for each code; codes 0 and 8 are packed into bytes."""
 
 _WIDE = ("int32", "uint32", "int64", "uint64")
 REDUCTIONS: Mapping[str, tuple[str, ...]] = {

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from pallasite.errors import InvalidValueError
-from pallasite.layouts.access import MAXIMUM_BYTES, ThreadTerm
-from pallasite.layouts.digits import Owner
-from pallasite.layouts.memory import MemoryLayout, OffsetTerm, swizzle_bytes
-from pallasite.layouts.registers import RegisterLayout
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.layouts import (
+    MAXIMUM_BYTES,
+    MemoryLayout,
+    OffsetTerm,
+    Owner,
+    RegisterLayout,
+    ThreadTerm,
+    swizzle_bytes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
