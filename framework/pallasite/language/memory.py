@@ -113,9 +113,16 @@ class Registers(MemorySpace):
         return ctx.nothing()
 
 
-GMEM = MemorySpace.GMEM = GlobalMemory()
-SMEM = MemorySpace.SMEM = SharedMemory()
-REGS = MemorySpace.REGS = Registers()
+GMEM = GlobalMemory()
+"""Global memory: the operands and results of the kernel."""
+
+SMEM = SharedMemory()
+"""Shared memory of a block."""
+
+REGS = Registers()
+"""Registers, of which nothing can be allocated as such."""
+
+MemorySpace.GMEM, MemorySpace.SMEM, MemorySpace.REGS = GMEM, SMEM, REGS
 
 
 def array_type(shape: Sequence[int], dtype: Any) -> Any:

@@ -18,9 +18,7 @@ from pallasite import _jax
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import ops, types
 from pallasite.ir.divisibility import ANY, known_divisor, known_remainder
-from pallasite.language.barriers import BARRIER_SPACE
 from pallasite.language.memory import MemorySpace
-from pallasite.language.memory_space import find_space
 from pallasite.launch import Buffer
 from pallasite.layouts.memory import Extent, MemoryLayout, OffsetTerm, row_major
 from pallasite.lowering.arrays import RegisterArray
@@ -188,6 +186,7 @@ class BarrierReference:
       shape: shape of the array; ``()`` for one.
       index: number of the first (a number or an i32).
       phases: pointer to the word that holds this thread's phase bits.
+      space: the memory space of barriers, which says what views of them are.
       cluster_dimensions: CUDA cluster dimensions of a cluster barrier, one tuple per axis.
     """
 
@@ -197,12 +196,8 @@ class BarrierReference:
     index: ir.Value | int
     phases: ir.Value
     launch: LaunchContext
+    space: MemorySpace
     cluster_dimensions: tuple[tuple[int, ...], ...] | None = None
-
-    @property
-    def space(self) -> MemorySpace:
-        """The space of all barriers."""
-        return find_space(BARRIER_SPACE)
 
     def pointer(self) -> ir.Value:
         """A shared pointer to the barrier."""

@@ -120,6 +120,7 @@ def allocate_barriers(ctx: RuleContext, variable: Any) -> Any:
         index=0,
         phases=phases,
         launch=ctx.launch,
+        space=aval.memory_space,
         cluster_dimensions=dimensions,
     )
     own.append((storage, phases))

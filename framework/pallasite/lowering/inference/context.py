@@ -306,8 +306,9 @@ class InferenceContext:
             reference = reference.ref
         if not isinstance(reference, MemoryValue):
             return None
-        root, views = split_member(reference, transforms)
-        rule = self.walk.kernel.registry.view_rule(type(views[0])) if views else None
+        registry = self.walk.kernel.registry
+        root, views = split_member(registry, reference, transforms)
+        rule = registry.view_rule(type(views[0])) if views else None
         if rule is not None and rule.physical:
             # The program says how it lies, so this is the physical array.
             self.walk.keep_row_major(root)

@@ -21,6 +21,7 @@ from pallasite.lowering.references import (
     MemoryReference,
     WindowStart,
 )
+from pallasite.registry import Registry
 
 
 def start_of(index: Any) -> ScalarValue:
@@ -56,6 +57,7 @@ class View:
         self.window: list[WindowStart] | None = None
         self.certain = True
         self.divisors: list[int] = []
+        self._registry: Registry | None = None
         if not shared:
             self.window = [WindowStart(0, (), size) for size in root.shape]
             self.divisors = [0] * len(root.shape)
@@ -87,7 +89,9 @@ class View:
 
     def by_table(self, transform: Any) -> None:
         """One transform of the reference, as the table of views has it."""
-        rule = plugins.registry().view_rule(type(transform))
+        if self._registry is None:
+            self._registry = plugins.registry()
+        rule = self._registry.view_rule(type(transform))
         if rule is None or rule.infer is None:
             raise InvalidValueError(f"an unknown view {type(transform).__name__}")
         rule.infer(self, transform)
@@ -105,10 +109,11 @@ def begins_at_any_row(root: MemoryValue, transforms: Sequence[Any]) -> bool:
     return start.known is None and start.divisor % 8 != 0
 
 
-def split_member(root: MemoryValue, transforms: Sequence[Any]) -> tuple[MemoryValue, list[Any]]:
+def split_member(
+    registry: Registry, root: MemoryValue, transforms: Sequence[Any]
+) -> tuple[MemoryValue, list[Any]]:
     """The allocation that is viewed (a member, if it is a union) and the views of that."""
     rest = list(transforms)
-    registry = plugins.registry()
     for number, transform in enumerate(rest):
         rule = registry.view_rule(type(transform))
         if rule is not None and rule.member is not None:
