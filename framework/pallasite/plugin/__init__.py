@@ -31,6 +31,7 @@ from pallasite.errors import InternalError as InternalError
 from pallasite.errors import InvalidTypeError as InvalidTypeError
 from pallasite.errors import InvalidValueError as InvalidValueError
 from pallasite.errors import MissingNameError as MissingNameError
+from pallasite.errors import MissingRuleError as MissingRuleError
 from pallasite.errors import PallasiteError as PallasiteError
 from pallasite.errors import PluginError as PluginError
 from pallasite.errors import ResourceError as ResourceError
