@@ -20,7 +20,7 @@ from pallasite.lowering.context import RuleContext, Value
 from pallasite.lowering.launch import buffer_bytes
 from pallasite.lowering.references import MemoryReference, shared_reference
 from pallasite.lowering.transfers import load_array, store_array
-from pallasite.lowering.views import resolve
+from pallasite.lowering.views import by_table, resolve
 
 
 def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
@@ -138,3 +138,14 @@ def _laid_out(ctx: RuleContext, variable: Any, reference: MemoryReference) -> Me
                 return dataclasses.replace(reference, layout=layout)
             members[member] = layout
     return dataclasses.replace(reference, members=members) if members else reference
+
+
+class Accesses:
+    """The functions that contexts of rules pass on to memory spaces."""
+
+    view = staticmethod(by_table)
+    read = staticmethod(read)
+    swap = staticmethod(swap)
+    update = staticmethod(update)
+    describe = staticmethod(describe)
+    shared_array = staticmethod(shared_array)

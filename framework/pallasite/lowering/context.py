@@ -15,6 +15,7 @@ from pallasite.semantics import Semantics
 
 if TYPE_CHECKING:
     from pallasite.layouts.registers import Layout
+    from pallasite.lowering.accesses import Accesses
     from pallasite.lowering.arrays import RegisterArray
     from pallasite.lowering.geometry import Geometry
     from pallasite.lowering.inference.plan import LayoutPlan
@@ -50,6 +51,7 @@ class KernelContext:
       on_trial: whether the code that is being emitted will be thrown away.
       recorder: takes note of layouts, if somebody asked for them.
       strategy: how arrays get their layouts; set before anything is lowered.
+      accesses: what memory spaces do by default; set before anything is lowered.
       discharged: scopes as functions, which :mod:`~pallasite.lowering.retracing` keeps here.
     """
 
@@ -66,6 +68,7 @@ class KernelContext:
     on_trial: bool = False
     recorder: Recorder | None = None
     strategy: LayoutStrategy = dataclasses.field(init=False)
+    accesses: Accesses = dataclasses.field(init=False)
     discharged: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     _states: dict[StateKey[Any], Any] = dataclasses.field(default_factory=dict)
 
@@ -268,23 +271,17 @@ class RuleContext:
 
     def view(self, reference: Value, transform: Any) -> Value:
         """A view of a reference, as the table of views has it."""
-        from pallasite.lowering.views import by_table
-
-        return by_table(self, reference, transform)
+        return self.kernel.accesses.view(self, reference, transform)
 
     def read(self, reference: Value, transforms: Sequence[Any] = ()) -> RegisterArray:
         """Loads what a reference to memory with addresses views; see ``accesses.read``."""
-        from pallasite.lowering import accesses
-
-        return accesses.read(self, reference, transforms)
+        return self.kernel.accesses.read(self, reference, transforms)
 
     def write(
         self, reference: Value, transforms: Sequence[Any], value: RegisterArray
     ) -> RegisterArray:
         """Stores to memory with addresses; returns what was there, if it is used."""
-        from pallasite.lowering import accesses
-
-        return accesses.swap(self, reference, transforms, value)
+        return self.kernel.accesses.swap(self, reference, transforms, value)
 
     def update(
         self,
@@ -294,24 +291,18 @@ class RuleContext:
         combine: Callable[[RegisterArray, RegisterArray], RegisterArray],
     ) -> None:
         """Stores ``combine(old, value)`` to memory with addresses."""
-        from pallasite.lowering import accesses
-
-        accesses.update(self, reference, transforms, value, combine)
+        self.kernel.accesses.update(self, reference, transforms, value, combine)
 
     def describe_memory(self, reference: Value, transforms: Sequence[Any]) -> str:
         """How elements of memory with addresses lie, in words."""
-        from pallasite.lowering import accesses
-
-        return accesses.describe(self, reference, transforms)
+        return self.kernel.accesses.describe(self, reference, transforms)
 
     def shared_array(self, variable: Any) -> contextlib.AbstractContextManager[Any]:
         """The array of a scope's variable on the stack of shared memory, for the time of a scope.
 
         Yields a :class:`~.references.MemoryReference` in the space of the variable's type.
         """
-        from pallasite.lowering import accesses
-
-        return accesses.shared_array(self, variable)
+        return self.kernel.accesses.shared_array(self, variable)
 
     @contextlib.contextmanager
     def scratch(self, size: int, what: str) -> Iterator[tuple[ir.Value, int]]:

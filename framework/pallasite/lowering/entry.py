@@ -15,6 +15,7 @@ from pallasite.language.effects import programmatic_launch_effect
 from pallasite.language.spec import KernelSpec
 from pallasite.launch import Allocation, Buffer, BufferKind, ReservedAmount, ResourceReport
 from pallasite.lowering import recording
+from pallasite.lowering.accesses import Accesses
 from pallasite.lowering.context import KernelContext, Mode, Value
 from pallasite.lowering.equations import mlir_location
 from pallasite.lowering.geometry import launch_geometry
@@ -155,6 +156,7 @@ def lower_kernel(
                 lifecycles = ActiveLifecycles(kernel)
                 launch.named_scopes = lifecycles.named_scopes()
                 lifecycles.call("begin")
+                kernel.accesses = Accesses()
                 kernel.strategy = LaneStrategy(kernel.registry, target)
                 if kernel.semantics.extends(Semantics.WARPGROUP):
                     inference = infer_layouts(kernel, spec.jaxpr)
