@@ -492,6 +492,11 @@ erf_inv_p = _special.erf_inv_p
 slice_p = jax.lax.slice_p
 
 
+def input_of_effect(effect: Any) -> Any:
+    """The variable that an effect of a jaxpr is about; None if it is not about one."""
+    return effect.input if isinstance(effect, _effects.JaxprInputEffect) else None
+
+
 def new_equation(primitive: Any, params: Any, effects: Any, source_info: Any) -> Any:
     """An equation of a primitive without operands and results."""
     return _core.new_jaxpr_eqn([], [], primitive, params, effects, source_info)

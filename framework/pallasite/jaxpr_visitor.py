@@ -9,7 +9,7 @@ of them, comes from the table (:mod:`pallasite.jaxpr_table`).
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pallasite import _jax
@@ -99,21 +99,32 @@ class Visitor[Value]:
             for variable, value in zip(jaxpr.constvars, jaxpr.consts, strict=True):
                 values[variable] = self.constant(variable, value)
 
+        literal, visit, unknown = self.literal, self.visit, self.unknown
+
         def read(atom: Any) -> Value:
-            return self.literal(atom) if isinstance(atom, _Literal) else values[atom]
+            return literal(atom) if isinstance(atom, _Literal) else values[atom]
 
         for equation in jaxpr.eqns:
-            results = self.equation(equation, [read(atom) for atom in equation.invars])
+            results = visit(equation, read)
             if results is None:
-                results = [self.unknown(variable) for variable in equation.outvars]
-            values.update(zip(equation.outvars, results, strict=True))
+                for variable in equation.outvars:
+                    values[variable] = unknown(variable)
+            else:
+                values.update(zip(equation.outvars, results, strict=True))
+        return self.outputs(jaxpr, read)
+
+    def visit(self, equation: Any, read: Callable[[Any], Value]) -> Sequence[Value] | None:
+        """Reads the operands of an equation and visits it."""
+        return self.equation(equation, [read(atom) for atom in equation.invars])
+
+    def outputs(self, jaxpr: Any, read: Callable[[Any], Value]) -> list[Value]:
+        """Reads the outputs of a jaxpr whose equations have been visited."""
         return [read(atom) for atom in jaxpr.outvars]
 
     def equation(self, equation: Any, operands: list[Value]) -> Sequence[Value] | None:
         """Visits one equation; returns the values of its results, or None if nothing is known."""
-        regions = self.table.regions(equation)
-        if regions:
-            return self.structured(equation, regions, operands)
+        if equation.primitive in self.table:
+            return self.structured(equation, self.table.regions(equation), operands)
         return self.primitive(equation, operands)
 
     def primitive(self, equation: Any, operands: list[Value]) -> Sequence[Value] | None:
@@ -262,6 +273,20 @@ class Visitor[Value]:
 def _is_reference(equation: Any, region: Region, position: int) -> bool:
     operand = region.operands[position]
     return operand is not None and isinstance(equation.invars[operand].aval, _jax.AbstractRef)
+
+
+def effects_outside(region: Region) -> set[Any]:
+    """The effects that a region has on what is around it, for the abstract evaluation of its
+    primitive: those on its inputs are effects on the operands, those on its own memory none."""
+    operands = dict(zip(region.inputs, region.operands, strict=True))
+    found = set()
+    for effect in region.jaxpr.effects:
+        variable = _jax.input_of_effect(effect)
+        if variable is None:
+            found.add(effect)
+        elif operands.get(variable) is not None:
+            found.add(effect.replace(operands[variable]))
+    return found
 
 
 def with_insertions(

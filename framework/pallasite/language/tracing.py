@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.errors import InvalidValueError, SourceLocation
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
@@ -97,9 +97,10 @@ def _first_use(jaxpr: Any, variable: Any) -> SourceLocation | None:
     for equation in jaxpr.eqns:
         if not any(atom is variable for atom in equation.invars):
             continue
-        if equation.primitive is _jax.run_scoped_p:
-            inner = equation.params["jaxpr"]
-            return _first_use(inner, inner.constvars[equation.invars.index(variable)])
+        position = equation.invars.index(variable)
+        for region in plugins.registry().jaxprs.regions(equation):
+            if region.scoped and position in region.operands:
+                return _first_use(region.jaxpr, region.inputs[region.operands.index(position)])
         return _jax.user_location(equation.source_info)
     return None
 

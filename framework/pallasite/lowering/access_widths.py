@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from pallasite import _jax
@@ -21,8 +20,8 @@ class AccessWidths:
     which move data between memory and registers (``accesses_memory``: a function from the
     equation's operands and results to the variable that is moved).
 
-    Arrays keep their layout on the way into and out of calls, loops and branches, whatever the
-    primitive: their jaxprs take the last operands of the equation and give its results.
+    Arrays keep their layout on the way into and out of calls, loops and branches, and from one
+    iteration of a loop to the next.
     """
 
     def __init__(self, registry: Registry, target: Target):
@@ -74,24 +73,7 @@ class AccessWidths:
                 results = results * len(equation.invars)
             for atom, result in zip(equation.invars, results, strict=False):
                 self._variables.link(atom, result)
-        for inner in _jax.jaxprs_in_params(equation.params):
-            self.add(inner)
-            for one, other in _passed(equation, inner):
-                self._variables.link(one, other)
-
-
-def _passed(equation: Any, inner: Any) -> Iterator[tuple[Any, Any]]:
-    """Pairs of variables outside and inside of an equation's jaxpr that may be the same array.
-
-    Pairs that are not only make accesses narrower than they could be.
-    """
-    outside, inside = equation.invars, inner.invars
-    if inner.constvars and not inner.consts:
-        yield from zip(outside, inner.constvars, strict=False)
-    yield from zip(reversed(outside), reversed(inside), strict=False)
-    if len(inner.outvars) == len(equation.outvars):
-        yield from zip(equation.outvars, inner.outvars, strict=True)
-    # What a loop carries starts as an operand and ends as a result.
-    for operand, result in zip(reversed(outside), reversed(equation.outvars), strict=False):
-        if operand.aval == result.aval:
-            yield operand, result
+        for region in self._registry.jaxprs.regions(equation):
+            self.add(region.jaxpr)
+            self._variables.link_region(equation, region)
+            self._variables.link_carried(equation, region)

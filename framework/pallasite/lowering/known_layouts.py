@@ -33,7 +33,7 @@ class KnownLayouts:
     A layout rule's function says so with the attribute ``result_layouts``: a function of the
     operands' abstract values, their known layouts (or None) and the equation's parameters that
     returns the layout of each result, or None. Rules with ``same_layout`` link what they
-    combine, and calls link their operands and results to those of the jaxprs they call.
+    combine, and regions of equations link operands and results to what these are inside.
     """
 
     def __init__(self, registry: Registry, target: Target):
@@ -96,24 +96,6 @@ class KnownLayouts:
             if getattr(rule.function, "same_layout", False) and len(equation.outvars) == 1:
                 for atom in equation.invars:
                     self._variables.link(atom, equation.outvars[0])
-        inners = list(_jax.jaxprs_in_params(equation.params))
-        is_branch = equation.primitive is _jax.cond_p
-        for inner in inners:
-            self.add(inner)
-            if is_branch:
-                self._link(equation.invars[1:], inner.invars)
-                self._link(equation.outvars, inner.outvars)
-            elif equation.primitive is _jax.run_scoped_p:
-                self._link(equation.invars, inner.constvars)
-                self._link(equation.outvars, inner.outvars)
-            elif (
-                len(inners) == 1
-                and len(inner.invars) == len(equation.invars)
-                and len(inner.outvars) == len(equation.outvars)
-            ):
-                self._link(equation.invars, inner.invars)
-                self._link(equation.outvars, inner.outvars)
-
-    def _link(self, atoms: Sequence[Any], others: Sequence[Any]) -> None:
-        for one, other in zip(atoms, others, strict=True):
-            self._variables.link(one, other)
+        for region in self._registry.jaxprs.regions(equation):
+            self.add(region.jaxpr)
+            self._variables.link_region(equation, region)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallasite import _jax
+from pallasite.jaxpr_table import Region
 
 
 class LinkedVariables:
@@ -32,3 +33,24 @@ class LinkedVariables:
             return
         if one.aval.shape == other.aval.shape != ():
             self._parents[self.group(one)] = self.group(other)
+
+    def link_region(self, equation: Any, region: Region) -> None:
+        """Joins what goes into a region of an equation, and what comes out of it, with what it is
+        inside."""
+        for operand, variable in zip(region.operands, region.inputs, strict=True):
+            if operand is not None:
+                self.link(equation.invars[operand], variable)
+        for result, atom in zip(region.results, region.jaxpr.outvars, strict=True):
+            if result is not None:
+                self.link(equation.outvars[result], atom)
+
+    def link_carried(self, equation: Any, region: Region) -> None:
+        """Joins what a loop begins with, or a state, with what it ends with."""
+        for output, operand in region.carried_operands():
+            result = region.results[output]
+            if result is not None:
+                self.link(equation.invars[operand], equation.outvars[result])
+        for position, result in region.states:
+            initial = region.operands[position]
+            if initial is not None:
+                self.link(equation.invars[initial], equation.outvars[result])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite import _jax
-from pallasite.errors import InternalError
+from pallasite.jaxpr_visitor import Visitor
 from pallasite.lowering.context import RuleContext
 from pallasite.lowering.equations import check_elements, errors_at_equation, mlir_location
 from pallasite.lowering.regions import OpenRegions
@@ -29,20 +29,30 @@ def lower_jaxpr(
     Returns:
       A value for each output.
     """
-    strategy = kernel.strategy
-    environment = _bound(kernel, jaxpr, args)
-
-    def read(atom: Any) -> Value:
-        if isinstance(atom, _jax.Literal):
-            return strategy.constant(atom.val, atom.aval.dtype)
-        return environment[atom]
-
     if kernel.recorder is not None:
         kernel.recorder.enter(jaxpr, args)
-    strategy.enter(jaxpr)
-    used = _used(jaxpr)
-    regions = OpenRegions(kernel.launch)
-    for equation in jaxpr.eqns:
+    kernel.strategy.enter(jaxpr)
+    return _Lowering(kernel, mode, jaxpr).run(jaxpr, args)
+
+
+class _Lowering(Visitor["Value"]):
+    """Visits one jaxpr, in one place; values are those that rules hand to one another."""
+
+    def __init__(self, kernel: KernelContext, mode: Mode, jaxpr: Any):
+        super().__init__(kernel.registry.jaxprs)
+        self.kernel = kernel
+        self.mode = mode
+        self.used = _used(jaxpr)
+        self.regions = OpenRegions(kernel.launch)
+
+    def literal(self, atom: Any) -> Value:
+        return self.kernel.strategy.constant(atom.val, atom.aval.dtype)
+
+    def constant(self, variable: Any, value: Any) -> Value:
+        return self.kernel.strategy.constant(value, variable.aval.dtype)
+
+    def visit(self, equation: Any, read: Callable[[Any], Value]) -> Sequence[Value]:
+        kernel, mode, strategy = self.kernel, self.mode, self.kernel.strategy
         primitive, params = equation.primitive, equation.params
         avals = tuple(atom.aval for atom in equation.invars)
         location = _jax.user_location(equation.source_info) or kernel.location
@@ -58,7 +68,7 @@ def lower_jaxpr(
                 primitive=primitive,
                 avals_in=avals,
                 avals_out=tuple(variable.aval for variable in equation.outvars),
-                used=tuple(variable in used for variable in equation.outvars),
+                used=tuple(variable in self.used for variable in equation.outvars),
                 layout_hint=hint,
                 vector_limit=vector_limit,
                 location=location,
@@ -66,7 +76,7 @@ def lower_jaxpr(
                 rules=(rule,),
             )
             operands = strategy.before(context, [read(atom) for atom in equation.invars])
-            regions.move_to(_jax.scope_names(equation.source_info))
+            self.regions.move_to(_jax.scope_names(equation.source_info))
             results = rule.function(context, *operands, **params)
             if primitive.multiple_results:
                 results = () if results is None else tuple(results)
@@ -76,25 +86,13 @@ def lower_jaxpr(
             results = strategy.after(context, results)
             if kernel.recorder is not None:
                 kernel.recorder.results(context, results)
-        environment.update(zip(equation.outvars, results, strict=True))
-    regions.close()
-    context = RuleContext(kernel, mode, None, (), (), location=kernel.location, path=mode.path)
-    return list(strategy.outputs(context, jaxpr, [read(atom) for atom in jaxpr.outvars]))
+        return results
 
-
-def _bound(kernel: KernelContext, jaxpr: Any, args: Sequence[Value]) -> dict[Any, Value]:
-    """The values of a jaxpr's constants and inputs, by variable."""
-    binders = [*jaxpr.constvars, *jaxpr.invars]
-    constants = list(getattr(jaxpr, "consts", ()) or ())
-    values = list(args)
-    if constants and len(args) == len(jaxpr.invars):
-        values[:0] = [
-            kernel.strategy.constant(constant, variable.aval.dtype)
-            for constant, variable in zip(constants, jaxpr.constvars, strict=True)
-        ]
-    if len(values) != len(binders):
-        raise InternalError(f"{len(values)} values for a jaxpr with {len(binders)} inputs")
-    return dict(zip(binders, values, strict=True))
+    def outputs(self, jaxpr: Any, read: Callable[[Any], Value]) -> list[Value]:
+        self.regions.close()
+        kernel, mode = self.kernel, self.mode
+        context = RuleContext(kernel, mode, None, (), (), location=kernel.location, path=mode.path)
+        return list(kernel.strategy.outputs(context, jaxpr, super().outputs(jaxpr, read)))
 
 
 def _used(jaxpr: Any) -> set[Any]:

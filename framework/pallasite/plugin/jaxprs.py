@@ -13,4 +13,5 @@ from pallasite.jaxpr_table import inputs_of as inputs_of
 from pallasite.jaxpr_table import loop_body as loop_body
 from pallasite.jaxpr_visitor import LoopPolicy as LoopPolicy
 from pallasite.jaxpr_visitor import Visitor as Visitor
+from pallasite.jaxpr_visitor import effects_outside as effects_outside
 from pallasite.jaxpr_visitor import with_insertions as with_insertions

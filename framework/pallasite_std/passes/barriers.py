@@ -187,11 +187,11 @@ class _Thread(Visitor[Any]):
         self.certain = certain
         return found
 
-    def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
-        self.equations += 1
+    def run(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+        self.equations += len(jaxpr.eqns)
         if self.equations > _MOST_EQUATIONS:
             raise _TooLong
-        return super().equation(equation, operands)
+        return super().run(jaxpr, operands)
 
     def primitive(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         primitive, params = equation.primitive, equation.params

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pallasite.plugin import (
@@ -236,11 +236,11 @@ class _Thread(jaxprs.Visitor[Any]):
         first, *rest = values
         return first if all(value is first for value in rest) else Symbol()
 
-    def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
-        self.equations += 1
+    def run(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+        self.equations += len(jaxpr.eqns)
         if self.equations > _MOST_EQUATIONS:
             raise _TooLong
-        return super().equation(equation, operands)
+        return super().run(jaxpr, operands)
 
     def primitive(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         rule = _RULES.get(equation.primitive)
@@ -355,7 +355,14 @@ class _Thread(jaxprs.Visitor[Any]):
         outputs = super().region(equation, region, inputs)
         if region.per_warp:
             self.mapped = None
-        own = [inputs[position] for position in region.scoped]
+        if region.scoped:
+            self._leave({inputs[position] for position in region.scoped})
+        if any(isinstance(inputs[position], Accumulator) for position, _ in region.states):
+            self.state.wait(0)
+        return outputs
+
+    def _leave(self, own: Collection[Any]) -> None:
+        """The end of a scope, for its own accumulators."""
         for product in self.state.flying:
             if product.accumulator in own:
                 raise InvalidValueError(
@@ -365,9 +372,6 @@ class _Thread(jaxprs.Visitor[Any]):
                     " scope",
                     location=product.location,
                 )
-        if any(isinstance(inputs[position], Accumulator) for position, _ in region.states):
-            self.state.wait(0)
-        return outputs
 
     def _accumulator(self, variable: Any) -> Accumulator:
         return self.accumulators.setdefault(variable, Accumulator())
