@@ -200,10 +200,15 @@ class JaxprPrimitive:
 
 
 class JaxprTable:
-    """What all plugins say of primitives that carry jaxprs."""
+    """What all plugins say of primitives that carry jaxprs.
+
+    Attributes:
+      primitives: those that it has.
+    """
 
     def __init__(self, entries: Iterable[JaxprPrimitive] = ()):
         self._entries = {entry.primitive: entry for entry in entries}
+        self.primitives: frozenset[Any] = frozenset(self._entries)
 
     def __contains__(self, primitive: Any) -> bool:
         return primitive in self._entries
@@ -269,20 +274,18 @@ def groups(regions: Sequence[Region]) -> Iterator[list[Region]]:
 
 
 def _check(entry: JaxprPrimitive, equation: Any, region: Region) -> None:
-    outputs = len(region.jaxpr.outvars)
-    jaxpr = region.jaxpr
-    inputs = len(inputs_of(jaxpr))
-    given = len(region.operands)
+    jaxpr, given, outputs = region.jaxpr, len(region.operands), len(region.results)
+    constants, inputs = len(jaxpr.constvars), len(jaxpr.invars)
     wrong = None
-    if given != inputs and given != len(jaxpr.constvars) + len(jaxpr.invars):
-        wrong = f"{given} operands for {inputs} inputs"
-    elif len(region.results) != outputs:
-        wrong = f"{len(region.results)} results for {outputs} outputs"
+    if given != constants + inputs and (given != inputs or not jaxpr.consts):
+        wrong = f"{given} operands for {len(inputs_of(jaxpr))} inputs"
+    elif outputs != len(jaxpr.outvars):
+        wrong = f"{outputs} results for {len(jaxpr.outvars)} outputs"
     elif region.carried and len(region.carried) != outputs:
         wrong = f"{len(region.carried)} carried inputs for {outputs} outputs"
-    elif any(one is not None and one >= len(equation.invars) for one in region.operands):
+    elif _beyond(region.operands, len(equation.invars)):
         wrong = f"an operand that is not among the equation's {len(equation.invars)}"
-    elif any(one is not None and one >= len(equation.outvars) for one in region.results):
+    elif _beyond(region.results, len(equation.outvars)):
         wrong = f"a result that is not among the equation's {len(equation.outvars)}"
     elif any(one is not None and region.operands[one] is None for one in region.carried):
         wrong = "a carried input that is no operand"
@@ -293,3 +296,7 @@ def _check(entry: JaxprPrimitive, equation: Any, region: Region) -> None:
             expected="one operand (or None) for each input of the region's jaxpr, one result (or"
             " None) for each of its outputs",
         )
+
+
+def _beyond(numbers: Sequence[int | None], count: int) -> bool:
+    return any(number is not None and number >= count for number in numbers)

@@ -44,6 +44,7 @@ class Visitor[Value]:
 
     def __init__(self, table: JaxprTable):
         self.table = table
+        self._carriers = table.primitives
 
     # Values ---------------------------------------------------------------------------------------
 
@@ -99,13 +100,21 @@ class Visitor[Value]:
             for variable, value in zip(jaxpr.constvars, jaxpr.consts, strict=True):
                 values[variable] = self.constant(variable, value)
 
-        literal, visit, unknown = self.literal, self.visit, self.unknown
+        literal, unknown, equation_of = self.literal, self.unknown, self.equation
+        visit = None if type(self).visit is Visitor.visit else self.visit
 
         def read(atom: Any) -> Value:
             return literal(atom) if isinstance(atom, _Literal) else values[atom]
 
         for equation in jaxpr.eqns:
-            results = visit(equation, read)
+            if visit is None:
+                operands = [
+                    literal(atom) if isinstance(atom, _Literal) else values[atom]
+                    for atom in equation.invars
+                ]
+                results = equation_of(equation, operands)
+            else:
+                results = visit(equation, read)
             if results is None:
                 for variable in equation.outvars:
                     values[variable] = unknown(variable)
@@ -123,7 +132,7 @@ class Visitor[Value]:
 
     def equation(self, equation: Any, operands: list[Value]) -> Sequence[Value] | None:
         """Visits one equation; returns the values of its results, or None if nothing is known."""
-        if equation.primitive in self.table:
+        if equation.primitive in self._carriers:
             return self.structured(equation, self.table.regions(equation), operands)
         return self.primitive(equation, operands)
 
