@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallasite import plugins
 from pallasite.layouts import named, strided
+from pallasite.layouts.proposals import proposals_for
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference import relations
 from pallasite.lowering.inference.costs import conversion_cost
 from pallasite.lowering.inference.problem import Fixed, Place, Problem, Relation, Variable
 from pallasite.lowering.inference.solver import Solver
 from pallasite.lowering.relayout import rows_in_registers
+from pallasite.target_selection import find_target
+
+PROPOSALS = proposals_for(plugins.registry(), find_target("sm_100a"))
 
 PLACE = Place(None, "made-up")
 SHAPE = (128, 64)
@@ -90,11 +95,11 @@ def test_the_conversion_is_where_the_array_is_small():
     x, row = made.array(), made.array(SHAPE[:1])
     wanted = named.resolve("WGMMA_ROW", (), {}, SHAPE[:1], BITS)
     made.fixed(x, rows(), makes=True)
-    made.related(x, row, relations.reduction(SHAPE, (1,)))
+    made.related(x, row, relations.reduction(SHAPE, (1,), PROPOSALS))
     made.fixed(row, wanted)
     solver = made.solve()
     assert made.layout(solver, x) == rows()
-    left = next(iter(relations.reduction(SHAPE, (1,))(rows(), None)))[1]
+    left = next(iter(relations.reduction(SHAPE, (1,), PROPOSALS)(rows(), None)))[1]
     assert total(made, solver) == conversion_cost(left, wanted, BITS)
     assert total(made, solver) < conversion_cost(rows(), wgmma(), BITS)
 
@@ -103,9 +108,9 @@ def test_a_layout_follows_over_a_chain_of_relations():
     made = Made()
     x = made.array()
     turned, row, wide = made.array(SHAPE[::-1]), made.array(SHAPE[1:]), made.array(SHAPE)
-    made.related(x, turned, relations.transpose((1, 0)))
-    made.related(turned, row, relations.reduction(SHAPE[::-1], (1,)))
-    made.related(row, wide, relations.broadcast(SHAPE[1:], SHAPE, (1,)))
+    made.related(x, turned, relations.transpose((1, 0), PROPOSALS))
+    made.related(turned, row, relations.reduction(SHAPE[::-1], (1,), PROPOSALS))
+    made.related(row, wide, relations.broadcast(SHAPE[1:], SHAPE, (1,), PROPOSALS))
     made.problem.join(x, wide)  # They meet in an element-wise operation.
     made.fixed(x, wgmma(), makes=True, pinned=True)
     solver = made.solve()
@@ -120,9 +125,9 @@ def test_a_chain_that_needs_no_conversion_is_found_from_a_bad_beginning():
     made = Made()
     x, row, narrow = made.array(), made.array(SHAPE[1:]), made.array((1, SHAPE[1]))
     made.fixed(x, rows(), 8.0)
-    made.related(x, row, relations.reduction(SHAPE, (0,)))
-    made.related(row, narrow, relations.broadcast(SHAPE[1:], (1, SHAPE[1]), (1,)))
-    made.related(narrow, x, relations.broadcast((1, SHAPE[1]), SHAPE, (0, 1)))
+    made.related(x, row, relations.reduction(SHAPE, (0,), PROPOSALS))
+    made.related(row, narrow, relations.broadcast(SHAPE[1:], (1, SHAPE[1]), (1,), PROPOSALS))
+    made.related(narrow, x, relations.broadcast((1, SHAPE[1]), SHAPE, (0, 1), PROPOSALS))
     solver = made.solve()
     assert made.layout(solver, x) == rows()
     assert total(made, solver) == 0
@@ -147,7 +152,7 @@ def test_copies_of_small_arrays_are_cheap():
     made = Made()
     x, row = made.array(), made.array(SHAPE[:1], weight=8.0)
     made.fixed(x, wgmma(), makes=True, pinned=True)
-    made.related(x, row, relations.reduction(SHAPE, (1,)))
+    made.related(x, row, relations.reduction(SHAPE, (1,), PROPOSALS))
     solver = made.solve()
     wanted = named.resolve("WGMMA_ROW", (), {}, SHAPE[:1], BITS)
     assert made.layout(solver, row) == wanted
@@ -218,14 +223,14 @@ def problems(draw):
         shape = extents[-1]
         kind = draw(st.sampled_from(["transpose", "reduce", "broadcast"]))
         if kind == "transpose" and len(shape) == 2:
-            after, pairs = shape[::-1], relations.transpose((1, 0))
+            after, pairs = shape[::-1], relations.transpose((1, 0), PROPOSALS)
         elif kind == "reduce" and len(shape) == 2:
             axis = draw(st.integers(0, 1))
-            after, pairs = (shape[1 - axis],), relations.reduction(shape, (axis,))
+            after, pairs = (shape[1 - axis],), relations.reduction(shape, (axis,), PROPOSALS)
         elif len(shape) == 1:
             kept = draw(st.integers(0, 1))
             after = (shape[0], 64) if kept == 0 else (64, shape[0])
-            pairs = relations.broadcast(shape, after, (kept,))
+            pairs = relations.broadcast(shape, after, (kept,), PROPOSALS)
         else:
             continue
         numbers.append(made.array(after))
