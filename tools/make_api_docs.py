@@ -119,7 +119,9 @@ def door_page(module: Any) -> str:
 def is_own(value: Any) -> bool:
     """Whether something is a class or a function that Pallasite defines."""
     own = getattr(value, "__module__", "") or ""
-    return own.startswith("pallasite") and (inspect.isclass(value) or inspect.isfunction(value))
+    return own.startswith("pallasite") and (
+        inspect.isclass(value) or inspect.isfunction(inspect.unwrap(value))
+    )
 
 
 def imports_of(module: Any) -> dict[str, tuple[str, str]]:

@@ -83,6 +83,7 @@ class TensorMapParameter:
 
 
 Parameter = ArrayParameter | TensorMapParameter
+"""What a parameter of a kernel is: the address of an array, or a tensor map."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -204,7 +204,7 @@ def test_the_dtype_chooses_operands(command, tmp_path):
     got = alone(
         command, tmp_path, "--layout", layout_text, "--shape", "64x64", "--dtype", "bfloat16"
     )
-    layout = named.smem_gmem_copy((64, 64), 16, 64).layout((64, 64))
+    layout = named.specification("SMEM_GMEM_COPY", ((64, 64), None, 64), {}, 16).layout((64, 64))
     assert got == draw_register_layout(layout, name=layout_text, dtype="bfloat16")
 
 

@@ -73,7 +73,7 @@ def test_every_name_of_the_plugin_door_is_described(pages: dict[str, str], gener
 
 def test_all_of_pallasite_is_somewhere(pages: dict[str, str]):
     entries = entries_of(pages["pallasite"]) | entries_of(pages["pallasite.errors"])
-    modules = {"config", "errors", "gpu", "plugins"}
+    modules = {"config", "errors", "gpu", "ops", "plugins"}
     assert set(pallasite.__all__) - modules - {"__version__"} <= set(entries)
 
 

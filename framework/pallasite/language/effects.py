@@ -30,8 +30,11 @@ class TensorCorePipelineEffect(_jax.Effect):  # type: ignore[misc]
 
 
 memory_effect = MemoryEffect()
+"""Of primitives that touch memory in ways that their references do not say."""
 programmatic_launch_effect = ProgrammaticLaunchEffect()
+"""Of primitives that wait for earlier kernels, or let later ones begin."""
 tensor_core_pipeline_effect = TensorCorePipelineEffect()
+"""Of primitives whose work the tensor cores finish later, in order."""
 
 
 def register_kernel_effect(effect_type: type) -> None:

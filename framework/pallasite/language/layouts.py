@@ -232,6 +232,7 @@ def _base_tile(
 
 
 layout_cast_p = _jax.Primitive("layout_cast")
+"""The primitive of ``layout_cast``; its parameter ``new_layout`` is a ``SomeLayout``."""
 
 
 @_jax.abstract_eval(layout_cast_p)

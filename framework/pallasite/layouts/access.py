@@ -22,6 +22,7 @@ from pallasite.layouts.registers import RegisterLayout, Source
 BANKS = 32
 BANK_BYTES = 4
 MAXIMUM_BYTES = 16
+"""Bytes that one lane moves by one instruction at most."""
 
 
 @dataclasses.dataclass(frozen=True)

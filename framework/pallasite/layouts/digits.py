@@ -13,8 +13,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 LANES = 32
+"""Lanes of a warp."""
 WARPS = 4
+"""Warps of a warpgroup."""
 THREADS = LANES * WARPS
+"""Lanes of a warpgroup."""
 
 
 class Owner(enum.Enum):

@@ -31,6 +31,7 @@ class Extent:
 
 
 type Extents = tuple[Extent, ...]
+"""Extents of one logical dimension, major to minor."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,10 @@ from pallasite.lowering.arrays import gather
 from pallasite.lowering.references import MemoryReference
 from pallasite.targets import Target
 
-LOAD, STORE = "ldmatrix", "stmatrix"
+LOAD = "ldmatrix"
+"""The feature of targets that load matrices into the registers of a warp (``ldmatrix``)."""
+STORE = "stmatrix"
+"""The feature of targets that store them (``stmatrix``)."""
 
 
 def can_move_matrices(target: Target, reference: MemoryReference, instruction: str) -> bool:

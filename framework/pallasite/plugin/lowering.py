@@ -31,7 +31,6 @@ from pallasite.lowering.elements import once_per_element as once_per_element
 from pallasite.lowering.functions import lower_function as lower_function
 from pallasite.lowering.geometry import Geometry as Geometry
 from pallasite.lowering.hidden import host_step as host_step
-from pallasite.lowering.launch import BARRIER_BYTES as BARRIER_BYTES
 from pallasite.lowering.launch import LaunchContext as LaunchContext
 from pallasite.lowering.launch import buffer_bytes as buffer_bytes
 from pallasite.lowering.layout_context import LayoutContext as LayoutContext
@@ -67,3 +66,4 @@ from pallasite.lowering.transfers import to_memory as to_memory
 from pallasite.lowering.views import by_table as by_table
 from pallasite.lowering.views import resolve as resolve
 from pallasite.lowering.views import resolve_barrier as resolve_barrier
+from pallasite.resource import BARRIER_BYTES as BARRIER_BYTES

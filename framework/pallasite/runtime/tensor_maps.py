@@ -14,6 +14,7 @@ from pallasite.codegen.compiled import TensorMapParameter
 from pallasite.errors import InternalError, InvalidValueError
 
 TENSOR_MAP_BYTES = 128
+"""Bytes of an encoded tensor map."""
 MAX_RANK = 5
 MAX_BOX_EXTENT = 256
 MAX_EXTENT = 2**32

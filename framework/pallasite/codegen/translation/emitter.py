@@ -15,7 +15,9 @@ from pallasite.codegen.translation.types import TypeTable
 from pallasite.errors import CompilationError, PallasiteError
 
 Handler = Callable[["Emitter", Any], None]
+"""Takes an emitter and an operation; appends instructions and binds the results."""
 Operand = tuple[str, str]
+"""An LLVM value: its type and its name (or the text of a constant)."""
 
 
 class HandlerTable:

@@ -59,3 +59,4 @@ class OtherValue:
 
 
 type AbstractValue = ArrayValue | ScalarValue | MemoryValue | OtherValue
+"""What layout inference knows of a value, instead of the value itself."""
