@@ -94,7 +94,7 @@ def pallasite_lowering_rules() -> Iterable[LoweringRule]:  # type: ignore[empty-
 
 @hookspec
 def pallasite_resource_rules() -> Iterable[ResourceRule]:  # type: ignore[empty-body]
-    """Rules that say what shared memory, barriers and tensor memory a primitive needs, usually
+    """Rules that say what shared memory, barriers and other resources a primitive needs, usually
     ``rules.resource_rules``. Called once, before the first kernel is lowered."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,8 +12,11 @@ from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 
 from kernels import array, compile_kernel, make
-from pallasite.errors import UnsupportedError
+from pallasite import plugins
+from pallasite.errors import ResourceError, UnsupportedError
 from pallasite.language.memory import SMEM
+from pallasite.lowering.resources import Resources, check_limits, nothing, reserve
+from pallasite.resource import Resource
 
 KIB = 1024
 
@@ -110,3 +115,40 @@ def test_calls_of_other_kinds(function):
         o[...] = function(x[...])
 
     compile_kernel(kernel, array(128))
+
+
+SLOTS, COLUMNS = Resource("slots", unit="slots"), Resource("columns", unit="columns")
+
+
+def _amounts(slots, columns, what):
+    return reserve(SLOTS, slots, what, None) + reserve(COLUMNS, columns, what, None)
+
+
+def test_peaks_of_several_resources():
+    """Each has a peak of its own, and the rows of those who ask for it."""
+    one, other = _amounts(4, 1, "one"), _amounts(2, 5, "other")
+    either = one | other
+    assert either.amounts() == {SLOTS: 4, COLUMNS: 5}
+    assert [(row.what, row.amount, row.unit) for row in either.allocations] == [
+        ("one", 4, "slots"),
+        ("other", 5, "columns"),
+    ]
+    both = one + other
+    assert both.amounts() == {SLOTS: 6, COLUMNS: 6} and len(both.allocations) == 4
+    assert (either + Resources({SLOTS: 1})).amount(SLOTS) == 5
+    assert nothing().amounts() == {} and nothing().amount(SLOTS) == 0
+
+
+def test_resources_of_one_pool_share_a_limit():
+    wide = Resource("wide_slots", unit="slots", pool="slots")
+    target = dataclasses.replace(plugins.registry().targets["sm_90"], limits={"slots": 6})
+    found = reserve(SLOTS, 4, "narrow", None) + reserve(wide, 3, "wide", None)
+    check_limits("k", reserve(wide, 6, "wide", None), target, plugins.registry())
+    with pytest.raises(ResourceError) as caught:
+        check_limits("k", found, target, plugins.registry())
+    assert str(caught.value).splitlines() == [
+        "kernel k exceeds available slots: slots=7",
+        "            4 slots  narrow",
+        "            3 slots  wide",
+        "  expected: at most 6 slots per block on sm_90",
+    ]
