@@ -8,6 +8,7 @@ import json
 import pathlib
 import pickle
 import re
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from pallasite.errors import (
 from pallasite.plugin import Resource, RuleSet, Semantics, hookimpl, manager
 from pallasite.plugin.language import MemorySpace, SharedMemory
 from pallasite.plugin.lowering import CarriedValue, RegisterArray
+from pallasite.runtime.fingerprint import canonical_parts
 from pallasite_simulator import simulate
 
 BOTH = pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics), ids=str)
@@ -457,3 +459,24 @@ def test_values_of_a_plugin_are_carried_by_loops_and_branches():
         x[0, 0] = first
         factor = (32 if first > 0 else 16) + 1
         np.testing.assert_array_equal(simulate(made, x).outputs[0], x * factor)
+
+
+# Spaces with parameters ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Banks(SharedMemory):
+    """Shared memory of some banks: spaces of other banks are other spaces."""
+
+    banks: tuple[int, ...] = ()
+    name: ClassVar[str] = "BANKS"
+
+
+def test_spaces_with_parameters_are_compared_by_them():
+    one, same, other = Banks((0, 1)), Banks((0, 1)), Banks((2,))
+    assert one == same != other and hash(one) == hash(same)
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert canonical_parts(one) == canonical_parts(same) != canonical_parts(other)
+    assert canonical_parts(one((4,), jnp.float32).get_ref_aval()) != canonical_parts(
+        other((4,), jnp.float32).get_ref_aval()
+    )
