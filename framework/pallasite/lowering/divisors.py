@@ -8,7 +8,7 @@ one. :func:`pallasite.ir.divisibility.known_divisor` looks back from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
@@ -16,7 +16,7 @@ from jax import lax
 from pallasite import _jax
 from pallasite.ir import ops
 from pallasite.ir.divisibility import ANY, known_divisor, with_divisor
-from pallasite.jaxpr_table import JaxprTable, Region
+from pallasite.jaxpr_table import JaxprTable, Region, loop_body
 from pallasite.jaxpr_visitor import LoopPolicy, Visitor
 from pallasite.lowering.arrays import RegisterArray
 from pallasite.lowering.context import Value
@@ -33,39 +33,19 @@ def mark_carried(
       constants: what the loop does not change.
       starts: what it carries into the first step.
     """
-    found = carried_divisors(table, body, map(_known, constants), map(_known, starts))
+    region = loop_body(body, constants=len(constants))
+    found = loop_divisors(table, region, [_known(value) for value in (*constants, *starts)])
+    divisors = [found[len(constants) + number] for number in range(len(starts))]
 
     def mark(values: Sequence[Value]) -> list[Value]:
         return [
             value.map(lambda register, divisor=divisor: with_divisor(register, divisor))
             if 1 < divisor < ANY
             else value
-            for value, divisor in zip(values, found, strict=True)
+            for value, divisor in zip(values, divisors, strict=True)
         ]
 
     return mark
-
-
-def carried_divisors(
-    table: JaxprTable, body: Any, constants: Iterable[int], starts: Iterable[int]
-) -> list[int]:
-    """What the values that a loop carries are multiples of in every step.
-
-    Args:
-      table: the primitives that carry jaxprs.
-      body: the program of one step, of the constants and the carried values.
-      constants: what those are multiples of.
-      starts: what the carried values are multiples of before the first step.
-    """
-    given, found = list(constants), list(starts)
-    visitor = _Divisors(table)
-    while any(divisor > 1 for divisor in found):
-        following = visitor.run(body, [*given, *found])
-        common = [math.gcd(*pair) for pair in zip(found, following, strict=True)]
-        if common == found:
-            break
-        found = common
-    return found
 
 
 def loop_divisors(table: JaxprTable, body: Region, operands: Sequence[int]) -> dict[int, int]:

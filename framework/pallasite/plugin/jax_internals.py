@@ -54,7 +54,6 @@ from pallasite._jax import get_global_p as get_global_p
 from pallasite._jax import get_p as get_p
 from pallasite._jax import imported_mosaic_gpu as imported_mosaic_gpu
 from pallasite._jax import issubdtype as issubdtype
-from pallasite._jax import jaxprs_in_params as jaxprs_in_params
 from pallasite._jax import jit_p as jit_p
 from pallasite._jax import last_user_frame as last_user_frame
 from pallasite._jax import lax_primitives as lax_primitives

@@ -24,7 +24,6 @@ from pallasite.lowering.carried import CarriedValue as CarriedValue
 from pallasite.lowering.context import KernelContext as KernelContext
 from pallasite.lowering.context import RuleContext as RuleContext
 from pallasite.lowering.context import Value as Value
-from pallasite.lowering.divisors import carried_divisors as carried_divisors
 from pallasite.lowering.divisors import mark_carried as mark_carried
 from pallasite.lowering.elements import element_indices as element_indices
 from pallasite.lowering.elements import once_per_element as once_per_element
