@@ -12,13 +12,17 @@ from pallasite_std.copies import tensor_copies as tensor_copies
 from pallasite_std.memory_events import ASYNC as ASYNC
 from pallasite_std.ops.arguments import check_config as check_config
 from pallasite_std.ops.arguments import float_dtype as float_dtype
+from pallasite_std.ops.arguments import is_portable_config as is_portable_config
 from pallasite_std.ops.arguments import positive as positive
 from pallasite_std.ops.arguments import random_array as random_array
+from pallasite_std.ops.arguments import whole_numbers as whole_numbers
 from pallasite_std.ops.dense.arguments import matmul_call as matmul_call
 from pallasite_std.ops.dense.epilogue import Epilogue as Epilogue
 from pallasite_std.ops.dense.gradient import differentiable_product as differentiable_product
 from pallasite_std.ops.dense.problem import MatmulCall as MatmulCall
 from pallasite_std.ops.dense.problem import MatmulProblem as MatmulProblem
+from pallasite_std.ops.flash.arguments import AttentionCall as AttentionCall
+from pallasite_std.ops.flash.arguments import attention_call as attention_call
 from pallasite_std.ops.padding import aligned as aligned
 from pallasite_std.ops.padding import padded as padded
 from pallasite_std.ops.padding import padded_columns as padded_columns

@@ -180,6 +180,7 @@ def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:
 
 _OPERATIONS = {
     "dense.api": ("matmul",),
+    "flash.api": ("attention", "attention_forward"),
 }
 
 

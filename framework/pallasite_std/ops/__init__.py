@@ -12,6 +12,10 @@ _NAMES = {
     "matmul": "dense.api",
     "MatmulConfig": "dense.config",
     "matmul_configs": "dense.config",
+    "attention": "flash.api",
+    "attention_forward": "flash.api",
+    "AttentionConfig": "flash.config",
+    "attention_configs": "flash.config",
 }
 """The module of each public name; it is imported when the name is first used."""
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
@@ -27,6 +28,11 @@ def check_config(config: Any, kind: type) -> None:
             got=f"{config!r} of type {type(config).__name__}",
             expected=f"{kind.__name__}, or None",
         )
+
+
+def is_portable_config(config: Any) -> bool:
+    """Whether a configuration is one of the portable operations."""
+    return type(config).__module__.startswith("pallasite_std.ops.")
 
 
 def positive(value: Any, what: str) -> float:
@@ -78,6 +84,32 @@ def check_extents_along_k(
         "a and b do not have the same extent along k",
         got=f"{k} and {depth}, from shapes {a.shape} and {b.shape}, {flags}",
     )
+
+
+def whole_numbers(array: Any, what: str, shape: tuple[int | str, ...]) -> jax.Array:
+    """An array of integers, one for each sequence of a batch or more, as int32.
+
+    Args:
+      array: what is given.
+      what: its name, for messages.
+      shape: extents that it must have; the name of one stands for any but 0.
+
+    Raises:
+      InvalidTypeError: the array does not fit.
+    """
+    array = jnp.asarray(array)
+    fits = len(array.shape) == len(shape) and all(
+        isinstance(wanted, str) or wanted == extent
+        for wanted, extent in zip(shape, array.shape, strict=True)
+    )
+    if not jnp.issubdtype(array.dtype, jnp.integer) or not fits or 0 in array.shape:
+        extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+        raise InvalidTypeError(
+            f"{what} does not fit the batch",
+            got=f"{array.dtype}{list(array.shape)}",
+            expected=f"integers of shape ({extents})",
+        )
+    return array.astype(jnp.int32)
 
 
 def random_array(key: jax.Array, like: Any) -> jax.Array:

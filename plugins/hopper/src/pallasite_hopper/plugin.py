@@ -85,22 +85,23 @@ def pallasite_layout_rules() -> list[LayoutRule]:
 def pallasite_operations() -> list[Operation]:
     """The operations library: products and attention by warpgroup matrix instructions."""
     modules = {
-        "matmul": "dense.api",
-        "mixed_matmul": "mixed.api",
-        "ragged_matmul": "ragged.api",
-        "transposed_ragged_matmul": "ragged.api",
-        "attention": "flash.api",
-        "attention_forward": "flash.api",
-        "decode_attention": "decode.api",
-        "paged_attention": "decode.api",
+        "matmul": ("dense.api", "matmul"),
+        "mixed_matmul": ("mixed.api", "matmul"),
+        "ragged_matmul": ("ragged.api", "matmul"),
+        "transposed_ragged_matmul": ("ragged.api", "matmul"),
+        "attention": ("flash.api", "attention"),
+        "attention_forward": ("flash.api", "attention"),
+        "decode_attention": ("decode.api", "matmul"),
+        "paged_attention": ("decode.api", "matmul"),
     }
     return [
         Operation(
             name=name,
             implementation=f"pallasite_hopper.ops.{module}:{name}",
             target=TargetPredicate(frozenset({"wgmma"})),
+            refuses=f"pallasite_hopper.ops.refusals:{refuses}",
         )
-        for name, module in modules.items()
+        for name, (module, refuses) in modules.items()
     ]
 
 

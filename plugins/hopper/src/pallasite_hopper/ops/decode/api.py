@@ -21,7 +21,7 @@ from pallasite_hopper.ops.decode.config import (
     default_config,
 )
 from pallasite_hopper.ops.decode.schedule import Problem
-from pallasite_std.api import check_config, positive, random_array
+from pallasite_std.api import check_config, positive, random_array, whole_numbers
 
 PageLayout = Literal["heads_first", "tokens_first"]
 
@@ -90,7 +90,7 @@ def decode_attention(
         soft_cap=None if soft_cap is None else positive(soft_cap, "soft_cap"),
         lengths=kv_lengths is not None,
     )
-    extra = [] if kv_lengths is None else [_integers(kv_lengths, "kv_lengths", (batch,))]
+    extra = [] if kv_lengths is None else [whole_numbers(kv_lengths, "kv_lengths", (batch,))]
     return _run(problem, config, q, k, v, (k_scale, v_scale), extra)
 
 
@@ -157,8 +157,8 @@ def paged_attention(
     names = ("k_pages", "v_pages")
     tokens, group = _check_operands(q, k_pages, v_pages, names, kv_heads, head_dim)
     batch = q.shape[0]
-    kv_lengths = _integers(kv_lengths, "kv_lengths", (batch,))
-    page_indices = _integers(page_indices, "page_indices", (batch, None))
+    kv_lengths = whole_numbers(kv_lengths, "kv_lengths", (batch,))
+    page_indices = whole_numbers(page_indices, "page_indices", (batch, "pages_per_sequence"))
     problem = Problem(
         batch=batch,
         tokens=tokens,
@@ -388,18 +388,3 @@ def _factors(given: Any, what: str, problem: Problem) -> jax.Array:
 
 def _scale(scale: Any, head_dim: int) -> float:
     return float(head_dim**-0.5) if scale is None else positive(scale, "scale")
-
-
-def _integers(array: Any, what: str, shape: tuple[int | None, ...]) -> jax.Array:
-    array = jnp.asarray(array)
-    fits = len(array.shape) == len(shape) and all(
-        wanted in (None, extent) for wanted, extent in zip(shape, array.shape, strict=True)
-    )
-    if not jnp.issubdtype(array.dtype, jnp.integer) or not fits or 0 in array.shape:
-        extents = ", ".join("pages_per_sequence" if n is None else str(n) for n in shape)
-        raise InvalidTypeError(
-            f"{what} does not fit the batch",
-            got=f"{array.dtype}{list(array.shape)}",
-            expected=f"integers of shape ({extents})",
-        )
-    return array.astype(jnp.int32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallasite
-from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (
     BARRIER_BYTES,
@@ -23,7 +22,7 @@ from pallasite_hopper.ops.flash.config import (
     default_config,
 )
 from pallasite_hopper.ops.flash.tiles import Problem
-from pallasite_std.api import check_config, positive, random_array
+from pallasite_std.api import AttentionCall, attention_call, random_array
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
@@ -32,14 +31,7 @@ _VERSION = 1
 """Of the kernel, for what was measured."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """What does not depend on the arrays."""
-
-    causal: bool
-    scale: float
-    soft_cap: float | None
-    config: AttentionConfig | None
+DTYPES = (jnp.bfloat16, jnp.float16)
 
 
 def attention(
@@ -82,7 +74,14 @@ def attention(
 
     Source: J. Shah et al., "FlashAttention-3", arXiv 2407.08608.
     """
-    options, lengths = _checked(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths, config)
+    arguments = {
+        "causal": causal,
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "q_lengths": q_lengths,
+        "kv_lengths": kv_lengths,
+    }
+    options, lengths = _checked(q, k, v, config, arguments)
     result: jax.Array = _attention(q, k, v, *lengths, options)
     return result
 
@@ -111,7 +110,14 @@ def attention_forward(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
     """
-    options, lengths = _checked(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths, config)
+    arguments = {
+        "causal": causal,
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "q_lengths": q_lengths,
+        "kv_lengths": kv_lengths,
+    }
+    options, lengths = _checked(q, k, v, config, arguments)
     return _forward(q, k, v, *lengths, options, True)
 
 
@@ -119,18 +125,20 @@ def attention_forward(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: _Options) -> Any:
+def _attention(
+    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: AttentionCall
+) -> Any:
     return _forward(q, k, v, q_lengths, kv_lengths, options, False)[0]
 
 
 def _attention_fwd(
-    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: _Options
+    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: AttentionCall
 ) -> tuple[Any, Any]:
     out, lse = _forward(q, k, v, q_lengths, kv_lengths, options, True)
     return out, (q, k, v, q_lengths, kv_lengths, out, lse)
 
 
-def _attention_bwd(options: _Options, residuals: Any, d_out: Any) -> tuple[Any, ...]:
+def _attention_bwd(options: AttentionCall, residuals: Any, d_out: Any) -> tuple[Any, ...]:
     from pallasite_hopper.ops.flash.backward import attention_backward
 
     q, k, v, q_lengths, kv_lengths, out, lse = residuals
@@ -157,7 +165,7 @@ _attention.defvjp(_attention_fwd, _attention_bwd)
 
 
 def _forward(
-    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: _Options, residuals: bool
+    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: AttentionCall, residuals: bool
 ) -> tuple[jax.Array, jax.Array]:
     batch, q_seq, q_heads, head_dim = q.shape
     problem = Problem(
@@ -222,97 +230,24 @@ def _kernel(problem: Problem, config: AttentionConfig, multiprocessors: int) -> 
 
 
 def _checked(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: Any,
-    scale: Any,
-    soft_cap: Any,
-    q_lengths: Any,
-    kv_lengths: Any,
-    config: Any,
-) -> tuple[_Options, tuple[Any, Any]]:
-    _check_arrays(q, k, v)
-    batch, q_seq, _, head_dim = q.shape
-    if scale is None:
-        scale = head_dim**-0.5
-    check_config(config, AttentionConfig)
-    if config is not None:
-        _check_shared_memory(config, head_dim)
-    options = _Options(
-        causal=bool(causal),
-        scale=positive(scale, "scale"),
-        soft_cap=None if soft_cap is None else positive(soft_cap, "soft_cap"),
-        config=config,
+    q: Any, k: Any, v: Any, config: Any, arguments: dict[str, Any]
+) -> tuple[AttentionCall, tuple[Any, Any]]:
+    call, lengths = attention_call(
+        q, k, v, config=config, config_type=AttentionConfig, dtypes=DTYPES, **arguments
     )
-    lengths = (
-        _lengths(q_lengths, "q_lengths", batch),
-        _lengths(kv_lengths, "kv_lengths", batch),
-    )
-    return options, lengths
-
-
-def _check_arrays(q: Any, k: Any, v: Any) -> None:
-    for what, array in (("q", q), ("k", k), ("v", v)):
-        if len(getattr(array, "shape", ())) != 4:
-            raise InvalidTypeError(
-                f"{what} does not have four dimensions",
-                got=getattr(array, "shape", type(array).__name__),
-                expected="(batch, sequence, heads, head_dim)",
-            )
-        if array.dtype not in (jnp.bfloat16, jnp.float16):
-            raise InvalidTypeError(
-                f"attention of this dtype of {what}",
-                got=array.dtype,
-                expected="bfloat16 or float16",
-            )
-        if 0 in array.shape:
-            raise InvalidValueError(f"{what} has no elements", got=array.shape)
-    if k.shape != v.shape:
-        raise InvalidValueError(
-            "k and v do not have the same shape", got=f"k {k.shape}, v {v.shape}"
-        )
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise InvalidValueError(
-            "q and k do not agree in batch and head_dim", got=f"q {q.shape}, k {k.shape}"
-        )
-    if not q.dtype == k.dtype == v.dtype:
-        raise InvalidTypeError(
-            "q, k and v do not have one dtype", got=f"{q.dtype}, {k.dtype}, {v.dtype}"
-        )
-    if q.shape[3] not in HEAD_DIMS:
+    head_dim = q.shape[3]
+    if head_dim not in HEAD_DIMS:
         raise InvalidValueError(
             "heads of this size are not supported",
-            got=f"head_dim {q.shape[3]}",
+            got=f"head_dim {head_dim}",
             expected=", ".join(map(str, HEAD_DIMS)),
             hint="pad q, k and v with zeros, and give the scale",
         )
-    if q.shape[2] % k.shape[2]:
-        raise InvalidValueError(
-            "the heads of the queries cannot be divided among those of the keys",
-            got=f"{q.shape[2]} and {k.shape[2]} heads",
-            expected="a multiple",
-        )
-
-
-def _check_shared_memory(config: AttentionConfig, head_dim: int) -> None:
-    if not config.fits(head_dim):
+    if config is not None and not config.fits(head_dim):
         raise InvalidValueError(
             f"the configuration does not fit shared memory for heads of {head_dim}",
             got=f"{config}: {config.shared_bytes(head_dim)} bytes",
             expected=f"at most {SHARED_BYTES - BARRIER_BYTES}",
             hint="fewer stages, a smaller block_kv or separate_out=False",
         )
-
-
-def _lengths(lengths: Any, what: str, batch: int) -> jax.Array | None:
-    if lengths is None:
-        return None
-    lengths = jnp.asarray(lengths)
-    if not jnp.issubdtype(lengths.dtype, jnp.integer) or lengths.shape != (batch,):
-        raise InvalidTypeError(
-            f"{what} does not fit the batch",
-            got=f"{lengths.dtype}{list(lengths.shape)}",
-            expected=f"integers of shape ({batch},)",
-        )
-    return lengths.astype(jnp.int32)
+    return call, lengths

@@ -1,0 +1,75 @@
+"""How portable attention is cut into tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallasite.plugin import InvalidValueError
+
+LARGEST_HEAD = 256
+"""Elements of a head; larger ones do not fit the registers."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """A way of computing attention by the matrix instructions of warps.
+
+    Attributes:
+      block_q: queries of a block: 32 or 64.
+      block_kv: keys of one step, a multiple of 16.
+      stages: steps that are in flight.
+    """
+
+    block_q: int = 64
+    block_kv: int = 64
+    stages: int = 2
+
+    def __post_init__(self) -> None:
+        if self.block_q not in (32, 64):
+            self._refuse("block_q", "32 or 64")
+        if self.block_kv <= 0 or self.block_kv % 16:
+            self._refuse("block_kv", "a multiple of 16")
+        if self.stages < 2:
+            self._refuse("stages", "at least 2")
+
+    def _refuse(self, name: str, expected: str) -> None:
+        raise InvalidValueError(
+            f"AttentionConfig.{name} does not fit", got=getattr(self, name), expected=expected
+        )
+
+    def shared_bytes(self, head_dim: int, size: int) -> int:
+        """Shared memory of the forward kernel, with elements of ``size`` bytes."""
+        return (self.block_q + 2 * self.stages * self.block_kv) * head_dim * size + 1024
+
+
+def default_config(q_seq: int, head_dim: int, size: int) -> AttentionConfig:
+    """The configuration that is used without tuning.
+
+    Args:
+      q_seq: queries of a sequence.
+      head_dim: elements of a head.
+      size: bytes of an element.
+    """
+    keys = 64 if head_dim * size <= 256 else 32 if head_dim * size <= 512 else 16
+    return AttentionConfig(block_q=32 if q_seq <= 32 else 64, block_kv=keys)
+
+
+def attention_configs(
+    q_seq: int, head_dim: int, size: int = 2, shared_memory: int = 99 << 10
+) -> list[AttentionConfig]:
+    """Configurations that are worth measuring, the default one first.
+
+    Args:
+      q_seq: queries of a sequence.
+      head_dim: elements of a head.
+      size: bytes of an element.
+      shared_memory: bytes that a block may use.
+    """
+    found = [default_config(q_seq, head_dim, size)]
+    for block_q in (32, 64):
+        for block_kv in (16, 32, 64, 128):
+            for stages in (2, 3):
+                config = AttentionConfig(block_q=block_q, block_kv=block_kv, stages=stages)
+                if config.shared_bytes(head_dim, size) <= shared_memory:
+                    found.append(config)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,105 @@
+"""The portable kernel of attention: a block for a tile of queries, one pass over keys and values.
+
+Weights are the left operand of the second product as they come out of the first: a lane holds the
+same elements of an accumulator and of a left operand of 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_std.ops import softmax
+from pallasite_std.ops.flash.config import AttentionConfig
+from pallasite_std.ops.flash.problem import Problem
+from pallasite_std.ops.rings import PARAMS, over_steps
+
+IN_REGISTERS = 256
+"""Bytes of a query that are kept in registers; of longer ones, they are read again each step."""
+
+
+def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callable[..., Any]:
+    """The kernel as a function of (q, k, v, lengths...).
+
+    Returns:
+      A function that returns a tuple of the result and, with ``residuals``, log-sum-exp as
+      (batch, q_heads, q_seq rounded up to whole tiles).
+    """
+    head_dim, dtype = problem.head_dim, problem.dtype
+    block_q, block_kv, stages = config.block_q, config.block_kv, config.stages
+    tiles = -(-problem.q_seq // block_q)
+
+    def body(*refs: Any, q_smem: Any, k_smem: Any, v_smem: Any, q_loaded: Any, loaded: Any) -> None:
+        q, k, v, *rest = refs
+        given = problem.q_lengths + problem.kv_lengths
+        lengths_refs, (out, *lse) = tuple(rest[:given]), rest[given:]
+        batch, head = lax.axis_index("batch"), lax.axis_index("head")
+        kv_head = lax.div(head, problem.group)
+        # The last queries of a causal problem see most keys: they come first.
+        start = (tiles - 1 - lax.axis_index("tile")) * block_q
+        lengths = problem.lengths_of(batch, lengths_refs)
+        steps = lax.div(problem.keys_seen(start, block_q, lengths) + (block_kv - 1), block_kv)
+        rows = pl.ds(start, block_q)
+
+        def fetch(step: Any, slot: Any) -> None:
+            keys = pl.ds(step * block_kv, block_kv)
+            plgpu.copy_gmem_to_smem(k.at[batch, keys, kv_head], k_smem.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(v.at[batch, keys, kv_head], v_smem.at[slot], loaded.at[slot])
+
+        plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_smem, q_loaded)
+        plgpu.barrier_wait(q_loaded)
+        held = q_smem[...] if head_dim * dtype.itemsize <= IN_REGISTERS else None
+
+        def attend(step: Any, slot: Any, carry: Any) -> Any:
+            zero = jnp.zeros((block_q, block_kv), jnp.float32)
+            queries = q_smem[...] if held is None else held
+            scores = problem.scores(plgpu.mma(zero, queries, k_smem[slot].T))
+            key = step * block_kv
+            scores = lax.cond(
+                problem.all_seen(start, block_q, key, block_kv, lengths),
+                lambda scores: scores,
+                lambda scores: problem.masked(scores, start, key, lengths, keys_axis=1),
+                scores,
+            )
+            return softmax.accumulate(
+                carry,
+                scores,
+                lambda acc, weights: plgpu.mma(acc, weights.astype(dtype), v_smem[slot]),
+            )
+
+        carry = softmax.start(block_q, head_dim)
+        carry = over_steps(steps, stages, loaded, fetch, attend, carry)
+        result, logarithm = softmax.finish(carry)
+        q_smem[...] = result.astype(dtype)
+        plgpu.copy_smem_to_gmem(q_smem, out.at[batch, rows, head])
+        if residuals:
+            lse[0][batch, head, rows] = logarithm
+        plgpu.wait_smem_to_gmem(0)
+
+    shape = (problem.batch, problem.q_seq, problem.q_heads, head_dim)
+    outputs = [jax.ShapeDtypeStruct(shape, dtype)]
+    if residuals:
+        shape = (problem.batch, problem.q_heads, tiles * block_q)
+        outputs.append(jax.ShapeDtypeStruct(shape, jnp.float32))
+    kernel: Callable[..., Any] = plgpu.kernel(
+        body,
+        out_type=tuple(outputs),
+        grid=(tiles, problem.q_heads, problem.batch),
+        grid_names=("tile", "head", "batch"),
+        scratch_types={
+            "q_smem": plgpu.SMEM((block_q, head_dim), dtype),
+            "k_smem": plgpu.SMEM((stages, block_kv, head_dim), dtype),
+            "v_smem": plgpu.SMEM((stages, block_kv, head_dim), dtype),
+            "q_loaded": plgpu.Barrier(),
+            "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        },
+        kernel_name="warp_attention",
+        compiler_params=PARAMS,
+    )
+    return kernel

@@ -1,0 +1,71 @@
+"""The softmax of attention, block by block of keys (M. Milakov and N. Gimelshein, 2018).
+
+Row maxima include the factor of the scores, so that an exponential is one multiply-add and one
+``ex2``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+LOG2_E = math.log2(math.e)
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def lowest(factor: float) -> float:
+    """Where row maxima begin: below any sensible score, and finite after the factor."""
+    return -_LARGEST / 4 / max(1.0, factor)
+
+
+def spread(rows: Any, columns: int) -> Any:
+    """A value for each row as a matrix."""
+    return lax.broadcast_in_dim(rows, (rows.shape[0], columns), (0,))
+
+
+def cap(scores: Any, scale: float, soft_cap: float) -> Any:
+    """``soft_cap * tanh(scale * scores / soft_cap)``, without loss of accuracy near zero."""
+    grown = jnp.exp2(scores * (2 * LOG2_E * scale / soft_cap))
+    return soft_cap - (2 * soft_cap) / (grown + 1)
+
+
+def start(rows: int, columns: int) -> tuple[Any, Any, Any]:
+    """What :func:`accumulate` begins with, for results of (rows, columns)."""
+    return (
+        jnp.zeros((rows, columns), jnp.float32),
+        jnp.full((rows,), lowest(1.0), jnp.float32),
+        jnp.zeros((rows,), jnp.float32),
+    )
+
+
+def accumulate(carry: tuple[Any, Any, Any], scores: Any, multiply: Any) -> tuple[Any, Any, Any]:
+    """Adds a block of keys to unnormalized results, row maxima and row sums.
+
+    Args:
+      carry: these three.
+      scores: (rows, keys), times ``log2(e)``; minus infinity for keys that a row does not see.
+      multiply: ``multiply(results, weights)`` adds the product of weights and values.
+    """
+    acc, largest, total = carry
+    larger = jnp.maximum(largest, jnp.max(scores, axis=1))
+    weights = jnp.exp2(scores - spread(larger, scores.shape[1]))
+    shrink = jnp.exp2(largest - larger)
+    total = total * shrink + jnp.sum(weights, axis=1)
+    return multiply(acc * spread(shrink, acc.shape[1]), weights), larger, total
+
+
+def finish(carry: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+    """Results, and the natural logarithms of the sums of exponentials.
+
+    Rows that see no key have zeros and minus infinity.
+    """
+    acc, largest, total = carry
+    empty = total == 0
+    inverse = jnp.where(empty, 0.0, 1 / total)
+    logarithm = jnp.log(total) + largest * (1 / LOG2_E)
+    return acc * spread(inverse, acc.shape[1]), jnp.where(empty, -jnp.inf, logarithm)

@@ -1,0 +1,45 @@
+"""What Hopper's operations leave to the portable ones, for ``pallasite.ops``.
+
+Each function takes the arguments of the operation and returns None, or why it does not serve them.
+Arguments that no implementation takes are not refused: the operation's own checks say what is
+wrong with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallasite_hopper.ops.flash.config import HEAD_DIMS
+from pallasite_std.api import is_portable_config
+
+HALF = (jnp.bfloat16, jnp.float16)
+
+
+def matmul(*args: Any, **kwargs: Any) -> str | None:
+    """Configurations of the portable product."""
+    del args
+    return _config(kwargs)
+
+
+def attention(*args: Any, **kwargs: Any) -> str | None:
+    """Heads of other sizes, float32, configurations of the portable kernel."""
+    shape, dtype = _first(args, kwargs, "q")
+    if len(shape) == 4 and dtype == jnp.float32:
+        return "products of float32"
+    if len(shape) == 4 and shape[3] not in HEAD_DIMS:
+        return f"heads of {shape[3]}, it takes {', '.join(map(str, HEAD_DIMS))}"
+    return _config(kwargs)
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[Any, Any]:
+    """Shape and dtype of the first operand."""
+    array = args[0] if args else kwargs.get(name)
+    return getattr(array, "shape", ()), getattr(array, "dtype", None)
+
+
+def _config(kwargs: dict[str, Any]) -> str | None:
+    if is_portable_config(kwargs.get("config")):
+        return "a configuration of the portable implementation"
+    return None
