@@ -27,6 +27,9 @@ from pallasite_std.ops.padding import aligned as aligned
 from pallasite_std.ops.padding import padded as padded
 from pallasite_std.ops.padding import padded_columns as padded_columns
 from pallasite_std.ops.padding import whole_vector as whole_vector
+from pallasite_std.ops.ragged.arguments import no_tangent as no_tangent
+from pallasite_std.ops.ragged.arguments import ragged_call as ragged_call
+from pallasite_std.ops.ragged.arguments import transposed_ragged_call as transposed_ragged_call
 from pallasite_std.primitives import barriers as barriers
 from pallasite_std.primitives import copies as copies
 from pallasite_std.primitives import inline as inline

@@ -181,6 +181,7 @@ def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:
 _OPERATIONS = {
     "dense.api": ("matmul",),
     "flash.api": ("attention", "attention_forward"),
+    "ragged.api": ("ragged_matmul", "transposed_ragged_matmul"),
 }
 
 

@@ -58,6 +58,7 @@ from pallasite._jax import jit_p as jit_p
 from pallasite._jax import last_user_frame as last_user_frame
 from pallasite._jax import lax_primitives as lax_primitives
 from pallasite._jax import masked_load_p as masked_load_p
+from pallasite._jax import masked_store as masked_store
 from pallasite._jax import masked_swap_p as masked_swap_p
 from pallasite._jax import merge_callback_args as merge_callback_args
 from pallasite._jax import mosaic_gpu as mosaic_gpu

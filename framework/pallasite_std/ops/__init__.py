@@ -12,6 +12,8 @@ _NAMES = {
     "matmul": "dense.api",
     "MatmulConfig": "dense.config",
     "matmul_configs": "dense.config",
+    "ragged_matmul": "ragged.api",
+    "transposed_ragged_matmul": "ragged.api",
     "attention": "flash.api",
     "attention_forward": "flash.api",
     "AttentionConfig": "flash.config",

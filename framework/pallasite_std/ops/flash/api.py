@@ -160,10 +160,11 @@ def _attention_bwd(call: AttentionCall, saved: Any, d_out: Any) -> tuple[Any, ..
 
     q, k, v, q_lengths, kv_lengths, out, lse = saved
     head_dim = q.shape[3]
-    arrays = [padded(array, 3, HEAD_STEP) for array in (q, k, v, out, d_out.astype(q.dtype))]
+    arrays = (q, k, v, out, d_out.astype(q.dtype))
+    q, k, v, out, d_out = (padded(array, 3, HEAD_STEP) for array in arrays)
     lengths = [given for given in (q_lengths, kv_lengths) if given is not None]
-    problem = _problem(arrays[0], arrays[1], q_lengths, kv_lengths, call)
-    results = gradients(problem, *arrays, lse, lengths)
+    problem = _problem(q, k, q_lengths, kv_lengths, call)
+    results = gradients(problem, q, k, v, out, d_out, lse, lengths)
     return (*(one[..., :head_dim] for one in results), None, None)
 
 

@@ -85,8 +85,8 @@ def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callabl
     shape = (problem.batch, problem.q_seq, problem.q_heads, head_dim)
     outputs = [jax.ShapeDtypeStruct(shape, dtype)]
     if residuals:
-        shape = (problem.batch, problem.q_heads, tiles * block_q)
-        outputs.append(jax.ShapeDtypeStruct(shape, jnp.float32))
+        rows = (problem.batch, problem.q_heads, tiles * block_q)
+        outputs.append(jax.ShapeDtypeStruct(rows, jnp.float32))
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
         out_type=tuple(outputs),

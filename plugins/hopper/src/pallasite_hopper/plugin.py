@@ -87,8 +87,8 @@ def pallasite_operations() -> list[Operation]:
     modules = {
         "matmul": ("dense.api", "matmul"),
         "mixed_matmul": ("mixed.api", "matmul"),
-        "ragged_matmul": ("ragged.api", "matmul"),
-        "transposed_ragged_matmul": ("ragged.api", "matmul"),
+        "ragged_matmul": ("ragged.api", "ragged_matmul"),
+        "transposed_ragged_matmul": ("ragged.api", "ragged_matmul"),
         "attention": ("flash.api", "attention"),
         "attention_forward": ("flash.api", "attention"),
         "decode_attention": ("decode.api", "matmul"),

@@ -14,13 +14,17 @@ import jax.numpy as jnp
 from pallasite_hopper.ops.flash.config import HEAD_DIMS
 from pallasite_std.api import is_portable_config
 
-HALF = (jnp.bfloat16, jnp.float16)
-
 
 def matmul(*args: Any, **kwargs: Any) -> str | None:
     """Configurations of the portable product."""
     del args
     return _config(kwargs)
+
+
+def ragged_matmul(*args: Any, **kwargs: Any) -> str | None:
+    """Operands of float32, configurations of the portable product."""
+    _, dtype = _first(args, kwargs, "a")
+    return "operands of float32" if dtype == jnp.float32 else _config(kwargs)
 
 
 def attention(*args: Any, **kwargs: Any) -> str | None:

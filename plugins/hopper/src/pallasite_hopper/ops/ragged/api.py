@@ -8,23 +8,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 import pallasite
-from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.ragged import kernel, transposed_kernel
 from pallasite_hopper.ops.ragged.config import RaggedConfig, default_config, ragged_configs
-from pallasite_std.api import check_config, float_dtype, random_array
+from pallasite_std.api import (
+    aligned,
+    no_tangent,
+    padded_columns,
+    ragged_call,
+    random_array,
+    transposed_ragged_call,
+)
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
 
 _VERSION = 1
 """Of the kernels, for what was measured."""
-
-_DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
-_OUT_DTYPES = (*_DTYPES, np.dtype(np.float32))
 
 
 def ragged_matmul(
@@ -58,19 +60,15 @@ def ragged_matmul(
     Raises:
       InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
     """
-    check_config(config, RaggedConfig)
-    _check(a, "a", 2)
-    _check(b, "b", 3)
-    out_dtype = float_dtype(a.dtype if out_dtype is None else out_dtype, _OUT_DTYPES)
-    _same_dtype(a, b)
-    sizes = _sizes(group_sizes, b.shape[0])
-    depth = b.shape[2] if transpose_b else b.shape[1]
-    if a.shape[1] != depth:
-        raise InvalidValueError(
-            "a and b do not have the same extent along k",
-            got=f"{a.shape[1]} and {depth}, from shapes {a.shape} and {b.shape},"
-            f" transpose_b={transpose_b}",
-        )
+    sizes, out_dtype = ragged_call(
+        a,
+        b,
+        group_sizes,
+        transpose_b=transpose_b,
+        out_dtype=out_dtype,
+        config=config,
+        config_type=RaggedConfig,
+    )
     return _ragged(a, b, sizes, transpose_b, out_dtype, config)
 
 
@@ -103,17 +101,9 @@ def transposed_ragged_matmul(
     Raises:
       InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
     """
-    check_config(config, RaggedConfig)
-    _check(a, "a", 2)
-    _check(b, "b", 2)
-    out_dtype = float_dtype(a.dtype if out_dtype is None else out_dtype, _OUT_DTYPES)
-    _same_dtype(a, b)
-    sizes = _sizes(group_sizes, None)
-    if a.shape[0] != b.shape[0]:
-        raise InvalidValueError(
-            "a and b do not have the same number of rows",
-            got=f"{a.shape[0]} and {b.shape[0]}",
-        )
+    sizes, out_dtype = transposed_ragged_call(
+        a, b, group_sizes, out_dtype=out_dtype, config=config, config_type=RaggedConfig
+    )
     return _transposed(a, b, sizes, out_dtype, config)
 
 
@@ -135,7 +125,7 @@ def _run_ragged(
     transpose_b: bool, out_dtype: Any, config: RaggedConfig, a: Any, b: Any, sizes: Any
 ) -> jax.Array:
     n = b.shape[1] if transpose_b else b.shape[2]
-    padded = _round_up(n, 8)
+    padded = padded_columns(n, 2)
     problem = kernel.Problem(
         m=a.shape[0],
         n=padded,
@@ -145,7 +135,7 @@ def _run_ragged(
         out_dtype=out_dtype,
         transposed=transpose_b,
     )
-    result = _build(kernel.build, problem, config)(_aligned(a), _aligned(b), sizes)
+    result = _build(kernel.build, problem, config)(aligned(a), aligned(b), sizes)
     return result if padded == n else result[:, :n]
 
 
@@ -163,7 +153,7 @@ def _ragged_backward(
     d_a = _ragged(cotangent, b, sizes, not transpose_b, np.dtype(a.dtype), None)
     pair = (cotangent, a) if transpose_b else (a, cotangent)
     d_b = _transposed(*pair, sizes, np.dtype(b.dtype), None)
-    return d_a, d_b, _no_tangent(sizes)
+    return d_a, d_b, no_tangent(sizes)
 
 
 _ragged.defvjp(_ragged_forward, _ragged_backward)
@@ -181,7 +171,7 @@ def _transposed(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
 
 def _run_transposed(out_dtype: Any, config: RaggedConfig, a: Any, b: Any, sizes: Any) -> jax.Array:
     (m, k), n = a.shape, b.shape[1]
-    padded = _round_up(n, 8)
+    padded = padded_columns(n, 2)
     problem = transposed_kernel.Problem(
         m=m,
         n=padded,
@@ -190,7 +180,7 @@ def _run_transposed(out_dtype: Any, config: RaggedConfig, a: Any, b: Any, sizes:
         dtype=np.dtype(a.dtype),
         out_dtype=out_dtype,
     )
-    result = _build(transposed_kernel.build, problem, config)(_aligned(a), _aligned(b), sizes)
+    result = _build(transposed_kernel.build, problem, config)(aligned(a), aligned(b), sizes)
     return result if padded == n else result[:, :, :n]
 
 
@@ -203,7 +193,7 @@ def _transposed_backward(out_dtype: Any, config: Any, saved: Any, cotangent: Any
     cotangent = cotangent.astype(a.dtype)
     d_a = _ragged(b, cotangent, sizes, True, np.dtype(a.dtype), None)
     d_b = _ragged(a, cotangent, sizes, False, np.dtype(b.dtype), None)
-    return d_a, d_b, _no_tangent(sizes)
+    return d_a, d_b, no_tangent(sizes)
 
 
 _transposed.defvjp(_transposed_forward, _transposed_backward)
@@ -240,59 +230,8 @@ def _choose(
     return chosen
 
 
-def _no_tangent(sizes: Any) -> Any:
-    return np.zeros(sizes.shape, jax.dtypes.float0)
-
-
 @functools.lru_cache(maxsize=256)
 def _build(
     builder: Callable[..., Callable[..., jax.Array]], problem: Any, config: RaggedConfig
 ) -> Callable[..., jax.Array]:
     return builder(problem, config, MULTIPROCESSORS)
-
-
-# Arguments ----------------------------------------------------------------------------------------
-
-
-def _check(array: Any, what: str, rank: int) -> None:
-    if not hasattr(array, "shape") or len(array.shape) != rank:
-        raise InvalidTypeError(
-            f"{what} does not have {rank} dimensions", got=getattr(array, "shape", array)
-        )
-    if np.dtype(array.dtype) not in _DTYPES:
-        raise InvalidTypeError(
-            f"{what} has a dtype that this product does not take",
-            got=array.dtype,
-            expected=" or ".join(str(dtype) for dtype in _DTYPES),
-        )
-    if 0 in array.shape:
-        raise InvalidValueError(f"{what} has no elements", got=array.shape)
-
-
-def _same_dtype(a: Any, b: Any) -> None:
-    if a.dtype != b.dtype:
-        raise InvalidTypeError("a and b have different dtypes", got=f"{a.dtype} and {b.dtype}")
-
-
-def _sizes(group_sizes: Any, groups: int | None) -> Any:
-    sizes = jnp.asarray(group_sizes)
-    fits = sizes.ndim == 1 and sizes.shape[0] > 0 and groups in (None, sizes.shape[0])
-    if not fits or not jnp.issubdtype(sizes.dtype, jnp.integer):
-        raise InvalidTypeError(
-            "group_sizes is not a vector with the size of each group",
-            got=f"{sizes.dtype}{list(sizes.shape)}",
-            expected=f"integers of shape ({'groups' if groups is None else groups},)",
-        )
-    return sizes.astype(jnp.int32)
-
-
-def _round_up(extent: int, multiple: int) -> int:
-    return -(-extent // multiple) * multiple
-
-
-def _aligned(array: jax.Array) -> jax.Array:
-    """An array whose rows the copy engine can read: they are padded to multiples of 16 bytes."""
-    rest = _round_up(array.shape[-1], 8) - array.shape[-1]
-    if not rest:
-        return array
-    return jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, rest)])
