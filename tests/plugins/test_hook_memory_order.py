@@ -211,10 +211,12 @@ def test_a_fence_comes_between_a_store_and_an_asynchronous_load(register):
 
 
 @pytest.mark.runs_kernels
-def test_without_a_record_there_is_none(register):
+def test_without_a_record_there_is_none(register, pallasite_executor):
     register(Plugin(lowering=rules.lowering_rules))
     kernel = make(stored_and_sent, TILE)
     assert emitted(kernel) == ["send"]
+    if pallasite_executor == "gpu":
+        return  # Hardware does not say that a fence is missing.
     with pytest.raises(ExecutionError, match=r"missing fence\.proxy\.async in shared memory"):
         kernel(X)
 
