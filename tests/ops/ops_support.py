@@ -8,10 +8,12 @@ import numpy as np
 
 import pallasite
 
-PORTABLE = ("sm_90", "sm_100a", "sm_120a")
-"""Targets for which the standard library serves."""
+ON_GPU = jax.default_backend() == "gpu"
 
-TARGETS = (*PORTABLE, "sm_90a")
+PORTABLE = ("sm_90",) * 3 if ON_GPU else ("sm_90", "sm_100a", "sm_120a")
+"""Targets for which the standard library serves; a GPU runs what it can."""
+
+TARGETS = ("sm_90", "sm_90a") if ON_GPU else (*PORTABLE, "sm_90a")
 
 on = pallasite.target
 
