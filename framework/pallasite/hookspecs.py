@@ -87,9 +87,10 @@ def pallasite_stores() -> Iterable[StoreNamespace]:  # type: ignore[empty-body]
 @hookspec
 def pallasite_lowering_rules() -> Iterable[LoweringRule]:  # type: ignore[empty-body]
     """Rules that emit code for primitives, usually ``rules.lowering_rules`` of a ``RuleSet``.
-    Called once, before the first kernel is lowered. The rule whose target predicate is most
-    specific wins; a tie between plugins is an error unless one rule's ``overrides`` names the
-    other plugin."""
+    Called once, before the first kernel is lowered. Of the rules that match an equation (by
+    semantics, operands and target) the most specific is called; a tie between plugins is an error
+    unless one rule's ``overrides`` names the other plugin. ``ctx.next_rule`` calls the one after
+    it. So it is with rules of all kinds."""
 
 
 @hookspec

@@ -111,7 +111,7 @@ class RuleTable[Kind: Rule]:
         for one in (*semantics.chain, None):
             by_specificity: dict[tuple[int, ...], list[Kind]] = {}
             for rule in rules:
-                if rule.semantics is one:
+                if rule.semantics == one:
                     by_specificity.setdefault(rule.specificity, []).append(rule)
             groups += [tuple(by_specificity[key]) for key in sorted(by_specificity, reverse=True)]
         by_operands = any(rule.operands is not None for group in groups for rule in group)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Semantics:
     """What one user thread is, and which rules apply there.
 
@@ -18,7 +18,8 @@ class Semantics:
     asked. A plugin makes a semantics of its own with ``Semantics("TILE",
     falls_back_to=Semantics.WARPGROUP)``: whole kernels get it by
     ``CompilerParams(lowering_semantics=...)``, regions by a rule that lowers a nested jaxpr in a
-    mode with it. Two objects are two semantics, whatever their names.
+    mode with it. Semantics of one name that fall back to the same are one, whoever makes them, so
+    rules of two plugins for them contradict each other like any others.
 
     Attributes:
       name: for messages, in capitals.
@@ -31,6 +32,13 @@ class Semantics:
     LANE: ClassVar[Semantics]
     WARP: ClassVar[Semantics]
     WARPGROUP: ClassVar[Semantics]
+
+    def __post_init__(self) -> None:
+        # Rules are looked up for each equation.
+        object.__setattr__(self, "_hash", hash((self.name, self.falls_back_to)))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
 
     @property
     def chain(self) -> tuple[Semantics, ...]:

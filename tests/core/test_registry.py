@@ -466,3 +466,16 @@ def test_rules_of_resources_and_inference_for_one_semantics():
     assert registry.inference_rule(ADD, WARPGROUP, NEW) is None
     assert registry.inference_rule(ADD, WARP, NEW).function(None) == "warps"
     assert registry.inference_rule(ADD, WARP, OLD) is None
+
+
+def test_semantics_of_one_name_are_one():
+    def tile():
+        return Semantics("TILE", falls_back_to=WARPGROUP)
+
+    assert tile() == tile() and hash(tile()) == hash(tile())
+    assert tile() != Semantics("TILE", falls_back_to=LANE)
+    core = contribution("pallasite")
+    with pytest.raises(PluginError, match="'a' and 'b' both register equally specific TILE"):
+        Registry([core, contribution("a", rule(ADD, tile())), contribution("b", rule(ADD, tile()))])
+    registry = Registry([core, contribution("a", rule(ADD, tile()))])
+    assert registry.lowering_rule(ADD, tile(), NEW).plugin == "a"

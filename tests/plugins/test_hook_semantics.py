@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 from rules_plugin import registered
 
@@ -23,6 +22,7 @@ from pallasite.plugin import (
     RuleSet,
     Semantics,
 )
+from pallasite.plugin.jax_internals import mpmd_map
 from pallasite.plugin.jaxprs import JaxprPrimitive, call
 from pallasite.plugin.layouts import named
 from pallasite.plugin.lowering import lower_function, relayout
@@ -219,10 +219,11 @@ def test_warps_have_rules_of_their_own(negation, semantics):
 
     @plgpu.kernel(out_type=jax.ShapeDtypeStruct((4,), jnp.float32))
     def kernel(o_ref):
-        @pl.core_map(plgpu.WarpMesh(axis_name="warp"))
-        def _():
+        def body():
             warp = lax.axis_index("warp")
             o_ref[warp] = negation(warp.astype(jnp.float32))
+
+        mpmd_map([(plgpu.WarpMesh(axis_name="warp"), body)], name="region")()
 
     with registered(negation.rules):
         np.testing.assert_array_equal(np.asarray(kernel()), [-0.0, -1, -2, -3])
