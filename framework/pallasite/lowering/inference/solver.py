@@ -15,8 +15,8 @@ from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.costs import is_impossible
 from pallasite.lowering.inference.problem import Copies, Factor, Fixed, Problem, Relation
 
-_MOST_CANDIDATES = 8
-"""Layouts that are tried for a group."""
+_MOST_CANDIDATES = 12
+"""Layouts that are tried for a group, besides the default one."""
 
 _MOST_ROUNDS = 8
 """Improvement almost always ends after two or three."""
@@ -108,8 +108,7 @@ class Solver:
             for factor in self._of_group[group]:
                 for layout in self._proposals(factor, group):
                     self._propose(group, layout)
-            variable = self._problem.variables[group]
-            self._propose(group, default_strided(variable.shape, variable.bits))
+            self._propose_default(group)
             self.labels[group] = self._candidates[group][0]
             self._spread_labels()
 
@@ -132,6 +131,14 @@ class Solver:
     def _propose(self, group: int, layout: Layout) -> None:
         found = self._candidates.setdefault(group, [])
         if layout not in found and len(found) < _MOST_CANDIDATES:
+            found.append(layout)
+
+    def _propose_default(self, group: int) -> None:
+        """The layout that any load and any conversion can do with is tried in any case."""
+        variable = self._problem.variables[group]
+        layout = default_strided(variable.shape, variable.bits)
+        found = self._candidates.setdefault(group, [])
+        if layout not in found:
             found.append(layout)
 
     def _proposals(self, factor: Factor, group: int) -> list[Layout]:
@@ -159,11 +166,12 @@ class Solver:
     def _improve(self, group: int) -> bool:
         if group in self._pinned:
             return False
-        if sum(self.cost_of(factor) for factor in self._of_group[group]) < 1e-6:
+        if sum(self.cost_of(factor) for factor in self._concerned(group)) < 1e-6:
             return False
         for factor in self._of_group[group]:
             for layout in self._proposals(factor, group):
                 self._propose(group, layout)
+        self._propose_default(group)
         best: tuple[float, dict[int, Layout], dict[int, MemoryLayout]] = (-1e-6, {}, {})
         for layout in self._candidates[group]:
             if layout == self.labels[group]:
@@ -176,6 +184,13 @@ class Solver:
         for number, choice in best[2].items():
             self.memory[number] = choice
         return bool(best[1])
+
+    def _concerned(self, group: int) -> list[Factor]:
+        """The factors of a group, and those of memory that may lie otherwise if it changes."""
+        found = {id(factor): factor for factor in self._of_group[group]}
+        for choice in dict.fromkeys(c for f in self._of_group[group] for c in f.choices):
+            found |= {id(factor): factor for factor in self._of_choice[choice]}
+        return list(found.values())
 
     def _moves(self, group: int, layout: Layout) -> Iterable[dict[int, Layout]]:
         alone = {group: layout}
