@@ -182,6 +182,11 @@ class Layout(SomeLayout, metaclass=_LayoutNames):
 
     name: str
 
+    @property
+    def value(self) -> str:
+        """The name, as of a member of an enumeration."""
+        return self.name
+
     def __call__(self, *args: Any, **kwargs: Any) -> ParameterizedLayout:
         return ParameterizedLayout(self, args, kwargs)
 

@@ -45,8 +45,16 @@ class _ByName(abc.ABCMeta):
             raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
         return find_space(name)
 
+    def __getitem__(cls, name: str) -> MemorySpace:
+        return find_space(name)
+
     def __iter__(cls) -> Iterator[MemorySpace]:
         return iter(memory_spaces().values())
+
+    @property
+    def __members__(cls) -> Mapping[str, MemorySpace]:
+        """All spaces by name."""
+        return memory_spaces()
 
 
 class MemorySpace(metaclass=_ByName):
