@@ -16,6 +16,7 @@ from rules_plugin import registered
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite.plugin import (
+    SHARED_MEMORY,
     InvalidTypeError,
     InvalidValueError,
     MissingRuleError,
@@ -302,3 +303,22 @@ def test_semantics_of_the_core_are_those_of_the_language():
     assert params == plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
     assert params.semantics is Semantics.LANE
     assert plgpu.CompilerParams().semantics is Semantics.WARPGROUP
+
+
+def test_resources_for_the_semantics_of_the_kernel(negation, semantics):
+    negation.rule(LANE)
+    scratch = {None: 1024, WARPGROUP: 3072}
+    for kind, size in scratch.items():
+
+        @negation.rules.resources(negation.primitive, *([kind] if kind else []))
+        def needs(ctx, x, size=size):
+            return ctx.reserve(SHARED_MEMORY, size, "scratch of a test")
+
+    def shared():
+        kernel = kernel_of(negation)
+        return pallasite.compile(kernel, ARRAY, target="sm_90a").resources.shared_memory_bytes
+
+    with registered(negation.rules):
+        found = shared()
+    expected = 1024 if semantics is plgpu.LoweringSemantics.Lane else 3072
+    assert expected <= found < expected + 1024
