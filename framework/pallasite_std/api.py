@@ -16,6 +16,12 @@ from pallasite_std.ops.arguments import is_portable_config as is_portable_config
 from pallasite_std.ops.arguments import positive as positive
 from pallasite_std.ops.arguments import random_array as random_array
 from pallasite_std.ops.arguments import whole_numbers as whole_numbers
+from pallasite_std.ops.decode.arguments import DecodeAccepted as DecodeAccepted
+from pallasite_std.ops.decode.arguments import DecodeOptions as DecodeOptions
+from pallasite_std.ops.decode.arguments import DecodeProblem as DecodeProblem
+from pallasite_std.ops.decode.arguments import PageLayout as PageLayout
+from pallasite_std.ops.decode.arguments import decode_call as decode_call
+from pallasite_std.ops.decode.arguments import paged_call as paged_call
 from pallasite_std.ops.dense.arguments import matmul_call as matmul_call
 from pallasite_std.ops.dense.epilogue import Epilogue as Epilogue
 from pallasite_std.ops.dense.gradient import differentiable_product as differentiable_product

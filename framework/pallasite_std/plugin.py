@@ -181,6 +181,7 @@ def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:
 _OPERATIONS = {
     "dense.api": ("matmul",),
     "flash.api": ("attention", "attention_forward"),
+    "decode.api": ("decode_attention", "paged_attention"),
     "ragged.api": ("ragged_matmul", "transposed_ragged_matmul"),
 }
 

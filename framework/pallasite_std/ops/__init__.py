@@ -18,6 +18,10 @@ _NAMES = {
     "attention_forward": "flash.api",
     "AttentionConfig": "flash.config",
     "attention_configs": "flash.config",
+    "decode_attention": "decode.api",
+    "paged_attention": "decode.api",
+    "DecodeConfig": "decode.config",
+    "decode_configs": "decode.config",
 }
 """The module of each public name; it is imported when the name is first used."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -46,6 +47,12 @@ def over_steps(
         return body(step, slot, carry)
 
     return lax.fori_loop(0, steps, one, carry)
+
+
+def first_elements(values: Any, count: Any, axis: int) -> Any:
+    """The first elements along an axis; zeros beyond them."""
+    places = lax.broadcasted_iota(jnp.int32, values.shape, axis)
+    return jnp.where(places < count, values, jnp.zeros_like(values))
 
 
 PARAMS = plgpu.CompilerParams(

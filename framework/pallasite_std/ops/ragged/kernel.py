@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite.plugin import jax_internals as _jax
 from pallasite_std.ops.dense.config import STEP_BYTES, MatmulConfig
-from pallasite_std.ops.rings import PARAMS, over_steps
+from pallasite_std.ops.rings import PARAMS, first_elements, over_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +161,7 @@ def build_transposed(problem: Problem, config: MatmulConfig) -> Callable[..., ja
             left, right = lax.cond(
                 rest >= depth,
                 lambda left, right: (left, right),
-                lambda left, right: (_first(left, rest, 1), _first(right, rest, 0)),
+                lambda left, right: (first_elements(left, rest, 1), first_elements(right, rest, 0)),
                 left,
                 right,
             )
@@ -192,9 +192,3 @@ def build_transposed(problem: Problem, config: MatmulConfig) -> Callable[..., ja
         compiler_params=PARAMS,
     )
     return kernel
-
-
-def _first(values: Any, count: Any, axis: int) -> Any:
-    """The first elements along an axis; zeros beyond them."""
-    places = lax.broadcasted_iota(jnp.int32, values.shape, axis)
-    return jnp.where(places < count, values, jnp.zeros_like(values))

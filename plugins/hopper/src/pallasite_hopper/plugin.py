@@ -91,8 +91,8 @@ def pallasite_operations() -> list[Operation]:
         "transposed_ragged_matmul": ("ragged.api", "ragged_matmul"),
         "attention": ("flash.api", "attention"),
         "attention_forward": ("flash.api", "attention"),
-        "decode_attention": ("decode.api", "matmul"),
-        "paged_attention": ("decode.api", "matmul"),
+        "decode_attention": ("decode.api", "decode_attention"),
+        "paged_attention": ("decode.api", "paged_attention"),
     }
     return [
         Operation(

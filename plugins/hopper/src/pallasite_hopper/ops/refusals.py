@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
+from pallasite_hopper.ops.decode.config import default_config
 from pallasite_hopper.ops.flash.config import HEAD_DIMS
 from pallasite_std.api import is_portable_config
 
@@ -35,6 +37,28 @@ def attention(*args: Any, **kwargs: Any) -> str | None:
     if len(shape) == 4 and shape[3] not in HEAD_DIMS:
         return f"heads of {shape[3]}, it takes {', '.join(map(str, HEAD_DIMS))}"
     return _config(kwargs)
+
+
+def decode_attention(*args: Any, **kwargs: Any) -> str | None:
+    """Heads of other sizes, float32, configurations of the portable kernel."""
+    shape, dtype = _first(args, kwargs, "q")
+    if dtype == jnp.float32:
+        return "products of float32"
+    if len(shape) in (3, 4) and shape[-1] not in HEAD_DIMS:
+        return f"heads of {shape[-1]}, it takes {', '.join(map(str, HEAD_DIMS))}"
+    return _config(kwargs)
+
+
+def paged_attention(*args: Any, **kwargs: Any) -> str | None:
+    """The same, and pages that are neither parts of a step nor made of steps."""
+    pages = args[1] if len(args) > 1 else kwargs.get("k_pages")
+    shape = getattr(pages, "shape", ())
+    if kwargs.get("config") is None and len(shape) == 4:
+        size = shape[2] if kwargs.get("page_layout", "heads_first") == "heads_first" else shape[1]
+        tile = default_config(shape[3], 8, np.dtype(pages.dtype).itemsize).tile
+        if size % 8 or (size % tile and tile % size):
+            return f"pages of {size} rows"
+    return decode_attention(*args, **kwargs)
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[Any, Any]:

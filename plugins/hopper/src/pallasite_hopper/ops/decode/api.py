@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import pallasite
-from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.decode import combine, kernel
 from pallasite_hopper.ops.decode.config import (
     HEAD_DIMS,
@@ -21,9 +21,16 @@ from pallasite_hopper.ops.decode.config import (
     default_config,
 )
 from pallasite_hopper.ops.decode.schedule import Problem
-from pallasite_std.api import check_config, positive, random_array, whole_numbers
+from pallasite_std.api import (
+    DecodeAccepted,
+    DecodeOptions,
+    PageLayout,
+    decode_call,
+    paged_call,
+    random_array,
+)
 
-PageLayout = Literal["heads_first", "tokens_first"]
+_ACCEPTED = DecodeAccepted((jnp.bfloat16, jnp.float16), HEAD_DIMS, DecodeConfig)
 
 _VERSION = 1
 """Of the kernels, for what was measured."""
@@ -70,28 +77,9 @@ def decode_attention(
 
     Source: T. Dao et al., "Flash-Decoding for long-context inference", 2023.
     """
-    _check_rank(k, "k", "(batch, kv_len, kv_heads, head_dim)")
-    batch, kv_len, kv_heads, head_dim = k.shape
-    tokens, group = _check_operands(q, k, v, ("k", "v"), kv_heads, head_dim)
-    if q.shape[0] != batch:
-        raise InvalidValueError(
-            "q and k do not have the same batch", got=f"q {q.shape}, k {k.shape}"
-        )
-    problem = Problem(
-        batch=batch,
-        tokens=tokens,
-        kv_heads=kv_heads,
-        group=group,
-        head_dim=head_dim,
-        kv_len=kv_len,
-        dtype=np.dtype(q.dtype),
-        cache_dtype=np.dtype(k.dtype),
-        scale=_scale(scale, head_dim),
-        soft_cap=None if soft_cap is None else positive(soft_cap, "soft_cap"),
-        lengths=kv_lengths is not None,
-    )
-    extra = [] if kv_lengths is None else [whole_numbers(kv_lengths, "kv_lengths", (batch,))]
-    return _run(problem, config, q, k, v, (k_scale, v_scale), extra)
+    options = DecodeOptions(scale, soft_cap, k_scale, v_scale, config)
+    problem, operands = decode_call(Problem, _ACCEPTED, q, k, v, kv_lengths, options)
+    return _run(problem, config, operands)
 
 
 def paged_attention(
@@ -141,70 +129,25 @@ def paged_attention(
     Source: W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention", arXiv 2309.06180.
     """
-    if page_layout not in ("heads_first", "tokens_first"):
-        raise InvalidValueError(
-            "page_layout is unknown", got=page_layout, expected="'heads_first' or 'tokens_first'"
-        )
-    heads_first = page_layout == "heads_first"
-    expected = "(kv_heads, pages, page_size, head_dim)"
-    if not heads_first:
-        expected = "(pages, page_size, kv_heads, head_dim)"
-    _check_rank(k_pages, "k_pages", expected)
-    if heads_first:
-        kv_heads, pages, page_size, head_dim = k_pages.shape
-    else:
-        pages, page_size, kv_heads, head_dim = k_pages.shape
-    names = ("k_pages", "v_pages")
-    tokens, group = _check_operands(q, k_pages, v_pages, names, kv_heads, head_dim)
-    batch = q.shape[0]
-    kv_lengths = whole_numbers(kv_lengths, "kv_lengths", (batch,))
-    page_indices = whole_numbers(page_indices, "page_indices", (batch, "pages_per_sequence"))
-    problem = Problem(
-        batch=batch,
-        tokens=tokens,
-        kv_heads=kv_heads,
-        group=group,
-        head_dim=head_dim,
-        kv_len=page_indices.shape[1] * page_size,
-        dtype=np.dtype(q.dtype),
-        cache_dtype=np.dtype(k_pages.dtype),
-        scale=_scale(scale, head_dim),
-        soft_cap=None if soft_cap is None else positive(soft_cap, "soft_cap"),
-        lengths=True,
-        page_size=page_size,
-        pages_per_sequence=page_indices.shape[1],
-        pages=pages,
-        heads_first=heads_first,
+    options = DecodeOptions(scale, soft_cap, k_scale, v_scale, config)
+    problem, operands = paged_call(
+        Problem, _ACCEPTED, q, k_pages, v_pages, kv_lengths, page_indices, page_layout, options
     )
-    rows = (-1, head_dim) if heads_first else (-1, kv_heads, head_dim)
-    k_rows, v_rows = k_pages.reshape(rows), v_pages.reshape(rows)
-    extra = [kv_lengths, page_indices]
-    return _run(problem, config, q, k_rows, v_rows, (k_scale, v_scale), extra)
+    head_dim, kv_heads = problem.head_dim, problem.kv_heads
+    rows = (-1, head_dim) if problem.heads_first else (-1, kv_heads, head_dim)
+    operands[1:3] = [pages.reshape(rows) for pages in operands[1:3]]
+    return _run(problem, config, operands)
 
 
 # The kernels --------------------------------------------------------------------------------------
 
 
-def _run(
-    problem: Problem,
-    config: DecodeConfig | None,
-    q: Any,
-    k: Any,
-    v: Any,
-    scales: tuple[Any, Any],
-    extra: list[Any],
-) -> jax.Array:
-    factors = []
-    if any(given is not None for given in scales):
-        problem = dataclasses.replace(problem, scales=True)
-        named = zip(("k_scale", "v_scale"), scales, strict=True)
-        factors = [_factors(given, what, problem) for what, given in named]
-    queries = q.reshape(kernel.out_shape(problem).shape)
-    operands = [queries, k, v, *factors, *extra]
-    check_config(config, DecodeConfig)
+def _run(problem: Problem, config: DecodeConfig | None, operands: list[Any]) -> jax.Array:
+    shape = operands[0].shape
+    operands[0] = operands[0].reshape(kernel.out_shape(problem).shape)
     if config is None:
         config = _choose(problem, operands)
-    return _attend(problem, config, *operands).reshape(q.shape)
+    return _attend(problem, config, *operands).reshape(shape)
 
 
 def _attend(problem: Problem, config: DecodeConfig, *operands: Any) -> jax.Array:
@@ -302,89 +245,3 @@ def _filled(problem: Problem, config: DecodeConfig) -> DecodeConfig:
     tiles = max(1, -(-problem.kv_len // config.tile))
     total = problem.batch * problem.kv_heads // config.heads * problem.parts * tiles
     return dataclasses.replace(config, blocks=min(config.blocks, total))
-
-
-# Arguments ----------------------------------------------------------------------------------------
-
-
-def _check_rank(array: Any, what: str, expected: str) -> None:
-    if len(getattr(array, "shape", ())) != 4:
-        raise InvalidTypeError(
-            f"{what} does not have four dimensions",
-            got=getattr(array, "shape", type(array).__name__),
-            expected=expected,
-        )
-
-
-def _check_operands(
-    q: Any, k: Any, v: Any, names: tuple[str, str], kv_heads: int, head_dim: int
-) -> tuple[int, int]:
-    """Returns how many queries a sequence has, and how many heads of them share one of the cache.
-
-    Raises:
-      InvalidTypeError, InvalidValueError: arguments that do not fit together.
-    """
-    if len(getattr(q, "shape", ())) not in (3, 4):
-        raise InvalidTypeError(
-            "q has neither three nor four dimensions",
-            got=getattr(q, "shape", type(q).__name__),
-            expected="(batch, q_heads, head_dim) or (batch, tokens, q_heads, head_dim)",
-        )
-    if q.dtype not in (jnp.bfloat16, jnp.float16):
-        raise InvalidTypeError(
-            "attention of this dtype of q", got=q.dtype, expected="bfloat16 or float16"
-        )
-    for what, array in (("q", q), (names[0], k), (names[1], v)):
-        if 0 in array.shape:
-            raise InvalidValueError(f"{what} has no elements", got=array.shape)
-    if k.dtype != v.dtype or k.dtype not in (q.dtype, jnp.float8_e4m3fn, jnp.int8):
-        raise InvalidTypeError(
-            f"{names[0]} and {names[1]} do not fit q",
-            got=f"{k.dtype} and {v.dtype}, q {q.dtype}",
-            expected="both of the dtype of q, or both float8_e4m3fn or int8",
-        )
-    if k.shape != v.shape:
-        raise InvalidValueError(
-            f"{names[0]} and {names[1]} do not have the same shape", got=f"{k.shape}, {v.shape}"
-        )
-    if head_dim not in HEAD_DIMS or q.shape[-1] != head_dim:
-        raise InvalidValueError(
-            "heads of these sizes are not supported",
-            got=f"head_dim {q.shape[-1]} of q, {head_dim} of the cache",
-            expected="the same, " + " or ".join(map(str, HEAD_DIMS)),
-            hint="pad with zeros, and give the scale",
-        )
-    q_heads = q.shape[-2]
-    if q_heads % kv_heads:
-        raise InvalidValueError(
-            "the heads of the queries cannot be divided among those of the cache",
-            got=f"{q_heads} and {kv_heads} heads",
-            expected="a multiple",
-        )
-    tokens = q.shape[1] if len(q.shape) == 4 else 1
-    if tokens > 8:
-        raise InvalidValueError(
-            "too many queries for each sequence",
-            got=f"{tokens}",
-            expected="at most 8",
-            hint="attention() is for many queries",
-        )
-    return tokens, q_heads // kv_heads
-
-
-def _factors(given: Any, what: str, problem: Problem) -> jax.Array:
-    """Factors of all heads."""
-    if not problem.narrow:
-        raise InvalidValueError(f"{what} is for keys and values with 8 bits")
-    factors = jnp.asarray(1.0 if given is None else given, jnp.float32)
-    if factors.shape not in ((), (problem.kv_heads,)):
-        raise InvalidTypeError(
-            f"{what} does not fit the heads",
-            got=factors.shape,
-            expected=f"a number, or ({problem.kv_heads},)",
-        )
-    return jnp.broadcast_to(factors, (problem.kv_heads,))
-
-
-def _scale(scale: Any, head_dim: int) -> float:
-    return float(head_dim**-0.5) if scale is None else positive(scale, "scale")

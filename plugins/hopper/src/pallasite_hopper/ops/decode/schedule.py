@@ -19,48 +19,12 @@ import numpy as np
 from jax import lax
 
 from pallasite_hopper.ops.decode.config import DecodeConfig, most_columns
+from pallasite_std.api import DecodeProblem
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
-    """What attention is computed of.
-
-    Attributes:
-      batch, tokens, kv_heads, group, head_dim: extents; ``group`` query heads share one of the
-        cache, ``tokens`` queries one sequence.
-      kv_len: rows that a sequence can have in the cache.
-      dtype: of queries and results.
-      cache_dtype: of keys and values.
-      scale, soft_cap: of the scores.
-      lengths: whether the sequences have lengths of their own.
-      page_size: rows of a page, or 0 if the cache has no pages.
-      pages_per_sequence: of the page table.
-      pages: in the cache.
-      heads_first: whether pages are given as (kv_heads, pages, page_size, head_dim).
-      scales: whether keys and values have a factor for each head.
-    """
-
-    batch: int
-    tokens: int
-    kv_heads: int
-    group: int
-    head_dim: int
-    kv_len: int
-    dtype: Any
-    cache_dtype: Any
-    scale: float
-    soft_cap: float | None = None
-    lengths: bool = False
-    page_size: int = 0
-    pages_per_sequence: int = 0
-    pages: int = 0
-    heads_first: bool = True
-    scales: bool = False
-
-    @property
-    def narrow(self) -> bool:
-        """Keys and values are converted in registers."""
-        return bool(np.dtype(self.cache_dtype).itemsize == 1)
+class Problem(DecodeProblem):
+    """What attention is computed of, and how queries become columns of the products."""
 
     @property
     def weights_dtype(self) -> Any:

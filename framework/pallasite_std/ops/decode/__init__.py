@@ -1,0 +1,1 @@
+"""Attention of one query, or a few, of each sequence against a cache."""
