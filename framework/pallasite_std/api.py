@@ -29,6 +29,8 @@ from pallasite_std.ops.dense.problem import MatmulCall as MatmulCall
 from pallasite_std.ops.dense.problem import MatmulProblem as MatmulProblem
 from pallasite_std.ops.flash.arguments import AttentionCall as AttentionCall
 from pallasite_std.ops.flash.arguments import attention_call as attention_call
+from pallasite_std.ops.mixed.arguments import MixedProblem as MixedProblem
+from pallasite_std.ops.mixed.arguments import mixed_call as mixed_call
 from pallasite_std.ops.padding import aligned as aligned
 from pallasite_std.ops.padding import padded as padded
 from pallasite_std.ops.padding import padded_columns as padded_columns

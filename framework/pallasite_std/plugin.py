@@ -182,6 +182,7 @@ _OPERATIONS = {
     "dense.api": ("matmul",),
     "flash.api": ("attention", "attention_forward"),
     "decode.api": ("decode_attention", "paged_attention"),
+    "mixed.api": ("mixed_matmul",),
     "ragged.api": ("ragged_matmul", "transposed_ragged_matmul"),
 }
 

@@ -12,6 +12,7 @@ _NAMES = {
     "matmul": "dense.api",
     "MatmulConfig": "dense.config",
     "matmul_configs": "dense.config",
+    "mixed_matmul": "mixed.api",
     "ragged_matmul": "ragged.api",
     "transposed_ragged_matmul": "ragged.api",
     "attention": "flash.api",

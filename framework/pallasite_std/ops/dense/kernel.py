@@ -6,6 +6,7 @@ take them from there through registers. What lies beyond the arrays is read as z
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,24 @@ from pallasite_std.ops.dense.problem import MatmulProblem
 from pallasite_std.ops.rings import PARAMS, over_steps
 
 
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Right operands that are converted to the dtype of the left ones in registers.
+
+    Attributes:
+      depth: of a step, in elements.
+      group: elements along k that share a factor for each column, a multiple of the depth; or 0.
+    """
+
+    depth: int
+    group: int
+
+
 def build(
-    problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue
+    problem: MatmulProblem,
+    config: MatmulConfig,
+    epilogue: Epilogue,
+    weights: Weights | None = None,
 ) -> Callable[..., jax.Array]:
     """The kernel as a function of its operands.
 
@@ -30,12 +47,15 @@ def build(
       problem: what to multiply.
       config: how.
       epilogue: what to do with the sums.
+      weights: how the right operand is converted, if it is.
 
     Returns:
-      A function of a, b and the operands of the epilogue.
+      A function of a, b, the factors of groups, (groups, n), if there are any, and the operands of
+      the epilogue.
     """
     tile_m, tile_n, stages = config.tile_m, config.tile_n, config.stages
-    tile_k = STEP_BYTES // problem.size
+    tile_k = weights.depth if weights else STEP_BYTES // problem.size
+    grouped = weights.group if weights else 0
     width = config.epilogue_n(problem.out_dtype.itemsize)
     m_tiles, n_tiles = -(-problem.m // tile_m), -(-problem.n // tile_n)
     steps = -(-problem.k // tile_k)
@@ -52,6 +72,7 @@ def build(
         residual_loaded: Any = None,
     ) -> None:
         *operands, out = refs
+        factors = operands.pop(0) if grouped else None
         m, n = plgpu.planar_snake(lax.axis_index("tile"), (m_tiles, n_tiles), 0, config.group)
         rows, columns = pl.ds(m * tile_m, tile_m), pl.ds(n * tile_n, tile_n)
 
@@ -65,24 +86,30 @@ def build(
         def multiply(step: Any, slot: Any, sums: Any) -> Any:
             left, right = a_smem[slot], b_smem[slot]
             left = left.T if problem.transpose_a else left
-            return plgpu.mma(sums, left, right.T if problem.transpose_b else right)
+            right = right.T if problem.transpose_b else right
+            if weights:
+                right = right.astype(problem.dtype_a)
+            if factors is not None:
+                row = factors[lax.div(step * tile_k, grouped), columns]
+                right = right * lax.broadcast_in_dim(row, right.shape, (1,))
+            return plgpu.mma(sums, left, right)
 
         zero = jnp.zeros((tile_m, tile_n), sums_dtype)
         sums = over_steps(steps, stages, loaded, fetch, multiply, zero)
         if problem.accumulator != sums_dtype:
             sums = sums.astype(problem.accumulator)
         for start in range(0, tile_n, width):
-            columns = pl.ds(n * tile_n + start, width)
+            part = pl.ds(n * tile_n + start, width)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             residual = None
             if epilogue.residual:
-                plgpu.copy_gmem_to_smem(operands[-1].at[rows, columns], out_smem, residual_loaded)
+                plgpu.copy_gmem_to_smem(operands[-1].at[rows, part], out_smem, residual_loaded)
                 plgpu.barrier_wait(residual_loaded)
                 residual = out_smem[...]
             values = sums[:, start : start + width]
-            values = epilogue.apply(values, operands, rows, columns, residual, swapped=False)
+            values = epilogue.apply(values, operands, rows, part, residual, swapped=False)
             out_smem[...] = values.astype(problem.out_dtype)
-            plgpu.copy_smem_to_gmem(out_smem, out.at[rows, columns])
+            plgpu.copy_smem_to_gmem(out_smem, out.at[rows, part])
         plgpu.wait_smem_to_gmem(0)
 
     a_shape = (tile_k, tile_m) if problem.transpose_a else (tile_m, tile_k)

@@ -86,7 +86,7 @@ def pallasite_operations() -> list[Operation]:
     """The operations library: products and attention by warpgroup matrix instructions."""
     modules = {
         "matmul": ("dense.api", "matmul"),
-        "mixed_matmul": ("mixed.api", "matmul"),
+        "mixed_matmul": ("mixed.api", "mixed_matmul"),
         "ragged_matmul": ("ragged.api", "ragged_matmul"),
         "transposed_ragged_matmul": ("ragged.api", "ragged_matmul"),
         "attention": ("flash.api", "attention"),

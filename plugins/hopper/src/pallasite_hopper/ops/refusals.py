@@ -14,12 +14,27 @@ import numpy as np
 
 from pallasite_hopper.ops.decode.config import default_config
 from pallasite_hopper.ops.flash.config import HEAD_DIMS
+from pallasite_hopper.ops.mixed.api import group_fits
+from pallasite_hopper.ops.mixed.config import default_config as default_mixed_config
 from pallasite_std.api import is_portable_config
 
 
 def matmul(*args: Any, **kwargs: Any) -> str | None:
     """Configurations of the portable product."""
     del args
+    return _config(kwargs)
+
+
+def mixed_matmul(*args: Any, **kwargs: Any) -> str | None:
+    """Groups of factors that do not fit the steps, configurations of the portable product."""
+    scales, b = kwargs.get("scales"), args[1] if len(args) > 1 else kwargs.get("b")
+    (shape, _), groups = _first(args, kwargs, "a"), getattr(scales, "shape", ())
+    if kwargs.get("config") is None and len(shape) == len(groups) == 2 and hasattr(b, "dtype"):
+        (m, k), n = shape, groups[1]
+        bits = 4 if "int4" in str(b.dtype) else 8
+        config = default_mixed_config(m, n, k, bits, 2)
+        if k % groups[0] == 0 and not group_fits(k // groups[0], config):
+            return f"groups of {k // groups[0]} elements"
     return _config(kwargs)
 
 

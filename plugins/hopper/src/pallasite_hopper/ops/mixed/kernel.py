@@ -9,7 +9,6 @@ product reads its own until it is done.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.mixed.config import MixedConfig
+from pallasite_std.api import MixedProblem
 
 COMPUTE = 2
 """Compute warpgroups."""
@@ -30,34 +30,9 @@ MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
 """Registers of a lane after reallocation: 168 for each of 384 lanes, dealt out anew."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """What is multiplied.
-
-    Attributes:
-      m, n, k: extents.
-      dtype: of the activations, to which weights are converted.
-      weights: dtype of the weights.
-      weight_bits: of one weight.
-      out_dtype: of the result.
-      transposed: weights are given as (n, k).
-      group: elements along k that share a scale, or 0.
-      column_scale: whether sums are scaled by column.
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype: Any
-    weights: Any
-    weight_bits: int
-    out_dtype: Any
-    transposed: bool
-    group: int
-    column_scale: bool
-
-
-def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callable[..., jax.Array]:
+def build(
+    problem: MixedProblem, config: MixedConfig, multiprocessors: int
+) -> Callable[..., jax.Array]:
     """The kernel as a function of the activations, the weights and the scales."""
     loop = _Loop(problem, config)
     out_dtype = np.dtype(problem.out_dtype)
@@ -110,7 +85,7 @@ def build(problem: Problem, config: MixedConfig, multiprocessors: int) -> Callab
 class _Loop:
     """The body of the kernel for one problem and configuration."""
 
-    def __init__(self, problem: Problem, config: MixedConfig):
+    def __init__(self, problem: MixedProblem, config: MixedConfig):
         self.problem, self.config = problem, config
         self.m_tiles = -(-problem.m // config.tile_m)
         self.n_tiles = -(-problem.n // (config.tile_n * config.cluster))

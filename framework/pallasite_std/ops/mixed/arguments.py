@@ -1,0 +1,123 @@
+"""The arguments of ``mixed_matmul``, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite_std.ops.arguments import check_config, check_extents_along_k, float_dtype
+
+_ACTIVATIONS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
+_OUT_DTYPES = (*_ACTIVATIONS, np.dtype(np.float32))
+_WEIGHTS = {
+    np.dtype(np.int8): 8,
+    np.dtype(np.uint8): 8,
+    np.dtype(ml_dtypes.float8_e4m3fn): 8,
+    np.dtype(ml_dtypes.float8_e5m2): 8,
+    np.dtype(ml_dtypes.int4): 4,
+    np.dtype(ml_dtypes.uint4): 4,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedProblem:
+    """What is multiplied.
+
+    Attributes:
+      m, n, k: extents.
+      dtype: of the activations.
+      weights: dtype of the weights.
+      weight_bits: of one weight.
+      out_dtype: of the result.
+      transposed: the weights are given as (n, k).
+      group: elements along k that share a factor, or 0.
+      column_scale: whether columns have factors.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: Any
+    weights: Any
+    weight_bits: int
+    out_dtype: Any
+    transposed: bool
+    group: int
+    column_scale: bool
+
+
+def mixed_call(
+    a: Any,
+    b: Any,
+    *,
+    scales: Any,
+    transpose_b: bool,
+    out_dtype: Any,
+    config: Any,
+    config_type: type,
+) -> tuple[MixedProblem, tuple[jax.Array, ...]]:
+    """What the arguments of ``mixed_matmul`` ask for, and (a, b, scales?).
+
+    Weights of 4 bits come as (n, k).
+
+    Raises:
+      InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
+    """
+    check_config(config, config_type)
+    _check(a, "a", _ACTIVATIONS)
+    _check(b, "b", tuple(_WEIGHTS))
+    n, depth = b.shape if transpose_b else b.shape[::-1]
+    m, k = a.shape
+    check_extents_along_k(a, b, k, depth, transpose_b=transpose_b)
+    weight_bits = _WEIGHTS[np.dtype(b.dtype)]
+    if weight_bits == 4 and not transpose_b:
+        b, transpose_b = b.T, True
+    scales = None if scales is None else jnp.asarray(scales)
+    group = _group(scales, n, k)
+    problem = MixedProblem(
+        m=m,
+        n=n,
+        k=k,
+        dtype=np.dtype(a.dtype),
+        weights=np.dtype(b.dtype),
+        weight_bits=weight_bits,
+        out_dtype=float_dtype(a.dtype if out_dtype is None else out_dtype, _OUT_DTYPES),
+        transposed=transpose_b,
+        group=group,
+        column_scale=scales is not None and not group,
+    )
+    return problem, (a, b) if scales is None else (a, b, scales)
+
+
+def _check(array: Any, what: str, dtypes: tuple[Any, ...]) -> None:
+    if not hasattr(array, "shape") or len(array.shape) != 2:
+        raise InvalidTypeError(
+            f"{what} is not a matrix", got=getattr(array, "shape", array), expected="2 dimensions"
+        )
+    if np.dtype(array.dtype) not in dtypes:
+        raise InvalidTypeError(
+            f"{what} has a dtype that this product does not take",
+            got=array.dtype,
+            expected=", ".join(str(dtype) for dtype in dtypes),
+        )
+    if 0 in array.shape:
+        raise InvalidValueError(f"{what} has no elements", got=array.shape)
+
+
+def _group(scales: Any, n: int, k: int) -> int:
+    """Elements along k of a group, or 0 if scales are of columns."""
+    if scales is None or scales.shape == (n,):
+        return 0
+    if len(scales.shape) != 2 or scales.shape[1] != n or k % scales.shape[0]:
+        raise InvalidValueError(
+            "scales do not fit the weights",
+            got=scales.shape,
+            expected=f"({n},), or (groups, {n}) where groups divides {k}",
+        )
+    return int(k // scales.shape[0])
