@@ -21,6 +21,7 @@ from typing import Any
 
 import pallasite
 from pallasite import cli, config, drawing, errors, gpu, hookspecs, launch, plugins
+from pallasite import ops as operations
 from pallasite import plugin as door
 from pallasite.cli import entry as entry_point
 from pallasite.lowering import recording
@@ -37,7 +38,7 @@ BORROWED = (
 )
 """Names of other libraries, whose docstrings are about these libraries."""
 
-LIBRARIES = ("pallasite_hopper.ops",)
+LIBRARIES = ("pallasite_std.ops", "pallasite_hopper.ops")
 """Modules of plugins with functions for programs; their names for kernels are in pallasite.gpu."""
 
 
@@ -46,6 +47,7 @@ def main(folder: pathlib.Path) -> list[pathlib.Path]:
     pages = {
         "pallasite": module_page(pallasite, python_names()),
         "pallasite.gpu": module_page(gpu, dir(gpu)),
+        "pallasite.ops": module_page(operations, dir(operations)),
         "pallasite.errors": module_page(errors, classes_of(errors)),
         "pallasite.launch": module_page(launch, classes_of(launch)),
         "pallasite.drawing": module_page(drawing, drawing.__all__),

@@ -140,6 +140,7 @@ class PluginManager:
         self._entry_points = entry_points
         self._installed: dict[str, _Found] | None = None
         self._registered: dict[str, _Found] = {}
+        self._changes = 0
         self._objects: dict[str, Any] = {}
         self._errors: dict[str, str] = {}
         self._contributions: dict[tuple[str, str], Any] = {}
@@ -165,6 +166,7 @@ class PluginManager:
             check_plugin_api(name, IN_PROCESS, needed_by(plugin))
             implementations(plugin, name)
             self._registered[name] = _Found(name, IN_PROCESS, lambda: plugin)
+            self._changes += 1
             self._built = self._names = self._spaces = None
         return name
 
@@ -180,6 +182,7 @@ class PluginManager:
                     f"no plugin named {name!r} was registered in this process",
                     expected="one of " + (", ".join(self._registered) or "(none)"),
                 )
+            self._changes += 1
             self._objects.pop(name, None)
             self._errors.pop(name, None)
             for key in [key for key in self._contributions if key[0] == name]:
@@ -272,7 +275,7 @@ class PluginManager:
 
     def operation_names(self) -> frozenset[str]:
         """Names of the operations that plugins contribute."""
-        return frozenset(one.name for one in self._all_operations())
+        return frozenset(one.name for one in self.all_operations())
 
     def operations(self, name: str, target: Target) -> tuple[Operation, ...]:
         """The implementations of an operation for a target, most specific first.
@@ -281,7 +284,7 @@ class PluginManager:
           PluginError: two equally specific ones, of which none overrides the other.
         """
         groups: dict[tuple[int, int], list[Operation]] = {}
-        for one in self._all_operations():
+        for one in self.all_operations():
             if one.name == name and one.target.matches(target):
                 groups.setdefault(one.target.specificity, []).append(one)
         chosen = []
@@ -294,10 +297,11 @@ class PluginManager:
 
     def portable_operation(self, name: str) -> Operation | None:
         """The implementation of an operation that asks least of a target."""
-        found = [one for one in self._all_operations() if one.name == name]
+        found = [one for one in self.all_operations() if one.name == name]
         return min(found, key=lambda one: one.target.specificity, default=None)
 
-    def _all_operations(self) -> tuple[Operation, ...]:
+    def all_operations(self) -> tuple[Operation, ...]:
+        """The implementations of operations that plugins contribute."""
         with self._lock:
             key = self.generation()
             if self._operations is None or self._operations[0] != key:
@@ -324,7 +328,7 @@ class PluginManager:
 
     def generation(self) -> tuple[Any, ...]:
         """What plugins are in use; equal as long as they stay the same."""
-        return (tuple(config.get("disabled_plugins")), tuple(self._registered), tuple(self._errors))
+        return (tuple(config.get("disabled_plugins")), self._changes, tuple(self._errors))
 
     def name(self, name: str) -> Any:
         """What a plugin adds to ``pallasite.gpu`` under a name.

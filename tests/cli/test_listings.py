@@ -94,6 +94,8 @@ def test_plugins(command, extra):
     found = {one["name"]: one for one in command("plugins", "--json").json["plugins"]}
     assert found["extra"]["contributes"]["targets"] == ["sm_250x"]
     assert found["standard"]["contributes"]["lowering rules"] > 100
+    for plugin in ("standard", "hopper"):
+        assert {"matmul", "attention"} <= set(found[plugin]["contributes"]["operations"])
     assert found["simulator"]["contributes"]["executors"] == ["simulator"]
     assert found["simulator"]["contributes"]["PTX instructions"] > 100
 

@@ -10,6 +10,8 @@ import types
 import pytest
 
 import pallasite
+import pallasite.ops
+import pallasite_std.ops
 from pallasite import config, gpu, hookspecs
 from pallasite_hopper import ops
 
@@ -47,6 +49,8 @@ def text_of(entry: str) -> str:
         ("pallasite.gpu", sorted(dir(gpu))),
         ("pallasite.errors", ["PallasiteError", "MissingRuleError", "SourceLocation"]),
         ("hooks", [name for name in vars(hookspecs) if name.startswith("pallasite_")]),
+        ("pallasite.ops", dir(pallasite.ops)),
+        ("pallasite_std.ops", pallasite_std.ops.__all__),
         ("pallasite_hopper.ops", ops.__all__),
         ("pallasite", ["compile", "compile_all", "target", "CompiledKernel", "Target", "Pass"]),
     ],
@@ -77,8 +81,9 @@ def test_all_of_pallasite_is_somewhere(pages: dict[str, str]):
     assert set(pallasite.__all__) - modules - {"__version__"} <= set(entries)
 
 
-def test_operations_say_what_they_take(pages: dict[str, str]):
-    for name, entry in entries_of(pages["pallasite_hopper.ops"]).items():
+@pytest.mark.parametrize("page", ["pallasite.ops", "pallasite_hopper.ops"])
+def test_operations_say_what_they_take(pages: dict[str, str], page: str):
+    for name, entry in entries_of(pages[page]).items():
         parameters = set(re.findall(r"^    (\w+): ", entry, re.MULTILINE))
         described = set(re.findall(r"\w+", " ".join(re.findall(r"^- `([\w, ]+)`:", entry, re.M))))
         if name != "attention_forward":  # It refers to attention.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ops_support import TARGETS, error, exact, on, random
 
 import pallasite.ops
 import pallasite_std.ops
-from ops_support import TARGETS, error, exact, on, random
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_std.ops import MatmulConfig
 

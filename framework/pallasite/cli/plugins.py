@@ -96,6 +96,10 @@ def _rows(contradiction: str) -> list[_Row]:
                 names = [name for name, plugin in plugin_of.items() if plugin == row.name]
                 if names:
                     row.contributes[kind] = names
+        for row in rows:
+            operations = [one.name for one in manager.all_operations() if one.plugin == row.name]
+            if operations:
+                row.contributes["operations"] = operations
         for name, declared in manager.options().items():
             for row in rows:
                 if row.name == name:

@@ -27,12 +27,12 @@ def matmul(*args: Any, **kwargs: Any) -> str | None:
 
 def mixed_matmul(*args: Any, **kwargs: Any) -> str | None:
     """Groups of factors that do not fit the steps, configurations of the portable product."""
-    scales, b = kwargs.get("scales"), args[1] if len(args) > 1 else kwargs.get("b")
-    (shape, _), groups = _first(args, kwargs, "a"), getattr(scales, "shape", ())
-    if kwargs.get("config") is None and len(shape) == len(groups) == 2 and hasattr(b, "dtype"):
+    shape, _ = _operand(args, kwargs, 0, "a")
+    _, weights = _operand(args, kwargs, 1, "b")
+    groups: Any = getattr(kwargs.get("scales"), "shape", ())
+    if kwargs.get("config") is None and len(shape) == len(groups) == 2 and weights is not None:
         (m, k), n = shape, groups[1]
-        bits = 4 if "int4" in str(b.dtype) else 8
-        config = default_mixed_config(m, n, k, bits, 2)
+        config = default_mixed_config(m, n, k, 4 if "int4" in str(weights) else 8, 2)
         if k % groups[0] == 0 and not group_fits(k // groups[0], config):
             return f"groups of {k // groups[0]} elements"
     return _config(kwargs)
@@ -40,13 +40,13 @@ def mixed_matmul(*args: Any, **kwargs: Any) -> str | None:
 
 def ragged_matmul(*args: Any, **kwargs: Any) -> str | None:
     """Operands of float32, configurations of the portable product."""
-    _, dtype = _first(args, kwargs, "a")
+    _, dtype = _operand(args, kwargs, 0, "a")
     return "operands of float32" if dtype == jnp.float32 else _config(kwargs)
 
 
 def attention(*args: Any, **kwargs: Any) -> str | None:
     """Heads of other sizes, float32, configurations of the portable kernel."""
-    shape, dtype = _first(args, kwargs, "q")
+    shape, dtype = _operand(args, kwargs, 0, "q")
     if len(shape) == 4 and dtype == jnp.float32:
         return "products of float32"
     if len(shape) == 4 and shape[3] not in HEAD_DIMS:
@@ -56,7 +56,7 @@ def attention(*args: Any, **kwargs: Any) -> str | None:
 
 def decode_attention(*args: Any, **kwargs: Any) -> str | None:
     """Heads of other sizes, float32, configurations of the portable kernel."""
-    shape, dtype = _first(args, kwargs, "q")
+    shape, dtype = _operand(args, kwargs, 0, "q")
     if dtype == jnp.float32:
         return "products of float32"
     if len(shape) in (3, 4) and shape[-1] not in HEAD_DIMS:
@@ -66,19 +66,18 @@ def decode_attention(*args: Any, **kwargs: Any) -> str | None:
 
 def paged_attention(*args: Any, **kwargs: Any) -> str | None:
     """The same, and pages that are neither parts of a step nor made of steps."""
-    pages = args[1] if len(args) > 1 else kwargs.get("k_pages")
-    shape = getattr(pages, "shape", ())
-    if kwargs.get("config") is None and len(shape) == 4:
+    shape, dtype = _operand(args, kwargs, 1, "k_pages")
+    if kwargs.get("config") is None and len(shape) == 4 and dtype is not None:
         size = shape[2] if kwargs.get("page_layout", "heads_first") == "heads_first" else shape[1]
-        tile = default_config(shape[3], 8, np.dtype(pages.dtype).itemsize).tile
+        tile = default_config(shape[3], 8, np.dtype(dtype).itemsize).tile
         if size % 8 or (size % tile and tile % size):
             return f"pages of {size} rows"
     return decode_attention(*args, **kwargs)
 
 
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[Any, Any]:
-    """Shape and dtype of the first operand."""
-    array = args[0] if args else kwargs.get(name)
+def _operand(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
+    """Shape and dtype of an operand; an empty shape and None of what is no array."""
+    array = args[place] if len(args) > place else kwargs.get(name)
     return getattr(array, "shape", ()), getattr(array, "dtype", None)
 
 
