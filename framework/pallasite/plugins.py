@@ -145,12 +145,7 @@ class PluginManager:
         self._errors: dict[str, str] = {}
         self._contributions: dict[tuple[str, str], Any] = {}
         self._built: tuple[frozenset[str], Registry] | None = None
-        self._names: tuple[tuple[Any, ...], dict[str, str]] | None = None
-        self._operations: tuple[tuple[Any, ...], tuple[Operation, ...]] | None = None
-        self._layouts: tuple[tuple[Any, ...], dict[str, NamedLayout]] | None = None
-        self._options: tuple[tuple[Any, ...], dict[str, type]] | None = None
-        self._exports: tuple[tuple[Any, ...], dict[str, str]] | None = None
-        self._spaces: tuple[tuple[Any, ...], dict[str, MemorySpace]] | None = None
+        self._merged: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._lock = threading.RLock()
 
     def register(self, plugin: Any, name: str | None = None) -> str:
@@ -245,12 +240,7 @@ class PluginManager:
 
     def names(self) -> dict[str, str]:
         """Plugins' names for ``pallasite.gpu``, each with its ``"module:attribute"``."""
-        with self._lock:
-            key = self.generation()
-            if self._names is None or self._names[0] != key:
-                found = merge_names(self._contribute(("pallasite_names",)))
-                self._names = (self.generation(), found)  # A plugin may have failed just now.
-            return self._names[1]
+        return self._merge("pallasite_names", merge_names)
 
     def layouts(self) -> dict[str, NamedLayout]:
         """Register layouts by name, without loading any rules.
@@ -258,20 +248,14 @@ class PluginManager:
         Raises:
           PluginError: two plugins have a layout of one name.
         """
-        with self._lock:
-            key = self.generation()
-            if self._layouts is None or self._layouts[0] != key:
-                found = unique(
-                    "register layouts named",
-                    (
-                        dataclasses.replace(layout, plugin=one.plugin)
-                        for one in self._contribute(("pallasite_layouts",))
-                        for layout in one.layouts
-                    ),
-                    lambda layout: layout.name,
-                )
-                self._layouts = (self.generation(), found)  # A plugin may have failed just now.
-            return self._layouts[1]
+        return self._merge(
+            "pallasite_layouts",
+            lambda contributions: unique(
+                "register layouts named",
+                with_plugin(contributions, "layouts"),
+                lambda layout: layout.name,
+            ),
+        )
 
     def operation_names(self) -> frozenset[str]:
         """Names of the operations that plugins contribute."""
@@ -302,16 +286,10 @@ class PluginManager:
 
     def all_operations(self) -> tuple[Operation, ...]:
         """The implementations of operations that plugins contribute."""
-        with self._lock:
-            key = self.generation()
-            if self._operations is None or self._operations[0] != key:
-                found = tuple(
-                    dataclasses.replace(operation, plugin=one.plugin)
-                    for one in self._contribute(("pallasite_operations",))
-                    for operation in one.operations
-                )
-                self._operations = (self.generation(), found)  # A plugin may have failed just now.
-            return self._operations[1]
+        return self._merge(
+            "pallasite_operations",
+            lambda contributions: tuple(with_plugin(contributions, "operations")),
+        )
 
     def memory_spaces(self) -> dict[str, MemorySpace]:
         """Memory spaces by name: the core's own, then those of plugins.
@@ -319,12 +297,18 @@ class PluginManager:
         Raises:
           PluginError: two plugins have spaces of one name.
         """
+        return self._merge("pallasite_memory_spaces", merge_spaces)
+
+    def _merge[Merged](self, hook: str, merge: Callable[[list[Contribution]], Merged]) -> Merged:
+        """What all plugins return from a hook, merged once for as long as they stay the same."""
         with self._lock:
-            key = self.generation()
-            if self._spaces is None or self._spaces[0] != key:
-                found = merge_spaces(self._contribute(("pallasite_memory_spaces",)))
-                self._spaces = (self.generation(), found)  # A plugin may have failed just now.
-            return self._spaces[1]
+            found = self._merged.get(hook)
+            if found is None or found[0] != self.generation():
+                merged = merge(self._contribute((hook,)))
+                # A plugin may have failed just now, which makes another generation.
+                found = self._merged[hook] = (self.generation(), merged)
+            result: Merged = found[1]
+            return result
 
     def generation(self) -> tuple[Any, ...]:
         """What plugins are in use; equal as long as they stay the same."""
@@ -387,13 +371,12 @@ class PluginManager:
 
     def options(self) -> dict[str, type]:
         """Plugins' compiler parameters, by name of plugin: a dataclass each."""
-        with self._lock:
-            key = self.generation()
-            if self._options is None or self._options[0] != key:
-                contributions = self._contribute(("pallasite_options",))
-                found = {one.plugin: declared for one in contributions for declared in one.options}
-                self._options = (self.generation(), found)  # A plugin may have failed just now.
-            return self._options[1]
+        return self._merge(
+            "pallasite_options",
+            lambda contributions: {
+                one.plugin: declared for one in contributions for declared in one.options
+            },
+        )
 
     def front_end(self, name: str) -> Any:
         """The function that makes a ``KernelSpec`` of an equation of JAX's own.
@@ -405,8 +388,11 @@ class PluginManager:
           MissingNameError: no plugin has it.
           PluginError: two plugins do, or what one says of it is wrong.
         """
-        contributions = self._contribute(("pallasite_front_ends",))
-        path = merge_names(contributions, "front_ends", "front ends").get(name)
+        found = self._merge(
+            "pallasite_front_ends",
+            lambda contributions: merge_names(contributions, "front_ends", "front ends"),
+        )
+        path = found.get(name)
         if path is None:
             hint = absent_plugins(self.absences())
             raise MissingNameError(f"no plugin has the front end {name!r}", hint=hint)
@@ -418,13 +404,10 @@ class PluginManager:
         Raises:
           PluginError: two plugins have one name.
         """
-        with self._lock:
-            key = self.generation()
-            if self._exports is None or self._exports[0] != key:
-                contributions = self._contribute(("pallasite_exports",))
-                found = merge_names(contributions, "exports", "names of pallasite")
-                self._exports = (self.generation(), found)  # A plugin may have failed just now.
-            return self._exports[1]
+        return self._merge(
+            "pallasite_exports",
+            lambda contributions: merge_names(contributions, "exports", "names of pallasite"),
+        )
 
     def export(self, name: str) -> Any:
         """What a plugin adds to the package ``pallasite`` under a name.
