@@ -1,0 +1,1 @@
+"""A plugin of another author. Of Pallasite it imports what plugins and users may import, only."""
