@@ -52,6 +52,7 @@ RULE_MODULES = (
     "rules.references",
     "rules.reductions",
     "rules.registers",
+    "rules.scopes",
     "rules.semaphores",
     "rules.shape",
     "rules.warp",

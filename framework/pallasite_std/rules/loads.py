@@ -1,4 +1,4 @@
-"""Loads that check their own speed, loads and stores under a mask, and local state."""
+"""Loads that check their own speed, and loads and stores under a mask."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from pallasite.plugin.lowering import (
     access_addresses,
     can_move_matrices,
     default_layout,
-    discharged,
     from_memory,
     load_array,
     orders_stores,
@@ -44,7 +43,6 @@ from pallasite.plugin.lowering import (
     write,
 )
 from pallasite_std.primitives.arrays import load_p
-from pallasite_std.spaces import space_of
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
@@ -270,64 +268,3 @@ def _masked_store(
             ops.store(scalar, pointer, alignment=size)
 
     _Elements(ctx, memory, layout).each(store)
-
-
-# Local state ------------------------------------------------------------------------------------
-
-
-@rules.lowering(_jax.run_state_p, *_ALL)
-def _run_state(
-    ctx: RuleContext, *operands: Value, jaxpr: Any, is_initialized: Any, **params: Any
-) -> list[Value]:
-    """State that starts as arrays stays in registers: the body becomes a function of its values.
-
-    References of the kernel are passed on as they are.
-    """
-    if not all(is_initialized):
-        raise UnsupportedError(
-            "run_state with references that have no initial value", expected="initial arrays"
-        )
-    if jaxpr.outvars:
-        raise InvalidValueError(
-            "the function that pl.run_state calls returns a value, which run_state does not",
-            expected="a function that writes to its references; run_state returns their contents",
-            hint="write it, ref[...] = value, or use pl.run_scoped, which returns it",
-        )
-    local = [not isinstance(aval, _jax.AbstractRef) for aval in ctx.avals_out]
-    inner = [variable.aval for variable in jaxpr.invars]
-    entered = [
-        space_of(aval).enter_scope(ctx, aval, (), operand)
-        if is_local and space_of(aval).is_value
-        else operand
-        for operand, is_local, aval in zip(operands, local, inner, strict=True)
-    ]
-    functional = discharged(ctx.kernel, jaxpr, local, ctx.mode)
-    finals = iter(ctx.lower(functional, entered))
-    values: list[Value] = []
-    for operand, is_local, aval in zip(operands, local, inner, strict=True):
-        value = next(finals) if is_local else operand
-        if is_local and space_of(aval).is_value:
-            value = space_of(aval).leave_scope(ctx, aval, value, operand)
-        values.append(value)
-    return values
-
-
-def _scope_layouts(jaxpr: Any) -> list[Layout | None]:
-    return [space_of(variable.aval).scope_layout(variable.aval) for variable in jaxpr.invars]
-
-
-@rules.layout(_jax.run_state_p)
-def _run_state_layout(
-    ctx: LayoutContext, wanted: Any, *, jaxpr: Any, **params: Any
-) -> list[Layout | None]:
-    """State that is held in a certain layout should begin in it."""
-    return _scope_layouts(jaxpr)
-
-
-def _run_state_results(
-    avals_in: Any, layouts: Any, *, jaxpr: Any, **params: Any
-) -> list[Layout | None]:
-    return _scope_layouts(jaxpr)
-
-
-_run_state_layout.result_layouts = _run_state_results  # type: ignore[attr-defined]
