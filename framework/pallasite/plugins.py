@@ -388,15 +388,22 @@ class PluginManager:
           MissingNameError: no plugin has it.
           PluginError: two plugins do, or what one says of it is wrong.
         """
-        found = self._merge(
-            "pallasite_front_ends",
-            lambda contributions: merge_names(contributions, "front_ends", "front ends"),
-        )
-        path = found.get(name)
+        path = self.front_ends().get(name)
         if path is None:
             hint = absent_plugins(self.absences())
             raise MissingNameError(f"no plugin has the front end {name!r}", hint=hint)
         return _resolve(path)
+
+    def front_ends(self) -> dict[str, str]:
+        """Plugins' front ends by name, each with its ``"module:attribute"``.
+
+        Raises:
+          PluginError: two plugins have one name.
+        """
+        return self._merge(
+            "pallasite_front_ends",
+            lambda contributions: merge_names(contributions, "front_ends", "front ends"),
+        )
 
     def exports(self) -> dict[str, str]:
         """Plugins' names for the package ``pallasite``, each with its ``"module:attribute"``.

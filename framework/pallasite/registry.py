@@ -23,6 +23,7 @@ from pallasite.extensions import (
     RuleSet,
     Semantics,
     Stage,
+    Translation,
 )
 from pallasite.jaxpr_table import JaxprPrimitive, JaxprTable
 from pallasite.known_plugins import absent_plugins, remedy
@@ -131,12 +132,11 @@ class Registry:
         self.executors: dict[str, Executor] = unique(
             "executors named", _with_plugin(contributions, "executors"), lambda entry: entry.name
         )
-        translations = unique(
+        self.translations: dict[str, Translation] = unique(
             "translations of operation",
             _with_plugin(contributions, "translations"),
             lambda entry: entry.operation,
         )
-        self.translations = {name: entry.translate for name, entry in translations.items()}
         self._layout_proposals: dict[str, LayoutProposal] = unique(
             "layout proposals named",
             _with_plugin(contributions, "layout_proposals"),
@@ -284,9 +284,14 @@ class Registry:
             )
         return tuple(entry for entry in ordered if target is None or entry.target.matches(target))
 
-    def layout_proposals(self, target: Target) -> tuple[LayoutProposal, ...]:
-        """The layout proposals that are for a target, in the order in which they are tried."""
-        found = (one for one in self._layout_proposals.values() if one.target.matches(target))
+    def layout_proposals(self, target: Target | None = None) -> tuple[LayoutProposal, ...]:
+        """The layout proposals in the order in which they are tried; with ``target``, only those
+        that are for it."""
+        found = [
+            one
+            for one in self._layout_proposals.values()
+            if target is None or one.target.matches(target)
+        ]
         return tuple(sorted(found, key=lambda one: one.order))
 
     def lifecycles(self, *, target: Target | None = None) -> tuple[KernelLifecycle, ...]:

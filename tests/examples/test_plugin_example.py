@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
-import sys
 import textwrap
-import tomllib
 
+import installation
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -33,52 +31,16 @@ print("shared memory:", compiled.resources.shared_memory_bytes)
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with the installed distribution: made by pip, or by hand where pip cannot build."""
+    """A folder with the installed distribution."""
     folder = tmp_path_factory.mktemp("installed")
-    # fmt: off
-    pip = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        "--no-input", "--retries=0", "--timeout=15", "--no-deps", f"--target={folder}",
-        str(PROJECT),
-    ]
-    # fmt: on
-    try:
-        done = subprocess.run(pip, capture_output=True, timeout=120).returncode == 0
-    except subprocess.TimeoutExpired:
-        done = False
-    if not done:
-        install_by_hand(folder)
+    installation.install(PROJECT, folder)
     return folder
-
-
-def install_by_hand(folder: pathlib.Path) -> None:
-    """Writes what an installer would write for this project of one module."""
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    name, version = project["name"], project["version"]
-    information = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    information.mkdir(parents=True)
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    (information / "METADATA").write_text(metadata)
-    lines = []
-    for group, points in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items())]
-    (information / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    module = "pallasite_vote.py"
-    (folder / module).write_text((PROJECT / module).read_text())
 
 
 def run_python(code: str, folder: pathlib.Path, **variables: str) -> subprocess.CompletedProcess:
     """Runs code in a new process in which the distribution is installed."""
-    inherited = [path for path in sys.path if path and "site-packages" not in path]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PALLASITE_")}
-    environment |= {
-        "PYTHONPATH": os.pathsep.join([str(folder), *inherited]),
-        "PALLASITE_CACHE": "off",
-        "JAX_PLATFORMS": "cpu",
-        **variables,
-    }
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    settings = {"PALLASITE_CACHE": "off", "JAX_PLATFORMS": "cpu", **variables}
+    return installation.run_python(["-c", textwrap.dedent(code)], folder, **settings)
 
 
 def test_kernel_uses_the_plugin(installed: pathlib.Path):
@@ -152,7 +114,7 @@ def test_is_under_sixty_lines():
 
 
 def test_installing_by_hand_gives_the_same_entry_points(tmp_path: pathlib.Path):
-    install_by_hand(tmp_path)
+    installation.install_by_hand(PROJECT, tmp_path)
     result = run_python(KERNEL, tmp_path)
     assert result.returncode == 0, result.stderr
     assert "vote.sync.ballot.b32" in result.stdout

@@ -57,6 +57,7 @@ def counts(registry: Registry) -> dict[str, dict[str, int]]:
         ("barrier uses", registry.barriers.all_uses()),
         ("memory events", registry.memory.declared()),
         ("proxy fences", registry.memory.all_fences()),
+        ("translations", registry.translations.values()),
     ):
         for one in entries:
             found[one.plugin][kind] += 1

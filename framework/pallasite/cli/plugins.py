@@ -87,6 +87,9 @@ def _rows(contradiction: str) -> list[_Row]:
             ("names", providers(manager.names)),
             ("names of pallasite", providers(manager.exports)),
             ("memory spaces", providers(manager.memory_spaces)),
+            ("layouts", {entry.name: entry.plugin for entry in manager.layouts().values()}),
+            ("layout proposals", {one.name: one.plugin for one in registry.layout_proposals()}),
+            ("front ends", providers(manager.front_ends)),
             ("passes", {entry.name: entry.plugin for entry in registry.passes()}),
             ("lifecycles", {entry.name: entry.plugin for entry in registry.lifecycles()}),
             ("executors", {one.name: one.plugin for one in registry.executors.values()}),
@@ -99,7 +102,7 @@ def _rows(contradiction: str) -> list[_Row]:
         for row in rows:
             operations = [one.name for one in manager.all_operations() if one.plugin == row.name]
             if operations:
-                row.contributes["operations"] = operations
+                row.contributes["operations"] = list(dict.fromkeys(operations))
         for name, declared in manager.options().items():
             for row in rows:
                 if row.name == name:

@@ -86,7 +86,8 @@ def translate(
 
 @functools.lru_cache(maxsize=16)
 def _handlers(registry: Registry) -> HandlerTable:
-    return HandlerTable(*_TABLES, registry.translations)
+    contributed = {name: one.translate for name, one in registry.translations.items()}
+    return HandlerTable(*_TABLES, contributed)
 
 
 def _function(

@@ -1,6 +1,7 @@
 """Uses all that the plugin adds, in a process in which its distribution is installed.
 
-It runs the functions below and prints one line of JSON: for each function what went wrong, or null.
+Usage: ``python program.py cpu`` or ``python program.py cuda``, the platform on which JAX runs. It
+calls the functions below and prints one line of JSON: for each function what went wrong, or null.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import traceback
 
 import jax
 
-jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_platforms", sys.argv[1])
 jax.config.update("jax_num_cpu_devices", 2)
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 from jax.sharding import PartitionSpec  # noqa: E402
+from third_party_plugin.blocks import SEEN  # noqa: E402
+from third_party_plugin.launcher import LOWERED, NAME  # noqa: E402
 
 import pallasite  # noqa: E402
 from pallasite import gpu as plgpu  # noqa: E402
@@ -49,12 +52,17 @@ def run(fn, *arrays, target="sm_90"):
         return np.asarray(jax.jit(fn)(*arrays))
 
 
+refused = []
+"""Kernels that are not compiled, so that they are not found on disk either."""
+
+
 def error_of(error, fn, *args, **options):
     """The text of the error of a kernel that cannot be compiled."""
     try:
         pallasite.compile(fn, *args, **options)
     except error as caught:
-        return str(caught)
+        refused.append(str(caught))
+        return refused[-1]
     raise AssertionError(f"there is no {error.__name__}")
 
 
@@ -151,7 +159,6 @@ def hidden_operand():
 
 def prologue_and_epilogue():
     """The body uses what the prologue left, and the host gets what the epilogue stored."""
-    from third_party_plugin.blocks import SEEN
 
     def body(x_ref, out_ref):
         part = pl.ds(pl.program_id(0) * 128, 128)
@@ -182,10 +189,10 @@ def prologue_and_epilogue():
 
     plain = kernel(lambda x_ref, out_ref: out_ref.__setitem__(..., x_ref[...]), 384)
     assert "third party" not in pallasite.compile(plain, x, target="sm_90").ptx
-    refused = error_of(
+    off = error_of(
         pallasite.InvalidValueError, numbered(WARPGROUP, wanted=False), x, target="sm_90"
     )
-    assert "blocks have no numbers" in refused and "program.py:" in refused, refused
+    assert "blocks have no numbers" in off and "program.py:" in off, off
 
 
 def barrier_kind():
@@ -237,33 +244,34 @@ def barrier_kind():
 
 
 def layout():
-    """The proposed layout is the cheapest for a sum along rows, whose result meets another sum."""
-    assert plgpu.Layout.ROW_PER_LANE in list(plgpu.Layout)
+    """The proposed layout is the cheapest for sums along columns, since warps exchange nothing."""
+    assert plgpu.Layout.WARP_COLUMNS in list(plgpu.Layout)
 
-    def sums(x_ref, out_ref):
-        out_ref[...] = jnp.sum(x_ref[...], axis=1)
+    def center(x_ref, out_ref):
+        x = x_ref[...]
+        out_ref[...] = x - jnp.max(x, axis=0)[None, :]
 
-    x = numbers(256, 32)
-    expected = x.sum(axis=1)
+    x = numbers(64, 64)
 
     def report(target):
-        compiled = pallasite.compile(kernel(sums, 256), x, target=target)
-        return compiled.layouts, compiled.ptx
+        compiled = pallasite.compile(kernel(center, 64, 64), x, target=target)
+        layouts = [array.layout for array in compiled.layouts.arrays if array.shape == (64, 64)]
+        return layouts, "st.shared" in compiled.ptx
 
-    found, ptx = report("sm_90")
-    assert "ROW_PER_LANE" in {array.layout for array in found.arrays}, found.arrays
-    assert "shfl.sync" not in ptx
-    found, ptx = report("sm_90a")  # For which it is not proposed.
-    assert "ROW_PER_LANE" not in {array.layout for array in found.arrays}
-    np.testing.assert_allclose(run(kernel(sums, 256), x), expected, rtol=1e-5, atol=1e-5)
+    assert report("sm_90") == (["WARP_COLUMNS"] * 2, False)
+    layouts, exchanged = report(TARGET)  # For which it is not proposed.
+    assert "WARP_COLUMNS" not in layouts and exchanged, layouts
+    for target in ("sm_90", TARGET):
+        found = run(kernel(center, 64, 64), x, target=target)
+        np.testing.assert_array_equal(found, x - x.max(axis=0))
 
     def cast(x_ref, out_ref):
-        out_ref[...] = plgpu.layout_cast(x_ref[...], plgpu.Layout.ROW_PER_LANE) + 1
+        out_ref[...] = plgpu.layout_cast(x_ref[...], plgpu.Layout.WARP_COLUMNS) + 1
 
     for semantics in (LANE, WARPGROUP):
-        np.testing.assert_array_equal(run(kernel(cast, 256, 32, semantics=semantics), x), x + 1)
-    wrong = error_of(pallasite.InvalidValueError, kernel(cast, 64, 32), x[:64], target="sm_90")
-    assert "program.py:" in wrong, wrong
+        np.testing.assert_array_equal(run(kernel(cast, 64, 64, semantics=semantics), x), x + 1)
+    wrong = error_of(pallasite.InvalidValueError, kernel(cast, 64, 32), x[:, :32], target="sm_90")
+    assert "program.py:" in wrong and "(cast)" in wrong, wrong
 
 
 def jaxpr_primitive():
@@ -277,7 +285,7 @@ def jaxpr_primitive():
                 return scratch[...]
 
             inner = pl.run_scoped(scope, plgpu.SMEM((64, 64), jnp.float32))
-            return [plgpu.layout_cast(inner, plgpu.Layout.MMA_ACC)]
+            return [plgpu.layout_cast(inner, plgpu.Layout.WARP_COLUMNS)]
 
         (out_ref[...],) = plgpu.repeat(3, step, x_ref[...])
 
@@ -287,7 +295,7 @@ def jaxpr_primitive():
     compiled = pallasite.compile(kernel(body, 64, 64), x, target="sm_90")
     assert compiled.resources.shared_memory_bytes == 64 * 64 * 4
     # What is carried is loaded in the only layout that anything asks for, which is inside.
-    assert {array.layout for array in compiled.layouts.arrays} == {"MMA_ACC"}
+    assert {array.layout for array in compiled.layouts.arrays} == {"WARP_COLUMNS"}
     assert not compiled.layouts.conversions
 
 
@@ -308,7 +316,6 @@ def warpgroup_rule():
 
 def executor():
     """It has more priority than JAX's launcher, so it lowers kernels for CUDA."""
-    from third_party_plugin.launcher import LOWERED, NAME
 
     def body(x_ref, out_ref):
         out_ref[...] = x_ref[...] + 1
@@ -342,7 +349,7 @@ def operation():
     for target, rows, suffix in cases:
         x = numbers(rows, 128)
         swapped = np.arange(rows).reshape(-1, 2)[:, ::-1].reshape(-1)
-        with pallasite.config.scoped(target=target):
+        with pallasite.target(target):
             compiled = pallasite.compile(pallasite.ops.swap_rows, x)
             assert compiled.name == f"swap_rows{suffix}", compiled.name
             np.testing.assert_array_equal(pallasite.ops.swap_rows(x), x[swapped])
@@ -353,19 +360,57 @@ def listing():
     """``pallasite plugins`` lists all of it, and the distribution that it is from."""
     (row,) = [one for one in command("plugins")["plugins"] if one["name"] == PLUGIN]
     assert row["distribution"] == "pallasite-third-party 0.1.0", row
-    expected = {
+    assert row["contributes"] == {
         "targets": [TARGET],
+        "names": [
+            "every_other_row",
+            "add_device_number",
+            "add_block_number",
+            "WarpBarrier",
+            "repeat",
+            "negate",
+        ],
         "memory spaces": ["LINES"],
-        "layouts": ["ROW_PER_LANE"],
-        "executors": ["third-party-launcher"],
+        "layouts": ["WARP_COLUMNS"],
+        "layout proposals": ["warp-columns"],
         "lifecycles": ["third-party-blocks", "third-party-device-numbers"],
+        "executors": ["third-party-launcher"],
+        "operations": ["swap_rows"],
+        "options": ["block_numbers"],
+        "lowering rules": 6,
+        "inference rules": 1,
         "views": 1,
-        "barrier kinds": 1,
         "primitives with jaxprs": 1,
-    }
-    print(json.dumps(row["contributes"]), file=sys.stderr)
-    for kind, names in expected.items():
-        assert row["contributes"].get(kind) == names, (kind, row["contributes"])
+        "barrier kinds": 1,
+    }, row["contributes"]
+
+
+def launched():
+    """On a GPU, the plugin's executor launches kernels that use what the plugin adds."""
+
+    def body(x_ref, out_ref, rows, ready):
+        part = pl.ds(pl.program_id(0) * 64, 64)
+        rows[...] = plgpu.add_block_number(x_ref[part])
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        (out_ref[part],) = plgpu.repeat(2, lambda x: [plgpu.negate(x) * 2], rows[...])
+
+    fn = kernel(
+        body,
+        192,
+        64,
+        params={"plugin_options": {PLUGIN: {"block_numbers": True}}},
+        scratch_types=[plgpu.SMEM((64, 64), jnp.float32), plgpu.WarpBarrier()],
+        grid=(3,),
+        grid_names=("i",),
+        kernel_name="launched",
+    )
+    x = numbers(192, 64)
+    added = np.repeat(np.float32([100, 101, 102]), 64)[:, None]
+    np.testing.assert_array_equal(np.asarray(jax.jit(fn)(x)), 4 * (x + added))
+    jax.effects_barrier()
+    assert SEEN == [("launched", [100, 101, 102])], SEEN
+    assert LOWERED["launched"] == (1 if sys.argv[1] == "cuda" else 0), LOWERED
 
 
 CHECKS = (
@@ -380,13 +425,16 @@ CHECKS = (
     executor,
     operation,
     listing,
+    launched,
 )
 
 
-def report(checks):
+def report():
     """What went wrong in each check, and what the disk cache was asked for."""
     failures = {}
-    for check in checks:
+    for check in CHECKS if sys.argv[1] == "cpu" else (launched,):
+        SEEN.clear()
+        LOWERED.clear()
         try:
             check()
         except Exception:
@@ -398,10 +446,9 @@ def report(checks):
         "failures": failures,
         "compiles": found.compiles,
         "disk_hits": found.disk_hits,
-        "modules": sorted(name for name in sys.modules if name.startswith("third_party_plugin")),
+        "refused": len(refused),
     }
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:]
-    print(json.dumps(report([one for one in CHECKS if not wanted or one.__name__ in wanted])))
+    print(json.dumps(report()))

@@ -35,6 +35,4 @@ def _repeat(ctx, *operands, jaxpr, times):
     return carry
 
 
-REPEAT = JaxprPrimitive(
-    primitive=repeat_p, regions=lambda equation: [_region(**equation.params)]
-)
+REPEAT = JaxprPrimitive(primitive=repeat_p, regions=lambda equation: [_region(**equation.params)])

@@ -1,33 +1,31 @@
-"""A register layout by name, and its proposal to layout inference: a row for each lane.
+"""A register layout by name, and its proposal to layout inference: columns of their own for a warp.
 
-A sum along rows then takes no exchange between lanes.
+Sums along columns then take no exchange between warps.
 """
 
 from __future__ import annotations
 
 from pallasite.plugin import InvalidValueError, LayoutProposal, NamedLayout, TargetPredicate
-from pallasite.plugin.layouts import LANES, WARPS, tiled_specification
+from pallasite.plugin.layouts import tiled_specification
 
-_TILES = ((WARPS * LANES, 4), (LANES, 4), (1, 4))
+SPECIFICATION = tiled_specification(((4, 64), (4, 16), (2,)), (-4,), (-3, -2))
+"""Each warp has 16 of 64 columns, its lanes 4 rows of them with 2 neighbours in a register."""
 
-SPECIFICATION = tiled_specification(_TILES, (-6,), (-4,))
-
-ROW_PER_LANE = NamedLayout(name="ROW_PER_LANE", specification=SPECIFICATION)
+WARP_COLUMNS = NamedLayout(name="WARP_COLUMNS", specification=SPECIFICATION)
 
 
 def _propose(shape):
-    """For matrices of a multiple of 128 rows and of 4 columns."""
     if len(shape) != 2:
-        return
+        return []
     try:
-        yield SPECIFICATION.layout(shape)
+        return [SPECIFICATION.layout(shape)]
     except InvalidValueError:
-        return
+        return []
 
 
-ROWS = LayoutProposal(
-    name="row-per-lane",
+PROPOSAL = LayoutProposal(
+    name="warp-columns",
     propose=_propose,
     uses=("broadcast",),
-    target=TargetPredicate(names=frozenset({"sm_90", "sm_121a"})),
+    target=TargetPredicate(names=frozenset({"sm_90"})),
 )

@@ -11,7 +11,6 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from third_party_plugin.views import EveryOtherRow
 
 from pallasite.plugin import (
     BASELINE_FEATURES,
@@ -26,6 +25,7 @@ from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import LANES, WARPS, RegisterLayout, strided
 from pallasite.plugin.lowering import Allocation, RegisterArray, RuleContext, StateKey, relayout
+from third_party_plugin.views import EveryOtherRow
 
 WIDTH = WARPS * LANES
 LINE_BYTES = 4 * WIDTH
@@ -173,7 +173,8 @@ class Lines(MemorySpace):
 
     def _check(self, views):
         for view in views:
-            if isinstance(view, jax_internals.NDIndexer) and start_of(view.indices[0]).known is None:
+            is_index = isinstance(view, jax_internals.NDIndexer)
+            if is_index and start_of(view.indices[0]).known is None:
                 raise InvalidValueError("the number of a line is computed in the kernel")
 
 

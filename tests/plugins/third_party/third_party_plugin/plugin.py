@@ -65,16 +65,16 @@ def pallasite_barrier_kinds():
 
 @hookimpl
 def pallasite_layouts():
-    from third_party_plugin.layouts import ROW_PER_LANE
+    from third_party_plugin.layouts import WARP_COLUMNS
 
-    return [ROW_PER_LANE]
+    return [WARP_COLUMNS]
 
 
 @hookimpl
 def pallasite_layout_proposals():
-    from third_party_plugin.layouts import ROWS
+    from third_party_plugin.layouts import PROPOSAL
 
-    return [ROWS]
+    return [PROPOSAL]
 
 
 @hookimpl
