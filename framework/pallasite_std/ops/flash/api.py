@@ -20,6 +20,7 @@ from pallasite_std.ops.flash.config import (
     attention_configs,
     default_config,
 )
+from pallasite_std.ops.flash.gradient import differentiable_attention
 from pallasite_std.ops.flash.problem import Problem
 from pallasite_std.ops.padding import padded
 
@@ -143,19 +144,7 @@ def _checked(
 # Derivatives --------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, call: AttentionCall) -> Any:
-    return _forward(q, k, v, q_lengths, kv_lengths, call, False)[0]
-
-
-def _attention_fwd(
-    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, call: AttentionCall
-) -> tuple[Any, Any]:
-    out, lse = _forward(q, k, v, q_lengths, kv_lengths, call, True)
-    return out, (q, k, v, q_lengths, kv_lengths, out, lse)
-
-
-def _attention_bwd(call: AttentionCall, saved: Any, d_out: Any) -> tuple[Any, ...]:
+def _backward(call: AttentionCall, saved: Any, d_out: Any) -> tuple[Any, Any, Any]:
     from pallasite_std.ops.flash.backward import gradients
 
     q, k, v, q_lengths, kv_lengths, out, lse = saved
@@ -165,10 +154,8 @@ def _attention_bwd(call: AttentionCall, saved: Any, d_out: Any) -> tuple[Any, ..
     lengths = [given for given in (q_lengths, kv_lengths) if given is not None]
     problem = _problem(q, k, q_lengths, kv_lengths, call)
     results = gradients(problem, q, k, v, out, d_out, lse, lengths)
-    return (*(one[..., :head_dim] for one in results), None, None)
-
-
-_attention.defvjp(_attention_fwd, _attention_bwd)
+    d_q, d_k, d_v = (one[..., :head_dim] for one in results)
+    return d_q, d_k, d_v
 
 
 # The kernel ---------------------------------------------------------------------------------------
@@ -208,6 +195,9 @@ def _forward(
     config = call.config or _choose(problem, residuals, operands)
     out, *lse = _run(problem, residuals, config, *operands)
     return (out[..., :head_dim], *lse)
+
+
+_attention = differentiable_attention(_forward, _backward)
 
 
 def _choose(problem: Problem, residuals: bool, operands: list[Any]) -> AttentionConfig:

@@ -13,7 +13,8 @@ from pallasite.plugin import select_target
 from pallasite_std.ops.dense.config import MatmulConfig, default_config
 from pallasite_std.ops.padding import aligned, padded_columns
 from pallasite_std.ops.ragged import kernel
-from pallasite_std.ops.ragged.arguments import no_tangent, ragged_call, transposed_ragged_call
+from pallasite_std.ops.ragged.arguments import ragged_call, transposed_ragged_call
+from pallasite_std.ops.ragged.gradient import differentiable_ragged
 
 DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
@@ -103,11 +104,12 @@ def transposed_ragged_matmul(
     return result
 
 
-# Derivatives --------------------------------------------------------------------------------------
+# The kernels --------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _ragged(a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any) -> Any:
+def _ragged_product(
+    a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any
+) -> Any:
     n = b.shape[1] if transpose_b else b.shape[2]
     (m, k), groups = a.shape, b.shape[0]
     if a.dtype.itemsize != 2 and not transpose_b:
@@ -119,28 +121,7 @@ def _ragged(a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, confi
     return result[:, :n]
 
 
-def _ragged_forward(
-    a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any
-) -> Any:
-    return _ragged(a, b, sizes, transpose_b, out_dtype, config), (a, b, sizes)
-
-
-def _ragged_backward(
-    transpose_b: bool, out_dtype: Any, config: Any, saved: Any, cotangent: Any
-) -> Any:
-    a, b, sizes = saved
-    cotangent = cotangent.astype(a.dtype)
-    d_a = _ragged(cotangent, b, sizes, not transpose_b, np.dtype(a.dtype), None)
-    pair = (cotangent, a) if transpose_b else (a, cotangent)
-    d_b = _transposed(*pair, sizes, np.dtype(b.dtype), None)
-    return d_a, d_b, no_tangent(sizes)
-
-
-_ragged.defvjp(_ragged_forward, _ragged_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _transposed(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
+def _transposed_product(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
     (m, k), n = a.shape, b.shape[1]
     problem = _problem(a, m, n, k, sizes.shape[0], out_dtype, False)
     config = config or _default(k, n, out_dtype)
@@ -148,19 +129,7 @@ def _transposed(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
     return result[:, :, :n]
 
 
-def _transposed_forward(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
-    return _transposed(a, b, sizes, out_dtype, config), (a, b, sizes)
-
-
-def _transposed_backward(out_dtype: Any, config: Any, saved: Any, cotangent: Any) -> Any:
-    a, b, sizes = saved
-    cotangent = cotangent.astype(a.dtype)
-    d_a = _ragged(b, cotangent, sizes, True, np.dtype(a.dtype), None)
-    d_b = _ragged(a, cotangent, sizes, False, np.dtype(b.dtype), None)
-    return d_a, d_b, no_tangent(sizes)
-
-
-_transposed.defvjp(_transposed_forward, _transposed_backward)
+_ragged, _transposed = differentiable_ragged(_ragged_product, _transposed_product)
 
 
 def _problem(

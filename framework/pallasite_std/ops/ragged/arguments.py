@@ -62,11 +62,6 @@ def transposed_ragged_call(
     return sizes, out_dtype
 
 
-def no_tangent(sizes: Any) -> Any:
-    """The cotangent of group sizes."""
-    return np.zeros(sizes.shape, jax.dtypes.float0)
-
-
 def _operands(
     a: Any,
     b: Any,

@@ -22,7 +22,12 @@ from pallasite_hopper.ops.flash.config import (
     default_config,
 )
 from pallasite_hopper.ops.flash.tiles import Problem
-from pallasite_std.api import AttentionCall, attention_call, random_array
+from pallasite_std.api import (
+    AttentionCall,
+    attention_call,
+    differentiable_attention,
+    random_array,
+)
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
@@ -124,25 +129,11 @@ def attention_forward(
 # Derivatives --------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(
-    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: AttentionCall
-) -> Any:
-    return _forward(q, k, v, q_lengths, kv_lengths, options, False)[0]
-
-
-def _attention_fwd(
-    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: AttentionCall
-) -> tuple[Any, Any]:
-    out, lse = _forward(q, k, v, q_lengths, kv_lengths, options, True)
-    return out, (q, k, v, q_lengths, kv_lengths, out, lse)
-
-
-def _attention_bwd(options: AttentionCall, residuals: Any, d_out: Any) -> tuple[Any, ...]:
+def _backward(options: AttentionCall, residuals: Any, d_out: Any) -> tuple[Any, Any, Any]:
     from pallasite_hopper.ops.flash.backward import attention_backward
 
     q, k, v, q_lengths, kv_lengths, out, lse = residuals
-    gradients = attention_backward(
+    return attention_backward(
         q,
         k,
         v,
@@ -155,10 +146,6 @@ def _attention_bwd(options: AttentionCall, residuals: Any, d_out: Any) -> tuple[
         q_lengths=q_lengths,
         kv_lengths=kv_lengths,
     )
-    return (*gradients, None, None)
-
-
-_attention.defvjp(_attention_fwd, _attention_bwd)
 
 
 # The kernel ---------------------------------------------------------------------------------------
@@ -186,6 +173,9 @@ def _forward(
     operands = [q, k, v, *(given for given in (q_lengths, kv_lengths) if given is not None)]
     config = options.config or _choose(problem, operands)
     return _run(problem, config, *operands)
+
+
+_attention = differentiable_attention(_forward, _backward)
 
 
 def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:

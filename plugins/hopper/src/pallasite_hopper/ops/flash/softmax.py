@@ -6,37 +6,21 @@ sums are kept for groups of 8 columns and added up across lanes in the end.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-LOG2_E = math.log2(math.e)
+from pallasite_std.api import LOG2_E as LOG2_E
+from pallasite_std.api import cap as cap
+from pallasite_std.api import lowest as lowest
+from pallasite_std.api import spread as spread
+
 COLUMNS = 8
 """Columns for which row sums are kept apart."""
 
-_LARGEST = float(np.finfo(np.float32).max)
-
 _EXP2 = (0.99992808, 0.69326099, 0.24261094, 0.05517149)
 """Of 2**x on [-1/2, 1/2], with the least relative error for this degree: 7.5e-5."""
-
-
-def lowest(factor: float) -> float:
-    """Where row maxima begin: below any sensible score, and finite after the factor."""
-    return -_LARGEST / 4 / max(1.0, factor)
-
-
-def spread(rows: Any, columns: int) -> Any:
-    """A value for each row as a matrix."""
-    return lax.broadcast_in_dim(rows, (rows.shape[0], columns), (0,))
-
-
-def cap(scores: Any, scale: float, soft_cap: float) -> Any:
-    """``soft_cap * tanh(scale * scores / soft_cap)``, without loss of accuracy near zero."""
-    grown = jnp.exp2(scores * (2 * LOG2_E * scale / soft_cap))
-    return soft_cap - (2 * soft_cap) / (grown + 1)
 
 
 def exponentials(scores: Any, factor: float, maxima: Any, polynomial: int) -> Any:

@@ -15,7 +15,7 @@ from pallasite_hopper.ops.ragged import kernel, transposed_kernel
 from pallasite_hopper.ops.ragged.config import RaggedConfig, default_config, ragged_configs
 from pallasite_std.api import (
     aligned,
-    no_tangent,
+    differentiable_ragged,
     padded_columns,
     ragged_call,
     random_array,
@@ -107,11 +107,12 @@ def transposed_ragged_matmul(
     return _transposed(a, b, sizes, out_dtype, config)
 
 
-# Derivatives --------------------------------------------------------------------------------------
+# The kernels --------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _ragged(a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any) -> Any:
+def _ragged_product(
+    a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any
+) -> Any:
     if config is None:
         m, groups = a.shape[0], b.shape[0]
         run = functools.partial(_run_ragged, transpose_b, out_dtype)
@@ -139,28 +140,7 @@ def _run_ragged(
     return result if padded == n else result[:, :n]
 
 
-def _ragged_forward(
-    a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any
-) -> Any:
-    return _ragged(a, b, sizes, transpose_b, out_dtype, config), (a, b, sizes)
-
-
-def _ragged_backward(
-    transpose_b: bool, out_dtype: Any, config: Any, saved: Any, cotangent: Any
-) -> Any:
-    a, b, sizes = saved
-    cotangent = cotangent.astype(a.dtype)
-    d_a = _ragged(cotangent, b, sizes, not transpose_b, np.dtype(a.dtype), None)
-    pair = (cotangent, a) if transpose_b else (a, cotangent)
-    d_b = _transposed(*pair, sizes, np.dtype(b.dtype), None)
-    return d_a, d_b, no_tangent(sizes)
-
-
-_ragged.defvjp(_ragged_forward, _ragged_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _transposed(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
+def _transposed_product(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
     if config is None:
         run = functools.partial(_run_transposed, out_dtype)
         rows, n = a.shape[1], b.shape[1]
@@ -184,19 +164,7 @@ def _run_transposed(out_dtype: Any, config: RaggedConfig, a: Any, b: Any, sizes:
     return result if padded == n else result[:, :, :n]
 
 
-def _transposed_forward(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
-    return _transposed(a, b, sizes, out_dtype, config), (a, b, sizes)
-
-
-def _transposed_backward(out_dtype: Any, config: Any, saved: Any, cotangent: Any) -> Any:
-    a, b, sizes = saved
-    cotangent = cotangent.astype(a.dtype)
-    d_a = _ragged(b, cotangent, sizes, True, np.dtype(a.dtype), None)
-    d_b = _ragged(a, cotangent, sizes, False, np.dtype(b.dtype), None)
-    return d_a, d_b, no_tangent(sizes)
-
-
-_transposed.defvjp(_transposed_forward, _transposed_backward)
+_ragged, _transposed = differentiable_ragged(_ragged_product, _transposed_product)
 
 
 def _choose(
