@@ -14,7 +14,7 @@ import jax
 import pytest
 
 import pallasite
-from pallasite import cli, plugins
+from pallasite import cli, hookspecs, plugins
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -83,6 +83,17 @@ def test_links_lead_somewhere(page: pathlib.Path):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_every_hook_is_described():
+    """Each has a section, or a paragraph that begins with it; those of rules share one."""
+    page = (ROOT / "docs" / "write-a-plugin.md").read_text()
+    described = re.findall(r"^(?:### |\*\*`)(pallasite_\w+)", page, re.MULTILINE)
+    hooks = [name for name in vars(hookspecs) if name.startswith("pallasite_")]
+    rules = {name for name in hooks if name.endswith("_rules")}
+    assert sorted(described) == sorted(set(hooks) - rules)
+    (paragraph,) = [text for text in page.split("\n\n") if "`pallasite_lowering_rules`, " in text]
+    assert set(re.findall(r"`(pallasite_\w+)`", paragraph)) == rules
 
 
 def test_kernel_of_the_readme_is_short():
