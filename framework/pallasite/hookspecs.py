@@ -166,7 +166,8 @@ def pallasite_operations() -> Iterable[Operation]:  # type: ignore[empty-body]
 def pallasite_translations() -> Iterable[Translation]:  # type: ignore[empty-body]
     """How operations of MLIR are written as LLVM IR that the core does not translate itself (it
     knows arith, math, scf, llvm and static operations of vector). Called once, before the first
-    kernel is lowered; an operation has one translation."""
+    kernel is lowered; an operation has one translation, and one of two plugins has to override the
+    other, or the core, which is ``"pallasite"``."""
 
 
 @hookspec

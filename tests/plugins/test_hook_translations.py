@@ -181,6 +181,29 @@ def test_two_translations_of_one_operation():
     )
 
 
+def test_operations_that_the_core_translates():
+    def add(emitter, operation):
+        left, right = emitter.operands(operation)
+        emitter.define(operation, left[0], f"fsub {left[0]} {left[1]}, {right[1]}")
+
+    def sums(a_ref, b_ref, out_ref):
+        out_ref[...] = a_ref[...] + b_ref[...]
+
+    kernel = plgpu.kernel(sums, out_type=OUT[0])
+    a, b = np.random.default_rng(2).standard_normal((2, 256)).astype(np.float32)
+    mine = Translation(operation="arith.addf", translate=add)
+    with registered([mine], ()), pytest.raises(PluginError) as error:
+        pallasite.compile(kernel, a, b, target="sm_90")
+    assert (
+        "plugins 'pallasite' and 'complex' both register translations of operation 'arith.addf'"
+        in str(error.value)
+    )
+    mine = Translation(operation="arith.addf", translate=add, overrides=("pallasite",))
+    with registered([mine], ()):
+        made = pallasite.compile(kernel, a, b, target="sm_90")
+    np.testing.assert_array_equal(simulate(made, a, b).outputs[0], a - b)
+
+
 def test_one_may_override_the_other():
     swapped = Translation(operation="complex.re", translate=part(1), overrides=("complex",))
     with registered(), registered([swapped], (), name="other"):

@@ -23,7 +23,9 @@ from pallasite.codegen.translation.math import MATH
 from pallasite.codegen.translation.memory import MEMORY
 from pallasite.codegen.translation.types import TypeTable
 from pallasite.codegen.translation.vector import VECTOR
+from pallasite.conflicts import unique
 from pallasite.errors import CompilationError, PallasiteError, SourceLocation
+from pallasite.extensions import Translation
 from pallasite.registry import Registry
 
 _TABLES = (ARITH, MATH, CONTROL, LLVM, ASSEMBLY, MEMORY, ATOMICS, VECTOR)
@@ -86,8 +88,17 @@ def translate(
 
 @functools.lru_cache(maxsize=16)
 def _handlers(registry: Registry) -> HandlerTable:
-    contributed = {name: one.translate for name, one in registry.translations.items()}
-    return HandlerTable(*_TABLES, contributed)
+    own = [
+        Translation(operation=name, translate=handler, plugin=plugins.CORE)
+        for table in _TABLES
+        for name, handler in table.items()
+    ]
+    found = unique(
+        "translations of operation",
+        [*own, *registry.translations.values()],
+        lambda one: one.operation,
+    )
+    return HandlerTable({name: one.translate for name, one in found.items()})
 
 
 def _function(

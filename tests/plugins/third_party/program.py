@@ -70,8 +70,7 @@ def command(*arguments):
     """What a command of ``pallasite`` prints as JSON."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        status = main([*arguments, "--json"])
-    assert status == 0, text.getvalue()
+        main([*arguments, "--json"])
     return json.loads(text.getvalue())
 
 
