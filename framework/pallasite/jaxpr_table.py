@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,13 +106,25 @@ class Region:
         special = self.per_warp or self.scoped or self.states
         return self.kind is RegionKind.CALL and not special
 
-    def carried_operands(self) -> Iterator[tuple[int, int]]:
+    @functools.cached_property
+    def passed_on(self) -> tuple[int, ...] | None:
+        """The operands that the inputs are, if all of them are operands, and none is a state."""
+        operands = tuple(operand for operand in self.operands if operand is not None)
+        return operands if len(operands) == len(self.operands) and not self.states else None
+
+    def carried_operands(self) -> tuple[tuple[int, int], ...]:
         """Pairs of an output and the operand whose place it takes in the next iteration."""
+        return self._carried_operands
+
+    @functools.cached_property
+    def _carried_operands(self) -> tuple[tuple[int, int], ...]:
+        pairs = []
         for output, position in enumerate(self.carried):
             if position is not None:
                 operand = self.operands[position]
                 assert operand is not None
-                yield output, operand
+                pairs.append((output, operand))
+        return tuple(pairs)
 
 
 def call(jaxpr: Any, *, per_warp: bool = False) -> Region:
@@ -209,6 +222,16 @@ class JaxprTable:
     def __init__(self, entries: Iterable[JaxprPrimitive] = ()):
         self._entries = {entry.primitive: entry for entry in entries}
         self.primitives: frozenset[Any] = frozenset(self._entries)
+        self._remembered: dict[int, tuple[Any, Sequence[Region]]] | None = None
+
+    def remembering(self) -> JaxprTable:
+        """A table of the same primitives that finds the regions of an equation once only.
+
+        It keeps the equations alive, so it is for the work on one kernel.
+        """
+        table = JaxprTable(self)
+        table._remembered = {}
+        return table
 
     def __contains__(self, primitive: Any) -> bool:
         return primitive in self._entries
@@ -229,9 +252,14 @@ class JaxprTable:
         entry = self._entries.get(equation.primitive)
         if entry is None:
             return ()
+        remembered = self._remembered
+        if remembered is not None and (found := remembered.get(id(equation))) is not None:
+            return found[1]
         regions = entry.regions(equation)
         for region in regions:
             _check(entry, equation, region)
+        if remembered is not None:
+            remembered[id(equation)] = (equation, regions)
         return regions
 
     def inner(self, equation: Any) -> list[Any]:
@@ -258,6 +286,9 @@ class JaxprTable:
 def groups(regions: Sequence[Region]) -> Iterator[list[Region]]:
     """Regions that belong together: a call, all branches of one conditional, or the conditions and
     the body of one loop."""
+    if len(regions) == 1:
+        yield [*regions]
+        return
     group: list[Region] = []
     for region in regions:
         last = group[-1] if group else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pallasite import _jax
-from pallasite.jaxpr_table import JaxprTable, Region, RegionKind, binders, groups
+from pallasite.jaxpr_table import JaxprTable, Region, RegionKind, groups
 
 _Literal = _jax.Literal
 
@@ -94,14 +94,21 @@ class Visitor[Value]:
           jaxpr: what is visited.
           operands: of its inputs, and before them, of its constants, unless it holds their values.
         """
-        inputs = binders(jaxpr, len(operands))
+        inputs = jaxpr.invars
+        constants = jaxpr.constvars
+        if constants and len(operands) > len(inputs):
+            inputs = [*constants, *inputs]
+            constants = ()
         values: dict[Any, Value] = dict(zip(inputs, operands, strict=True))
-        if len(inputs) == len(jaxpr.invars):
-            for variable, value in zip(jaxpr.constvars, jaxpr.consts, strict=True):
+        if constants:
+            for variable, value in zip(constants, jaxpr.consts, strict=True):
                 values[variable] = self.constant(variable, value)
 
         literal, unknown, equation_of = self.literal, self.unknown, self.equation
         visit = None if type(self).visit is Visitor.visit else self.visit
+        # Kernels have many equations, and few visitors care how one gets to primitive().
+        plain = None if type(self).equation is not Visitor.equation else self.primitive
+        carriers = self._carriers
 
         def read(atom: Any) -> Value:
             return literal(atom) if isinstance(atom, _Literal) else values[atom]
@@ -112,7 +119,10 @@ class Visitor[Value]:
                     literal(atom) if isinstance(atom, _Literal) else values[atom]
                     for atom in equation.invars
                 ]
-                results = equation_of(equation, operands)
+                if plain is None or equation.primitive in carriers:
+                    results = equation_of(equation, operands)
+                else:
+                    results = plain(equation, operands)
             else:
                 results = visit(equation, read)
             if results is None:
@@ -161,6 +171,8 @@ class Visitor[Value]:
 
     def inputs(self, equation: Any, region: Region, operands: Sequence[Value]) -> list[Value]:
         """The values of a region's inputs."""
+        if region.passed_on is not None:
+            return [operands[operand] for operand in region.passed_on]
         states = dict(region.states)
         values: list[Value] = []
         for position, operand in enumerate(region.operands):

@@ -63,7 +63,7 @@ class BarrierTables:
         for target in targets:
             for name, orders in self._orders.items():
                 most_specific(f"barrier orders {name!r}", orders, target)
-        self._uses: dict[Primitive, list[BarrierUse]] = {}
+        self._uses: dict[Primitive, tuple[BarrierUse, ...]] = {}
         uses: dict[_Argument, BarrierUse] = unique(
             "barrier uses of primitive",
             with_plugin(contributions, "barrier_uses"),
@@ -71,7 +71,7 @@ class BarrierTables:
         )
         waits_first = sorted(uses.values(), key=lambda use: use.role is not BarrierRole.WAIT)
         for use in waits_first:
-            self._uses.setdefault(use.primitive, []).append(use)
+            self._uses[use.primitive] = (*self._uses.get(use.primitive, ()), use)
 
     def kind(self, dtype: Any) -> BarrierKind | None:
         """The kind of barriers with an element type, or None if no plugin loaded has it."""
@@ -100,7 +100,7 @@ class BarrierTables:
 
     def uses(self, primitive: Primitive) -> tuple[BarrierUse, ...]:
         """What a primitive does to the barriers that it is given; waits come first."""
-        return tuple(self._uses.get(primitive, ()))
+        return self._uses.get(primitive, ())
 
     def all_uses(self) -> tuple[BarrierUse, ...]:
         """The uses of all primitives, for listings."""
@@ -139,6 +139,10 @@ class MemoryTables:
         for target in targets:
             for pair, fences in self._fences.items():
                 most_specific(f"fences from proxy {pair}", fences, target)
+
+    def declares(self, primitive: Primitive) -> bool:
+        """Whether anything is declared of a primitive."""
+        return primitive in self._events or primitive in self._of_fences
 
     def events(
         self, context: EventContext, equation: Any, operands: Iterable[Any]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pallasite import _jax, plugins
+
+if TYPE_CHECKING:
+    from pallasite.view_rules import ViewRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,17 +125,23 @@ class RegionBuilder:
             self.inexact(transform)
 
 
-def memory_region(memory: Any, transforms: Sequence[Any]) -> MemoryRegion | None:
+def memory_region(
+    memory: Any,
+    transforms: Sequence[Any],
+    rule_of: Callable[[type], ViewRule | None] | None = None,
+) -> MemoryRegion | None:
     """The part of an allocation that a view covers; None if it is not in this block's memory.
 
     Args:
       memory: what stands for the allocation.
       transforms: the view, whose indices are numbers and symbols.
+      rule_of: what a class of transforms means, as ``PassContext.view_rule`` says; by default,
+        the plugins that are in use now are asked.
     """
-    registry = plugins.registry()
+    rule_of = rule_of or plugins.registry().view_rule
     builder = RegionBuilder()
     for transform in transforms:
-        rule = registry.view_rule(type(transform))
+        rule = rule_of(type(transform))
         if rule is None or rule.region is None:
             builder.inexact(transform)
         else:

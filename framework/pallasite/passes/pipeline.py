@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import re
 import time
@@ -28,7 +29,9 @@ from pallasite.errors import CompilationError, ConfigError, PallasiteError
 from pallasite.extensions import Pass, Stage
 from pallasite.jaxpr_table import JaxprTable
 from pallasite.order_tables import BarrierTables, MemoryTables
+from pallasite.registry import Registry
 from pallasite.targets import Target
+from pallasite.view_rules import ViewRule
 
 _EXTENSIONS: dict[str, str] = {"jaxpr": "txt", "mlir": "mlir", "llvm": "ll", "ptx": "ptx"}
 _FIRST_NUMBER: dict[str, int] = {"jaxpr": 0, "mlir": 20, "llvm": 40, "ptx": 60}
@@ -56,20 +59,28 @@ class PassContext:
     timings: list[tuple[str, float]] = dataclasses.field(default_factory=list)
     _numbers: dict[str, Iterator[int]] = dataclasses.field(default_factory=dict, repr=False)
 
-    @property
+    @functools.cached_property
+    def _registry(self) -> Registry:
+        return plugins.registry()
+
+    @functools.cached_property
     def jaxprs(self) -> JaxprTable:
         """The primitives that carry jaxprs, for those who walk the kernel."""
-        return plugins.registry().jaxprs
+        return self._registry.jaxprs.remembering()
 
     @property
     def barriers(self) -> BarrierTables:
         """Kinds of barriers, and what primitives do to them."""
-        return plugins.registry().barriers
+        return self._registry.barriers
 
     @property
     def memory(self) -> MemoryTables:
         """What primitives do to memory."""
-        return plugins.registry().memory
+        return self._registry.memory
+
+    def view_rule(self, transform: type) -> ViewRule | None:
+        """What a class of transforms of references means, or None if nobody says so."""
+        return self._registry.view_rule(transform)
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -347,16 +347,18 @@ class InferenceContext:
     def declared_events(self, operands: Sequence[AbstractValue]) -> None:
         """What the tables of plugins declare of the primitive: of memory, and of barriers."""
         registry, target = self.walk.kernel.registry, self.walk.kernel.target
-        uses = registry.barriers.uses(self.equation.primitive)
+        primitive = self.equation.primitive
+        uses = registry.barriers.uses(primitive)
+        self.declared = registry.memory.declares(primitive)
+        if not uses and not self.declared:
+            return
         for use in uses:
             if use.role is BarrierRole.WAIT:
                 self._barrier_event(use, operands)
                 if not self.in_warp:
                     self.event(EventKind.WAIT)
         context = EventContext(target, self.in_warp)
-        events = registry.memory.events(context, self.equation, operands)
-        self.declared = events is not None
-        for event in events or ():
+        for event in registry.memory.events(context, self.equation, operands) or ():
             self.event(event.kind, event.reference, proxy=event.proxy, source=event.source)
         for use in uses:
             if use.role is BarrierRole.ARRIVE:

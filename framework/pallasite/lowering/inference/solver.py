@@ -8,6 +8,7 @@ order is that of the program, so the result is the same every time.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from pallasite.layouts.construct import default_strided
 from pallasite.layouts.memory import MemoryLayout
@@ -23,6 +24,23 @@ _MOST_ROUNDS = 8
 
 _MOST_FOLLOWERS = 64
 """Groups that change together with one."""
+
+
+class _Known:
+    """What the solver keeps of a factor.
+
+    Attributes:
+      factor: kept alive, so that its id is not that of another one.
+      groups: those of its variables, which no longer change.
+      costs: what it costs, by the layouts of the variables and then of the choices.
+    """
+
+    __slots__ = ("costs", "factor", "groups")
+
+    def __init__(self, factor: Factor, groups: tuple[int, ...]):
+        self.factor = factor
+        self.groups = groups
+        self.costs: dict[tuple[Any, ...], float] = {}
 
 
 class Solver:
@@ -48,10 +66,14 @@ class Solver:
             if all(problem.group(v) in members for v in factor.variables)
         ]
         self.factors += self._copies()
+        self._known = {
+            id(factor): _Known(factor, tuple(problem.group(v) for v in factor.variables))
+            for factor in self.factors
+        }
         self._of_group: dict[int, list[Factor]] = {group: [] for group in self._groups}
         self._of_choice: list[list[Factor]] = [[] for _ in problem.choices]
         for factor in self.factors:
-            for group in dict.fromkeys(problem.group(v) for v in factor.variables):
+            for group in dict.fromkeys(self._known[id(factor)].groups):
                 self._of_group[group].append(factor)
             for choice in factor.choices:
                 self._of_choice[choice].append(factor)
@@ -120,7 +142,7 @@ class Solver:
             for factor in self.factors:
                 if not isinstance(factor, Relation):
                     continue
-                for group in {self._problem.group(v) for v in factor.variables}:
+                for group in set(self._known[id(factor)].groups):
                     if group in self.labels:
                         continue
                     for layout in self._proposals(factor, group)[:1]:
@@ -142,12 +164,13 @@ class Solver:
             found.append(layout)
 
     def _proposals(self, factor: Factor, group: int) -> list[Layout]:
-        layouts = [self.labels.get(self._problem.group(v)) for v in factor.variables]
+        groups = self._known[id(factor)].groups
+        layouts = [self.labels.get(one) for one in groups]
         memory = [self.memory[choice] for choice in factor.choices]
         return [
             layout
-            for position, variable in enumerate(factor.variables)
-            if self._problem.group(variable) == group
+            for position, one in enumerate(groups)
+            if one == group
             for layout in factor.proposals(position, layouts, memory)
         ]
 
@@ -155,13 +178,17 @@ class Solver:
 
     def cost_of(self, factor: Factor, labels: dict[int, Layout] | None = None) -> float:
         """What a factor costs, by its weight; ``labels`` replace some of the chosen ones."""
-        layouts = []
-        for variable in factor.variables:
-            group = self._problem.group(variable)
-            changed = None if labels is None else labels.get(group)
-            layouts.append(self.labels[group] if changed is None else changed)
+        known, present = self._known[id(factor)], self.labels
+        if labels is None:
+            layouts = [present[group] for group in known.groups]
+        else:
+            layouts = [labels.get(group) or present[group] for group in known.groups]
         memory = [self.memory[choice] for choice in factor.choices]
-        return factor.weight * factor.cost(layouts, memory)
+        key = (*layouts, *memory)
+        cost = known.costs.get(key)
+        if cost is None:
+            cost = known.costs[key] = factor.weight * factor.cost(layouts, memory)
+        return cost
 
     def _improve(self, group: int) -> bool:
         if group in self._pinned:
@@ -208,7 +235,7 @@ class Solver:
             for factor in self._of_group[group]:
                 if not isinstance(factor, Relation):
                     continue
-                operand, result = (self._problem.group(v) for v in factor.variables)
+                operand, result = self._known[id(factor)].groups
                 other, position = (result, 1) if operand == group else (operand, 0)
                 if other in changes or other in self._pinned:
                     continue
@@ -246,9 +273,8 @@ class Solver:
     ) -> tuple[MemoryLayout, float]:
         """The best layout of an allocation, and what it saves compared with the present one."""
         factors = self._of_choice[number]
-        ready = [
-            f for f in factors if all(self._problem.group(v) in self.labels for v in f.variables)
-        ]
+        known, chosen = self._known, self.labels
+        ready = [f for f in factors if all(group in chosen for group in known[id(f)].groups)]
         before, costs = self.memory[number], []
         for candidate in self._problem.choices[number].candidates:
             self.memory[number] = candidate

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from pallasite.plugin import SourceLocation
+from pallasite.plugin import SourceLocation, ViewRule
 from pallasite.plugin.language import (
     MemoryRegion,
     MemorySpace,
@@ -36,14 +37,17 @@ class Accumulator:
         self.read = False
 
 
-def region_of(reference: Any) -> MemoryRegion | None:
+def region_of(
+    reference: Any, rule_of: Callable[[type], ViewRule | None] | None = None
+) -> MemoryRegion | None:
     """The part of shared memory behind a reference; None if it is not in this block's.
 
     Args:
       reference: a TransformedRef whose ``ref`` is a :class:`Memory`, and whose indices are numbers
         and symbols.
+      rule_of: see :func:`~pallasite.plugin.language.memory_region`.
     """
     memory = reference.ref
     if not isinstance(memory, Memory) or not memory.shared:
         return None
-    return memory_region(memory, reference.transforms)
+    return memory_region(memory, reference.transforms, rule_of)

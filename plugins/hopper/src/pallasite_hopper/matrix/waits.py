@@ -28,7 +28,6 @@ from pallasite.plugin import (
     MemoryTables,
     Semantics,
     SourceLocation,
-    Target,
     jaxprs,
 )
 from pallasite.plugin import jax_internals as _jax
@@ -214,7 +213,10 @@ class _Thread(jaxprs.Visitor[Any]):
         super().__init__(context.jaxprs)
         self.missing = missing
         self.tables: tuple[MemoryTables, BarrierTables] = (context.memory, context.barriers)
-        self.target: Target = context.target
+        self.contexts = {
+            in_warp: EventContext(context.target, in_warp=in_warp) for in_warp in (False, True)
+        }
+        self.view_rule = context.view_rule
         self.mapped: Any = None
         self.announced: Any = None
         self.scalars = Scalars(number, name)
@@ -385,7 +387,8 @@ class _Thread(jaxprs.Visitor[Any]):
         regions = tuple(
             region
             for one in matrices
-            if isinstance(one, _jax.TransformedRef) and (region := region_of(one)) is not None
+            if isinstance(one, _jax.TransformedRef)
+            and (region := region_of(one, self.view_rule)) is not None
         )
         accumulator = acc.ref
         if not isinstance(accumulator, Accumulator):
@@ -443,9 +446,11 @@ class _Thread(jaxprs.Visitor[Any]):
         """What plugins' tables declare of a primitive: stores by any proxy, and fences."""
         memory, barriers = self.tables
         uses = barriers.uses(equation.primitive)
-        if any(use.role is BarrierRole.EXPECT for use in uses):
+        if uses and any(use.role is BarrierRole.EXPECT for use in uses):
             self.announced = equation
-        context = EventContext(self.target, in_warp=self.mapped is not None)
+        if not memory.declares(equation.primitive) or _only_reads(equation):
+            return
+        context = self.contexts[self.mapped is not None]
         for event in memory.events(context, equation, operands) or ():
             if event.kind is EventKind.FENCE and event.proxy == ASYNC:
                 state.stored = {}
@@ -478,7 +483,7 @@ class _Thread(jaxprs.Visitor[Any]):
         state.wait(left)
 
     def _written(self, equation: Any, target: Any, state: _State, *, plain: bool) -> None:
-        region = region_of(target)
+        region = region_of(target, self.view_rule)
         if region is None:
             return
         location = _jax.user_location(equation.source_info)
@@ -499,6 +504,12 @@ class _Thread(jaxprs.Visitor[Any]):
         else:
             kept = [store for store in state.stored if store.region.memory is not region.memory]
             state.stored = dict.fromkeys(kept)
+
+
+def _only_reads(equation: Any) -> bool:
+    """Whether an equation can neither store nor fence."""
+    effects = equation.effects
+    return bool(effects) and all(type(effect) is _jax.ReadEffect for effect in effects)
 
 
 def _place(what: str, location: SourceLocation | None) -> str:
