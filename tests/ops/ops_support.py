@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import pallasite
 
-ON_GPU = jax.default_backend() == "gpu"
+PORTABLE = ("sm_90", "sm_100a", "sm_120a")
+"""Targets for which the standard library serves."""
 
-PORTABLE = ("sm_90",) * 3 if ON_GPU else ("sm_90", "sm_100a", "sm_120a")
-"""Targets for which the standard library serves; a GPU runs what it can."""
+TARGETS = (*PORTABLE, "sm_90a")
 
-TARGETS = ("sm_90", "sm_90a") if ON_GPU else (*PORTABLE, "sm_90a")
 
-on = pallasite.target
+def on(target: str) -> contextlib.AbstractContextManager[None]:
+    """Calls operations for a target; a GPU runs its own portable target instead of other chips'."""
+    if target in PORTABLE and jax.default_backend() == "gpu":
+        target = "sm_90"
+    return pallasite.target(target)
 
 
 def random(seed: int, shape: tuple[int, ...], dtype: object) -> jax.Array:
