@@ -215,6 +215,10 @@ class Registry:
         """All resource rules, or all those of one primitive."""
         return self._resources.rules(primitive)
 
+    def has_resource_rules(self, primitive: Primitive) -> bool:
+        """Whether there is a resource rule of a primitive at all, for any operands and target."""
+        return primitive in self._resources
+
     def layout_rules(self, primitive: Primitive | None = None) -> tuple[LayoutRule, ...]:
         """All layout rules, or all those of one primitive."""
         return self._layouts.rules(primitive)

@@ -59,6 +59,10 @@ class RuleTable[Kind: Rule]:
             if len(of_primitive) > 1:
                 self._check(primitive, of_primitive, known)
 
+    def __contains__(self, primitive: Primitive) -> bool:
+        """Whether there are rules of a primitive."""
+        return primitive in self._rules
+
     def rules(self, primitive: Primitive | None = None) -> tuple[Kind, ...]:
         """All rules, or all those of one primitive."""
         if primitive is not None:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 class _ByName(abc.ABCMeta):
     """Spaces of plugins are found as ``MemorySpace.NAME``, and all spaces by iteration."""
 
+    # Faster than that of abstract classes, which would have virtual subclasses.
+    __instancecheck__ = type.__instancecheck__
+
     def __getattr__(cls, name: str) -> Any:
         if cls.__name__ != "MemorySpace" or name.startswith("_"):
             raise AttributeError(f"{cls.__name__} has no attribute {name!r}")

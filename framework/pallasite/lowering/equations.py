@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -12,21 +11,32 @@ from pallasite import _jax
 from pallasite.errors import InternalError, PallasiteError, SourceLocation, UnsupportedError
 
 
-@contextlib.contextmanager
-def errors_at_equation(equation: Any) -> Iterator[None]:
+class errors_at_equation:  # noqa: N801 -- entered like a function, for every equation
     """Gives the errors of a rule the user's line; exceptions of another kind are ours to mend.
 
     What the user's own code raises, if a rule calls some, passes through.
     """
-    location = _jax.user_location(equation.source_info)
-    try:
-        yield
-    except PallasiteError as error:
-        error.at(location)
-        raise
-    except Exception as error:
-        if _jax.raised_by_user(error):
-            raise
+
+    __slots__ = ("_equation",)
+
+    def __init__(self, equation: Any):
+        self._equation = equation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        if error is None:
+            return
+        equation = self._equation
+        location = _jax.user_location(equation.source_info)
+        if isinstance(error, PallasiteError):
+            error.at(location)
+            return
+        if not isinstance(error, Exception) or _jax.raised_by_user(error):
+            return
         operands = ", ".join(_type_of(atom.aval) for atom in equation.invars)
         raise InternalError(
             f"the rule of primitive {equation.primitive} failed: {type(error).__name__}: {error}",
@@ -40,14 +50,14 @@ def _type_of(aval: Any) -> str:
     return str(aval.str_short() if isinstance(aval, _jax.ShapedArray) else aval)
 
 
-@contextlib.contextmanager
-def mlir_location(location: SourceLocation | None) -> Iterator[None]:
+def mlir_location(location: SourceLocation | None) -> contextlib.AbstractContextManager[Any]:
     """Gives the operations emitted inside the user's source line."""
     if location is None:
-        yield
-        return
-    with ir.Location.file(location.file, location.line, location.column):
-        yield
+        return contextlib.nullcontext()
+    found: contextlib.AbstractContextManager[Any] = ir.Location.file(
+        location.file, location.line, location.column
+    )
+    return found
 
 
 def check_elements(equation: Any) -> None:

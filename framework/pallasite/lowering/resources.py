@@ -248,11 +248,12 @@ class _Estimate(Visitor[Any]):
         return atom.aval
 
     def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
-        ctx = self.ctx
-        with errors_at_equation(equation):
-            rule = ctx.registry.resource_rule(
-                equation.primitive, ctx.semantics, ctx.target, operands, equation.params
-            )
+        ctx, rule = self.ctx, None
+        if ctx.registry.has_resource_rules(equation.primitive):
+            with errors_at_equation(equation):
+                rule = ctx.registry.resource_rule(
+                    equation.primitive, ctx.semantics, ctx.target, operands, equation.params
+                )
         if equation.primitive not in self.table:
             check_no_jaxprs(equation)
         elif rule is None:

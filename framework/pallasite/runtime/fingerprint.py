@@ -97,20 +97,19 @@ class _Writer:
         self.parts: list[str] = []
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # So that no address is used twice while writing.
+        self._handlers: dict[type, Callable[[_Writer, Any], None]] = {}
 
     def write(self, value: Any) -> None:
         kind = type(value)
         if value is None or kind in (bool, int, float, complex, str, bytes, type(Ellipsis)):
             self.parts.append(f"{kind.__name__} {value!r}")
             return
-        for types_, write in _HANDLERS:
-            if isinstance(value, types_):
-                write(self, value)
-                return
-        if dataclasses.is_dataclass(value) and not _by_identity(kind):
-            self.fields(kind, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-            return
-        self.object(value)
+        handler = self._handlers.get(kind)
+        if handler is None:
+            handler = _handler(value)
+            if not isinstance(value, _jax.Tracer):  # Of those, each may be another array.
+                self._handlers[kind] = handler
+        handler(self, value)
 
     def number(self, value: Any) -> tuple[int, bool]:
         """The number of an object, and whether it is new."""
@@ -194,6 +193,10 @@ class _Writer:
         parts = [value.shape, value.dtype, bool(value.weak_type), value.memory_space]
         self.sequence("type", parts)
 
+    def dataclass(self, value: Any) -> None:
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        self.fields(type(value), fields)
+
     def reference_type(self, value: Any) -> None:
         if type(value) is not _jax.AbstractRef:
             self.object(value)
@@ -202,8 +205,7 @@ class _Writer:
 
     def memory_space(self, value: MemorySpace) -> None:
         if dataclasses.is_dataclass(value):
-            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            self.fields(type(value), fields)
+            self.dataclass(value)
         else:
             self.parts.append(f"{_qualified(type(value))}.{value.name}")
 
@@ -316,3 +318,13 @@ _HANDLERS: tuple[tuple[Any, Callable[[_Writer, Any], None]], ...] = (
     (Mapping, _Writer.mapping),
 )
 """How to write values of a class; the first that fits."""
+
+
+def _handler(value: Any) -> Callable[[_Writer, Any], None]:
+    """How to write a value, and others of its class."""
+    for types_, write in _HANDLERS:
+        if isinstance(value, types_):
+            return write
+    if dataclasses.is_dataclass(value) and not _by_identity(type(value)):
+        return _Writer.dataclass
+    return _Writer.object
