@@ -28,14 +28,14 @@ PAGE = harness.ROOT / "docs" / "matmul-tutorial.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 LIBRARY = "`pallasite_hopper.ops.matmul`"
 DESCRIPTIONS = {
-    "step1_tile": "1. one tile for each block, one slot, no swizzle",
+    "step1_tile": "1. one tile per block, one stage, no swizzle",
     "step2_swizzle": "2. 128-byte swizzle",
-    "step3_ring": "3. ring of slots, one product in flight",
+    "step3_ring": "3. circular buffer of stages, one wgmma in flight",
     "step4_two_warpgroups": "4. two warpgroups, 128 x 256 tiles",
-    "step5_specialized": "5. a warpgroup for the copies",
-    "step6_persistent": "6. persistent blocks, order of tiles",
-    "step7_stores": "7. results by TMA",
-    "step8_clusters": "8. pairs of blocks, multicast",
+    "step5_specialized": "5. producer and consumer warpgroups",
+    "step6_persistent": "6. persistent blocks, tile order",
+    "step7_stores": "7. TMA stores",
+    "step8_clusters": "8. clusters of two blocks, multicast",
     OURS: LIBRARY,
     "xla": "XLA",
 }

@@ -1,6 +1,6 @@
 """Compiles examples for every target, runs them, checks the results, and shows it all in a table.
 
-Without arguments these are a matrix product, an attention and a softmax that every target has;
+Without arguments these are a GEMM, an attention and a softmax that every target supports;
 names (or parts of names) choose others, and ``--all`` takes all. It needs no GPU: without one, the
 kernels run on the simulator, whose sanitizer checks what they do. The exit status is 1 if anything
 failed.

@@ -1,9 +1,9 @@
-"""A linear layer and its softmax, without a word about layouts.
+"""A linear layer with a softmax epilogue, with inferred layouts.
 
-Under warpgroup semantics the compiler chooses how arrays lie in registers and in shared memory:
-what the matrix units read is tiled and swizzled, the bias comes in the layout of the accumulator's
-columns, and the tile of the result lies so that its store has no bank conflicts. It also inserts
-the fence between that store and the copy. ``pallasite inspect`` says what it chose:
+Under warpgroup semantics the compiler chooses the layouts of arrays in registers and shared memory:
+the operands of ``wgmma`` are tiled and swizzled, the bias is loaded in the accumulator's column
+layout, and the tile of the result is swizzled so that its store has no bank conflicts. It also
+inserts the fence between that store and the copy. ``pallasite inspect`` reports its choices:
 
     pallasite inspect examples/inferred_layouts.py::linear_softmax_bf16 --layouts --target sm_90a
 """

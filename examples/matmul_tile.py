@@ -1,9 +1,9 @@
-"""A matrix product on Hopper's matrix units, one tile of the result for each block.
+"""A GEMM on Hopper's tensor cores, one tile of the result per block.
 
-The tiles of both operands come by TMA into a ring of slots, and ``wgmma`` multiplies them where
-they lie, in swizzled tiles that the compiler chooses. The product is asynchronous: while it reads
-one slot, the copies into the others are under way, and ``wgmma_wait(1)`` says when the slot before
-it is free. The accumulator stays in registers all the time.
+TMA copies the tiles of both operands into a circular buffer of stages, and ``wgmma`` reads them
+from shared memory, in swizzled tiles that the compiler chooses. ``wgmma`` is asynchronous: while it
+reads one stage, the copies into the others are in flight, and after ``wgmma_wait(1)`` the previous
+stage is free. The accumulator stays in registers throughout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from examples.catalog import Example, random_arrays
 from pallasite import gpu as plgpu
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64
-SLOTS = 4
+STAGES = 4
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -30,26 +30,26 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         columns = pl.ds(lax.axis_index("column") * COLUMNS, COLUMNS)
 
         def fetch(step):
-            slot = lax.rem(step, SLOTS)
+            stage = lax.rem(step, STAGES)
             depth = pl.ds(step * DEPTH, DEPTH)
-            plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[stage], loaded.at[stage])
 
-        for step in range(min(SLOTS - 1, steps)):
+        for step in range(min(STAGES - 1, steps)):
             fetch(step)
 
         def multiply(acc):
             @pl.loop(0, steps)
             def _(step):
-                slot = lax.rem(step, SLOTS)
-                plgpu.barrier_wait(loaded.at[slot])
-                plgpu.wgmma(acc, a_tiles.at[slot], b_tiles.at[slot])
-                # All but the last product are done: what they read can be replaced.
+                stage = lax.rem(step, STAGES)
+                plgpu.barrier_wait(loaded.at[stage])
+                plgpu.wgmma(acc, a_tiles.at[stage], b_tiles.at[stage])
+                # All but the last wgmma have completed: their operands can be overwritten.
                 plgpu.wgmma_wait(1)
 
-                @pl.when(step + SLOTS - 1 < steps)
+                @pl.when(step + STAGES - 1 < steps)
                 def _():
-                    fetch(step + SLOTS - 1)
+                    fetch(step + STAGES - 1)
 
             return acc[...]
 
@@ -63,10 +63,10 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         body,
         out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype),
-            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype),
+            plgpu.SMEM((STAGES, ROWS, DEPTH), a.dtype),
+            plgpu.SMEM((STAGES, DEPTH, COLUMNS), b.dtype),
             plgpu.SMEM((ROWS, COLUMNS), a.dtype),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
         ],
         grid=(m // ROWS, n // COLUMNS),
         grid_names=("row", "column"),

@@ -1,7 +1,7 @@
-"""One copy for all blocks of a cluster: each fetches a share, and the hardware spreads it.
+"""One copy for all blocks of a cluster: each fetches a part, and the hardware multicasts it.
 
 All blocks of a cluster need the same tile of ``shared``. With ``collective_axes`` the copy reads
-the tile from memory once, and it lands in the shared memory of every block. Before a tile may be
+the tile from memory once, and writes it to the shared memory of every block. Before a tile may be
 overwritten, *all* blocks must have read it: that is what the ``ClusterBarrier`` is for.
 """
 
@@ -25,28 +25,28 @@ def add_to_all(x: jax.Array, shared: jax.Array, *, blocks: int) -> jax.Array:
     count, rows, _ = x.shape
     tiles = rows // ROWS
 
-    def body(x_ref, shared_ref, out_ref, slots, loaded, free):
+    def body(x_ref, shared_ref, out_ref, stages, loaded, free):
         program = jax.lax.axis_index("group") * blocks + jax.lax.axis_index("cluster")
 
         @pl.loop(0, tiles)
         def _(i):
-            slot = jax.lax.rem(i, 2)
+            stage = jax.lax.rem(i, 2)
             window = pl.ds(i * ROWS, ROWS)
 
             @pl.when(i >= 2)
             def _():
-                plgpu.barrier_wait(free.at[slot])  # Every block has read what is in the slot.
+                plgpu.barrier_wait(free.at[stage])  # Every block has released the stage.
 
             plgpu.copy_gmem_to_smem(
-                shared_ref.at[window], slots.at[slot], loaded.at[slot], collective_axes="cluster"
+                shared_ref.at[window], stages.at[stage], loaded.at[stage], collective_axes="cluster"
             )
-            plgpu.barrier_wait(loaded.at[slot])
-            out_ref[program, window] = x_ref[program, window] + slots[slot]
+            plgpu.barrier_wait(loaded.at[stage])
+            out_ref[program, window] = x_ref[program, window] + stages[stage]
 
             @pl.when(i + 2 < tiles)
             def _():
                 plgpu.commit_smem()
-                plgpu.barrier_arrive(free.at[slot])
+                plgpu.barrier_arrive(free.at[stage])
 
     kernel = plgpu.kernel(
         body,

@@ -1,4 +1,4 @@
-"""Softmax of long 16-bit rows by blocks that stay, with the next rows on their way.
+"""Softmax of long 16-bit rows by persistent blocks, which prefetch the next rows.
 
 A row of 32768 elements takes most of a multiprocessor's registers, so no second block can load
 while the first computes. So a block works on many rows, and TMA copies the next ones to shared
@@ -35,8 +35,8 @@ def persistent_softmax(x: jax.Array, blocks: int = 132) -> jax.Array:
 
             @pl.when((warpgroup == 0) & (row < rows))
             def _():
-                slot = lax.rem(step, BUFFERS)
-                plgpu.copy_gmem_to_smem(x_ref.at[row], buffers.at[slot], loaded.at[slot])
+                stage = lax.rem(step, BUFFERS)
+                plgpu.copy_gmem_to_smem(x_ref.at[row], buffers.at[stage], loaded.at[stage])
 
         def exchange(which, value, combine):
             partial[which, warpgroup] = value
@@ -52,9 +52,9 @@ def persistent_softmax(x: jax.Array, blocks: int = 132) -> jax.Array:
 
         @pl.loop(0, (rows - block + blocks - 1) // blocks)
         def _(step):
-            slot = lax.rem(step, BUFFERS)
-            plgpu.barrier_wait(loaded.at[slot])
-            v = buffers[slot, window].astype(jnp.float32)
+            stage = lax.rem(step, BUFFERS)
+            plgpu.barrier_wait(loaded.at[stage])
+            v = buffers[stage, window].astype(jnp.float32)
             largest = exchange(0, jnp.max(v), jnp.maximum)
             fetch(step + BUFFERS)  # every warpgroup has read the buffer before the exchange
             e = jnp.exp(v - largest)

@@ -1,4 +1,4 @@
-"""A software pipeline: while one block of data is worked on, the next ones are on their way.
+"""A software pipeline: while one block of data is processed, the next ones are prefetched.
 
 ``emit_pipeline`` cuts the operands as the block specs say, keeps ``max_concurrent_steps`` steps of
 copies in flight, and calls the body with references to shared memory.

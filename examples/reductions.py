@@ -1,8 +1,8 @@
 """Sums of the rows and of the columns of a matrix.
 
 Rows: a block holds one row in registers, and ``jnp.sum`` adds up within each lane, across the lanes
-of a warp and across warps. Columns: a block walks down a strip of columns with one accumulator per
-column in registers, so that nothing crosses lanes at all; the loop carries the accumulators.
+of a warp and across warps. Columns: a block traverses a strip of columns with one accumulator per
+column in registers, so that no data crosses lanes; the loop carries the accumulators.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A copy through tiled, swizzled shared memory, with TMA both ways.
 
 The tensor memory accelerator (TMA) moves a whole window with one instruction and counts the bytes
-on a barrier. ``TilingTransform`` and ``SwizzleTransform`` say how the tile lies in shared memory;
+on a barrier. ``TilingTransform`` and ``SwizzleTransform`` set the layout of the tile in shared
+memory;
 the body still sees its logical shape. Swizzling permutes the 16-byte pieces of each row so that
-reading a column does not hit one bank over and over; a swizzle of 16 bytes means none.
+reading a column has no bank conflicts; a swizzle of 16 bytes means none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A transpose through shared memory, with TMA both ways.
 
 ``transpose_ref`` is a view of a tile with its dimensions swapped. Reading through it walks down the
-columns of the tile, and in a row-major tile the lanes of a warp would hit one bank over and over.
-The compiler swizzles both tiles and spreads the array over the lanes so that they do not;
-``plgpu.load`` checks that and would raise an error which says how many times slower the read is.
+columns of the tile, and in a row-major tile the lanes of a warp would all access one bank. The
+compiler swizzles both tiles and chooses a register layout without bank conflicts; ``plgpu.load``
+checks that and would raise an error that states how many times slower the read is.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from examples.catalog import Example, random_arrays
 from pallasite import gpu as plgpu
 
 QUERIES, KEYS = 64, 64
-SLOTS = 2
+STAGES = 2
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -38,33 +38,33 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         queries = pl.ds(lax.axis_index("query") * QUERIES, QUERIES)
 
         def fetch(step):
-            slot = lax.rem(step, SLOTS)
+            stage = lax.rem(step, STAGES)
             keys = pl.ds(step * KEYS, KEYS)
-            plgpu.copy_gmem_to_smem(k_ref.at[head, keys], k_tiles.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(v_ref.at[head, keys], v_tiles.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(k_ref.at[head, keys], k_tiles.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(v_ref.at[head, keys], v_tiles.at[stage], loaded.at[stage])
 
         plgpu.copy_gmem_to_smem(q_ref.at[head, queries], q_tile, q_loaded)
-        for step in range(min(SLOTS - 1, steps)):
+        for step in range(min(STAGES - 1, steps)):
             fetch(step)
         plgpu.barrier_wait(q_loaded)
         q_rows = q_tile[...]
 
         def attend(step, carry):
             acc, largest, total = carry
-            slot = lax.rem(step, SLOTS)
-            plgpu.barrier_wait(loaded.at[slot])
+            stage = lax.rem(step, STAGES)
+            plgpu.barrier_wait(loaded.at[stage])
 
-            @pl.when(step + SLOTS - 1 < steps)
+            @pl.when(step + STAGES - 1 < steps)
             def _():
-                fetch(step + SLOTS - 1)
+                fetch(step + STAGES - 1)
 
             zero = jnp.zeros((QUERIES, KEYS), jnp.float32)
-            logits = plgpu.mma(zero, q_rows, k_tiles[slot].T) * scale
+            logits = plgpu.mma(zero, q_rows, k_tiles[stage].T) * scale
             new_largest = jnp.maximum(largest, jnp.max(logits, axis=1))
             powers = jnp.exp2(logits - new_largest[:, None])
             shrink = jnp.exp2(largest - new_largest)
             total = total * shrink + jnp.sum(powers, axis=1)
-            acc = plgpu.mma(acc * shrink[:, None], powers.astype(v.dtype), v_tiles[slot])
+            acc = plgpu.mma(acc * shrink[:, None], powers.astype(v.dtype), v_tiles[stage])
             return acc, new_largest, total
 
         start = (
@@ -82,10 +82,10 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
         scratch_types=[
             plgpu.SMEM((QUERIES, width), q.dtype),
-            plgpu.SMEM((SLOTS, KEYS, width), k.dtype),
-            plgpu.SMEM((SLOTS, KEYS, width), v.dtype),
+            plgpu.SMEM((STAGES, KEYS, width), k.dtype),
+            plgpu.SMEM((STAGES, KEYS, width), v.dtype),
             plgpu.Barrier(),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
         ],
         grid=(heads, length // QUERIES),
         grid_names=("head", "query"),

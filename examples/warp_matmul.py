@@ -1,9 +1,9 @@
-"""A matrix product for every target: warps multiply tiles that TMA brings into a ring of slots.
+"""A GEMM for every target: warp-level MMA on tiles that TMA copies into a circular buffer.
 
 ``plgpu.mma`` is the matrix instruction that all targets have. It takes its operands from registers
-and is done when it returns, so a slot can be filled again as soon as all lanes have read it. The
-kernel need not say so: under warpgroup semantics the compiler adds the barrier before the copy that
-overwrites a slot. It also chooses how tiles are swizzled, so that no access has bank conflicts.
+and is done when it returns, so a stage can be refilled as soon as all lanes have read it. Under
+warpgroup semantics the compiler inserts the barrier before the copy that overwrites a stage. It
+also chooses how tiles are swizzled, so that no access has bank conflicts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from examples.catalog import Example, random_arrays
 from pallasite import gpu as plgpu
 
 ROWS, COLUMNS, DEPTH = 128, 64, 64
-SLOTS = 3
+STAGES = 3
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -30,24 +30,24 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         columns = pl.ds(lax.axis_index("column") * COLUMNS, COLUMNS)
 
         def fetch(step):
-            slot = lax.rem(step, SLOTS)
+            stage = lax.rem(step, STAGES)
             depth = pl.ds(step * DEPTH, DEPTH)
-            plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[stage], loaded.at[stage])
 
-        for step in range(min(SLOTS - 1, steps)):
+        for step in range(min(STAGES - 1, steps)):
             fetch(step)
 
         def multiply(step, acc):
-            slot = lax.rem(step, SLOTS)
-            plgpu.barrier_wait(loaded.at[slot])
+            stage = lax.rem(step, STAGES)
+            plgpu.barrier_wait(loaded.at[stage])
 
-            # The slot of the previous step is free: its product is done.
-            @pl.when(step + SLOTS - 1 < steps)
+            # The stage of the previous step is free: its mma has completed.
+            @pl.when(step + STAGES - 1 < steps)
             def _():
-                fetch(step + SLOTS - 1)
+                fetch(step + STAGES - 1)
 
-            return plgpu.mma(acc, a_tiles[slot], b_tiles[slot])
+            return plgpu.mma(acc, a_tiles[stage], b_tiles[stage])
 
         acc = lax.fori_loop(0, steps, multiply, jnp.zeros((ROWS, COLUMNS), jnp.float32))
         result[...] = acc.astype(out_ref.dtype)
@@ -58,10 +58,10 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         body,
         out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype),
-            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype),
+            plgpu.SMEM((STAGES, ROWS, DEPTH), a.dtype),
+            plgpu.SMEM((STAGES, DEPTH, COLUMNS), b.dtype),
             plgpu.SMEM((ROWS, COLUMNS), a.dtype),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
         ],
         grid=(m // ROWS, n // COLUMNS),
         grid_names=("row", "column"),

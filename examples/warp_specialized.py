@@ -1,9 +1,9 @@
-"""Warpgroups with different jobs: one fetches, the others compute.
+"""Warp specialization: a producer warpgroup fetches, consumer warpgroups compute.
 
-The block has three threads (warpgroups). The first only starts copies, so it gives most of its
-registers to the other two (``set_max_registers``, a feature of the targets whose names end in
-``a``), which work on alternate tiles. Two barriers per slot hand it back and forth: ``full`` says
-that a tile has arrived, ``empty`` that it has been used.
+The block has three threads (warpgroups). The first, the producer, only issues copies, so it
+releases most of its registers to the two consumers (``set_max_registers``, a feature of the targets
+whose names end in ``a``), which work on alternate tiles. Two barriers per stage transfer its
+ownership: ``full`` says that a tile has arrived, ``empty`` that it has been used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pallasite import gpu as plgpu
 
 ROWS, COLUMNS = 32, 128
 WORKERS = 2
-SLOTS = 2 * WORKERS
+STAGES = 2 * WORKERS
 
 
 def exp_sums(x: jax.Array) -> jax.Array:
@@ -27,7 +27,7 @@ def exp_sums(x: jax.Array) -> jax.Array:
     tiles_per_block = 16
     blocks = rows // (ROWS * tiles_per_block)
 
-    def body(x_ref, out_ref, slots, full, empty):
+    def body(x_ref, out_ref, stages, full, empty):
         first_tile = jax.lax.axis_index("block") * tiles_per_block
         role = jax.lax.axis_index("role")
 
@@ -37,14 +37,14 @@ def exp_sums(x: jax.Array) -> jax.Array:
 
             @pl.loop(0, tiles_per_block)
             def _(i):
-                slot = jax.lax.rem(i, SLOTS)
+                stage = jax.lax.rem(i, STAGES)
 
-                @pl.when(i >= SLOTS)
+                @pl.when(i >= STAGES)
                 def _():
-                    plgpu.barrier_wait(empty.at[slot])
+                    plgpu.barrier_wait(empty.at[stage])
 
                 window = pl.ds((first_tile + i) * ROWS, ROWS)
-                plgpu.copy_gmem_to_smem(x_ref.at[window], slots.at[slot], full.at[slot])
+                plgpu.copy_gmem_to_smem(x_ref.at[window], stages.at[stage], full.at[stage])
 
         @pl.when(role < WORKERS)
         def _work():
@@ -53,11 +53,11 @@ def exp_sums(x: jax.Array) -> jax.Array:
             @pl.loop(0, tiles_per_block // WORKERS)
             def _(step):
                 i = step * WORKERS + role
-                slot = jax.lax.rem(i, SLOTS)
-                plgpu.barrier_wait(full.at[slot])
-                v = slots[slot]
-                plgpu.commit_smem()  # The copy that overwrites the slot comes after this read.
-                plgpu.barrier_arrive(empty.at[slot])
+                stage = jax.lax.rem(i, STAGES)
+                plgpu.barrier_wait(full.at[stage])
+                v = stages[stage]
+                plgpu.commit_smem()  # The copy that overwrites the stage comes after this read.
+                plgpu.barrier_arrive(empty.at[stage])
                 window = pl.ds((first_tile + i) * ROWS, ROWS)
                 out_ref[window] = jnp.sum(jnp.exp(v), axis=1)
 
@@ -65,9 +65,9 @@ def exp_sums(x: jax.Array) -> jax.Array:
         body,
         out_type=jax.ShapeDtypeStruct((rows,), x.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, COLUMNS), x.dtype),
-            plgpu.Barrier(num_barriers=SLOTS),
-            plgpu.Barrier(num_barriers=SLOTS),
+            plgpu.SMEM((STAGES, ROWS, COLUMNS), x.dtype),
+            plgpu.Barrier(num_barriers=STAGES),
+            plgpu.Barrier(num_barriers=STAGES),
         ],
         grid=(blocks,),
         grid_names=("block",),

@@ -1,4 +1,4 @@
-"""A matrix product in steps, from one tile at a time to clusters that share what they fetch.
+"""A GEMM in steps, from one tile at a time to clusters with multicast.
 
 Each module is a complete kernel and differs from the one before by one idea;
 docs/matmul-tutorial.md goes through them.

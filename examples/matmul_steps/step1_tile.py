@@ -1,8 +1,8 @@
 """Step 1: one tile of the result for each block, one step along K at a time.
 
 Each step copies a tile of both operands into shared memory, waits for them, multiplies them, and
-waits for the product. Nothing overlaps. The matrix units read the operands in pieces of 8 rows of
-16 bytes; here they lie in shared memory just so, without swizzle.
+waits for the product. Nothing overlaps. The tensor cores read the operands in core matrices of 8
+rows of 16 bytes; here each of these is contiguous in shared memory, without swizzle.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
                 depth = pl.ds(step * DEPTH, DEPTH)
                 plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tile, loaded)
                 plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tile, loaded)
-                plgpu.barrier_wait(loaded)  # Both tiles are there.
-                plgpu.wgmma(acc, a_tile, b_tile)  # Starts acc += a_tile @ b_tile.
-                plgpu.wgmma_wait(0)  # It is done: the tiles can be replaced.
+                plgpu.barrier_wait(loaded)  # Both tiles have arrived.
+                plgpu.wgmma(acc, a_tile, b_tile)  # Issues acc += a_tile @ b_tile.
+                plgpu.wgmma_wait(0)  # Completed: the tiles can be overwritten.
 
             return acc[...]
 
         sums = pl.run_scoped(multiply, plgpu.ACC((ROWS, COLUMNS), jnp.float32))
         out_ref[rows, columns] = sums.astype(out_ref.dtype)
 
-    # Pieces of 8 rows x 16 bytes, one after the other.
+    # Core matrices of 8 rows x 16 bytes, one after the other.
     transforms = (plgpu.TilingTransform((8, 8)),)
     kernel = plgpu.kernel(
         body,

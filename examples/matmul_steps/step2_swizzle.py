@@ -1,7 +1,7 @@
 """Step 2: operands in the 128-byte swizzle.
 
 The body is that of step 1. Tiles are now 8 rows of 128 bytes, whose 16-byte chunks are permuted so
-that neither the copies nor the matrix units meet in the same banks of shared memory.
+that neither the copies nor the tensor cores have bank conflicts in shared memory.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
                 depth = pl.ds(step * DEPTH, DEPTH)
                 plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tile, loaded)
                 plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tile, loaded)
-                plgpu.barrier_wait(loaded)  # Both tiles are there.
-                plgpu.wgmma(acc, a_tile, b_tile)  # Starts acc += a_tile @ b_tile.
-                plgpu.wgmma_wait(0)  # It is done: the tiles can be replaced.
+                plgpu.barrier_wait(loaded)  # Both tiles have arrived.
+                plgpu.wgmma(acc, a_tile, b_tile)  # Issues acc += a_tile @ b_tile.
+                plgpu.wgmma_wait(0)  # Completed: the tiles can be overwritten.
 
             return acc[...]
 

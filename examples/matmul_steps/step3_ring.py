@@ -1,8 +1,8 @@
-"""Step 3: a ring of slots, so that copies and products overlap.
+"""Step 3: a circular buffer of stages, so that copies and wgmma overlap.
 
-Copies run up to three steps ahead of the product, each slot with a barrier of its own. One product
-stays in flight: a slot is filled again once the product that follows the one that read it has been
-started.
+Copies run up to three steps ahead of ``wgmma``, each stage with its own barrier. One ``wgmma``
+stays in flight: a stage is refilled once the ``wgmma`` after the one that read it has been
+issued.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from examples.catalog import Example, random_arrays
 from pallasite import gpu as plgpu
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64
-SLOTS = 4
+STAGES = 4
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -29,25 +29,25 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         columns = pl.ds(lax.axis_index("column") * COLUMNS, COLUMNS)
 
         def fetch(step):
-            slot = lax.rem(step, SLOTS)
+            stage = lax.rem(step, STAGES)
             depth = pl.ds(step * DEPTH, DEPTH)
-            plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[stage], loaded.at[stage])
 
-        for step in range(min(SLOTS - 1, steps)):
+        for step in range(min(STAGES - 1, steps)):
             fetch(step)
 
         def multiply(acc):
             @pl.loop(0, steps)
             def _(step):
-                slot = lax.rem(step, SLOTS)
-                plgpu.barrier_wait(loaded.at[slot])
-                plgpu.wgmma(acc, a_tiles.at[slot], b_tiles.at[slot])
-                plgpu.wgmma_wait(1)  # All but the last product are done.
+                stage = lax.rem(step, STAGES)
+                plgpu.barrier_wait(loaded.at[stage])
+                plgpu.wgmma(acc, a_tiles.at[stage], b_tiles.at[stage])
+                plgpu.wgmma_wait(1)  # All but the last wgmma have completed.
 
-                @pl.when(step + SLOTS - 1 < steps)
+                @pl.when(step + STAGES - 1 < steps)
                 def _():
-                    fetch(step + SLOTS - 1)  # Into the slot that the product before read.
+                    fetch(step + STAGES - 1)  # Into the stage that the previous wgmma read.
 
             return acc[...]
 
@@ -59,9 +59,9 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         body,
         out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype, transforms=transforms),
-            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype, transforms=transforms),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.SMEM((STAGES, ROWS, DEPTH), a.dtype, transforms=transforms),
+            plgpu.SMEM((STAGES, DEPTH, COLUMNS), b.dtype, transforms=transforms),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
         ],
         grid=(m // ROWS, n // COLUMNS),
         grid_names=("row", "column"),

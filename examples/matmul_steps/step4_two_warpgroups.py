@@ -1,8 +1,8 @@
 """Step 4: two warpgroups share a tile of 128 x 256.
 
-Each holds half of the columns in its registers. A larger tile means fewer bytes for each operation:
-what is fetched of ``a`` serves twice as many columns. Since both warpgroups read a slot, both say
-on a second ring of barriers, ``used``, when they are done with it.
+Each holds half of the columns in its registers. A larger tile has a higher arithmetic intensity:
+every byte fetched of ``a`` is used for twice as many columns. Since both warpgroups read a stage,
+both arrive on a second array of barriers, ``used``, to release it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pallasite import gpu as plgpu
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 HALF = COLUMNS // 2
-SLOTS = 4
+STAGES = 4
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -32,30 +32,30 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         mine = pl.ds(warpgroup * HALF, HALF)
 
         def fetch(step):
-            slot = lax.rem(step, SLOTS)
+            stage = lax.rem(step, STAGES)
             depth, columns = pl.ds(step * DEPTH, DEPTH), pl.ds(column, COLUMNS)
-            plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[stage], loaded.at[stage])
 
         @pl.when(warpgroup == 0)
         def _():
-            for step in range(min(SLOTS - 1, steps)):
+            for step in range(min(STAGES - 1, steps)):
                 fetch(step)
 
         def multiply(acc):
             @pl.loop(0, steps)
             def _(step):
-                slot = lax.rem(step, SLOTS)
-                plgpu.barrier_wait(loaded.at[slot])
-                plgpu.wgmma(acc, a_tiles.at[slot], b_tiles.at[slot, :, mine])
-                plgpu.wgmma_wait(1)  # All but the last product are done.
-                ahead = step + SLOTS - 1  # Goes into the slot that the product before read.
-                free = lax.rem(ahead, SLOTS)
+                stage = lax.rem(step, STAGES)
+                plgpu.barrier_wait(loaded.at[stage])
+                plgpu.wgmma(acc, a_tiles.at[stage], b_tiles.at[stage, :, mine])
+                plgpu.wgmma_wait(1)  # All but the last wgmma have completed.
+                ahead = step + STAGES - 1  # Goes into the stage that the previous wgmma read.
+                free = lax.rem(ahead, STAGES)
                 plgpu.barrier_arrive(used.at[free])
 
                 @pl.when(warpgroup == 0)
                 def _():
-                    plgpu.barrier_wait(used.at[free])  # Both warpgroups are done with it.
+                    plgpu.barrier_wait(used.at[free])  # Both warpgroups have released it.
 
                     @pl.when(ahead < steps)
                     def _():
@@ -72,10 +72,10 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         body,
         out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype, transforms=transforms),
-            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype, transforms=transforms),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.SMEM((STAGES, ROWS, DEPTH), a.dtype, transforms=transforms),
+            plgpu.SMEM((STAGES, DEPTH, COLUMNS), b.dtype, transforms=transforms),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
         ],
         grid=(m // ROWS, n // COLUMNS),
         grid_names=("row", "column"),

@@ -1,8 +1,8 @@
-"""Step 5: a warpgroup for the copies.
+"""Step 5: producer and consumer warpgroups.
 
-The third warpgroup of the block only starts copies. It needs few registers and hands the others to
-the two that multiply. These never wait for one another any more: each waits for a slot that is
-full, and says when it has used it.
+The third warpgroup of the block, the producer, only issues copies. It needs few registers and
+releases the rest to the two consumers. These no longer wait for one another: each waits for a full
+stage, and arrives on ``empty`` when it has used it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pallasite import gpu as plgpu
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 HALF = COLUMNS // 2
-SLOTS = 4
+STAGES = 4
 COMPUTE = 2
 
 
@@ -38,15 +38,15 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
 
             @pl.loop(0, steps)
             def _(step):
-                slot = lax.rem(step, SLOTS)
+                stage = lax.rem(step, STAGES)
 
-                @pl.when(step >= SLOTS)
+                @pl.when(step >= STAGES)
                 def _():
-                    plgpu.barrier_wait(empty.at[slot])
+                    plgpu.barrier_wait(empty.at[stage])
 
                 depth = pl.ds(step * DEPTH, DEPTH)
-                plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], full.at[slot])
-                plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[slot], full.at[slot])
+                plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[stage], full.at[stage])
+                plgpu.copy_gmem_to_smem(b_ref.at[depth, columns], b_tiles.at[stage], full.at[stage])
 
         @pl.when(warpgroup < COMPUTE)
         def _multiply():
@@ -56,14 +56,14 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
             def multiply(acc):
                 @pl.loop(0, steps)
                 def _(step):
-                    slot = lax.rem(step, SLOTS)
-                    plgpu.barrier_wait(full.at[slot])
-                    plgpu.wgmma(acc, a_tiles.at[slot], b_tiles.at[slot, :, mine])
-                    plgpu.wgmma_wait(1)  # All but the last product are done.
+                    stage = lax.rem(step, STAGES)
+                    plgpu.barrier_wait(full.at[stage])
+                    plgpu.wgmma(acc, a_tiles.at[stage], b_tiles.at[stage, :, mine])
+                    plgpu.wgmma_wait(1)  # All but the last wgmma have completed.
 
                     @pl.when(step > 0)
                     def _():
-                        plgpu.barrier_arrive(empty.at[lax.rem(step - 1, SLOTS)])
+                        plgpu.barrier_arrive(empty.at[lax.rem(step - 1, STAGES)])
 
                 return acc[...]
 
@@ -75,10 +75,10 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         body,
         out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype, transforms=transforms),
-            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype, transforms=transforms),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
-            plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=SLOTS),
+            plgpu.SMEM((STAGES, ROWS, DEPTH), a.dtype, transforms=transforms),
+            plgpu.SMEM((STAGES, DEPTH, COLUMNS), b.dtype, transforms=transforms),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=STAGES),
         ],
         grid=(m // ROWS, n // COLUMNS),
         grid_names=("row", "column"),

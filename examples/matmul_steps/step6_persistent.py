@@ -1,8 +1,8 @@
-"""Step 6: blocks that stay, and tiles in an order that suits the cache.
+"""Step 6: persistent blocks, and a tile order with L2 locality.
 
 There are as many blocks as multiprocessors, and each works on one tile after the other, so the
-copies for the next tile are under way while the last one is written. ``planar_snake`` walks through
-the tiles in strips: what runs at the same time shares rows of ``a`` and columns of ``b``.
+copies for the next tile overlap with the epilogue of the current one. ``planar_snake`` traverses
+the tiles in strips: tiles in flight at the same time share rows of ``a`` and columns of ``b``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pallasite import gpu as plgpu
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 HALF = COLUMNS // 2
-SLOTS = 4
+STAGES = 4
 COMPUTE = 2
 STRIP = 16
 
@@ -40,9 +40,9 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
             """Calls ``work(row, column, first step)`` for each tile of this block."""
 
             @plgpu.nd_loop((tiles[0] * tiles[1],), collective_axes="block")
-            def _(turn):
-                row, column = plgpu.planar_snake(turn.index[0], tiles, 0, STRIP)
-                work(row * ROWS, column * COLUMNS, turn.local_index * steps)
+            def _(info):
+                row, column = plgpu.planar_snake(info.index[0], tiles, 0, STRIP)
+                work(row * ROWS, column * COLUMNS, info.local_index * steps)
 
         @pl.when(warpgroup == COMPUTE)
         def _fetch():
@@ -54,16 +54,18 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
 
                 @pl.loop(0, steps)
                 def _(step):
-                    slot = lax.rem(first + step, SLOTS)
+                    stage = lax.rem(first + step, STAGES)
 
-                    @pl.when(first + step >= SLOTS)
+                    @pl.when(first + step >= STAGES)
                     def _():
-                        plgpu.barrier_wait(empty.at[slot])
+                        plgpu.barrier_wait(empty.at[stage])
 
                     depth = pl.ds(step * DEPTH, DEPTH)
-                    plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], full.at[slot])
                     plgpu.copy_gmem_to_smem(
-                        b_ref.at[depth, columns], b_tiles.at[slot], full.at[slot]
+                        a_ref.at[rows, depth], a_tiles.at[stage], full.at[stage]
+                    )
+                    plgpu.copy_gmem_to_smem(
+                        b_ref.at[depth, columns], b_tiles.at[stage], full.at[stage]
                     )
 
         @pl.when(warpgroup < COMPUTE)
@@ -76,17 +78,17 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
                 def multiply(acc):
                     @pl.loop(0, steps)
                     def _(step):
-                        slot = lax.rem(first + step, SLOTS)
-                        plgpu.barrier_wait(full.at[slot])
-                        plgpu.wgmma(acc, a_tiles.at[slot], b_tiles.at[slot, :, mine])
-                        plgpu.wgmma_wait(1)  # All but the last product are done.
+                        stage = lax.rem(first + step, STAGES)
+                        plgpu.barrier_wait(full.at[stage])
+                        plgpu.wgmma(acc, a_tiles.at[stage], b_tiles.at[stage, :, mine])
+                        plgpu.wgmma_wait(1)  # All but the last wgmma have completed.
 
                         @pl.when(step > 0)
                         def _():
-                            plgpu.barrier_arrive(empty.at[lax.rem(first + step - 1, SLOTS)])
+                            plgpu.barrier_arrive(empty.at[lax.rem(first + step - 1, STAGES)])
 
-                    sums = acc[...]  # Waits for the last product, too.
-                    plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, SLOTS)])
+                    sums = acc[...]  # Waits for the last wgmma, too.
+                    plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, STAGES)])
                     return sums
 
                 sums = pl.run_scoped(multiply, plgpu.ACC((ROWS, HALF), jnp.float32))
@@ -98,10 +100,10 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
         body,
         out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype, transforms=transforms),
-            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype, transforms=transforms),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
-            plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=SLOTS),
+            plgpu.SMEM((STAGES, ROWS, DEPTH), a.dtype, transforms=transforms),
+            plgpu.SMEM((STAGES, DEPTH, COLUMNS), b.dtype, transforms=transforms),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=STAGES),
         ],
         grid=(min(blocks, tiles[0] * tiles[1]),),
         grid_names=("block",),

@@ -1,8 +1,8 @@
-"""Step 7: results leave through shared memory, by TMA.
+"""Step 7: an epilogue that stores through shared memory, by TMA.
 
-Each warpgroup writes its part of a finished tile to shared memory, 64 columns at a time, and starts
-a copy of them to global memory. The last of these copies is still under way while the products of
-the next tile begin.
+Each warpgroup writes its part of a finished tile to shared memory, 64 columns at a time, and issues
+a copy of them to global memory. The last of these copies overlaps with the main loop of the next
+tile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pallasite import gpu as plgpu
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 HALF = COLUMNS // 2
-SLOTS = 4
+STAGES = 4
 COMPUTE = 2
 STRIP = 16
 WIDTH = 64
@@ -41,9 +41,9 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
             """Calls ``work(row, column, first step)`` for each tile of this block."""
 
             @plgpu.nd_loop((tiles[0] * tiles[1],), collective_axes="block")
-            def _(turn):
-                row, column = plgpu.planar_snake(turn.index[0], tiles, 0, STRIP)
-                work(row * ROWS, column * COLUMNS, turn.local_index * steps)
+            def _(info):
+                row, column = plgpu.planar_snake(info.index[0], tiles, 0, STRIP)
+                work(row * ROWS, column * COLUMNS, info.local_index * steps)
 
         @pl.when(warpgroup == COMPUTE)
         def _fetch():
@@ -55,16 +55,18 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
 
                 @pl.loop(0, steps)
                 def _(step):
-                    slot = lax.rem(first + step, SLOTS)
+                    stage = lax.rem(first + step, STAGES)
 
-                    @pl.when(first + step >= SLOTS)
+                    @pl.when(first + step >= STAGES)
                     def _():
-                        plgpu.barrier_wait(empty.at[slot])
+                        plgpu.barrier_wait(empty.at[stage])
 
                     depth = pl.ds(step * DEPTH, DEPTH)
-                    plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], full.at[slot])
                     plgpu.copy_gmem_to_smem(
-                        b_ref.at[depth, columns], b_tiles.at[slot], full.at[slot]
+                        a_ref.at[rows, depth], a_tiles.at[stage], full.at[stage]
+                    )
+                    plgpu.copy_gmem_to_smem(
+                        b_ref.at[depth, columns], b_tiles.at[stage], full.at[stage]
                     )
 
         @pl.when(warpgroup < COMPUTE)
@@ -77,23 +79,23 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
                 def multiply(acc):
                     @pl.loop(0, steps)
                     def _(step):
-                        slot = lax.rem(first + step, SLOTS)
-                        plgpu.barrier_wait(full.at[slot])
-                        plgpu.wgmma(acc, a_tiles.at[slot], b_tiles.at[slot, :, mine])
-                        plgpu.wgmma_wait(1)  # All but the last product are done.
+                        stage = lax.rem(first + step, STAGES)
+                        plgpu.barrier_wait(full.at[stage])
+                        plgpu.wgmma(acc, a_tiles.at[stage], b_tiles.at[stage, :, mine])
+                        plgpu.wgmma_wait(1)  # All but the last wgmma have completed.
 
                         @pl.when(step > 0)
                         def _():
-                            plgpu.barrier_arrive(empty.at[lax.rem(first + step - 1, SLOTS)])
+                            plgpu.barrier_arrive(empty.at[lax.rem(first + step - 1, STAGES)])
 
-                    sums = acc[...]  # Waits for the last product, too.
-                    plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, SLOTS)])
+                    sums = acc[...]  # Waits for the last wgmma, too.
+                    plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, STAGES)])
                     return sums
 
                 sums = pl.run_scoped(multiply, plgpu.ACC((ROWS, HALF), jnp.float32))
                 start = column + warpgroup * HALF
                 for part in range(HALF // WIDTH):
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # The store before has read.
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # The previous store has read.
                     values = sums[:, part * WIDTH : (part + 1) * WIDTH]
                     staging[warpgroup] = values.astype(out_ref.dtype)
                     plgpu.commit_smem()
@@ -109,11 +111,11 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
         body,
         out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype, transforms=transforms),
-            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype, transforms=transforms),
+            plgpu.SMEM((STAGES, ROWS, DEPTH), a.dtype, transforms=transforms),
+            plgpu.SMEM((STAGES, DEPTH, COLUMNS), b.dtype, transforms=transforms),
             plgpu.SMEM((COMPUTE, ROWS, WIDTH), a.dtype, transforms=transforms),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
-            plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=STAGES),
         ],
         grid=(min(blocks, tiles[0] * tiles[1]),),
         grid_names=("block",),

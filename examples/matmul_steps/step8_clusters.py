@@ -1,8 +1,8 @@
-"""Step 8: pairs of blocks fetch what both need once.
+"""Step 8: clusters of two blocks that multicast shared operands.
 
-The two blocks of a cluster compute tiles below one another, which need the same part of ``b``: each
-fetches half of it and the copy engine writes it into the shared memory of both. A slot may be
-filled again when the warpgroups of both blocks have used it.
+The two blocks of a cluster compute vertically adjacent tiles, which need the same part of ``b``:
+each fetches half of it and TMA multicasts it into the shared memory of both. A stage may be
+refilled when the consumer warpgroups of both blocks have released it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pallasite import gpu as plgpu
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 HALF = COLUMNS // 2
-SLOTS = 4
+STAGES = 4
 COMPUTE = 2
 PAIR = 2
 STRIP = 8
@@ -44,9 +44,9 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
             """Calls ``work(row, column, first step)`` for each tile of this block."""
 
             @plgpu.nd_loop((tiles[0] * tiles[1],), collective_axes="pair")
-            def _(turn):
-                row, column = plgpu.planar_snake(turn.index[0], tiles, 0, STRIP)
-                work((row * PAIR + member) * ROWS, column * COLUMNS, turn.local_index * steps)
+            def _(info):
+                row, column = plgpu.planar_snake(info.index[0], tiles, 0, STRIP)
+                work((row * PAIR + member) * ROWS, column * COLUMNS, info.local_index * steps)
 
         @pl.when(warpgroup == COMPUTE)
         def _fetch():
@@ -58,18 +58,20 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
 
                 @pl.loop(0, steps)
                 def _(step):
-                    slot = lax.rem(first + step, SLOTS)
+                    stage = lax.rem(first + step, STAGES)
 
-                    @pl.when(first + step >= SLOTS)
+                    @pl.when(first + step >= STAGES)
                     def _():
-                        plgpu.barrier_wait(empty.at[slot])
+                        plgpu.barrier_wait(empty.at[stage])
 
                     depth = pl.ds(step * DEPTH, DEPTH)
-                    plgpu.copy_gmem_to_smem(a_ref.at[rows, depth], a_tiles.at[slot], full.at[slot])
+                    plgpu.copy_gmem_to_smem(
+                        a_ref.at[rows, depth], a_tiles.at[stage], full.at[stage]
+                    )
                     plgpu.copy_gmem_to_smem(  # Half by this block, half by the other one.
                         b_ref.at[depth, columns],
-                        b_tiles.at[slot],
-                        full.at[slot],
+                        b_tiles.at[stage],
+                        full.at[stage],
                         collective_axes="member",
                     )
 
@@ -83,23 +85,23 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
                 def multiply(acc):
                     @pl.loop(0, steps)
                     def _(step):
-                        slot = lax.rem(first + step, SLOTS)
-                        plgpu.barrier_wait(full.at[slot])
-                        plgpu.wgmma(acc, a_tiles.at[slot], b_tiles.at[slot, :, mine])
-                        plgpu.wgmma_wait(1)  # All but the last product are done.
+                        stage = lax.rem(first + step, STAGES)
+                        plgpu.barrier_wait(full.at[stage])
+                        plgpu.wgmma(acc, a_tiles.at[stage], b_tiles.at[stage, :, mine])
+                        plgpu.wgmma_wait(1)  # All but the last wgmma have completed.
 
                         @pl.when(step > 0)
                         def _():
-                            plgpu.barrier_arrive(empty.at[lax.rem(first + step - 1, SLOTS)])
+                            plgpu.barrier_arrive(empty.at[lax.rem(first + step - 1, STAGES)])
 
-                    sums = acc[...]  # Waits for the last product, too.
-                    plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, SLOTS)])
+                    sums = acc[...]  # Waits for the last wgmma, too.
+                    plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, STAGES)])
                     return sums
 
                 sums = pl.run_scoped(multiply, plgpu.ACC((ROWS, HALF), jnp.float32))
                 start = column + warpgroup * HALF
                 for part in range(HALF // WIDTH):
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # The store before has read.
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # The previous store has read.
                     values = sums[:, part * WIDTH : (part + 1) * WIDTH]
                     staging[warpgroup] = values.astype(out_ref.dtype)
                     plgpu.commit_smem()
@@ -115,12 +117,12 @@ def matmul(a: jax.Array, b: jax.Array, *, blocks: int = 132) -> jax.Array:
         body,
         out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
         scratch_types=[
-            plgpu.SMEM((SLOTS, ROWS, DEPTH), a.dtype, transforms=transforms),
-            plgpu.SMEM((SLOTS, DEPTH, COLUMNS), b.dtype, transforms=transforms),
+            plgpu.SMEM((STAGES, ROWS, DEPTH), a.dtype, transforms=transforms),
+            plgpu.SMEM((STAGES, DEPTH, COLUMNS), b.dtype, transforms=transforms),
             plgpu.SMEM((COMPUTE, ROWS, WIDTH), a.dtype, transforms=transforms),
-            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
             plgpu.ClusterBarrier(
-                collective_axes=("member",), num_arrivals=COMPUTE, num_barriers=SLOTS
+                collective_axes=("member",), num_arrivals=COMPUTE, num_barriers=STAGES
             ),
         ],
         grid=(pairs,),
