@@ -213,6 +213,7 @@ class Contribution:
     options: tuple[type, ...] = ()
     exports: Mapping[str, str] = dataclasses.field(default_factory=dict)
     front_ends: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    implementations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layouts: tuple[NamedLayout, ...] = ()
     layout_proposals: tuple[LayoutProposal, ...] = ()
     operations: tuple[Operation, ...] = ()

@@ -165,9 +165,9 @@ def pallasite_operations() -> Iterable[Operation]:  # type: ignore[empty-body]
 @hookspec
 def pallasite_translations() -> Iterable[Translation]:  # type: ignore[empty-body]
     """How operations of MLIR are written as LLVM IR that the core does not translate itself (it
-    knows arith, math, scf, llvm and static operations of vector). Called once, before the first
-    kernel is lowered; an operation has one translation, and one of two plugins has to override the
-    other, or the core, which is ``"pallasite"``."""
+    knows arith, scf and llvm). Called once, before the first kernel is lowered; an operation has
+    one translation, and one of two plugins has to override the other, or the core, which is
+    ``"pallasite"``."""
 
 
 @hookspec
@@ -176,6 +176,16 @@ def pallasite_front_ends() -> Mapping[str, str]:  # type: ignore[empty-body]
     ``"module:attribute"``. The names are ``"pallas_call"`` (of an equation of ``pl.pallas_call``)
     and ``"mesh_kernel"`` (of ``pl.kernel`` and ``pl.core_map`` over our ``Mesh``). Called when the
     first such kernel is lowered."""
+
+
+@hookspec
+def pallasite_implementations() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Parts that the core leaves to a library: name to ``"module:attribute"``, imported when the
+    part is first needed. The names are ``"memory_access"`` (a ``MemoryAccess``: how memory with
+    addresses is viewed, read and written), ``"lane_layouts"`` (a ``LayoutStrategy`` for lane
+    semantics, made with a registry and a target), ``"mosaic_layout"`` and
+    ``"reduced_mosaic_layout"`` (layouts as objects of ``jax.experimental.mosaic.gpu``). Two plugins
+    with one name are an error."""
 
 
 @hookspec

@@ -26,7 +26,12 @@ FIELDS: Mapping[str, str] = {
 }
 """For each hook, the field of a :class:`Contribution` that it fills."""
 
-_NAME_HOOKS = ("pallasite_names", "pallasite_exports", "pallasite_front_ends")
+_NAME_HOOKS = (
+    "pallasite_names",
+    "pallasite_exports",
+    "pallasite_front_ends",
+    "pallasite_implementations",
+)
 """The hooks that return a mapping of names."""
 
 _RECORDS: Mapping[str, type | str] = {

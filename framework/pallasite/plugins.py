@@ -66,6 +66,7 @@ NOT_OF_THE_REGISTRY = (
     "pallasite_exports",
     "pallasite_options",
     "pallasite_front_ends",
+    "pallasite_implementations",
 )
 """The hooks that no kernel needs to be compiled, which are called on their own."""
 
@@ -404,6 +405,26 @@ class PluginManager:
             "pallasite_front_ends",
             lambda contributions: merge_names(contributions, "front_ends", "front ends"),
         )
+
+    def implementation(self, name: str) -> Any:
+        """The implementation of a part that the core leaves to plugins.
+
+        Args:
+          name: such as ``"memory_access"``; see the hook ``pallasite_implementations``.
+
+        Raises:
+          MissingNameError: no plugin has it.
+          PluginError: two plugins do, or what one says of it is wrong.
+        """
+        paths = self._merge(
+            "pallasite_implementations",
+            lambda contributions: merge_names(contributions, "implementations", "implementations"),
+        )
+        path = paths.get(name)
+        if path is None:
+            hint = absent_plugins(self.absences())
+            raise MissingNameError(f"no plugin has the implementation {name!r}", hint=hint)
+        return _resolve(path)
 
     def exports(self) -> dict[str, str]:
         """Plugins' names for the package ``pallasite``, each with its ``"module:attribute"``.

@@ -204,13 +204,15 @@ def pallasite_operations() -> list[Operation]:
 
 @hookimpl
 def pallasite_translations() -> list[Translation]:
-    """The dialects that inlined code emits."""
+    """Mathematics, atomic operations, vectors, and the dialects that inlined code emits."""
     from pallasite_std.inline.gpu_translation import GPU
     from pallasite_std.inline.memref_translation import MEMREF
+    from pallasite_std.translations.atomics import ATOMICS
+    from pallasite_std.translations.math import MATH
+    from pallasite_std.translations.vector import VECTOR
 
-    return [
-        Translation(operation=name, translate=handler) for name, handler in (GPU | MEMREF).items()
-    ]
+    handlers = MATH | ATOMICS | VECTOR | GPU | MEMREF
+    return [Translation(operation=name, translate=handler) for name, handler in handlers.items()]
 
 
 @hookimpl
@@ -219,6 +221,17 @@ def pallasite_front_ends() -> dict[str, str]:
     return {
         "pallas_call": "pallasite_std.front_ends.pallas_call:pallas_call_spec",
         "mesh_kernel": "pallasite_std.front_ends.mesh_kernel:mesh_kernel_spec",
+    }
+
+
+@hookimpl
+def pallasite_implementations() -> dict[str, str]:
+    """Memory with addresses, and layouts under lane semantics."""
+    return {
+        "lane_layouts": "pallasite_std.lane_layouts.strategy:LaneStrategy",
+        "memory_access": "pallasite_std.memory.accesses:ACCESSES",
+        "mosaic_layout": "pallasite_std.inline.layouts:fragmented_layout",
+        "reduced_mosaic_layout": "pallasite_std.inline.layouts:reduced_layout",
     }
 
 

@@ -94,7 +94,7 @@ def test_what_is_loaded():
 def test_strategies_are_not_among_it():
     known = {"relayout", "known_layouts", "access_widths", "inference", "inference.plan", "arrays"}
     assert not closure(WALKER) & {f"pallasite.lowering.{name}" for name in known}
-    strategies = closure("pallasite.lowering.lane_strategy")
+    strategies = closure("pallasite_std.lane_layouts.strategy")
     assert {
         f"pallasite.lowering.{name}" for name in ("known_layouts", "access_widths")
     } <= strategies

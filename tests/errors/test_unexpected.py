@@ -11,7 +11,7 @@ from refusals import array, build, make, normalised
 from pallasite import gpu as plgpu
 from pallasite.errors import InternalError, InvalidValueError
 from pallasite.layouts import transforms
-from pallasite.lowering.inference import relations
+from pallasite_std.inference import relations
 
 
 def test_exceptions_of_the_body_pass_through():

@@ -22,8 +22,8 @@ from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM, SemaphoreType
 from pallasite.language.transforms import SwizzleTransform, TilingTransform, transpose_ref
 from pallasite.lowering.arrays import elementwise
-from pallasite.lowering.transfers import load_array
 from pallasite_std.barriers.types import Barrier, ClusterBarrier
+from pallasite_std.memory.transfers import load_array
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.primitives import arrays
 from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait

@@ -19,7 +19,7 @@ from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
 from pallasite.lowering.arrays import RegisterArray, elementwise
-from pallasite.lowering.transfers import load_array
+from pallasite_std.memory.transfers import load_array
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.primitives import inline
 from pallasite_std.primitives.inline import RefType, ShapeDtypeStruct

@@ -8,7 +8,6 @@ from typing import Any
 from pallasite import plugins
 from pallasite.codegen.translation.arith import ARITH
 from pallasite.codegen.translation.assembly import ASSEMBLY
-from pallasite.codegen.translation.atomics import ATOMICS
 from pallasite.codegen.translation.control import CONTROL
 from pallasite.codegen.translation.emitter import Emitter, HandlerTable
 from pallasite.codegen.translation.functions import (
@@ -19,16 +18,14 @@ from pallasite.codegen.translation.functions import (
 )
 from pallasite.codegen.translation.llvm_ops import LLVM
 from pallasite.codegen.translation.locations import Metadata, source_location
-from pallasite.codegen.translation.math import MATH
 from pallasite.codegen.translation.memory import MEMORY
 from pallasite.codegen.translation.types import TypeTable
-from pallasite.codegen.translation.vector import VECTOR
 from pallasite.conflicts import unique
 from pallasite.errors import CompilationError, PallasiteError, SourceLocation
 from pallasite.extensions import Translation
 from pallasite.registry import Registry
 
-_TABLES = (ARITH, MATH, CONTROL, LLVM, ASSEMBLY, MEMORY, ATOMICS, VECTOR)
+_TABLES = (ARITH, CONTROL, LLVM, ASSEMBLY, MEMORY)
 
 DEVICE_TRIPLE = "nvptx64-nvidia-cuda"
 DATA_LAYOUTS = {
@@ -48,7 +45,7 @@ def translate(
 
     Args:
       module: an ``ir.Module`` of ``llvm.func`` and ``llvm.mlir.global``, with bodies of arith,
-        math, scf, llvm, static operations of vector, and what plugins translate.
+        scf, llvm and what plugins translate.
       triple: the target triple; another one than the default is for tests on the host.
       data_layout: data layout string; needed for a triple that is not in ``DATA_LAYOUTS``.
       debug_info: whether operations keep their source locations.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.errors import InvalidValueError
 from pallasite.language import checks
 
@@ -86,11 +86,10 @@ class ParameterizedLayout(SomeLayout):
 
     def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
         """The layout as an object of ``jax.experimental.mosaic.gpu``."""
-        from pallasite.language import mosaic_layouts
-
+        make = plugins.manager().implementation("mosaic_layout")
         _no_arguments(self, args, kwargs)
         bits = _bits(self.layout.name, self.args, self.kwargs, np.float32)
-        return mosaic_layouts.fragmented_layout(self.layout.name, self.args, self.kwargs, bits)
+        return make(self.layout.name, self.args, self.kwargs, bits)
 
     def __str__(self) -> str:
         arguments = [*map(str, self.args), *(f"{k}={v}" for k, v in self.keywords)]
@@ -125,10 +124,9 @@ class ReducedLayout(SomeLayout):
 
     def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
         """The layout as an object of ``jax.experimental.mosaic.gpu``."""
-        from pallasite.language import mosaic_layouts
-
+        make = plugins.manager().implementation("reduced_mosaic_layout")
         _no_arguments(self, args, kwargs)
-        return mosaic_layouts.reduced_layout(self.layout.to_mgpu(), self.axes, str(self))
+        return make(self.layout.to_mgpu(), self.axes, str(self))
 
     def __str__(self) -> str:
         return f"{self.layout}.reduce({list(self.axes)})"

@@ -15,11 +15,11 @@ from pallasite.semantics import Semantics
 
 if TYPE_CHECKING:
     from pallasite.layouts.registers import Layout
-    from pallasite.lowering.accesses import Accesses
     from pallasite.lowering.arrays import RegisterArray
     from pallasite.lowering.geometry import Geometry
     from pallasite.lowering.inference.plan import LayoutPlan
     from pallasite.lowering.launch import LaunchContext
+    from pallasite.lowering.memory_access import MemoryAccess
     from pallasite.lowering.memory_plan import SharedStack
     from pallasite.lowering.recording import Recorder
     from pallasite.lowering.resources import Resources
@@ -68,7 +68,7 @@ class KernelContext:
     on_trial: bool = False
     recorder: Recorder | None = None
     strategy: LayoutStrategy = dataclasses.field(init=False)
-    accesses: Accesses = dataclasses.field(init=False)
+    accesses: MemoryAccess = dataclasses.field(init=False)
     discharged: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     _states: dict[StateKey[Any], Any] = dataclasses.field(default_factory=dict)
 

@@ -15,18 +15,16 @@ from pallasite.language.effects import programmatic_launch_effect
 from pallasite.language.spec import KernelSpec
 from pallasite.launch import Allocation, Buffer, BufferKind, ReservedAmount, ResourceReport
 from pallasite.lowering import recording
-from pallasite.lowering.accesses import Accesses
 from pallasite.lowering.context import KernelContext, Mode, Value
 from pallasite.lowering.equations import mlir_location
 from pallasite.lowering.geometry import launch_geometry
 from pallasite.lowering.inference.entry import Inference, infer_layouts
 from pallasite.lowering.inference.report import layout_report
-from pallasite.lowering.lane_strategy import LaneStrategy
 from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext
 from pallasite.lowering.lifecycles import ActiveLifecycles
+from pallasite.lowering.memory_access import memory_access
 from pallasite.lowering.memory_plan import SharedStack
 from pallasite.lowering.planned_strategy import PlannedStrategy
-from pallasite.lowering.references import global_reference
 from pallasite.lowering.resources import EstimatorContext, Resources, check_limits
 from pallasite.lowering.result import LoweredKernel
 from pallasite.lowering.walker import lower_jaxpr
@@ -145,8 +143,9 @@ def lower_kernel(
         read = _memory_used_both_ways(spec)
         launch.shares_memory_in_cluster = bool(read & _touched(spec, _jax.WriteEffect))
         constant = _constant_inputs(spec)
+        accesses = memory_access()
         references: list[Value] = [
-            global_reference(
+            accesses.kernel_argument(
                 launch, buffer, may_be_read=position in read, constant=position in constant
             )
             for position, buffer in enumerate((*launch.hidden.inputs, *launch.hidden.outputs))
@@ -156,8 +155,10 @@ def lower_kernel(
                 lifecycles = ActiveLifecycles(kernel)
                 launch.named_scopes = lifecycles.named_scopes()
                 lifecycles.call("begin")
-                kernel.accesses = Accesses()
-                kernel.strategy = LaneStrategy(kernel.registry, target)
+                kernel.accesses = accesses
+                kernel.strategy = plugins.manager().implementation("lane_layouts")(
+                    kernel.registry, target
+                )
                 if kernel.semantics.extends(Semantics.WARPGROUP):
                     inference = infer_layouts(kernel, spec.jaxpr)
                     kernel.strategy = PlannedStrategy(inference.plan)

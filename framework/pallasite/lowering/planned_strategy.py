@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite.lowering.arrays import RegisterArray
-from pallasite.lowering.relayout import relayout
+from pallasite.lowering.memory_access import relayout
 from pallasite.lowering.strategy import LayoutStrategy
 
 if TYPE_CHECKING:

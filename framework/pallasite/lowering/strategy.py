@@ -22,7 +22,7 @@ class LayoutStrategy(abc.ABC):
     """Where the layouts of a kernel come from, and what follows from that for each equation.
 
     There are two: under lane semantics a kernel says which layouts it wants
-    (:class:`~pallasite.lowering.lane_strategy.LaneStrategy`), under warpgroup semantics they have
+    (the implementation ``"lane_layouts"`` of a plugin), under warpgroup semantics they have
     been inferred (:class:`~pallasite.lowering.planned_strategy.PlannedStrategy`).
 
     Attributes:

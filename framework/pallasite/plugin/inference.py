@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from pallasite.lowering.inference import relations as relations
 from pallasite.lowering.inference.allocations import open_layout as open_layout
 from pallasite.lowering.inference.context import InferenceContext as InferenceContext
 from pallasite.lowering.inference.costs import UNCERTAIN as UNCERTAIN
 from pallasite.lowering.inference.costs import reduction_cost as reduction_cost
+from pallasite.lowering.inference.pairs import Pair as Pair
+from pallasite.lowering.inference.pairs import broadcast as broadcast
+from pallasite.lowering.inference.pairs import remembered as remembered
+from pallasite.lowering.inference.pairs import tried as tried
+from pallasite.lowering.inference.plan import Path as Path
 from pallasite.lowering.inference.problem import AccessCheck as AccessCheck
 from pallasite.lowering.inference.problem import Pairs as Pairs
 from pallasite.lowering.inference.values import AbstractValue as AbstractValue

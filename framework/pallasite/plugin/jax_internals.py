@@ -20,6 +20,7 @@ from pallasite._jax import Slice as Slice
 from pallasite._jax import Tracer as Tracer
 from pallasite._jax import TransformedRef as TransformedRef
 from pallasite._jax import TransposeTransform as TransposeTransform
+from pallasite._jax import TypedNdArray as TypedNdArray
 from pallasite._jax import WriteEffect as WriteEffect
 from pallasite._jax import abstract_eval as abstract_eval
 from pallasite._jax import addupdate_p as addupdate_p

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pallasite.layouts import named as named
 from pallasite.layouts import transforms as transforms
 from pallasite.layouts.access import MAXIMUM_BYTES as MAXIMUM_BYTES
+from pallasite.layouts.access import Access as Access
 from pallasite.layouts.access import AccessPlan as AccessPlan
 from pallasite.layouts.access import ThreadTerm as ThreadTerm
 from pallasite.layouts.access import plan_access as plan_access
@@ -21,6 +22,7 @@ from pallasite.layouts.digits import Digit as Digit
 from pallasite.layouts.digits import Owner as Owner
 from pallasite.layouts.digits import unravel as unravel
 from pallasite.layouts.matrix_access import MatrixPlan as MatrixPlan
+from pallasite.layouts.matrix_access import TransferPlan as TransferPlan
 from pallasite.layouts.matrix_access import plan_transfer as plan_transfer
 from pallasite.layouts.memory import Extent as Extent
 from pallasite.layouts.memory import Extents as Extents
@@ -33,6 +35,7 @@ from pallasite.layouts.proposals import proposals_for as proposals_for
 from pallasite.layouts.reduction import ReductionPlan as ReductionPlan
 from pallasite.layouts.reduction import reduction_plan as reduction_plan
 from pallasite.layouts.registers import Layout as Layout
+from pallasite.layouts.registers import Rearrangement as Rearrangement
 from pallasite.layouts.registers import RegisterLayout as RegisterLayout
 from pallasite.layouts.registers import SplatLayout as SplatLayout
 from pallasite.layouts.stacking import stacked as stacked

@@ -21,9 +21,9 @@ from pallasite.plugin.inference import (
     view_of,
 )
 from pallasite.plugin.layouts import row_major
-from pallasite.plugin.lowering import LOAD as LOAD_MATRICES
 from pallasite_std.copies.tensor_map_types import TensorMapPlan, WindowDimension
 from pallasite_std.copies.tensor_maps import plan_tensor_map
+from pallasite_std.memory.matrix_transfers import LOAD as LOAD_MATRICES
 from pallasite_std.primitives import barriers
 from pallasite_std.primitives import copies as prim
 from pallasite_std.primitives.arrays import atomic_p, load_p

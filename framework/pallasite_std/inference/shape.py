@@ -14,10 +14,10 @@ from pallasite.plugin.inference import (
     InferenceContext,
     Pairs,
     reduction_cost,
-    relations,
 )
 from pallasite.plugin.language import layout_cast_p
 from pallasite.plugin.layouts import Layout, RegisterLayout, stacked
+from pallasite_std.inference import relations
 
 rules = RuleSet()
 lax = _jax.lax_primitives

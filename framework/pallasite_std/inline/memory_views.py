@@ -15,7 +15,8 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import MEMREF_ALIGNMENT, known_divisor, ops, types
 from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import Extent, MemoryLayout
-from pallasite.plugin.lowering import MemoryReference, RegisterArray, index_reference
+from pallasite.plugin.lowering import MemoryReference, RegisterArray
+from pallasite_std.memory.references import index_reference
 
 _DYNAMIC = -(2**63)
 _SAME_PLACE = frozenset(

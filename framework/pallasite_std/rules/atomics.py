@@ -21,15 +21,13 @@ from pallasite.plugin.lowering import (
     RegisterArray,
     RuleContext,
     Value,
-    access_addresses,
-    check_window,
     default_layout,
     gather,
-    once_per_element,
-    require_scalar,
     resolve,
-    scalar_address,
 )
+from pallasite_std.memory.accesses import require_scalar
+from pallasite_std.memory.elements import once_per_element
+from pallasite_std.memory.transfers import access_addresses, check_window, scalar_address
 from pallasite_std.primitives.arrays import atomic_p
 from pallasite_std.rules.references import check_dtype
 

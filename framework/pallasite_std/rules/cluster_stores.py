@@ -23,15 +23,15 @@ from pallasite.plugin.lowering import (
     RegisterArray,
     RuleContext,
     Value,
-    access_addresses,
-    by_table,
     default_layout,
     gather,
-    once_per_element,
     resolve,
     resolve_barrier,
 )
 from pallasite_std.barriers.emission import hardware_arrivals
+from pallasite_std.memory.elements import once_per_element
+from pallasite_std.memory.resolution import by_table
+from pallasite_std.memory.transfers import access_addresses
 from pallasite_std.primitives import copies
 from pallasite_std.rules.loads import check_optimized
 from pallasite_std.rules.references import check_dtype

@@ -17,13 +17,13 @@ from pallasite.plugin.lowering import (
     MemoryReference,
     RuleContext,
     Value,
-    access_addresses,
     resolve,
     resolve_barrier,
 )
 from pallasite_std.barriers.emission import LANES_OF_THREAD, hardware_arrivals
 from pallasite_std.copies import copy_plans as plans
 from pallasite_std.copies import tensor_copies as tma
+from pallasite_std.memory.transfers import access_addresses
 from pallasite_std.primitives import copies as prim
 
 rules = RuleSet()

@@ -13,14 +13,9 @@ from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedE
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import RegisterLayout, default_strided, describe
-from pallasite.plugin.lowering import (
-    RegisterArray,
-    RuleContext,
-    Value,
-    constant_integer,
-    element_indices,
-    once_per_element,
-)
+from pallasite.plugin.lowering import RegisterArray, RuleContext, Value
+from pallasite_std.memory.elements import element_indices, once_per_element
+from pallasite_std.memory.references import constant_integer
 from pallasite_std.primitives.arrays import print_layout_p
 from pallasite_std.rules.device_print import (
     call_external,

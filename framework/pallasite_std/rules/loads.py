@@ -22,25 +22,24 @@ from pallasite.plugin.layouts import (
     plan_transfer,
 )
 from pallasite.plugin.lowering import (
-    LOAD,
     LayoutContext,
     MemoryReference,
     RegisterArray,
     RuleContext,
     Value,
-    access_addresses,
-    can_move_matrices,
     default_layout,
+    relayout,
+    resolve,
+)
+from pallasite_std.memory.accesses import orders_stores, require_scalar, write
+from pallasite_std.memory.matrix_transfers import LOAD, can_move_matrices
+from pallasite_std.memory.transfers import (
+    access_addresses,
     from_memory,
     load_array,
-    orders_stores,
-    relayout,
     remote_pointer,
-    require_scalar,
-    resolve,
     scalar_address,
     to_memory,
-    write,
 )
 from pallasite_std.primitives.arrays import load_p
 

@@ -17,8 +17,9 @@ from pallasite.plugin.layouts import (
     SplatLayout,
     reduction_plan,
 )
-from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, relayout, rows_in_registers
+from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, relayout
 from pallasite_std.math.table import BINARY
+from pallasite_std.memory.relayout import rows_in_registers
 
 rules = RuleSet()
 lax = _jax.lax_primitives

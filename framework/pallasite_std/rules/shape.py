@@ -28,12 +28,12 @@ from pallasite.plugin.lowering import (
     RegisterArray,
     RuleContext,
     Value,
-    dense_layout,
     elementwise,
     rearrange,
     relayout,
-    rows_in_registers,
 )
+from pallasite_std.memory.relayout import rows_in_registers
+from pallasite_std.memory.transfers import dense_layout
 
 rules = RuleSet()
 lax = _jax.lax_primitives

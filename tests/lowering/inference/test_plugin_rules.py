@@ -20,7 +20,7 @@ from pallasite.language import arguments
 from pallasite.language.effects import memory_effect
 from pallasite.layouts import named
 from pallasite.lowering.recording import recording
-from pallasite.lowering.relayout import relayout
+from pallasite_std.memory.relayout import relayout
 from pallasite_std.rules.shape import same_layout_hint
 
 PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)

@@ -14,8 +14,8 @@ from pallasite.layouts import named, strided
 from pallasite.layouts.proposals import proposals_for
 from pallasite.layouts.reduction import reduction_plan
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
-from pallasite.lowering.inference import relations
 from pallasite.target_selection import find_target
+from pallasite_std.inference import relations
 
 PROPOSALS = proposals_for(plugins.registry(), find_target("sm_100a"))
 MATRICES = ("WGMMA", "WGMMA_TRANSPOSED", "WGMMA_UPCAST_2X", "TCGEN05", "TCGEN05_TMEM_NATIVE")

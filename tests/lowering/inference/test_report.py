@@ -17,11 +17,11 @@ from jax.experimental import pallas as pl
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite.layouts import named, row_major
-from pallasite.lowering import relayout as relayouts
 from pallasite.lowering.layout_names import describe_memory, name_of
 from pallasite.lowering.layout_report import LayoutReport
 from pallasite.lowering.recording import recording
 from pallasite.runtime import serialization
+from pallasite_std.memory import relayout as relayouts
 
 WARPGROUP = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
 

@@ -29,7 +29,6 @@ from pallasite.layouts.construct import default_strided
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.proposals import proposals_for
 from pallasite.layouts.registers import Layout
-from pallasite.lowering.inference import relations
 from pallasite.lowering.inference.costs import IMPOSSIBLE
 from pallasite.lowering.inference.problem import (
     Access,
@@ -46,8 +45,9 @@ from pallasite.lowering.inference.solver import Solver
 from pallasite.lowering.inference.values import MemoryValue
 from pallasite.lowering.inference.views import transformed_layout
 from pallasite.lowering.relayout import rows_in_registers
-from pallasite.lowering.transfers import default_layout
 from pallasite.target_selection import find_target
+from pallasite_std.inference import relations
+from pallasite_std.memory.transfers import default_layout
 from pallasite_std.rules.loads import check_optimized
 
 PROPOSALS = proposals_for(plugins.registry(), find_target("sm_90a"))

@@ -17,6 +17,7 @@ from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.proposals import LayoutProposals, proposals_for
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.fences import Event, Fork, Loop
+from pallasite.lowering.inference.pairs import broadcast
 from pallasite.lowering.inference.plan import Path
 from pallasite.lowering.inference.problem import (
     Access,
@@ -43,7 +44,7 @@ from pallasite.lowering.inference.views import (
     view_of,
 )
 from pallasite.lowering.layout_report import Insertion
-from pallasite.lowering.transfers import default_layout
+from pallasite.lowering.references import default_layout
 from pallasite.memory_events import GENERIC, EventContext, EventKind, Proxy
 from pallasite.registry import InferenceRule, LoweringRule, Semantics, no_next_rule
 
@@ -223,8 +224,6 @@ class InferenceContext:
             if operand.shape == result.shape:
                 self.walk.problem.join(operand.variable, result.variable)
             elif math.prod(operand.shape) > 1 and len(operand.shape) == len(result.shape):
-                from pallasite.lowering.inference.relations import broadcast
-
                 dims = tuple(range(len(result.shape)))
                 self.relate(
                     position,

@@ -23,11 +23,10 @@ from pallasite.plugin.lowering import (
     RegisterArray,
     RuleContext,
     Value,
-    index_reference,
     resolve,
     resolve_barrier,
 )
-from pallasite_std.api import copy_gmem_to_smem_p
+from pallasite_std.api import copy_gmem_to_smem_p, index_reference
 from pallasite_std.api import copy_rules as copies
 from pallasite_std.api import tensor_copies as tma
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 from jaxlib.mlir import ir
 
-from pallasite.ir import ops
-from pallasite.layouts.digits import LANES, WARPS, Owner
-from pallasite.layouts.registers import RegisterLayout
-from pallasite.lowering.launch import LaunchContext
+from pallasite.plugin.ir import ops
+from pallasite.plugin.layouts import LANES, WARPS, Owner, RegisterLayout
+from pallasite.plugin.lowering import LaunchContext
 
 
 def _bit(mask: int, index: ir.Value) -> ir.Value:

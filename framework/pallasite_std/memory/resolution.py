@@ -10,14 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pallasite import _jax, plugins
-from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from pallasite.lowering.context import RuleContext, Value
-from pallasite.lowering.references import (
-    BarrierReference,
-    GlobalReference,
-    MemoryReference,
-)
+from pallasite.plugin import InvalidTypeError, InvalidValueError, UnsupportedError, plugins
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.lowering import BarrierReference, MemoryReference, RuleContext, Value
+from pallasite_std.memory.references import GlobalReference
 
 
 def resolve(

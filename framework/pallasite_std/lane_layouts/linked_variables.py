@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallasite import _jax
-from pallasite.jaxpr_table import Region
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.jaxprs import Region
 
 
 class LinkedVariables:

@@ -12,15 +12,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pallasite.errors import InvalidValueError
-from pallasite.ir import ops
-from pallasite.launch import Allocation
-from pallasite.lowering.arrays import RegisterArray
-from pallasite.lowering.context import RuleContext, Value
-from pallasite.lowering.launch import buffer_bytes
-from pallasite.lowering.references import MemoryReference, shared_reference
-from pallasite.lowering.transfers import load_array, store_array
-from pallasite.lowering.views import by_table, resolve
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.ir import ops
+from pallasite.plugin.lowering import (
+    Allocation,
+    MemoryReference,
+    RegisterArray,
+    RuleContext,
+    Value,
+    buffer_bytes,
+)
+from pallasite_std.memory.references import GlobalReference, shared_reference
+from pallasite_std.memory.relayout import relayout
+from pallasite_std.memory.resolution import by_table, resolve, resolve_barrier
+from pallasite_std.memory.transfers import load_array, store_array
 
 
 def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
@@ -141,11 +146,18 @@ def _laid_out(ctx: RuleContext, variable: Any, reference: MemoryReference) -> Me
 
 
 class Accesses:
-    """The functions that contexts of rules pass on to memory spaces."""
+    """Memory with addresses, as the core and contexts of rules ask for it."""
 
+    kernel_argument = staticmethod(GlobalReference)
+    resolve = staticmethod(resolve)
+    resolve_barrier = staticmethod(resolve_barrier)
+    relayout = staticmethod(relayout)
     view = staticmethod(by_table)
     read = staticmethod(read)
     swap = staticmethod(swap)
     update = staticmethod(update)
     describe = staticmethod(describe)
     shared_array = staticmethod(shared_array)
+
+
+ACCESSES = Accesses()

@@ -5,32 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 
-from pallasite.errors import PallasiteError
-from pallasite.layouts.proposals import LayoutProposals
-from pallasite.layouts.reduction import reduction_plan
-from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
-from pallasite.layouts.stacking import stacked
-from pallasite.lowering.inference.problem import Pairs
-from pallasite.lowering.relayout import rows_in_registers
-
-type Pair = tuple[Layout, Layout]
-
-
-def _pairs(function: Callable[[Layout | None, Layout | None], Iterator[Pair]]) -> Pairs:
-    """Remembers what was asked: equations of the same kind and shape share one such function."""
-
-    @functools.lru_cache(maxsize=512)
-    def listed(operand: Layout | None, result: Layout | None) -> tuple[Pair, ...]:
-        return tuple(dict.fromkeys(function(operand, result)))
-
-    return listed
-
-
-def _tried(function: Callable[[], Layout]) -> Layout | None:
-    try:
-        return function()
-    except PallasiteError:
-        return None
+from pallasite.plugin.inference import Pair, Pairs, remembered, tried
+from pallasite.plugin.inference import broadcast as broadcast
+from pallasite.plugin.layouts import (
+    Layout,
+    LayoutProposals,
+    RegisterLayout,
+    reduction_plan,
+    stacked,
+)
+from pallasite_std.memory.relayout import rows_in_registers
 
 
 def bijection(forward: Callable[[Layout], Layout], backward: Callable[[Layout], Layout]) -> Pairs:
@@ -38,15 +22,15 @@ def bijection(forward: Callable[[Layout], Layout], backward: Callable[[Layout], 
 
     def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
         if result is not None:
-            before = _tried(lambda: backward(result))
-            if before is not None and _tried(lambda: forward(before)) == result:
+            before = tried(lambda: backward(result))
+            if before is not None and tried(lambda: forward(before)) == result:
                 yield before, result
         if operand is not None:
-            after = _tried(lambda: forward(operand))
+            after = tried(lambda: forward(operand))
             if after is not None:
                 yield operand, after
 
-    return _pairs(pairs)
+    return remembered(pairs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -82,7 +66,7 @@ def transpose(permutation: tuple[int, ...], proposals: LayoutProposals) -> Pairs
                 (backward(layout), layout) for layout in proposals.for_transpose(result.shape)
             )
 
-    return _pairs(pairs)
+    return remembered(pairs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -95,7 +79,7 @@ def slice_(
     """Of a slice: the result's layout is part of the operand's."""
 
     def part(operand: Layout) -> Layout | None:
-        return _tried(lambda: operand.slice(starts, sizes).layout)
+        return tried(lambda: operand.slice(starts, sizes).layout)
 
     def whole(result: RegisterLayout) -> RegisterLayout:
         """The layout of the operand whose registers are those of such parts."""
@@ -113,7 +97,7 @@ def slice_(
                 return
         if isinstance(result, RegisterLayout):
             candidates: list[Layout | None] = [*proposals.for_broadcast(shape)]
-            for before in (*candidates, _tried(lambda: whole(result))):
+            for before in (*candidates, tried(lambda: whole(result))):
                 if before is not None and part(before) == result:
                     yield before, result
         if operand is not None:
@@ -122,46 +106,7 @@ def slice_(
             if after is not None:
                 yield other, after
 
-    return _pairs(pairs)
-
-
-@functools.lru_cache(maxsize=256)
-def broadcast(
-    before: tuple[int, ...],
-    after: tuple[int, ...],
-    dims: tuple[int, ...],
-    proposals: LayoutProposals,
-) -> Pairs:
-    """Of a broadcast: the operand's layout is the result's, reduced over what is new."""
-    shape = tuple(after)
-    new = [d for d in range(len(shape)) if d not in dims]
-    stretched = [i for i, d in enumerate(dims) if before[i] != shape[d]]
-
-    def reduced(layout: Layout) -> Layout:
-        gone = sorted(new + [dims[i] for i in stretched])
-        left = layout.reduce(gone)
-        return left.expand_dims(stretched).layout if stretched else left
-
-    def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
-        if isinstance(result, RegisterLayout):
-            before = _tried(lambda: reduced(result))
-            if operand is not None and (operand == before or _fits(operand, result)):
-                yield operand, result
-                return
-            if before is not None and not isinstance(before, SplatLayout):
-                yield before, result
-        if isinstance(operand, RegisterLayout):
-            for candidate in proposals.for_broadcast(shape):
-                if _fits(operand, candidate):
-                    yield operand, candidate
-            after = _tried(lambda: operand.broadcast_in_dim(shape, dims).layout)
-            if after is not None:
-                yield operand, after
-
-    def _fits(operand: Layout, result: Layout) -> bool:
-        return _tried(lambda: operand.broadcast_with_target(result, dims).layout) is not None
-
-    return _pairs(pairs)
+    return remembered(pairs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -170,7 +115,7 @@ def reduction(shape: tuple[int, ...], axes: tuple[int, ...], proposals: LayoutPr
     kept = [d for d in range(len(shape)) if d not in axes]
 
     def after(layout: Layout) -> Layout | None:
-        return _tried(lambda: reduction_plan(layout, axes).layout)
+        return tried(lambda: reduction_plan(layout, axes).layout)
 
     def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
         if isinstance(operand, RegisterLayout):
@@ -184,7 +129,7 @@ def reduction(shape: tuple[int, ...], axes: tuple[int, ...], proposals: LayoutPr
                 yield operand, left
         candidates = proposals.for_broadcast(shape)
         if isinstance(result, RegisterLayout):
-            wide = _tried(lambda: result.broadcast_in_dim(tuple(shape), kept).layout)
+            wide = tried(lambda: result.broadcast_in_dim(tuple(shape), kept).layout)
             for candidate in [*candidates, *([wide] if wide is not None else [])]:
                 if after(candidate) == result:
                     yield candidate, result
@@ -195,4 +140,4 @@ def reduction(shape: tuple[int, ...], axes: tuple[int, ...], proposals: LayoutPr
                 if left is not None:
                     yield candidate, left
 
-    return _pairs(pairs)
+    return remembered(pairs)

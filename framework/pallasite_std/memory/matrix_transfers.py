@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
 
-from pallasite.ir import ops
-from pallasite.layouts.access import Access
-from pallasite.layouts.matrix_access import MatrixPlan
-from pallasite.lowering.arrays import gather
-from pallasite.lowering.references import MemoryReference
-from pallasite.targets import Target
+from pallasite.plugin import Target
+from pallasite.plugin.ir import ops
+from pallasite.plugin.layouts import Access, MatrixPlan
+from pallasite.plugin.lowering import MemoryReference, gather
 
 LOAD = "ldmatrix"
 """The feature of targets that load matrices into the registers of a warp (``ldmatrix``)."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallasite import _jax
-from pallasite.ir.types import bit_width
-from pallasite.lowering.linked_variables import LinkedVariables
-from pallasite.registry import Registry
-from pallasite.targets import Target
+from pallasite.plugin import Registry, Target
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import bit_width
+from pallasite_std.lane_layouts.linked_variables import LinkedVariables
 
 
 class AccessWidths:

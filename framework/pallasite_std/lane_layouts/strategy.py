@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallasite import _jax
-from pallasite.lowering.access_widths import AccessWidths
-from pallasite.lowering.equations import errors_at_equation
-from pallasite.lowering.known_layouts import KnownLayouts
-from pallasite.lowering.layout_context import LayoutContext
-from pallasite.lowering.strategy import LayoutStrategy
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.lowering import LayoutContext, LayoutStrategy, errors_at_equation
+from pallasite_std.lane_layouts.access_widths import AccessWidths
+from pallasite_std.lane_layouts.known_layouts import KnownLayouts
 
 if TYPE_CHECKING:
-    from pallasite.layouts.registers import Layout
-    from pallasite.lowering.context import RuleContext, Value
-    from pallasite.lowering.inference.plan import Path
-    from pallasite.registry import Registry
-    from pallasite.targets import Target
+    from pallasite.plugin import Registry, Target
+    from pallasite.plugin.inference import Path
+    from pallasite.plugin.layouts import Layout
+    from pallasite.plugin.lowering import RuleContext, Value
 
 
 class LaneStrategy(LayoutStrategy):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallasite.codegen.translation.arith import cast
-from pallasite.codegen.translation.constants import splat_text
-from pallasite.codegen.translation.emitter import Emitter, Handler
-from pallasite.codegen.translation.llvm_ops import shuffle_mask
-from pallasite.codegen.translation.types import element_type, vector_length
-from pallasite.errors import CompilationError
+from pallasite.plugin import CompilationError
+from pallasite.plugin.codegen import (
+    Emitter,
+    Handler,
+    cast,
+    element_type,
+    shuffle_mask,
+    splat_text,
+    vector_length,
+)
 
 
 def _is_constant(name: str) -> bool:

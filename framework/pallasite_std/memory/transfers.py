@@ -10,48 +10,36 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite.ir import ops, types
-from pallasite.layouts.access import Access, AccessPlan
-from pallasite.layouts.construct import strided
-from pallasite.layouts.digits import LANES, WARPS, Owner
-from pallasite.layouts.matrix_access import MatrixPlan, TransferPlan, plan_transfer
-from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
-from pallasite.lowering.arrays import RegisterArray, gather
-from pallasite.lowering.launch import LaunchContext
-from pallasite.lowering.matrix_transfers import (
+from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite.plugin.ir import ops, types
+from pallasite.plugin.layouts import (
+    LANES,
+    WARPS,
+    Access,
+    AccessPlan,
+    Layout,
+    MatrixPlan,
+    Owner,
+    RegisterLayout,
+    SplatLayout,
+    TransferPlan,
+    plan_transfer,
+    strided,
+)
+from pallasite.plugin.lowering import (
+    LaunchContext,
+    MemoryReference,
+    RegisterArray,
+    default_layout,
+    gather,
+)
+from pallasite_std.memory.matrix_transfers import (
     LOAD,
     STORE,
     can_move_matrices,
     load_matrices,
     store_matrices,
 )
-from pallasite.lowering.references import MemoryReference
-
-MAXIMUM_BITS = 128
-
-
-def default_layout(reference: MemoryReference, vector_limit: int | None = None) -> RegisterLayout:
-    """The strided layout with the widest vectors that the reference's memory allows, of at most
-    ``vector_limit`` elements if that is given."""
-    extents = reference.layout.flat_extents
-    run = extents[-1].size if extents and extents[-1].stride == 1 else 1
-    size = reference.layout.size
-    bits = reference.element_bits
-    limit = min(MAXIMUM_BITS, 8 * reference.offset_alignment)
-    if reference.layout.swizzle != 16:
-        limit = min(limit, MAXIMUM_BITS)
-    width = 1
-    for candidate in (128, 64, 32, 16, 8, 4, 2):
-        if vector_limit is not None and candidate > max(vector_limit, 8 // bits):
-            continue
-        if candidate * bits <= limit and run % candidate == 0 and size % candidate == 0:
-            width = candidate
-            break
-    while width > 1 and size // width % (LANES * WARPS) and width * bits > 8:
-        # Fewer elements for each thread, but every thread takes part.
-        width //= 2
-    return strided(reference.shape, max(width, 1))
 
 
 def dense_layout(shape: Sequence[int], vector_limit: int) -> RegisterLayout:

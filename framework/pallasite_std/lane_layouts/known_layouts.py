@@ -11,12 +11,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallasite import _jax
-from pallasite.errors import PallasiteError
-from pallasite.layouts.registers import Layout
-from pallasite.lowering.linked_variables import LinkedVariables
-from pallasite.registry import Registry
-from pallasite.targets import Target
+from pallasite.plugin import PallasiteError, Registry, Target
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.layouts import Layout
+from pallasite_std.lane_layouts.linked_variables import LinkedVariables
 
 
 @dataclasses.dataclass(frozen=True)

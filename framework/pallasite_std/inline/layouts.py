@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pallasite import _jax
-from pallasite.errors import InvalidValueError
-from pallasite.layouts import named
-from pallasite.layouts.construct import Replicated
-from pallasite.layouts.tiled_layout import TiledSpecification
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.layouts import Replicated, TiledSpecification, named
 
 
 def fragmented_layout(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bits: int) -> Any:

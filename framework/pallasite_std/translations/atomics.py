@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallasite.codegen.translation.emitter import Emitter, Handler
-from pallasite.codegen.translation.memory import ORDERINGS, alignment, ordering
-from pallasite.errors import CompilationError
+from pallasite.plugin import CompilationError
+from pallasite.plugin.codegen import ORDERINGS, Emitter, Handler, alignment, ordering
 
 _NAMES = [
     *("xchg", "add", "sub", "and", "nand", "or", "xor", "max", "min", "umax", "umin"),

@@ -6,19 +6,25 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from pallasite.errors import InvalidValueError
-from pallasite.ir import types
-from pallasite.language.memory import MemorySpace
-from pallasite.layouts import transforms as tf
-from pallasite.layouts.conversion import ConversionKind, conversion
-from pallasite.layouts.description import describe
-from pallasite.layouts.digits import LANES, Digit, Owner
-from pallasite.layouts.memory import row_major
-from pallasite.layouts.registers import Layout, Rearrangement, RegisterLayout, SplatLayout
-from pallasite.lowering.arrays import RegisterArray, gather
-from pallasite.lowering.context import RuleContext
-from pallasite.lowering.references import MemoryReference
-from pallasite.lowering.transfers import load_array, store_array
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.ir import types
+from pallasite.plugin.language import MemorySpace
+from pallasite.plugin.layouts import (
+    LANES,
+    ConversionKind,
+    Digit,
+    Layout,
+    Owner,
+    Rearrangement,
+    RegisterLayout,
+    SplatLayout,
+    conversion,
+    describe,
+    row_major,
+)
+from pallasite.plugin.layouts import transforms as tf
+from pallasite.plugin.lowering import MemoryReference, RegisterArray, RuleContext, gather
+from pallasite_std.memory.transfers import load_array, store_array
 
 
 def relayout(ctx: RuleContext, array: RegisterArray, target: Layout) -> RegisterArray:

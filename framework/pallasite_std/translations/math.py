@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallasite.codegen.translation.arith import intrinsic, pairs
-from pallasite.codegen.translation.constants import splat_text
-from pallasite.codegen.translation.emitter import Emitter, Handler
-from pallasite.codegen.translation.flags import fast_math
-from pallasite.codegen.translation.types import element_type, intrinsic_suffix
-from pallasite.errors import CompilationError
+from pallasite.plugin import CompilationError
+from pallasite.plugin.codegen import (
+    Emitter,
+    Handler,
+    element_type,
+    fast_math,
+    intrinsic,
+    intrinsic_suffix,
+    pairs,
+    splat_text,
+)
 
 _EXACT = "sqrt fma absf=fabs floor ceil trunc round roundeven copysign"
 _APPROXIMATE: dict[str, tuple[str, tuple[str, ...]]] = {

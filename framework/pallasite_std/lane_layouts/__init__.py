@@ -1,0 +1,1 @@
+"""Layouts under lane semantics."""

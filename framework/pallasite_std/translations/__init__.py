@@ -1,0 +1,1 @@
+"""How operations of MLIR that the portable rules emit are written as LLVM IR."""
