@@ -42,11 +42,11 @@ class Imports(ast.NodeVisitor):
 
 
 def source_of(name: str) -> Path | None:
-    """The file of a module of the core; None if there is no such module."""
+    """The file of a module of the core or the standard library; None if there is no such module."""
     root, *rest = name.split(".")
-    if root != "pallasite":
+    if root not in ("pallasite", "pallasite_std"):
         return None
-    package = importlib.util.find_spec("pallasite")
+    package = importlib.util.find_spec(root)
     assert package is not None and package.origin is not None
     place = Path(package.origin).parent.joinpath(*rest)
     for file in (place.with_suffix(".py") if rest else place, place / "__init__.py"):
@@ -92,9 +92,10 @@ def test_what_is_loaded():
 
 
 def test_strategies_are_not_among_it():
-    known = {"relayout", "known_layouts", "access_widths", "inference", "inference.plan", "arrays"}
-    assert not closure(WALKER) & {f"pallasite.lowering.{name}" for name in known}
+    known = {"references", "inference", "inference.plan", "arrays"}
+    assert not closure(WALKER) & {f"pallasite_std.lane_layouts.{name}" for name in known}
+    assert not any(name.startswith("pallasite_std") for name in closure(WALKER))
     strategies = closure("pallasite_std.lane_layouts.strategy")
     assert {
-        f"pallasite.lowering.{name}" for name in ("known_layouts", "access_widths")
+        f"pallasite_std.lane_layouts.{name}" for name in ("known_layouts", "access_widths")
     } <= strategies
