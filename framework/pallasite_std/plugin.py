@@ -226,10 +226,18 @@ def pallasite_front_ends() -> dict[str, str]:
 
 @hookimpl
 def pallasite_implementations() -> dict[str, str]:
-    """Memory with addresses, and layouts under lane semantics."""
+    """Memory with addresses, layouts under lane semantics, what layouts cost, what is missing."""
     return {
+        "batch_kernel": "pallasite_std.batching:prepend_axis",
+        "divisor_of_result": "pallasite_std.divisors:divisor_of_result",
+        "encode_tensor_map": "pallasite_std.copies.tensor_map_encoding:encode",
         "lane_layouts": "pallasite_std.lane_layouts.strategy:LaneStrategy",
+        "layout_costs": "pallasite_std.inference.costs:LAYOUT_COSTS",
+        "layout_report": "pallasite_std.inference.report:layout_report",
+        "loop_divisors": "pallasite_std.divisors:loop_divisors",
         "memory_access": "pallasite_std.memory.accesses:ACCESSES",
+        "missing_barriers": "pallasite_std.inference.missing_barriers:missing_barriers",
+        "missing_fences": "pallasite_std.inference.missing_fences:missing_fences",
         "mosaic_layout": "pallasite_std.inline.layouts:fragmented_layout",
         "reduced_mosaic_layout": "pallasite_std.inline.layouts:reduced_layout",
     }

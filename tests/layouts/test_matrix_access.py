@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from pallasite.layouts import named
 from pallasite.layouts.access import AccessPlan, plan_access, swizzle_bytes
 from pallasite.layouts.construct import strided
-from pallasite.layouts.matrix_access import (
+from pallasite.layouts.memory import MemoryLayout, row_major
+from pallasite.layouts.registers import RegisterLayout
+from pallasite_std.memory.matrix_access import (
     MatrixPlan,
     plan_matrix_access,
     plan_transfer,
     transfer_passes,
 )
-from pallasite.layouts.memory import MemoryLayout, row_major
-from pallasite.layouts.registers import RegisterLayout
 
 
 def tiled_memory(shape: tuple[int, int], bits: int, swizzle: int) -> MemoryLayout:

@@ -24,7 +24,7 @@ from pallasite.errors import (
 from pallasite.launch import ArrayParameter
 from pallasite.runtime import launch as launch_module
 from pallasite.runtime.launch import custom_call_attribute, launch, nbytes, validate_launch
-from pallasite.runtime.tensor_maps import encode
+from pallasite_std.copies.tensor_map_encoding import encode
 
 pytest.importorskip("jax_cuda13_plugin", reason="building the call needs the CUDA plugin's wheel")
 

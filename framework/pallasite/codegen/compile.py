@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from pallasite import plugins
 from pallasite.codegen import ptx as ptx_emission
 from pallasite.codegen.assembler import assemble as assemble_ptx
 from pallasite.codegen.assembler import disassemble as disassemble_cubin
 from pallasite.codegen.compiled import CompiledKernel, LoweredKernel
 from pallasite.codegen.llvm_ir import translate
-from pallasite.lowering.inference.report import layout_report
 from pallasite.lowering.layout_report import LayoutReport
 from pallasite.passes.pipeline import PassContext, run_stage
 
@@ -90,7 +90,10 @@ def _plugin_options(lowered: LoweredKernel) -> tuple[tuple[str, str, str], ...]:
 
 
 def _layouts(lowered: LoweredKernel) -> LayoutReport | None:
-    return None if lowered.inference is None else layout_report(lowered.inference)
+    if lowered.inference is None:
+        return None
+    report: LayoutReport = plugins.manager().implementation("layout_report")(lowered.inference)
+    return report
 
 
 def _text(module: Any) -> str:

@@ -15,10 +15,17 @@ import jax.numpy as jnp
 
 from pallasite import _jax, config, plugins
 from pallasite.language import checks, execution
-from pallasite.language.batching import BatchAxis, prepend_axis
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
 from pallasite.language.tracing import KernelEnvironment
+
+
+class BatchAxis:
+    """The name of a grid axis that ``jax.vmap`` added; each is different."""
+
+    def __repr__(self) -> str:
+        return "vmap"
+
 
 kernel_call_p = _jax.Primitive("pallasite_kernel")
 kernel_call_p.multiple_results = True
@@ -140,7 +147,9 @@ def _batch(
         batched.append(dim is not None)
     mesh = spec.mesh.replace(grid=(size, *spec.mesh.grid), grid_names=(axis, *spec.mesh.grid_names))
     with KernelEnvironment(mesh):
-        jaxpr = prepend_axis(spec.jaxpr, [*batched, *[True] * len(spec.out_avals)], axis, size)
+        jaxpr = plugins.manager().implementation("batch_kernel")(
+            spec.jaxpr, [*batched, *[True] * len(spec.out_avals)], axis, size
+        )
 
     def add_axis(aval: Any) -> Any:
         return _jax.ShapedArray((size, *aval.shape), aval.dtype)

@@ -19,7 +19,6 @@ from pallasite.lowering.context import KernelContext, Mode, Value
 from pallasite.lowering.equations import mlir_location
 from pallasite.lowering.geometry import launch_geometry
 from pallasite.lowering.inference.entry import Inference, infer_layouts
-from pallasite.lowering.inference.report import layout_report
 from pallasite.lowering.launch import BARRIER_BYTES, LaunchContext
 from pallasite.lowering.lifecycles import ActiveLifecycles
 from pallasite.lowering.memory_access import memory_access
@@ -163,7 +162,9 @@ def lower_kernel(
                     inference = infer_layouts(kernel, spec.jaxpr)
                     kernel.strategy = PlannedStrategy(inference.plan)
                     if kernel.recorder is not None:
-                        kernel.recorder.layouts.report = layout_report(inference)
+                        kernel.recorder.layouts.report = plugins.manager().implementation(
+                            "layout_report"
+                        )(inference)
                 with launch.body():
                     lifecycles.call("prologue")
                     lower_jaxpr(kernel, Mode(kernel.semantics), spec.jaxpr, references)

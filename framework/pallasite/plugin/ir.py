@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pallasite.ir import ops as ops
 from pallasite.ir import types as types
+from pallasite.ir.divisibility import ANY as ANY
 from pallasite.ir.divisibility import MEMREF_ALIGNMENT as MEMREF_ALIGNMENT
 from pallasite.ir.divisibility import known_divisor as known_divisor
 from pallasite.ir.divisibility import known_remainder as known_remainder

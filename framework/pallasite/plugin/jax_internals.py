@@ -50,6 +50,7 @@ from pallasite._jax import erfc_p as erfc_p
 from pallasite._jax import eval_jaxpr_p as eval_jaxpr_p
 from pallasite._jax import extended as extended
 from pallasite._jax import finfo as finfo
+from pallasite._jax import flatten_with_references as flatten_with_references
 from pallasite._jax import fragmented_array as fragmented_array
 from pallasite._jax import get_global_p as get_global_p
 from pallasite._jax import get_p as get_p
@@ -58,6 +59,8 @@ from pallasite._jax import issubdtype as issubdtype
 from pallasite._jax import jit_p as jit_p
 from pallasite._jax import last_user_frame as last_user_frame
 from pallasite._jax import lax_primitives as lax_primitives
+from pallasite._jax import location_of_equation as location_of_equation
+from pallasite._jax import make_debug_info as make_debug_info
 from pallasite._jax import masked_load_p as masked_load_p
 from pallasite._jax import masked_store as masked_store
 from pallasite._jax import masked_swap_p as masked_swap_p

@@ -15,3 +15,4 @@ from pallasite.jaxpr_visitor import LoopPolicy as LoopPolicy
 from pallasite.jaxpr_visitor import Visitor as Visitor
 from pallasite.jaxpr_visitor import effects_outside as effects_outside
 from pallasite.jaxpr_visitor import with_insertions as with_insertions
+from pallasite.jaxpr_visitor import with_jaxprs as with_jaxprs

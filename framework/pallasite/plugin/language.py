@@ -45,10 +45,11 @@ from pallasite.language.params import OOBFillMode as OOBFillMode
 from pallasite.language.params import Partitioned as Partitioned
 from pallasite.language.params import PipelinedBlockMapping as PipelinedBlockMapping
 from pallasite.language.params import TraceScope as TraceScope
-from pallasite.language.rewriting import evaluate as evaluate
 from pallasite.language.spec import KernelSpec as KernelSpec
 from pallasite.language.tracing import trace_kernel as trace_kernel
 from pallasite.language.transforms import ClusterRefTransform as ClusterRefTransform
+from pallasite.language.transforms import UnswizzleTransform as UnswizzleTransform
+from pallasite.language.transforms import UntilingTransform as UntilingTransform
 from pallasite.language.transforms import as_transformed as as_transformed
 from pallasite.language.transforms import batch_transform as batch_transform
 from pallasite.language.transforms import element_bits as element_bits

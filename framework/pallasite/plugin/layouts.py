@@ -7,8 +7,11 @@ from pallasite.layouts import transforms as transforms
 from pallasite.layouts.access import MAXIMUM_BYTES as MAXIMUM_BYTES
 from pallasite.layouts.access import Access as Access
 from pallasite.layouts.access import AccessPlan as AccessPlan
+from pallasite.layouts.access import Piece as Piece
 from pallasite.layouts.access import ThreadTerm as ThreadTerm
+from pallasite.layouts.access import pieces_of as pieces_of
 from pallasite.layouts.access import plan_access as plan_access
+from pallasite.layouts.access import with_swizzle as with_swizzle
 from pallasite.layouts.construct import Replicated as Replicated
 from pallasite.layouts.construct import default_strided as default_strided
 from pallasite.layouts.construct import strided as strided
@@ -21,9 +24,6 @@ from pallasite.layouts.digits import WARPS as WARPS
 from pallasite.layouts.digits import Digit as Digit
 from pallasite.layouts.digits import Owner as Owner
 from pallasite.layouts.digits import unravel as unravel
-from pallasite.layouts.matrix_access import MatrixPlan as MatrixPlan
-from pallasite.layouts.matrix_access import TransferPlan as TransferPlan
-from pallasite.layouts.matrix_access import plan_transfer as plan_transfer
 from pallasite.layouts.memory import Extent as Extent
 from pallasite.layouts.memory import Extents as Extents
 from pallasite.layouts.memory import MemoryLayout as MemoryLayout
@@ -37,6 +37,7 @@ from pallasite.layouts.reduction import reduction_plan as reduction_plan
 from pallasite.layouts.registers import Layout as Layout
 from pallasite.layouts.registers import Rearrangement as Rearrangement
 from pallasite.layouts.registers import RegisterLayout as RegisterLayout
+from pallasite.layouts.registers import Source as Source
 from pallasite.layouts.registers import SplatLayout as SplatLayout
 from pallasite.layouts.stacking import stacked as stacked
 from pallasite.layouts.tiled_layout import TiledSpecification as TiledSpecification

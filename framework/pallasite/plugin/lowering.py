@@ -21,7 +21,6 @@ from pallasite.lowering.carried import CarriedValue as CarriedValue
 from pallasite.lowering.context import KernelContext as KernelContext
 from pallasite.lowering.context import RuleContext as RuleContext
 from pallasite.lowering.context import Value as Value
-from pallasite.lowering.divisors import mark_carried as mark_carried
 from pallasite.lowering.equations import errors_at_equation as errors_at_equation
 from pallasite.lowering.functions import lower_function as lower_function
 from pallasite.lowering.geometry import Geometry as Geometry
@@ -30,6 +29,14 @@ from pallasite.lowering.launch import SHARED_MEMORY_ALIGNMENT as SHARED_MEMORY_A
 from pallasite.lowering.launch import LaunchContext as LaunchContext
 from pallasite.lowering.launch import buffer_bytes as buffer_bytes
 from pallasite.lowering.layout_context import LayoutContext as LayoutContext
+from pallasite.lowering.layout_names import describe_memory as describe_memory
+from pallasite.lowering.layout_names import name_of as name_of
+from pallasite.lowering.layout_report import ArrayLayout as ArrayLayout
+from pallasite.lowering.layout_report import Insertion as Insertion
+from pallasite.lowering.layout_report import LayoutConversion as LayoutConversion
+from pallasite.lowering.layout_report import LayoutReport as LayoutReport
+from pallasite.lowering.layout_report import Reason as Reason
+from pallasite.lowering.layout_report import SharedLayout as SharedLayout
 from pallasite.lowering.memory_access import MemoryAccess as MemoryAccess
 from pallasite.lowering.memory_access import relayout as relayout
 from pallasite.lowering.memory_access import resolve as resolve

@@ -16,13 +16,10 @@ from pallasite.runtime.hidden import LaunchDevice as LaunchDevice
 from pallasite.runtime.hidden import consume_hidden_results as consume_hidden_results
 from pallasite.runtime.hidden import hidden_operands as hidden_operands
 from pallasite.runtime.jax_lowering import kernel_in_equation as kernel_in_equation
+from pallasite.runtime.launch import TENSOR_MAP_BYTES as TENSOR_MAP_BYTES
 from pallasite.runtime.launch import launches_nothing as launches_nothing
 from pallasite.runtime.launch import nbytes as nbytes
 from pallasite.runtime.launch import validate_launch as validate_launch
 from pallasite.runtime.override import current as current
 from pallasite.runtime.store import DocumentStore as DocumentStore
 from pallasite.runtime.store import SealedStore as SealedStore
-from pallasite.runtime.tensor_maps import ELEMENT_BYTES as ELEMENT_BYTES
-from pallasite.runtime.tensor_maps import TENSOR_MAP_BYTES as TENSOR_MAP_BYTES
-from pallasite.runtime.tensor_maps import TensorMapEncoding as TensorMapEncoding
-from pallasite.runtime.tensor_maps import encode as encode

@@ -19,15 +19,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallasite import plugins
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import ExecutionError, InvalidValueError, UnsupportedError
-from pallasite.launch import PACKED_BITS, ArrayParameter, BufferKind, LaunchParameters
+from pallasite.launch import (
+    PACKED_BITS,
+    ArrayParameter,
+    BufferKind,
+    LaunchParameters,
+    TensorMapParameter,
+)
 from pallasite.launch_plan import LaunchPlan, plan_launch
-from pallasite.runtime.tensor_maps import TENSOR_MAP_BYTES, encode
 
 CUSTOM_CALL_TARGET = "triton_kernel_call_ffi"
 MAX_PARAMETER_BYTES = 32764
 MAX_GRID = (2**31 - 1, 65535, 65535)
+TENSOR_MAP_BYTES = 128
+"""Bytes of an encoded tensor map."""
 _WARP_SIZE = 32
 _MAX_THREADS = 1024
 _CHECKED_ALIGNMENT = 16
@@ -78,7 +86,7 @@ def validate_launch(launch: LaunchParameters, name: str) -> LaunchPlan:
         if isinstance(parameter, ArrayParameter):
             size = _round_up(size, 8) + 8
         else:
-            encode(parameter)
+            _encode(parameter)
             size = _round_up(size, 64) + TENSOR_MAP_BYTES
     size = _round_up(size, 8) + 2 * 8
     if size > MAX_PARAMETER_BYTES:
@@ -89,6 +97,11 @@ def validate_launch(launch: LaunchParameters, name: str) -> LaunchPlan:
             hint="use fewer combinations of array, tile shape and swizzle",
         )
     return plan
+
+
+def _encode(parameter: TensorMapParameter) -> Any:
+    """The launcher's arguments for a TMA descriptor."""
+    return plugins.manager().implementation("encode_tensor_map")(parameter)
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -124,7 +137,7 @@ def custom_call_attribute(compiled: CompiledKernel, plan: LaunchPlan) -> bytes:
             alignment = min(parameter.alignment, _CHECKED_ALIGNMENT)
             parameters.append(binding.create_array_parameter(zeroed, alignment))
         else:
-            parameters.append(encode(parameter).create(binding))
+            parameters.append(_encode(parameter).create(binding))
     major, minor = compiled.target.compute_capability
     kernel = binding.TritonKernel(
         compiled.name,

@@ -10,8 +10,9 @@ from jax.experimental import pallas as pl
 
 from pallasite.plugin import InvalidTypeError, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import CompilerParams, KernelSpec, Mesh, evaluate, trace_kernel
+from pallasite.plugin.language import CompilerParams, KernelSpec, Mesh, trace_kernel
 from pallasite_std.front_ends.pallas_call import Scratch, source_location
+from pallasite_std.rewriting import evaluate
 
 
 def mesh_kernel_spec(

@@ -21,11 +21,11 @@ from pallasite.plugin.language import (
     KernelSpec,
     Mesh,
     PipelinedBlockMapping,
-    evaluate,
     physical_view,
     trace_kernel,
 )
 from pallasite_std.pipelines.pipeline import emit_pipeline
+from pallasite_std.rewriting import evaluate
 
 
 class GridAxisName:

@@ -8,8 +8,9 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import Target
 from pallasite.plugin.ir import ops
-from pallasite.plugin.layouts import Access, MatrixPlan
+from pallasite.plugin.layouts import Access
 from pallasite.plugin.lowering import MemoryReference, gather
+from pallasite_std.memory.matrix_access import MatrixPlan
 
 LOAD = "ldmatrix"
 """The feature of targets that load matrices into the registers of a warp (``ldmatrix``)."""

@@ -18,12 +18,9 @@ from pallasite.plugin.layouts import (
     Access,
     AccessPlan,
     Layout,
-    MatrixPlan,
     Owner,
     RegisterLayout,
     SplatLayout,
-    TransferPlan,
-    plan_transfer,
     strided,
 )
 from pallasite.plugin.lowering import (
@@ -33,6 +30,7 @@ from pallasite.plugin.lowering import (
     default_layout,
     gather,
 )
+from pallasite_std.memory.matrix_access import MatrixPlan, TransferPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import (
     LOAD,
     STORE,

@@ -12,15 +12,7 @@ from jaxlib.mlir.dialects import scf
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.layouts import (
-    AccessPlan,
-    Layout,
-    MatrixPlan,
-    RegisterLayout,
-    describe,
-    plan_access,
-    plan_transfer,
-)
+from pallasite.plugin.layouts import AccessPlan, Layout, RegisterLayout, describe, plan_access
 from pallasite.plugin.lowering import (
     LayoutContext,
     MemoryReference,
@@ -32,6 +24,7 @@ from pallasite.plugin.lowering import (
     resolve,
 )
 from pallasite_std.memory.accesses import orders_stores, require_scalar, write
+from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import LOAD, can_move_matrices
 from pallasite_std.memory.transfers import (
     access_addresses,
@@ -57,7 +50,7 @@ def check_optimized(
     memory: MemoryReference, layout: Layout, what: str, *, matrices: bool = False
 ) -> None:
     """Raises if an access of shared memory is much slower than it could be; ``matrices`` tells
-    whether it may move matrices (see :mod:`pallasite.layouts.matrix_access`).
+    whether it may move matrices (see :mod:`pallasite_std.memory.matrix_access`).
 
     It is if its accesses take :data:`CONFLICT_LIMIT` times the passes that they need without bank
     conflicts, and another layout would not: memory without holes can always be accessed in its own

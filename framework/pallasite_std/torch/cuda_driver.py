@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallasite.plugin import ExecutionError
-from pallasite.plugin.runtime import ELEMENT_BYTES, TENSOR_MAP_BYTES, TensorMapEncoding
+from pallasite.plugin.runtime import TENSOR_MAP_BYTES
+from pallasite_std.copies.tensor_map_encoding import ELEMENT_BYTES, TensorMapEncoding
 
 MAX_PORTABLE_CLUSTER = 8
 _TENSOR_MAP_ALIGNMENT = 64

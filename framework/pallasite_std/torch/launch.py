@@ -20,12 +20,12 @@ from pallasite.plugin.runtime import (
     CompiledKernel,
     LaunchDevice,
     consume_hidden_results,
-    encode,
     hidden_operands,
     launches_nothing,
     nbytes,
     validate_launch,
 )
+from pallasite_std.copies.tensor_map_encoding import encode
 from pallasite_std.torch import cuda_driver
 from pallasite_std.torch.tensors import dense, from_host, import_torch, to_host, torch_dtype
 

@@ -13,9 +13,10 @@ from jax.experimental import pallas as pl
 
 import pallasite
 from pallasite import gpu as plgpu
-from pallasite.lowering.inference.barriers import missing_barriers
-from pallasite.lowering.inference.fences import Event, Fork, Loop, missing_fences
+from pallasite.lowering.inference.fences import Event, Fork, Loop
 from pallasite.plugin import GENERIC, EventKind
+from pallasite_std.inference.missing_barriers import missing_barriers
+from pallasite_std.inference.missing_fences import missing_fences
 from pallasite_std.memory_events import ASYNC, FENCES
 
 pytestmark = pytest.mark.runs_kernels

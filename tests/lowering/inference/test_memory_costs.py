@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite.layouts import named, strided
-from pallasite.lowering.inference.costs import SYNCHRONIZATION, conversion_cost, reduction_cost
+from pallasite_std.inference.costs import SYNCHRONIZATION, conversion_cost, reduction_cost
 
 X = jax.ShapeDtypeStruct((520, 128), jnp.bfloat16)
 Y = jax.ShapeDtypeStruct((128, 64), jnp.bfloat16)

@@ -12,11 +12,11 @@ from pallasite import plugins
 from pallasite.layouts import named, strided
 from pallasite.layouts.proposals import proposals_for
 from pallasite.layouts.registers import Layout
-from pallasite.lowering.inference.costs import conversion_cost
 from pallasite.lowering.inference.problem import Fixed, Place, Problem, Relation, Variable
 from pallasite.lowering.inference.solver import Solver
 from pallasite.target_selection import find_target
 from pallasite_std.inference import relations
+from pallasite_std.inference.costs import conversion_cost
 from pallasite_std.memory.relayout import rows_in_registers
 
 PROPOSALS = proposals_for(plugins.registry(), find_target("sm_100a"))

@@ -44,9 +44,9 @@ from pallasite.lowering.inference.problem import (
 from pallasite.lowering.inference.solver import Solver
 from pallasite.lowering.inference.values import MemoryValue
 from pallasite.lowering.inference.views import transformed_layout
-from pallasite_std.memory.relayout import rows_in_registers
 from pallasite.target_selection import find_target
 from pallasite_std.inference import relations
+from pallasite_std.memory.relayout import rows_in_registers
 from pallasite_std.memory.transfers import default_layout
 from pallasite_std.rules.loads import check_optimized
 

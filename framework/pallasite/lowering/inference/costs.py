@@ -1,22 +1,19 @@
-"""What transfers and conversions cost, in passes through shared memory (128 bytes each).
+"""How costs of layouts compare: what is impossible, refused or uncertain, and who knows the rest.
 
-The numbers only have to order the choices: passes of all four warps, and for what has no passes
-the time that so many of them would take.
+What transfers and conversions cost is up to the implementation ``"layout_costs"`` of a plugin. The
+numbers only have to order the choices.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Protocol, cast
 
-from pallasite.errors import InvalidValueError
+from pallasite import plugins
 from pallasite.language.memory import MemorySpace
-from pallasite.layouts.access import AccessPlan
-from pallasite.layouts.conversion import ConversionKind, conversion
-from pallasite.layouts.digits import LANES, WARPS
-from pallasite.layouts.matrix_access import MatrixPlan, plan_transfer, transfer_passes
 from pallasite.layouts.memory import MemoryLayout
-from pallasite.layouts.reduction import reduction_plan
-from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
+from pallasite.layouts.registers import Layout
+from pallasite.registry import Registry
 
 IMPOSSIBLE = 1e12
 """More than all that is possible costs together."""
@@ -33,111 +30,28 @@ def is_impossible(cost: float) -> bool:
     return cost >= IMPOSSIBLE / 1e4
 
 
-SYNCHRONIZATION = 32.0
-"""A barrier of the warpgroup."""
+class LayoutCosts(Protocol):
+    """What the layouts of arrays cost, in passes through shared memory (128 bytes each)."""
 
-_SECTOR = 32
-"""Bytes of global memory that are moved together."""
+    def access(
+        self, layout: Layout, memory: MemoryLayout, alignment: int, space: MemorySpace
+    ) -> float:
+        """Of loading or storing an array once, at an address that is a multiple of ``alignment``
+        bytes."""
 
-_ELEMENT_BY_ELEMENT = 16.0
-"""How much slower an access is whose addresses are computed one by one."""
+    def conversion(self, source: Layout, target: Layout, bits: int) -> float:
+        """Of bringing an array of elements of ``bits`` bits from one layout into another."""
 
-_ROOMY = 128
-"""Registers of a lane that one array can take without others being spilled."""
-
-_SPILL = 2.0
-"""A register that is stored to local memory and loaded again."""
-
-
-@functools.lru_cache(maxsize=4096)
-def copies_cost(layout: Layout, bits: int) -> float:
-    """Of computing and keeping each element in several threads, for one operation.
-
-    An array of which each element lies in one thread costs nothing here, whatever its layout.
-    """
-    if isinstance(layout, SplatLayout):
-        return 0.0
-    elements = layout.registers * layout.vector_length
-    extra = elements - -(-layout.size // (LANES * WARPS))
-    if extra <= 0:
-        return 0.0
-    spilled = max(0.0, elements * bits / 32 - _ROOMY)
-    return extra / 4 + _SPILL * min(extra, spilled)
+    def copies(self, layout: Layout, bits: int) -> float:
+        """Of computing and keeping each element in several threads, for one operation."""
 
 
-@functools.lru_cache(maxsize=4096)
-def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
-    """Of bringing an array of elements of ``bits`` bits from one layout into another."""
-    if source == target or isinstance(source, SplatLayout):
-        return 0.0
-    if isinstance(target, SplatLayout):
-        return IMPOSSIBLE
-    kind = conversion(source, target).kind
-    if kind is ConversionKind.SHARED_MEMORY:
-        passes = WARPS * (_scratch_passes(source, bits) + _scratch_passes(target, bits))
-        return 2 * SYNCHRONIZATION + 2 * max(passes, 2.0 * WARPS)
-    return 0.5 + target.registers / 64
+def layout_costs() -> LayoutCosts:
+    """The costs by the plugins that are there."""
+    return _costs(plugins.registry())
 
 
-def _scratch_passes(layout: Layout, bits: int) -> float:
-    """Passes of a warp that stores or loads an array in a layout, if there are no conflicts."""
-    assert isinstance(layout, RegisterLayout)
-    size = layout.registers * layout.vector_length * bits / 8
-    # Lanes that load the same take part in one pass, but each of them gets 16 bytes at most.
-    return max(size * layout.lane_count / 128, size / 16)
-
-
-@functools.lru_cache(maxsize=4096)
-def reduction_cost(layout: Layout, axes: tuple[int, ...], bits: int) -> float:
-    """Of what lanes and warps exchange in a reduction of an array in this layout, and of what
-    several of them reduce alike."""
-    if not isinstance(layout, RegisterLayout):
-        return 0.0
-    try:
-        plan = reduction_plan(layout, axes)
-    except InvalidValueError:
-        return 0.0
-    values = len(plan.register_groups) * len(plan.vector_groups) * max(1.0, bits / 32)
-    steps = len(plan.lane_masks) + sum(rotation.size - 1 for rotation in plan.lane_rotations)
-    # Narrow elements take a register each while they are reduced.
-    cost = copies_cost(layout, max(bits, 32)) + WARPS * values * steps
-    return cost + 2 * SYNCHRONIZATION + 2 * WARPS * values if plan.crosses_warps else cost
-
-
-@functools.lru_cache(maxsize=4096)
-def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: MemorySpace) -> float:
-    """Of loading or storing an array once.
-
-    Args:
-      layout: of the array in registers.
-      memory: of the array in memory.
-      alignment: bytes that the address is a multiple of.
-      space: which memory.
-    """
-    if isinstance(layout, SplatLayout):
-        return 0.0
-    assert isinstance(layout, RegisterLayout)
-    shared = space.is_shared
-    try:
-        plan = plan_transfer(layout, memory, min(16, alignment), matrices=shared)
-    except InvalidValueError:
-        size = memory.size * memory.element_bits / 8 / 128
-        return _ELEMENT_BY_ELEMENT * max(size, 8.0)
-    if isinstance(plan, MatrixPlan):
-        plan = plan.rows
-    issue = len(plan.accesses) / 4
-    if shared:
-        return WARPS * transfer_passes(plan) + issue
-    # What several warps load comes out of the cache; lanes are counted in the sectors.
-    return layout.warp_count * len(plan.accesses) * _sectors(plan) / 4 + issue
-
-
-def _sectors(plan: AccessPlan) -> int:
-    """Sectors that the lanes of a warp touch in one access."""
-    access = plan.accesses[0]
-    touched: set[int] = set()
-    for lane in range(LANES):
-        address = plan.byte_address(access, 0, lane)
-        last = address + max(plan.width_bytes, 1) - 1
-        touched.update(range(address // _SECTOR, last // _SECTOR + 1))
-    return len(touched)
+@functools.lru_cache(maxsize=4)
+def _costs(registry: Registry) -> LayoutCosts:
+    del registry  # Other plugins make another one.
+    return cast(LayoutCosts, plugins.manager().implementation("layout_costs"))

@@ -15,9 +15,7 @@ from pallasite.lowering.inference.costs import (
     IMPOSSIBLE,
     REFUSED,
     UNCERTAIN,
-    access_cost,
-    conversion_cost,
-    copies_cost,
+    layout_costs,
 )
 from pallasite.lowering.inference.values import MemoryValue
 from pallasite.lowering.inference.views import view_of
@@ -144,6 +142,7 @@ class Fixed(Factor):
 
     def __post_init__(self) -> None:
         self.variables = (self.variable,)
+        self._costs = layout_costs()
 
     def cost(self, layouts: Sequence[Layout], memory: Sequence[MemoryLayout]) -> float:
         (layout,) = layouts
@@ -152,7 +151,7 @@ class Fixed(Factor):
         if self.pinned:
             return IMPOSSIBLE
         ends = (self.layout, layout) if self.makes else (layout, self.layout)
-        return conversion_cost(*ends, self.bits)
+        return self._costs.conversion(*ends, self.bits)
 
     def proposals(
         self, position: int, layouts: Sequence[Layout | None], memory: Sequence[MemoryLayout]
@@ -175,9 +174,10 @@ class Copies(Factor):
 
     def __post_init__(self) -> None:
         self.variables = (self.variable,)
+        self._costs = layout_costs()
 
     def cost(self, layouts: Sequence[Layout], memory: Sequence[MemoryLayout]) -> float:
-        return copies_cost(layouts[0], self.bits)
+        return self._costs.copies(layouts[0], self.bits)
 
 
 type Pairs = Callable[[Layout | None, Layout | None], Sequence[tuple[Layout, Layout]]]
@@ -207,6 +207,7 @@ class Relation(Factor):
 
     def __post_init__(self) -> None:
         self.variables = (self.operand, self.result)
+        self._costs = layout_costs()
         self._found: dict[Any, list[tuple[Layout, Layout]]] = {}
 
     def options(self, operand: Layout | None, result: Layout | None) -> list[tuple[Layout, Layout]]:
@@ -226,8 +227,8 @@ class Relation(Factor):
         best: tuple[float, tuple[Layout, Layout] | None] = (IMPOSSIBLE / 1e3, None)
         for pair in self.options(operand, result):
             cost = 0.0 if self.work is None else self.work(pair[0])
-            cost += conversion_cost(operand, pair[0], self.bits[0])
-            cost += conversion_cost(pair[1], result, self.bits[1])
+            cost += self._costs.conversion(operand, pair[0], self.bits[0])
+            cost += self._costs.conversion(pair[1], result, self.bits[1])
             if cost < best[0]:
                 best = cost, pair
         return best
@@ -279,6 +280,7 @@ class Access(Factor):
 
     def __post_init__(self) -> None:
         self.variables = (self.variable,)
+        self._costs = layout_costs()
         self.choices = () if self.root.choice is None else (self.root.choice,)
         self._refused: dict[tuple[Layout, MemoryLayout], bool] = {}
         self._views: dict[MemoryLayout | None, Any] = {}
@@ -309,7 +311,7 @@ class Access(Factor):
         view = self.view(memory)
         if view is None:
             return IMPOSSIBLE
-        cost = access_cost(layouts[0], view.layout, view.offset_alignment, self.root.space)
+        cost = self._costs.access(layouts[0], view.layout, view.offset_alignment, self.root.space)
         if self._is_refused(view, layouts[0]):
             cost += REFUSED
         return cost + UNCERTAIN if memory and memory[0] in self._uncertain else cost

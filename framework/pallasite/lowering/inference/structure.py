@@ -6,11 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.jaxpr_table import Region
 from pallasite.jaxpr_visitor import Visitor
 from pallasite.language.memory import memory_space_of
-from pallasite.lowering.divisors import loop_divisors
 from pallasite.lowering.inference.allocations import allocation, first_value
 from pallasite.lowering.inference.context import InferenceContext
 from pallasite.lowering.inference.values import AbstractValue, OtherValue, ScalarValue
@@ -81,6 +80,7 @@ class Structure(Visitor[AbstractValue]):
         self, equation: Any, regions: Sequence[Region], operands: list[AbstractValue]
     ) -> dict[int, AbstractValue]:
         *conditions, body = regions
+        loop_divisors = plugins.manager().implementation("loop_divisors")
         divisors = loop_divisors(self.table, body, [_divisor(value) for value in operands])
         carried: dict[int, AbstractValue] = {}
         for _, operand in body.carried_operands():

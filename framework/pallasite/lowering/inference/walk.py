@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.errors import SourceLocation
 from pallasite.ir import types
 from pallasite.ir.divisibility import ANY
 from pallasite.jaxpr_visitor import Visitor
 from pallasite.layouts.memory import MemoryLayout
-from pallasite.lowering.divisors import divisor_of_result
 from pallasite.lowering.equations import check_elements, errors_at_equation
-from pallasite.lowering.inference.barriers import missing_barriers
 from pallasite.lowering.inference.context import InferenceContext, Record
-from pallasite.lowering.inference.fences import Branches, Key, missing_fences
+from pallasite.lowering.inference.fences import Branches, Key
 from pallasite.lowering.inference.plan import EquationPlan, LayoutPlan, Path
 from pallasite.lowering.inference.problem import (
     Fixed,
@@ -158,6 +156,9 @@ class Walk:
         for allocation, number in self.allocations.items():
             plan.memory[allocation] = solver.memory[number]
         kernel = self.kernel
+        implementation = plugins.manager().implementation
+        missing_fences = implementation("missing_fences")
+        missing_barriers = implementation("missing_barriers")
         fences = missing_fences(self.events, kernel.registry.memory.fences(kernel.target))
         plan.fenced_scopes.update(fences.scopes)
         if not kernel.params.unsafe_no_auto_barriers:
@@ -255,6 +256,7 @@ def _is_scalar(equation: Any) -> bool:
 
 def _scalars(equation: Any, operands: Sequence[AbstractValue]) -> list[AbstractValue]:
     divisors = [value.divisor if isinstance(value, ScalarValue) else 1 for value in operands]
+    divisor_of_result = plugins.manager().implementation("divisor_of_result")
     divisor = divisor_of_result(equation, divisors)
     return [ScalarValue(divisor) for _ in equation.outvars]
 

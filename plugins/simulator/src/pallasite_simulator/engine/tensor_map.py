@@ -227,7 +227,7 @@ class TensorMap:
           InvalidValueError: the driver would refuse it.
         """
         # This imports JAX, which processes that only run blocks do not need.
-        from pallasite.plugin.runtime import encode as check_parameter
+        from pallasite_std.api import encode as check_parameter
 
         units = check_parameter(parameter)
         size = ELEMENT_TYPES[units.element_type].bytes

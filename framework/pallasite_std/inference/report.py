@@ -8,14 +8,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pallasite.errors import InvalidValueError
-from pallasite.language.transforms import UnswizzleTransform, UntilingTransform
-from pallasite.layouts.conversion import ConversionKind, conversion
-from pallasite.layouts.matrix_access import MatrixPlan, plan_transfer
-from pallasite.layouts.memory import MemoryLayout
-from pallasite.layouts.registers import Layout, RegisterLayout
-from pallasite.lowering.inference.costs import UNCERTAIN, conversion_cost, is_impossible
-from pallasite.lowering.inference.problem import (
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.inference import (
+    UNCERTAIN,
     Access,
     Factor,
     Fixed,
@@ -23,23 +18,33 @@ from pallasite.lowering.inference.problem import (
     MemoryUse,
     Relation,
     Variable,
+    is_impossible,
+    view_of,
 )
-from pallasite.lowering.inference.reasons import Reasons
-from pallasite.lowering.inference.views import view_of
-from pallasite.lowering.layout_names import describe_memory, name_of
-from pallasite.lowering.layout_report import (
+from pallasite.plugin.language import UnswizzleTransform, UntilingTransform
+from pallasite.plugin.layouts import (
+    ConversionKind,
+    Layout,
+    MemoryLayout,
+    RegisterLayout,
+    conversion,
+)
+from pallasite.plugin.lowering import (
     ArrayLayout,
     Insertion,
     LayoutConversion,
     LayoutReport,
     Reason,
     SharedLayout,
+    describe_memory,
+    name_of,
 )
+from pallasite_std.inference.costs import conversion_cost
+from pallasite_std.inference.reasons import Reasons
+from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer
 
 if TYPE_CHECKING:
-    from pallasite.lowering.inference.entry import Inference
-    from pallasite.lowering.inference.problem import Problem
-    from pallasite.lowering.inference.solver import Solver
+    from pallasite.plugin.inference import Inference, Problem, Solver
 
 
 def layout_report(inference: Inference) -> LayoutReport:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pallasite.codegen.compiled import TensorMapParameter
-from pallasite.errors import InternalError, InvalidValueError
+from pallasite.plugin import InternalError, InvalidValueError
+from pallasite.plugin.lowering import TensorMapParameter
 
-TENSOR_MAP_BYTES = 128
-"""Bytes of an encoded tensor map."""
 MAX_RANK = 5
 MAX_BOX_EXTENT = 256
 MAX_EXTENT = 2**32

@@ -11,15 +11,8 @@ from typing import Any
 
 from jax import lax
 
-from pallasite import _jax
-from pallasite.language.rewriting import evaluate
-
-
-class BatchAxis:
-    """The name of a grid axis that ``jax.vmap`` added; each is different."""
-
-    def __repr__(self) -> str:
-        return "vmap"
+from pallasite.plugin import jax_internals as _jax
+from pallasite_std.rewriting import evaluate
 
 
 def _entry(ref: Any, index: Any) -> Any:
@@ -28,7 +21,7 @@ def _entry(ref: Any, index: Any) -> Any:
     return _jax.TransformedRef(ref, (_jax.NDIndexer.from_indices_shape(indices, shape),))
 
 
-def prepend_axis(jaxpr: Any, batched: Sequence[bool], axis: BatchAxis, size: int) -> Any:
+def prepend_axis(jaxpr: Any, batched: Sequence[bool], axis: Any, size: int) -> Any:
     """The body of a kernel with a new first grid axis.
 
     Args:

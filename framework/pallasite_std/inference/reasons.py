@@ -6,12 +6,11 @@ import collections
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pallasite.lowering.inference.problem import Access, Factor, Fixed, Relation
-from pallasite.lowering.layout_report import Reason
+from pallasite.plugin.inference import Access, Factor, Fixed, Relation
+from pallasite.plugin.lowering import Reason
 
 if TYPE_CHECKING:
-    from pallasite.lowering.inference.problem import Problem
-    from pallasite.lowering.inference.solver import Solver
+    from pallasite.plugin.inference import Problem, Solver
 
 _MOST_STEPS = 3
 """Primitives that are named between an array and what decided its layout."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from pallasite.lowering.inference.fences import Event, Fork, Key, Loop
-from pallasite.memory_events import GENERIC, EventKind
+from pallasite.plugin import GENERIC, EventKind
+from pallasite.plugin.inference import Event, Fork, Key, Loop
 
 type _Pending = frozenset[tuple[int, str]]
 """Accesses since the last barrier: of which allocation (by id), and whether a load or a store. A

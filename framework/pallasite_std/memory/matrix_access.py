@@ -13,19 +13,20 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-from pallasite.errors import InvalidValueError
-from pallasite.layouts.access import (
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.layouts import (
     Access,
     AccessPlan,
+    MemoryLayout,
+    Owner,
     Piece,
+    RegisterLayout,
+    Source,
     ThreadTerm,
     pieces_of,
     plan_access,
     with_swizzle,
 )
-from pallasite.layouts.digits import Owner
-from pallasite.layouts.memory import MemoryLayout
-from pallasite.layouts.registers import RegisterLayout, Source
 
 ROW_BYTES = 16
 WORD_BITS = 32

@@ -13,13 +13,10 @@ from typing import Any
 
 from jax import lax
 
-from pallasite import _jax
-from pallasite.ir import ops
-from pallasite.ir.divisibility import ANY, known_divisor, with_divisor
-from pallasite.jaxpr_table import JaxprTable, Region, loop_body
-from pallasite.jaxpr_visitor import LoopPolicy, Visitor
-from pallasite.lowering.arrays import RegisterArray
-from pallasite.lowering.context import Value
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import ANY, known_divisor, ops, with_divisor
+from pallasite.plugin.jaxprs import JaxprTable, LoopPolicy, Region, Visitor, loop_body
+from pallasite.plugin.lowering import RegisterArray, Value
 
 
 def mark_carried(

@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 
-from pallasite import _jax, plugins
-from pallasite.errors import UnsupportedError
-from pallasite.jaxpr_table import Region
-from pallasite.jaxpr_visitor import Visitor, with_jaxprs
+from pallasite.plugin import UnsupportedError, plugins
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.jaxprs import Region, Visitor, with_jaxprs
 
 # Primitives that keep the transforms of a reference in a parameter `tree` of their own:
 # how many operands come before the leaves of the transforms.
