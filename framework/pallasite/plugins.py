@@ -416,15 +416,22 @@ class PluginManager:
           MissingNameError: no plugin has it.
           PluginError: two plugins do, or what one says of it is wrong.
         """
-        paths = self._merge(
-            "pallasite_implementations",
-            lambda contributions: merge_names(contributions, "implementations", "implementations"),
-        )
-        path = paths.get(name)
+        path = self.implementations().get(name)
         if path is None:
             hint = absent_plugins(self.absences())
             raise MissingNameError(f"no plugin has the implementation {name!r}", hint=hint)
         return _resolve(path)
+
+    def implementations(self) -> dict[str, str]:
+        """Parts that the core leaves to plugins, each with its ``"module:attribute"``.
+
+        Raises:
+          PluginError: two plugins have one name.
+        """
+        return self._merge(
+            "pallasite_implementations",
+            lambda contributions: merge_names(contributions, "implementations", "implementations"),
+        )
 
     def exports(self) -> dict[str, str]:
         """Plugins' names for the package ``pallasite``, each with its ``"module:attribute"``.

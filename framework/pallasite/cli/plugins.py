@@ -90,6 +90,7 @@ def _rows(contradiction: str) -> list[_Row]:
             ("layouts", {entry.name: entry.plugin for entry in manager.layouts().values()}),
             ("layout proposals", {one.name: one.plugin for one in registry.layout_proposals()}),
             ("front ends", providers(manager.front_ends)),
+            ("implementations", providers(manager.implementations)),
             ("passes", {entry.name: entry.plugin for entry in registry.passes()}),
             ("lifecycles", {entry.name: entry.plugin for entry in registry.lifecycles()}),
             ("executors", {one.name: one.plugin for one in registry.executors.values()}),
