@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from pallasite.lowering.context import RuleContext
     from pallasite.lowering.inference.values import MemoryValue
     from pallasite.lowering.inference.views import View
-    from pallasite.lowering.references import MemoryReference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class ViewRule:
     """
 
     transform: type
-    lower: Callable[[RuleContext, MemoryReference, Any], MemoryReference]
+    lower: Callable[[RuleContext, Any, Any], Any]
     infer: Callable[[View, Any], None] | None = None
     region: Callable[[RegionBuilder, Any], None] | None = None
     physical: bool = False

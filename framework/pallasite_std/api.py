@@ -10,6 +10,8 @@ from pallasite_std.barriers.types import Barrier as Barrier
 from pallasite_std.barriers.types import ClusterBarrier as ClusterBarrier
 from pallasite_std.copies import tensor_copies as tensor_copies
 from pallasite_std.copies.tensor_map_encoding import encode as encode
+from pallasite_std.memory.reference_types import DynamicOffset as DynamicOffset
+from pallasite_std.memory.reference_types import MemoryReference as MemoryReference
 from pallasite_std.memory.references import index_reference as index_reference
 from pallasite_std.memory_events import ASYNC as ASYNC
 from pallasite_std.ops.arguments import check_config as check_config

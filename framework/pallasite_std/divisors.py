@@ -2,7 +2,7 @@
 
 The body of a loop is not there yet when its first instructions are emitted, so what it makes of the
 carried values is found in its program: a row that starts at a multiple of 64 and grows by 64 stays
-one. :func:`pallasite.ir.divisibility.known_divisor` looks back from there.
+one. :func:`pallasite_std.memory.divisibility.known_divisor` looks back from there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 from jax import lax
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.ir import ANY, known_divisor, ops, with_divisor
+from pallasite.plugin.inference import ANY
+from pallasite.plugin.ir import ops
 from pallasite.plugin.jaxprs import JaxprTable, LoopPolicy, Region, Visitor, loop_body
 from pallasite.plugin.lowering import RegisterArray, Value
+from pallasite_std.memory.divisibility import known_divisor, with_divisor
 
 
 def mark_carried(

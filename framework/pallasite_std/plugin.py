@@ -229,6 +229,7 @@ def pallasite_implementations() -> dict[str, str]:
     """Memory with addresses, layouts under lane semantics, what layouts cost, what is missing."""
     return {
         "batch_kernel": "pallasite_std.batching:prepend_axis",
+        "check_layouts": "pallasite_std.inference.conflicts:check_solution",
         "divisor_of_result": "pallasite_std.divisors:divisor_of_result",
         "encode_tensor_map": "pallasite_std.copies.tensor_map_encoding:encode",
         "lane_layouts": "pallasite_std.lane_layouts.strategy:LaneStrategy",

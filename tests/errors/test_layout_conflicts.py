@@ -12,9 +12,9 @@ from refusals import array, build, make, refused
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError, SourceLocation
 from pallasite.layouts import named, strided
-from pallasite.lowering.inference.conflicts import check_solution
 from pallasite.lowering.inference.problem import Fixed, Place, Problem, Variable
 from pallasite.lowering.inference.solver import Solver
+from pallasite_std.inference.conflicts import check_solution
 
 PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
 INPUTS = (array(64, 64, dtype=jnp.bfloat16), array(64, 128, dtype=jnp.bfloat16))

@@ -218,8 +218,8 @@ class MemorySpace(metaclass=_ByName):
     ) -> AbstractContextManager[Any]:
         """A context that yields the value of the reference and releases the memory at the end.
 
-        That value is a :class:`~pallasite.lowering.references.MemoryReference`, or anything with an
-        attribute ``space`` that the methods of the space understand.
+        That value is a ``MemoryReference`` of memory with addresses, or anything with an attribute
+        ``space`` that the methods of the space understand.
         """
         raise self.no_allocation(variable.aval)
 

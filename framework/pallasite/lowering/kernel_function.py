@@ -14,7 +14,10 @@ from pallasite.lowering.geometry import Geometry
 from pallasite.targets import Target
 
 SHARED_MEMORY_SYMBOL = "pallasite_shared"
+GLOBAL_ALIGNMENT = 256
+"""Bytes that arrays in global memory are aligned to."""
 SHARED_MEMORY_ALIGNMENT = 1024
+"""Bytes that arrays in shared memory are aligned to."""
 
 
 class KernelFunction:

@@ -6,19 +6,22 @@ writes it is contributed by the hook ``pallasite_implementations`` as ``"memory_
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pallasite import plugins
+from pallasite.registry import Registry
 
 if TYPE_CHECKING:
+    from pallasite.language.memory import MemorySpace
     from pallasite.launch import Buffer
+    from pallasite.layouts.memory import MemoryLayout
     from pallasite.layouts.registers import Layout
     from pallasite.lowering.arrays import RegisterArray
     from pallasite.lowering.context import RuleContext, Value
     from pallasite.lowering.launch import LaunchContext
-    from pallasite.lowering.references import BarrierReference, MemoryReference
 
 
 class MemoryAccess(Protocol):
@@ -29,6 +32,17 @@ class MemoryAccess(Protocol):
     ) -> Value:
         """The reference to a whole array in global memory that a kernel gets as an argument."""
 
+    def whole_window(self, shape: tuple[int, ...]) -> list[Any]:
+        """Where the window of a whole array in global memory begins, for each dimension."""
+
+    def without_pointer(
+        self, layout: MemoryLayout, dtype: Any, space: MemorySpace, alignment: int
+    ) -> Any:
+        """A reference without a pointer, for the functions that plan accesses."""
+
+    def default_layout(self, reference: Any) -> Layout:
+        """The register layout that suits what a reference views best."""
+
     def resolve(
         self,
         ctx: RuleContext,
@@ -37,15 +51,13 @@ class MemoryAccess(Protocol):
         *,
         pointer: bool = True,
         other_blocks: bool = False,
-    ) -> MemoryReference:
+    ) -> Any:
         """See :func:`resolve`."""
 
-    def resolve_barrier(
-        self, ctx: RuleContext, reference: Value, transforms: Any = ()
-    ) -> BarrierReference:
+    def resolve_barrier(self, ctx: RuleContext, reference: Value, transforms: Any = ()) -> Any:
         """See :func:`resolve_barrier`."""
 
-    def view(self, ctx: RuleContext, reference: MemoryReference, transform: Any) -> MemoryReference:
+    def view(self, ctx: RuleContext, reference: Any, transform: Any) -> Any:
         """One view of a reference, by the table of views."""
 
     def read(
@@ -88,6 +100,12 @@ def memory_access() -> MemoryAccess:
     Raises:
       MissingNameError: no plugin has one.
     """
+    return _implementation(plugins.registry())
+
+
+@functools.lru_cache(maxsize=4)
+def _implementation(registry: Registry) -> MemoryAccess:
+    del registry  # Other plugins make another one.
     return cast(MemoryAccess, plugins.manager().implementation("memory_access"))
 
 
@@ -110,7 +128,7 @@ def resolve(
     *,
     pointer: bool = True,
     other_blocks: bool = False,
-) -> MemoryReference:
+) -> Any:
     """The memory that a reference and its transforms stand for.
 
     Args:
@@ -129,7 +147,7 @@ def resolve(
     )
 
 
-def resolve_barrier(ctx: RuleContext, reference: Value, transforms: Any = ()) -> BarrierReference:
+def resolve_barrier(ctx: RuleContext, reference: Value, transforms: Any = ()) -> Any:
     """The barrier that a reference and its transforms select.
 
     Indices may be chained; a slice must cover its dimension.

@@ -22,7 +22,6 @@ from pallasite.lowering.layout_report import ArrayLayout, LayoutReport, SharedLa
 
 if TYPE_CHECKING:
     from pallasite.lowering.context import RuleContext
-    from pallasite.lowering.references import MemoryReference
 
 _LINE_BYTES = 128
 
@@ -125,7 +124,7 @@ class Recorder:
                 use = Use(ctx.location, ctx.primitive.name, str(value.dtype))
                 self.layouts.registers.setdefault(layout, {})[use] = None
 
-    def view(self, ctx: RuleContext, root: Any, memory: MemoryReference) -> None:
+    def view(self, ctx: RuleContext, root: Any, memory: Any) -> None:
         """Takes note of a view of shared memory that an equation accesses.
 
         Args:

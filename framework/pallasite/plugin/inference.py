@@ -31,6 +31,7 @@ from pallasite.lowering.inference.problem import Problem as Problem
 from pallasite.lowering.inference.problem import Relation as Relation
 from pallasite.lowering.inference.problem import Variable as Variable
 from pallasite.lowering.inference.solver import Solver as Solver
+from pallasite.lowering.inference.values import ANY as ANY
 from pallasite.lowering.inference.values import AbstractValue as AbstractValue
 from pallasite.lowering.inference.values import ArrayValue as ArrayValue
 from pallasite.lowering.inference.values import MemoryValue as MemoryValue

@@ -25,7 +25,9 @@ from pallasite.lowering.equations import errors_at_equation as errors_at_equatio
 from pallasite.lowering.functions import lower_function as lower_function
 from pallasite.lowering.geometry import Geometry as Geometry
 from pallasite.lowering.hidden import host_step as host_step
+from pallasite.lowering.kernel_function import GLOBAL_ALIGNMENT as GLOBAL_ALIGNMENT
 from pallasite.lowering.launch import SHARED_MEMORY_ALIGNMENT as SHARED_MEMORY_ALIGNMENT
+from pallasite.lowering.launch import BarrierStorage as BarrierStorage
 from pallasite.lowering.launch import LaunchContext as LaunchContext
 from pallasite.lowering.launch import buffer_bytes as buffer_bytes
 from pallasite.lowering.layout_context import LayoutContext as LayoutContext
@@ -42,12 +44,6 @@ from pallasite.lowering.memory_access import relayout as relayout
 from pallasite.lowering.memory_access import resolve as resolve
 from pallasite.lowering.memory_access import resolve_barrier as resolve_barrier
 from pallasite.lowering.memory_plan import aligned as aligned
-from pallasite.lowering.references import GLOBAL_ALIGNMENT as GLOBAL_ALIGNMENT
-from pallasite.lowering.references import BarrierReference as BarrierReference
-from pallasite.lowering.references import DynamicOffset as DynamicOffset
-from pallasite.lowering.references import MemoryReference as MemoryReference
-from pallasite.lowering.references import WindowStart as WindowStart
-from pallasite.lowering.references import default_layout as default_layout
 from pallasite.lowering.resources import EstimatorContext as EstimatorContext
 from pallasite.lowering.resources import Resources as Resources
 from pallasite.lowering.resources import nothing as nothing

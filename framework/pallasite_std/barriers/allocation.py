@@ -18,7 +18,6 @@ from pallasite.plugin import (
 )
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.lowering import (
-    BarrierReference,
     EstimatorContext,
     Geometry,
     KernelContext,
@@ -26,6 +25,7 @@ from pallasite.plugin.lowering import (
     RuleContext,
     StateKey,
 )
+from pallasite_std.memory.reference_types import BarrierReference
 
 
 def kind_of(registry: Registry, dtype: Any) -> BarrierKind:

@@ -9,8 +9,9 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import BarrierKind, BarrierOrder, UnsupportedError
 from pallasite.plugin.ir import ops
-from pallasite.plugin.lowering import BarrierReference, RuleContext
+from pallasite.plugin.lowering import RuleContext
 from pallasite_std.barriers.allocation import kind_of
+from pallasite_std.memory.reference_types import BarrierReference
 
 SUSPEND_HINT = 0x989680
 """How long a failing try_wait may suspend the thread, in nanoseconds."""

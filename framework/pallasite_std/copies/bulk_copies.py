@@ -13,8 +13,9 @@ import math
 from jaxlib.mlir import ir
 
 from pallasite.plugin.ir import ops
-from pallasite.plugin.lowering import MemoryReference, RuleContext, WindowStart
+from pallasite.plugin.lowering import RuleContext
 from pallasite_std.copies.tensor_copies import start_value
+from pallasite_std.memory.reference_types import MemoryReference, WindowStart
 
 UNIT = 16
 """Addresses and sizes are multiples of so many bytes."""

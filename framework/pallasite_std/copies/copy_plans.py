@@ -10,10 +10,11 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.language import OOBFillMode
-from pallasite.plugin.lowering import MemoryReference, RuleContext
+from pallasite.plugin.lowering import RuleContext
 from pallasite_std.copies import bulk_copies as bulk
 from pallasite_std.copies import tensor_copies as tma
 from pallasite_std.copies.tensor_map_types import reduction_operator
+from pallasite_std.memory.reference_types import MemoryReference
 
 
 @dataclasses.dataclass(frozen=True)

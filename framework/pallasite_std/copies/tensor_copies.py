@@ -11,9 +11,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from pallasite.plugin import InvalidValueError, UnsupportedError
-from pallasite.plugin.ir import known_divisor, ops
+from pallasite.plugin.ir import ops
 from pallasite.plugin.layouts import MemoryLayout, row_major
-from pallasite.plugin.lowering import MemoryReference, RuleContext, TensorMapParameter, WindowStart
+from pallasite.plugin.lowering import RuleContext, TensorMapParameter
 from pallasite_std.copies.shared_tensor_maps import TensorInstruction, emit_later
 from pallasite_std.copies.tensor_map_types import (
     SHARED_ALIGNMENT,
@@ -23,6 +23,8 @@ from pallasite_std.copies.tensor_map_types import (
     WindowDimension,
 )
 from pallasite_std.copies.tensor_maps import plan_tensor_map, start_alignment
+from pallasite_std.memory.divisibility import known_divisor
+from pallasite_std.memory.reference_types import MemoryReference, WindowStart
 
 
 def require_window(ctx: RuleContext, reference: MemoryReference) -> tuple[WindowStart, ...]:

@@ -10,9 +10,10 @@ from jaxlib.mlir import ir
 from pallasite.plugin import MissingNameError, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
-from pallasite.plugin.lowering import MemoryReference, RuleContext
+from pallasite.plugin.lowering import RuleContext
 from pallasite_std.copies import copy_plans
 from pallasite_std.inline import memory_views
+from pallasite_std.memory.reference_types import MemoryReference
 
 _BY_DEFAULT: Any = object()
 

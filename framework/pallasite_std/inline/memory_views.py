@@ -12,10 +12,12 @@ from jaxlib.mlir.dialects import builtin
 
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.ir import MEMREF_ALIGNMENT, known_divisor, ops, types
+from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import Extent, MemoryLayout
-from pallasite.plugin.lowering import MemoryReference, RegisterArray
+from pallasite.plugin.lowering import RegisterArray
+from pallasite_std.memory.divisibility import MEMREF_ALIGNMENT, known_divisor
+from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.references import index_reference
 
 _DYNAMIC = -(2**63)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pallasite.plugin import CompilationError, UnsupportedError
 from pallasite.plugin.codegen import Emitter, Handler, Operand, vector_length, with_element
-from pallasite.plugin.ir import MEMREF_ALIGNMENT, known_divisor
+from pallasite_std.memory.divisibility import MEMREF_ALIGNMENT, known_divisor
 
 _DYNAMIC = -(2**63)
 

@@ -11,11 +11,12 @@ from jaxlib.mlir.dialects import builtin
 
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.ir import MEMREF_ALIGNMENT, ops
+from pallasite.plugin.ir import ops
 from pallasite.plugin.language import transforms as tr
 from pallasite.plugin.layouts import Extents, MemoryLayout
-from pallasite.plugin.lowering import MemoryReference
 from pallasite_std.inline.arrays import mosaic_type
+from pallasite_std.memory.divisibility import MEMREF_ALIGNMENT
+from pallasite_std.memory.reference_types import MemoryReference
 
 
 def physical_layout(layout: MemoryLayout, transforms: Sequence[Any]) -> MemoryLayout | None:

@@ -14,13 +14,12 @@ from typing import Any
 
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.ir import ops
-from pallasite.plugin.lowering import (
-    Allocation,
+from pallasite.plugin.lowering import Allocation, RegisterArray, RuleContext, Value, buffer_bytes
+from pallasite_std.memory.reference_types import (
     MemoryReference,
-    RegisterArray,
-    RuleContext,
-    Value,
-    buffer_bytes,
+    default_layout,
+    whole_window,
+    without_pointer,
 )
 from pallasite_std.memory.references import GlobalReference, shared_reference
 from pallasite_std.memory.relayout import relayout
@@ -149,6 +148,9 @@ class Accesses:
     """Memory with addresses, as the core and contexts of rules ask for it."""
 
     kernel_argument = staticmethod(GlobalReference)
+    whole_window = staticmethod(whole_window)
+    without_pointer = staticmethod(without_pointer)
+    default_layout = staticmethod(default_layout)
     resolve = staticmethod(resolve)
     resolve_barrier = staticmethod(resolve_barrier)
     relayout = staticmethod(relayout)

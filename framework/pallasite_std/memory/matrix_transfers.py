@@ -9,8 +9,9 @@ from jaxlib.mlir import ir
 from pallasite.plugin import Target
 from pallasite.plugin.ir import ops
 from pallasite.plugin.layouts import Access
-from pallasite.plugin.lowering import MemoryReference, gather
+from pallasite.plugin.lowering import gather
 from pallasite_std.memory.matrix_access import MatrixPlan
+from pallasite_std.memory.reference_types import MemoryReference
 
 LOAD = "ldmatrix"
 """The feature of targets that load matrices into the registers of a warp (``ldmatrix``)."""

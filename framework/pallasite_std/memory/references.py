@@ -12,17 +12,20 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.ir import known_remainder, ops, types
+from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import Extent, MemoryLayout, OffsetTerm, row_major
 from pallasite.plugin.lowering import (
     GLOBAL_ALIGNMENT,
     SHARED_MEMORY_ALIGNMENT,
     Buffer,
-    DynamicOffset,
     LaunchContext,
-    MemoryReference,
     RegisterArray,
+)
+from pallasite_std.memory.divisibility import known_remainder
+from pallasite_std.memory.reference_types import (
+    DynamicOffset,
+    MemoryReference,
     WindowStart,
 )
 

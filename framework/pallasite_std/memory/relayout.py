@@ -23,7 +23,8 @@ from pallasite.plugin.layouts import (
     row_major,
 )
 from pallasite.plugin.layouts import transforms as tf
-from pallasite.plugin.lowering import MemoryReference, RegisterArray, RuleContext, gather
+from pallasite.plugin.lowering import RegisterArray, RuleContext, gather
+from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import load_array, store_array
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, UnsupportedError, plugins
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.lowering import BarrierReference, MemoryReference, RuleContext, Value
+from pallasite.plugin.lowering import RuleContext, Value
+from pallasite_std.memory.reference_types import BarrierReference, MemoryReference
 from pallasite_std.memory.references import GlobalReference
 
 
@@ -77,7 +78,8 @@ def by_table(ctx: RuleContext, reference: MemoryReference, transform: Any) -> Me
             expected="a view for which a plugin has a ViewRule",
             hint=plugins.manager().remedy("names", name),
         )
-    return rule.lower(ctx, reference, transform)
+    viewed: MemoryReference = rule.lower(ctx, reference, transform)
+    return viewed
 
 
 def resolve_barrier(ctx: RuleContext, reference: Value, transforms: Any = ()) -> BarrierReference:

@@ -23,13 +23,7 @@ from pallasite.plugin.layouts import (
     SplatLayout,
     strided,
 )
-from pallasite.plugin.lowering import (
-    LaunchContext,
-    MemoryReference,
-    RegisterArray,
-    default_layout,
-    gather,
-)
+from pallasite.plugin.lowering import LaunchContext, RegisterArray, gather
 from pallasite_std.memory.matrix_access import MatrixPlan, TransferPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import (
     LOAD,
@@ -38,6 +32,7 @@ from pallasite_std.memory.matrix_transfers import (
     load_matrices,
     store_matrices,
 )
+from pallasite_std.memory.reference_types import MemoryReference, default_layout
 
 
 def dense_layout(shape: Sequence[int], vector_limit: int) -> RegisterLayout:

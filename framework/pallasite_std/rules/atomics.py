@@ -16,17 +16,10 @@ from jaxlib.mlir import ir
 from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import RegisterLayout, plan_access
-from pallasite.plugin.lowering import (
-    MemoryReference,
-    RegisterArray,
-    RuleContext,
-    Value,
-    default_layout,
-    gather,
-    resolve,
-)
+from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, gather, resolve
 from pallasite_std.memory.accesses import require_scalar
 from pallasite_std.memory.elements import once_per_element
+from pallasite_std.memory.reference_types import MemoryReference, default_layout
 from pallasite_std.memory.transfers import access_addresses, check_window, scalar_address
 from pallasite_std.primitives.arrays import atomic_p
 from pallasite_std.rules.references import check_dtype

@@ -18,18 +18,16 @@ from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import ClusterRefTransform
 from pallasite.plugin.layouts import AccessPlan, RegisterLayout, plan_access
 from pallasite.plugin.lowering import (
-    BarrierReference,
-    MemoryReference,
     RegisterArray,
     RuleContext,
     Value,
-    default_layout,
     gather,
     resolve,
     resolve_barrier,
 )
 from pallasite_std.barriers.emission import hardware_arrivals
 from pallasite_std.memory.elements import once_per_element
+from pallasite_std.memory.reference_types import BarrierReference, MemoryReference, default_layout
 from pallasite_std.memory.resolution import by_table
 from pallasite_std.memory.transfers import access_addresses
 from pallasite_std.primitives import copies

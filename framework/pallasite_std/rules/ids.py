@@ -11,8 +11,9 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics, manager
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.ir import ops, with_divisor
+from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext, RegisterArray, RuleContext, Value
+from pallasite_std.memory.divisibility import with_divisor
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)

@@ -12,18 +12,12 @@ from jaxlib.mlir import ir
 from pallasite.plugin import InvalidTypeError, InvalidValueError, PallasiteError, RuleSet, Semantics
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.layouts import Layout, RegisterLayout, SplatLayout, describe
-from pallasite.plugin.lowering import (
-    LayoutContext,
-    MemoryReference,
-    RegisterArray,
-    RuleContext,
-    Value,
-    resolve,
-)
+from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext, Value, resolve
 from pallasite_std.inline import arrays as mosaic
 from pallasite_std.inline import operations
 from pallasite_std.inline.launch import InlineLaunch, name_architecture
 from pallasite_std.inline.references import memref, physical_layout
+from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu_p
 
 rules = RuleSet()

@@ -15,17 +15,16 @@ from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import AccessPlan, Layout, RegisterLayout, describe, plan_access
 from pallasite.plugin.lowering import (
     LayoutContext,
-    MemoryReference,
     RegisterArray,
     RuleContext,
     Value,
-    default_layout,
     relayout,
     resolve,
 )
 from pallasite_std.memory.accesses import orders_stores, require_scalar, write
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import LOAD, can_move_matrices
+from pallasite_std.memory.reference_types import MemoryReference, default_layout
 from pallasite_std.memory.transfers import (
     access_addresses,
     from_memory,

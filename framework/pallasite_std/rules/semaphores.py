@@ -38,7 +38,6 @@ from pallasite.plugin.lowering import (
     Buffer,
     EstimatorContext,
     KernelContext,
-    MemoryReference,
     RegisterArray,
     Resources,
     RuleContext,
@@ -46,6 +45,7 @@ from pallasite.plugin.lowering import (
     Value,
     resolve,
 )
+from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.rules.reductions import shuffle
 
 rules = RuleSet()
@@ -193,7 +193,7 @@ def _scope(memory: MemoryReference) -> str:
 
 
 def _one(ctx: RuleContext, reference: Value, transforms: Any) -> MemoryReference:
-    memory = resolve(ctx, reference, transforms or ())
+    memory: MemoryReference = resolve(ctx, reference, transforms or ())
     if memory.layout.size != 1:
         raise UnsupportedError(
             f"{ctx.primitive} of {memory.layout.size} semaphores at once", expected="one semaphore"

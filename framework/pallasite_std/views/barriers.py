@@ -11,7 +11,8 @@ import numpy as np
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
-from pallasite.plugin.lowering import BarrierReference, RuleContext
+from pallasite.plugin.lowering import RuleContext
+from pallasite_std.memory.reference_types import BarrierReference
 from pallasite_std.memory.references import constant_integer
 
 

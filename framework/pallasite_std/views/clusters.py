@@ -8,7 +8,8 @@ from typing import Any
 from pallasite.plugin import InvalidValueError, ViewRule, nothing_changes
 from pallasite.plugin.ir import ops
 from pallasite.plugin.language import ClusterRefTransform, RegionBuilder
-from pallasite.plugin.lowering import MemoryReference, RuleContext
+from pallasite.plugin.lowering import RuleContext
+from pallasite_std.memory.reference_types import MemoryReference
 
 
 def in_cluster(

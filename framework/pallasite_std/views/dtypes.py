@@ -11,7 +11,8 @@ from pallasite.plugin import UnsupportedError, ViewRule
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import View
 from pallasite.plugin.ir import types
-from pallasite.plugin.lowering import MemoryReference, RuleContext
+from pallasite.plugin.lowering import RuleContext
+from pallasite_std.memory.reference_types import MemoryReference
 
 
 def _lower(ctx: RuleContext, reference: MemoryReference, transform: Any) -> MemoryReference:

@@ -12,7 +12,8 @@ from pallasite.plugin.inference import ScalarValue, View, start_of
 from pallasite.plugin.ir import types
 from pallasite.plugin.language import RegionBuilder
 from pallasite.plugin.layouts import Extent
-from pallasite.plugin.lowering import MemoryReference, RegisterArray, RuleContext, WindowStart
+from pallasite.plugin.lowering import RegisterArray, RuleContext
+from pallasite_std.memory.reference_types import MemoryReference, WindowStart
 from pallasite_std.memory.references import index_reference
 
 

@@ -11,7 +11,8 @@ from pallasite.plugin.inference import View
 from pallasite.plugin.language import RegionBuilder
 from pallasite.plugin.language import transforms as tr
 from pallasite.plugin.layouts import MemoryLayout
-from pallasite.plugin.lowering import MemoryReference, RuleContext
+from pallasite.plugin.lowering import RuleContext
+from pallasite_std.memory.reference_types import MemoryReference
 
 NO_SWIZZLE = 16
 """Bytes of the chunks that swizzles permute."""

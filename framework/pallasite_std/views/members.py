@@ -13,7 +13,8 @@ from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import RegionBuilder
 from pallasite.plugin.language import transforms as tr
 from pallasite.plugin.layouts import row_major
-from pallasite.plugin.lowering import MemoryReference, RuleContext
+from pallasite.plugin.lowering import RuleContext
+from pallasite_std.memory.reference_types import MemoryReference
 
 
 def _key(member: Any) -> tuple[int, str, tuple[int, ...]]:

@@ -17,6 +17,7 @@ ORDERINGS = {
     6: "acq_rel",
     7: "seq_cst",
 }
+"""Memory orders of the dialect ``llvm`` by number, as LLVM IR spells them."""
 
 
 def _element_pointer(emitter: Emitter, operation: Any) -> None:

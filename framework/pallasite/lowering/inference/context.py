@@ -44,7 +44,7 @@ from pallasite.lowering.inference.views import (
     view_of,
 )
 from pallasite.lowering.layout_report import Insertion
-from pallasite.lowering.references import default_layout
+from pallasite.lowering.memory_access import memory_access
 from pallasite.memory_events import GENERIC, EventContext, EventKind, Proxy
 from pallasite.registry import InferenceRule, LoweringRule, Semantics, no_next_rule
 
@@ -458,7 +458,7 @@ class InferenceContext:
             value.variable,
             root,
             views,
-            default_layout,
+            memory_access().default_layout,
             self.proposals,
             what,
             check,

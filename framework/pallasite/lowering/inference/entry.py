@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pallasite import _jax
+from pallasite import _jax, plugins
 from pallasite.language.memory import MemorySpace, memory_space_of
-from pallasite.lowering.inference.conflicts import check_solution
 from pallasite.lowering.inference.plan import LayoutPlan
 from pallasite.lowering.inference.solver import Solver
 from pallasite.lowering.inference.values import AbstractValue, MemoryValue, OtherValue
@@ -56,7 +55,7 @@ def infer_layouts(kernel: KernelContext, jaxpr: Any) -> Inference:
     walk.jaxpr((), jaxpr, values, 1.0)
     solver = Solver(walk.problem)
     solver.solve()
-    check_solution(walk.problem, solver)
+    plugins.manager().implementation("check_layouts")(walk.problem, solver)
     plan = walk.plan(solver)
     return Inference(plan, walk, solver, time.perf_counter() - start)
 

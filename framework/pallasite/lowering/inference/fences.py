@@ -16,6 +16,7 @@ type Branches = tuple[tuple[Key, int], ...]
 
 
 ACCESSES = (EventKind.LOAD, EventKind.STORE, EventKind.ACCESS)
+"""The kinds of events that access memory, by the proxy of the event."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.lowering.inference.problem import Pairs
 
 type Pair = tuple[Layout, Layout]
+"""Layouts of an operand and of a result with which an equation moves no data."""
 
 
 def remembered(function: Callable[[Layout | None, Layout | None], Iterator[Pair]]) -> Pairs:

@@ -7,6 +7,9 @@ from typing import Any
 
 from pallasite.language.memory import MemorySpace
 
+ANY = 1 << 30
+"""The divisor of zero: a multiple of everything that matters."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArrayValue:

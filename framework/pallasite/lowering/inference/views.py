@@ -11,16 +11,11 @@ import numpy as np
 from pallasite import _jax, plugins
 from pallasite.errors import InvalidValueError, UnsupportedError
 from pallasite.ir import types
-from pallasite.ir.divisibility import ANY
 from pallasite.language import transforms as tr
 from pallasite.layouts.memory import MemoryLayout, row_major
-from pallasite.lowering.inference.values import MemoryValue, ScalarValue
-from pallasite.lowering.launch import SHARED_MEMORY_ALIGNMENT
-from pallasite.lowering.references import (
-    GLOBAL_ALIGNMENT,
-    MemoryReference,
-    WindowStart,
-)
+from pallasite.lowering.inference.values import ANY, MemoryValue, ScalarValue
+from pallasite.lowering.kernel_function import GLOBAL_ALIGNMENT, SHARED_MEMORY_ALIGNMENT
+from pallasite.lowering.memory_access import memory_access
 from pallasite.registry import Registry
 
 
@@ -54,22 +49,18 @@ class View:
         self.dtype = root.dtype
         shared = root.space.is_shared
         self.alignment = SHARED_MEMORY_ALIGNMENT if shared else GLOBAL_ALIGNMENT
-        self.window: list[WindowStart] | None = None
+        self.window: list[Any] | None = None
         self.certain = True
         self.divisors: list[int] = []
         self._registry: Registry | None = None
         if not shared:
-            self.window = [WindowStart(0, (), size) for size in root.shape]
+            self.window = memory_access().whole_window(root.shape)
             self.divisors = [0] * len(root.shape)
 
-    def memory(self) -> MemoryReference:
+    def memory(self) -> Any:
         """As a reference without a pointer, for the functions that plan accesses."""
-        return MemoryReference(
-            pointer=None,
-            layout=self.layout,
-            dtype=self.dtype,
-            space=self.root.space,
-            alignment=self.alignment,
+        return memory_access().without_pointer(
+            self.layout, self.dtype, self.root.space, self.alignment
         )
 
     def move(self, elements: int) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from pallasite import _jax, plugins
 from pallasite.errors import SourceLocation
 from pallasite.ir import types
-from pallasite.ir.divisibility import ANY
 from pallasite.jaxpr_visitor import Visitor
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.lowering.equations import check_elements, errors_at_equation
@@ -30,6 +29,7 @@ from pallasite.lowering.inference.solver import Solver
 from pallasite.lowering.inference.structure import Structure
 from pallasite.lowering.inference.tiles import tiled
 from pallasite.lowering.inference.values import (
+    ANY,
     AbstractValue,
     ArrayValue,
     MemoryValue,

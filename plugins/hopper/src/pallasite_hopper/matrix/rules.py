@@ -20,9 +20,7 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import ConversionKind, RegisterLayout, conversion, describe
 from pallasite.plugin.lowering import (
-    DynamicOffset,
     LayoutContext,
-    MemoryReference,
     RegisterArray,
     RuleContext,
     Value,
@@ -61,6 +59,7 @@ from pallasite_hopper.matrix.values import (
     tied_assembly,
     wait_text,
 )
+from pallasite_std.api import DynamicOffset, MemoryReference
 
 rules = RuleSet()
 

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.errors import UnsupportedError
-from pallasite.ir import ops, types
-from pallasite.ir.divisibility import ANY, known_divisor
-from pallasite.language.memory import MemorySpace
-from pallasite.launch import Buffer
-from pallasite.layouts.construct import strided
-from pallasite.layouts.digits import LANES, WARPS
-from pallasite.layouts.memory import MemoryLayout, OffsetTerm
-from pallasite.layouts.registers import RegisterLayout
-from pallasite.lowering.launch import BarrierStorage, LaunchContext
-
-GLOBAL_ALIGNMENT = 256
+from pallasite.plugin import UnsupportedError
+from pallasite.plugin.inference import ANY
+from pallasite.plugin.ir import ops, types
+from pallasite.plugin.language import MemorySpace
+from pallasite.plugin.layouts import LANES, WARPS, MemoryLayout, OffsetTerm, RegisterLayout, strided
+from pallasite.plugin.lowering import BarrierStorage, Buffer, LaunchContext
+from pallasite_std.memory.divisibility import known_divisor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,3 +229,17 @@ def default_layout(reference: MemoryReference, vector_limit: int | None = None) 
         # Fewer elements for each thread, but every thread takes part.
         width //= 2
     return strided(reference.shape, max(width, 1))
+
+
+def whole_window(shape: Sequence[int]) -> list[WindowStart]:
+    """The window of a whole array in global memory."""
+    return [WindowStart(0, (), size) for size in shape]
+
+
+def without_pointer(
+    layout: MemoryLayout, dtype: Any, space: MemorySpace, alignment: int
+) -> MemoryReference:
+    """A reference without a pointer, for the functions that plan accesses."""
+    return MemoryReference(
+        pointer=None, layout=layout, dtype=dtype, space=space, alignment=alignment
+    )

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
 
-from pallasite.ir import ops
+from pallasite.plugin.inference import ANY
+from pallasite.plugin.ir import ops
 
 _DEPTH = 64
 _FACT = "pallasite.multiple_of"
 MEMREF_ALIGNMENT = "pallasite.alignment"
 """Attribute of the cast that makes a memref: bytes that its address is a multiple of."""
-ANY = 1 << 30
-"""The divisor of zero: a multiple of everything that matters."""
 
 
 def known_divisor(value: ir.Value) -> int:

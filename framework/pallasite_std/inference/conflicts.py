@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pallasite.errors import InvalidValueError, PallasiteError, SourceLocation
-from pallasite.layouts.memory import MemoryLayout
-from pallasite.lowering.inference.costs import is_impossible
-from pallasite.lowering.inference.problem import Access, Factor, Fixed, MemoryUse
-from pallasite.lowering.layout_names import describe_memory, name_of
+from pallasite.plugin import InvalidValueError, PallasiteError, SourceLocation
+from pallasite.plugin.inference import Access, Factor, Fixed, MemoryUse, is_impossible
+from pallasite.plugin.layouts import MemoryLayout
+from pallasite.plugin.lowering import describe_memory, name_of
 
 if TYPE_CHECKING:
-    from pallasite.lowering.inference.problem import MemoryChoice, Problem
-    from pallasite.lowering.inference.solver import Solver
+    from pallasite.plugin.inference import MemoryChoice, Problem, Solver
 
 
 def check_solution(problem: Problem, solver: Solver) -> None:
