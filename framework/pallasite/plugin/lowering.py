@@ -26,7 +26,7 @@ from pallasite.lowering.functions import lower_function as lower_function
 from pallasite.lowering.geometry import Geometry as Geometry
 from pallasite.lowering.hidden import host_step as host_step
 from pallasite.lowering.kernel_function import GLOBAL_ALIGNMENT as GLOBAL_ALIGNMENT
-from pallasite.lowering.launch import SHARED_MEMORY_ALIGNMENT as SHARED_MEMORY_ALIGNMENT
+from pallasite.lowering.kernel_function import SHARED_MEMORY_ALIGNMENT as SHARED_MEMORY_ALIGNMENT
 from pallasite.lowering.launch import BarrierStorage as BarrierStorage
 from pallasite.lowering.launch import LaunchContext as LaunchContext
 from pallasite.lowering.launch import buffer_bytes as buffer_bytes
