@@ -31,7 +31,7 @@ class Decode:
     Attributes:
       batch: sequences.
       context: rows of a sequence at most.
-      full: whether all have that many; otherwise lengths are spread evenly from half as many.
+      full: whether all have that many; otherwise lengths are distributed evenly from half as many.
       heads, kv_heads, head_dim: of queries, of the cache, and their size.
       page_size: rows of a page. The pages of all sequences lie in random order.
     """

@@ -1,4 +1,4 @@
-"""Rows of products with narrow weights, and their contenders."""
+"""Rows of mixed-precision GEMM, and their contenders."""
 
 from __future__ import annotations
 

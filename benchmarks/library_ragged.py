@@ -1,4 +1,4 @@
-"""Rows of products of groups of rows, and their contenders."""
+"""Rows of grouped (ragged) GEMM, and their contenders."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ LIMITS = {
     jnp.bfloat16: operands.PRODUCT_LIMITS,
     jnp.float8_e4m3fn: {"norm": 2e-2, "largest": 0.3},
 }
-"""Largest errors that are right; sums of products of float8 lose bits in the matrix units."""
+"""Largest errors that are right; sums of products of float8 lose bits in the tensor cores."""
 
 
 def make_row(group: str, shape: tuple[int, int, int]) -> Row:

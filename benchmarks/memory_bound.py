@@ -57,7 +57,7 @@ def row_kernel(
     threads: int = 1,
     min_blocks: int = 1,
 ) -> Callable[..., Any]:
-    """A kernel that works on one row per block, spread over a number of warpgroups.
+    """A kernel that works on one row per block, distributed over a number of warpgroups.
 
     ``compute(x, combine, *vectors)`` gets the thread's part of the row, and a function for each
     further input that loads the thread's part of it in f32; ``combine(reduce, value, slot)``

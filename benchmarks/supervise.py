@@ -74,7 +74,7 @@ def serve(task_file: pathlib.Path, make_worker: Callable[[], Worker]) -> None:
 
         def report(**event: Any) -> None:
             if os.getppid() != parent:
-                os._exit(BROKEN)  # nobody listens any more
+                os._exit(BROKEN)  # there is no listener any more
             events.write(json.dumps(event) + "\n")
             events.flush()
 

@@ -30,7 +30,7 @@ def load(name: str) -> Any:
         return importlib.import_module(f"{PACKAGE}.{name}")
 
 
-# Products with narrow weights ---------------------------------------------------------------------
+# Mixed-precision GEMM ---------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How the work is cut."""
+    """The tiling of the work."""
 
     warpgroups: int
     elements: int

@@ -574,7 +574,7 @@ def replicated(times: int) -> Any:
 
 
 def imported_mosaic_gpu() -> Any:
-    """The same if somebody has imported it, else None."""
+    """The same if it has been imported, else None."""
     return sys.modules.get(_MOSAIC_GPU)
 
 

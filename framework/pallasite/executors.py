@@ -82,7 +82,7 @@ class LaunchRequest:
     Attributes:
       platform: the JAX platform that the program is lowered for.
       side_effects: whether the kernel does more than fill its outputs (it prints, say), so that it
-        must run even if nobody needs them.
+        must run even if its results are unused.
       params: the kernel's ``CompilerParams``; None where only the compiled kernel is known.
     """
 

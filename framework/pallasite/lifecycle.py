@@ -43,7 +43,7 @@ class KernelLifecycle:
       before_first_launch: after ``finish``: says what the host does on each device before the
         kernel is first launched there, or None for nothing.
       host_effects: ``host_effects(params)`` says from the kernel's ``CompilerParams`` whether it
-        has effects on the host, so that it must run even if nobody uses its results.
+        has effects on the host, so that it must run even if its results are unused.
       per_device: whether kernels have to know the devices of the program they are lowered for; to
         be set if there are steps before the first launch, or hidden operands per device.
       before, after: names of lifecycles that come later, or earlier, if they are there.

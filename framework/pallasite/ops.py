@@ -1,4 +1,4 @@
-"""Operations that programs call: matrix products, attention and more, for whatever chip there is.
+"""The operations library: GEMM, attention and more, for every target.
 
 ``pallasite.ops.matmul(a, b)`` runs the implementation that suits the target best among those that
 plugins contribute, and names no chip. Which operations there are, and what they take, depends on

@@ -186,7 +186,7 @@ class Registry:
         return self._lowering.find(primitive, semantics, target, avals, params)
 
     def view_rule(self, transform: type) -> ViewRule | None:
-        """What a class of transforms of references means, or None if nobody says so."""
+        """What a class of transforms of references means, or None if there is none."""
         if transform not in self._views_found:
             rules = (self._views.get(base) for base in transform.__mro__)
             self._views_found[transform] = next((rule for rule in rules if rule), None)

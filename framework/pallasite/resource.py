@@ -52,7 +52,7 @@ SHARED_MEMORY = Resource(
     title="shared memory",
     symbol="smem_bytes",
     hint="smaller blocks, fewer pipeline stages (max_concurrent_steps), or plgpu.RefUnion for"
-    " buffers that are not alive at the same time",
+    " buffers that are not live at the same time",
 )
 """Shared memory of one block, in bytes."""
 

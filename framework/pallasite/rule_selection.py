@@ -20,7 +20,7 @@ class _Candidates[Kind: Rule]:
     """The rules of a primitive for one semantics and target.
 
     Attributes:
-      target: kept alive, so that its id cannot become that of another one.
+      target: kept live, so that its id cannot become that of another one.
       groups: equally specific rules, the most specific first.
       first: the rule that is called whatever the operands are, if ``by_operands`` is false.
       by_operands: whether that depends on the operands.

@@ -44,9 +44,9 @@ from pallasite_std.ops.ragged.arguments import ragged_call as ragged_call
 from pallasite_std.ops.ragged.arguments import transposed_ragged_call as transposed_ragged_call
 from pallasite_std.ops.ragged.gradient import differentiable_ragged as differentiable_ragged
 from pallasite_std.ops.softmax import LOG2_E as LOG2_E
+from pallasite_std.ops.softmax import broadcast_rows as broadcast_rows
 from pallasite_std.ops.softmax import cap as cap
 from pallasite_std.ops.softmax import lowest as lowest
-from pallasite_std.ops.softmax import spread as spread
 from pallasite_std.primitives import barriers as barriers
 from pallasite_std.primitives import copies as copies
 from pallasite_std.primitives import inline as inline

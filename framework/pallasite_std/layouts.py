@@ -27,7 +27,7 @@ def _check_m_warps(m_warps: int) -> None:
 
 
 def mma_left(bits: int, m_warps: int = 4) -> TiledSpecification:
-    """Left operand of warp-level matrix products (PTX ISA, ``mma.sync``); ``m_warps`` warps along
+    """Left operand of warp-level MMA (PTX ISA, ``mma.sync``); ``m_warps`` warps along
     the rows, elements of ``bits`` bits."""
     _check_m_warps(m_warps)
     word = 32 // bits
@@ -36,7 +36,7 @@ def mma_left(bits: int, m_warps: int = 4) -> TiledSpecification:
 
 
 def mma_right(bits: int, m_warps: int = 4) -> TiledSpecification:
-    """Right operand of warp-level matrix products."""
+    """Right operand of warp-level MMA."""
     _check_m_warps(m_warps)
     word, n_warps = 32 // bits, 4 // m_warps
     tiles = ((8 * word, n_warps * 8), (4 * word, 8), (word, 1))
@@ -44,7 +44,7 @@ def mma_right(bits: int, m_warps: int = 4) -> TiledSpecification:
 
 
 def mma_accumulator(bits: int, m_warps: int = 4) -> TiledSpecification:
-    """Accumulator of warp-level matrix products; the same for every element width."""
+    """Accumulator of warp-level MMA; the same for every element width."""
     del bits
     _check_m_warps(m_warps)
     tiles = ((m_warps * 16, (4 // m_warps) * 8), (16, 8), (8, 8), (2,))
@@ -71,7 +71,7 @@ def smem_gmem_copy(shape: Sequence[int], bits: int, swizzle: int) -> TiledSpecif
     if column_tiles % warp_columns:
         raise InvalidValueError(
             f"shape {tuple(shape)} has {row_tiles * column_tiles} tiles of (8, {columns}), which "
-            "cannot be spread over 4 warps",
+            "cannot be distributed over 4 warps",
             expected="a multiple of 4 tiles",
         )
     row_tiles, column_tiles = row_tiles // warp_rows, column_tiles // warp_columns

@@ -23,7 +23,7 @@ from pallasite_std.primitives.inline import RefType, inline_mgpu_p
 from pallasite_std.rules.barriers import emit_async_fence
 
 ASYNC = Proxy("async")
-"""Asynchronous copies between memory spaces, and matrix units that read shared memory (PTX ISA,
+"""Asynchronous copies between memory spaces, and tensor cores that read shared memory (PTX ISA,
 "Async proxy")."""
 
 FENCES = (

@@ -190,7 +190,7 @@ _OPERATIONS = {
 
 @hookimpl
 def pallasite_operations() -> list[Operation]:
-    """Products and attention by the matrix instructions of warps."""
+    """Products and attention with warp-level MMA."""
     return [
         Operation(
             name=name,

@@ -53,7 +53,7 @@ class Semaphores(MemorySpace):
     name = "SEMAPHORES"
 
     def resources(self, ctx: EstimatorContext, variable: Any, axes: tuple[Any, ...]) -> Resources:
-        """A block has as many as are alive at once."""
+        """A block has as many as are live at once."""
         from pallasite.plugin.lowering import Resources
         from pallasite_std.rules.semaphores import BLOCK_SEMAPHORES
 

@@ -462,7 +462,7 @@ def test_gather_on_a_target_without_it():
     InvalidValueError,
     r"""
     HERE: leader_tracked is given without collective_axes
-      expected: the cluster axis over which the copy is spread
+      expected: the cluster axis over which the copy is partitioned
     """,
 )
 def test_copy_partition_without_cluster():

@@ -35,7 +35,7 @@ ACC = plgpu.ACC((64, 128), jnp.float32)
               [(8:1024 8:64), (2:512 64:1)] swizzle 128
         HEREproduct: wgmma reads it as b
           needs TilingTransform((8, 64)), SwizzleTransform(128), or one of 3 others
-          not row-major: the matrix units cannot read b from shared memory as it lies there
+          not row-major: the tensor cores cannot read b from shared memory as it lies there
       expected: uses that can do with one layout
       try: give one of them an allocation of its own, and copy: other[...] = b[...]; or say \
           how it lies with transforms=, and change the use that this does not suit
@@ -66,7 +66,7 @@ def test_copy_of_rows_that_are_no_tiles():
       got: bfloat16[64, 128], allocated at HEREscope
         HEREproduct: wgmma reads it as b
           needs TilingTransform((8, 64)), SwizzleTransform(128), or one of 3 others
-          not row-major: the matrix units cannot read b from shared memory as it lies there
+          not row-major: the tensor cores cannot read b from shared memory as it lies there
         HEREstore: the store of a part of it
           needs row-major
           not TilingTransform((8, 64)), SwizzleTransform(128): the slice of 8 elements from \
@@ -104,7 +104,7 @@ def test_store_of_rows_that_are_no_tiles():
               memory layout
         HEREproduct: wgmma reads it as b
           needs TilingTransform((8, 64)), SwizzleTransform(128), or one of 3 others
-          not row-major: the matrix units cannot read b from shared memory as it lies there
+          not row-major: the tensor cores cannot read b from shared memory as it lies there
       expected: uses that can do with one layout
       try: give one of them an allocation of its own, and copy: other[...] = b[...]; or say \
           how it lies with transforms=, and change the use that this does not suit
@@ -172,7 +172,7 @@ def test_inlined_code_that_declares_other_transforms():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the matrix units cannot read b from shared memory as it lies there
+    HERE: the tensor cores cannot read b from shared memory as it lies there
       got: (64, 128) laid out as [(8:1024 8:32), (4:256 32:1)]
       expected: tiles of 8 rows as wide as the swizzle, or of 16 bytes without swizzle
       try: plgpu.SMEM(..., transforms=(plgpu.TilingTransform((8, 64)), \

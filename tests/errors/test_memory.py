@@ -21,7 +21,7 @@ TILE = plgpu.SMEM((128, 64), jnp.float32)
           131,072 bytes  result: bfloat16[2, 256, 128]      HERE
       expected: at most 232448 bytes per block on sm_90a
       try: smaller blocks, fewer pipeline stages (max_concurrent_steps), or plgpu.RefUnion for \
-        buffers that are not alive at the same time
+        buffers that are not live at the same time
     """,
 )
 def test_too_much_shared_memory():
@@ -46,7 +46,7 @@ def test_too_much_shared_memory():
           131,072 bytes  stages: float32[4, 128, 64]        HEREscratch
       expected: at most 232448 bytes per block on sm_90a
       try: smaller blocks, fewer pipeline stages (max_concurrent_steps), or plgpu.RefUnion for \
-        buffers that are not alive at the same time
+        buffers that are not live at the same time
     """,
 )
 def test_too_much_shared_memory_in_a_scope():

@@ -91,7 +91,7 @@ def test_clusters():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the copy cannot be dealt out to the lanes
+    HERE: the copy cannot be distributed over the lanes
       got: float32[3, 5]
       expected: at least 4 contiguous, aligned bytes for each of the 128 lanes
     """,
@@ -111,7 +111,7 @@ def test_copies_of_odd_size_by_threads():
           179,200 bytes  tile: int8[175, 1024]              HERE
       expected: at most 166912 bytes per block on sm_80
       try: smaller blocks, fewer pipeline stages (max_concurrent_steps), or plgpu.RefUnion for \
-        buffers that are not alive at the same time
+        buffers that are not live at the same time
     """,
 )
 def test_shared_memory_of_a_small_target():

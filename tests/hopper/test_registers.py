@@ -40,7 +40,7 @@ def kernel(first: tuple[int, str], others: tuple[int, str]):
 
 @pytest.mark.parametrize(("released", "requested"), [(24, 240), (40, 232), (104, 200)])
 def test_exchange(released, requested):
-    """168 registers of each of 384 lanes, dealt out anew."""
+    """168 registers of each of 384 lanes, reallocated."""
     result = kernel((released, "decrease"), (requested, "increase"))()
     np.testing.assert_array_equal(result, [0, 7, 14])
 

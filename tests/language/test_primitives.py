@@ -348,7 +348,7 @@ CASES = [
     (
         gmem_to_smem(leader_tracked=CopyPartition.PARTITIONED(0), collective_axes="c"),
         InvalidValueError,
-        "spread over 2 blocks",
+        "partitioned over 2 blocks",
     ),
     (
         gmem_to_smem(leader_tracked=CopyPartition.PARTITIONED(2), collective_axes="c"),

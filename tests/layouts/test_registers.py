@@ -388,7 +388,7 @@ def test_errors_name_the_dimension() -> None:
         named.resolve("WGMMA", (3,), {}, (64, 8), 16)
     with pytest.raises(InvalidValueError, match="is for shape"):
         named.resolve("WG_STRIDED", (), {"shape": (4,), "vec_size": 1}, (64, 8), 16)
-    with pytest.raises(InvalidValueError, match="spread over 8 lanes"):
+    with pytest.raises(InvalidValueError, match="distributed over 8 lanes"):
         tiled((64, 8), Tiling(((64, 8), (16, 8), (8, 8), (2,))), (-7,), (-3,), -1)
     with pytest.raises(InvalidValueError, match="used twice"):
         tiled((128, 4), Tiling(((128, 4), (32, 4))), (-4,), (-2,), -2)

@@ -1,4 +1,4 @@
-"""Matrix products of warps: ``plgpu.mma``."""
+"""Warp-level MMA: ``plgpu.mma``."""
 
 from __future__ import annotations
 

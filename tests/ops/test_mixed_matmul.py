@@ -1,4 +1,4 @@
-"""Products with narrow weights by ``pallasite.ops`` agree with float64 on every target."""
+"""Mixed-precision GEMM by ``pallasite.ops`` agree with float64 on every target."""
 
 from __future__ import annotations
 

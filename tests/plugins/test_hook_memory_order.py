@@ -464,7 +464,7 @@ def test_what_overwrites_operands_of_products_in_flight_is_found(register):
     with pytest.raises(InvalidValueError) as caught:
         pallasite.compile(product(unit), ONE, target="sm_90a")
     message = str(caught.value)
-    assert "shared memory is overwritten while a product that reads it is in flight" in message
+    assert "shared memory is overwritten while a wgmma that reads it is in flight" in message
     assert "expected: plgpu.wgmma_wait(0) in between" in message
     _, first = inspect.getsourcelines(unit)
     assert message.startswith(f"{__file__}:{first + 2} (unit)")

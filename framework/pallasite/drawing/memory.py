@@ -61,7 +61,7 @@ def draw_memory_layout(
     together. One panel is the array, with the byte address of each chunk, coloured by the four
     banks in which it begins; the other is the memory, one line for the 128 bytes of all 32 banks,
     with the index at which each chunk begins. Outlined in both are the chunks across the
-    contiguous dimension that an access in the style of ``ldmatrix`` or of the matrix units moves at
+    contiguous dimension that an access in the style of ``ldmatrix`` or of the tensor cores moves at
     once, with the passes that it takes. Each chunk has a tooltip with its elements, bytes and
     banks. Of large arrays the first tiles are drawn, and the picture says so.
 

@@ -134,12 +134,12 @@ def passes(pieces: Sequence[Piece]) -> int:
 
 
 def fewest_passes(pieces: Sequence[Piece]) -> int:
-    """The same if their words were spread evenly over the banks."""
+    """The same if their words were distributed evenly over the banks."""
     return -(-sum(_words_in_banks(pieces).values()) // BANKS)
 
 
 def crowded_banks(pieces: Sequence[Piece]) -> list[int]:
-    """The banks that hold more words of the pieces than an even spread would give them."""
+    """The banks that hold more words of the pieces than an even distribution would give them."""
     fair = fewest_passes(pieces)
     return [bank for bank, words in _words_in_banks(pieces).items() if words > fair]
 

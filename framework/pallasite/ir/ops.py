@@ -179,7 +179,7 @@ def load(
 ) -> ir.Value:
     """Loads one value of a scalar or vector type; ``alignment`` in bytes.
 
-    Nobody writes memory that is ``constant`` while the kernel runs.
+    Memory that is ``constant`` is not written while the kernel runs.
     """
     return llvm.load(type, pointer, alignment=alignment, invariant=constant or None)
 

@@ -1,4 +1,4 @@
-"""Effects of the primitives: what keeps an equation alive and in order.
+"""Effects of the primitives: what keeps an equation live and in order.
 
 All of them are local to a kernel and allowed under control flow.
 """

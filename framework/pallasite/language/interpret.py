@@ -26,7 +26,7 @@ class InterpretGPUParams:
         option.
       out_of_bounds_reads: only ``"raise"``: an access outside of an array is an error.
       skip_floating_point_ops: only False.
-      uninitialized_memory: only ``"nan"``: memory that nobody wrote holds rubbish.
+      uninitialized_memory: only ``"nan"``: uninitialized memory holds rubbish.
       num_cores_or_threads, num_tma_threads_per_device: accepted and not needed: the threads are
         those of the kernel.
       vector_clock_size: only None.

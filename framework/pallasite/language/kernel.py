@@ -55,8 +55,8 @@ def kernel(
     Args:
       body: the kernel body.
       out_type: a tree of ``jax.ShapeDtypeStruct`` for the outputs; allocations in GMEM and arrays
-        stand for their type. A list or tuple is spread over the body's arguments, anything else is
-        one argument.
+        stand for their type. A list or tuple is unpacked into the body's arguments, anything else
+        is one argument.
       scratch_types: a list or tuple of allocations and barriers, or a dictionary of them, which is
         passed by keyword. All threads of a block share them.
       compiler_params: a :class:`CompilerParams`.

@@ -78,7 +78,7 @@ class MemorySpace(metaclass=_ByName):
       per_block: whether an allocation belongs to all threads of a block, who therefore have to
         allocate it together (``collective_axes=``).
       reuses_memory: whether an allocation may lie where one of an earlier scope did, so that
-        threads have to meet before the scope begins.
+        threads have to synchronize before the scope begins.
       copied_to: whether asynchronous copies may write it, which are ordered after ordinary
         accesses of earlier scopes by a fence.
     """

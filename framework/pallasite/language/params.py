@@ -44,7 +44,7 @@ class OOBFillMode(enum.IntEnum):
 
 
 class CopyPartition:
-    """How a collective copy that only its leader block tracks spreads over the cluster.
+    """How a collective copy that only its leader block tracks is partitioned over the cluster.
 
     ``CopyPartition.PARTITIONED(axis)``: each block gets its slice of the window along ``axis``.
     ``CopyPartition.REPLICATED``: every block gets the whole window.

@@ -112,7 +112,7 @@ class AccessPlan:
 
     @functools.cached_property
     def ideal_wavefronts(self) -> int:
-        """The same if no two different words met in a bank."""
+        """The same without bank conflicts."""
         return sum(len(p) for p in map(self._phases, self.accesses))
 
     @property

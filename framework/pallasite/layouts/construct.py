@@ -138,7 +138,8 @@ def _owned(
         stride *= factors[position].size
     if stride != total:
         raise InvalidValueError(
-            f"the {owner.value} dimensions {tuple(dims)} spread over {stride} {owner.value}s",
+            f"the {owner.value} dimensions {tuple(dims)} are distributed over {stride}"
+            f" {owner.value}s",
             expected=f"exactly {total}; Replicated(n) stands for n {owner.value}s with equal data",
         )
     return digits
@@ -156,7 +157,7 @@ def tiled(
     Args:
       shape: the logical shape; its trailing extents are multiples of the first tile.
       tiling: the tiles.
-      warp_dims: dimensions of the tiled shape (negative), major to minor, spread over the 4
+      warp_dims: dimensions of the tiled shape (negative), major to minor, distributed over the 4
         warps; or ``Replicated(n)``.
       lane_dims: the same for the 32 lanes.
       vector_dim: the dimension (negative) held in the vector of each register.

@@ -114,7 +114,7 @@ def take_minor(digits: Sequence[Digit], size: int) -> tuple[Digits, Digits] | No
 
 
 def split_at_dimensions(digits: Sequence[Digit], shape: Sequence[int]) -> tuple[Digits, ...] | None:
-    """Deals the digits of a row-major flattened array out to the dimensions of ``shape``.
+    """Distributes the digits of a row-major flattened array over the dimensions of ``shape``.
 
     Returns None when a digit straddles two dimensions and cannot be cut between them.
     """

@@ -2,7 +2,7 @@
 
 Every logical dimension is a mixed-radix number of :class:`Extent` digits, each with a stride of
 its own, so that tiled arrays are arrays of their logical shape. A swizzle permutes 16-byte chunks
-by the byte address, as the TMA engine and the matrix units do.
+by the byte address, as the TMA engine and the tensor cores do.
 """
 
 from __future__ import annotations

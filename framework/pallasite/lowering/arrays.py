@@ -89,10 +89,10 @@ class RegisterArray:
         )
 
     def materialize(self, layout: RegisterLayout) -> RegisterArray:
-        """A splat spread over the registers of ``layout``; other arrays must have that layout."""
+        """A splat materialized in ``layout``; other arrays must have that layout already."""
         if not self.is_splat:
             if self.layout != layout:
-                raise InternalError(f"cannot spread {describe(self.layout)}")
+                raise InternalError(f"cannot materialize {describe(self.layout)}")
             return self
         register = ops.broadcast(self.registers[0], layout.vector_length)
         return RegisterArray((register,) * layout.registers, layout, self.dtype)
@@ -157,12 +157,12 @@ def elementwise(
                 expected="one layout for all operands",
                 hint="cast one of them first: plgpu.layout_cast(x, layout)",
             )
-    spread = []
+    materialized = []
     for array in arrays:
         if array.shape != shape:
             array = _stretch(array, layout)
-        spread.append(array.materialize(layout).registers)
-    registers = [function(*values) for values in zip(*spread, strict=True)]
+        materialized.append(array.materialize(layout).registers)
+    registers = [function(*values) for values in zip(*materialized, strict=True)]
     return RegisterArray(tuple(registers), layout, dtype)
 
 

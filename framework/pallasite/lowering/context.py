@@ -49,7 +49,7 @@ class KernelContext:
       semantics: what one user thread is outside of regions that say otherwise.
       location: the user's line that defines the kernel.
       on_trial: whether the code that is being emitted will be thrown away.
-      recorder: takes note of layouts, if somebody asked for them.
+      recorder: records layouts, if requested.
       strategy: how arrays get their layouts; set before anything is lowered.
       accesses: what memory spaces do by default; set before anything is lowered.
       discharged: scopes as functions, which :mod:`~pallasite.lowering.retracing` keeps here.
@@ -129,7 +129,7 @@ class RuleContext:
       avals_in, avals_out: abstract values of operands and results.
       used: for each result, whether anything uses it.
       layout_hint: the register layout that a later cast asks of the (first) result, or None.
-      vector_limit: how many elements one access should move at most, so that arrays that meet
+      vector_limit: how many elements one access should move at most, so that arrays combined
         later have one layout; None if nothing is known.
       location: the user's source line.
       path: this equation and those around it, outermost first, by their ids.

@@ -89,7 +89,7 @@ def _memory_used_both_ways(spec: KernelSpec) -> set[int]:
 
 
 def _constant_inputs(spec: KernelSpec) -> set[int]:
-    """Positions of the inputs that nobody writes from the beginning of the kernel to its end.
+    """Positions of the inputs that are not written from the beginning of the kernel to its end.
 
     A kernel that waits for earlier ones may begin before its inputs are there.
     """

@@ -12,7 +12,7 @@ from pallasite.errors import InternalError, PallasiteError, SourceLocation, Unsu
 
 
 class errors_at_equation:  # noqa: N801 -- entered like a function, for every equation
-    """Gives the errors of a rule the user's line; exceptions of another kind are ours to mend.
+    """Gives the errors of a rule the user's line; other exceptions are bugs in Pallasite.
 
     What the user's own code raises, if a rule calls some, passes through.
     """

@@ -35,7 +35,7 @@ def describe_memory(layout: MemoryLayout) -> str:
 
 
 def _tiles(layout: MemoryLayout) -> list[tuple[int, ...]]:
-    """Tiles that the last dimensions may be cut into, those of the matrix units first."""
+    """Tiles that the last dimensions may be cut into, those of the tensor cores first."""
     shape = layout.shape
     if len(shape) < 2:
         return []

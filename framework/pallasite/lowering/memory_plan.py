@@ -57,9 +57,9 @@ class SharedStack:
         """This user thread's region of scratch memory, of at least ``size`` bytes.
 
         A region serves all uses in a kernel that fit: it lies behind the scoped allocations, and
-        every thread has its own part, so concurrent uses by several threads do not meet. A use that
-        does not fit gets a new region; small sizes are powers of two, so all of them together take
-        less than twice the largest.
+        every thread has its own part, so concurrent uses by several threads do not overlap. A use
+        that does not fit gets a new region; small sizes are powers of two, so all of them together
+        take less than twice the largest.
         """
         size = aligned(size, 16)
         if size <= _SMALL_SCRATCH:

@@ -34,7 +34,7 @@ class PlannedStrategy(LayoutStrategy):
         plan, key = self.plan, (ctx.path[:-1], ctx.path[-1])
         planned = plan.equations.get(key)
         if planned is not None:
-            operands = _converted(ctx, operands, planned.operands, planned.spread)
+            operands = _converted(ctx, operands, planned.operands, planned.materialized)
         if key in plan.barriers:
             ctx.synchronize()
         for primitive, params in plan.before.get(key, ()):
@@ -65,7 +65,7 @@ def _converted(
     ctx: RuleContext,
     values: Sequence[Value],
     layouts: Sequence[Layout | None],
-    spread: Collection[int] = (),
+    materialized: Collection[int] = (),
 ) -> list[Value]:
     """Arrays in the layouts that inference has chosen; splats only where they must not stay so."""
     converted = list(values)
@@ -73,6 +73,6 @@ def _converted(
         value = converted[position]
         if layout is None or not isinstance(value, RegisterArray) or value.layout == layout:
             continue
-        if not value.is_splat or position in spread:
+        if not value.is_splat or position in materialized:
             converted[position] = relayout(ctx, value, layout)
     return converted

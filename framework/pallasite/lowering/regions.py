@@ -18,7 +18,7 @@ class OpenRegions:
     """The regions that are open at a place in one jaxpr, outermost first.
 
     Regions are told apart by their names alone: two blocks of one name that follow each other
-    immediately are one region. If nobody wants to know of regions, nothing happens.
+    immediately are one region. Without a listener, nothing happens.
     """
 
     def __init__(self, launch: LaunchContext):

@@ -1,6 +1,6 @@
 """The resource estimator: what a kernel reserves on chip, found before anything is lowered.
 
-It walks the jaxpr bottom up with rules registered like any other. Allocations that are alive at
+It walks the jaxpr bottom up with rules registered like any other. Allocations that are live at
 once add up; alternatives and what follows one another share (the largest counts). What the target
 has of each resource is checked at the end.
 """
@@ -45,7 +45,7 @@ class Resources:
     allocations: tuple[Allocation, ...] = ()
 
     def __add__(self, other: Resources) -> Resources:
-        """Both are alive at the same time."""
+        """Both are live at the same time."""
         if other is _NOTHING:
             return self
         if self is _NOTHING:

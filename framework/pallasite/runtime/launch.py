@@ -170,7 +170,7 @@ def launch(
       compiled: the kernel.
       *operands: one array for each of ``compiled.launch.inputs``.
       side_effects: whether the kernel does more than fill its outputs (it prints, say), so that it
-        must run even if nobody needs them.
+        must run even if its results are unused.
     """
     parameters = compiled.launch
     input_of = {output: input_ for input_, output in parameters.aliases}

@@ -64,7 +64,7 @@ def arrive_in_block(
 
     If the barrier counts the 128 lanes for one arrival: arrivals at one address are served one
     after the other, so one lane of each warp arrives for all of its lanes, once they have
-    converged. Where nobody but other threads waits for them, lanes had better not converge.
+    converged. Where only other threads wait for them, lanes should not converge.
     Otherwise, one lane arrives for the thread, once its lanes have converged.
     """
     launch = ctx.launch

@@ -332,7 +332,7 @@ def issue_store(
 def issue_prefetch(
     ctx: RuleContext, copy: TensorCopy, collective: Sequence[int], blocks: int
 ) -> None:
-    """Emits prefetches to L2; the issues are dealt out to the blocks that share the work."""
+    """Emits prefetches to L2; the issues are distributed over the blocks that share the work."""
     plan = copy.plan
     rank = plan.rank
     names = ", ".join(f"${1 + i}" for i in range(rank))

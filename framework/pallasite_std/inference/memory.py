@@ -86,7 +86,7 @@ def _swap(
 ) -> AbstractValue:
     transforms = jax.tree.unflatten(tree, leaves)
     ctx.space_of(reference).infer_write(ctx, reference, transforms, value)
-    result = ctx.result(spread=True)
+    result = ctx.result(varying=True)
     ctx.same_layout(value, result)
     return result
 
@@ -121,7 +121,7 @@ def _masked_swap(
 ) -> AbstractValue:
     reference, transforms, value, mask = jax.tree.unflatten(args_tree, operands)
     ctx.store(reference, value, transforms)
-    result = ctx.result(spread=True)
+    result = ctx.result(varying=True)
     ctx.same_layout(value, result, *[] if mask is None else [mask])
     return result
 
@@ -132,7 +132,7 @@ def _atomic(
 ) -> list[AbstractValue]:
     reference, value = args_tree.unflatten(operands)
     ctx.store(reference, value)
-    results = [ctx.result(aval, spread=True) for aval in ctx.avals_out]
+    results = [ctx.result(aval, varying=True) for aval in ctx.avals_out]
     ctx.same_layout(value, *results)
     return results
 

@@ -1,4 +1,4 @@
-"""Inlined code, matrix products of ``mma.sync``, and what only looks at arrays."""
+"""Inlined code, ``mma.sync``, and primitives that only read arrays."""
 
 from __future__ import annotations
 

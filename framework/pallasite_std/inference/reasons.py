@@ -20,7 +20,7 @@ class Reasons:
     """Finds for every group of arrays what decided its layout.
 
     First what needs or makes an array in just this layout decides, then what loads or stores it
-    fastest so. From such groups, reasons spread over changes of shape that need no conversion.
+    fastest so. From such groups, reasons propagate over changes of shape that need no conversion.
     """
 
     def __init__(self, problem: Problem, solver: Solver):

@@ -77,7 +77,7 @@ def _arrays(problem: Problem, solver: Solver) -> Iterator[ArrayLayout]:
     seen = set()
     for number, variable in enumerate(problem.variables):
         layout = solver.labels.get(problem.group(number))
-        if not (solver.spread[number] and variable.used) or layout is None:
+        if not (solver.varying[number] and variable.used) or layout is None:
             continue
         if math.prod(variable.shape) < 2:
             continue

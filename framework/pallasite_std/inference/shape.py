@@ -21,7 +21,7 @@ lax = _jax.lax_primitives
 def _related(
     ctx: InferenceContext, x: AbstractValue, pairs: Pairs, position: int = 0
 ) -> AbstractValue:
-    result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result(spread=False)
+    result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result(varying=False)
     ctx.relate(position, x, result, pairs)
     return result
 
@@ -83,7 +83,7 @@ def _slice(
 
 @rules.inference(lax.concatenate_p)
 def _concatenate(ctx: InferenceContext, *arrays: AbstractValue, dimension: int) -> AbstractValue:
-    result = ctx.result(spread=True)
+    result = ctx.result(varying=True)
     shape = ctx.avals_out[0].shape
     first = 0
     for position, (array, aval) in enumerate(zip(arrays, ctx.avals_in, strict=True)):

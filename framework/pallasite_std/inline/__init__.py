@@ -1,4 +1,4 @@
-"""Where our values meet those of ``jax.experimental.mosaic.gpu``, in inlined code.
+"""Conversion of values from and to ``jax.experimental.mosaic.gpu``, for inlined code.
 
 That module is imported when such code is lowered, and not before.
 """

@@ -119,9 +119,9 @@ class InlineLaunch:
         """Waits until all but the last groups of copies to global memory are done.
 
         Args:
-          allow_groups: how many groups may still be on their way.
-          await_read_only: whether it is enough that shared memory may be written again.
-          scope: of ``mgpu.ThreadSubset``, the lanes that meet then: those of the user's thread by
+          allow_groups: how many groups may still be on their way. await_read_only: whether it is
+          enough that shared memory may be written again. scope: of ``mgpu.ThreadSubset``, the lanes
+          that converge then: those of the user's thread by
             default, or of the warp.
         """
         kind = ".read" if await_read_only else ""

@@ -13,9 +13,9 @@ from pallasite_std.lane_layouts.linked_variables import LinkedVariables
 class AccessWidths:
     """For each variable of a kernel, how many elements one memory access should move at most.
 
-    Arrays that meet in element-wise operations need one layout. Where none is asked for, loads
-    choose strided layouts whose vectors fit 16 bytes of the widest element type that any load or
-    store among them moves. Layout rules say which primitives keep layouts (``same_layout``) and
+    Arrays that are combined in element-wise operations need one layout. Where none is asked for,
+    loads choose strided layouts whose vectors fit 16 bytes of the widest element type that any load
+    or store among them moves. Layout rules say which primitives keep layouts (``same_layout``) and
     which move data between memory and registers (``accesses_memory``: a function from the
     equation's operands and results to the variable that is moved).
 
@@ -35,7 +35,7 @@ class AccessWidths:
         """Takes account of a jaxpr and of those inside it, unless it has already."""
         if id(jaxpr) in self._known:
             return
-        self._known[id(jaxpr)] = jaxpr  # Kept alive, so that nothing else gets its id.
+        self._known[id(jaxpr)] = jaxpr  # Kept, so that no other object gets its id.
         self._widest = None
         for equation in jaxpr.eqns:
             self._add_equation(equation)

@@ -1,8 +1,8 @@
 """Register layouts that arrays have because of where they come from, found before code is emitted.
 
-Some primitives give their results a layout of their own: a cast, or a read of an accumulator. What
-meets such an array in element-wise operations has to have the same layout, so a load that feeds
-into the operation had better begin with it.
+Some primitives give their results a layout of their own: a cast, or a read of an accumulator.
+Arrays that are combined with them element-wise have to have the same layout, so loads that feed
+into these operations should produce it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KnownLayouts:
         """Takes account of a jaxpr and of those that it calls, unless it has already."""
         if id(jaxpr) in self._seen:
             return
-        self._seen[id(jaxpr)] = jaxpr  # Kept alive, so that nothing else gets its id.
+        self._seen[id(jaxpr)] = jaxpr  # Kept, so that no other object gets its id.
         self._found = None
         for equation in jaxpr.eqns:
             self._add_equation(equation)

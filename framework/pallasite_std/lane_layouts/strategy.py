@@ -32,13 +32,13 @@ class LaneStrategy(LayoutStrategy):
         """Finds hints for the variables of a jaxpr, unless it was entered before."""
         if id(jaxpr) in self._entered:
             return
-        self._entered[id(jaxpr)] = jaxpr  # Kept alive, so that nothing else gets its id.
+        self._entered[id(jaxpr)] = jaxpr  # Kept, so that no other object gets its id.
         self._find_hints(jaxpr)
         self._access_widths.add(jaxpr)
         self._known_layouts.add(jaxpr)
 
     def wanted(self, equation: Any, path: Path) -> tuple[Layout | None, int | None]:
-        """What later uses ask for, or else the layout of what the result meets."""
+        """The layout requested by later uses, or else that of what the result is combined with."""
         if not equation.outvars:
             return None, None
         variable = equation.outvars[0]

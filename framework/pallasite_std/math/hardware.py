@@ -97,7 +97,7 @@ class Hardware:
         """An even number of ``i8``, each widened to 16 bits with ``above`` as the upper byte."""
         pair = parse_type("vector<2xi16>")
 
-        def spread(two: ir.Value) -> ir.Value:
+        def interleaved(two: ir.Value) -> ir.Value:
             word = ops.cast_integer(ops.bitcast(two, parse_type("i16")), ops.i32(), signed=False)
             result = ops.inline_assembly(
                 f"prmt.b32 $0, $1, {above * 0x01010101:#x}, 0x4140;",
@@ -108,7 +108,7 @@ class Hardware:
             )
             return ops.bitcast(result, pair)
 
-        return Word(_by_pairs(spread, x))
+        return Word(_by_pairs(interleaved, x))
 
     def float8_to_half(self, x: ir.Value, kind: str) -> Real:
         """``cvt.rn.f16x2.{e4m3x2,e5m2x2}`` of an even number of ``i8``; exact."""

@@ -3,7 +3,7 @@
 An access moves up to four matrices. Each lane gives the address of one row and holds one word of
 each matrix: lane ``l`` the word ``l % 4`` of row ``l // 4``, or, if the matrices are transposed,
 the 16-bit elements of rows ``2 * (l % 4)`` and the next in column ``l // 4`` (PTX ISA 9.7.14.5.15,
-``ldmatrix``, and 9.7.14.5.16, ``stmatrix``). The registers of the matrix units are laid out so.
+``ldmatrix``, and 9.7.14.5.16, ``stmatrix``). The registers of the tensor cores are laid out so.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class MemoryReference:
         None once the view is more than a window.
       remote: for shared memory, the cluster rank (i32) of another block that owns it.
       may_be_read: whether the kernel also reads this memory.
-      constant: whether nobody writes it while the kernel runs.
+      constant: whether it is not written while the kernel runs.
       members: for a union of allocations, the layouts of those members that inference has chosen
         one for, by offset in bytes, dtype and shape.
       peer: device-side information of plugins for multi-GPU references.

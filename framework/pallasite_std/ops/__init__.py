@@ -1,4 +1,4 @@
-"""Portable operations: matrix products and attention by the matrix instructions of warps.
+"""Portable operations: GEMM and attention with warp-level MMA.
 
 They serve every target through ``pallasite.ops``; a plugin may contribute faster ones for a target.
 """

@@ -1,4 +1,4 @@
-"""A ring of slots in shared memory that copies fill while products read it."""
+"""A circular buffer of stages in shared memory, which copies fill while MMA reads it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def lowest(factor: float) -> float:
     return -_LARGEST / 4 / max(1.0, factor)
 
 
-def spread(rows: Any, columns: int) -> Any:
+def broadcast_rows(rows: Any, columns: int) -> Any:
     """A value for each row as a matrix."""
     return lax.broadcast_in_dim(rows, (rows.shape[0], columns), (0,))
 
@@ -53,10 +53,10 @@ def accumulate(carry: tuple[Any, Any, Any], scores: Any, multiply: Any) -> tuple
     """
     acc, largest, total = carry
     larger = jnp.maximum(largest, jnp.max(scores, axis=1))
-    weights = jnp.exp2(scores - spread(larger, scores.shape[1]))
+    weights = jnp.exp2(scores - broadcast_rows(larger, scores.shape[1]))
     shrink = jnp.exp2(largest - larger)
     total = total * shrink + jnp.sum(weights, axis=1)
-    return multiply(acc * spread(shrink, acc.shape[1]), weights), larger, total
+    return multiply(acc * broadcast_rows(shrink, acc.shape[1]), weights), larger, total
 
 
 def finish(carry: tuple[Any, Any, Any]) -> tuple[Any, Any]:
@@ -68,4 +68,4 @@ def finish(carry: tuple[Any, Any, Any]) -> tuple[Any, Any]:
     empty = total == 0
     inverse = jnp.where(empty, 0.0, 1 / total)
     logarithm = jnp.log(total) + largest * (1 / LOG2_E)
-    return acc * spread(inverse, acc.shape[1]), jnp.where(empty, -jnp.inf, logarithm)
+    return acc * broadcast_rows(inverse, acc.shape[1]), jnp.where(empty, -jnp.inf, logarithm)

@@ -4,8 +4,8 @@ The threads of one block are followed equation by equation. What is known then i
 each of them arrives on and waits for, in order: of barriers that are allocated once, chosen by
 known indices, and used outside of loops and of branches on unknown conditions (whether a thread has
 a certain number is known). Everything else makes the barrier in question uncertain, and nothing is
-said about it, except that nobody arrives on it at all. All blocks of a cluster run the same code,
-so an arrival on a ``ClusterBarrier`` is matched by one of each other block.
+said about it, except that there are no arrivals on it at all. All blocks of a cluster run the same
+code, so an arrival on a ``ClusterBarrier`` is matched by one of each other block.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def nd_loop(
 ) -> Callable[[Callable[..., Any]], Any]:
     """A decorator that runs a function for this program's share of a grid.
 
-    The steps of the grid, in row-major order, are dealt out to the programs along
+    The steps of the grid, in row-major order, are distributed over the programs along
     ``collective_axes`` one at a time: with n programs, program i does steps i, i + n, i + 2n, ...
 
     Args:

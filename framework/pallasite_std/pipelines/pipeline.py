@@ -1,8 +1,8 @@
 """``emit_pipeline``: a loop over blocks whose copies overlap with its computation.
 
-Inputs come through a ring of slots in shared memory, filled ``max_concurrent_steps`` steps ahead by
-TMA copies, each slot with a barrier. An output is kept in its slot for as long as its block index
-stays the same, and is stored when the index changes and after the last step.
+Inputs come through a circular buffer of stages in shared memory, filled ``max_concurrent_steps``
+steps ahead by TMA copies, each slot with a barrier. An output is kept in its slot for as long as
+its block index stays the same, and is stored when the index changes and after the last step.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ commit_smem_p = _plain_primitive("commit_smem", memory_effect)
 def commit_smem() -> None:
     """Makes the thread's accesses to shared memory visible to asynchronous operations.
 
-    Needed between writes to shared memory and a TMA copy or matrix product that reads them, and
+    Needed between writes to shared memory and a TMA copy or wgmma that reads them, and
     between reads and a copy that overwrites what was read. Covers all lanes of this thread, and no
     other thread.
 

@@ -78,11 +78,11 @@ def _check_partition(leader_tracked: Any, collective_axes: Any) -> None:
     if collective_axes is None:
         raise checks.value_error(
             "leader_tracked is given without collective_axes",
-            expected="the cluster axis over which the copy is spread",
+            expected="the cluster axis over which the copy is partitioned",
         )
     if len(collective_axes) != 1:
         raise checks.value_error(
-            f"a copy that its leader tracks spreads over one cluster axis, not "
+            f"a copy that its leader tracks is partitioned over one cluster axis, not "
             f"{len(collective_axes)}",
             got=collective_axes,
             hint="put the names in a tuple of their own to use them as one axis",
@@ -164,9 +164,11 @@ def copy_gmem_to_smem(
             raise checks.value_error(f"dst has no axis {axis} to partition", got=f"dst: {expected}")
         expected = (*expected[:axis], expected[axis] * blocks, *expected[axis + 1 :])
     if tuple(source.shape) != expected:
-        spread = f", spread over {blocks} blocks" if isinstance(leader_tracked, Partitioned) else ""
+        partitioned = (
+            f", partitioned over {blocks} blocks" if isinstance(leader_tracked, Partitioned) else ""
+        )
         raise checks.value_error(
-            f"the window of src does not have the shape of dst{spread}",
+            f"the window of src does not have the shape of dst{partitioned}",
             got=f"src: {tuple(source.shape)}, dst: {tuple(target.shape)}",
             expected=f"src of shape {expected}",
         )

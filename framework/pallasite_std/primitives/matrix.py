@@ -1,4 +1,4 @@
-"""Matrix products of warps on arrays in registers.
+"""Warp-level MMA on arrays in registers.
 
 Bound arguments: ``mma`` (acc, a, b).
 """
@@ -26,11 +26,11 @@ MMA_ACCUMULATORS = {
 }
 
 MMA_FAMILIES = (("float8_e4m3fn", "float8_e5m2"), ("int8", "uint8"))
-"""dtypes of operands that may meet in one product."""
+"""dtypes of operands that may be multiplied."""
 
 
 def mma(acc: Any, a: Any, b: Any, /) -> Any:
-    """Computes ``acc + a @ b`` by the matrix instructions of warps, on arrays in registers.
+    """Computes ``acc + a @ b`` with warp-level MMA, on arrays in registers.
 
     The four warps of a warpgroup share the product as ``m_warps`` along the rows and
     ``4 // m_warps`` along the columns; m is a multiple of ``16 * m_warps``, n of
@@ -82,7 +82,7 @@ def mma(acc: Any, a: Any, b: Any, /) -> Any:
     wanted = MMA_ACCUMULATORS.get(dtypes[1])
     if wanted is None:
         raise checks.type_error(
-            "there is no matrix product of warps for these operands",
+            "there is no mma for these operands",
             got=dtypes[1],
             expected=", ".join(MMA_ACCUMULATORS),
         )
@@ -109,7 +109,7 @@ def mma(acc: Any, a: Any, b: Any, /) -> Any:
 
 
 def can_multiply(a: str, b: str) -> bool:
-    """Whether operands of these dtypes may meet in one product, as far as they are multiplied."""
+    """Whether operands of these dtypes may be multiplied, as far as they are multiplied."""
     return a == b or any(a in family and b in family for family in MMA_FAMILIES)
 
 

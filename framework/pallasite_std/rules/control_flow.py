@@ -70,7 +70,7 @@ class Carry:
     def flatten(self, values: Sequence[Value]) -> list[ir.Value]:
         """The registers of new values for the same carries.
 
-        Splats are spread where the carry is distributed.
+        Splats are materialized where the carry is distributed.
 
         Raises:
           InvalidValueError: a value has another layout than its carry.
@@ -97,13 +97,13 @@ class Carry:
 def _distribute_splats(
     ctx: RuleContext, carries: Sequence[Value], trial: Callable[[list[Value]], Sequence[Value]]
 ) -> list[Value]:
-    """Spreads splat carries that the body turns into distributed arrays.
+    """Materializes splat carries that the body turns into distributed arrays.
 
     ``x = jnp.zeros(shape)`` before a loop is a splat, while what the loop makes of it is not. The
     body is lowered once on the side to see which layouts it gives; that code is thrown away.
     """
     result = list(carries)
-    if ctx.kernel.plan is not None:  # It says which are spread.
+    if ctx.kernel.plan is not None:  # It says which are materialized.
         return result
     for _ in range(len(result) + 1):
         suspects = [

@@ -177,7 +177,7 @@ def _copy_by_threads(
             break
     if plans is None:
         raise InvalidValueError(
-            "the copy cannot be dealt out to the lanes",
+            "the copy cannot be distributed over the lanes",
             got=f"{destination.dtype}{list(destination.shape)}",
             expected="at least 4 contiguous, aligned bytes for each of the 128 lanes",
         )

@@ -72,7 +72,7 @@ def check_optimized(
         f"{what} has bank conflicts: it takes {plan.conflict_factor:.0f} times as long as needed",
         got=f"layout {describe(layout)}, {memory.element_bits}-bit elements of shape"
         f" {list(memory.shape)} in memory laid out as {memory.layout}",
-        expected="accesses that spread over the banks of shared memory",
+        expected="accesses distributed over the banks of shared memory",
         hint="give the allocation transforms=(TilingTransform(...), SwizzleTransform(...)), use"
         " another layout, or permit it with optimized=False",
     )

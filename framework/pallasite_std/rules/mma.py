@@ -1,4 +1,4 @@
-"""Matrix products of warps (PTX ISA, ``mma.sync.aligned.m16n8k*``)."""
+"""Warp-level MMA (PTX ISA, ``mma.sync.aligned.m16n8k*``)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _fits(shape: tuple[int, ...], m_warps: int) -> bool:
 
 
 def _rows_of_warps(acc: RegisterArray, a: RegisterArray, b: RegisterArray, bits: int) -> int:
-    """How the operands spread over the warps: the first that has such a layout decides."""
+    """How the operands are distributed over the warps: the first that has such a layout decides."""
     for name, array in zip(_NAMES, (acc, a, b), strict=True):
         for m_warps in (4, 2, 1):
             if _fits(acc.shape, m_warps) and array.layout == _layout(

@@ -323,13 +323,13 @@ def _register_arg(primitive: Any, largest: bool) -> None:
 
         dims = tuple(d for d in range(len(x.shape)) if d != axis)
         if extreme.is_splat:
-            spread = RegisterArray.splat(extreme.scalar, x.dtype, x.shape)
+            broadcast = RegisterArray.splat(extreme.scalar, x.dtype, x.shape)
         else:
-            spread = rearrange(extreme, tf.broadcast_with_target(extreme.layout, layout, dims))
+            broadcast = rearrange(extreme, tf.broadcast_with_target(extreme.layout, layout, dims))
         numbers = iota(ctx, layout, index_dtype, axis)
         worst = RegisterArray.constant(x.shape[axis] - 1, index_dtype, x.shape)
         same = elementwise(
-            lambda a, b: BINARY["eq"](a, b, x.dtype, False), [x, spread], np.bool_, x.shape
+            lambda a, b: BINARY["eq"](a, b, x.dtype, False), [x, broadcast], np.bool_, x.shape
         )
         if types.is_float(x.dtype):
             nan = elementwise(

@@ -1,6 +1,6 @@
 """Semaphores: 32-bit counters in global memory that the launch clears.
 
-Semaphores of a scope belong to a block: each block has as many as the estimator found to be alive
+Semaphores of a scope belong to a block: each block has as many as the estimator found to be live
 at once, and scopes that follow one another use the same ones. So a semaphore must be back at zero
 when its scope ends; nothing clears it in between. Global semaphores are never given back.
 
@@ -123,7 +123,7 @@ def block_semaphores(ctx: RuleContext, aval: Any) -> Iterator[MemoryReference]:
     memory.block_top += math.prod(aval.shape)
     if memory.block_top > peak:
         raise InternalError(
-            f"{memory.block_top} semaphores are alive, but {peak} were estimated: a resource rule"
+            f"{memory.block_top} semaphores are live, but {peak} were estimated: a resource rule"
             " disagrees with its lowering rule"
         )
     buffer = memory.block

@@ -84,11 +84,13 @@ def stretchable(
     array of the result's shape, reduced over those extents.
     """
     shape = tuple(shape)
-    spread = [array for array in arrays if not array.is_splat and array.size > 1]
-    narrow = [array for array in spread if array.shape != shape and len(array.shape) == len(shape)]
+    distributed = [array for array in arrays if not array.is_splat and array.size > 1]
+    narrow = [
+        array for array in distributed if array.shape != shape and len(array.shape) == len(shape)
+    ]
     if not narrow:
         return list(arrays)
-    full = next((array.layout for array in spread if array.shape == shape), None)
+    full = next((array.layout for array in distributed if array.shape == shape), None)
     dims = tuple(range(len(shape)))
     planned = ctx.layout_hint if ctx.kernel.plan is not None else None
     if full is None and isinstance(planned, RegisterLayout):
@@ -178,7 +180,7 @@ def _slice(
         return rearrange(x, tf.slice_(x.layout, start_indices, sizes))
     except InvalidValueError:
         # The slice cuts through what one thread number describes. If only major dimensions are
-        # cut, a layout that spreads the threads over the last dimension will do.
+        # cut, a layout that distributes the threads over the last dimension is enough.
         if sizes[-1] != x.shape[-1]:
             raise
         x = relayout(ctx, x, rows_in_registers(x.shape))

@@ -98,7 +98,7 @@ def load(image: bytes, name: str, *, shared_memory_bytes: int, blocks_of_cluster
 
 @dataclasses.dataclass(frozen=True)
 class _Placed:
-    """Bytes at an aligned address; ``memory`` keeps them alive."""
+    """Bytes at an aligned address; ``memory`` keeps them live."""
 
     memory: Any
     address: int

@@ -161,7 +161,7 @@ class CudaKernel:
                 parameters.append(pointer.to_bytes(8, "little"))
             else:
                 parameters.append(self._tensor_map(number, parameter, pointer))
-        # Global and profiler scratch of JAX's launcher, which nobody uses.
+        # Global and profiler scratch of JAX's launcher, which is unused.
         parameters += [bytes(8), bytes(8)]
         cuda_driver.launch(
             self._function(torch, device),

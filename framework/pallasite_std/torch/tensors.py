@@ -96,7 +96,7 @@ def to_host(tensor: Any) -> np.ndarray:
     """The contents of a tensor; shares its memory where it lies on the CPU."""
     on_host = tensor.detach().cpu().contiguous()
     view = host_view(on_host)
-    # The array does not keep the tensor alive.
+    # The array does not keep the tensor live.
     return view if on_host.data_ptr() == tensor.data_ptr() else view.copy()
 
 

@@ -1,6 +1,6 @@
 """Translation of the ``math`` dialect: what the NVPTX back end has instructions for.
 
-Everything else must have been expanded before. The back end aborts the process when it meets an
+Everything else must have been expanded before. The back end aborts the process on an
 intrinsic that it cannot select, so that each operation is checked against the element types with
 which it works.
 """

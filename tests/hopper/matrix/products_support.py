@@ -91,7 +91,7 @@ def values(name: str, shape: Sequence[int], dtype: Any, *, whole: bool = True) -
 
 
 def wide(matrix: Any) -> np.ndarray:
-    """What the matrix units see of a matrix, in double precision.
+    """What the tensor cores see of a matrix, in double precision.
 
     The lower 13 bits of float32 are ignored (PTX ISA, "Alternate Floating-Point Data Formats").
     """

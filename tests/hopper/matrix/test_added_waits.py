@@ -1,4 +1,4 @@
-"""Waits for matrix products that warpgroup semantics adds where the program has none."""
+"""wgmma waits that warpgroup semantics adds where the program has none."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_copies_wait_for_the_product():
 def test_they_are_reported():
     report = pallasite.compile(make(one_buffer, BUFFERS), A, B, target="sm_90a").layouts
     found = [(one.what, one.primitive) for one in report.insertions]
-    assert found == [("wait for products", "copy_gmem_to_smem"), ("barrier", "copy_gmem_to_smem")]
+    assert found == [("wait for wgmma", "copy_gmem_to_smem"), ("barrier", "copy_gmem_to_smem")]
     wait, barrier = report.insertions
     assert wait.location == barrier.location and "test_added_waits.py" in str(wait.location)
 
@@ -133,5 +133,5 @@ def test_otherwise_it_is_an_error(options):
         plgpu.SMEM((DEPTH, 64), jnp.bfloat16, transforms=tiles),
         plgpu.Barrier(num_arrivals=2),
     ]
-    with pytest.raises(InvalidValueError, match="while a product that reads it is in flight"):
+    with pytest.raises(InvalidValueError, match="while a wgmma that reads it is in flight"):
         make(one_buffer, buffers, **options)(A, B)

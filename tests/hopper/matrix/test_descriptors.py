@@ -50,7 +50,7 @@ def evaluate(layout: MemoryLayout, blocks, offset: int = 0, base: int = 0) -> No
 
 @st.composite
 def views(draw: st.DrawFn):
-    """Parts of tiled matrices, maybe transposed, that the matrix units can read.
+    """Parts of tiled matrices, maybe transposed, that the tensor cores can read.
 
     Returns (layout, offset in elements, blocks of rows).
     """
@@ -167,7 +167,7 @@ def test_blocks_too_far_apart():
     with pytest.raises(InvalidValueError) as error:
         plan_operand(layout, ((0, 64),), 16, "b")
     assert str(error.value).splitlines() == [
-        "the blocks of b are too far apart for the matrix units",
+        "the blocks of b are too far apart for the tensor cores",
         "  got: stride offset of 262144 bytes",
         "  expected: at most 262128 bytes",
     ]

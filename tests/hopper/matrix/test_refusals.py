@@ -229,7 +229,7 @@ def test_part_that_cuts_registers():
     HERE: a part of an accumulator is written
       got: index (slice(None, None, None), slice(0, 8, None))
       expected: acc[...] = value
-      try: products may add to a part: plgpu.wgmma(acc.at[:, 0:64], ...)
+      try: wgmma can accumulate into a part: plgpu.wgmma(acc.at[:, 0:64], ...)
     """,
 )
 def test_part_is_written():
@@ -364,7 +364,7 @@ def test_wait_of_a_single_warp():
 @refused(
     InvalidValueError,
     r"""
-    HERE: products in flight cannot be told apart so far back
+    HERE: wgmma in flight cannot be told apart so far back
       got: n=8
       expected: an integer from 0 to 7
     """,

@@ -142,7 +142,7 @@ def test_depth_of_half_an_instruction():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the matrix units do not multiply this dtype
+    HERE: the tensor cores do not multiply this dtype
       got: int16
       expected: bfloat16, float16, float32, float8_e4m3fn, float8_e5m2, int8, uint8
     """,
@@ -224,7 +224,7 @@ def test_flag_is_an_array():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the matrix units cannot read a from shared memory as it lies there
+    HERE: the tensor cores cannot read a from shared memory as it lies there
       got: (64, 64) laid out as [(64:64), (64:1)]
       expected: tiles of 8 rows as wide as the swizzle, or of 16 bytes without swizzle
       try: plgpu.SMEM(..., transforms=(plgpu.TilingTransform((8, 64)), \
@@ -242,7 +242,7 @@ def test_memory_without_tiles():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the matrix units cannot read b from shared memory as it lies there
+    HERE: the tensor cores cannot read b from shared memory as it lies there
       got: (64, 64) laid out as [(64:64), (64:1)]
       expected: tiles of 8 rows as wide as the swizzle, or of 16 bytes without swizzle
       try: plgpu.SMEM(..., transforms=(plgpu.TilingTransform((8, 64)), \
@@ -278,7 +278,7 @@ def test_bytes_that_are_not_contiguous_along_k():
 @refused(
     InvalidValueError,
     r"""
-    HERE: a starts inside of a block of the matrix units
+    HERE: a starts inside of a block of the tensor cores
       got: a view that starts at, or in steps of, 512 bytes, in memory laid out as [(64:64), \
     (64:1)] swizzle 128
       expected: rows from a multiple of 8 (blocks of 1024 bytes), and along the contiguous \
@@ -297,7 +297,7 @@ def test_rows_from_within_a_tile():
 @refused(
     InvalidValueError,
     r"""
-    HERE: a starts inside of a block of the matrix units
+    HERE: a starts inside of a block of the tensor cores
       got: a view that starts at, or in steps of, 2 bytes, in memory laid out as [(64:64), \
     (16:1)] swizzle 128
       expected: rows from a multiple of 8 (blocks of 1024 bytes), and along the contiguous \
@@ -331,7 +331,7 @@ def test_shared_memory_of_another_block():
 @refused(
     InvalidValueError,
     r"""
-    HERE: a is distributed over the lanes in another way than the matrix units read it
+    HERE: a is distributed over the lanes in another way than the tensor cores read it
       got: bfloat16[64, 64] with layout strided(vector 2)
       expected: layout WGMMA
       try: plgpu.layout_cast(a, plgpu.Layout.WGMMA), best right where it is loaded
@@ -348,7 +348,7 @@ def test_left_operand_in_another_layout():
 @refused(
     InvalidValueError,
     r"""
-    HERE: a is distributed over the lanes in another way than the matrix units read it
+    HERE: a is distributed over the lanes in another way than the tensor cores read it
       got: float8_e4m3fn[64, 128] with layout WGMMA
       expected: layout WGMMA_8BIT
       try: plgpu.layout_cast(a, plgpu.Layout.WGMMA_8BIT), best right where it is loaded

@@ -50,8 +50,8 @@ def product(function, *further, stages: int | None = None, read=True, **options)
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory is overwritten while a product that reads it is in flight
-      got: the product at HERE1
+    HERE: shared memory is overwritten while a wgmma that reads it is in flight
+      got: the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) in between
     """,
 )
@@ -66,8 +66,8 @@ def test_operand_is_stored():
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory is overwritten while a product that reads it is in flight
-      got: the product at HERE1
+    HERE: shared memory is overwritten while a wgmma that reads it is in flight
+      got: the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) in between
     """,
 )
@@ -85,8 +85,8 @@ def test_operand_is_copied():
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory is overwritten while a product that reads it is in flight
-      got: the product at HERE1
+    HERE: shared memory is overwritten while a wgmma that reads it is in flight
+      got: the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) in between
     """,
 )
@@ -101,8 +101,8 @@ def test_part_of_an_operand_is_stored():
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory is overwritten while a product that reads it is in flight
-      got: the product at HERE1
+    HERE: shared memory is overwritten while a wgmma that reads it is in flight
+      got: the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) in between
     """,
 )
@@ -117,8 +117,8 @@ def test_operand_is_added_to():
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory is overwritten while a product that reads it is in flight
-      got: the product at HERE1
+    HERE: shared memory is overwritten while a wgmma that reads it is in flight
+      got: the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) in between
     """,
 )
@@ -138,8 +138,8 @@ def test_slot_is_filled_in_the_next_iteration():
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory is overwritten while a product that reads it is in flight
-      got: the product at HERE1
+    HERE: shared memory is overwritten while a wgmma that reads it is in flight
+      got: the wgmma at HERE1
       expected: plgpu.wgmma_wait(1) in between, or a smaller number
     """,
 )
@@ -161,8 +161,8 @@ def test_slot_comes_back_too_early():
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory is overwritten while a product that reads it is in flight
-      got: the product at HERE1
+    HERE: shared memory is overwritten while a wgmma that reads it is in flight
+      got: the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) in between
     """,
 )
@@ -182,8 +182,8 @@ def test_slot_of_a_number_that_is_not_known():
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory is overwritten while a product that reads it is in flight
-      got: the product at HERE1
+    HERE: shared memory is overwritten while a wgmma that reads it is in flight
+      got: the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) in between
     """,
 )
@@ -201,9 +201,9 @@ def test_loop_of_unknown_length():
 @refused(
     InvalidValueError,
     r"""
-    HERE: a product reads shared memory that was stored without plgpu.commit_smem()
+    HERE: a wgmma reads shared memory that was stored without plgpu.commit_smem()
       got: the store at HERE1
-      expected: plgpu.commit_smem() between the store and the product
+      expected: plgpu.commit_smem() between the store and the wgmma
     """,
 )
 def test_store_without_commit():
@@ -217,9 +217,9 @@ def test_store_without_commit():
 @refused(
     InvalidValueError,
     r"""
-    HERE: a product reads shared memory that was stored without plgpu.commit_smem()
+    HERE: a wgmma reads shared memory that was stored without plgpu.commit_smem()
       got: the store at HERE1
-      expected: plgpu.commit_smem() between the store and the product
+      expected: plgpu.commit_smem() between the store and the wgmma
     """,
 )
 def test_store_without_commit_in_a_loop():
@@ -238,8 +238,8 @@ def test_store_without_commit_in_a_loop():
 @refused(
     InvalidValueError,
     r"""
-    HERE: an accumulator is read while a product of it is in flight
-      got: wait_n=None after the product at HERE1
+    HERE: an accumulator is read while a wgmma into it is in flight
+      got: wait_n=None after the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) before it, or wait_n=0
     """,
 )
@@ -254,8 +254,8 @@ def test_load_without_a_wait():
 @refused(
     InvalidValueError,
     r"""
-    HERE: an accumulator is read while a product of it is in flight
-      got: wait_n=1 after the product at HERE1
+    HERE: an accumulator is read while a wgmma into it is in flight
+      got: wait_n=1 after the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) before it, or wait_n=0
     """,
 )
@@ -271,8 +271,8 @@ def test_load_waits_for_too_few():
 @refused(
     InvalidValueError,
     r"""
-    HERE: an accumulator is read while a product of it is in flight
-      got: wait_n=1 after the product at HERE1
+    HERE: an accumulator is read while a wgmma into it is in flight
+      got: wait_n=1 after the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) before it, or wait_n=0
     """,
 )
@@ -292,8 +292,8 @@ def test_load_of_the_second_accumulator():
 @refused(
     InvalidValueError,
     r"""
-    HERE: an accumulator is written while a product of it is in flight
-      got: acc[...] = value after the product at HERE1
+    HERE: an accumulator is written while a wgmma into it is in flight
+      got: acc[...] = value after the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) before it
     """,
 )
@@ -308,7 +308,7 @@ def test_contents_are_written_in_flight():
 @refused(
     InvalidValueError,
     r"""
-    HERE: nobody waits for this product: the scope of its accumulator ends while it is in flight
+    HERE: this wgmma is never waited for: the scope of its accumulator ends while it is in flight
       expected: acc[...], which waits and reads it, or plgpu.wgmma_wait(0), in the scope
     """,
 )
@@ -324,7 +324,7 @@ def test_nobody_waits():
 @refused(
     InvalidValueError,
     r"""
-    HERE: nobody waits for this product: the scope of its accumulator ends while it is in flight
+    HERE: this wgmma is never waited for: the scope of its accumulator ends while it is in flight
       expected: acc[...], which waits and reads it, or plgpu.wgmma_wait(0), in the scope
     """,
 )
@@ -341,8 +341,8 @@ def test_nobody_waits_for_a_loop():
 @refused(
     InvalidValueError,
     r"""
-    HERE: shared memory is overwritten while a product that reads it is in flight
-      got: the product at HERE1
+    HERE: shared memory is overwritten while a wgmma that reads it is in flight
+      got: the wgmma at HERE1
       expected: plgpu.wgmma_wait(0) in between
     """,
 )

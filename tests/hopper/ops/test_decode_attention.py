@@ -268,7 +268,7 @@ def test_refusals(changes, options, error, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tile": 96}, "does not fit the matrix units"),
+        ({"tile": 96}, "does not fit the tensor cores"),
         ({"heads": 5}, "heads of a decode configuration is out of range"),
         ({"slots": 1}, "slots of a decode configuration is out of range"),
     ],

@@ -324,7 +324,7 @@ def test_refusals(arguments, options, text):
     [
         ({"split": "k"}, "split"),
         ({"cluster": 3}, "cluster"),
-        ({"tile_m": 96, "split": "m"}, "matrix units"),
+        ({"tile_m": 96, "split": "m"}, "tensor cores"),
         ({"epilogue_n": 48}, "epilogue_n"),
     ],
 )

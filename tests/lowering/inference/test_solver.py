@@ -44,11 +44,11 @@ class Made:
         self,
         shape: tuple[int, ...] = SHAPE,
         *,
-        spread: bool = True,
+        varying: bool = True,
         sources=(),
         weight: float = 1.0,
     ) -> int:
-        made = Variable(shape, BITS, list(sources), spread, PLACE, weight=weight)
+        made = Variable(shape, BITS, list(sources), varying, PLACE, weight=weight)
         return self.problem.variable(made)
 
     def fixed(self, variable: int, layout: Layout, weight: float = 1.0, **options) -> Fixed:
@@ -162,23 +162,23 @@ def test_copies_of_small_arrays_are_cheap():
 
 def test_splats_have_no_layout():
     made = Made()
-    x = made.array(spread=False)
-    y = made.array(spread=False, sources=[x])
+    x = made.array(varying=False)
+    y = made.array(varying=False, sources=[x])
     made.fixed(y, wgmma())
     solver = made.solve()
-    assert solver.spread == [False, False]
+    assert solver.varying == [False, False]
     assert not solver.labels
 
 
 def test_what_depends_on_spread_arrays_is_spread():
     made = Made()
-    first = made.array(spread=False)
-    carried = made.array(spread=False, sources=[first])
+    first = made.array(varying=False)
+    carried = made.array(varying=False, sources=[first])
     loaded = made.array()
     made.problem.variables[carried].sources.append(loaded)
     made.fixed(carried, wgmma())
     solver = made.solve()
-    assert solver.spread == [False, True, True]
+    assert solver.varying == [False, True, True]
     assert made.layout(solver, carried) == wgmma()
 
 

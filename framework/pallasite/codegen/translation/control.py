@@ -28,7 +28,7 @@ def _region(emitter: Emitter, region: Any, label: str, exit_label: str) -> list[
 
 
 def _join(emitter: Emitter, operation: Any, label: str, arms: list[Arm]) -> None:
-    """Begins the block where arms meet, with a phi for each result of the operation."""
+    """Begins the block where the arms join, with a phi for each result of the operation."""
     emitter.start(label)
     emitter.yielded = None
     if not arms:

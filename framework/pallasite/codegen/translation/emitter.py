@@ -55,8 +55,8 @@ class Emitter:
       values: LLVM type and name of each MLIR value.
       block: label of the basic block that lines are appended to.
       suffix: what ends each instruction: its debug location, or nothing.
-      yielded: operands of the region terminator that was met last, else None.
-      condition: the condition of the ``scf.condition`` that was met last.
+      yielded: operands of the last region terminator, else None.
+      condition: the condition of the last ``scf.condition``.
       device: whether the code is for a GPU (else it is for the host, in tests).
       metadata: the metadata of the module.
       successors: labels of the MLIR blocks of the innermost region that has several.

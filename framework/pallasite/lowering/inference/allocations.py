@@ -26,7 +26,7 @@ def first_value(
 ) -> AbstractValue:
     """The value at the beginning of the scope of a reference that stands for one."""
     sources = [] if initial is None else [initial]
-    value = ctx.result(aval.inner_aval, *sources, spread=False)
+    value = ctx.result(aval.inner_aval, *sources, varying=False)
     layout = memory_space_of(aval).value_layout(aval)
     if layout is not None:
         ctx.makes(value, layout, "it is an accumulator", pinned=True)
@@ -75,6 +75,6 @@ def shared_allocation(
 def open_layout(value: MemoryValue, bits: int) -> list[MemoryLayout]:
     """Layouts that an allocation in shared memory may have: row-major, then tiled ones.
 
-    Tiles are what TMA and the matrix units know: 8 rows of the width of a swizzle.
+    Tiles are what TMA and the tensor cores know: 8 rows of the width of a swizzle.
     """
     return [row_major(value.shape, bits), *tiled(value.shape, bits, 8)]

@@ -175,14 +175,14 @@ class InferenceContext:
     # Results --------------------------------------------------------------------------------------
 
     def result(
-        self, aval: Any | None = None, *sources: AbstractValue, spread: bool | None = None
+        self, aval: Any | None = None, *sources: AbstractValue, varying: bool | None = None
     ) -> AbstractValue:
         """A new value of the type of the (first) result, or of ``aval``.
 
         Args:
           aval: its abstract value.
           *sources: values on which it depends: if all of them are splats, so is it.
-          spread: whether its elements differ whatever they are; by default, if there are no
+          varying: whether its elements differ whatever they are; by default, if there are no
             sources.
         """
         aval = self.avals_out[0] if aval is None else aval
@@ -195,7 +195,7 @@ class InferenceContext:
                 tuple(aval.shape),
                 bits,
                 numbers,
-                not sources if spread is None else spread,
+                not sources if varying is None else varying,
                 self.place,
                 str(aval.dtype),
                 weight=self.weight,
@@ -215,7 +215,7 @@ class InferenceContext:
 
         Operands with extents of 1 get the layout of the result, reduced over these.
         """
-        result = self.result(aval, *operands, spread=False)
+        result = self.result(aval, *operands, varying=False)
         if not isinstance(result, ArrayValue):
             return result
         for position, operand in enumerate(operands):

@@ -19,13 +19,13 @@ class EquationPlan:
 
     Attributes:
       operands: for each operand the layout to bring it into before, or None.
-      spread: positions of operands that must not stay splats.
+      materialized: positions of operands that must not stay splats.
       hint: layout in which the equation should make its first result, or None.
       results: for each result the layout to bring it into afterwards, or None.
     """
 
     operands: tuple[Layout | None, ...]
-    spread: frozenset[int]
+    materialized: frozenset[int]
     hint: Layout | None
     results: tuple[Layout | None, ...]
 
@@ -44,7 +44,7 @@ class LayoutPlan:
       barriers: path and id of the equations before which all lanes of the thread converge.
       before: by path and id of an equation, primitives without operands (and their parameters) that
         are lowered before it.
-      kept: what has to stay alive, so that nothing else gets its id.
+      kept: what has to be kept, so that no other object gets its id.
     """
 
     equations: dict[tuple[Path, int], EquationPlan] = dataclasses.field(default_factory=dict)

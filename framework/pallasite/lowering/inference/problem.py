@@ -33,7 +33,7 @@ class Place:
         return f"{where}{self.primitive}"
 
     def failure(self, error: Exception, got: str) -> InternalError:
-        """The error for an exception that nobody's bad input explains."""
+        """The error for an exception that no invalid input explains."""
         return InternalError(
             f"the layout inference of primitive {self.primitive} failed:"
             f" {type(error).__name__}: {error}",
@@ -51,7 +51,7 @@ class Variable:
       shape: of the array.
       bits: of an element.
       sources: variables on whose elements it depends; it is a splat if all of them are.
-      spread: whether its elements differ for sure.
+      varying: whether its elements differ for sure.
       place: the equation.
       dtype: name of the element type, for reports.
       used: whether anything uses the array, for reports.
@@ -61,7 +61,7 @@ class Variable:
     shape: tuple[int, ...]
     bits: int
     sources: list[int]
-    spread: bool
+    varying: bool
     place: Place
     dtype: str = ""
     used: bool = True
@@ -417,9 +417,9 @@ class Problem:
         first, second = sorted((self.group(one), self.group(other)))
         self._parents[second] = first
 
-    def spread(self) -> list[bool]:
+    def varying(self) -> list[bool]:
         """For each variable, whether its elements may differ."""
-        result = [variable.spread for variable in self.variables]
+        result = [variable.varying for variable in self.variables]
         users: dict[int, list[int]] = {}
         for number, variable in enumerate(self.variables):
             for source in variable.sources:

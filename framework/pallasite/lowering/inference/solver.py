@@ -1,8 +1,8 @@
 """Chooses layouts so that what the factors cost is small.
 
-It starts from what equations need and make, spreads layouts from there over the relations, and then
-moves one group or allocation at a time, with those that follow from it, as long as that helps. The
-order is that of the program, so the result is the same every time.
+It starts from what equations need and make, propagates layouts from there over the relations, and
+then moves one group or allocation at a time, with those that follow from it, as long as that helps.
+The order is that of the program, so the result is the same every time.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Solver:
 
     def __init__(self, problem: Problem):
         self._problem = problem
-        spread = problem.spread()
-        self.spread = spread
-        self._groups = sorted({problem.group(v) for v, known in enumerate(spread) if known})
+        varying = problem.varying()
+        self.varying = varying
+        self._groups = sorted({problem.group(v) for v, known in enumerate(varying) if known})
         members = set(self._groups)
         # A splat is in every layout already.
         self.factors = [
@@ -91,7 +91,7 @@ class Solver:
         found: dict[int, Copies] = {}
         for number, variable in enumerate(self._problem.variables):
             group = self._problem.group(number)
-            if not self.spread[number]:
+            if not self.varying[number]:
                 continue
             if group in found:
                 found[group].weight += variable.weight

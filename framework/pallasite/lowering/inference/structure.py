@@ -63,7 +63,7 @@ class Structure(Visitor[AbstractValue]):
         if len(regions) == 1:
             return self.call(equation, regions[0], operands)
         merged = {
-            result: self.ctx.result(equation.outvars[result].aval, spread=False)
+            result: self.ctx.result(equation.outvars[result].aval, varying=False)
             for result in regions[0].results
             if result is not None
         }
@@ -88,7 +88,7 @@ class Structure(Visitor[AbstractValue]):
             if isinstance(value, ScalarValue):
                 carried[operand] = ScalarValue(divisors[operand])
             elif isinstance(aval, _jax.ShapedArray):
-                carried[operand] = self.ctx.result(aval, spread=False)
+                carried[operand] = self.ctx.result(aval, varying=False)
             else:
                 carried[operand] = value
         for operand, value in carried.items():

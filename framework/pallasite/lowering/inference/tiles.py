@@ -1,4 +1,4 @@
-"""Tiled layouts of shared memory, such as TMA and the matrix units know."""
+"""Tiled layouts of shared memory, such as TMA and the tensor cores know."""
 
 from __future__ import annotations
 

@@ -118,17 +118,17 @@ class Walk:
         plan = LayoutPlan(kept=self.kept)
 
         def label(variable: int | None) -> Layout | None:
-            if variable is None or not solver.spread[variable]:
+            if variable is None or not solver.varying[variable]:
                 return None
             return solver.labels[self.problem.group(variable)]
 
         for key, record in self.records.items():
             operands: dict[int, Layout] = {}
-            spread: set[int] = set()
+            materialized: set[int] = set()
             hint = label(record.results[0]) if record.results else None
             for position, need in record.needs.items():
                 if isinstance(need, Fixed):
-                    if solver.spread[need.variable]:
+                    if solver.varying[need.variable]:
                         operands[position] = need.layout
                 elif isinstance(need, Relation):
                     one, other = label(need.operand), label(need.result)
@@ -140,14 +140,14 @@ class Walk:
                     layout = label(need)
                     if layout is not None:
                         operands[position] = layout
-                        spread.add(position)
+                        materialized.add(position)
             results = tuple(label(number) for number in record.results)
             if not operands and not any(results):
                 continue
             count = max(operands, default=-1) + 1
             plan.equations[key] = EquationPlan(
                 tuple(operands.get(position) for position in range(count)),
-                frozenset(spread),
+                frozenset(materialized),
                 hint,
                 results,
             )

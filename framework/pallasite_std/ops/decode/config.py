@@ -9,7 +9,7 @@ from pallasite.plugin import InvalidValueError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """A way of computing attention against a cache by the matrix instructions of warps.
+    """A way of computing attention against a cache with warp-level MMA.
 
     Attributes:
       tile: keys in one step, a multiple of 32 up to 256; fewer or more where pages ask for it.
@@ -42,7 +42,7 @@ def default_config(head_dim: int, itemsize: int) -> DecodeConfig:
 
 
 def decode_configs(head_dim: int, itemsize: int) -> list[DecodeConfig]:
-    """Configurations that are worth measuring, the default one first.
+    """Candidate configurations, the default one first.
 
     Args:
       head_dim: elements of a head.

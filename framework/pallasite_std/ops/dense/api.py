@@ -31,7 +31,7 @@ def matmul(
     residual: jax.Array | None = None,
     config: MatmulConfig | None = None,
 ) -> jax.Array:
-    """The matrix product ``a @ b`` with what follows it, in one kernel.
+    """The GEMM ``a @ b`` with a fused epilogue.
 
     The result is ``activation((a @ b) * row_scale * column_scale + bias) + residual``; what is not
     given is left out.
@@ -49,7 +49,7 @@ def matmul(
       activation: a function of a float32 array, such as ``jax.nn.relu``; the same function object
         for each call.
       residual: (m, n), of the dtype of the result.
-      config: how to cut the product up, of the type that the implementation for the target takes.
+      config: the tiling, of the type that the implementation for the target takes.
         By default it is chosen from the shape, or by measuring if the option ``autotune`` says so
         (see :func:`pallasite.choose`).
 
@@ -90,7 +90,7 @@ def _check_dtypes(a: Any, b: Any, accumulator: Any) -> None:
     left = np.dtype(a).name
     if left not in MMA_ACCUMULATORS:
         raise InvalidValueError(
-            "the matrix units do not multiply this dtype",
+            "the tensor cores do not multiply this dtype",
             got=left,
             expected=", ".join(MMA_ACCUMULATORS),
         )

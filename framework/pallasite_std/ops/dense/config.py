@@ -1,4 +1,4 @@
-"""How a portable product is cut into tiles."""
+"""The tiling of a portable GEMM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP_BYTES = 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatmulConfig:
-    """A way of computing a product by the matrix instructions of warps.
+    """The configuration of a GEMM kernel with warp-level MMA.
 
     Attributes:
       tile_m, tile_n: extents of the tile of the result that a block of one warpgroup computes: 64
@@ -84,7 +84,7 @@ def filled(config: MatmulConfig, out_size: int, shared_memory: int) -> MatmulCon
 def matmul_configs(
     m: int, n: int, out_size: int = 2, shared_memory: int = 99 << 10
 ) -> list[MatmulConfig]:
-    """Configurations that are worth measuring for a product, the default one first.
+    """Candidate configurations of a GEMM, the default first.
 
     Args:
       m, n: extents of the result.

@@ -1,6 +1,6 @@
 """The portable kernel: blocks of one warpgroup, each with a tile of the result.
 
-TMA brings the tiles of both operands along k into a ring of slots; the matrix instructions of warps
+TMA brings the tiles of both operands along k into a circular buffer of stages; warp-level MMA
 take them from there through registers. What lies beyond the arrays is read as zero and not written.
 """
 

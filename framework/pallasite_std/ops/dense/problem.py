@@ -1,4 +1,4 @@
-"""What a matrix product is, apart from its arrays."""
+"""The description of a GEMM, apart from its arrays."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class MatmulCall:
 
     Attributes:
       problem: shapes and dtypes.
-      epilogue: what follows the product.
+      epilogue: what is applied to the accumulator.
       config: how to cut it up, or None.
     """
 

@@ -19,7 +19,7 @@ from pallasite import gpu as plgpu
 from pallasite_std.ops.flash.problem import Problem
 from pallasite_std.ops.padding import padded
 from pallasite_std.ops.rings import PARAMS, over_steps
-from pallasite_std.ops.softmax import LOG2_E, spread
+from pallasite_std.ops.softmax import LOG2_E, broadcast_rows
 
 STAGES = 2
 
@@ -106,9 +106,9 @@ def _queries(problem: Problem) -> Callable[..., Any]:
             zero = jnp.zeros((tile, tile), jnp.float32)
             scores = problem.scores(plgpu.mma(zero, q_smem[...], k_smem[slot].T))
             shown = problem.masked(scores, start, step * tile, lengths, keys_axis=1)
-            weights = jnp.exp2(shown - spread(logarithm, tile))
+            weights = jnp.exp2(shown - broadcast_rows(logarithm, tile))
             d_weights = plgpu.mma(zero, d_smem[...], v_smem[slot].T)
-            d_scores = weights * (d_weights - spread(delta, tile)) * problem.slope(scores)
+            d_scores = weights * (d_weights - broadcast_rows(delta, tile)) * problem.slope(scores)
             return plgpu.mma(acc, d_scores.astype(dtype), k_smem[slot])
 
         zero = jnp.zeros((tile, head_dim), jnp.float32)

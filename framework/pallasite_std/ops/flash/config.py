@@ -12,7 +12,7 @@ LARGEST_HEAD = 256
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """A way of computing attention by the matrix instructions of warps.
+    """A way of computing attention with warp-level MMA.
 
     Attributes:
       block_q: queries of a block: 32 or 64.
@@ -57,7 +57,7 @@ def default_config(q_seq: int, head_dim: int, size: int) -> AttentionConfig:
 def attention_configs(
     q_seq: int, head_dim: int, size: int = 2, shared_memory: int = 99 << 10
 ) -> list[AttentionConfig]:
-    """Configurations that are worth measuring, the default one first.
+    """Candidate configurations, the default one first.
 
     Args:
       q_seq: queries of a sequence.

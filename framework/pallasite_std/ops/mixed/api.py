@@ -30,7 +30,7 @@ def mixed_matmul(
     out_dtype: Any = None,
     config: MatmulConfig | None = None,
 ) -> jax.Array:
-    """The product of activations with narrow weights, ``a @ (b * scales)``, in one kernel.
+    """Mixed-precision GEMM of activations with narrow weights, ``a @ (b * scales)``, in one kernel.
 
     Weights are read as they are and converted in registers. Sums are float32. It has no
     derivatives.
@@ -46,7 +46,7 @@ def mixed_matmul(
         multiples of 16 elements, the portable implementation does so in memory beforehand.
       transpose_b: the weights are given as (n, k).
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
-      config: how to cut the product up, of the type that the implementation for the target takes.
+      config: the tiling, of the type that the implementation for the target takes.
         By default it is chosen from the shape.
 
     Returns:

@@ -40,7 +40,7 @@ def ragged_matmul(
       group_sizes: (groups,), integers whose sum is at most m.
       transpose_b: the matrices are given as (n, k).
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
-      config: how to cut the product up, of the type that the implementation for the target takes.
+      config: the tiling, of the type that the implementation for the target takes.
         By default it is chosen from the shape. Derivatives choose their own.
 
     Returns:
@@ -82,7 +82,7 @@ def transposed_ragged_matmul(
       b: (m, n), of the same dtype.
       group_sizes: (groups,), integers whose sum is at most m.
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
-      config: how to cut the product up, of the type that the implementation for the target takes;
+      config: the tiling, of the type that the implementation for the target takes;
         tile_m is along k. By default it is chosen from the shape. Derivatives choose their own.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The arguments of products of groups of rows, checked."""
+"""The arguments of grouped (ragged) GEMM, checked."""
 
 from __future__ import annotations
 

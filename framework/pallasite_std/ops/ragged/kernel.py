@@ -1,4 +1,4 @@
-"""The portable kernels of products of groups of rows: a block of one warpgroup for a tile.
+"""The portable kernels of grouped (ragged) GEMM: a block of one warpgroup for a tile.
 
 A tile has rows of one group. How many tiles the groups have is known on the device only: there are
 blocks for the most that can be, and those beyond do nothing.

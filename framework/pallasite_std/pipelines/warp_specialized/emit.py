@@ -47,7 +47,7 @@ def emit_pipeline_warp_specialized(
     """Makes a function that runs ``body`` over a grid of blocks, with a thread for the copies.
 
     The last thread of the block, the memory thread, only copies; the others run the body, each for
-    every step, on the same blocks. Blocks wait in rings of slots in shared memory.
+    every step, on the same blocks. Blocks wait in circular buffers of stages in shared memory.
 
     Args:
       body: called as ``body(indices, *input_refs, *output_refs)`` with the position in the grid and

@@ -1,4 +1,4 @@
-"""What a pipeline is made of: blocks, rings of slots, the barriers between its threads."""
+"""What a pipeline is made of: blocks, circular buffers of stages, the barriers between its threads."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _lower(ctx: Any, *, memory_registers: int, in_memory_thread: bool) -> tuple[
     compute = compute_registers(at_launch, warpgroups, memory_registers)
     if compute == at_launch:
         return ()  # There is nothing to gain, so the memory thread keeps its share.
-    # Warps of a warpgroup must have met between two changes: a pipeline may run in a loop.
+    # Warps of a warpgroup must have converged between two changes: a pipeline may run in a loop.
     ctx.synchronize()
     change = f"dec.sync.aligned.u32 {memory_registers}"
     if not in_memory_thread:

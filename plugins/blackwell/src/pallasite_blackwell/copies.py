@@ -1,6 +1,6 @@
 """Copies that a pair of blocks shares and that only the first block's barrier counts.
 
-The two blocks of a pair act as one for the matrix unit, which the first block's thread drives. So
+The two blocks of a pair act as one for the tensor core, which the first block's thread drives. So
 it is enough, and saves a cluster barrier, that all bytes are announced to and counted by the
 barrier of the first block (PTX ISA, ``cp.async.bulk.tensor`` with ``.cta_group::2``).
 """

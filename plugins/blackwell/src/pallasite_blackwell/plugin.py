@@ -33,7 +33,7 @@ SM_100A = Target(
     max_cluster_size=16,
     limits={"tmem_columns": 512},
     multiprocessors=148,
-    description="Blackwell (B200): tensor memory and its matrix products",
+    description="Blackwell (B200): tensor memory and its MMA",
 )
 
 SM_103A = Target(

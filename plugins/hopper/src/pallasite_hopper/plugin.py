@@ -33,7 +33,7 @@ SM_90A = Target(
     features=BASELINE_FEATURES | {"setmaxnreg", "wgmma"},
     max_cluster_size=16,
     multiprocessors=132,
-    description="Hopper (H100, H200): warpgroup matrix products, register reallocation",
+    description="Hopper (H100, H200): warpgroup MMA, register reallocation",
 )
 
 
@@ -83,7 +83,7 @@ def pallasite_layout_rules() -> list[LayoutRule]:
 
 @hookimpl
 def pallasite_operations() -> list[Operation]:
-    """The operations library: products and attention by warpgroup matrix instructions."""
+    """The operations library: GEMM and attention with wgmma."""
     modules = {
         "matmul": ("dense.api", "matmul"),
         "mixed_matmul": ("mixed.api", "mixed_matmul"),
@@ -137,7 +137,7 @@ def _check_matrix_waits(jaxpr: Any, context: Any) -> Any:
 
 @hookimpl
 def pallasite_passes() -> list[Pass]:
-    """A check of waits for matrix products, or their insertion."""
+    """A check of wgmma waits, or their insertion."""
     return [
         Pass(
             name="check-matrix-waits",

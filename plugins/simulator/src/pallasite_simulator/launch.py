@@ -115,7 +115,7 @@ class Execution:
 
     @classmethod
     def empty(cls, program: Program) -> Execution:
-        """Of a program that nobody has run."""
+        """Of a program that has not run."""
         return cls(np.zeros(len(program.code) + 1, np.int64))
 
     @property

@@ -1,1 +1,1 @@
-"""Warpgroup matrix products (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions")."""
+"""Warpgroup MMA (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions")."""

@@ -1,6 +1,6 @@
-"""Accumulators: matrices in registers that matrix products add to asynchronously.
+"""Accumulators: matrices in registers that wgmma accumulates into asynchronously.
 
-In a kernel's program an accumulator is a reference, so that products look like other asynchronous
+In a kernel's program an accumulator is a reference, so that wgmma looks like other asynchronous
 operations. It has no address: before lowering, the reference is replaced by its value, which loops
 and branches then carry in registers.
 """
@@ -28,7 +28,7 @@ COLUMNS = 8
 """Accumulators have a multiple of this many columns."""
 
 DTYPES = ("float32", "float16", "int32")
-"""What the matrix units accumulate in."""
+"""What the tensor cores accumulate in."""
 
 
 def _check(shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dtype[Any]]:
@@ -78,7 +78,7 @@ class Accumulators(MemorySpace):
         return enter(ctx, aval.inner_aval, initial)
 
     def leave_scope(self, ctx: RuleContext, aval: Any, value: Any, initial: Any) -> Any:
-        """The contents, once all products are done.
+        """The contents, once all wgmma have completed.
 
         As an array, unless the scope began with an accumulator of a scope further out.
         """
@@ -112,7 +112,7 @@ class WGMMAAccumulatorRef:
       dtype: float32 (products of any float dtype), float16 (of float16 and 8-bit floats) or int32
         (of 8-bit integers).
 
-    The reference starts at zero. ``acc[...]`` waits for all products and reads it, ``acc[...] = x``
+    The reference starts at zero. ``acc[...]`` waits for all wgmma and reads it, ``acc[...] = x``
     replaces it; ``acc.at[:, 0:64]`` is a part of it for :func:`wgmma`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Matrices in shared memory as the matrix units see them: matrix descriptors.
+"""Matrices in shared memory as the tensor cores see them: matrix descriptors.
 
 A descriptor says where a matrix starts, how it is swizzled and how far its blocks are apart (PTX
 ISA, "Shared Memory Matrix Layout" and "Matrix Descriptor Format"). Blocks are 8 rows along the
@@ -63,7 +63,7 @@ def plan_operand(
       what: the operand's name, for messages.
 
     Raises:
-      InvalidValueError: the matrix units cannot read it as it lies.
+      InvalidValueError: the tensor cores cannot read it as it lies.
     """
     size = layout.element_bits // 8
     extent_k = layout.shape[1]
@@ -79,7 +79,7 @@ def plan_operand(
     for name, field in (("leading", leading), ("stride", stride)):
         if not 0 <= field <= _FIELD:
             raise InvalidValueError(
-                f"the blocks of {what} are too far apart for the matrix units",
+                f"the blocks of {what} are too far apart for the tensor cores",
                 got=f"{name} offset of {field} bytes",
                 expected=f"at most {_FIELD} bytes",
             )
@@ -115,7 +115,7 @@ def check_start(
       what: the operand's name, for messages.
 
     Raises:
-      InvalidValueError: with the first of the starts that the matrix units cannot have.
+      InvalidValueError: with the first of the starts that the tensor cores cannot have.
     """
     period, row = _block(layout.swizzle)
     starts = [offset + start for starts in plan.starts for start in starts]
@@ -126,7 +126,7 @@ def check_start(
             bad.append(step.size)
     if bad:
         raise InvalidValueError(
-            f"{what} starts inside of a block of the matrix units",
+            f"{what} starts inside of a block of the tensor cores",
             got=f"a view that starts at, or in steps of, {bad[0]} bytes, in memory laid out as"
             f" {layout.transpose((1, 0)) if what == 'b' else layout}",
             expected=f"rows from a multiple of 8 (blocks of {period} bytes), and along the"
@@ -240,7 +240,7 @@ def _unreadable(layout: MemoryLayout, size: int, what: str) -> InvalidValueError
     width = next((width for width in (128, 64, 32) if extent % width == 0), 32)
     tiling = (_GROUP, width // size)
     return InvalidValueError(
-        f"the matrix units cannot read {what} from shared memory as it lies there",
+        f"the tensor cores cannot read {what} from shared memory as it lies there",
         got=got,
         expected="tiles of 8 rows as wide as the swizzle, or of 16 bytes without swizzle",
         hint=f"plgpu.SMEM(..., transforms=(plgpu.TilingTransform({tiling}),"

@@ -1,4 +1,4 @@
-"""What warpgroup matrix products ask of layouts."""
+"""The layouts that wgmma requires."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _readable(what: str, rows: list[tuple[int, int]], *, transposed: bool) -> An
 def _wgmma(ctx: InferenceContext, *operands: AbstractValue, args_tree: Any) -> AbstractValue:
     acc, a, b, _ = args_tree.unflatten(operands)
     aval = ctx.avals_out[0]
-    result = ctx.result(spread=True)
+    result = ctx.result(varying=True)
     layout = accumulator_layout(tuple(aval.shape), np.dtype(aval.dtype))
     ctx.makes(result, layout, "wgmma adds to it", pinned=True)
     ctx.same_layout(acc.ref, result)
@@ -57,7 +57,7 @@ def _wgmma(ctx: InferenceContext, *operands: AbstractValue, args_tree: Any) -> A
 
 @rules.inference(prim.wgmma_added_wait_p)
 def _added_wait(ctx: InferenceContext, *, n: int, before: str) -> None:
-    ctx.added("wait for products", before)
+    ctx.added("wait for wgmma", before)
 
 
 @rules.inference(prim.wgmma_accumulator_read_p)

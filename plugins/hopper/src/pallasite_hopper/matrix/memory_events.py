@@ -1,4 +1,4 @@
-"""What warpgroup matrix products do to memory, for plugins' tables."""
+"""What wgmma does to memory, for plugins' tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pallasite_std.api import ASYNC
 def _product(
     context: EventContext, *operands: Any, args_tree: Any, **params: Any
 ) -> Sequence[MemoryEvent]:
-    """The matrix unit reads the operands that are in shared memory."""
+    """The tensor core reads the operands that are in shared memory."""
     _, a, b, _ = args_tree.unflatten(operands)
     return [
         MemoryEvent(EventKind.LOAD, operand, proxy=ASYNC)

@@ -1,4 +1,4 @@
-"""The primitives of warpgroup matrix products, as kernels call them."""
+"""The primitives of warpgroup MMA, as kernels call them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ wgmma_p = _jax.Primitive("wgmma")
 
 
 def wgmma(acc: Any, a: Any, b: Any, *, accumulate: Any = True) -> None:
-    """Starts ``acc += a @ b``, or ``acc = a @ b``, on the matrix units of the warpgroup.
+    """Starts ``acc += a @ b``, or ``acc = a @ b``, on the tensor cores of the warpgroup.
 
-    Until :func:`wgmma_wait` says that the product is done, the operands in shared memory must not
+    Until :func:`wgmma_wait` says that it has completed, the operands in shared memory must not
     be written. Each call is one group for ``wgmma_wait``.
 
     Args:
@@ -223,7 +223,7 @@ wgmma_added_wait_p.multiple_results = True
 
 
 def wgmma_wait(n: int) -> None:
-    """Waits until at most ``n`` of the products that the thread has started are in flight.
+    """Waits until at most ``n`` of the ``wgmma`` that the thread has issued are in flight.
 
     Args:
       n: calls of :func:`wgmma`, an integer from 0 to 7. The last ones stay in flight.
@@ -241,7 +241,7 @@ def _groups(n: Any) -> int:
     groups = checks.count(n, "n")
     if groups >= _WAITS:
         raise checks.value_error(
-            "products in flight cannot be told apart so far back",
+            "wgmma in flight cannot be told apart so far back",
             got=f"n={n}",
             expected=f"an integer from 0 to {_WAITS - 1}",
         )
@@ -271,7 +271,7 @@ def wgmma_accumulator_load(acc: Any, *, wait_n: int | None = 0) -> jax.Array:
 
     Args:
       acc: a whole accumulator.
-      wait_n: first wait until at most so many products are in flight, none of which may be one of
+      wait_n: first wait until at most so many ``wgmma`` are in flight, none of which may be one of
         this accumulator's; None does not wait: a :func:`wgmma_wait` did it before.
 
     Returns:
@@ -315,7 +315,7 @@ def _read_abstract_eval(acc: Any, *, wait_n: int | None) -> Any:
 def wgmma_accumulator_store(acc: Any, value: Any) -> None:
     """Replaces the contents of an accumulator; ``acc[...] = value`` is the same.
 
-    No product of the accumulator may be in flight.
+    No ``wgmma`` into the accumulator may be in flight.
 
     Args:
       acc: a whole accumulator.
@@ -347,7 +347,7 @@ def part_is_written(index: Any) -> Exception:
         "a part of an accumulator is written",
         got=str(index),
         expected="acc[...] = value",
-        hint="products may add to a part: plgpu.wgmma(acc.at[:, 0:64], ...)",
+        hint="wgmma can accumulate into a part: plgpu.wgmma(acc.at[:, 0:64], ...)",
     )
 
 

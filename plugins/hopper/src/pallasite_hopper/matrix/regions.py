@@ -28,7 +28,7 @@ class Accumulator:
     """An accumulator.
 
     Attributes:
-      multiplied: where a product is added to it, if one is.
+      multiplied: where a wgmma accumulates into it, if any does.
       read: whether anything may read it.
     """
 

@@ -1,8 +1,8 @@
-"""Lowering of warpgroup matrix products.
+"""Lowering of warpgroup MMA.
 
 One call becomes a fence, a piece of inline assembly for each 64 rows and up to 256 columns that
 steps through K, and a commit. The accumulator's registers are operands of the assembly that its
-results replace, so the register allocator leaves them where they are from product to product.
+results replace, so the register allocator leaves them in place from one wgmma to the next.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _Block:
       row: the first one, in a.
       columns: their number.
       numbers: of the accumulator's registers, in the order of the instruction.
-      flag: whether the first product is added: a value (i1), False, or None for yes.
+      flag: whether the first wgmma accumulates: a value (i1), False, or None for yes.
     """
 
     row_number: int
@@ -286,7 +286,7 @@ def _in_registers(ctx: RuleContext, a: RegisterArray) -> RegisterArray:
     if conversion(a.layout, layout).kind is ConversionKind.SHARED_MEMORY:
         name = left_layout_name(bits)
         raise InvalidValueError(
-            "a is distributed over the lanes in another way than the matrix units read it",
+            "a is distributed over the lanes in another way than the tensor cores read it",
             got=f"{a.dtype}{list(a.shape)} with layout {describe(a.layout)}",
             expected=f"layout {name}",
             hint=f"plgpu.layout_cast(a, plgpu.Layout.{name}), best right where it is loaded",
@@ -322,10 +322,10 @@ class _Left:
 def _fence(
     registers: Sequence[ir.Value], blocks: Sequence[_Block], left: _Shared | RegisterArray
 ) -> tuple[list[ir.Value], _Shared | RegisterArray]:
-    """``wgmma.fence``: what was written to registers before is seen by the products after.
+    """``wgmma.fence``: registers written before are visible to the wgmma after.
 
     Registers that ordinary code computes are tied to the fence, else LLVM could move that code
-    behind it. Those that come out of a product, or are carried by a loop, need not.
+    behind it. Those that come out of a wgmma, or are carried by a loop, need not.
     """
     places = [
         number
@@ -439,7 +439,7 @@ class _Instruction:
 
 
 def _predicate(flag: ir.Value | bool | None, number: int) -> str:
-    """Sets p to whether the first product is added; ``number`` is the operand of a flag."""
+    """Sets p to whether the first wgmma accumulates; ``number`` is the operand of a flag."""
     if isinstance(flag, ir.Value):
         return f"setp.ne.b32 p, ${number}, 0;"
     return f"setp.{'ne' if flag is False else 'eq'}.b32 p, 0, 0;"

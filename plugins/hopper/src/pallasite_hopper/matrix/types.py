@@ -1,4 +1,4 @@
-"""Which dtypes the matrix units multiply, and how deep one instruction is."""
+"""Which dtypes the tensor cores multiply, and how deep one instruction is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PTX = {
 }
 
 _FAMILIES = (("e4m3", "e5m2"), ("s8", "u8"))
-"""Types that may meet in one product."""
+"""Types of operands that may be multiplied."""
 
 _ACCUMULATORS = {
     "bf16": ("f32",),
@@ -42,12 +42,12 @@ def ptx_type(dtype: Any) -> str:
     """The name of an operand's type in the instruction.
 
     Raises:
-      InvalidValueError: a dtype that the matrix units do not multiply.
+      InvalidValueError: a dtype that the tensor cores do not multiply.
     """
     name = _PTX.get(np.dtype(dtype))
     if name is None:
         raise checks.value_error(
-            "the matrix units do not multiply this dtype",
+            "the tensor cores do not multiply this dtype",
             got=np.dtype(dtype),
             expected=", ".join(str(known) for known in _PTX),
         )

@@ -13,7 +13,7 @@ from pallasite.plugin.lowering import RegisterArray, RuleContext, relayout
 from pallasite_hopper.matrix.fragments import accumulator_layout, result_layout
 
 _FRAGMENTS = "pallasite.fragments"
-"""An attribute of products: whether the left operand is in registers."""
+"""An attribute of wgmma: whether the left operand is in registers."""
 
 TIED = 64
 """Registers that one piece of inline assembly passes through."""
@@ -46,7 +46,7 @@ def settled(value: RegisterArray) -> RegisterArray:
 def read(
     ctx: RuleContext, value: RegisterArray, wait: int | None
 ) -> tuple[RegisterArray, RegisterArray]:
-    """Reads an accumulator, after a wait for all but ``wait`` products.
+    """Reads an accumulator, after a wait for all but ``wait`` wgmma.
 
     Without a wait, one was before; the registers are tied to its place all the same.
 
@@ -102,7 +102,7 @@ def pinned(registers: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
 
 
 def mark_product(result: ir.Value, *, fragments: bool) -> None:
-    """Says of the assembly that gives this that it is a product, and whether its left operand is in
+    """Marks the assembly that gives this as a wgmma, and whether its left operand is in
     registers."""
     owner = result.owner
     while owner.name != "llvm.inline_asm":
@@ -163,7 +163,7 @@ def own_register(register: ir.Value) -> ir.Value:
     """The 32 bits of a register in one that nothing else uses.
 
     LLVM gives equal values one register: a constant among the elements would share it with code
-    that reads it while a product is in flight, which the instructions forbid.
+    that reads it while a wgmma is in flight, which the instructions forbid.
     """
     return ops.inline_assembly(
         "", "=r,0", ops.bitcast(register, ops.i32()), results=[ops.i32()], side_effects=False

@@ -1,6 +1,6 @@
-"""A check of waits for matrix products: operands and accumulators that are touched in flight.
+"""A check of wgmma waits: operands and accumulators that are touched in flight.
 
-The equations of each thread of a block are followed in order. What is known then is which products
+The equations of each thread of a block are followed in order. what is known then is which wgmma
 certainly are in flight, which parts of shared memory they read, and what was stored to shared
 memory without ``commit_smem``. Loops are followed for their first iterations, with the numbers that
 their counters have, so a slot of a ring is known where it comes back; of a branch on an unknown
@@ -54,7 +54,7 @@ class UnusedAccumulatorWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Product:
-    """A product that was started.
+    """A ``wgmma`` that was issued.
 
     Attributes:
       accumulator: what it is added to.
@@ -77,7 +77,7 @@ class _State:
     """What is certain at one point of a thread.
 
     Attributes:
-      flying: products in flight; for each, how many may have been started since.
+      flying: wgmma in flight; for each, how many may have been issued since.
       stored: what was stored to shared memory and not committed.
     """
 
@@ -105,7 +105,7 @@ class _State:
 
 
 def _join(states: Sequence[_State]) -> _State:
-    """What is certain where several ways meet."""
+    """The join: what is certain where control flow merges."""
     first, *rest = states
     joined = _State()
     for product, since in first.flying.items():
@@ -122,7 +122,7 @@ class _TooLong(Exception):
 
 
 def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
-    """Raises if something is touched that a product in flight certainly uses.
+    """Raises if something is touched that a wgmma in flight certainly uses.
 
     Where the semantics imply waits, they are added instead.
 
@@ -137,7 +137,8 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
     Warns with :class:`UnusedAccumulatorWarning`.
 
     Raises:
-      InvalidValueError: at the line that touches it, or that starts a product nobody waits for.
+      InvalidValueError: at the line that touches it, or that issues a wgmma that is never waited
+      for.
     """
     table: jaxprs.JaxprTable = context.jaxprs
     if not any(one.primitive is prim.wgmma_ref_p for one in table.equations(jaxpr)):
@@ -155,7 +156,7 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
     for one in accumulators.values():
         if one.multiplied is not None and not one.read:
             warnings.warn(
-                f"{one.multiplied}: products are added to an accumulator that nothing reads",
+                f"{one.multiplied}: wgmma accumulates into an accumulator that is never read",
                 UnusedAccumulatorWarning,
                 stacklevel=2,
             )
@@ -171,13 +172,13 @@ def _adds_waits(context: Any) -> bool:
 
 
 class _Missing:
-    """Waits to add: before which equations, and how many products may stay in flight."""
+    """Waits to add: before which equations, and how many wgmma may stay in flight."""
 
     def __init__(self) -> None:
         self._left: dict[int, tuple[Any, int]] = {}
 
     def add(self, equation: Any, left: int) -> None:
-        """Before ``equation`` at most ``left`` products may be in flight."""
+        """Before ``equation`` at most ``left`` wgmma may be in flight."""
         _, before = self._left.get(id(equation), (equation, left))
         self._left[id(equation)] = (equation, min(before, left))
 
@@ -368,7 +369,7 @@ class _Thread(jaxprs.Visitor[Any]):
         for product in self.state.flying:
             if product.accumulator in own:
                 raise InvalidValueError(
-                    "nobody waits for this product: the scope of its accumulator ends while it is"
+                    "this wgmma is never waited for: the scope of its accumulator ends while it is"
                     " in flight",
                     expected="acc[...], which waits and reads it, or plgpu.wgmma_wait(0), in the"
                     " scope",
@@ -400,9 +401,9 @@ class _Thread(jaxprs.Visitor[Any]):
                 if self.missing is not None:
                     break  # Layout inference adds the fence.
                 raise InvalidValueError(
-                    "a product reads shared memory that was stored without plgpu.commit_smem()",
+                    "a wgmma reads shared memory that was stored without plgpu.commit_smem()",
                     got=_place("the store", store.location),
-                    expected="plgpu.commit_smem() between the store and the product",
+                    expected="plgpu.commit_smem() between the store and the wgmma",
                     location=location,
                 )
         state.start(_Product(accumulator, regions, location))
@@ -433,8 +434,8 @@ class _Thread(jaxprs.Visitor[Any]):
                     self._wait_first(equation, since, state)
                     continue
                 raise InvalidValueError(
-                    f"an accumulator is {what} while a product of it is in flight",
-                    got=f"{got} after {_place('the product', product.location)}",
+                    f"an accumulator is {what} while a wgmma into it is in flight",
+                    got=f"{got} after {_place('the wgmma', product.location)}",
                     expected=f"plgpu.wgmma_wait({since}) before it"
                     + (f", or wait_n={since}" if what == "read" else ""),
                     location=_jax.user_location(equation.source_info),
@@ -477,7 +478,7 @@ class _Thread(jaxprs.Visitor[Any]):
         self._unknown(operands, state)
 
     def _wait_first(self, equation: Any, left: int, state: _State) -> None:
-        """Adds a wait before an equation; single warps cannot wait for the others' products."""
+        """Adds a wait before an equation; single warps cannot wait for the others' wgmma."""
         assert self.missing is not None
         self.missing.add(equation if self.mapped is None else self.mapped, left)
         state.wait(left)
@@ -493,8 +494,8 @@ class _Thread(jaxprs.Visitor[Any]):
                     self._wait_first(equation, since, state)
                     continue
                 raise InvalidValueError(
-                    "shared memory is overwritten while a product that reads it is in flight",
-                    got=_place("the product", product.location),
+                    "shared memory is overwritten while a wgmma that reads it is in flight",
+                    got=_place("the wgmma", product.location),
                     expected=f"plgpu.wgmma_wait({since}) in between"
                     + (", or a smaller number" if since else ""),
                     location=location,
@@ -526,7 +527,7 @@ def _any_iteration(body: jaxprs.Region, operands: Sequence[Any]) -> list[Any]:
 
 
 def _touches(table: jaxprs.JaxprTable, jaxpr: Any) -> bool:
-    """Whether products may be started or waited for."""
+    """Whether wgmma may be issued or waited for."""
     return any(
         tensor_core_pipeline_effect in equation.effects
         or equation.primitive is inline.inline_mgpu_p

@@ -1,4 +1,4 @@
-"""Kernels for Hopper that JAX programs call: matrix products and attention."""
+"""Kernels for Hopper that JAX programs call: GEMM and attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of asynchronous matrix products, for an observer; nobody else needs them, since results
+"""Groups of asynchronous wgmma, for an observer; not needed otherwise, since results
 are there at once."""
 
 from __future__ import annotations

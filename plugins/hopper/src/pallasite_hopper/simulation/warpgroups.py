@@ -18,13 +18,13 @@ WARPS = 4
 THREADS = WARPS * WARP
 
 
-class Meeting:
+class Convergence:
     """Where the warps of warpgroups wait for each other before one instruction."""
 
     def __init__(self, instruction: Instruction):
         self._instruction = instruction
 
-    def meet(self, lanes: Lanes) -> tuple[Lanes | None, list[Wait]]:
+    def arrive(self, lanes: Lanes) -> tuple[Lanes | None, list[Wait]]:
         """Whole warpgroups, of these lanes and of those that wait here, and who waits now.
 
         Those who wait go on behind the instruction: it is executed for them by the last to come.
@@ -82,11 +82,11 @@ class Meeting:
             return None, waits
         blocks, inside = np.divmod(np.flatnonzero(complete), _padded(per_block))
         warps = blocks * per_block + inside
-        met = (warps[:, None] * WARP + np.arange(WARP)).reshape(-1)
+        converged = (warps[:, None] * WARP + np.arange(WARP)).reshape(-1)
         mask = np.zeros(wave.lane_count, np.bool_)
-        mask[met] = True
+        mask[converged] = True
         wave.wake(self, mask)
-        return wave.lanes(met), waits
+        return wave.lanes(converged), waits
 
 
 def _padded(warps: int) -> int:

@@ -15,7 +15,7 @@ from pallasite_hopper.simulation import descriptors
 from pallasite_hopper.simulation.accumulators import Accumulators
 from pallasite_hopper.simulation.descriptors import CHUNK, Tile
 from pallasite_hopper.simulation.groups import Groups
-from pallasite_hopper.simulation.warpgroups import THREADS, WARPS, Meeting
+from pallasite_hopper.simulation.warpgroups import THREADS, WARPS, Convergence
 from pallasite_simulator.binder import PRED, U32, U64, Binder, Source
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.observer import AsyncOperation
@@ -98,10 +98,10 @@ def bind_product(instruction: Instruction, binder: Binder) -> Step:
     scale = binder.source(3, PRED)
     left = _numbers(binder, binder.elements(1)) if in_registers else ()
     negate, operations, (across_a, across_b) = form.negate, form.operations, form.transposed
-    meeting = Meeting(instruction)
+    convergence = Convergence(instruction)
 
     def step(lanes: Lanes) -> list[Wait] | None:
-        whole, waits = meeting.meet(lanes)
+        whole, waits = convergence.arrive(lanes)
         if whole is not None:
             execute(whole)
         return waits or None

@@ -146,7 +146,7 @@ class Barriers:
     def _complete_together(
         self, lanes: Lanes, names: Array, sizes: Array, needed: Array | None
     ) -> bool:
-        """Whether the lanes complete all their barriers at once, at which nobody was before: the
+        """Whether the lanes complete all their barriers at once, at which no lane was before: the
         usual case, in which nothing needs to be kept."""
         wave = self.wave
         if self._named and any(

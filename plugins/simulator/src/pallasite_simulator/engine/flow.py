@@ -2,7 +2,7 @@
 
 It is a weak topological order (F. Bourdoncle, "Efficient chaotic iteration strategies with
 widenings", 1993): a loop's body comes before what follows the loop, and a join after all that leads
-to it. When the lanes that are earliest go first, the others wait for them where they meet again.
+to it. When the lanes that are earliest go first, the others wait for them where they reconverge.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class _Site:
             )
 
     def _new(self, name: str) -> str:
-        # Identifiers hold no "@", so that a made name cannot meet a written one.
+        # Identifiers hold no "@", so that a generated name cannot clash with a written one.
         return f"{name}@{self._name}"
 
     # Parameters -----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What the engine and the instructions tell about an execution: the interface of the sanitizer.
 
-All methods do nothing here. ``Wave.observer`` is None when nobody listens, so callers write
+All methods do nothing here. ``Wave.observer`` is None without a listener, so callers write
 ``if observer is not None``. Lanes are numbers in the wave; sync keys are any hashable values, one
 for each thing (and phase) through which threads synchronize.
 """
@@ -49,7 +49,7 @@ class Access:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class AsyncOperation:
-    """Something that goes on after the instruction that began it: a copy, a matrix product.
+    """An asynchronous operation, in flight after the instruction that issued it: a copy, a wgmma.
 
     One object stands for what one execution of an instruction begins, for all of its lanes.
 
@@ -128,7 +128,7 @@ class Observer:
             self.acquire(lanes[chosen], key, scope, relaxed)
 
     def forget(self, key: Hashable) -> None:
-        """Nobody will use ``key`` again."""
+        """``key`` will not be used again."""
 
     def proxy_fence(self, lanes: Array, kind: str) -> None:
         """``fence.proxy.<kind>``: generic accesses before, and accesses of the proxy after."""

@@ -84,7 +84,7 @@ _VECTORS: dict[str, Callable[[Wave, int], Values]] = {
     "%cluster_nctaid": lambda wave, axis: np.uint32(wave.geometry.cluster[axis]),
 }
 
-# Blocks are spread over the multiprocessors of a chip in turn; there is one grid.
+# Blocks are assigned to the multiprocessors of a chip round-robin; there is one grid.
 _SCALARS: dict[str, Callable[[Wave], Values]] = {
     "%laneid": _lane,
     "%warpid": lambda wave: (wave.lane_thread // WARP).astype(np.uint32),

@@ -110,7 +110,7 @@ class _Pending:
 
 class AsyncGroups:
     """The groups of asynchronous operations of all threads: those of ``cp.async``, or of bulk
-    copies (PTX ISA 9.7.9.25.1.1). Without an observer, nobody needs to know."""
+    copies (PTX ISA 9.7.9.25.1.1). It is not needed without an observer."""
 
     def __init__(self, wave: Wave):
         self._wave = wave

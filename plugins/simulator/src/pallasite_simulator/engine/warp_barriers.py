@@ -22,7 +22,7 @@ _KEY = "warp barrier"
 class WarpBarriers:
     """The lanes of a wave that wait for others of their warps, which may be at other instructions.
 
-    Unlike other instructions with a member mask, lanes meet here from wherever they are.
+    Unlike other instructions with a member mask, lanes converge here from wherever they are.
     """
 
     def __init__(self, wave: Wave):
@@ -55,9 +55,9 @@ class WarpBarriers:
         masks = self._masks[present]
         rows = self._masks.reshape(-1, WARP)[present // WARP]
         named = masks[:, None] >> np.arange(WARP, dtype=np.uint32) & 1 == 1
-        strangers = (named & (rows != 0) & (rows != masks[:, None])).any(axis=1)
+        mismatched = (named & (rows != 0) & (rows != masks[:, None])).any(axis=1)
         self._require(
-            ~strangers, present, "with another mask than lanes that it names", instruction
+            ~mismatched, present, "with another mask than lanes that it names", instruction
         )
         complete = self._complete()
         late = numbers[~complete[numbers]]

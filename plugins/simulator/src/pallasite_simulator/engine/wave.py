@@ -113,7 +113,7 @@ class Wave:
         self._since: dict[int, int] = {}
         self._yielded: dict[int, Lanes] = {}
         self._parked: dict[Hashable, list[tuple[int, Wait]]] = {}
-        self._meeting: dict[int, Array] = {}
+        self._converging: dict[int, Array] = {}
         self._living: Array | None = None
         self._turn = 0
         self._polled = False
@@ -384,13 +384,13 @@ class Wave:
                 return lanes
         assert active is not None
         if entry.members is not None:
-            met = self._meet(pc, entry, active)
-            if met is not active:
+            converged = self._converge(pc, entry, active)
+            if converged is not active:
                 passed = None if active is lanes else self._without(lanes, active)
-                if met is None:
+                if converged is None:
                     return passed
-                lanes = met if passed is None else self._union(passed, met)
-                active = met
+                lanes = converged if passed is None else self._union(passed, converged)
+                active = converged
         if self.in_flight and not self.in_flight.isdisjoint(entry.registers):
             self._touch(entry, active)
         waits = entry.step(active)
@@ -447,16 +447,17 @@ class Wave:
         self.issued[end] -= warps
         self.clock += end - start
 
-    # Meeting --------------------------------------------------------------------------------------
+    # Convergence
+    # --------------------------------------------------------------------------------------
 
-    def _meet(self, pc: int, entry: Entry, lanes: Lanes) -> Lanes | None:
+    def _converge(self, pc: int, entry: Entry, lanes: Lanes) -> Lanes | None:
         """Those lanes, of these and of those that came before, whose partners are all there."""
         assert entry.members is not None
         members = entry.members(lanes)
-        key = ("meet", pc)
+        key = ("converge", pc)
         if lanes.whole_warps and key not in self._parked and bool((members == 0xFFFFFFFF).all()):
             return lanes
-        masks = self._meeting.setdefault(pc, np.zeros(self.lane_count, np.uint32))
+        masks = self._converging.setdefault(pc, np.zeros(self.lane_count, np.uint32))
         masks[lanes.index] = members
         numbers, bits = lanes.numbers, (np.uint32(1) << (lanes.numbers % WARP).astype(np.uint32))
         outside = (masks[numbers] & bits) == 0
@@ -469,8 +470,8 @@ class Wave:
                 location=entry.instruction.location,
             )
         complete = self.with_partners(masks)
-        met = np.flatnonzero(complete)
-        masks[met] = 0
+        converged = np.flatnonzero(complete)
+        masks[converged] = 0
         missing = ~complete[numbers]
         self._unpark(key, complete)
         if missing.any():
@@ -478,7 +479,7 @@ class Wave:
             self._parked.setdefault(key, []).append(
                 (pc, Wait(late, key, lambda: "other lanes of the warp", again=True))
             )
-        return self.lanes(met) if len(met) else None
+        return self.lanes(converged) if len(converged) else None
 
     def with_partners(self, masks: Array) -> Array:
         """Which lanes have all partners, or partners that have ended, that their member masks name
@@ -510,10 +511,10 @@ class Wave:
         """Completes what the end of other lanes has completed; whether anything was."""
         found = self.barriers.recheck()
         found |= self.warp_barriers.recheck()
-        for pc, masks in self._meeting.items():
+        for pc, masks in self._converging.items():
             if self.with_partners(masks).any():
                 # Executed again, it finds that all partners are there or have ended.
-                key = ("meet", pc)
+                key = ("converge", pc)
                 if key in self._parked:
                     self.wake(key)
                     found = True

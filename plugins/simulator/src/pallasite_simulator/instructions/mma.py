@@ -1,4 +1,4 @@
-"""Matrix products of warps, with the layouts of fragments that PTX defines (PTX ISA 9.7.14.5).
+"""Warp-level MMA, with the layouts of fragments that PTX defines (PTX ISA 9.7.14.5).
 
 Lane ``4 * g + t`` holds parts of the rows ``g`` and ``g + 8`` of A, of the column ``g`` of B and of
 the rows ``g`` and ``g + 8`` of the accumulators. Along K, the 32-bit registers of the lanes

@@ -120,7 +120,7 @@ def update(memory: Array, places: Array, values: Array, what: Update) -> tuple[A
 
 
 def update_unread(memory: Array, places: Array, values: Array, what: Update) -> bool:
-    """As :func:`update`, if nobody needs to know what was there; returns whether it is different
+    """As :func:`update`, if the old value is not needed; returns whether it is different
     now."""
     if what.at is None:
         return update(memory, places, values, what)[1]

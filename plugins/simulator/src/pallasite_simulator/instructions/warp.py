@@ -44,7 +44,7 @@ class Rows:
             self.count = lanes.wave.lane_count // WARP
             self.places = lanes.numbers
 
-    def spread(self, values: Values, missing: Any = 0) -> Array:
+    def scatter(self, values: Values, missing: Any = 0) -> Array:
         """One value for each lane as rows, with ``missing`` for lanes that are not there."""
         if self.places is None:
             row = np.broadcast_to(values, (self.lanes.count,))
@@ -62,7 +62,7 @@ class Rows:
 
     def ballot(self, values: Values) -> Array:
         """The truth values of each warp's lanes, as a word for each warp."""
-        return pack_bits(self.spread(values, False))[:, 0]
+        return pack_bits(self.scatter(values, False))[:, 0]
 
     @property
     def own(self) -> Array:
@@ -121,9 +121,9 @@ def _bind_members(binder: Binder, operand: int) -> Callable[[Lanes], Group]:
         there = present if rows.places is None else rows.collect(present)
         members = masks & there
         if masks.ndim:
-            strangers = members & ~rows.collect(equal_lanes(rows.spread(masks)))
-            if strangers.any():
-                lane = int(lanes.numbers[strangers != 0][0])
+            outside = members & ~rows.collect(equal_lanes(rows.scatter(masks)))
+            if outside.any():
+                lane = int(lanes.numbers[outside != 0][0])
                 raise SimulationError(
                     f"{lanes.wave.thread_name(lane)} executes an instruction with another member"
                     f" mask than lanes that the mask names, in: {instruction.text}",
@@ -160,7 +160,7 @@ def bind_shfl(instruction: Instruction, binder: Binder) -> Step:
             if absent.any():
                 message = "reads from a lane that does not take part in the shuffle"
                 lanes.wave.observer.misuse(lanes.numbers[absent], message, instruction)
-        write(lanes, here.rows.spread(read(lanes)).reshape(-1)[origins])
+        write(lanes, here.rows.scatter(read(lanes)).reshape(-1)[origins])
         if write_predicate is not None:
             write_predicate(lanes, valid.copy())
 
@@ -276,7 +276,7 @@ def bind_match(instruction: Instruction, binder: Binder) -> Step:
 
     def step(lanes: Lanes) -> None:
         here = group(lanes)
-        same = here.rows.collect(equal_lanes(here.rows.spread(read(lanes)))) & here.members
+        same = here.rows.collect(equal_lanes(here.rows.scatter(read(lanes)))) & here.members
         if form["mode"] == "any":
             write(lanes, same)
             return
@@ -323,11 +323,11 @@ def _neutral(operation: str, dtype: np.dtype[Any]) -> int:
 def reduce_members(here: Group, values: Values, operation: str) -> Array:
     """For each lane, the reduction of the members' integers."""
     function, neutral = _REDUCTIONS[operation], _neutral(operation, values.dtype)
-    rows = here.rows.spread(values, neutral)
+    rows = here.rows.scatter(values, neutral)
     if here.whole:
         return here.rows.collect(function.reduce(rows, axis=1, dtype=rows.dtype))
     members = np.broadcast_to(here.members, (here.rows.lanes.count,))
-    bits = here.rows.spread(members)[:, :, None] >> np.arange(WARP, dtype=np.uint32) & 1
+    bits = here.rows.scatter(members)[:, :, None] >> np.arange(WARP, dtype=np.uint32) & 1
     each = np.where(bits != 0, rows[:, None, :], rows.dtype.type(neutral))
     return here.rows.collect(function.reduce(each, axis=2, dtype=rows.dtype))
 

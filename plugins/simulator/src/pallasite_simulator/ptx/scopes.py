@@ -47,7 +47,7 @@ class UniqueNames:
         if count is None:
             self._counts[name] = 0
             return name
-        # Identifiers hold no "#", so that a made name cannot meet a written one.
+        # Identifiers hold no "#", so that a generated name cannot clash with a written one.
         self._counts[name] = count + 1
         return f"{name}#{count + 1}"
 

@@ -46,7 +46,7 @@ class State:
       domains: of the lanes.
       columns: of the engines, in the clocks.
       rows: of the clocks: what happened before.
-      waited, reads_waited: whether somebody has waited for it, or for its reads.
+      waited, reads_waited: whether it has been waited for, or for its reads.
       registers: that it uses until it is waited for.
       in_flight: for each lane of the wave, whether it still uses the registers of the lane.
     """
@@ -205,9 +205,9 @@ class AsyncChecks:
         for part, chosen in self._by_part(offsets, parts):
             self._check_extent(what, chosen, size, state.firsts[part : part + 1])
         if len(state.names) > 1 and _in_pieces(offsets, size):
-            spread = (offsets[:, None] + np.arange(0, size, PIECE)).reshape(-1)
+            offsets_of_pieces = (offsets[:, None] + np.arange(0, size, PIECE)).reshape(-1)
             parts = np.repeat(parts, size // PIECE)
-            self._check_together(operation, state, what, spread, PIECE, parts)
+            self._check_together(operation, state, what, offsets_of_pieces, PIECE, parts)
             return
         for part, chosen in self._by_part(offsets, parts):
             code = entries.encode(0, int(state.domains[part]), int(state.columns[part]))
@@ -323,7 +323,7 @@ class AsyncChecks:
             self.acquired(("mbarrier", place, phase))
 
     def acquired(self, key: Hashable) -> None:
-        """Somebody has waited for a key."""
+        """A key has been waited for."""
         for operation, parts in self._keys.pop(key, ()):
             self._over(operation, parts, reads_only=False)
 

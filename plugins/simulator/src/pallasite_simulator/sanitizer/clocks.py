@@ -296,23 +296,23 @@ class Clocks:
 
     @property
     def crowded(self) -> bool:
-        """Whether it is time to look for rows that nobody needs."""
+        """Whether it is time to look for unused rows."""
         return len(self.generic) - len(self._free) > self._limit
 
     def collect(self, used: Iterable[int]) -> None:
         """Frees all rows but these, and those of other domains that they know."""
-        alive = {NOTHING}
+        live = {NOTHING}
         stack = list(used)
         while stack:
             row = stack.pop()
-            if row not in alive:
-                alive.add(row)
+            if row not in live:
+                live.add(row)
                 stack.extend((self.foreign[row] or {}).values())
         self._joined.clear()
         self._joined_foreign.clear()
         self._made.clear()
         self._published.clear()
-        self._free = [row for row in range(len(self.generic) - 1, 0, -1) if row not in alive]
+        self._free = [row for row in range(len(self.generic) - 1, 0, -1) if row not in live]
         for row in self._free:
             self.foreign[row] = None
-        self._limit = max(_ROWS_BEFORE_COLLECTION, 2 * len(alive))
+        self._limit = max(_ROWS_BEFORE_COLLECTION, 2 * len(live))

@@ -13,8 +13,8 @@ GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers")
 - ``initialized``: reads of shared and local memory, and of registers, that were not written;
 - ``races``: accesses of threads to the same place without an order;
 - ``barriers``: wrong use of barriers;
-- ``async``: accesses that meet an asynchronous operation, missing proxy fences, operations that
-  nobody waits for;
+- ``async``: accesses that race with an asynchronous operation, missing proxy fences, operations
+  that are never waited for;
 - ``registers``: use of registers while a ``wgmma`` is in flight.
 """
 

@@ -48,7 +48,7 @@ class Operation:
     Attributes:
       space: its state space.
       reads, writes: what it does.
-      strong: whether it may meet other strong accesses.
+      strong: whether it may race with other strong accesses.
       instruction: which instruction does it.
       offsets, size, values: as in :class:`Access`; None if they are not known.
     """

@@ -152,8 +152,8 @@ class MemoryChecks:
         self.reporter.simple(
             f"read of uninitialized {access.space} memory",
             access.lanes[positions],
-            f"reads {access.size} bytes at {self.reporter.where(access.space, first)}, which nobody"
-            " has written",
+            f"reads {access.size} bytes at {self.reporter.where(access.space, first)}, which is"
+            " uninitialized",
             access.instruction,
             "write it before",
         )
@@ -406,7 +406,7 @@ class MemoryChecks:
         positions = np.flatnonzero(before == 0)
         offset = _granule(places, int(positions[0])) << places.level
         where = self.reporter.where(operation.space, offset)
-        text = f"reads {where}, which nobody has written"
+        text = f"reads {where}, which is uninitialized"
         hint = "write it before, or load it and wait for the load"
         kind = f"read of uninitialized {operation.space} memory"
         if accessor.lanes is not None:

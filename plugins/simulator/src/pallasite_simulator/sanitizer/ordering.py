@@ -290,7 +290,7 @@ class Ordering:
             numbers, phases, rows = numbers[left], phases[left], rows[left]
 
     def forget(self, key: Hashable) -> None:
-        """Nobody will use the key again."""
+        """The key will not be used again."""
         self._keys.pop(key, None)
 
     # Fences ---------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class Reporter:
                     f"at {place(instruction)}",
                     f"but block {name} may have ended before: no thread of it waited for that",
                 ],
-                "let the blocks of the cluster meet before they end: barrier.cluster.arrive and"
+                "synchronize the blocks of the cluster before they exit: barrier.cluster.arrive and"
                 " barrier.cluster.wait",
                 instruction.location,
             ),

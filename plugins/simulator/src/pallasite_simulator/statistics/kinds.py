@@ -107,12 +107,12 @@ def space_of(instruction: Instruction) -> str:
 
 
 def tensor_work(instruction: Instruction) -> tuple[str, int] | None:
-    """Multiplications and additions that one warp does with a matrix product.
+    """Multiplications and additions of one warp's MMA instruction.
 
     Returns:
       The type of the multiplicands as in a :class:`Chip`'s rates, and the operations; None for an
-      instruction that is no matrix product, or whose size its name does not say. Products with a
-      sparse matrix count as the dense product that they take the time of.
+      instruction that is no MMA, or whose name does not give its shape. Sparse MMA counts as the
+      dense MMA that takes the same time.
     """
     if instruction.opcode not in ("mma", "wmma", "wgmma"):
         return None

@@ -1,4 +1,4 @@
-"""How attention against a cache is cut into tiles and dealt out to blocks."""
+"""How attention against a cache is tiled and distributed over blocks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DecodeConfig:
             _within("blocks", self.blocks, 1, 1 << 16)
         if self.tile not in (64, 128, 192, 256):
             raise InvalidValueError(
-                "tile of a decode configuration does not fit the matrix units",
+                "tile of a decode configuration does not fit the tensor cores",
                 got=self.tile,
                 expected="64, 128, 192 or 256",
             )
@@ -118,7 +118,7 @@ def default_config(head_dim: int, columns: int, itemsize: int) -> DecodeConfig:
 def decode_configs(
     head_dim: int, queries: int, itemsize: int = 2, *, kv_heads: int = 1
 ) -> list[DecodeConfig]:
-    """Configurations that are worth measuring, the default one first.
+    """Candidate configurations, the default one first.
 
     Args:
       head_dim: 64, 128 or 256.

@@ -1,6 +1,6 @@
 """The kernel that reads the cache: one warpgroup fetches, one for each head computes.
 
-The rows of the cache are the left operands of the matrix units, so that few queries waste nothing:
+The rows of the cache are the left operands of the tensor cores, so that few queries waste nothing:
 scores are computed as keys (tile, head_dim) times queries (head_dim, columns), results as
 transposed values (head_dim, tile) times weights (tile, columns), which pass through shared memory.
 A range of tiles that has not all of an item leaves (result, maxima, sums) for ``combine``.

@@ -1,1 +1,1 @@
-"""Matrix products."""
+"""GEMM."""

@@ -28,7 +28,7 @@ def matmul(
     residual: jax.Array | None = None,
     config: MatmulConfig | None = None,
 ) -> jax.Array:
-    """The matrix product ``a @ b`` with what follows it, in one kernel.
+    """The GEMM ``a @ b`` with a fused epilogue.
 
     The result is ``activation((a @ b) * row_scale * column_scale + bias) + residual``; what is not
     given is left out.
@@ -47,7 +47,7 @@ def matmul(
       activation: a function of a float32 array, such as ``jax.nn.relu``; the same function object
         for each call.
       residual: (m, n), of the dtype of the result.
-      config: how to cut the product up; one of :func:`matmul_configs`, say. By default it is chosen
+      config: the tiling; one of :func:`matmul_configs`, say. By default it is chosen
         from the shape, or by measuring if the option ``autotune`` says so (see
         :func:`pallasite.choose`).
 

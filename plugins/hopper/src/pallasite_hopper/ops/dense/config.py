@@ -1,4 +1,4 @@
-"""How a matrix product is cut into tiles, and which cuts are worth trying."""
+"""The tiling of a GEMM, and the candidates for tuning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAXIMUM_STAGES = 12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatmulConfig:
-    """A way of computing a matrix product.
+    """The configuration of a GEMM kernel.
 
     Attributes:
       tile_m, tile_n: extents of the tile of the result that a block computes at a time. Its compute
@@ -40,7 +40,7 @@ class MatmulConfig:
       epilogue_n: columns that are written at a time.
       slots: buffers for them, for each warpgroup.
       swap: computes the transposed product b.T @ a.T (to which all other attributes then refer), so
-        that a result of few rows does not waste the 64 rows of the matrix units.
+        that a result of few rows does not waste the 64 rows of the tensor cores.
       split_k: blocks of a cluster that share the steps of one tile and add up their sums, 1, 2 or
         4, so that few large tiles keep all multiprocessors busy.
     """
@@ -81,7 +81,7 @@ class MatmulConfig:
                 )
         if self.warpgroup_m % 64 or self.warpgroup_n % 8:
             raise InvalidValueError(
-                "a warpgroup's part of the tile does not fit the matrix units",
+                "a warpgroup's part of the tile does not fit the tensor cores",
                 got=f"{self.warpgroup_m} x {self.warpgroup_n}",
                 expected="rows in multiples of 64, columns in multiples of 8",
             )
@@ -120,10 +120,10 @@ class MatmulConfig:
 
 
 FEW_ROWS = 256
-"""Up to so many rows the transposed product is worth considering."""
+"""The largest number of rows of a skinny GEMM, for which the transposed product is considered."""
 
 _EFFICIENCY = {(128, 256): 1.0, (256, 128): 0.98, (128, 128): 0.86, (128, 64): 0.6, (64, 256): 0.7}
-"""Share of the matrix units' best rate that tiles reach, relative to the largest ones."""
+"""Share of the tensor cores' best rate that tiles reach, relative to the largest ones."""
 
 
 def default_config(
@@ -132,7 +132,7 @@ def default_config(
     """The configuration that is used without tuning.
 
     Args:
-      m, n, k: extents of the product.
+      m, n, k: extents of the GEMM.
       size, out_size: bytes of an element of the operands and of the result.
       multiprocessors: of the GPU.
     """
@@ -206,10 +206,10 @@ def _as_deep_as_fits(config: MatmulConfig, size: int, out_size: int) -> MatmulCo
 
 
 def matmul_configs(m: int, n: int, k: int, dtype: Any, out_dtype: Any = None) -> list[MatmulConfig]:
-    """Configurations that are worth measuring for a product, the default one first.
+    """Candidate configurations of a GEMM, the default first.
 
     Args:
-      m, n, k: extents of the product.
+      m, n, k: extents of the GEMM.
       dtype: of the operands.
       out_dtype: of the result; by default ``dtype``.
     """

@@ -1,9 +1,9 @@
 """The kernel: persistent blocks, a warpgroup that fetches, two that compute.
 
-Blocks go through tiles of the result. The memory warpgroup keeps a ring of slots in shared memory
-filled with the next steps along K, of this tile and of those to come; the compute warpgroups each
-keep one product in flight while they wait for the next slot, and write the finished tile through
-shared memory while the next one's operands arrive.
+Blocks go through tiles of the result. The memory warpgroup keeps a circular buffer of stages in
+shared memory filled with the next steps along K, of this tile and of those to come; the compute
+warpgroups each keep one product in flight while they wait for the next slot, and write the finished
+tile through shared memory while the next one's operands arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pallasite_std.api import Epilogue, MatmulProblem
 
 REGISTERS = {1: (40, 216), 2: (40, 232)}
 """Registers of a lane of the memory and of the compute warpgroups, by the number of the latter: the
-255 or 168 that all of them start with, dealt out anew."""
+255 or 168 that all of them start with, reallocated."""
 
 
 def build(

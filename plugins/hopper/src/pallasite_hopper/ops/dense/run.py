@@ -30,7 +30,7 @@ def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array
     """The product; ``extras`` are the operands of the epilogue."""
     problem = call.problem
     if problem.size != 2:
-        # The matrix units read such elements along k only.
+        # The tensor cores read such elements along k only.
         a = a.T if problem.transpose_a else a
         b = b if problem.transpose_b else b.T
         problem = dataclasses.replace(problem, transpose_a=False, transpose_b=True)

@@ -306,7 +306,7 @@ class Tiles:
 
                 self.loop(0, steps, step)
                 if self.always_starts:
-                    # The last step starts scores as well; nobody looks at them.
+                    # The last step starts scores as well; they are unused.
                     load(0, steps * p.group, block.kv_head * p.group, 0)
 
         plgpu.warp_map(fetch_all)

@@ -28,7 +28,7 @@ class AttentionConfig:
       warpgroups: compute warpgroups of a block, 1 to 3; each has 64 rows of the queries.
       block_kv: keys in one step, a multiple of 16 up to 256.
       stages: blocks of keys, and of values, in flight, 2 to 8.
-      ping_pong: whether the warpgroups take turns on the matrix units, so that the softmax of one
+      ping_pong: whether the warpgroups take turns on the tensor cores, so that the softmax of one
         falls into the products of another.
       persistent: whether a block goes through many tiles, so that the next tile's operands arrive
         while one is finished; otherwise every tile is a block of its own.
@@ -65,7 +65,7 @@ class AttentionConfig:
             )
         if self.block_kv % 16:
             raise InvalidValueError(
-                "block_kv does not fit the matrix units",
+                "block_kv does not fit the tensor cores",
                 got=self.block_kv,
                 expected="a multiple of 16",
             )
@@ -99,7 +99,7 @@ def default_config(head_dim: int, causal: bool, q_seq: int) -> AttentionConfig:
     if head_dim == 64:
         config = AttentionConfig(warpgroups=3, stages=4)
     elif head_dim == 128 and causal:
-        # Tiles of many lengths: the hardware deals them out better than a table.
+        # Tiles of many lengths: the hardware schedules them better than a table.
         config = AttentionConfig(persistent=False)
     elif head_dim == 128:
         config = AttentionConfig(ping_pong=False)
@@ -116,7 +116,7 @@ _BLOCKS_KV = {64: (64, 128, 176), 128: (64, 96, 128, 176), 256: (48, 64, 80)}
 def attention_configs(
     head_dim: int, causal: bool, q_seq: int, kv_seq: int | None = None
 ) -> list[AttentionConfig]:
-    """Configurations that are worth measuring, the default one first.
+    """Candidate configurations, the default one first.
 
     Args:
       head_dim: 64, 128 or 256.

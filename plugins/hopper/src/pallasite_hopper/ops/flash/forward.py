@@ -286,13 +286,13 @@ class _Forward:
         if masked:
             scores = self._shown(scores, tile, start, block)
         maxima, shrink, fresh = self._weights(scores, maxima)
-        sums = sums * softmax.spread(shrink, softmax.COLUMNS) + softmax.partial_sums(fresh)
+        sums = sums * softmax.broadcast_rows(shrink, softmax.COLUMNS) + softmax.partial_sums(fresh)
         # The wait also keeps the assembler from moving the next one above the exponentials: it
         # moves nothing across the loop in it.
         plgpu.barrier_wait(s["v_full"].at[following])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
         plgpu.barrier_arrive(s["v_empty"].at[slot])
-        acc[...] = so_far * softmax.spread(shrink, problem.head_dim)
+        acc[...] = so_far * softmax.broadcast_rows(shrink, problem.head_dim)
         return following, maxima, sums, fresh.astype(problem.dtype)
 
     def _capped(self, scores: Any) -> Any:
@@ -341,7 +341,7 @@ class _Forward:
             rows = lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
             empty = empty | (rows >= tile.q_length - start)
         inverse = jnp.where(empty, 0.0, 1 / total)
-        values = (acc * softmax.spread(inverse, problem.head_dim)).astype(problem.dtype)
+        values = (acc * softmax.broadcast_rows(inverse, problem.head_dim)).astype(problem.dtype)
         if config.separate_out:
             staging = self.scratch["out_smem"].at[warpgroup]
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)

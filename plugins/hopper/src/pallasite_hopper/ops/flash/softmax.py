@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallasite_std.api import LOG2_E as LOG2_E
+from pallasite_std.api import broadcast_rows as broadcast_rows
 from pallasite_std.api import cap as cap
 from pallasite_std.api import lowest as lowest
-from pallasite_std.api import spread as spread
 
 COLUMNS = 8
 """Columns for which row sums are kept apart."""
@@ -30,10 +30,10 @@ def exponentials(scores: Any, factor: float, maxima: Any, polynomial: int) -> An
     """
     columns = scores.shape[1]
     if polynomial == 0:
-        return jnp.exp2(scores * factor - spread(maxima, columns))
+        return jnp.exp2(scores * factor - broadcast_rows(maxima, columns))
     parts = []
     for group, start in enumerate(range(0, columns, COLUMNS)):
-        part = scores[:, start : start + COLUMNS] * factor - spread(maxima, COLUMNS)
+        part = scores[:, start : start + COLUMNS] * factor - broadcast_rows(maxima, COLUMNS)
         chosen = group % polynomial == polynomial - 1
         parts.append(exp2_polynomial(part) if chosen else jnp.exp2(part))
     return jnp.concatenate(parts, axis=1)

@@ -107,7 +107,7 @@ class Tiles:
     def table(self) -> np.ndarray[Any, Any] | None:
         """For each cluster (column) how many turns it has, then the numbers of their tiles.
 
-        None where tiles are simply dealt out in turn.
+        None where tiles are assigned round-robin.
         """
         if not self.problem.causal or self.clusters == self.count:
             return None
@@ -154,14 +154,14 @@ class Tiles:
             turns, rest = divmod(self.count, self.clusters)
             total = turns + (cluster < rest).astype(jnp.int32) if rest else turns
 
-            def deal(turn: Any, carry: Any) -> Any:
+            def step(turn: Any, carry: Any) -> Any:
                 return body(self._tile(turn * self.clusters + cluster, lengths), carry)
 
-            return lax.fori_loop(0, total, deal, carry)
+            return lax.fori_loop(0, total, step, carry)
 
         def look_up(turn: Any, carry: Any) -> Any:
             number, carry = carry
-            # The next number is read early, so that nobody waits for it.
+            # The next number is read early, to hide its latency.
             following = table[lax.min(turn + 2, table.shape[0] - 1), cluster]
             return following, body(self._tile(number, lengths), carry)
 

@@ -1,1 +1,1 @@
-"""Matrix products of 16-bit activations with narrow weights."""
+"""Mixed-precision GEMM of 16-bit activations with narrow weights."""

@@ -32,9 +32,9 @@ def mixed_matmul(
     out_dtype: Any = None,
     config: MixedConfig | None = None,
 ) -> jax.Array:
-    """The product of activations with narrow weights, ``a @ (b * scales)``, in one kernel.
+    """Mixed-precision GEMM of activations with narrow weights, ``a @ (b * scales)``, in one kernel.
 
-    Weights are read as they are and converted in registers, so a product with few rows takes as
+    Weights are read as they are and converted in registers, so a skinny GEMM takes as
     long as reading them. Sums are float32. It has no derivatives.
 
     Args:
@@ -48,7 +48,7 @@ def mixed_matmul(
         and weights are multiplied by them before the product, rounded once.
       transpose_b: the weights are given as (n, k).
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
-      config: how to cut the product up; one of :func:`mixed_configs`, say. By default it is chosen
+      config: the tiling; one of :func:`mixed_configs`, say. By default it is chosen
         from the shape, or by measuring if the option ``autotune`` says so (see
         :func:`pallasite.choose`).
 

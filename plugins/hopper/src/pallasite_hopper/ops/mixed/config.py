@@ -1,4 +1,4 @@
-"""How a product with narrow weights is cut into tiles."""
+"""The tiling of a mixed-precision GEMM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TILES_M = (256, 192, 128, 96, 64, 48, 32, 16, 8)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixedConfig:
-    """A way of computing a product with narrow weights.
+    """The configuration of a mixed-precision GEMM kernel.
 
     Attributes:
       tile_m: rows of the result that a block computes at a time, a multiple of 8 up to 256.
@@ -106,7 +106,7 @@ def default_config(
     for as many rows as possible.
 
     Args:
-      m, n, k: extents of the product.
+      m, n, k: extents of the GEMM.
       weight_bits: of one weight.
       out_size: bytes of an element of the result.
       multiprocessors: of the GPU.
@@ -133,10 +133,10 @@ def default_config(
 def mixed_configs(
     m: int, n: int, k: int, weight_bits: int = 8, out_size: int = 2
 ) -> list[MixedConfig]:
-    """Configurations that are worth measuring for a product, the default one first.
+    """Candidate configurations of a GEMM, the default first.
 
     Args:
-      m, n, k: extents of the product.
+      m, n, k: extents of the GEMM.
       weight_bits: of one weight: 8 or 4.
       out_size: bytes of an element of the result.
     """

@@ -1,6 +1,6 @@
 """The kernel: the transposed product, with weights that are converted in registers.
 
-Only the left operand of the matrix units may come from registers, so a block computes tiles of the
+Only the left operand of the tensor cores may come from registers, so a block computes tiles of the
 transposed result, weights (n, k) times activations (k, m). A memory warpgroup keeps a ring of slots
 filled; each of two compute warpgroups reads its rows of the weights, converts them piece by piece,
 and keeps one product in flight meanwhile. Pieces alternate between two sets of registers, since a
@@ -27,7 +27,7 @@ COMPUTE = 2
 """Compute warpgroups."""
 
 MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
-"""Registers of a lane after reallocation: 168 for each of 384 lanes, dealt out anew."""
+"""Registers of a lane after reallocation: 168 for each of 384 lanes, reallocated."""
 
 
 def build(

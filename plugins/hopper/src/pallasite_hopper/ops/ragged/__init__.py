@@ -1,1 +1,1 @@
-"""Matrix products of groups of rows, whose sizes only the GPU knows."""
+"""Grouped (ragged) GEMM, whose group sizes only the GPU knows."""

@@ -50,7 +50,7 @@ def ragged_matmul(
       group_sizes: (groups,), integers whose sum is at most m.
       transpose_b: the matrices are given as (n, k).
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
-      config: how to cut the product up; one of :func:`ragged_configs`, say. By default it is chosen
+      config: the tiling; one of :func:`ragged_configs`, say. By default it is chosen
         from the shape, or by measuring if the option ``autotune`` says so (see
         :func:`pallasite.choose`), with groups of equal sizes. Derivatives choose their own.
 
@@ -91,7 +91,7 @@ def transposed_ragged_matmul(
       b: (m, n), of the same dtype.
       group_sizes: (groups,), integers whose sum is at most m.
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
-      config: how to cut the product up, where tile_m is along k and tile_k along the rows; one of
+      config: the tiling, where tile_m is along k and tile_k along the rows; one of
         ``ragged_configs(k, n)``, say. By default it is chosen from the shape, or by measuring if
         the option ``autotune`` says so, with groups of equal sizes. Derivatives choose their own.
 

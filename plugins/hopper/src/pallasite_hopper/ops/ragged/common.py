@@ -1,4 +1,4 @@
-"""What the kernels of this package share: roles of warpgroups, rings of slots, writing tiles."""
+"""What the kernels of this package share: roles of warpgroups, circular buffers of stages, writing tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPUTE = 2
 """Compute warpgroups."""
 
 MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
-"""Registers of a lane after reallocation: 168 for each of 384 lanes, dealt out anew."""
+"""Registers of a lane after reallocation: 168 for each of 384 lanes, reallocated."""
 
 STAGING = 2
 """Buffers for results of each warpgroup."""
@@ -53,7 +53,7 @@ def roles(memory: Callable[[], None], compute: Callable[[Any], None]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """A ring of slots in shared memory, with the barriers that say which are full and empty."""
+    """A circular buffer of stages in shared memory, with the barriers that say which are full and empty."""
 
     stages: int
     full: Any

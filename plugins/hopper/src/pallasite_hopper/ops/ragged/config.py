@@ -1,4 +1,4 @@
-"""How products of groups of rows are cut into tiles."""
+"""The tiling of grouped (ragged) GEMM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZE = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RaggedConfig:
-    """A way of computing products of groups of rows.
+    """The configuration of a grouped GEMM kernel.
 
     Attributes:
       tile_m, tile_n: extents of the tile of the result that a block computes at a time. Two compute
@@ -101,7 +101,7 @@ def default_config(rows: int, columns: int, out_size: int) -> RaggedConfig:
 
 
 def ragged_configs(rows: int, columns: int, out_size: int = 2) -> list[RaggedConfig]:
-    """Configurations that are worth measuring, the default one first.
+    """Candidate configurations, the default one first.
 
     Args:
       rows: of a group's result; the average where they differ.
