@@ -20,17 +20,17 @@ def over_steps(
     body: Callable[[Any, Any, Any], Any],
     carry: Any,
 ) -> Any:
-    """``carry = body(step, slot, carry)`` for each step, while those to come are fetched.
+    """``carry = body(step, stage, carry)`` for each step, while those to come are fetched.
 
-    A slot is free again when the step after its own begins: products of warps are done when they
+    A stage is free again when the step after its own begins: products of warps are done when they
     return. The barrier before the copy that overwrites it comes from the compiler.
 
     Args:
       steps: how many; a number or a value of the kernel.
-      stages: slots of the ring, of which one less are in flight.
-      loaded: barriers of the slots, of one phase for each use.
-      fetch: ``fetch(step, slot)`` starts the copies into a slot.
-      body: what is done with a slot whose copies have arrived.
+      stages: the number of stages, of which one less are in flight.
+      loaded: barriers of the stages, of one phase for each use.
+      fetch: ``fetch(step, stage)`` starts the copies into a stage.
+      body: what is done with a stage whose copies have arrived.
       carry: what the first step gets.
     """
 
@@ -41,10 +41,10 @@ def over_steps(
     lax.fori_loop(0, ahead, lambda step, _: start(step), None)
 
     def one(step: Any, carry: Any) -> Any:
-        slot = lax.rem(step, stages)
-        plgpu.barrier_wait(loaded.at[slot])
+        stage = lax.rem(step, stages)
+        plgpu.barrier_wait(loaded.at[stage])
         pl.when(step + stages - 1 < steps)(lambda: start(step + stages - 1))
-        return body(step, slot, carry)
+        return body(step, stage, carry)
 
     return lax.fori_loop(0, steps, one, carry)
 

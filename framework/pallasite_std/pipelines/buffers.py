@@ -15,56 +15,58 @@ from pallasite_std.primitives.copies import barrier_expect, copy_gmem_to_smem, c
 class Buffer:
     """One operand with its place in shared memory.
 
-    With one slot the allocation has the shape of the block, otherwise a leading dimension.
+    With one stage the allocation has the shape of the block, otherwise a leading dimension.
     """
 
     block: Block
     gmem_ref: Any
     smem_ref: Any
-    num_slots: int
+    num_stages: int
 
-    def slot(self, slot: Any) -> Any:
-        """The reference that holds the block of one slot."""
+    def stage(self, stage: Any) -> Any:
+        """The reference that holds the block of one stage."""
         if not self.block.in_smem:
             return self.gmem_ref
-        return self.smem_ref if self.num_slots == 1 else self.smem_ref.at[slot]
+        return self.smem_ref if self.num_stages == 1 else self.smem_ref.at[stage]
 
-    def copy_in(self, slot: Any, indices: Sequence[Any], barrier: Any) -> None:
-        """Starts the copy of the block at a position of the grid into a slot.
+    def copy_in(self, stage: Any, indices: Sequence[Any], barrier: Any) -> None:
+        """Starts the copy of the block at a position of the grid into a stage.
 
         It does not arrive on the barrier; see :func:`copy_all_in`.
         """
         axes: Any = self.block.spec.collective_axes or None
         copy_gmem_to_smem(
             self.block.window(self.gmem_ref, indices),
-            self.slot(slot),
+            self.stage(stage),
             barrier,
             collective_axes=axes,
             oob_mode=self.block.spec.oob_fill_mode,
             arrive=False,
         )
 
-    def copy_out(self, slot: Any, indices: Sequence[Any], predicate: Any = None) -> None:
-        """Starts the copy of a slot to the block at a position; the group stays open."""
+    def copy_out(self, stage: Any, indices: Sequence[Any], predicate: Any = None) -> None:
+        """Starts the copy of a stage to the block at a position; the group stays open."""
         copy_smem_to_gmem(
-            self.slot(slot),
+            self.stage(stage),
             self.block.window(self.gmem_ref, indices),
             predicate=predicate,
             commit_group=False,
         )
 
 
-def copy_all_in(buffers: Sequence[Buffer], slot: Any, indices: Sequence[Any], barrier: Any) -> None:
-    """Starts the copies of several operands into a slot, with one arrival for all of them."""
-    barrier_expect(barrier, *(buffer.slot(slot) for buffer in buffers))
+def copy_all_in(
+    buffers: Sequence[Buffer], stage: Any, indices: Sequence[Any], barrier: Any
+) -> None:
+    """Starts the copies of several operands into a stage, with one arrival for all of them."""
+    barrier_expect(barrier, *(buffer.stage(stage) for buffer in buffers))
     for buffer in buffers:
-        buffer.copy_in(slot, indices, barrier)
+        buffer.copy_in(stage, indices, barrier)
 
 
-def allocation(block: Block, gmem_ref: Any, num_slots: int) -> Any:
-    """Describes the shared memory for a block in so many slots; None for one in global memory."""
+def allocation(block: Block, gmem_ref: Any, num_stages: int) -> Any:
+    """Describes the shared memory for a block in so many stages; None for one in global memory."""
     if not block.in_smem:
         return None
-    leading = () if num_slots == 1 else (num_slots,)
+    leading = () if num_stages == 1 else (num_stages,)
     transforms = tuple(batch_transform(t, len(leading)) for t in block.spec.transforms)
     return SMEM((*leading, *block.shape), gmem_ref.dtype, transforms=transforms)

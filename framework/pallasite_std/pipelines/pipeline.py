@@ -1,7 +1,7 @@
 """``emit_pipeline``: a loop over blocks whose copies overlap with its computation.
 
 Inputs come through a circular buffer of stages in shared memory, filled ``max_concurrent_steps``
-steps ahead by TMA copies, each slot with a barrier. An output is kept in its slot for as long as
+steps ahead by TMA copies, each stage with a barrier. An output is kept in its stage for as long as
 its block index stays the same, and is stored when the index changes and after the last step.
 """
 
@@ -46,7 +46,7 @@ def emit_pipeline(
       in_specs, out_specs: one BlockSpec per operand. Dimensions may be None (or ``pl.Squeezed``),
         or ``pl.Element``. With ``memory_space=GMEM`` the body gets the whole array as it is. Blocks
         may leave the array: there inputs are filled with zeros, and outputs are dropped.
-      max_concurrent_steps: how many steps are in flight; so many slots each operand gets.
+      max_concurrent_steps: how many steps are in flight; so many stages each operand gets.
       init_carry: the first value that is carried from step to step.
 
     A spec's ``delay_release`` keeps its blocks untouched for that many further steps; it must be
@@ -83,7 +83,7 @@ def emit_pipeline(
             depth = min(depth, steps.num_steps)
         names = [f"input {i}" for i in range(len(in_specs))]
         names += [f"output {i}" for i in range(len(out_specs))]
-        blocks, slots = [], []
+        blocks, stages = [], []
         for spec, ref, name in zip((*in_specs, *out_specs), gmem_refs, names, strict=True):
             base = as_transformed(ref, name)
             if memory_space_of(_jax.typeof(base.ref)) is not GMEM:
@@ -92,7 +92,7 @@ def emit_pipeline(
                 )
             block = make_block(spec, tuple(base.shape), steps, name)
             blocks.append(block)
-            slots.append(depth if block.varies else 1)
+            stages.append(depth if block.varies else 1)
         num_inputs = len(in_specs)
         inputs = [b for b in blocks[:num_inputs] if b.in_smem]
         # Inputs that are released together arrive together.
@@ -100,7 +100,7 @@ def emit_pipeline(
         constant = any(not b.varies for b in inputs)
 
         def run(smem_refs: Any, stream_barrier: Any, constant_barrier: Any) -> Any:
-            parts = zip(blocks, gmem_refs, smem_refs, slots, strict=True)
+            parts = zip(blocks, gmem_refs, smem_refs, stages, strict=True)
             buffers = [Buffer(*part) for part in parts]
             loop = _Loop(
                 body,
@@ -118,7 +118,7 @@ def emit_pipeline(
             run,
             smem_refs=[
                 allocation(block, ref, n)
-                for block, ref, n in zip(blocks, gmem_refs, slots, strict=True)
+                for block, ref, n in zip(blocks, gmem_refs, stages, strict=True)
             ],
             stream_barrier=Barrier(num_arrivals=arrivals, num_barriers=() if depth == 1 else depth)
             if arrivals
@@ -151,7 +151,7 @@ class _Loop:
         self.constant = [b for b in inputs if b.block.in_smem and not b.block.varies]
         self.stored = [b for b in outputs if b.block.in_smem and b.block.varies]
         self.stored_once = [b for b in outputs if b.block.in_smem and not b.block.varies]
-        # Outputs whose slot moves on only when the block index changes.
+        # Outputs whose stage moves on only when the block index changes.
         self.held = [b for b in self.stored if not b.block.always_changes]
         self.stream_barrier = stream_barrier
         self.constant_barrier = constant_barrier
@@ -179,16 +179,16 @@ class _Loop:
         self.epilogue(first)
         return carry[-1]
 
-    def barrier(self, slot: Any) -> Any:
-        return self.stream_barrier if self.depth == 1 else self.stream_barrier.at[slot]
+    def barrier(self, stage: Any) -> Any:
+        return self.stream_barrier if self.depth == 1 else self.stream_barrier.at[stage]
 
-    def fetch(self, delay: int, slot: Any, position: Sequence[Any]) -> None:
+    def fetch(self, delay: int, stage: Any, position: Sequence[Any]) -> None:
         """Starts the copies of the inputs that have a certain delay."""
         buffers = [b for b in self.streamed if b.block.spec.delay_release == delay]
-        copy_all_in(buffers, slot, position, self.barrier(slot))
+        copy_all_in(buffers, stage, position, self.barrier(stage))
 
     def prologue(self) -> None:
-        """Fills the slots for the first steps."""
+        """Fills the stages for the first steps."""
         for step, delay in itertools.product(range(self.depth), self.delays):
             position = self.steps.position(jnp.int32(0), step, self.steps.start(step))
             fetch = functools.partial(self.fetch, delay, step, position)
@@ -199,18 +199,18 @@ class _Loop:
 
     def step(self, step: Any, carry: Any) -> Any:
         step = int32(step)
-        carried, fetch_carried, held_slots, user_carry = carry
+        carried, fetch_carried, held_stages, user_carry = carry
         steps, depth = self.steps, self.depth
-        slot = jnp.int32(0) if depth == 1 else lax.rem(step, jnp.int32(depth))
+        stage = jnp.int32(0) if depth == 1 else lax.rem(step, jnp.int32(depth))
         position = steps.position(step, 0, carried)
         if self.streamed:
-            barrier_wait(self.barrier(slot))
+            barrier_wait(self.barrier(stage))
         every_step = len(self.stored) > len(self.held)
         if every_step:
             wait_smem_to_gmem(depth - 1, wait_read_only=True)
-        slots_of_held = dict(zip(map(id, self.held), held_slots, strict=True))
+        stages_of_held = dict(zip(map(id, self.held), held_stages, strict=True))
         refs = [
-            buffer.slot(slots_of_held.get(id(buffer), slot))
+            buffer.stage(stages_of_held.get(id(buffer), stage))
             for buffer in (*self.inputs, *self.outputs)
         ]
         extra = () if self.init_carry is None else (user_carry,)
@@ -220,25 +220,25 @@ class _Loop:
         next_carried = steps.advance(carried)
         if self.stored:
             next_position = steps.position(step, 1, next_carried)
-            held_slots = self.store(step, slot, position, next_position, held_slots, every_step)
+            held_stages = self.store(step, stage, position, next_position, held_stages, every_step)
         self.fetch_ahead(step, fetch_carried)
         return (
             next_carried,
             [steps.advance(c) for c in fetch_carried],
-            held_slots,
+            held_stages,
             user_carry,
         )
 
     def store(
         self,
         step: Any,
-        slot: Any,
+        stage: Any,
         position: Sequence[Any],
         next_position: Sequence[Any],
-        held_slots: Sequence[Any],
+        held_stages: Sequence[Any],
         every_step: bool,
     ) -> list[Any]:
-        """Starts the copies of output blocks that are complete; returns the slots of held ones."""
+        """Starts the copies of output blocks that are complete; returns the stages of held ones."""
         is_last = step == int32(self.steps.num_steps) - 1
         done = [
             lax.bitwise_or(is_last, differ(buffer.block, position, next_position))
@@ -247,14 +247,14 @@ class _Loop:
 
         def start() -> None:
             commit_smem()
-            held = iter(zip(held_slots, done, strict=True))
+            held = iter(zip(held_stages, done, strict=True))
             for buffer in self.stored:
                 if buffer.block.always_changes:
-                    buffer.copy_out(slot, position)
+                    buffer.copy_out(stage, position)
                 else:
-                    held_slot, is_done = next(held)
+                    held_stage, is_done = next(held)
                     predicate = is_done if every_step or len(self.held) > 1 else None
-                    buffer.copy_out(held_slot, position, predicate)
+                    buffer.copy_out(held_stage, position, predicate)
             commit_smem_to_gmem_group()
             if not every_step:
                 wait_smem_to_gmem(self.depth - 1, wait_read_only=True)
@@ -264,20 +264,22 @@ class _Loop:
         else:
             lax.cond(functools.reduce(lax.bitwise_or, done), start, lambda: None)
         if self.depth == 1:
-            return list(held_slots)
+            return list(held_stages)
         return [
-            lax.select(is_done, lax.rem(held_slot + 1, jnp.int32(self.depth)), held_slot)
-            for held_slot, is_done in zip(held_slots, done, strict=True)
+            lax.select(is_done, lax.rem(held_stage + 1, jnp.int32(self.depth)), held_stage)
+            for held_stage, is_done in zip(held_stages, done, strict=True)
         ]
 
     def fetch_ahead(self, step: Any, fetch_carried: Sequence[Any]) -> None:
-        """Refills slots whose contents this step (or an earlier one, with a delay) used last."""
+        """Refills stages whose contents this step (or an earlier one, with a delay) used last."""
         steps = self.steps
         for delay, carried in zip(self.delays, fetch_carried, strict=True):
             ahead = self.depth - delay
             target = step + jnp.int32(ahead)
-            slot = jnp.int32(0) if self.depth == 1 else lax.rem(target, jnp.int32(self.depth))
-            fetch = functools.partial(self.fetch, delay, slot, steps.position(step, ahead, carried))
+            stage = jnp.int32(0) if self.depth == 1 else lax.rem(target, jnp.int32(self.depth))
+            fetch = functools.partial(
+                self.fetch, delay, stage, steps.position(step, ahead, carried)
+            )
             if steps.static and steps.num_steps <= ahead:
                 continue
             needed = target < int32(steps.num_steps)

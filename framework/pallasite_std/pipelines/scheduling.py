@@ -21,7 +21,7 @@ from pallasite_std.primitives.cluster_launch import (
     try_cluster_cancel,
 )
 
-SLOTS = 2
+STAGES = 2
 """An answer is read by one thread while another already asks again."""
 
 
@@ -67,40 +67,46 @@ def dynamic_scheduling_loop(
     kind: Any = Barrier
     if axes:
         kind = functools.partial(ClusterBarrier, collective_axes=axes)
-    used = kind(num_arrivals=num_threads, num_barriers=SLOTS)
+    used = kind(num_arrivals=num_threads, num_barriers=STAGES)
 
     def decorator(function: Callable[..., Any]) -> Any:
         def loop(results: Any, answered: Any, read: Any) -> Any:
             def step(carry: Any) -> Any:
-                index, _, number, slot, user_carry = carry
+                index, _, number, stage, user_carry = carry
 
-                pl.when(number >= SLOTS)(lambda: barrier_wait(read.at[slot]))
+                pl.when(number >= STAGES)(lambda: barrier_wait(read.at[stage]))
                 try_cluster_cancel(
-                    results.at[slot], answered.at[slot], collective_axes=(*axes, *threads)
+                    results.at[stage], answered.at[stage], collective_axes=(*axes, *threads)
                 )
                 info = NDLoopInfo(index, number, None)
                 if init_carry is None:
                     function(info)
                 else:
                     user_carry = function(info, carry=user_carry)
-                barrier_wait(answered.at[slot])
-                index, found = query_cluster_cancel(results.at[slot], names)
-                commit_smem()  # The next answer in this slot comes after the reads.
-                barrier_arrive(read.at[slot])
-                return index, found, number + jnp.int32(1), jnp.int32(SLOTS - 1) - slot, user_carry
+                barrier_wait(answered.at[stage])
+                index, found = query_cluster_cancel(results.at[stage], names)
+                commit_smem()  # The next answer in this stage comes after the reads.
+                barrier_arrive(read.at[stage])
+                return (
+                    index,
+                    found,
+                    number + jnp.int32(1),
+                    jnp.int32(STAGES - 1) - stage,
+                    user_carry,
+                )
 
             own = tuple(lax.axis_index(name) for name in names)
             start = (own, jnp.bool_(True), jnp.int32(0), jnp.int32(0), init_carry)
             _, _, count, _, last = lax.while_loop(lambda carry: carry[1], step, start)
 
-            rounds = jnp.minimum(count, jnp.int32(SLOTS))
-            lax.fori_loop(0, rounds, lambda slot, _: barrier_wait(read.at[slot]), None)
+            rounds = jnp.minimum(count, jnp.int32(STAGES))
+            lax.fori_loop(0, rounds, lambda stage, _: barrier_wait(read.at[stage]), None)
             return last
 
         return pl.run_scoped(
             loop,
-            TryClusterCancelResult(SLOTS),
-            Barrier(num_arrivals=num_threads, num_barriers=SLOTS),
+            TryClusterCancelResult(STAGES),
+            Barrier(num_arrivals=num_threads, num_barriers=STAGES),
             used,
             collective_axes=threads,
         )

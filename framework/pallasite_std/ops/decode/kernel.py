@@ -83,20 +83,20 @@ def build(problem: DecodeProblem, tiling: Tiling) -> Callable[..., Any]:
             place = pl.ds(lax.rem(key, problem.page_size), part)
             return pool.at[head, page, place] if problem.heads_first else pool.at[page, place, head]
 
-        def fetch(step: Any, slot: Any) -> None:
+        def fetch(step: Any, stage: Any) -> None:
             for number in range(copies):
                 key = (first + step) * tile + number * part
                 there = pl.ds(number * part, part)
                 for pool, smem in ((k, k_smem), (v, v_smem)):
                     plgpu.copy_gmem_to_smem(
-                        source(pool, key), smem.at[slot, there], loaded.at[slot]
+                        source(pool, key), smem.at[stage, there], loaded.at[stage]
                     )
 
         plgpu.copy_gmem_to_smem(q.at[batch, head, window], q_smem, q_loaded)
         plgpu.barrier_wait(q_loaded)
 
-        def attend(step: Any, slot: Any, carry: Any) -> Any:
-            keys, values = k_smem[slot].T, v_smem[slot]
+        def attend(step: Any, stage: Any, carry: Any) -> Any:
+            keys, values = k_smem[stage].T, v_smem[stage]
             if problem.narrow:
                 keys, values = keys.astype(problem.dtype), values.astype(problem.dtype)
             zero = jnp.zeros((rows, tile), jnp.float32)

@@ -76,15 +76,15 @@ def build(
         m, n = plgpu.planar_snake(lax.axis_index("tile"), (m_tiles, n_tiles), 0, config.group)
         rows, columns = pl.ds(m * tile_m, tile_m), pl.ds(n * tile_n, tile_n)
 
-        def fetch(step: Any, slot: Any) -> None:
+        def fetch(step: Any, stage: Any) -> None:
             depth = pl.ds(step * tile_k, tile_k)
             a_window = a.at[depth, rows] if problem.transpose_a else a.at[rows, depth]
             b_window = b.at[columns, depth] if problem.transpose_b else b.at[depth, columns]
-            plgpu.copy_gmem_to_smem(a_window, a_smem.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(b_window, b_smem.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(a_window, a_smem.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(b_window, b_smem.at[stage], loaded.at[stage])
 
-        def multiply(step: Any, slot: Any, sums: Any) -> Any:
-            left, right = a_smem[slot], b_smem[slot]
+        def multiply(step: Any, stage: Any, sums: Any) -> Any:
+            left, right = a_smem[stage], b_smem[stage]
             left = left.T if problem.transpose_a else left
             right = right.T if problem.transpose_b else right
             if weights:

@@ -91,10 +91,10 @@ def _queries(problem: Problem) -> Callable[..., Any]:
         steps = lax.div(problem.keys_seen(start, tile, lengths) + (tile - 1), tile)
         rows = pl.ds(start, tile)
 
-        def fetch(step: Any, slot: Any) -> None:
+        def fetch(step: Any, stage: Any) -> None:
             keys = pl.ds(step * tile, tile)
-            plgpu.copy_gmem_to_smem(k.at[batch, keys, kv_head], k_smem.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(v.at[batch, keys, kv_head], v_smem.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(k.at[batch, keys, kv_head], k_smem.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(v.at[batch, keys, kv_head], v_smem.at[stage], loaded.at[stage])
 
         plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_smem, q_loaded)
         plgpu.copy_gmem_to_smem(d_out.at[batch, rows, head], d_smem, q_loaded)
@@ -102,14 +102,14 @@ def _queries(problem: Problem) -> Callable[..., Any]:
         delta = deltas[batch, head, rows]
         plgpu.barrier_wait(q_loaded)
 
-        def step(step: Any, slot: Any, acc: Any) -> Any:
+        def step(step: Any, stage: Any, acc: Any) -> Any:
             zero = jnp.zeros((tile, tile), jnp.float32)
-            scores = problem.scores(plgpu.mma(zero, q_smem[...], k_smem[slot].T))
+            scores = problem.scores(plgpu.mma(zero, q_smem[...], k_smem[stage].T))
             shown = problem.masked(scores, start, step * tile, lengths, keys_axis=1)
             weights = jnp.exp2(shown - broadcast_rows(logarithm, tile))
-            d_weights = plgpu.mma(zero, d_smem[...], v_smem[slot].T)
+            d_weights = plgpu.mma(zero, d_smem[...], v_smem[stage].T)
             d_scores = weights * (d_weights - broadcast_rows(delta, tile)) * problem.slope(scores)
-            return plgpu.mma(acc, d_scores.astype(dtype), k_smem[slot])
+            return plgpu.mma(acc, d_scores.astype(dtype), k_smem[stage])
 
         zero = jnp.zeros((tile, head_dim), jnp.float32)
         result = over_steps(steps, STAGES, loaded, fetch, step, zero)
@@ -176,31 +176,31 @@ def _keys(problem: Problem) -> Callable[..., Any]:
             part = lax.div(step, lax.max(tiles, 1))
             return kv_head * problem.group + part, (first + step - part * tiles) * tile
 
-        def fetch(step: Any, slot: Any) -> None:
+        def fetch(step: Any, stage: Any) -> None:
             head, query = place(step)
             queries = pl.ds(query, tile)
-            plgpu.copy_gmem_to_smem(q.at[batch, queries, head], q_smem.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(q.at[batch, queries, head], q_smem.at[stage], loaded.at[stage])
             plgpu.copy_gmem_to_smem(
-                d_out.at[batch, queries, head], d_smem.at[slot], loaded.at[slot]
+                d_out.at[batch, queries, head], d_smem.at[stage], loaded.at[stage]
             )
 
         plgpu.copy_gmem_to_smem(k.at[batch, rows, kv_head], k_smem, k_loaded)
         plgpu.copy_gmem_to_smem(v.at[batch, rows, kv_head], v_smem, k_loaded)
         plgpu.barrier_wait(k_loaded)
 
-        def step(step: Any, slot: Any, carry: Any) -> Any:
+        def step(step: Any, stage: Any, carry: Any) -> Any:
             key_sums, value_sums = carry
             head, query = place(step)
             logarithm = logarithms[batch, head, pl.ds(query, tile)]
             delta = deltas[batch, head, pl.ds(query, tile)]
             zero = jnp.zeros((tile, tile), jnp.float32)
-            scores = problem.scores(plgpu.mma(zero, k_smem[...], q_smem[slot].T))
+            scores = problem.scores(plgpu.mma(zero, k_smem[...], q_smem[stage].T))
             shown = problem.masked(scores, query, start, lengths, keys_axis=0)
             weights = jnp.exp2(shown - _columns(logarithm, tile))
-            value_sums = plgpu.mma(value_sums, weights.astype(dtype), d_smem[slot])
-            d_weights = plgpu.mma(zero, v_smem[...], d_smem[slot].T)
+            value_sums = plgpu.mma(value_sums, weights.astype(dtype), d_smem[stage])
+            d_weights = plgpu.mma(zero, v_smem[...], d_smem[stage].T)
             d_scores = weights * (d_weights - _columns(delta, tile)) * problem.slope(scores)
-            return plgpu.mma(key_sums, d_scores.astype(dtype), q_smem[slot]), value_sums
+            return plgpu.mma(key_sums, d_scores.astype(dtype), q_smem[stage]), value_sums
 
         zero = jnp.zeros((tile, head_dim), jnp.float32)
         steps = tiles * problem.group

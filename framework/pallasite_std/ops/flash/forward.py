@@ -47,19 +47,19 @@ def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callabl
         steps = lax.div(problem.keys_seen(start, block_q, lengths) + (block_kv - 1), block_kv)
         rows = pl.ds(start, block_q)
 
-        def fetch(step: Any, slot: Any) -> None:
+        def fetch(step: Any, stage: Any) -> None:
             keys = pl.ds(step * block_kv, block_kv)
-            plgpu.copy_gmem_to_smem(k.at[batch, keys, kv_head], k_smem.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(v.at[batch, keys, kv_head], v_smem.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(k.at[batch, keys, kv_head], k_smem.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(v.at[batch, keys, kv_head], v_smem.at[stage], loaded.at[stage])
 
         plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_smem, q_loaded)
         plgpu.barrier_wait(q_loaded)
         held = q_smem[...] if head_dim * dtype.itemsize <= IN_REGISTERS else None
 
-        def attend(step: Any, slot: Any, carry: Any) -> Any:
+        def attend(step: Any, stage: Any, carry: Any) -> Any:
             zero = jnp.zeros((block_q, block_kv), jnp.float32)
             queries = q_smem[...] if held is None else held
-            scores = problem.scores(plgpu.mma(zero, queries, k_smem[slot].T))
+            scores = problem.scores(plgpu.mma(zero, queries, k_smem[stage].T))
             key = step * block_kv
             scores = lax.cond(
                 problem.all_seen(start, block_q, key, block_kv, lengths),
@@ -70,7 +70,7 @@ def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callabl
             return softmax.accumulate(
                 carry,
                 scores,
-                lambda acc, weights: plgpu.mma(acc, weights.astype(dtype), v_smem[slot]),
+                lambda acc, weights: plgpu.mma(acc, weights.astype(dtype), v_smem[stage]),
             )
 
         carry = softmax.start(block_q, head_dim)

@@ -58,15 +58,15 @@ def build(problem: Problem, config: MatmulConfig) -> Callable[..., jax.Array]:
         first_column = lax.axis_index("column") * tile_n
         rows, columns = pl.ds(start, tile_m), pl.ds(first_column, tile_n)
 
-        def fetch(step: Any, slot: Any) -> None:
+        def fetch(step: Any, stage: Any) -> None:
             depth = pl.ds(step * tile_k, tile_k)
             window = (columns, depth) if problem.transposed else (depth, columns)
-            plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(b.at[group, *window], b_smem.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(b.at[group, *window], b_smem.at[stage], loaded.at[stage])
 
-        def multiply(step: Any, slot: Any, sums: Any) -> Any:
-            right = b_smem[slot]
-            return plgpu.mma(sums, a_smem[slot], right.T if problem.transposed else right)
+        def multiply(step: Any, stage: Any, sums: Any) -> Any:
+            right = b_smem[stage]
+            return plgpu.mma(sums, a_smem[stage], right.T if problem.transposed else right)
 
         def compute() -> None:
             # Rows after all groups are zero: no steps.
@@ -149,14 +149,14 @@ def build_transposed(problem: Problem, config: MatmulConfig) -> Callable[..., ja
         end = lax.min(start + sizes[group], problem.m)
         rows, columns = pl.ds(first_row, tile_m), pl.ds(first_column, tile_n)
 
-        def fetch(step: Any, slot: Any) -> None:
+        def fetch(step: Any, stage: Any) -> None:
             window = pl.ds(start + step * depth, depth)
-            plgpu.copy_gmem_to_smem(a.at[window, rows], a_smem.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(b.at[window, columns], b_smem.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(a.at[window, rows], a_smem.at[stage], loaded.at[stage])
+            plgpu.copy_gmem_to_smem(b.at[window, columns], b_smem.at[stage], loaded.at[stage])
 
-        def multiply(step: Any, slot: Any, sums: Any) -> Any:
+        def multiply(step: Any, stage: Any, sums: Any) -> Any:
             # Rows of the next group are hidden from both operands: they need not be finite.
-            left, right = a_smem[slot].T, b_smem[slot]
+            left, right = a_smem[stage].T, b_smem[stage]
             rest = end - start - step * depth
             left, right = lax.cond(
                 rest >= depth,

@@ -1,4 +1,4 @@
-"""The compute threads: they wait for the blocks of a step, run the body and release the slots."""
+"""The compute threads: they wait for the blocks of a step, run the body and release the stages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pallasite.plugin.language import checks
 from pallasite_std.pipelines.blocks import int32
 from pallasite_std.pipelines.warp_specialized.outputs import Writer
 from pallasite_std.pipelines.warp_specialized.plan import Plan
-from pallasite_std.pipelines.warp_specialized.slots import (
+from pallasite_std.pipelines.warp_specialized.stages import (
     at,
-    earlier_slot,
+    earlier_stage,
     least,
-    next_slot,
+    next_stage,
     padding,
-    slot_of,
+    stage_of,
 )
 from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait
 
@@ -72,12 +72,12 @@ class _Loop:
         held = self.writer.start()
         fresh = [jnp.bool_(True) for _ in held]
         start = (jnp.int32(0), plan.steps.start(0), held, fresh, user_carry)
-        slot, _, held, _, user_carry = lax.fori_loop(0, num_steps, self.step, start)
-        self.writer.end(self.writer.uses(num_steps, slot, held))
+        stage, _, held, _, user_carry = lax.fori_loop(0, num_steps, self.step, start)
+        self.writer.end(self.writer.uses(num_steps, stage, held))
         return user_carry
 
     def release_rest(self) -> None:
-        """Releases what no step released: blocks with a delay, constant ones, slots without data.
+        """Releases what no step released: blocks with a delay, constant ones, stages without data.
 
         Asynchronous operations may use them until the context of the computation ends.
         """
@@ -85,38 +85,38 @@ class _Loop:
         num_steps = plan.steps.num_steps
         for group, ring in self.groups:
 
-            def release(_: Any, slot: Any, ring: Any = ring) -> Any:
-                barrier_arrive(at(ring, slot, depth))
-                return next_slot(slot, depth)
+            def release(_: Any, stage: Any, ring: Any = ring) -> Any:
+                barrier_arrive(at(ring, stage, depth))
+                return next_stage(stage, depth)
 
             count = least(num_steps, group.delay)
-            lax.fori_loop(0, count, release, slot_of(num_steps - count, depth))
+            lax.fori_loop(0, count, release, stage_of(num_steps - count, depth))
 
-        def skip(_: Any, slot: Any) -> Any:
-            self.wait(slot)
+        def skip(_: Any, stage: Any) -> Any:
+            self.wait(stage)
             for _, ring in self.groups:
-                barrier_arrive(at(ring, slot, depth))
-            return next_slot(slot, depth)
+                barrier_arrive(at(ring, stage, depth))
+            return next_stage(stage, depth)
 
         extra = padding(num_steps, depth, plan.place)
-        lax.fori_loop(0, extra, skip, slot_of(num_steps, depth))
+        lax.fori_loop(0, extra, skip, stage_of(num_steps, depth))
         if plan.constant:
             barrier_arrive(self.memory["constant_free"])
 
     def step(self, step: Any, carry: Any) -> Any:
         """One step of the loop."""
-        slot, carried, held, fresh, user_carry = carry
+        stage, carried, held, fresh, user_carry = carry
         plan, writer = self.plan, self.writer
         position = plan.steps.position(step, 0, carried)
         following = plan.steps.advance(carried)
         configuration = plan.configuration
         if not configuration.manual_produced_barriers:
-            self.wait(slot)
-        uses = writer.uses(step, slot, held)
+            self.wait(stage)
+        uses = writer.uses(step, stage, held)
         arguments = [
-            *plan.input_tree.unflatten([buffer.slot(slot) for buffer in self.buffers]),
+            *plan.input_tree.unflatten([buffer.stage(stage) for buffer in self.buffers]),
             *plan.output_tree.unflatten(writer.begin_step(uses, fresh)),
-            *self.barriers(slot),
+            *self.barriers(stage),
         ]
         if self.has_carry:
             arguments.append(user_carry)
@@ -124,7 +124,7 @@ class _Loop:
         if not self.has_carry:
             user_carry = None
         if not configuration.manual_consumed_barriers:
-            self.release(step, slot)
+            self.release(step, stage)
         done = writer.complete(step, position, plan.steps.position(step, 1, following))
         writer.end_step(uses, done)
         fresh = [
@@ -133,38 +133,38 @@ class _Loop:
             if group.kind == "held"
         ]
         return (
-            next_slot(slot, plan.depth),
+            next_stage(stage, plan.depth),
             following,
             writer.advance(held, done),
             fresh,
             user_carry,
         )
 
-    def wait(self, slot: Any) -> None:
-        """Waits until the blocks of a slot are there."""
+    def wait(self, stage: Any) -> None:
+        """Waits until the blocks of a stage are there."""
         for barrier in self.memory["produced"]:
-            barrier_wait(at(barrier, slot, self.plan.depth))
+            barrier_wait(at(barrier, stage, self.plan.depth))
 
-    def release(self, step: Any, slot: Any) -> None:
+    def release(self, step: Any, stage: Any) -> None:
         """Says that the blocks of this step, or of an earlier one, have been used."""
         depth = self.plan.depth
         for group, ring in self.groups:
             barrier_arrive(
-                at(ring, earlier_slot(slot, group.delay, depth), depth),
+                at(ring, earlier_stage(stage, group.delay, depth), depth),
                 predicate=int32(step) >= jnp.int32(group.delay) if group.delay else None,
             )
 
-    def barriers(self, slot: Any) -> list[Any]:
+    def barriers(self, stage: Any) -> list[Any]:
         """Barriers that the body gets, in the structure of the inputs."""
         plan, depth = self.plan, self.plan.depth
         result: list[Any] = []
         if plan.configuration.manual_produced_barriers:
             rings = zip(plan.streamed, self.memory["produced"], strict=True)
-            result += self.of_inputs({number: at(ring, slot, depth) for number, ring in rings})
+            result += self.of_inputs({number: at(ring, stage, depth) for number, ring in rings})
         if plan.configuration.manual_consumed_barriers:
             result += self.of_inputs(
                 {
-                    group.members[0]: at(ring, earlier_slot(slot, group.delay, depth), depth)
+                    group.members[0]: at(ring, earlier_stage(stage, group.delay, depth), depth)
                     for group, ring in self.groups
                 }
             )

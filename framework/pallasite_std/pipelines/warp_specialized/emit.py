@@ -67,7 +67,7 @@ def emit_pipeline_warp_specialized(
         many further steps, and the last ones until ``compute_context`` returns. ``collective_axes``
         of an input names cluster axes along which all blocks of the cluster need the same data,
         which is then fetched once for all of them.
-      max_concurrent_steps: how many steps are in flight; so many slots each operand gets.
+      max_concurrent_steps: how many steps are in flight; so many stages each operand gets.
       wg_axis: the kernel's ``thread_name``; it has ``num_compute_wgs + 1`` threads.
       num_compute_wgs: how many threads compute.
       pipeline_state: for several pipelines in a row that share their allocations, a

@@ -1,6 +1,6 @@
 """The memory thread: its warps issue the copies, each warp one kind of them.
 
-The warp that waits until a slot is free then starts the copies itself. So nothing is exchanged
+The warp that waits until a stage is free then starts the copies itself. So nothing is exchanged
 between warps, and each barrier is awaited by one warp only.
 """
 
@@ -18,10 +18,10 @@ from pallasite_std.pipelines.buffers import Buffer, copy_all_in
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.pipelines.warp_specialized.outputs import store_outputs
 from pallasite_std.pipelines.warp_specialized.plan import InputGroup, Plan
-from pallasite_std.pipelines.warp_specialized.slots import (
+from pallasite_std.pipelines.warp_specialized.stages import (
     at,
     drain,
-    next_slot,
+    next_stage,
     padding,
     used_before,
     when,
@@ -53,7 +53,7 @@ def run_memory_thread(plan: Plan, memory: Any) -> None:
 
 
 def _fetch_streamed(plan: Plan, memory: Any) -> None:
-    """Fetches the blocks of each step as soon as their slots are free."""
+    """Fetches the blocks of each step as soon as their stages are free."""
     steps, depth, place = plan.steps, plan.depth, plan.place
     num_steps = steps.num_steps
     buffers = plan.input_buffers(memory)
@@ -67,32 +67,32 @@ def _fetch_streamed(plan: Plan, memory: Any) -> None:
             return [(produced[plan.streamed.index(i)], [buffers[i]]) for i in group.members]
         return [(produced[0], [buffers[i] for i in group.members])]
 
-    def wait_for_slot(consumed: Any, step: Any, slot: Any) -> None:
+    def wait_for_stage(consumed: Any, step: Any, stage: Any) -> None:
         in_use = False if fits else used_before(step, depth, place)
-        when(in_use, lambda: barrier_wait(at(consumed, slot, depth)))
+        when(in_use, lambda: barrier_wait(at(consumed, stage, depth)))
 
     def fetch(step: Any, carry: Any) -> Any:
-        slot, carried = carry
+        stage, carried = carry
         position = steps.position(step, 0, carried)
         for group, consumed in groups:
-            wait_for_slot(consumed, step, slot)
+            wait_for_stage(consumed, step, stage)
             for barrier, members in arrivals(group):
-                copy_all_in(members, slot, position, at(barrier, slot, depth))
-        return next_slot(slot, depth), steps.advance(carried)
+                copy_all_in(members, stage, position, at(barrier, stage, depth))
+        return next_stage(stage, depth), steps.advance(carried)
 
-    slot, _ = lax.fori_loop(0, num_steps, fetch, (jnp.int32(0), steps.start(0)))
+    stage, _ = lax.fori_loop(0, num_steps, fetch, (jnp.int32(0), steps.start(0)))
 
-    def skip(extra: Any, slot: Any) -> Any:
-        """Passes a slot on without data."""
+    def skip(extra: Any, stage: Any) -> Any:
+        """Passes a stage on without data."""
         for group, consumed in groups:
-            wait_for_slot(consumed, int32(num_steps) + int32(extra), slot)
+            wait_for_stage(consumed, int32(num_steps) + int32(extra), stage)
             for barrier, _ in arrivals(group):
-                barrier_expect(at(barrier, slot, depth))
-        return next_slot(slot, depth)
+                barrier_expect(at(barrier, stage, depth))
+        return next_stage(stage, depth)
 
-    slot = lax.fori_loop(0, padding(num_steps, depth, place), skip, slot)
+    stage = lax.fori_loop(0, padding(num_steps, depth, place), skip, stage)
     for _, consumed in groups:
-        drain(consumed, num_steps, slot, depth, place)
+        drain(consumed, num_steps, stage, depth, place)
 
 
 def _fetch_constant(plan: Plan, memory: Any) -> None:

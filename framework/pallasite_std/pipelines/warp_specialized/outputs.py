@@ -1,6 +1,6 @@
-"""Outputs: the compute threads write them to slots, a warp of the memory thread stores them.
+"""Outputs: the compute threads write them to stages, a warp of the memory thread stores them.
 
-A slot goes to the storing warp when all compute threads have written it (barrier ``written``) and
+A stage goes to the storing warp when all compute threads have written it (barrier ``written``) and
 comes back when the copy has read it (barrier ``stored``).
 """
 
@@ -15,10 +15,10 @@ from jax import lax
 
 from pallasite_std.pipelines.blocks import differ, int32
 from pallasite_std.pipelines.warp_specialized.plan import OutputGroup, Plan
-from pallasite_std.pipelines.warp_specialized.slots import (
+from pallasite_std.pipelines.warp_specialized.stages import (
     at,
     drain,
-    next_slot,
+    next_stage,
     padding,
     used_before,
     when,
@@ -27,7 +27,7 @@ from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait, comm
 from pallasite_std.primitives.copies import commit_smem_to_gmem_group, wait_smem_to_gmem
 
 type Use = tuple[Any, Any]
-"""A slot of a ring, and how often slots of the ring were used up before."""
+"""A stage of a ring, and how often stages of the ring were used up before."""
 
 
 class _Side:
@@ -49,15 +49,15 @@ class _Side:
         held = [group for group, _, _ in self.groups if group.kind == "held"]
         return [(jnp.int32(0), jnp.int32(0)) for _ in held]
 
-    def uses(self, step: Any, slot: Any, state: Sequence[Use]) -> list[Use]:
-        """For each group, the slot of a step and how many were used up before."""
+    def uses(self, step: Any, stage: Any, state: Sequence[Use]) -> list[Use]:
+        """For each group, the stage of a step and how many were used up before."""
         held = iter(state)
         result: list[Use] = []
         for group, _, _ in self.groups:
             if group.kind == "held":
                 result.append(next(held))
             else:
-                result.append((slot, step) if group.kind == "every" else (0, 0))
+                result.append((stage, step) if group.kind == "every" else (0, 0))
         return result
 
     def complete(self, step: Any, position: Any, next_position: Any) -> list[Any]:
@@ -78,10 +78,10 @@ class _Side:
         held = iter(state)
         for (group, _, _), complete in zip(self.groups, done, strict=True):
             if group.kind == "held":
-                slot, uses = next(held)
-                if group.slots > 1:
-                    slot = lax.select(complete, next_slot(slot, group.slots), slot)
-                result.append((slot, uses + lax.convert_element_type(complete, jnp.int32)))
+                stage, uses = next(held)
+                if group.stages > 1:
+                    stage = lax.select(complete, next_stage(stage, group.stages), stage)
+                result.append((stage, uses + lax.convert_element_type(complete, jnp.int32)))
         return result
 
 
@@ -101,35 +101,35 @@ class Writer(_Side):
     """The side of a compute thread."""
 
     def begin(self) -> None:
-        """Waits for the slots that all steps write to."""
+        """Waits for the stages that all steps write to."""
         for group, _, stored in self.groups:
             if group.kind == "once":
                 in_use = used_before(0, 1, self.plan.place)
                 when(in_use, functools.partial(barrier_wait, stored))
 
     def begin_step(self, uses: Sequence[Use], fresh: Sequence[Any]) -> list[Any]:
-        """Waits until the slots of a step are free; returns the references to the blocks.
+        """Waits until the stages of a step are free; returns the references to the blocks.
 
         ``fresh`` says for each held output whether the step is the first one with its block.
         """
-        slots: dict[int, Any] = {}
+        stages: dict[int, Any] = {}
         of_held = iter(fresh)
-        for (group, _, stored), (slot, count) in zip(self.groups, uses, strict=True):
-            slots |= dict.fromkeys(group.members, slot)
+        for (group, _, stored), (stage, count) in zip(self.groups, uses, strict=True):
+            stages |= dict.fromkeys(group.members, stage)
             if group.kind == "once":
                 continue
-            in_use = used_before(count, group.slots, self.plan.place)
+            in_use = used_before(count, group.stages, self.plan.place)
             if group.kind == "held":
                 is_fresh = next(of_held)
                 in_use = is_fresh if in_use is True else lax.bitwise_and(is_fresh, in_use)
-            when(in_use, functools.partial(barrier_wait, at(stored, slot, group.slots)))
-        return [buffer.slot(slots.get(i, 0)) for i, buffer in enumerate(self.buffers)]
+            when(in_use, functools.partial(barrier_wait, at(stored, stage, group.stages)))
+        return [buffer.stage(stages.get(i, 0)) for i, buffer in enumerate(self.buffers)]
 
     def end_step(self, uses: Sequence[Use], done: Sequence[Any]) -> None:
-        """Hands over the slots that are complete."""
+        """Hands over the stages that are complete."""
         when(_any(done), commit_smem)
-        for (group, written, _), (slot, _), complete in zip(self.groups, uses, done, strict=True):
-            _arrive(at(written, slot, group.slots), complete)
+        for (group, written, _), (stage, _), complete in zip(self.groups, uses, done, strict=True):
+            _arrive(at(written, stage, group.stages), complete)
 
     def end(self, uses: Sequence[Use]) -> None:
         """Hands over what is complete only now, and waits for all stores if nothing follows."""
@@ -139,22 +139,22 @@ class Writer(_Side):
             commit_smem()
         for written, _ in once:
             barrier_arrive(written)
-        for (group, written, stored), (slot, count) in zip(self.groups, uses, strict=True):
+        for (group, written, stored), (stage, count) in zip(self.groups, uses, strict=True):
             if group.kind != "once":
                 skip = functools.partial(self.skip, group, written, stored, count)
-                slot = lax.fori_loop(0, padding(count, group.slots, place), skip, slot)
-                drain(stored, count, slot, group.slots, place)
+                stage = lax.fori_loop(0, padding(count, group.stages, place), skip, stage)
+                drain(stored, count, stage, group.stages, place)
         for _, stored in once:
             when(place.last, functools.partial(barrier_wait, stored))
 
     def skip(
-        self, group: OutputGroup, written: Any, stored: Any, count: Any, extra: Any, slot: Any
+        self, group: OutputGroup, written: Any, stored: Any, count: Any, extra: Any, stage: Any
     ) -> Any:
-        """Passes a slot on without data."""
-        in_use = used_before(int32(count) + int32(extra), group.slots, self.plan.place)
-        when(in_use, functools.partial(barrier_wait, at(stored, slot, group.slots)))
-        barrier_arrive(at(written, slot, group.slots))
-        return next_slot(slot, group.slots)
+        """Passes a stage on without data."""
+        in_use = used_before(int32(count) + int32(extra), group.stages, self.plan.place)
+        when(in_use, functools.partial(barrier_wait, at(stored, stage, group.stages)))
+        barrier_arrive(at(written, stage, group.stages))
+        return next_stage(stage, group.stages)
 
 
 class Store(_Side):
@@ -163,18 +163,18 @@ class Store(_Side):
     def run(self) -> None:
         """Stores each block when it is complete."""
         steps, place = self.plan.steps, self.plan.place
-        # With several slots, a slot is given back only when the next copies have been started.
+        # With several stages, a stage is given back only when the next copies have been started.
         self.lag = 1 if self.plan.depth > 1 else 0
         start = (jnp.int32(0), steps.start(0), self.start(), self.nothing())
-        slot, _, state, before = lax.fori_loop(0, steps.num_steps, self.step, start)
-        uses = self.uses(steps.num_steps, slot, state)
+        stage, _, state, before = lax.fori_loop(0, steps.num_steps, self.step, start)
+        uses = self.uses(steps.num_steps, stage, state)
         first = steps.position(jnp.int32(0), 0, steps.start(0))
         ran = None if steps.static else steps.num_steps > jnp.int32(0)
         for group, written, _ in self.groups:
             if group.kind == "once":
                 self.copy_out(group, written, 0, first, ran)
         commit_smem_to_gmem_group()
-        # The compute threads take the release of all slots for the end of all stores.
+        # The compute threads take the release of all stages for the end of all stores.
         when(place.last, lambda: wait_smem_to_gmem(0))
         if place.last is not True:
             wait_smem_to_gmem(0, wait_read_only=True)
@@ -184,67 +184,67 @@ class Store(_Side):
                 for (group, _, _), pending in zip(self.groups, before, strict=True)
             ]
         )
-        for (group, written, stored), (slot, count) in zip(self.groups, uses, strict=True):
+        for (group, written, stored), (stage, count) in zip(self.groups, uses, strict=True):
             if group.kind != "once":
                 skip = functools.partial(self.skip, group, written, stored)
-                lax.fori_loop(0, padding(count, group.slots, place), skip, slot)
+                lax.fori_loop(0, padding(count, group.stages, place), skip, stage)
 
     def nothing(self) -> list[Any]:
-        """For each group, the slot that is still to be given back, and whether there is one."""
+        """For each group, the stage that is still to be given back, and whether there is one."""
         if not self.lag:
             return [(0, False) for _ in self.groups]
         return [(jnp.int32(0), jnp.bool_(False)) for _ in self.groups]
 
     def step(self, number: Any, carry: Any) -> Any:
         """One step: stores what is complete after it."""
-        slot, carried, state, before = carry
+        stage, carried, state, before = carry
         steps = self.plan.steps
         position = steps.position(number, 0, carried)
         following = steps.advance(carried)
         done = self.complete(number, position, steps.position(number, 1, following))
-        uses = self.uses(number, slot, state)
+        uses = self.uses(number, stage, state)
         some = _any(done)
         store = functools.partial(self.store, position, uses, done, before)
         if some is True:
             before = store()
         elif some is not False:
             before = lax.cond(some, store, lambda: before)
-        return next_slot(slot, self.plan.depth), following, self.advance(state, done), before
+        return next_stage(stage, self.plan.depth), following, self.advance(state, done), before
 
     def store(
         self, position: Any, uses: Sequence[Use], done: Sequence[Any], before: Sequence[Any]
     ) -> list[Any]:
-        """Starts copies, and gives slots back; returns those that are still to be given back."""
-        for (group, written, _), (slot, _), complete in zip(self.groups, uses, done, strict=True):
-            copy_out = functools.partial(self.copy_out, group, written, slot, position)
+        """Starts copies, and gives stages back; returns those that are still to be given back."""
+        for (group, written, _), (stage, _), complete in zip(self.groups, uses, done, strict=True):
+            copy_out = functools.partial(self.copy_out, group, written, stage, position)
             when(complete, copy_out)
         commit_smem_to_gmem_group()
         wait_smem_to_gmem(self.lag, wait_read_only=True)
-        started = [(slot, complete) for (slot, _), complete in zip(uses, done, strict=True)]
+        started = [(stage, complete) for (stage, _), complete in zip(uses, done, strict=True)]
         if not self.lag:
             self.give_back(started)
             return list(before)
         self.give_back(before)
-        return [(int32(slot), jnp.bool_(complete)) for slot, complete in started]
+        return [(int32(stage), jnp.bool_(complete)) for stage, complete in started]
 
     def copy_out(
-        self, group: OutputGroup, written: Any, slot: Any, position: Any, condition: Any = None
+        self, group: OutputGroup, written: Any, stage: Any, position: Any, condition: Any = None
     ) -> None:
         """Starts the copies of a group."""
-        barrier_wait(at(written, slot, group.slots))
+        barrier_wait(at(written, stage, group.stages))
         for number in group.members:
-            self.buffers[number].copy_out(slot, position, condition)
+            self.buffers[number].copy_out(stage, position, condition)
 
-    def give_back(self, slots: Sequence[Any]) -> None:
-        """Tells the compute threads that slots have been read."""
-        for (group, _, stored), (slot, condition) in zip(self.groups, slots, strict=True):
-            _arrive(at(stored, slot, group.slots), condition)
+    def give_back(self, stages: Sequence[Any]) -> None:
+        """Tells the compute threads that stages have been read."""
+        for (group, _, stored), (stage, condition) in zip(self.groups, stages, strict=True):
+            _arrive(at(stored, stage, group.stages), condition)
 
-    def skip(self, group: OutputGroup, written: Any, stored: Any, _: Any, slot: Any) -> Any:
-        """Passes a slot on without data."""
-        barrier_wait(at(written, slot, group.slots))
-        barrier_arrive(at(stored, slot, group.slots))
-        return next_slot(slot, group.slots)
+    def skip(self, group: OutputGroup, written: Any, stored: Any, _: Any, stage: Any) -> Any:
+        """Passes a stage on without data."""
+        barrier_wait(at(written, stage, group.stages))
+        barrier_arrive(at(stored, stage, group.stages))
+        return next_stage(stage, group.stages)
 
 
 def store_outputs(plan: Plan, memory: Any) -> None:

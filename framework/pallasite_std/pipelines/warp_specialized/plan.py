@@ -1,4 +1,4 @@
-"""What a pipeline is made of: blocks, circular buffers of stages, the barriers between its threads."""
+"""What a pipeline is made of: blocks, circular buffers, the barriers between its threads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class InputGroup:
-    """Streamed inputs whose slots are released together.
+    """Streamed inputs whose stages are released together.
 
     Attributes:
       members: their numbers.
@@ -64,12 +64,12 @@ class OutputGroup:
       members: their numbers.
       kind: "every" step; "held" while the block index stays the same, of a single output; "once",
         after the last step.
-      slots: how many slots each of them has.
+      stages: how many stages each of them has.
     """
 
     members: tuple[int, ...]
     kind: str
-    slots: int
+    stages: int
 
 
 def is_spec(tree: Any) -> bool:
@@ -83,7 +83,7 @@ class Plan:
     Attributes:
       place: where it stands in a sequence of pipelines.
       steps: the grid.
-      depth: number of slots of each ring.
+      depth: number of stages of each ring.
       inputs, outputs: the blocks of each operand, flat.
       streamed, constant: numbers of the inputs that are fetched for each step, and once.
       input_groups: streamed inputs by when they are released.
@@ -197,11 +197,11 @@ class Plan:
         readers = configuration.num_compute_wgs
         return {
             "inputs": [
-                allocation(block, refs[i], self.input_slots(i))
+                allocation(block, refs[i], self.input_stages(i))
                 for i, block in enumerate(self.inputs)
             ],
             "outputs": [
-                allocation(block, ref, self.output_slots(i))
+                allocation(block, ref, self.output_stages(i))
                 for i, (block, ref) in enumerate(zip(self.outputs, self.output_refs, strict=True))
             ],
             "produced": produced,
@@ -210,8 +210,8 @@ class Plan:
             "constant_free": _barrier(readers, 1, self.shared_axes(self.constant))
             if self.constant
             else None,
-            "written": [_barrier(readers, group.slots) for group in self.output_groups],
-            "stored": [_barrier(1, group.slots) for group in self.output_groups],
+            "written": [_barrier(readers, group.stages) for group in self.output_groups],
+            "stored": [_barrier(1, group.stages) for group in self.output_groups],
             "ready": ClusterBarrier(collective_axes=shared) if scoped and shared else None,
         }
 
@@ -242,23 +242,23 @@ class Plan:
 
     # Operands in their memory -----------------------------------------------------------------
 
-    def input_slots(self, number: int) -> int:
-        """How many slots an input has."""
+    def input_stages(self, number: int) -> int:
+        """How many stages an input has."""
         return self.depth if number in self.streamed else 1
 
-    def output_slots(self, number: int) -> int:
-        """How many slots an output has."""
+    def output_stages(self, number: int) -> int:
+        """How many stages an output has."""
         return self.depth if self.outputs[number].varies else 1
 
     def input_buffers(self, memory: Any) -> list[Buffer]:
         """The inputs in their memory."""
         parts = zip(self.inputs, self.input_refs, memory["inputs"], strict=True)
-        return [Buffer(*part, self.input_slots(i)) for i, part in enumerate(parts)]
+        return [Buffer(*part, self.input_stages(i)) for i, part in enumerate(parts)]
 
     def output_buffers(self, memory: Any) -> list[Buffer]:
         """The outputs in their memory."""
         parts = zip(self.outputs, self.output_refs, memory["outputs"], strict=True)
-        return [Buffer(*part, self.output_slots(i)) for i, part in enumerate(parts)]
+        return [Buffer(*part, self.output_stages(i)) for i, part in enumerate(parts)]
 
 
 def _names(axes: Any) -> tuple[Any, ...]:

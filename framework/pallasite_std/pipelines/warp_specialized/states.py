@@ -16,11 +16,11 @@ from pallasite.plugin.language import checks
 class PipelinePipeline(enum.IntEnum):
     """Position of one pipeline in a sequence that runs without draining in between."""
 
-    #: The first: all slots are free.
+    #: The first: all stages are free.
     START = 0
-    #: In the middle: it fills slots as soon as the pipeline before it has used them.
+    #: In the middle: it fills stages as soon as the pipeline before it has used them.
     STEADY = 1
-    #: The last: it waits until all slots are free again.
+    #: The last: it waits until all stages are free again.
     STOP = 2
     #: First and last at once, for a sequence of one.
     SINGLE = 3
@@ -31,10 +31,10 @@ class Place:
     """What a state says: booleans, or boolean scalars that the kernel computes.
 
     Attributes:
-      first: whether all slots are free at the beginning.
-      last: whether all slots have to be free at the end.
+      first: whether all stages are free at the beginning.
+      last: whether all stages have to be free at the end.
       in_sequence: whether other pipelines may come before or after, so that each one has to begin
-        and end at the first slot.
+        and end at the first stage.
     """
 
     first: Any

@@ -175,8 +175,8 @@ class _Decode:
 
         pl.when(warpgroup < self.config.heads)(compute)
 
-    def _next(self, slot: Any) -> Any:
-        following = slot + 1
+    def _next(self, stage: Any) -> Any:
+        following = stage + 1
         return lax.select(following == self.config.slots, jnp.int32(0), following)
 
     # The memory warpgroup -------------------------------------------------------------------------
@@ -192,37 +192,37 @@ class _Decode:
         count: Any,
         carry: Any,
     ) -> Any:
-        """Starts the copies of an item; ``carry``: slot, slots filled and items so far."""
-        slot, filled, items = carry
+        """Starts the copies of an item; ``carry``: stage, slots filled and items so far."""
+        stage, filled, items = carry
         self._fetch_queries(q, item, items)
 
         def step(index: Any, carry: Any) -> Any:
-            slot, filled = carry
+            stage, filled = carry
             tile = first + index
             starts = self._rows(pages, item, tile)
-            self._load(k, item, starts, slot, filled)
-            following = self._next(slot)
+            self._load(k, item, starts, stage, filled)
+            following = self._next(stage)
             self._load(v, item, starts, following, filled + 1)
             return self._next(following), filled + 2
 
-        slot, filled = lax.fori_loop(0, count, step, (slot, filled))
-        return slot, filled, items + 1
+        stage, filled = lax.fori_loop(0, count, step, (stage, filled))
+        return stage, filled, items + 1
 
     def _fetch_queries(self, q: Any, item: Item, items: Any) -> None:
         s, problem = self.scratch, self.problem
-        slot = lax.rem(items, _QUERY_SLOTS)
+        stage = lax.rem(items, _QUERY_SLOTS)
 
-        pl.when(items >= _QUERY_SLOTS)(lambda: plgpu.barrier_wait(s["q_empty"].at[slot]))
+        pl.when(items >= _QUERY_SLOTS)(lambda: plgpu.barrier_wait(s["q_empty"].at[stage]))
 
         rows = problem.lane_heads
-        plgpu.barrier_expect(s["q_full"].at[slot], s["q_smem"].at[slot])
+        plgpu.barrier_expect(s["q_full"].at[stage], s["q_smem"].at[stage])
         for head in range(self.config.heads):
             for token in range(problem.lane_tokens):
                 matrix = matrix_of(problem, item, item.head + head, token)
                 plgpu.copy_gmem_to_smem(
                     q.at[matrix, pl.ds(item.group_start, rows)],
-                    s["q_smem"].at[slot, head, pl.ds(token * rows, rows)],
-                    s["q_full"].at[slot],
+                    s["q_smem"].at[stage, head, pl.ds(token * rows, rows)],
+                    s["q_full"].at[stage],
                     arrive=False,
                 )
 
@@ -244,12 +244,12 @@ class _Decode:
             found.append(jnp.where(row < item.length, place, beyond))
         return found
 
-    def _load(self, source: Any, item: Item, starts: list[Any], slot: Any, filled: Any) -> None:
+    def _load(self, source: Any, item: Item, starts: list[Any], stage: Any, filled: Any) -> None:
         s, config = self.scratch, self.config
-        full, destination = s["full"].at[slot], s["ring"].at[slot]
+        full, destination = s["full"].at[stage], s["ring"].at[stage]
 
         # The first time round the slots are free.
-        pl.when(filled >= config.slots)(lambda: plgpu.barrier_wait(s["empty"].at[slot]))
+        pl.when(filled >= config.slots)(lambda: plgpu.barrier_wait(s["empty"].at[stage]))
 
         plgpu.barrier_expect(full, destination)
         for part, start in enumerate(starts):
@@ -287,9 +287,9 @@ class _Decode:
         warpgroup: Any,
         block: Any,
     ) -> Any:
-        """One item, or a part of it; ``carry``: slot and items so far."""
+        """One item, or a part of it; ``carry``: stage and items so far."""
         problem, s = self.problem, self.scratch
-        slot, items = carry
+        stage, items = carry
         queries = lax.rem(items, _QUERY_SLOTS)
         plgpu.barrier_wait(s["q_full"].at[queries])
 
@@ -305,7 +305,7 @@ class _Decode:
                 lambda index, carry: self._step(
                     acc, item, first + index, queries, warpgroup, k_scale, carry
                 ),
-                (slot, maxima, sums),
+                (stage, maxima, sums),
             )
             plgpu.barrier_arrive(s["q_empty"].at[queries])
             values = plgpu.wgmma_accumulator_load(acc, wait_n=0)
@@ -331,8 +331,8 @@ class _Decode:
 
             return slot_after
 
-        slot = pl.run_scoped(scope, plgpu.ACC((problem.head_dim, problem.columns), jnp.float32))
-        return slot, items + 1
+        stage = pl.run_scoped(scope, plgpu.ACC((problem.head_dim, problem.columns), jnp.float32))
+        return stage, items + 1
 
     def _scales_of(self, head: Any) -> tuple[Any, Any]:
         if self.scales is None:

@@ -2,8 +2,8 @@
 
 Blocks go through tiles of the result. The memory warpgroup keeps a circular buffer of stages in
 shared memory filled with the next steps along K, of this tile and of those to come; the compute
-warpgroups each keep one product in flight while they wait for the next slot, and write the finished
-tile through shared memory while the next one's operands arrive.
+warpgroups each keep one product in flight while they wait for the next stage, and write the
+finished tile through shared memory while the next one's operands arrive.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class _Loop:
         first = lax.axis_index("part") * steps
         return first, jnp.clip(self.k_steps - first, 1, steps)
 
-    def _next(self, slot: Any) -> Any:
-        following = slot + 1
+    def _next(self, stage: Any) -> Any:
+        following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
 
     # The memory warpgroup -----------------------------------------------------------------------
@@ -192,24 +192,24 @@ class _Loop:
             rows, columns = pl.ds(m, config.tile_m), pl.ds(n, config.tile_n)
 
             def step(index: Any, carry: Any) -> Any:
-                slot, filled = carry
+                stage, filled = carry
 
-                # The first time round the slots are free.
+                # The first time round the stages are free.
                 lax.cond(
                     filled >= config.stages,
-                    lambda: plgpu.barrier_wait(empty.at[slot]),
+                    lambda: plgpu.barrier_wait(empty.at[stage]),
                     lambda: None,
                 )
                 depth = pl.ds(index * config.tile_k, config.tile_k)
                 a_window = a.at[depth, rows] if problem.transpose_a else a.at[rows, depth]
                 b_window = b.at[columns, depth] if problem.transpose_b else b.at[depth, columns]
                 plgpu.copy_gmem_to_smem(
-                    a_window, a_smem.at[slot], full.at[slot], collective_axes=share_a
+                    a_window, a_smem.at[stage], full.at[stage], collective_axes=share_a
                 )
                 plgpu.copy_gmem_to_smem(
-                    b_window, b_smem.at[slot], full.at[slot], collective_axes=share_b
+                    b_window, b_smem.at[stage], full.at[stage], collective_axes=share_b
                 )
-                return self._next(slot), filled + 1
+                return self._next(stage), filled + 1
 
             first, steps = self._part_of_k()
             return lax.fori_loop(first, first + steps, step, carry)
@@ -232,26 +232,26 @@ class _Loop:
         row = warpgroup * wm if config.split == "m" else jnp.int32(0)
         column = warpgroup * wn if config.split == "n" else jnp.int32(0)
 
-        def left(slot: Any) -> Any:
+        def left(stage: Any) -> Any:
             rows = pl.ds(row, wm)
             if problem.transpose_a:
-                return plgpu.transpose_ref(a_smem.at[slot, :, rows], (1, 0))
-            return a_smem.at[slot, rows]
+                return plgpu.transpose_ref(a_smem.at[stage, :, rows], (1, 0))
+            return a_smem.at[stage, rows]
 
-        def right(slot: Any) -> Any:
+        def right(stage: Any) -> Any:
             columns = pl.ds(column, wn)
             if problem.transpose_b:
-                return plgpu.transpose_ref(b_smem.at[slot, columns], (1, 0))
-            return b_smem.at[slot, :, columns]
+                return plgpu.transpose_ref(b_smem.at[stage, columns], (1, 0))
+            return b_smem.at[stage, :, columns]
 
-        def release(slot: Any) -> None:
+        def release(stage: Any) -> None:
             # Few rows: the sooner memory is asked for more, the better. Else products set the pace.
-            plgpu.barrier_arrive(empty.at[slot], by="lanes" if config.swap else "warps")
+            plgpu.barrier_arrive(empty.at[stage], by="lanes" if config.swap else "warps")
 
-        def tile(m: Any, n: Any, slot: Any) -> Any:
+        def tile(m: Any, n: Any, stage: Any) -> Any:
             def scope(acc: Any) -> Any:
-                plgpu.barrier_wait(full.at[slot])
-                plgpu.wgmma(acc, left(slot), right(slot), accumulate=False)
+                plgpu.barrier_wait(full.at[stage])
+                plgpu.wgmma(acc, left(stage), right(stage), accumulate=False)
 
                 def step(_: Any, previous: Any) -> Any:
                     current = self._next(previous)
@@ -262,7 +262,7 @@ class _Loop:
                     return current
 
                 _, steps = self._part_of_k()
-                last = lax.fori_loop(1, steps, step, slot)
+                last = lax.fori_loop(1, steps, step, stage)
                 sums = acc[...]
                 release(last)
                 write(sums, m + row, n + column)
@@ -324,14 +324,14 @@ class _Loop:
         height, width = config.warpgroup_m, config.epilogue_n
         for part in range(sums.shape[1] // width):
             rows, columns = pl.ds(m, height), pl.ds(n + part * width, width)
-            slot = part % config.slots
-            staging = out_smem.at[warpgroup, slot]
+            stage = part % config.slots
+            staging = out_smem.at[warpgroup, stage]
             view = plgpu.transpose_ref(staging, (1, 0)) if config.swap else staging
             window = (columns, rows) if config.swap else (rows, columns)
             plgpu.wait_smem_to_gmem(config.slots - 1, wait_read_only=True)
             residual = None
             if self.epilogue.residual:
-                barrier = residual_full.at[warpgroup * config.slots + slot]
+                barrier = residual_full.at[warpgroup * config.slots + stage]
                 plgpu.copy_gmem_to_smem(operands[-1].at[window], staging, barrier)
                 plgpu.barrier_wait(barrier)
                 residual = view[...]

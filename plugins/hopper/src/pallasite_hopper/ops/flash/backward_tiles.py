@@ -274,18 +274,18 @@ class Tiles:
                 ("q", q_g, c.q_stages, s["log_s"]),
                 ("do", do_g, c.d_out_stages, s["delta_s"]),
             )[kind]
-            slot = lax.rem(number, jnp.int32(stages))
-            full = s[f"{name}_full"].at[slot]
+            stage = lax.rem(number, jnp.int32(stages))
+            full = s[f"{name}_full"].at[stage]
             queries = pl.ds(tile * c.block_q, c.block_q)
 
             @when(number >= stages)
             def _() -> None:
-                plgpu.barrier_wait(s[f"{name}_empty"].at[slot])
+                plgpu.barrier_wait(s[f"{name}_empty"].at[stage])
 
             rows = source.at[block.batch, queries, head]
-            plgpu.copy_gmem_to_smem(rows, s[f"{name}_s"].at[slot], full)
+            plgpu.copy_gmem_to_smem(rows, s[f"{name}_s"].at[stage], full)
             numbers = stats_g.at[block.batch, head, kind, queries]
-            plgpu.copy_gmem_to_smem(numbers, line.at[slot, 0 : c.block_q], full)
+            plgpu.copy_gmem_to_smem(numbers, line.at[stage, 0 : c.block_q], full)
 
         def fetch_all(warp: Any) -> None:
             @when((warp == 0) & (self.always_starts | (steps > 0)))

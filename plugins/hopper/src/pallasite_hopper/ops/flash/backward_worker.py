@@ -92,19 +92,19 @@ class Worker:
         """An accumulator for scores."""
         return plgpu.ACC((ROWS, self.queries), jnp.float32)
 
-    def q_slot(self, number: Any) -> Any:
+    def q_stage(self, number: Any) -> Any:
         """Where the queries of a step are."""
         return lax.rem(number, jnp.int32(self.config.q_stages))
 
-    def d_out_slot(self, number: Any) -> Any:
+    def d_out_stage(self, number: Any) -> Any:
         """Where the gradient of the output for a step is."""
         return lax.rem(number, jnp.int32(self.config.d_out_stages))
 
     def start_scores(self, number: Any, scores: Any) -> None:
         """Starts the product of keys and queries."""
-        slot = self.q_slot(number)
-        plgpu.barrier_wait(self.s["q_full"].at[slot])
-        queries = self.s["q_s"].at[slot, pl.ds(self.first_query, self.queries)]
+        stage = self.q_stage(number)
+        plgpu.barrier_wait(self.s["q_full"].at[stage])
+        queries = self.s["q_s"].at[stage, pl.ds(self.first_query, self.queries)]
         keys = self.s["k_s"].at[self.rows]
         plgpu.wgmma(scores, keys, plgpu.transpose_ref(queries, (1, 0)), accumulate=False)
 
@@ -128,11 +128,11 @@ class Worker:
     def score_gradients(self, step: _Step, dv: Any, scores: Any, dp: Any) -> Any:
         """The gradients of the scores; starts the product for the values."""
         c, p, s = self.config, self.problem, self.s
-        do_slot = self.d_out_slot(step.number)
-        do_s = s["do_s"].at[do_slot]
+        do_stage = self.d_out_stage(step.number)
+        do_s = s["do_s"].at[do_stage]
         if not self.tiles.always_starts:
             self.start_scores(step.number, scores)
-        plgpu.barrier_wait(s["do_full"].at[do_slot])
+        plgpu.barrier_wait(s["do_full"].at[do_stage])
         d_out = plgpu.transpose_ref(do_s, (1, 0))
         plgpu.wgmma(dp, s["v_s"].at[self.rows], d_out, accumulate=False)
         waits = None if self.tiles.always_starts else 1
@@ -150,10 +150,10 @@ class Worker:
             plgpu.wgmma(dv, rounded, do_s)
         return ds
 
-    def of_queries(self, ref: Any, slot: Any) -> Any:
+    def of_queries(self, ref: Any, stage: Any) -> Any:
         """One number for each query that the warpgroup has scores of, as a matrix."""
         window = pl.ds(self.first_query, self.queries)
-        return jnp.broadcast_to(ref[slot, window][None, :], (ROWS, self.queries))
+        return jnp.broadcast_to(ref[stage, window][None, :], (ROWS, self.queries))
 
     def probabilities(self, step: _Step, scores: Any, waits: int | None) -> tuple[Any, Any]:
         """Probabilities, and by which factor the soft cap changes their gradients, if there is one.
@@ -162,10 +162,10 @@ class Worker:
         """
         c, p, s = self.config, self.problem, self.s
         x = plgpu.wgmma_accumulator_load(scores, wait_n=waits)
-        logs = self.of_queries(s["log_s"], self.q_slot(step.number))
+        logs = self.of_queries(s["log_s"], self.q_stage(step.number))
         if c.ahead == "dk":
             # The last product of the step before is over too.
-            before = self.q_slot(step.number + (c.q_stages - 1))
+            before = self.q_stage(step.number + (c.q_stages - 1))
             plgpu.barrier_arrive(s["q_empty"].at[before], predicate=step.number > 0)
         slope = None
         if p.soft_cap is None:
@@ -181,7 +181,7 @@ class Worker:
 
     def scaled(self, step: _Step, dp: Any, probabilities: Any, slope: Any) -> Any:
         """The gradients of the scores from those of the probabilities."""
-        delta = self.of_queries(self.s["delta_s"], self.d_out_slot(step.number))
+        delta = self.of_queries(self.s["delta_s"], self.d_out_stage(step.number))
         ds = (dp - delta) * probabilities
         return (ds if slope is None else ds * slope).astype(self.problem.dtype)
 
@@ -204,7 +204,7 @@ class Worker:
     def gradients(self, step: _Step, dk: Any, ds: Any, dq: Any, scores: Any) -> None:
         """The products with the gradients of the scores."""
         c, s = self.config, self.s
-        q_slot, do_slot = self.q_slot(step.number), self.d_out_slot(step.number)
+        q_stage, do_stage = self.q_stage(step.number), self.d_out_stage(step.number)
         ds_s = s["ds_s"].at[lax.rem(step.number, jnp.int32(c.ds_stages))]
         if c.ds_stages == 1:
 
@@ -217,11 +217,11 @@ class Worker:
         plgpu.barrier_arrive(s["ds_full"])
         plgpu.barrier_wait(s["ds_full"])
         plgpu.wgmma(dq, *self.dq_operands(ds_s), accumulate=False)
-        plgpu.wgmma(dk, ds, s["q_s"].at[q_slot])
+        plgpu.wgmma(dk, ds, s["q_s"].at[q_stage])
         # The sums of the step before have left shared memory.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         sums = plgpu.wgmma_accumulator_load(dq, wait_n=1)
-        plgpu.barrier_arrive(s["do_empty"].at[do_slot])
+        plgpu.barrier_arrive(s["do_empty"].at[do_stage])
         if c.ds_stages == 1:
             plgpu.barrier_arrive(s["ds_empty"])
         self.add_dq(step, sums)
@@ -231,7 +231,7 @@ class Worker:
             # Scores that were started have to be waited for in the same pass through the loop:
             # ptxas does not follow what is read in the next one.
             plgpu.wgmma_wait(0)
-            plgpu.barrier_arrive(s["q_empty"].at[q_slot])
+            plgpu.barrier_arrive(s["q_empty"].at[q_stage])
 
     def add_dq(self, step: _Step, sums: Any) -> None:
         """Adds this warpgroup's part of the gradient of the queries to the sums."""
@@ -321,10 +321,10 @@ class SharedKeysWorker(Worker):
     def share_scores(self, step: _Step, scores: Any, dp: Any) -> None:
         """Probabilities and gradients of the scores, of this warpgroup's queries."""
         p, s = self.problem, self.s
-        do_slot = self.d_out_slot(step.number)
+        do_stage = self.d_out_stage(step.number)
         self.start_scores(step.number, scores)
-        plgpu.barrier_wait(s["do_full"].at[do_slot])
-        d_out = s["do_s"].at[do_slot, pl.ds(self.first_query, self.queries)]
+        plgpu.barrier_wait(s["do_full"].at[do_stage])
+        d_out = s["do_s"].at[do_stage, pl.ds(self.first_query, self.queries)]
         plgpu.wgmma(dp, s["v_s"], plgpu.transpose_ref(d_out, (1, 0)), accumulate=False)
         probabilities, slope = self.probabilities(step, scores, 1)
         ds = self.scaled(step, plgpu.wgmma_accumulator_load(dp, wait_n=0), probabilities, slope)
@@ -343,19 +343,19 @@ class SharedKeysWorker(Worker):
     def products(self, step: _Step, dk: Any, dv: Any, dq: Any) -> None:
         """This warpgroup's dimensions of the gradients."""
         s = self.s
-        q_slot, do_slot = self.q_slot(step.number), self.d_out_slot(step.number)
+        q_stage, do_stage = self.q_stage(step.number), self.d_out_stage(step.number)
         ds_s = s["ds_s"].at[0]
         left = plgpu.transpose_ref(ds_s, (1, 0))
         plgpu.wgmma(dq, left, s["k_s"].at[:, self.dims], accumulate=False)
-        plgpu.wgmma(dv, s["p_s"], s["do_s"].at[do_slot, :, self.dims])
-        plgpu.wgmma(dk, ds_s, s["q_s"].at[q_slot, :, self.dims])
+        plgpu.wgmma(dv, s["p_s"], s["do_s"].at[do_stage, :, self.dims])
+        plgpu.wgmma(dk, ds_s, s["q_s"].at[q_stage, :, self.dims])
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         self.add_dq(step, plgpu.wgmma_accumulator_load(dq, wait_n=2))
         plgpu.wgmma_wait(1)
-        plgpu.barrier_arrive(s["do_empty"].at[do_slot])
+        plgpu.barrier_arrive(s["do_empty"].at[do_stage])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(s["ds_empty"])
-        plgpu.barrier_arrive(s["q_empty"].at[q_slot])
+        plgpu.barrier_arrive(s["q_empty"].at[q_stage])
 
     def finish_windows(self) -> tuple[Any, Any]:
         """Where this warpgroup's gradients go, in shared and in global memory."""

@@ -80,7 +80,7 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
 
 
 def _released(config: AttentionConfig) -> Any:
-    """Barriers on which the readers of slots arrive: those of all blocks that fill them."""
+    """Barriers on which the readers of stages arrive: those of all blocks that fill them."""
     arrivals = {"num_arrivals": config.warpgroups, "num_barriers": config.stages}
     if config.cluster == 1:
         return plgpu.Barrier(**arrivals)
@@ -133,7 +133,7 @@ class _Forward:
                     scratch["turn"].at[0], predicate=warpgroup == self.config.warpgroups - 1
                 )
             self.tiles.each(
-                lambda tile, slot: self._compute(out, lse, tile, slot, warpgroup),
+                lambda tile, stage: self._compute(out, lse, tile, stage, warpgroup),
                 jnp.int32(0),
                 lengths,
                 table,
@@ -143,31 +143,31 @@ class _Forward:
         pl.when(warpgroup == self.config.warpgroups)(fetch_all)
         pl.when(warpgroup < self.config.warpgroups)(compute_all)
 
-    def _next(self, slot: Any) -> Any:
-        following = slot + 1
+    def _next(self, stage: Any) -> Any:
+        following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
 
     # The memory warpgroup -----------------------------------------------------------------------
 
     def _fetch(self, q: Any, k: Any, v: Any, tile: Tile, carry: Any) -> Any:
-        """Starts all copies of a tile; ``carry``: slot, blocks so far, whether it is the first."""
+        """Starts all copies of a tile; ``carry``: stage, blocks so far, whether it is the first."""
         s, config = self.scratch, self.config
-        slot, filled, first = carry
+        stage, filled, first = carry
 
-        def load(source: Any, kind: str, block: Any, slot: Any, filled: Any) -> None:
-            # The first time round the slots are free.
-            _wait_if(filled >= config.stages, s[f"{kind}_empty"].at[slot])
+        def load(source: Any, kind: str, block: Any, stage: Any, filled: Any) -> None:
+            # The first time round the stages are free.
+            _wait_if(filled >= config.stages, s[f"{kind}_empty"].at[stage])
             rows = pl.ds(block * config.block_kv, config.block_kv)
             plgpu.copy_gmem_to_smem(
                 source.at[tile.batch, rows, tile.kv_head],
-                s[f"{kind}_smem"].at[slot],
-                s[f"{kind}_full"].at[slot],
+                s[f"{kind}_smem"].at[stage],
+                s[f"{kind}_full"].at[stage],
                 collective_axes="cluster" if config.cluster > 1 else None,
             )
 
         # Not a Python number, so that the window may leave the array.
         last = jnp.int32(tile.blocks) - 1
-        load(k, "k", last, slot, filled)
+        load(k, "k", last, stage, filled)
         for part in range(config.warpgroups):
             _wait_if(jnp.logical_not(first), s["q_empty"].at[part])
             rows = pl.ds(tile.start + part * ROWS, ROWS)
@@ -176,20 +176,20 @@ class _Forward:
             )
 
         def step(index: Any, carry: Any) -> Any:
-            slot, filled = carry
-            following = self._next(slot)
+            stage, filled = carry
+            following = self._next(stage)
             load(k, "k", last - index, following, filled + 1)
-            load(v, "v", last - index + 1, slot, filled)
+            load(v, "v", last - index + 1, stage, filled)
             return following, filled + 1
 
-        slot, filled = lax.fori_loop(1, tile.blocks, step, (slot, filled))
-        load(v, "v", jnp.int32(0), slot, filled)
-        return self._next(slot), filled + 1, jnp.bool_(False)
+        stage, filled = lax.fori_loop(1, tile.blocks, step, (stage, filled))
+        load(v, "v", jnp.int32(0), stage, filled)
+        return self._next(stage), filled + 1, jnp.bool_(False)
 
     # The compute warpgroups ---------------------------------------------------------------------
 
-    def _compute(self, out: Any, lse: Any, tile: Tile, slot: Any, warpgroup: Any) -> Any:
-        """One tile; returns the slot of the next one's first block."""
+    def _compute(self, out: Any, lse: Any, tile: Tile, stage: Any, warpgroup: Any) -> Any:
+        """One tile; returns the stage of the next one's first block."""
         problem, config = self.problem, self.config
         start = tile.start + warpgroup * ROWS
         last = tile.blocks - 1
@@ -197,12 +197,12 @@ class _Forward:
 
         def scope(acc: Any) -> Any:
             plgpu.barrier_wait(self.scratch["q_full"].at[warpgroup])
-            scores = self._first_scores(slot, warpgroup)
+            scores = self._first_scores(stage, warpgroup)
             maxima = jnp.full((ROWS,), self.lowest, jnp.float32)
             scores = self._shown(self._capped(scores), tile, start, last)
             maxima, _, weights = self._weights(scores, maxima)
-            plgpu.barrier_wait(self.scratch["v_full"].at[slot])
-            carry = (slot, maxima, softmax.partial_sums(weights), weights.astype(problem.dtype))
+            plgpu.barrier_wait(self.scratch["v_full"].at[stage])
+            carry = (stage, maxima, softmax.partial_sums(weights), weights.astype(problem.dtype))
             acc[...] = jnp.zeros((ROWS, problem.head_dim), jnp.float32)
 
             def step(masked: bool) -> Callable[[Any, Any], Any]:
@@ -248,20 +248,20 @@ class _Forward:
             )
             plgpu.barrier_arrive(self.scratch["turn"].at[following])
 
-    def _start_scores(self, scores: Any, slot: Any, warpgroup: Any) -> None:
-        keys = plgpu.transpose_ref(self.scratch["k_smem"].at[slot], (1, 0))
+    def _start_scores(self, scores: Any, stage: Any, warpgroup: Any) -> None:
+        keys = plgpu.transpose_ref(self.scratch["k_smem"].at[stage], (1, 0))
         plgpu.wgmma(scores, self.scratch["q_smem"].at[warpgroup], keys, accumulate=False)
 
-    def _first_scores(self, slot: Any, warpgroup: Any) -> Any:
+    def _first_scores(self, stage: Any, warpgroup: Any) -> Any:
         def scope(scores: Any) -> Any:
-            plgpu.barrier_wait(self.scratch["k_full"].at[slot])
+            plgpu.barrier_wait(self.scratch["k_full"].at[stage])
             self._wait_turn(warpgroup)
-            self._start_scores(scores, slot, warpgroup)
+            self._start_scores(scores, stage, warpgroup)
             self._pass_turn(warpgroup)
             return plgpu.wgmma_accumulator_load(scores, wait_n=0)
 
         result = pl.run_scoped(scope, plgpu.ACC((ROWS, self.config.block_kv), jnp.float32))
-        plgpu.barrier_arrive(self.scratch["k_empty"].at[slot])
+        plgpu.barrier_arrive(self.scratch["k_empty"].at[stage])
         return result
 
     def _step(
@@ -269,14 +269,14 @@ class _Forward:
     ) -> Any:
         """The scores of one block of keys, and meanwhile the values of the block before."""
         s, config, problem = self.scratch, self.config, self.problem
-        slot, maxima, sums, weights = carry
-        following = self._next(slot)
+        stage, maxima, sums, weights = carry
+        following = self._next(stage)
 
         def scope(scores: Any) -> Any:
             plgpu.barrier_wait(s["k_full"].at[following])
             self._wait_turn(warpgroup)
             self._start_scores(scores, following, warpgroup)
-            plgpu.wgmma(acc, weights, s["v_smem"].at[slot])
+            plgpu.wgmma(acc, weights, s["v_smem"].at[stage])
             self._pass_turn(warpgroup)
             return plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
@@ -291,7 +291,7 @@ class _Forward:
         # moves nothing across the loop in it.
         plgpu.barrier_wait(s["v_full"].at[following])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
-        plgpu.barrier_arrive(s["v_empty"].at[slot])
+        plgpu.barrier_arrive(s["v_empty"].at[stage])
         acc[...] = so_far * softmax.broadcast_rows(shrink, problem.head_dim)
         return following, maxima, sums, fresh.astype(problem.dtype)
 

@@ -1,10 +1,10 @@
 """The kernel: the transposed product, with weights that are converted in registers.
 
 Only the left operand of the tensor cores may come from registers, so a block computes tiles of the
-transposed result, weights (n, k) times activations (k, m). A memory warpgroup keeps a ring of slots
-filled; each of two compute warpgroups reads its rows of the weights, converts them piece by piece,
-and keeps one product in flight meanwhile. Pieces alternate between two sets of registers, since a
-product reads its own until it is done.
+transposed result, weights (n, k) times activations (k, m). A memory warpgroup keeps a circular
+buffer of stages filled; each of two compute warpgroups reads its rows of the weights, converts them
+piece by piece, and keeps one product in flight meanwhile. Pieces alternate between two sets of
+registers, since a product reads its own until it is done.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class _Loop:
         start = lax.axis_index("part") * self.steps
         return start, jnp.clip(self.k_steps - start, 1, self.steps)
 
-    def _next(self, slot: Any) -> Any:
-        following = slot + 1
+    def _next(self, stage: Any) -> Any:
+        following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
 
     # The memory warpgroup -------------------------------------------------------------------------
@@ -180,27 +180,27 @@ class _Loop:
             start, steps = self._range()
 
             def step(index: Any, carry: Any) -> Any:
-                slot, filled = carry
+                stage, filled = carry
 
-                # The first time round the slots are free.
-                pl.when(filled >= config.stages)(lambda: plgpu.barrier_wait(empty.at[slot]))
+                # The first time round the stages are free.
+                pl.when(filled >= config.stages)(lambda: plgpu.barrier_wait(empty.at[stage]))
 
                 first = (start + index) * config.tile_k
                 depth = pl.ds(first, config.tile_k)
                 window = w.at[columns, depth] if problem.transposed else w.at[depth, columns]
-                plgpu.copy_gmem_to_smem(window, w_smem.at[slot], full.at[slot])
+                plgpu.copy_gmem_to_smem(window, w_smem.at[stage], full.at[stage])
                 plgpu.copy_gmem_to_smem(
                     a.at[rows, depth],
-                    a_smem.at[slot],
-                    full.at[slot],
+                    a_smem.at[stage],
+                    full.at[stage],
                     collective_axes="side" if config.cluster > 1 else None,
                 )
                 if problem.group:
                     groups = pl.ds(lax.div(first, problem.group), self.scale_rows)
                     plgpu.copy_gmem_to_smem(
-                        scales[0].at[groups, columns], scale_smem.at[slot], full.at[slot]
+                        scales[0].at[groups, columns], scale_smem.at[stage], full.at[stage]
                     )
-                return self._next(slot), filled + 1
+                return self._next(stage), filled + 1
 
             return lax.fori_loop(0, steps, step, carry)
 
@@ -222,30 +222,30 @@ class _Loop:
         half = config.tile_n // COMPUTE
         rows = pl.ds(warpgroup * half, half)
 
-        def loaded(slot: Any) -> Any:
+        def loaded(stage: Any) -> Any:
             """A warpgroup's weights of one step; all loads are issued at once."""
-            window = w_smem.at[slot, rows] if problem.transposed else w_smem.at[slot, :, rows]
+            window = w_smem.at[stage, rows] if problem.transposed else w_smem.at[stage, :, rows]
             if not problem.transposed:
                 window = plgpu.transpose_ref(window, (1, 0))
             return window[...]
 
-        def multiply(acc: Any, weights: Any, slot: Any, piece: int, accumulate: bool) -> None:
+        def multiply(acc: Any, weights: Any, stage: Any, piece: int, accumulate: bool) -> None:
             start = piece * self.depth
             left = weights[:, start : start + self.depth].astype(problem.dtype)
             if problem.group:
-                factors = scale_smem[slot, start // problem.group % self.scale_rows, rows]
+                factors = scale_smem[stage, start // problem.group % self.scale_rows, rows]
                 left = left * lax.broadcast_in_dim(factors, left.shape, (0,))
-            right = plgpu.transpose_ref(a_smem.at[slot, :, pl.ds(start, self.depth)], (1, 0))
+            right = plgpu.transpose_ref(a_smem.at[stage, :, pl.ds(start, self.depth)], (1, 0))
             plgpu.wgmma(acc, left, right, accumulate=accumulate)
 
-        def tile(m: Any, n: Any, slot: Any) -> Any:
+        def tile(m: Any, n: Any, stage: Any) -> Any:
             _, steps = self._range()
 
             def scope(acc: Any) -> Any:
-                plgpu.barrier_wait(full.at[slot])
-                weights = loaded(slot)
+                plgpu.barrier_wait(full.at[stage])
+                weights = loaded(stage)
                 for piece in range(config.pieces):
-                    multiply(acc, weights, slot, piece, accumulate=piece > 0)
+                    multiply(acc, weights, stage, piece, accumulate=piece > 0)
                     if piece:
                         plgpu.wgmma_wait(1)
 
@@ -260,7 +260,7 @@ class _Loop:
                             plgpu.barrier_arrive(empty.at[previous])
                     return current
 
-                last = lax.fori_loop(1, steps, step, slot)
+                last = lax.fori_loop(1, steps, step, stage)
                 sums = acc[...]
                 plgpu.barrier_arrive(empty.at[last])
                 finish(sums, m, n + warpgroup * half)

@@ -1,4 +1,4 @@
-"""What the kernels of this package share: roles of warpgroups, circular buffers of stages, writing tiles."""
+"""What the kernels share: roles of warpgroups, circular buffers of stages, epilogues."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ def roles(memory: Callable[[], None], compute: Callable[[Any], None]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slots:
-    """A circular buffer of stages in shared memory, with the barriers that say which are full and empty."""
+class Stages:
+    """A circular buffer of stages in shared memory, with their full and empty barriers."""
 
     stages: int
     full: Any
     empty: Any
 
-    def next(self, slot: Any) -> Any:
-        """The slot after another one."""
-        following = slot + 1
+    def next(self, stage: Any) -> Any:
+        """The stage after another one."""
+        following = stage + 1
         return lax.select(following == self.stages, jnp.int32(0), following)
 
-    def wait_empty(self, slot: Any, filled: Any) -> None:
-        """Waits until a slot is free; ``filled`` counts those that were filled before."""
-        # The first time round the slots are free.
-        pl.when(filled >= self.stages)(lambda: plgpu.barrier_wait(self.empty.at[slot]))
+    def wait_empty(self, stage: Any, filled: Any) -> None:
+        """Waits until a stage is free; ``filled`` counts those that were filled before."""
+        # The first time round the stages are free.
+        pl.when(filled >= self.stages)(lambda: plgpu.barrier_wait(self.empty.at[stage]))
 
 
 def staging(config: RaggedConfig, dtype: Any) -> Any:

@@ -25,7 +25,7 @@ from pallasite_hopper.ops.ragged.common import (
     COMPUTE,
     PARAMS,
     STAGING,
-    Slots,
+    Stages,
     roles,
     staging,
     write,
@@ -64,7 +64,7 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
 
     scratch = {
         "left_smem": plgpu.SMEM((config.stages, config.tile_m, config.tile_k), problem.dtype),
-        # A step of fewer columns lies at the beginning of its slot, in tiles of its own.
+        # A step of fewer columns lies at the beginning of its stage, in tiles of its own.
         "right_smem": plgpu.RefUnion(*map(right, loop.widths)),
         "out_smem": staging(config, problem.out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
@@ -135,11 +135,11 @@ class _Loop:
         empty: Any,
     ) -> None:
         """The kernel's body."""
-        slots = Slots(self.config.stages, full, empty)
+        stages = Stages(self.config.stages, full, empty)
         roles(
-            lambda: self._fetch(left, right, sizes, left_smem, right_smem, slots),
+            lambda: self._fetch(left, right, sizes, left_smem, right_smem, stages),
             lambda warpgroup: self._compute(
-                warpgroup, sizes, out, left_smem, right_smem, out_smem, slots
+                warpgroup, sizes, out, left_smem, right_smem, out_smem, stages
             ),
         )
 
@@ -245,7 +245,7 @@ class _Loop:
     # The memory warpgroup -------------------------------------------------------------------------
 
     def _fetch(
-        self, left: Any, right: Any, sizes: Any, left_smem: Any, right_smem: Any, slots: Slots
+        self, left: Any, right: Any, sizes: Any, left_smem: Any, right_smem: Any, stages: Stages
     ) -> None:
         config = self.config
 
@@ -254,17 +254,17 @@ class _Loop:
             own = right.at[place.group]
 
             def step(index: Any, carry: Any) -> Any:
-                slot, filled = carry
-                slots.wait_empty(slot, filled)
+                stage, filled = carry
+                stages.wait_empty(stage, filled)
                 depth = pl.ds(index * config.tile_k, config.tile_k)
                 window = (
                     own.at[columns, depth] if self.problem.transposed else own.at[depth, columns]
                 )
-                full = slots.full.at[slot]
-                plgpu.copy_gmem_to_smem(left.at[rows, depth], left_smem.at[slot], full)
-                destination = right_smem[self.widths.index(place.width)].at[slot, 0]
+                full = stages.full.at[stage]
+                plgpu.copy_gmem_to_smem(left.at[rows, depth], left_smem.at[stage], full)
+                destination = right_smem[self.widths.index(place.width)].at[stage, 0]
                 plgpu.copy_gmem_to_smem(window, destination, full)
-                return slots.next(slot), filled + 1
+                return stages.next(stage), filled + 1
 
             return lax.fori_loop(0, self.k_steps, step, carry)
 
@@ -280,7 +280,7 @@ class _Loop:
         left_smem: Any,
         right_smem: Any,
         out_smem: Any,
-        slots: Slots,
+        stages: Stages,
     ) -> None:
         config, problem = self.config, self.problem
         wm = config.warpgroup_m
@@ -288,42 +288,42 @@ class _Loop:
         column = warpgroup * config.warpgroup_n if config.split == "n" else jnp.int32(0)
         buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
 
-        def multiply(acc: Any, slot: Any, member: int, wn: int, accumulate: bool = True) -> None:
+        def multiply(acc: Any, stage: Any, member: int, wn: int, accumulate: bool = True) -> None:
             columns = pl.ds(column, wn)
             if problem.transposed:
-                right = plgpu.transpose_ref(right_smem[member].at[slot, 0, columns], (1, 0))
+                right = plgpu.transpose_ref(right_smem[member].at[stage, 0, columns], (1, 0))
             else:
-                right = right_smem[member].at[slot, 0, :, columns]
-            plgpu.wgmma(acc, left_smem.at[slot, pl.ds(row, wm)], right, accumulate=accumulate)
+                right = right_smem[member].at[stage, 0, :, columns]
+            plgpu.wgmma(acc, left_smem.at[stage, pl.ds(row, wm)], right, accumulate=accumulate)
 
         def window(first_row: Any, first_column: Any) -> Callable[..., Any]:
             return lambda part, columns, start, rows: out.at[
                 pl.ds(first_row + start, rows), pl.ds(first_column + part, columns)
             ]
 
-        def tile(place: _Tile, slot: Any) -> Any:
+        def tile(place: _Tile, stage: Any) -> Any:
             member = self.widths.index(place.width)
             wn = place.width // 2 if config.split == "n" else place.width
 
             def scope(acc: Any) -> Any:
-                plgpu.barrier_wait(slots.full.at[slot])
-                multiply(acc, slot, member, wn, accumulate=False)
+                plgpu.barrier_wait(stages.full.at[stage])
+                multiply(acc, stage, member, wn, accumulate=False)
 
                 def step(_: Any, previous: Any) -> Any:
-                    current = slots.next(previous)
-                    plgpu.barrier_wait(slots.full.at[current])
+                    current = stages.next(previous)
+                    plgpu.barrier_wait(stages.full.at[current])
                     multiply(acc, current, member, wn)
                     plgpu.wgmma_wait(1)
-                    plgpu.barrier_arrive(slots.empty.at[previous], by="warps")
+                    plgpu.barrier_arrive(stages.empty.at[previous], by="warps")
                     return current
 
-                last = lax.fori_loop(1, self.k_steps, step, slot)
+                last = lax.fori_loop(1, self.k_steps, step, stage)
                 sums = acc[...]
-                plgpu.barrier_arrive(slots.empty.at[last], by="warps")
+                plgpu.barrier_arrive(stages.empty.at[last], by="warps")
                 destination = window(place.row + row, place.column + column)
                 rows = jnp.clip(place.rows - row, 0, wm)
                 write(sums, buffers, destination, config, rows)
-                return slots.next(last)
+                return stages.next(last)
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
 

@@ -22,7 +22,7 @@ from pallasite_hopper.ops.ragged.common import (
     COMPUTE,
     PARAMS,
     STAGING,
-    Slots,
+    Stages,
     roles,
     staging,
     write,
@@ -134,11 +134,11 @@ class _Loop:
         cut: Any,
     ) -> None:
         """The kernel's body."""
-        slots = Slots(self.config.stages, full, empty)
+        stages = Stages(self.config.stages, full, empty)
         roles(
-            lambda: self._fetch(left, right, sizes, left_smem, right_smem, slots),
+            lambda: self._fetch(left, right, sizes, left_smem, right_smem, stages),
             lambda warpgroup: self._compute(
-                warpgroup, sizes, out, left_smem, right_smem, out_smem, slots, cut
+                warpgroup, sizes, out, left_smem, right_smem, out_smem, stages, cut
             ),
         )
 
@@ -170,23 +170,23 @@ class _Loop:
     # The memory warpgroup -------------------------------------------------------------------------
 
     def _fetch(
-        self, left: Any, right: Any, sizes: Any, left_smem: Any, right_smem: Any, slots: Slots
+        self, left: Any, right: Any, sizes: Any, left_smem: Any, right_smem: Any, stages: Stages
     ) -> None:
         config = self.config
 
         def tile(place: _Tile, carry: Any) -> Any:
             def step(index: Any, carry: Any) -> Any:
-                slot, filled = carry
-                slots.wait_empty(slot, filled)
+                stage, filled = carry
+                stages.wait_empty(stage, filled)
                 rows = pl.ds(place.start + index * config.tile_k, config.tile_k)
-                full = slots.full.at[slot]
+                full = stages.full.at[stage]
                 for source, first, matrix in (
-                    (left, place.row, left_smem.at[slot]),
-                    (right, place.column, right_smem.at[slot]),
+                    (left, place.row, left_smem.at[stage]),
+                    (right, place.column, right_smem.at[stage]),
                 ):
                     window = source.at[rows, pl.ds(first, matrix.shape[1])]
                     plgpu.copy_gmem_to_smem(window, matrix, full)
-                return slots.next(slot), filled + 1
+                return stages.next(stage), filled + 1
 
             return lax.fori_loop(0, place.steps, step, carry)
 
@@ -202,7 +202,7 @@ class _Loop:
         left_smem: Any,
         right_smem: Any,
         out_smem: Any,
-        slots: Slots,
+        stages: Stages,
         cut: Any,
     ) -> None:
         config = self.config
@@ -211,10 +211,10 @@ class _Loop:
         column = warpgroup * wn if config.split == "n" else jnp.int32(0)
         buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
 
-        def clear(slot: Any, limit: Any) -> None:
+        def clear(stage: Any, limit: Any) -> None:
             """Zeros from the row ``limit`` on; the warpgroups take turns at the strips."""
             for ref in (left_smem, right_smem):
-                matrix, count = ref.at[slot], ref.shape[2] // _STRIP
+                matrix, count = ref.at[stage], ref.shape[2] // _STRIP
                 for first in range(0, count - 1, COMPUTE):
                     _clear(matrix, first + warpgroup, limit)
                 if count % COMPUTE:
@@ -224,25 +224,25 @@ class _Loop:
             plgpu.barrier_arrive(cut)
             plgpu.barrier_wait(cut)
 
-        def multiply(acc: Any, slot: Any) -> None:
-            left = plgpu.transpose_ref(left_smem.at[slot, :, pl.ds(row, wm)], (1, 0))
-            plgpu.wgmma(acc, left, right_smem.at[slot, :, pl.ds(column, wn)])
+        def multiply(acc: Any, stage: Any) -> None:
+            left = plgpu.transpose_ref(left_smem.at[stage, :, pl.ds(row, wm)], (1, 0))
+            plgpu.wgmma(acc, left, right_smem.at[stage, :, pl.ds(column, wn)])
 
-        def tile(place: _Tile, slot: Any) -> Any:
+        def tile(place: _Tile, stage: Any) -> Any:
             def scope(acc: Any) -> Any:
                 def step(index: Any, state: Any) -> Any:
                     previous, current = state
-                    plgpu.barrier_wait(slots.full.at[current])
+                    plgpu.barrier_wait(stages.full.at[current])
                     limit = place.size - index * config.tile_k
                     pl.when(limit < config.tile_k)(lambda: clear(current, limit))
                     multiply(acc, current)
                     plgpu.wgmma_wait(1)
-                    pl.when(index > 0)(lambda: plgpu.barrier_arrive(slots.empty.at[previous]))
-                    return current, slots.next(current)
+                    pl.when(index > 0)(lambda: plgpu.barrier_arrive(stages.empty.at[previous]))
+                    return current, stages.next(current)
 
-                last, following = lax.fori_loop(0, place.steps, step, (slot, slot))
+                last, following = lax.fori_loop(0, place.steps, step, (stage, stage))
                 sums = acc[...]
-                pl.when(place.steps > 0)(lambda: plgpu.barrier_arrive(slots.empty.at[last]))
+                pl.when(place.steps > 0)(lambda: plgpu.barrier_arrive(stages.empty.at[last]))
                 result = out.at[place.group]
 
                 def destination(part: int, columns: int, start: Any, rows: int) -> Any:

@@ -1,4 +1,4 @@
-"""Rings of slots: counting through them, waiting for them, and bringing them back to the start."""
+"""Rings of stages: counting through them, waiting for them, and bringing them back to the start."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pallasite_std.pipelines.warp_specialized.states import Place
 from pallasite_std.primitives.barriers import barrier_wait
 
 
-def next_slot(slot: Any, depth: int) -> Any:
-    """The slot after ``slot`` in a ring of ``depth`` slots."""
+def next_stage(stage: Any, depth: int) -> Any:
+    """The stage after ``stage`` in a ring of ``depth`` stages."""
     if depth == 1:
-        return slot
-    following = slot + jnp.int32(1)
+        return stage
+    following = stage + jnp.int32(1)
     return lax.select(following == jnp.int32(depth), jnp.int32(0), following)
 
 
-def slot_of(step: Any, depth: int) -> Any:
-    """The slot of a step."""
+def stage_of(step: Any, depth: int) -> Any:
+    """The stage of a step."""
     if checks.is_integer(step):
         return jnp.int32(step % depth)
     return lax.rem(int32(step), jnp.int32(depth))
@@ -37,17 +37,17 @@ def least(count: Any, limit: int) -> Any:
     return jnp.minimum(int32(count), jnp.int32(limit)) if limit else 0
 
 
-def earlier_slot(slot: Any, steps: int, depth: int) -> Any:
-    """The slot ``steps`` steps before, with ``steps`` below ``depth``."""
+def earlier_stage(stage: Any, steps: int, depth: int) -> Any:
+    """The stage ``steps`` steps before, with ``steps`` below ``depth``."""
     if steps == 0:
-        return slot
-    before = slot - jnp.int32(steps)
+        return stage
+    before = stage - jnp.int32(steps)
     return lax.select(before < jnp.int32(0), before + jnp.int32(depth), before)
 
 
-def at(barrier: Any, slot: Any, depth: int) -> Any:
-    """The barrier of one slot; a ring of one slot has a single barrier."""
-    return barrier if depth == 1 else barrier.at[slot]
+def at(barrier: Any, stage: Any, depth: int) -> Any:
+    """The barrier of one stage; a ring of one stage has a single barrier."""
+    return barrier if depth == 1 else barrier.at[stage]
 
 
 def when(condition: Any, action: Callable[[], None]) -> None:
@@ -60,9 +60,9 @@ def when(condition: Any, action: Callable[[], None]) -> None:
 
 
 def used_before(use: Any, depth: int, place: Place) -> Any:
-    """Whether a slot is in use when a ring comes to its ``use``-th use (a number or a scalar).
+    """Whether a stage is in use when a ring comes to its ``use``-th use (a number or a scalar).
 
-    In the first round of the first pipeline of a sequence, slots are free from the beginning.
+    In the first round of the first pipeline of a sequence, stages are free from the beginning.
     """
     if place.first is False:
         return True
@@ -75,10 +75,10 @@ def used_before(use: Any, depth: int, place: Place) -> Any:
 
 
 def padding(uses: Any, depth: int, place: Place) -> Any:
-    """How many more uses bring a ring back to its first slot.
+    """How many more uses bring a ring back to its first stage.
 
     A ring of a sequence is used at least once around, so that at the end of the sequence it is
-    known which slots have been in use.
+    known which stages have been in use.
     """
     if not place.in_sequence or depth == 1:
         return 0
@@ -90,27 +90,27 @@ def padding(uses: Any, depth: int, place: Place) -> Any:
 
 
 def drain(barriers: Any, uses: Any, end: Any, depth: int, place: Place) -> None:
-    """Waits until all slots are released; otherwise barriers were left behind.
+    """Waits until all stages are released; otherwise barriers were left behind.
 
     Args:
       barriers: of the releases.
-      uses: how often slots were used.
-      end: the slot after the last one that was used: if all are in use, the oldest.
-      depth: how many slots there are.
+      uses: how often stages were used.
+      end: the stage after the last one that was used: if all are in use, the oldest.
+      depth: how many stages there are.
       place: where the pipeline stands.
     """
 
-    def wait(_: Any, slot: Any) -> Any:
-        barrier_wait(at(barriers, slot, depth))
-        return next_slot(slot, depth)
+    def wait(_: Any, stage: Any) -> Any:
+        barrier_wait(at(barriers, stage, depth))
+        return next_stage(stage, depth)
 
     def run() -> None:
         count, start = least(uses, depth), end
         if place.in_sequence:
-            # The ring has been used all around and is back at its first slot.
+            # The ring has been used all around and is back at its first stage.
             count, start = depth, jnp.int32(0)
         elif checks.is_integer(uses):
-            start = slot_of(uses - count, depth)
+            start = stage_of(uses - count, depth)
         else:
             start = lax.select(uses < jnp.int32(depth), jnp.int32(0), end)
         lax.fori_loop(0, count, wait, start)
