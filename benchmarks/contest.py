@@ -304,7 +304,7 @@ class _Contest:
         return _Entry(result, framework, best[1], best[2], calls, [])
 
     def rounds(self, entries: list[_Entry], deadline: float) -> None:
-        """Times the contenders in turn."""
+        """Times the contenders round-robin."""
         order = random.Random(0)
         racing = list(entries)
         for number in range(self.options.rounds):

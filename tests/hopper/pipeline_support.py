@@ -16,7 +16,7 @@ def random(*shape, seed=0):
 
 
 def on_threads(num_compute_wgs, out_shape, body, **kwargs):
-    """A kernel with so many compute threads and a memory thread; float32 outputs."""
+    """A kernel with so many consumer warpgroups and a producer warpgroup; float32 outputs."""
     shapes = out_shape if isinstance(out_shape, list) else [out_shape]
     types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return plgpu.kernel(

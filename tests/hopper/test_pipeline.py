@@ -1,4 +1,4 @@
-"""The warp-specialised pipeline: inputs, carries, several compute threads, delays, memory."""
+"""The warp-specialised pipeline: inputs, carries, several consumer warpgroups, delays, memory."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_manual_consumed_barriers():
 
 @pytest.mark.parametrize("option", ["manual_produced_barriers", "manual_ready_barriers"])
 def test_manual_produced_barriers(option):
-    """The body waits for each input itself; with two compute threads, each on its own."""
+    """The body waits for each input itself; with two consumer warpgroups, each on its own."""
     num_steps = 5
 
     def body(x, y, o):

@@ -15,7 +15,7 @@ from pallasite import gpu as plgpu
 pytestmark = [pytest.mark.runs_kernels, pytest.mark.usefixtures("semantics")]
 
 TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-ROWS, COLUMNS, DEPTH = 64, 64, 64  # of a compute thread's tile, and of a step
+ROWS, COLUMNS, DEPTH = 64, 64, 64  # of a consumer warpgroup's tile, and of a step
 
 
 def matmul(a, b, *, blocks, cluster, delay, with_state):

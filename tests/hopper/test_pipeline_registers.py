@@ -88,7 +88,8 @@ def test_more_than_at_the_launch():
         compiled(3, memory_registers=136)
     lines = str(caught.value).splitlines()
     assert (
-        "the memory thread of a pipeline would have more registers than at the launch" in lines[0]
+        "the producer warpgroup of a pipeline would have more registers than at the launch"
+        in lines[0]
     )
     assert "test_pipeline_registers.py" in lines[0]
     assert lines[1] == "  got: memory_registers=136"

@@ -335,7 +335,7 @@ def inline_assembly_operation(text: str, constraints: str, *operands: ir.Value) 
 
 @contextlib.contextmanager
 def when(predicate: ir.Value) -> Iterator[None]:
-    """Emits what follows under a condition (no results)."""
+    """Emits the following code under a predicate (no results)."""
     operation = scf.IfOp(predicate)
     with ir.InsertionPoint(operation.then_block):
         yield

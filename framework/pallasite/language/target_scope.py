@@ -22,7 +22,7 @@ def target(name: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def traced_for(target: str | Target | None) -> Iterator[None]:
-    """What is traced inside is for a target; None leaves it to the configuration.
+    """What is traced inside is for a target; None uses the configuration.
 
     Operations of ``pallasite.ops`` choose their implementation while they are traced, so the target
     is part of the keys of JAX's caches of traces.

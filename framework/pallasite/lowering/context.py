@@ -120,7 +120,7 @@ class Mode:
 
 @dataclasses.dataclass(frozen=True)
 class RuleContext:
-    """The context of one equation, handed to its rule.
+    """The context of one equation, passed to its rule.
 
     Attributes:
       kernel: the kernel's shared state.

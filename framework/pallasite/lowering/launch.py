@@ -141,7 +141,7 @@ class LaunchContext(KernelParameters):
     # Synchronisation -------------------------------------------------------------------------
 
     def warpgroup_barrier(self) -> None:
-        """All 128 lanes of the warpgroup converge; barrier 0 is left to the whole block."""
+        """All 128 lanes of the warpgroup converge; barrier 0 is reserved for the whole block."""
         if self.geometry.threads == 1:
             ops.inline_assembly("bar.sync 0;", "~{memory}")
             return

@@ -1,7 +1,7 @@
 """The resource estimator: what a kernel reserves on chip, found before anything is lowered.
 
 It walks the jaxpr bottom up with rules registered like any other. Allocations that are live at
-once add up; alternatives and what follows one another share (the largest counts). What the target
+once add up; alternatives and sequential allocations share (the largest counts). What the target
 has of each resource is checked at the end.
 """
 

@@ -45,7 +45,7 @@ class ThreadIds(KernelFunction):
 
     @property
     def block_warp_id(self) -> ir.Value:
-        """The warp number in the block (i32, the same in all lanes of a warp)."""
+        """The warp number in the block (i32, warp-uniform)."""
         return self._once(
             "block_warp", lambda: self._uniform(ops.divide_unsigned(self.thread_id, WARP_SIZE))
         )

@@ -1,7 +1,7 @@
 """Executors that are Python functions on NumPy arrays, as operations that JAX can compile.
 
 ``jax.pure_callback`` would hand JAX arrays to the function, and reading those can wait for ever
-when all of XLA's threads are busy; the primitive here hands over NumPy arrays.
+when all of XLA's threads are busy; the primitive here passes NumPy arrays.
 
 XLA turns an exception of such a function into an error of its own, whose message ends with the
 exception's. The exception itself is remembered, for :func:`kernel_errors`.

@@ -74,7 +74,7 @@ def run_with_hidden(
 ) -> list[Any]:
     """Runs a kernel by an executor, with its hidden operands; returns the caller's outputs.
 
-    It is traced by JAX. The hidden results are handed to the host when the program runs.
+    It is traced by JAX. The hidden results are passed to the host when the program runs.
 
     Raises:
       UnsupportedError: something depends on the device, and the devices are not known or not here.
@@ -199,7 +199,7 @@ def _lower(ctx: Any, array: Any, *, consume: _Consume) -> Any:
         ctx.module_context.get_backend()
     except ValueError as error:
         raise another_machine(
-            f"kernel {consume.compiled.name!r} hands its hidden result {consume.name!r} to the"
+            f"kernel {consume.compiled.name!r} passes its hidden result {consume.name!r} to the"
             " host",
             str(error),
         ) from error

@@ -44,7 +44,7 @@ def arrive(
     Args:
       ctx: the rule's context.
       barrier: the barrier.
-      condition: an i1 without which nothing happens, the same in all lanes, or None.
+      condition: a uniform predicate (i1), or None.
       by: who arrives on a barrier of one block, as in ``plgpu.barrier_arrive``.
     """
     kind = kind_of(ctx.kernel.registry, barrier.dtype)

@@ -40,7 +40,7 @@ def first_holder(launch: LaunchContext, layout: RegisterLayout) -> ir.Value | No
 
 @contextlib.contextmanager
 def once_per_element(launch: LaunchContext, layout: RegisterLayout) -> Iterator[None]:
-    """Emits what follows for the first holders of elements only."""
+    """Emits the following code for the first owners of elements only."""
     condition = first_holder(launch, layout)
     if condition is None:
         yield

@@ -73,7 +73,7 @@ def broadcasted_iota(
       dtype: an integer or floating-point dtype.
       shape: the array's shape.
       dimension: along which dimension it counts; negative numbers count from the last.
-      layout: the register layout; None leaves it to the compiler.
+      layout: the register layout; by default the compiler chooses.
 
     Raises:
       InvalidValueError: ``shape`` has no such dimension.

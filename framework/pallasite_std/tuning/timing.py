@@ -32,9 +32,9 @@ _EVICTION = "autotune_eviction"
 def measure_on_gpu(trials: Sequence[Trial[Any]], repeats: int) -> list[float]:
     """The median seconds of a run of each, which all have run before.
 
-    The runs take turns, and each has the next set of inputs. Before each, something large is read,
-    so that the L2 cache is in the same state for all: it has nothing of the inputs, nor anything
-    that is still to be written to memory.
+    The runs are interleaved, and each has the next set of inputs. Before each, something large is
+    read, so that the L2 cache is in the same state for all: it has nothing of the inputs, nor
+    anything that is still to be written to memory.
     """
     recorded = _profiled(lambda: _take_turns(trials, repeats))
     times = [median_time(recorded.get(f"jit_{trial.name}", ()), repeats) for trial in trials]

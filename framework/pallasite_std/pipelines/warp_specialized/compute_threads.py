@@ -1,4 +1,4 @@
-"""The compute threads: they wait for the blocks of a step, run the body and release the stages."""
+"""Consumer warpgroups: they wait for the blocks of a step, run the body and release the stages."""
 
 from __future__ import annotations
 

@@ -46,17 +46,17 @@ def emit_pipeline_warp_specialized(
 ) -> WarpSpecializedPipeline:
     """Makes a function that runs ``body`` over a grid of blocks, with a thread for the copies.
 
-    The last thread of the block, the memory thread, only copies; the others run the body, each for
-    every step, on the same blocks. Blocks wait in circular buffers of stages in shared memory.
+    The last thread of the block, the producer warpgroup, only copies; the others run the body, each
+    for every step, on the same blocks. Blocks wait in circular buffers of stages in shared memory.
 
     Args:
       body: called as ``body(indices, *input_refs, *output_refs)`` with the position in the grid and
         references to the blocks. An output block keeps its contents over consecutive steps with
-        the same block index; it is stored once all compute threads are done with it, and is not
+        the same block index; it is stored once all consumer warpgroups are done with it, and is not
         read from global memory first.
       grid: sizes; integers or integer scalars. The last dimension moves fastest.
-      memory_registers: registers of each lane of the memory thread (a multiple of 8 from 24 on, 40
-        is enough for most pipelines); the compute threads share the rest. What all threads run
+      memory_registers: registers of each lane of the producer warpgroup (a multiple of 8 from 24 on,
+        40 is enough for most pipelines); the consumer warpgroups share the rest. What all threads run
         afterwards has to do with as few, so it is better in ``compute_context``. None leaves all
         threads their equal share. It does nothing on targets that cannot move registers.
       in_specs, out_specs: a sequence of trees of BlockSpecs, one for each operand; the body gets
@@ -71,17 +71,18 @@ def emit_pipeline_warp_specialized(
       wg_axis: the kernel's ``thread_name``; it has ``num_compute_wgs + 1`` threads.
       num_compute_wgs: how many threads compute.
       pipeline_state: for several pipelines in a row that share their allocations, a
-        :class:`PipelinePipeline` (or a scalar with its value): the memory thread then fetches for
-        the next one while the compute threads are still busy. They may differ in the body, in the
-        index maps, in the grid and in the operands. Each costs least if the number of its steps is
-        a multiple of ``max_concurrent_steps``. Between them, nothing may write to the operands.
+        :class:`PipelinePipeline` (or a scalar with its value): the producer warpgroup then fetches
+        for the next one while the consumer warpgroups are still busy. They may differ in the body,
+        in the index maps, in the grid and in the operands. Each costs least if the number of its
+        steps is a multiple of ``max_concurrent_steps``. Between them, nothing may write to the
+        operands.
       manual_produced_barriers: the body also gets, after the outputs, a barrier for each input, in
         the structure of the inputs, on which it must wait itself. With manual barriers, every input
         is fetched for each step; those in global memory have None for a barrier.
       manual_consumed_barriers: the body also gets, after these, a barrier for each input on which
-        every compute thread must arrive once per step, when it has used the block; with
+        every consumer warpgroup must arrive once per step, when it has used the block; with
         ``delay_release=d``, that of the block d steps before, and not in the first d steps.
-      compute_context: called in the compute threads only, as ``compute_context(pipeline)``. It
+      compute_context: called in the consumer warpgroups only, as ``compute_context(pipeline)``. It
         calls ``pipeline(initial_carry)`` once, which runs the steps and returns the last carry; the
         body then gets the carry as its last argument and returns the next one.
       memory_thread_idx: ``num_compute_wgs`` or None.
@@ -101,7 +102,7 @@ def emit_pipeline_warp_specialized(
     checks.count(max_concurrent_steps, "max_concurrent_steps", minimum=1)
     if memory_thread_idx not in (None, num_compute_wgs):
         raise checks.unsupported(
-            "the memory thread of a pipeline is not the last thread",
+            "the producer warpgroup of a pipeline is not the last thread",
             got=f"memory_thread_idx={memory_thread_idx}",
             expected=f"memory_thread_idx={num_compute_wgs} (num_compute_wgs), or None",
         )

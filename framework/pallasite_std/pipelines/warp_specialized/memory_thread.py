@@ -1,4 +1,4 @@
-"""The memory thread: its warps issue the copies, each warp one kind of them.
+"""The producer warpgroup: its warps issue the copies, each warp one kind of them.
 
 The warp that waits until a stage is free then starts the copies itself. So nothing is exchanged
 between warps, and each barrier is awaited by one warp only.

@@ -1,7 +1,7 @@
-"""Outputs: the compute threads write them to stages, a warp of the memory thread stores them.
+"""Outputs: consumer warpgroups write them to stages, a warp of the producer warpgroup stores them.
 
-A stage goes to the storing warp when all compute threads have written it (barrier ``written``) and
-comes back when the copy has read it (barrier ``stored``).
+A stage goes to the storing warp when all consumer warpgroups have written it (barrier ``written``)
+and comes back when the copy has read it (barrier ``stored``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ type Use = tuple[Any, Any]
 
 
 class _Side:
-    """What the compute threads and the storing warp have in common.
+    """What the consumer warpgroups and the storing warp have in common.
 
     The rings of outputs that are held have a state of their own, in this order; those of the
     outputs of every step advance with the steps.
@@ -98,7 +98,7 @@ def _arrive(barrier: Any, condition: Any) -> None:
 
 
 class Writer(_Side):
-    """The side of a compute thread."""
+    """The side of a consumer warpgroup."""
 
     def begin(self) -> None:
         """Waits for the stages that all steps write to."""
@@ -126,13 +126,13 @@ class Writer(_Side):
         return [buffer.stage(stages.get(i, 0)) for i, buffer in enumerate(self.buffers)]
 
     def end_step(self, uses: Sequence[Use], done: Sequence[Any]) -> None:
-        """Hands over the stages that are complete."""
+        """Releases the stages that are complete."""
         when(_any(done), commit_smem)
         for (group, written, _), (stage, _), complete in zip(self.groups, uses, done, strict=True):
             _arrive(at(written, stage, group.stages), complete)
 
     def end(self, uses: Sequence[Use]) -> None:
-        """Hands over what is complete only now, and waits for all stores if nothing follows."""
+        """Releases what is complete only now, and waits for all stores if nothing follows."""
         place = self.plan.place
         once = [ring for group, *ring in self.groups if group.kind == "once"]
         if once:
@@ -174,7 +174,7 @@ class Store(_Side):
             if group.kind == "once":
                 self.copy_out(group, written, 0, first, ran)
         commit_smem_to_gmem_group()
-        # The compute threads take the release of all stages for the end of all stores.
+        # The consumer warpgroups take the release of all stages for the end of all stores.
         when(place.last, lambda: wait_smem_to_gmem(0))
         if place.last is not True:
             wait_smem_to_gmem(0, wait_read_only=True)
@@ -236,7 +236,7 @@ class Store(_Side):
             self.buffers[number].copy_out(stage, position, condition)
 
     def give_back(self, stages: Sequence[Any]) -> None:
-        """Tells the compute threads that stages have been read."""
+        """Tells the consumer warpgroups that stages have been read."""
         for (group, _, stored), (stage, condition) in zip(self.groups, stages, strict=True):
             _arrive(at(stored, stage, group.stages), condition)
 

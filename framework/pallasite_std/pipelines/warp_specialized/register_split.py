@@ -1,8 +1,8 @@
 """How the threads of a pipeline divide the registers of a block among themselves.
 
-All warpgroups are launched with an equal share. The memory thread gives up what it does not need,
-and the compute threads take it (PTX ISA, ``setmaxnreg``). Both sides of the exchange have to agree
-with the share at the launch, which is known only when the kernel is lowered.
+All warpgroups are launched with an equal share. The producer warpgroup gives up what it does not
+need, and the consumer warpgroups take it (PTX ISA, ``setmaxnreg``). Both sides of the exchange have
+to agree with the share at the launch, which is known only when the kernel is lowered.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def checked_registers(memory_registers: Any) -> int | None:
     count = checks.count(memory_registers, "memory_registers")
     if count % STEP or not SMALLEST <= count <= LARGEST:
         raise checks.value_error(
-            "the memory thread cannot have this number of registers per lane",
+            "the producer warpgroup cannot have this number of registers per lane",
             got=count,
             expected=f"None, or a multiple of {STEP} from {SMALLEST} to {LARGEST}",
             hint="40, which is enough for most pipelines",
@@ -51,7 +51,7 @@ def checked_registers(memory_registers: Any) -> int | None:
 
 
 def split_registers(memory_registers: int, *, in_memory_thread: bool) -> None:
-    """Moves registers from the memory thread to the compute threads; each of them calls it.
+    """Moves registers from the producer to the consumer warpgroups; each of them calls it.
 
     On targets that cannot move registers, it does nothing.
     """
@@ -65,7 +65,7 @@ def registers_at_launch(target: Target, warpgroups: int, min_blocks: int) -> int
 
 
 def compute_registers(at_launch: int, warpgroups: int, memory_registers: int) -> int:
-    """Registers of each lane of the compute threads: all that the memory thread leaves."""
+    """Registers of each lane of the consumer warpgroups: all that the producer warpgroup leaves."""
     left = at_launch * warpgroups - memory_registers
     return min(LARGEST, left // (warpgroups - 1) // STEP * STEP)
 
@@ -81,14 +81,14 @@ def _lower(ctx: Any, *, memory_registers: int, in_memory_thread: bool) -> tuple[
     at_launch = registers_at_launch(ctx.target, warpgroups, ctx.params.min_blocks)
     if memory_registers > at_launch:
         raise InvalidValueError(
-            "the memory thread of a pipeline would have more registers than at the launch",
+            "the producer warpgroup of a pipeline would have more registers than at the launch",
             got=f"memory_registers={memory_registers}",
             expected=f"at most {at_launch}: {warpgroups} threads share {ctx.target.name}'s"
             f" {ctx.target.registers_per_block} registers, min_blocks={ctx.params.min_blocks}",
         )
     compute = compute_registers(at_launch, warpgroups, memory_registers)
     if compute == at_launch:
-        return ()  # There is nothing to gain, so the memory thread keeps its share.
+        return ()  # There is nothing to gain, so the producer warpgroup keeps its share.
     # Warps of a warpgroup must have converged between two changes: a pipeline may run in a loop.
     ctx.synchronize()
     change = f"dec.sync.aligned.u32 {memory_registers}"

@@ -1,4 +1,4 @@
-"""The order in which lanes at different places of a program take turns.
+"""The order in which lanes at different places of a program are scheduled.
 
 It is a weak topological order (F. Bourdoncle, "Efficient chaotic iteration strategies with
 widenings", 1993): a loop's body comes before what follows the loop, and a join after all that leads

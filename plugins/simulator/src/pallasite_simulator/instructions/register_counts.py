@@ -1,7 +1,7 @@
 """``setmaxnreg``: warps of a block release registers, and wait for those of others.
 
 At the launch every lane has an equal share of the multiprocessor's registers, as far as the
-kernel's directives let it. What is not handed out then cannot be requested later.
+kernel's directives let it. What is not allocated then cannot be requested later.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class _Decode:
         following = stage + 1
         return lax.select(following == self.config.slots, jnp.int32(0), following)
 
-    # The memory warpgroup -------------------------------------------------------------------------
+    # The producer warpgroup -----------------------------------------------------------------------
 
     def _fetch(
         self,
@@ -274,7 +274,7 @@ class _Decode:
         start = start + head * (problem.pages * problem.page_size)
         return source.at[pl.ds(start, self.page_rows)]
 
-    # The compute warpgroups -----------------------------------------------------------------------
+    # The consumer warpgroups ---------------------------------------------------------------------
 
     def _compute(
         self,

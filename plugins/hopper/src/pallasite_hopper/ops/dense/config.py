@@ -27,7 +27,7 @@ class MatmulConfig:
     Attributes:
       tile_m, tile_n: extents of the tile of the result that a block computes at a time. Its compute
         warpgroups share it.
-      warpgroups: compute warpgroups of a block, 1 or 2.
+      warpgroups: consumer warpgroups of a block, 1 or 2.
       tile_k: depth of one step, in elements: a multiple of what fills the swizzle (128 bytes).
       stages: steps that are in flight.
       split: whether two warpgroups halve the rows (``"m"``) or the columns (``"n"``).

@@ -1,6 +1,6 @@
-"""The kernel: persistent blocks, a warpgroup that fetches, two that compute.
+"""The kernel: persistent blocks, a producer and two consumer warpgroups.
 
-Blocks go through tiles of the result. The memory warpgroup keeps a circular buffer of stages in
+Blocks go through tiles of the result. The producer warpgroup keeps a circular buffer of stages in
 shared memory filled with the next steps along K, of this tile and of those to come; the compute
 warpgroups each keep one product in flight while they wait for the next stage, and write the
 finished tile through shared memory while the next one's operands arrive.
@@ -22,7 +22,7 @@ from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_std.api import Epilogue, MatmulProblem
 
 REGISTERS = {1: (40, 216), 2: (40, 232)}
-"""Registers of a lane of the memory and of the compute warpgroups, by the number of the latter: the
+"""Registers of a lane of producer and consumer warpgroups, by the number of the latter: the
 255 or 168 that all of them start with, reallocated."""
 
 
@@ -181,7 +181,7 @@ class _Loop:
         following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
 
-    # The memory warpgroup -----------------------------------------------------------------------
+    # The producer warpgroup ---------------------------------------------------------------------
 
     def _fetch(self, a: Any, b: Any, a_smem: Any, b_smem: Any, full: Any, empty: Any) -> None:
         config, problem = self.config, self.problem
@@ -216,7 +216,7 @@ class _Loop:
 
         self._over_tiles(tile, (jnp.int32(0), jnp.int32(0)))
 
-    # The compute warpgroups ---------------------------------------------------------------------
+    # The consumer warpgroups -------------------------------------------------------------------
 
     def _compute(
         self,

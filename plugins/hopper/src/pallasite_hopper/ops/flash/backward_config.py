@@ -13,7 +13,7 @@ from pallasite.plugin import InvalidValueError
 LOG2_E = math.log2(math.e)
 
 ROWS = 64
-"""Keys of one compute warpgroup: the rows of one instruction."""
+"""Keys of one consumer warpgroup: the rows of one instruction."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class BackwardConfig:
 
     Attributes:
       block_q: queries of one step, a multiple of 16 from 16 to 128.
-      warpgroups: compute warpgroups of a block; each owns 64 of its keys.
+      warpgroups: consumer warpgroups of a block; each owns 64 of its keys.
       q_stages, d_out_stages: buffers for tiles of queries and of the gradient of the output.
       ds_stages: buffers for the gradient of the scores, 1 or 2. With 2, warpgroups wait for each
         other once instead of twice in each step.
@@ -37,7 +37,7 @@ class BackwardConfig:
         ones, so that what they share stays in the L2 cache; None chooses by its size.
       stagger: blocks of one head begin at different queries, so that they do not add to the same
         gradients at once. Without causal mask only.
-      registers: of a lane of a compute warpgroup.
+      registers: of a lane of a consumer warpgroup.
     """
 
     block_q: int = 64

@@ -4,7 +4,7 @@ A block owns a tile of keys and goes through the tiles of queries that see them.
 fetches; each of the others owns 64 keys and keeps their two gradients in registers. It computes the
 scores with keys as rows, so that probabilities and their gradients are, in registers, what the
 products with the gradient of the output and with the queries have on the left. The gradients of the
-scores also go to shared memory, where all compute warpgroups read them for the gradient of the
+scores also go to shared memory, where all consumer warpgroups read them for the gradient of the
 queries: each computes one part of it, which the copy engine adds to sums in global memory.
 
 J. Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision",
@@ -40,7 +40,7 @@ _CACHED_BYTES = 24 << 20
 @dataclasses.dataclass(frozen=True)
 class DqParts:
     """How a tile of the gradient of the queries is cut into parts of 64 rows, one for each
-    compute warpgroup.
+    consumer warpgroup.
 
     A part is stored as registers hold it: 8 columns after each other, of these each lane's two
     rows of two columns, so that a lane writes 16 bytes at once.
@@ -262,7 +262,7 @@ class Tiles:
         return jnp.where(tile >= block.end, tile - block.end, tile)
 
     def fetch(self, block: Block, refs: tuple[Any, ...], s: dict[str, Any]) -> None:
-        """The work of the warpgroup that copies."""
+        """The producer warpgroup."""
         p, c = self.problem, self.config
         q_g, k_g, v_g, do_g, stats_g = refs
         steps = block.end - block.begin

@@ -1,4 +1,4 @@
-"""What one compute warpgroup of the backward does."""
+"""What one consumer warpgroup of the backward does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Step:
 
 
 class Worker:
-    """A compute warpgroup."""
+    """A consumer warpgroup."""
 
     def __init__(self, tiles: Tiles, block: Block, scratch: dict[str, Any], thread: Any, dq_g: Any):
         self.tiles = tiles
@@ -289,7 +289,7 @@ def worker_class(config: BackwardConfig) -> type[Worker]:
 
 
 class SharedKeysWorker(Worker):
-    """A compute warpgroup for large heads: all of them share 64 keys.
+    """A consumer warpgroup for large heads: all of them share 64 keys.
 
     Each computes the scores of its part of the queries. Probabilities and gradients of the scores
     go to shared memory, from where each warpgroup computes its part of the head's dimensions of

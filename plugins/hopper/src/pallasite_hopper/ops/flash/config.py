@@ -11,7 +11,7 @@ HEAD_DIMS = (64, 128, 256)
 """Supported sizes of a head."""
 
 ROWS = 64
-"""Rows of a tile that one compute warpgroup works on."""
+"""Rows of a tile that one consumer warpgroup works on."""
 
 SHARED_BYTES = 227 * 1024
 """Shared memory that a block can use."""
@@ -25,10 +25,10 @@ class AttentionConfig:
     """Configuration of the forward kernel.
 
     Attributes:
-      warpgroups: compute warpgroups of a block, 1 to 3; each has 64 rows of the queries.
+      warpgroups: consumer warpgroups of a block, 1 to 3; each has 64 rows of the queries.
       block_kv: keys in one step, a multiple of 16 up to 256.
       stages: blocks of keys, and of values, in flight, 2 to 8.
-      ping_pong: whether the warpgroups take turns on the tensor cores, so that the softmax of one
+      ping_pong: whether the warpgroups alternate on the tensor cores, so that the softmax of one
         falls into the products of another.
       persistent: whether a block goes through many tiles, so that the next tile's operands arrive
         while one is finished; otherwise every tile is a block of its own.

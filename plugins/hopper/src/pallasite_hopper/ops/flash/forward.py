@@ -1,8 +1,8 @@
 """The forward kernel: one warpgroup fetches, up to three compute (J. Shah et al., 2024).
 
-A compute warpgroup has 64 rows of the queries. It always starts the scores of the next block of
+A consumer warpgroup has 64 rows of the queries. It always starts the scores of the next block of
 keys before it turns those of this one into weights, and the weights stay in registers as the left
-operand of the product with the values. The warpgroups take turns in starting products, so that the
+operand of the product with the values. The warpgroups alternate in issuing wgmma, so that the
 softmax of one falls into the products of the others ("FlashAttention-3: Fast and Accurate Attention
 with Asynchrony and Low-precision", arXiv 2407.08608). Keys are gone through from the last block to
 the first: masks are needed for the first steps only.
@@ -24,8 +24,8 @@ from pallasite_hopper.ops.flash.config import ROWS, AttentionConfig
 from pallasite_hopper.ops.flash.tiles import Problem, Tile, Tiles
 
 _REGISTERS = {2: (240, 24), 3: (160, 32)}
-"""Registers of a lane of the compute warpgroups and of the memory warpgroup, by the number of
-compute warpgroups: together what the block starts with. With one of them there are enough."""
+"""Registers of a lane of the consumer warpgroups and of the producer warpgroup, by the number of
+consumer warpgroups: together what the block starts with. With one of them there are enough."""
 
 
 def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Callable[..., Any]:
@@ -147,7 +147,7 @@ class _Forward:
         following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
 
-    # The memory warpgroup -----------------------------------------------------------------------
+    # The producer warpgroup ---------------------------------------------------------------------
 
     def _fetch(self, q: Any, k: Any, v: Any, tile: Tile, carry: Any) -> Any:
         """Starts all copies of a tile; ``carry``: stage, blocks so far, whether it is the first."""
@@ -186,7 +186,7 @@ class _Forward:
         load(v, "v", jnp.int32(0), stage, filled)
         return self._next(stage), filled + 1, jnp.bool_(False)
 
-    # The compute warpgroups ---------------------------------------------------------------------
+    # The consumer warpgroups -------------------------------------------------------------------
 
     def _compute(self, out: Any, lse: Any, tile: Tile, stage: Any, warpgroup: Any) -> Any:
         """One tile; returns the stage of the next one's first block."""

@@ -1,9 +1,9 @@
 """The kernel: the transposed product, with weights that are converted in registers.
 
 Only the left operand of the tensor cores may come from registers, so a block computes tiles of the
-transposed result, weights (n, k) times activations (k, m). A memory warpgroup keeps a circular
-buffer of stages filled; each of two compute warpgroups reads its rows of the weights, converts them
-piece by piece, and keeps one product in flight meanwhile. Pieces alternate between two sets of
+transposed result, weights (n, k) times activations (k, m). A producer warpgroup keeps a circular
+buffer of stages filled; each of two consumer warpgroups reads its rows of the weights, converts
+them piece by piece, and keeps one product in flight meanwhile. Pieces alternate between two sets of
 registers, since a product reads its own until it is done.
 """
 
@@ -160,7 +160,7 @@ class _Loop:
         following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
 
-    # The memory warpgroup -------------------------------------------------------------------------
+    # The producer warpgroup -----------------------------------------------------------------------
 
     def _fetch(
         self,
@@ -206,7 +206,7 @@ class _Loop:
 
         self._over_tiles(tile, (jnp.int32(0), jnp.int32(0)))
 
-    # The compute warpgroups -----------------------------------------------------------------------
+    # The consumer warpgroups ---------------------------------------------------------------------
 
     def _compute(
         self,

@@ -35,7 +35,7 @@ PARAMS = plgpu.CompilerParams(
 
 
 def roles(memory: Callable[[], None], compute: Callable[[Any], None]) -> None:
-    """Runs one function in the memory warpgroup, the other, of its number, in the others."""
+    """Runs one function in the producer warpgroup, the other, of its number, in the others."""
     warpgroup = lax.axis_index("warpgroup")
 
     def fetch() -> None:

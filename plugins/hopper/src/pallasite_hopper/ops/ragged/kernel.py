@@ -242,7 +242,7 @@ class _Loop:
         start = m * config.tile_m
         return _Tile(group, row + start, n * config.tile_n, size - start, config.tile_n)
 
-    # The memory warpgroup -------------------------------------------------------------------------
+    # The producer warpgroup -----------------------------------------------------------------------
 
     def _fetch(
         self, left: Any, right: Any, sizes: Any, left_smem: Any, right_smem: Any, stages: Stages
@@ -270,7 +270,7 @@ class _Loop:
 
         self._over_tiles(sizes, tile, (jnp.int32(0), jnp.int32(0)))
 
-    # The compute warpgroups -----------------------------------------------------------------------
+    # The consumer warpgroups ---------------------------------------------------------------------
 
     def _compute(
         self,

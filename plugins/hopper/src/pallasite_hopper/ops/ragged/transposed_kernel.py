@@ -167,7 +167,7 @@ class _Loop:
         state = (jnp.int32(0), jnp.int32(0), carry)
         return lax.fori_loop(0, count, one, state)[2]
 
-    # The memory warpgroup -------------------------------------------------------------------------
+    # The producer warpgroup -----------------------------------------------------------------------
 
     def _fetch(
         self, left: Any, right: Any, sizes: Any, left_smem: Any, right_smem: Any, stages: Stages
@@ -192,7 +192,7 @@ class _Loop:
 
         self._over_tiles(sizes, tile, (jnp.int32(0), jnp.int32(0)))
 
-    # The compute warpgroups -----------------------------------------------------------------------
+    # The consumer warpgroups ---------------------------------------------------------------------
 
     def _compute(
         self,
@@ -212,7 +212,7 @@ class _Loop:
         buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
 
         def clear(stage: Any, limit: Any) -> None:
-            """Zeros from the row ``limit`` on; the warpgroups take turns at the strips."""
+            """Zeros from the row ``limit`` on; warpgroups take the strips round-robin."""
             for ref in (left_smem, right_smem):
                 matrix, count = ref.at[stage], ref.shape[2] // _STRIP
                 for first in range(0, count - 1, COMPUTE):
