@@ -119,10 +119,10 @@ class InlineLaunch:
         """Waits until all but the last groups of copies to global memory are done.
 
         Args:
-          allow_groups: how many groups may still be on their way. await_read_only: whether it is
-          enough that shared memory may be written again. scope: of ``mgpu.ThreadSubset``, the lanes
-          that converge then: those of the user's thread by
-            default, or of the warp.
+          allow_groups: how many groups may still be in flight.
+          await_read_only: whether it is enough that shared memory may be written again.
+          scope: of ``mgpu.ThreadSubset``, the lanes that converge then: by default those of the
+            user's thread, or of the warp.
         """
         kind = ".read" if await_read_only else ""
         ops.inline_assembly(f"cp.async.bulk.wait_group{kind} {allow_groups};", "~{memory}")

@@ -55,10 +55,10 @@ def emit_pipeline_warp_specialized(
         the same block index; it is stored once all consumer warpgroups are done with it, and is not
         read from global memory first.
       grid: sizes; integers or integer scalars. The last dimension moves fastest.
-      memory_registers: registers of each lane of the producer warpgroup (a multiple of 8 from 24 on,
-        40 is enough for most pipelines); the consumer warpgroups share the rest. What all threads run
-        afterwards has to do with as few, so it is better in ``compute_context``. None leaves all
-        threads their equal share. It does nothing on targets that cannot move registers.
+      memory_registers: registers of each lane of the producer warpgroup (a multiple of 8 from 24
+        on, 40 is enough for most pipelines); the consumer warpgroups share the rest. What all
+        threads run afterwards has to do with as few, so it is better in ``compute_context``. None
+        leaves all threads their equal share. It does nothing on targets that cannot move registers.
       in_specs, out_specs: a sequence of trees of BlockSpecs, one for each operand; the body gets
         trees of references of the same structure. With ``memory_space=GMEM`` it gets the whole
         array as it is. Blocks may leave the array: there inputs are filled with zeros (or as
