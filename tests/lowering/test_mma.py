@@ -164,7 +164,7 @@ def test_refusals():
     i16 = jnp.int16
     refuse(
         InvalidTypeError,
-        "no matrix product",
+        "there is no mma",
         acc,
         array(64, 16, dtype=i16),
         array(16, 8, dtype=i16),

@@ -364,7 +364,7 @@ def test_accumulator_that_nothing_reads(monkeypatch):
         plgpu.wgmma(acc, a, b)
         plgpu.wgmma_wait(0)
 
-    with pytest.warns(UnusedAccumulatorWarning, match=r"test_waits.py:\d+ .*nothing reads"):
+    with pytest.warns(UnusedAccumulatorWarning, match=r"test_waits.py:\d+ .*is never read"):
         product(body, read=False)
 
 
