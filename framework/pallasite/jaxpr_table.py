@@ -227,7 +227,7 @@ class JaxprTable:
     def remembering(self) -> JaxprTable:
         """A table of the same primitives that finds the regions of an equation once only.
 
-        It keeps the equations alive, so it is for the work on one kernel.
+        It keeps references to the equations, so it is for the work on one kernel.
         """
         table = JaxprTable(self)
         table._remembered = {}

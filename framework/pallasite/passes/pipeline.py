@@ -79,7 +79,7 @@ class PassContext:
         return self._registry.memory
 
     def view_rule(self, transform: type) -> ViewRule | None:
-        """What a class of transforms of references means, or None if nobody says so."""
+        """What a class of transforms of references means, or None if there is none."""
         return self._registry.view_rule(transform)
 
     @contextlib.contextmanager

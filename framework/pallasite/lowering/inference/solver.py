@@ -30,7 +30,7 @@ class _Known:
     """What the solver keeps of a factor.
 
     Attributes:
-      factor: kept alive, so that its id is not that of another one.
+      factor: kept, so that its id is not that of another one.
       groups: those of its variables, which no longer change.
       costs: what it costs, by the layouts of the variables and then of the choices.
     """
