@@ -13,6 +13,7 @@ from pallasite.targets import Target, TargetPredicate
 
 if TYPE_CHECKING:
     from pallasite.language.memory_space import MemorySpace
+    from pallasite.lifecycle import KernelLifecycle
 
 
 class Overriding(Protocol):
@@ -211,3 +212,15 @@ def in_order[Entry: Ordered](what: str, entries: Sequence[Entry]) -> list[Entry]
         ordered.append(ready)
         done.add(ready.name)
     return ordered
+
+
+def merge_lifecycles(contributions: Iterable[Contribution]) -> tuple[KernelLifecycle, ...]:
+    """All lifecycles of kernels, in their order.
+
+    Raises:
+      PluginError: two plugins have one of the same name, or they cannot be ordered.
+    """
+    found: dict[str, KernelLifecycle] = unique(
+        "kernel lifecycles named", with_plugin(contributions, "lifecycles"), lambda one: one.name
+    )
+    return tuple(in_order("kernel lifecycles", list(found.values())))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pallasite import config, hookspecs
 from pallasite.conflicts import (
+    merge_lifecycles,
     merge_names,
     merge_spaces,
     merge_targets,
@@ -43,6 +44,7 @@ from pallasite.targets import Target
 
 if TYPE_CHECKING:
     from pallasite.language.memory_space import MemorySpace
+    from pallasite.lifecycle import KernelLifecycle
 
 CORE = "pallasite"
 IN_PROCESS = "in process"
@@ -299,6 +301,14 @@ class PluginManager:
           PluginError: two plugins have spaces of one name.
         """
         return self._merge("pallasite_memory_spaces", merge_spaces)
+
+    def lifecycles(self) -> tuple[KernelLifecycle, ...]:
+        """The lifecycles of kernels in their order, without loading any rules.
+
+        Raises:
+          PluginError: two plugins have one of the same name, or they cannot be ordered.
+        """
+        return self._merge("pallasite_lifecycles", merge_lifecycles)
 
     def _merge[Merged](self, hook: str, merge: Callable[[list[Contribution]], Merged]) -> Merged:
         """What all plugins return from a hook, merged once for as long as they stay the same."""

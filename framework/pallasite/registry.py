@@ -7,7 +7,14 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallasite.conflicts import in_order, merge_names, merge_spaces, merge_targets, unique
+from pallasite.conflicts import (
+    in_order,
+    merge_lifecycles,
+    merge_names,
+    merge_spaces,
+    merge_targets,
+    unique,
+)
 from pallasite.errors import MissingRuleError
 from pallasite.executor_choice import ExecutorChoice, choose_executor
 from pallasite.extensions import (
@@ -121,14 +128,7 @@ class Registry:
         self._passes: dict[str, Pass] = unique(
             "passes named", _with_plugin(contributions, "passes"), lambda entry: entry.name
         )
-        lifecycles = unique(
-            "kernel lifecycles named",
-            _with_plugin(contributions, "lifecycles"),
-            lambda entry: entry.name,
-        )
-        self._lifecycles: tuple[KernelLifecycle, ...] = tuple(
-            in_order("kernel lifecycles", list(lifecycles.values()))
-        )
+        self._lifecycles: tuple[KernelLifecycle, ...] = merge_lifecycles(contributions)
         self.executors: dict[str, Executor] = unique(
             "executors named", _with_plugin(contributions, "executors"), lambda entry: entry.name
         )

@@ -48,7 +48,7 @@ kernel_call_p.def_impl(_impl)
 
 def has_host_effects(params: CompilerParams) -> bool:
     """Whether a kernel has effects on the host, by the lifecycles that plugins give it."""
-    found = plugins.registry().lifecycles()
+    found = plugins.manager().lifecycles()
     return any(one.host_effects is not None and one.host_effects(params) for one in found)
 
 
@@ -77,7 +77,7 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
             effects.add(effect)
     if has_host_effects(spec.params):
         effects.add(_jax.debug_effect)
-    if any(one.per_device for one in plugins.registry().lifecycles()):
+    if any(one.per_device for one in plugins.manager().lifecycles()):
         # Programs with kernels are lowered once for each set of devices, which JAX then tells.
         _jax.prims_that_require_devices.add(kernel_call_p)
     return spec.out_avals, effects
