@@ -1,7 +1,7 @@
 """The language of GPU kernels: ``from pallasite import gpu as plgpu``.
 
-The names of the core come from ``pallasite.language``, those of hardware generations (``wgmma``,
-``tcgen05_mma``) from plugins. Each is imported when it is first used.
+The names of the core come from ``pallasite.language``, all others from plugins: primitives,
+pipelines, the matrix instructions of a hardware generation. Each is imported when it is first used.
 """
 
 from __future__ import annotations

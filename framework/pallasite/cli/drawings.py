@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--layout",
         metavar="NAME",
-        help="a register layout of plgpu.Layout, such as WGMMA or 'WG_STRIDED(vec_size=4)'",
+        help="a register layout of plgpu.Layout, such as MMA_ACC or 'WG_STRIDED(vec_size=4)'",
     )
     group.add_argument(
         "--tiling", metavar="8x64", type=_extents, help="the tiles of an array in shared memory"
@@ -165,7 +165,7 @@ def _call(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         pass
     raise InvalidValueError(
         f"{text!r} is no register layout",
-        expected="a name, with arguments if it needs some, such as WGMMA or TCGEN05_TMEM_NATIVE(4)",
+        expected="a name, with arguments if it needs some, such as MMA_ACC or WG_STRIDED(vec_size=4)",
     )
 
 

@@ -6,7 +6,7 @@ there is ptxas. The kernel is compiled anew, so that the timings are those of a 
   pallasite inspect kernels.py::softmax --arg 'bf16[4096,4096]'
   pallasite inspect kernels.py::softmax --layouts
   pallasite inspect kernels.py::softmax --draw pictures
-  pallasite inspect --draw wgmma.svg --layout WGMMA --shape 64x16
+  pallasite inspect --draw accumulator.svg --layout MMA_ACC --shape 64x16
   pallasite inspect --draw tile.svg --tiling 8x64 --swizzle 128 --shape 64x64 --dtype bfloat16
 """
 

@@ -185,7 +185,8 @@ def _warn(result: Assembly, ptx: str, name: str) -> None:
             stacklevel=3,
         )
     for message in result.messages:
-        if "wgmma" in message and ("serializ" in message.lower() or "(C75" in message):
+        # ptxas says where it waits after every asynchronous matrix instruction of a function.
+        if "serializ" in message.lower() or "(C75" in message:
             match = _MESSAGE.search(message)
             where = source_of(ptx, int(match["line"])) if match and match["line"] else None
             place = f" at {where}" if where is not None else ""

@@ -6,6 +6,7 @@ A name is only data here; :meth:`SomeLayout.resolve` turns it into a layout for 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,7 @@ class _LayoutNames(type):
 
         if name not in named.STRUCTURAL:
             named.named_layout(name)
-        return Layout(name)
+        return _layout(name)
 
     def __iter__(cls) -> Iterator[Layout]:
         return iter(cls.__members__.values())
@@ -161,7 +162,7 @@ class _LayoutNames(type):
         """The public layouts by name."""
         from pallasite.layouts import named
 
-        return {name: Layout(name) for name in named.names(public=True)}
+        return {name: _layout(name) for name in named.names(public=True)}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -205,6 +206,12 @@ class Layout(SomeLayout, metaclass=_LayoutNames):
 
     def __repr__(self) -> str:
         return f"<Layout.{self.name}>"
+
+
+@functools.cache
+def _layout(name: str) -> Layout:
+    """The one object of a name."""
+    return Layout(name)
 
 
 def _no_arguments(layout: SomeLayout, args: Any, kwargs: Any) -> None:
