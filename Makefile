@@ -1,5 +1,6 @@
 # Every target sets up what it needs first. PYTHON=... uses another environment as it is.
-# `make test` uses all processors if pytest-xdist is there; ARGS=... are further options of pytest.
+# `make test` uses all processors if pytest-xdist is there, each mostly for files of its own, which
+# share what they compile; ARGS=... are further options of pytest.
 # `make demo` shows three kernels on every target, `make demo-all` all examples.
 
 ifdef PYTHON
@@ -27,7 +28,7 @@ demo-all: setup-demo
 	@$(python) examples/demo.py --all $(ARGS)
 
 test: setup
-	$(python) -m pytest $(shell $(python) -c 'import xdist; print("-n", "auto")' 2>/dev/null) $(ARGS)
+	$(python) -m pytest $(shell $(python) -c 'import xdist; print("-n auto --dist worksteal")' 2>/dev/null) $(ARGS)
 
 lint: setup
 	$(python) -m ruff check

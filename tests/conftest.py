@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.metadata
 import itertools
 import os
 import pathlib
-import subprocess
-import threading
 import time
 import tomllib
-from collections.abc import Callable
 from typing import Any
 
 import hypothesis
 import pytest
+from tests.accepted_ptx import AcceptedPtx
 
 from pallasite import config, plugins
+from pallasite.codegen import assembler
 from pallasite.codegen import compile as code_generation
 from pallasite.codegen.tools import find_tool
 from pallasite.language.params import CompilerParams, LoweringSemantics
@@ -84,49 +84,56 @@ def semantics(request: pytest.FixtureRequest) -> LoweringSemantics:
 
 
 @pytest.fixture(scope="session")
-def _assemble(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], None] | None:
-    """Fails unless ptxas accepts the PTX; None where there is no ptxas."""
-    assembler = find_tool("ptxas").path
-    if assembler is None:
+def _accepted_ptx(request: pytest.FixtureRequest) -> AcceptedPtx | None:
+    """What ptxas has accepted, in pytest's cache; None where there is no ptxas."""
+    program = find_tool("ptxas").path
+    if program is None:
         return None
-    folder = tmp_path_factory.mktemp("ptx")
-    accepted: set[str] = set()
-
-    def check(ptx: str, target: str) -> None:
-        if ptx in accepted:
-            return
-        source = folder / f"kernel-{threading.get_ident()}.ptx"  # Threads may compile side by side.
-        source.write_text(ptx)
-        command = [assembler, f"-arch={target}", "-O0", source, "-o", os.devnull]
-        result = subprocess.run(command, capture_output=True, text=True)
-        assert result.returncode == 0, f"ptxas refuses the PTX of a kernel:\n{result.stderr}"
-        accepted.add(ptx)
-
-    return check
+    cache = getattr(request.config, "cache", None)
+    return AcceptedPtx(program, None if cache is None else cache.mkdir("ptx"))
 
 
 @pytest.fixture(autouse=True)
-def _every_ptx_assembles(
-    monkeypatch: pytest.MonkeyPatch, _assemble: Callable[[str, str], None] | None
-):
-    """Whatever a test compiles is assembled for its target."""
-    if _assemble is None:
+def _every_ptx_assembles(monkeypatch: pytest.MonkeyPatch, _accepted_ptx: AcceptedPtx | None):
+    """Whatever a test compiles is assembled for its target, by the test or after it."""
+    if _accepted_ptx is None:
+        yield
         return
-    run_stage = code_generation.run_stage
+    accepted, emitted = _accepted_ptx, list[tuple[str, str]]()
+    run_stage, run_program = code_generation.run_stage, assembler._run
 
-    def run_and_assemble(stage: str, program: Any, context: Any) -> Any:
+    def run_and_note(stage: str, program: Any, context: Any) -> Any:
         result = run_stage(stage, program, context)
         if stage == "ptx":
-            _assemble(result, context.target.name)
+            emitted.append((result, context.target.name))
         return result
 
-    monkeypatch.setattr(code_generation, "run_stage", run_and_assemble)
+    def run_program_and_note(command: list[str]) -> Any:
+        done = run_program(command)
+        if done.returncode == 0 and command[0] == str(accepted.program):
+            target = next(one.removeprefix("-arch=") for one in command if "-arch=" in one)
+            accepted.add(pathlib.Path(command[-1]).read_text(), target)
+        return done
+
+    monkeypatch.setattr(code_generation, "run_stage", run_and_note)
+    monkeypatch.setattr(assembler, "_run", run_program_and_note)
+    yield
+    for ptx, target in dict.fromkeys(emitted):
+        accepted.check(ptx, target)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process for each processor, but just one where there is a GPU, which is not shared."""
     return 1 if pathlib.Path("/proc/driver/nvidia/version").exists() else os.cpu_count() or 1
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays to the end: it is not looked at again each time that Python collects
+    garbage, which takes a good part of the time otherwise."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -360,14 +360,13 @@ class PluginManager:
         Raises:
           PluginError: two plugins contradict each other.
         """
-        return unique(
-            "rules of PTX instruction",
-            (
-                dataclasses.replace(rule, plugin=one.plugin)
-                for one in self._contribute((INSTRUCTIONS,))
-                for rule in one.instructions
+        return self._merge(
+            INSTRUCTIONS,
+            lambda contributions: unique(
+                "rules of PTX instruction",
+                with_plugin(contributions, "instructions"),
+                lambda rule: rule.name,
             ),
-            lambda rule: rule.name,
         )
 
     def stores(self) -> dict[str, StoreNamespace]:

@@ -25,7 +25,7 @@ def load(ptx: str, name: str | None = None, multiprocessors: int = 132) -> Progr
       PtxError: the text is malformed, has no such kernel, or an instruction that nothing knows.
     """
     rules = plugins.manager().instructions()
-    return _load(ptx, name, multiprocessors, _Rules(rules))
+    return _load(ptx, name, multiprocessors, _comparable(rules))
 
 
 class _Rules:
@@ -40,6 +40,18 @@ class _Rules:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Rules) and self._key == other._key
+
+
+_latest = _Rules({})
+
+
+def _comparable(rules: Mapping[str, InstructionRule]) -> _Rules:
+    """The rules as they can be compared, found once for as long as plugins stay the same."""
+    global _latest
+    known = _latest
+    if known.rules is not rules:
+        known = _latest = _Rules(rules)
+    return known
 
 
 @functools.lru_cache(maxsize=64)

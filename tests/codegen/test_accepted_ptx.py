@@ -1,0 +1,136 @@
+"""The texts that ptxas has accepted: each is assembled once, in whatever process and session."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from tests import accepted_ptx
+from tests.accepted_ptx import AcceptedPtx
+
+PROGRAM = """#!/bin/sh
+if [ "$1" = --version ]; then echo "release {version}"; exit; fi
+echo "$*" >> {log}
+if grep -q wrong "$3"; then echo "line 1; error: wrong" >&2; exit 255; fi
+"""
+
+
+class Assembler:
+    """A program in place of ptxas, that refuses what is wrong and notes how it was called."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.path = folder / "ptxas"
+        self._log = folder / "calls"
+        self.install("13.0")
+
+    def install(self, version: str) -> None:
+        self.path.write_text(PROGRAM.format(version=version, log=self._log))
+        self.path.chmod(0o755)
+
+    def calls(self) -> list[str]:
+        """The targets for which it was called since this was last asked."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        self._log.unlink(missing_ok=True)
+        return [line.split()[0].removeprefix("-arch=") for line in lines]
+
+
+@pytest.fixture
+def assembler(tmp_path: pathlib.Path) -> Assembler:
+    return Assembler(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+def test_each_text_is_assembled_once_for_each_target(assembler, folder):
+    accepted = AcceptedPtx(assembler.path, folder)
+    for _ in range(2):
+        accepted.check("one", "sm_90")
+        accepted.check("one", "sm_90a")
+        accepted.check("two", "sm_90")
+    assert assembler.calls() == ["sm_90", "sm_90a", "sm_90"]
+
+
+def test_later_sessions_know_what_was_accepted(assembler, folder):
+    AcceptedPtx(assembler.path, folder).check("one", "sm_90")
+    assert len(assembler.calls()) == 1
+    AcceptedPtx(assembler.path, folder).check("one", "sm_90")
+    assert not assembler.calls()
+
+
+def test_processes_know_what_others_have_accepted(assembler, folder):
+    """Also what they accept after both have begun."""
+    one, other = AcceptedPtx(assembler.path, folder), AcceptedPtx(assembler.path, folder)
+    one.check("one", "sm_90")
+    other.check("two", "sm_90")
+    one.check("two", "sm_90")
+    other.check("one", "sm_90")
+    assert len(assembler.calls()) == 2
+
+
+def test_what_is_refused_is_refused_again(assembler, folder):
+    for _ in range(2):
+        accepted = AcceptedPtx(assembler.path, folder)
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="line 1; error: wrong"):
+                accepted.check("wrong", "sm_90")
+    assert len(assembler.calls()) == 4
+
+
+def test_what_something_else_has_assembled_is_accepted(assembler, folder):
+    AcceptedPtx(assembler.path, folder).add("one", "sm_90")
+    AcceptedPtx(assembler.path, folder).check("one", "sm_90")
+    assert not assembler.calls()
+
+
+def test_another_version_begins_anew(assembler, folder):
+    AcceptedPtx(assembler.path, folder).check("one", "sm_90")
+    (before,) = folder.iterdir()
+    assembler.install("13.1")
+    AcceptedPtx(assembler.path, folder).check("one", "sm_90")
+    assert len(assembler.calls()) == 2
+    (after,) = folder.iterdir()
+    assert before != after
+
+
+def test_without_a_folder_texts_are_remembered_by_the_process(assembler):
+    accepted = AcceptedPtx(assembler.path, None)
+    accepted.check("one", "sm_90")
+    accepted.check("one", "sm_90")
+    AcceptedPtx(assembler.path, None).check("one", "sm_90")
+    assert len(assembler.calls()) == 2
+
+
+def test_a_line_that_is_not_complete_is_read_when_it_is(assembler, folder):
+    AcceptedPtx(assembler.path, folder).check("one", "sm_90")
+    (file,) = folder.iterdir()
+    line = file.read_bytes()
+    file.write_bytes(line[:40])
+    accepted = AcceptedPtx(assembler.path, folder)
+    assembler.calls()
+    accepted.check("two", "sm_90")
+    assert assembler.calls() == ["sm_90"]
+    file.write_bytes(line)
+    accepted.check("one", "sm_90")
+    assert not assembler.calls()
+
+
+def test_the_oldest_are_forgotten(assembler, folder, monkeypatch):
+    monkeypatch.setattr(accepted_ptx, "MOST_TEXTS", 4)
+    accepted = AcceptedPtx(assembler.path, folder)
+    for text in "abcde":
+        accepted.check(text, "sm_90")
+    (file,) = folder.iterdir()
+    assert len(file.read_text().splitlines()) == 5
+    assembler.calls()
+    accepted = AcceptedPtx(assembler.path, folder)
+    (file,) = folder.iterdir()
+    assert len(file.read_text().splitlines()) == 2
+    for text in "de":
+        accepted.check(text, "sm_90")
+    assert not assembler.calls()
+    accepted.check("a", "sm_90")
+    assert assembler.calls() == ["sm_90"]
