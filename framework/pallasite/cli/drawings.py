@@ -165,7 +165,7 @@ def _call(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         pass
     raise InvalidValueError(
         f"{text!r} is no register layout",
-        expected="a name, with arguments if it needs some, such as MMA_ACC or WG_STRIDED(vec_size=4)",
+        expected="a name, with arguments if it needs some, such as WG_STRIDED(vec_size=4)",
     )
 
 
