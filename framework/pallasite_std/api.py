@@ -6,14 +6,11 @@ library; its other modules may change at any time.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pallasite_std.barriers.types import Barrier as Barrier
 from pallasite_std.barriers.types import ClusterBarrier as ClusterBarrier
-from pallasite_std.copies import tensor_copies as tensor_copies
-from pallasite_std.copies.tensor_map_encoding import encode as encode
-from pallasite_std.memory.reference_types import DynamicOffset as DynamicOffset
-from pallasite_std.memory.reference_types import MemoryReference as MemoryReference
-from pallasite_std.memory.references import index_reference as index_reference
-from pallasite_std.memory_events import ASYNC as ASYNC
 from pallasite_std.ops.arguments import check_config as check_config
 from pallasite_std.ops.arguments import float_dtype as float_dtype
 from pallasite_std.ops.arguments import is_portable_config as is_portable_config
@@ -51,7 +48,37 @@ from pallasite_std.primitives import barriers as barriers
 from pallasite_std.primitives import copies as copies
 from pallasite_std.primitives import inline as inline
 from pallasite_std.primitives.copies import copy_gmem_to_smem_p as copy_gmem_to_smem_p
-from pallasite_std.rules import copies as _copy_rules
 
-copy_rules = _copy_rules
-"""The lowering rules of copies, and what they are made of."""
+if TYPE_CHECKING:
+    from pallasite_std.copies import tensor_copies as tensor_copies
+    from pallasite_std.copies.tensor_map_encoding import encode as encode
+    from pallasite_std.memory.reference_types import DynamicOffset as DynamicOffset
+    from pallasite_std.memory.reference_types import MemoryReference as MemoryReference
+    from pallasite_std.memory.references import index_reference as index_reference
+    from pallasite_std.memory_events import ASYNC as ASYNC
+    from pallasite_std.rules import copies as _copy_rules
+
+    copy_rules = _copy_rules
+    """The lowering rules of copies, and what they are made of."""
+
+_LAZY = {
+    "tensor_copies": ("pallasite_std.copies.tensor_copies", ""),
+    "encode": ("pallasite_std.copies.tensor_map_encoding", "encode"),
+    "DynamicOffset": ("pallasite_std.memory.reference_types", "DynamicOffset"),
+    "MemoryReference": ("pallasite_std.memory.reference_types", "MemoryReference"),
+    "index_reference": ("pallasite_std.memory.references", "index_reference"),
+    "ASYNC": ("pallasite_std.memory_events", "ASYNC"),
+    "copy_rules": ("pallasite_std.rules.copies", ""),
+}
+"""What only lowering needs, which a kernel that is in the cache does without: imported when it is
+asked for."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        path, attribute = _LAZY[name]
+        module = importlib.import_module(path)
+        found = globals()[name] = getattr(module, attribute) if attribute else module
+        return found
