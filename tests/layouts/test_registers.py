@@ -53,14 +53,12 @@ NAMED_CASES = [
 
 def place(layout: Layout, array: np.ndarray) -> np.ndarray:
     """The contents [warp, lane, register, element] of all registers."""
-    result = np.zeros((4, 32, layout.registers, layout.vector_length), array.dtype)
+    shape = (4, 32, layout.registers, layout.vector_length)
     if isinstance(layout, SplatLayout):
-        result[...] = array.flat[0]
-        return result
-    for warp, lane in THREADS:
-        for r, v in itertools.product(range(layout.registers), range(layout.vector_length)):
-            result[warp, lane, r, v] = array[layout.element_at(warp, lane, r, v)]
-    return result
+        return np.full(shape, array.flat[0], array.dtype)
+    # The index of an element is made by arithmetic, which takes arrays of all places at once.
+    index = layout.element_at(*np.ogrid[tuple(map(slice, shape))])
+    return np.broadcast_to(array[tuple(np.broadcast_to(one, shape) for one in index)], shape)
 
 
 def rearrange(contents: np.ndarray, change: Rearrangement) -> np.ndarray:
@@ -127,6 +125,23 @@ def cover(layout: RegisterLayout) -> None:
         assert first == (tuple(np.unravel_index(base[0], layout.shape)) if layout.flat else base)
 
 
+def place_one_by_one(layout: RegisterLayout, array: np.ndarray) -> np.ndarray:
+    """The same as :func:`place`, by numbers."""
+    result = np.zeros((4, 32, layout.registers, layout.vector_length), array.dtype)
+    for warp, lane, register, element in np.ndindex(result.shape):
+        index = layout.element_at(warp, lane, register, element)
+        assert all(type(one) is int for one in index)
+        result[warp, lane, register, element] = array[index]
+    return result
+
+
+@settings(max_examples=30, deadline=None)
+@given(layouts())
+def test_all_places_at_once(layout: RegisterLayout) -> None:
+    array = numbered(layout.shape)
+    np.testing.assert_array_equal(place(layout, array), place_one_by_one(layout, array))
+
+
 @settings(max_examples=100, deadline=None)
 @given(layouts())
 def test_random_layouts_cover(layout: RegisterLayout) -> None:
@@ -158,6 +173,8 @@ def test_strided(shape: tuple[int, ...], vector: int) -> None:
             strided(shape, vector)
         return
     layout = strided(shape, vector)
+    array = numbered(layout.shape)
+    np.testing.assert_array_equal(place(layout, array), place_one_by_one(layout, array))
     cover(layout)
     if layout.size % (128 * vector) == 0:
         for (w, i), r, v in itertools.product(THREADS[::7], range(layout.registers), range(vector)):

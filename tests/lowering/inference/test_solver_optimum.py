@@ -295,7 +295,7 @@ def test_exact_for_arrays_that_do_not_depend_on_each_other(rng, memories):
     assert close(oracle.cost(oracle.solution()), oracle.optimum())
 
 
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(seeds, st.integers(0, 2), st.integers(0, 3))
 def test_a_solution_is_found_if_there_is_one(rng, memories, changes):
     """If there is none, some factor cannot be satisfied by what was chosen."""
@@ -337,13 +337,13 @@ def test_few_optima_are_missed(memories):
     """Of two to five arrays, made of each other: at least nine of ten problems are solved exactly,
     and what the others cost in addition is small."""
     costs = []
-    for seed in range(40):
+    for seed in range(30):
         made = Builder(random.Random(seed).choice)
         made.program(memories, seed % 4 + 1)
         _, oracle = solve(made.problem)
         costs.append((oracle.cost(oracle.solution()), oracle.optimum()))
     possible = [(found, best) for found, best in costs if best < math.inf]
-    assert len(possible) > 25
+    assert len(possible) > 18
     exact = [close(found, best) for found, best in possible]
     assert sum(exact) >= 0.9 * len(exact)
     assert sum(found for found, _ in possible) <= 1.02 * sum(best for _, best in possible)
