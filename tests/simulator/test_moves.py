@@ -439,6 +439,22 @@ def test_instructions_that_change_nothing():
     np.testing.assert_array_equal(run_elementwise(code, [value], np.uint32), value + 1)
 
 
+def test_clocks_advance_within_a_basic_block():
+    out = np.zeros(32, np.uint32)
+    body = """
+    .reg .b32 %r<3>; .reg .b64 %at;
+    mov.u32 %r0, %clock;
+    add.u32 %r1, %thread, 1;
+    add.u32 %r1, %r1, 1;
+    mov.u32 %r2, %clock;
+    sub.u32 %r2, %r2, %r0;
+    add.u64 %at, %array0, %offset4;
+    st.global.b32 [%at], %r2;
+    """
+    run_body(body, out, block=32)
+    np.testing.assert_array_equal(out, 3)
+
+
 # Errors -------------------------------------------------------------------------------------------
 
 ACCEPTED = (

@@ -73,6 +73,7 @@ class MBarriers:
         self._slots_per_block = wave.memory.shared_stride // BYTES
         # The slot that each lane waits for; the last one stands for none.
         self._awaited = np.full(wave.lane_count, slots)
+        self._awaited_phase = np.zeros(wave.lane_count, np.int64)
         self._changed = np.zeros(slots + 1, np.bool_)
 
     # Addresses ------------------------------------------------------------------------------------
@@ -347,13 +348,17 @@ class MBarriers:
         Args:
           lanes: who asks.
           slots: of which barrier.
-          parities: 0 or 1: of the phase that is meant, the current one or that before.
+          parities: of the phase that is meant, the current one or that before; the lowest bit
+            counts.
           instruction: for messages.
           acquire: scope in which lanes see what happened before, if it is; or None.
         """
         groups = Groups(slots)
         self._check(lanes, groups, "waits at", instruction)
-        found: Array = (self.phase[slots] & 1) != (np.asarray(parities) & 1)
+        numbers, phases = lanes.numbers, self.phase[slots]
+        found: Array = (phases & 1) != (np.asarray(parities) & 1)
+        # Suspended lanes go on when the phase is complete, whatever became of the next ones.
+        found |= (self._awaited[numbers] == slots) & (self._awaited_phase[numbers] < phases)
         observer = self.wave.observer
         if observer is not None and found.any():
             there = found & (self.phase[slots] > self.first[slots])
@@ -371,6 +376,7 @@ class MBarriers:
     def block(self, numbers: Array, slots: Array) -> list[Wait]:
         """Makes lanes wait until the current phase of their slot is complete."""
         self._awaited[numbers] = slots
+        self._awaited_phase[numbers] = self.phase[slots]
         groups = Groups(slots % self._slots_per_block)
         return [
             Wait(
@@ -431,6 +437,7 @@ class MBarriers:
         self.pending[complete] = self.expected[complete]
         self._write(slots)
         wave = self.wave
+        wave.phase_completed()
         for within in np.unique(complete % self._slots_per_block).tolist():
             key = ("mbarriers", within)
             if wave.waiting(key):

@@ -25,6 +25,7 @@ from pallasite_simulator.ptx.syntax import (
     Operand,
     Position,
     Register,
+    Special,
     Symbol,
     Variable,
 )
@@ -243,6 +244,9 @@ class Program:
             self.code.append(self._bind(instruction, labels, tables))
         for place in labels.values():
             self.code[place].leader = True
+        for entry in self.code:
+            # What was executed is counted where a basic block ends: clocks need it up to date.
+            entry.leader |= reads_clock(entry.instruction.operands)
         self.rank = flow_order(
             [
                 (
@@ -308,6 +312,11 @@ def successors(entry: Entry) -> tuple[int, ...]:
     if entry.kind == BRANCH:
         return (entry.target,)
     return entry.table if entry.kind == INDEXED else ()
+
+
+def reads_clock(operands: tuple[Operand, ...]) -> bool:
+    """Whether a special register that counts time is among the operands."""
+    return any(isinstance(one, Special) and specials.is_time(one.name) for one in operands)
 
 
 def registers_in(operands: tuple[Operand, ...]) -> list[Register]:

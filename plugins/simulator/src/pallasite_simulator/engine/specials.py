@@ -24,6 +24,11 @@ def known(name: str, component: str) -> bool:
     return name in _SCALARS or name in _TIMES
 
 
+def is_time(name: str) -> bool:
+    """Whether its value depends on when it is read."""
+    return name in _TIMES
+
+
 def value(wave: Wave, name: str, component: str) -> tuple[Values, bool]:
     """Its value (for each lane of the wave, or a scalar), and whether it never changes."""
     if component:

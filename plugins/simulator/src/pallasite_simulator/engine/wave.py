@@ -2,8 +2,7 @@
 
 All lanes of all blocks of a wave that are at the same instruction execute it in one go: that is
 what makes NumPy worth its while. Lanes that part company at a branch wait in ``ready`` under the
-number of their next instruction, and are joined again there. The set that is earliest in the
-program's order goes first, so that those behind catch up.
+number of their next instruction, and are joined again there; :mod:`.schedule` says who goes first.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.lanes import ALL, WARP, Lanes
 from pallasite_simulator.engine.memory import GlobalMemory, Memory
 from pallasite_simulator.engine.program import BRANCH, EXIT, INDEXED, STEP, TRAP, Entry, Program
+from pallasite_simulator.engine.schedule import Schedule
 from pallasite_simulator.engine.wait import Wait
 from pallasite_simulator.engine.warp_barriers import WarpBarriers
 from pallasite_simulator.errors import DeadlockError, SimulationError
@@ -29,9 +29,6 @@ from pallasite_simulator.types import Array, Values
 if TYPE_CHECKING:
     from pallasite_simulator.engine.observer import Observer
     from pallasite_simulator.statistics.traffic import Traffic
-
-PATIENCE = 5000
-"""How many basic blocks run before a set of lanes that was ready all the time has its turn."""
 
 IDLE_ROUNDS = 4
 """How many rounds of polling without any effect make a standstill."""
@@ -109,13 +106,10 @@ class Wave:
         self.counters: dict[str, int] = {}
         self.issued = np.zeros(len(program.code) + 1, np.int64)
         self._specials: dict[tuple[str, str], Values] = {}
-        self._ready: dict[int, Lanes] = {}
-        self._since: dict[int, int] = {}
-        self._yielded: dict[int, Lanes] = {}
+        self._schedule = Schedule(program.rank, self.lane_count)
         self._parked: dict[Hashable, list[tuple[int, Wait]]] = {}
         self._converging: dict[int, Array] = {}
         self._living: Array | None = None
-        self._turn = 0
         self._polled = False
         self._idle = 0
         self._seen_progress = -1
@@ -123,7 +117,7 @@ class Wave:
         if observer is not None:
             observer.attach(self)
         start = Lanes(self, np.flatnonzero(~self.exited)) if self.exited.any() else None
-        self._push(0, start or Lanes(self, ALL))
+        self._schedule.put(0, start or Lanes(self, ALL))
 
     # What instructions use ------------------------------------------------------------------------
 
@@ -177,9 +171,14 @@ class Wave:
                     kept.append((pc, dataclasses.replace(wait, lanes=woken[~chosen])))
                     woken = woken[chosen]
             if len(woken):
-                self._push(pc if wait.again else pc + 1, self.lanes(woken))
+                self._schedule.wake(pc if wait.again else pc + 1, self.lanes(woken))
         if kept:
             self._parked[key] = kept
+
+    def phase_completed(self) -> None:
+        """Says that a phase of a barrier is complete, before those that wait for it are woken: all
+        who can run, or look for it, then come before the next one."""
+        self._schedule.phase_completed()
 
     def waiting(self, key: Hashable) -> bool:
         """Whether lanes wait for ``key``."""
@@ -209,34 +208,35 @@ class Wave:
     @property
     def done(self) -> bool:
         """Whether all lanes have ended."""
-        return not (self._ready or self._yielded or self._parked)
+        return not (self._schedule.ready or self._schedule.yielded or self._parked)
 
     @property
     def polling(self) -> bool:
         """Whether there are lanes that could run, though :meth:`run` has returned."""
-        return bool(self._ready or self._yielded)
+        return bool(self._schedule.ready or self._schedule.yielded)
 
     # Integers wrap around, and floats become infinite, without NumPy's warnings.
     @np.errstate(all="ignore")
     def run(self) -> bool:
         """Runs until all lanes have ended, or none can go on by itself; returns whether any lane
         made progress."""
-        start = self.progress
+        start, schedule = self.progress, self._schedule
         while True:
-            while self._ready:
-                self._next()
+            while schedule.ready:
+                self._execute(*schedule.begin())
+                schedule.end()
             if self._parked and self._retry():
                 continue
-            if self._yielded and self._idle < IDLE_ROUNDS:
+            if schedule.yielded and self._idle < IDLE_ROUNDS:
                 self._idle = 0 if self.progress != self._seen_progress else self._idle + 1
                 self._seen_progress = self.progress
-                self._resume_polling()
+                schedule.resume()
                 continue
             if self._parked and self.progress != self._gave_up_at and self._give_up():
                 continue
             break
         self._idle = 0
-        self._resume_polling()
+        schedule.resume()
         if self.done and self.observer is not None:
             self.observer.finish()
         return self.progress != start
@@ -251,7 +251,7 @@ class Wave:
                 location = location or instruction.location
                 text = f"wait for {wait.describe()} at {instruction.location or instruction.text}"
                 lines.setdefault(text, []).append(wait.lanes)
-        for pc, lanes in {**self._ready, **self._yielded}.items():
+        for pc, lanes in {**self._schedule.ready, **self._schedule.yielded}.items():
             instruction = self.program.code[pc].instruction
             location = location or instruction.location
             text = f"poll for something that no thread does, near {instruction.location or pc}"
@@ -285,33 +285,9 @@ class Wave:
         others = len(np.unique(blocks)) - 1
         return text + (f" and of {others} more block{'s' * (others > 1)}" if others else "")
 
-    def _push(self, pc: int, lanes: Lanes, *, yielded: bool = False) -> None:
-        queue = self._yielded if yielded else self._ready
-        there = queue.get(pc)
-        if there is not None:
-            mask = np.zeros(self.lane_count, np.bool_)
-            mask[there.index] = True
-            mask[lanes.index] = True
-            lanes = self.lanes(np.flatnonzero(mask))
-        queue[pc] = lanes
-        self._since.setdefault(pc, self._turn)
-
-    def _next(self) -> None:
-        """Runs the set of lanes whose turn it is, until it parts, waits or ends."""
-        ready, since, rank = self._ready, self._since, self.program.rank
-        if len(ready) == 1:
-            (pc,) = ready
-        else:
-            pc = min(ready, key=rank.__getitem__)
-            oldest = min(ready, key=since.__getitem__)
-            if self._turn - since[oldest] > PATIENCE:
-                pc = oldest
-        lanes = ready.pop(pc)
-        del since[pc]
-        self._execute(pc, lanes)
-
     def _execute(self, pc: int, lanes: Lanes) -> None:
-        code, rank, ready = self.program.code, self.program.rank, self._ready
+        code, rank, schedule = self.program.code, self.program.rank, self._schedule
+        ready = schedule.ready
         start = pc
         self._polled = False
         while True:
@@ -319,9 +295,9 @@ class Wave:
             if entry.leader and pc != start:
                 self._count(start, pc, lanes)
                 start = pc
-                self._turn += 1
-                if ready and self._should_stop(pc):
-                    self._push(pc, lanes)
+                schedule.turn += 1
+                if ready and schedule.stop(pc):
+                    schedule.put(pc, lanes)
                     return
             if entry.kind is STEP:
                 remaining = self._step(pc, entry, lanes)
@@ -349,28 +325,18 @@ class Wave:
             if entry.kind is BRANCH and others is None:
                 back = rank[entry.target] <= rank[pc]
                 if back and self._polled:
-                    self._push(entry.target, taken, yielded=True)
+                    schedule.put_off(entry.target, taken)
                     return
                 pc = start = entry.target
-                self._turn += 1
-                if ready and self._should_stop(pc):
-                    self._push(pc, taken)
+                schedule.turn += 1
+                if ready and schedule.stop(pc):
+                    schedule.put(pc, taken)
                     return
                 continue
             if others is not None:
-                self._push(pc + 1, others)
+                schedule.put(pc + 1, others)
             self._leave(pc, entry, taken)
             return
-
-    def _should_stop(self, pc: int) -> bool:
-        """Whether other lanes come first, or are at the same place."""
-        rank = self.program.rank
-        mine = rank[pc]
-        if any(rank[other] <= mine for other in self._ready):
-            return True
-        return self._turn % 64 == 0 and any(
-            self._turn - self._since[other] > PATIENCE for other in self._ready
-        )
 
     def _step(self, pc: int, entry: Entry, lanes: Lanes) -> Lanes | None:
         """Executes a step; returns the lanes that go on behind it."""
@@ -413,7 +379,10 @@ class Wave:
         """Lanes take a branch that not all take, or end."""
         if entry.kind is BRANCH:
             back = self.program.rank[entry.target] <= self.program.rank[pc]
-            self._push(entry.target, lanes, yielded=back and self._polled)
+            if back and self._polled:
+                self._schedule.put_off(entry.target, lanes)
+            else:
+                self._schedule.put(entry.target, lanes)
         elif entry.kind is INDEXED:
             assert entry.selector is not None
             choice = entry.selector(lanes)
@@ -428,7 +397,7 @@ class Wave:
             for number in np.unique(choice):
                 chosen = lanes.where(choice == number)
                 assert chosen is not None
-                self._push(entry.table[int(number)], chosen)
+                self._schedule.put(entry.table[int(number)], chosen)
         elif entry.kind is EXIT:
             self.exited[lanes.index] = True
             self._living = None
@@ -501,11 +470,6 @@ class Wave:
             self._parked[key] = kept
 
     # Getting on -----------------------------------------------------------------------------------
-
-    def _resume_polling(self) -> None:
-        yielded, self._yielded = self._yielded, {}
-        for pc, lanes in yielded.items():
-            self._push(pc, lanes)
 
     def _retry(self) -> bool:
         """Completes what the end of other lanes has completed; whether anything was."""
