@@ -184,13 +184,14 @@ def pallasite_implementations() -> Mapping[str, str]:  # type: ignore[empty-body
     part is first needed. The names are ``"memory_access"`` (a ``MemoryAccess``: how memory with
     addresses is viewed, read and written), ``"lane_layouts"`` (a ``LayoutStrategy`` for lane
     semantics, made with a registry and a target), ``"layout_costs"`` (``LayoutCosts``: what layouts
-    cost in inference), ``"check_layouts"`` (raises where no
-    layouts suit), ``"layout_report"`` (what inference has chosen), ``"missing_fences"`` and
-    ``"missing_barriers"`` (what the events of a kernel lack), ``"divisor_of_result"`` and
-    ``"loop_divisors"`` (what integers are multiples of), ``"encode_tensor_map"`` (TMA descriptors
-    for the launcher), ``"batch_kernel"`` (the body of a kernel with one more grid axis, for
-    ``jax.vmap``), ``"mosaic_layout"`` and ``"reduced_mosaic_layout"`` (layouts as objects of
-    ``jax.experimental.mosaic.gpu``). Two plugins with one name are an error."""
+    cost in inference), ``"check_layouts"`` (raises where no layouts suit), ``"interpretation"`` (an
+    ``Interpretation``: which kernels run on the CPU in programs for a GPU), ``"layout_report"``
+    (what inference has chosen), ``"missing_fences"`` and ``"missing_barriers"`` (what the events of
+    a kernel lack), ``"divisor_of_result"`` and ``"loop_divisors"`` (what integers are multiples
+    of), ``"encode_tensor_map"`` (TMA descriptors for the launcher), ``"batch_kernel"`` (the body of
+    a kernel with one more grid axis, for ``jax.vmap``), ``"mosaic_layout"`` and
+    ``"reduced_mosaic_layout"`` (layouts as objects of ``jax.experimental.mosaic.gpu``). Two plugins
+    with one name are an error."""
 
 
 @hookspec

@@ -44,10 +44,15 @@ from pallasite_std.ops.softmax import LOG2_E as LOG2_E
 from pallasite_std.ops.softmax import broadcast_rows as broadcast_rows
 from pallasite_std.ops.softmax import cap as cap
 from pallasite_std.ops.softmax import lowest as lowest
+from pallasite_std.primitives import arguments as arguments
 from pallasite_std.primitives import barriers as barriers
 from pallasite_std.primitives import copies as copies
 from pallasite_std.primitives import inline as inline
 from pallasite_std.primitives.copies import copy_gmem_to_smem_p as copy_gmem_to_smem_p
+from pallasite_std.primitives.copy_options import CopyPartition as CopyPartition
+from pallasite_std.primitives.copy_options import Partitioned as Partitioned
+from pallasite_std.primitives.layouts import SomeLayout as SomeLayout
+from pallasite_std.primitives.layouts import layout_cast as layout_cast
 
 if TYPE_CHECKING:
     from pallasite_std.copies import tensor_copies as tensor_copies

@@ -66,6 +66,8 @@ RULE_MODULES = (
 
 _NAMES = {
     "barriers.types": ("Barrier", "ClusterBarrier"),
+    "interpret": ("InterpretGPUParams", "force_gpu_interpret_mode", "set_gpu_interpret_mode"),
+    "pipelines.block_spec": ("BlockSpec",),
     "pipelines.helpers": ("NDLoopInfo", "nd_loop", "planar_snake", "warp_map"),
     "pipelines.pipeline": ("emit_pipeline",),
     "pipelines.scheduling": ("dynamic_scheduling_loop",),
@@ -86,7 +88,9 @@ _NAMES = {
         *("async_prefetch", "async_store_smem", "barrier_expect", "commit_smem_to_gmem_group"),
         *("copy_gmem_to_smem", "copy_smem_to_gmem", "wait_gmem_to_smem", "wait_smem_to_gmem"),
     ),
+    "primitives.copy_options": ("CopyPartition", "OOBFillMode"),
     "primitives.inline": ("RefType", "ShapeDtypeStruct", "inline_mgpu"),
+    "primitives.layouts": ("Layout", "layout_cast"),
     "primitives.matrix": ("mma",),
     "primitives.semaphores": ("semaphore_signal", "semaphore_wait"),
     "rules.registers": ("set_max_registers",),
@@ -232,6 +236,7 @@ def pallasite_implementations() -> dict[str, str]:
         "check_layouts": "pallasite_std.inference.conflicts:check_solution",
         "divisor_of_result": "pallasite_std.divisors:divisor_of_result",
         "encode_tensor_map": "pallasite_std.copies.tensor_map_encoding:encode",
+        "interpretation": "pallasite_std.interpret:INTERPRETATION",
         "lane_layouts": "pallasite_std.lane_layouts.strategy:LaneStrategy",
         "layout_costs": "pallasite_std.inference.costs:LAYOUT_COSTS",
         "layout_report": "pallasite_std.inference.report:layout_report",

@@ -18,7 +18,6 @@ from jax.experimental import pallas as pl
 from pallasite._jax import masked_load, masked_store, masked_swap, run_state
 from pallasite.ir import ops
 from pallasite.language.kernel import kernel
-from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM, SemaphoreType
 from pallasite.language.transforms import SwizzleTransform, TilingTransform, transpose_ref
 from pallasite.lowering.arrays import elementwise
@@ -29,6 +28,7 @@ from pallasite_std.primitives import arrays
 from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait
 from pallasite_std.primitives.copies import async_store_smem
 from pallasite_std.primitives.inline import RefType, ShapeDtypeStruct, inline_mgpu
+from pallasite_std.primitives.layouts import Layout, layout_cast
 
 pytestmark = pytest.mark.runs_kernels
 

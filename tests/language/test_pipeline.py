@@ -13,8 +13,9 @@ from tests.language.interpreter import run_kernel, spec_of
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite.language.kernel import kernel
 from pallasite.language.memory import GMEM, SMEM
-from pallasite.language.params import BlockSpec, CompilerParams
+from pallasite.language.params import CompilerParams
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
+from pallasite_std.pipelines.block_spec import BlockSpec
 from pallasite_std.pipelines.pipeline import emit_pipeline
 
 TILED = (TilingTransform((8, 32)), SwizzleTransform(128))

@@ -12,12 +12,12 @@ from tests.language.interpreter import spec_of
 from pallasite import _jax
 from pallasite.errors import InvalidTypeError, InvalidValueError, PallasiteError, UnsupportedError
 from pallasite.language.kernel import kernel
-from pallasite.language.layouts import Layout, ReducedLayout, layout_cast
 from pallasite.language.memory import SMEM, SemaphoreType
-from pallasite.language.params import CopyPartition, OOBFillMode
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
 from pallasite_std.barriers.types import Barrier, ClusterBarrier
 from pallasite_std.primitives import arrays, barriers, copies, inline, semaphores
+from pallasite_std.primitives.copy_options import CopyPartition, OOBFillMode
+from pallasite_std.primitives.layouts import Layout, ReducedLayout, layout_cast
 
 F32 = jnp.float32
 TILED = (TilingTransform((8, 32)), SwizzleTransform(128))

@@ -7,12 +7,12 @@ import pytest
 
 from kernels import array, compile_kernel, compile_to_ptx, in_order, make
 from pallasite.errors import InvalidValueError, UnsupportedError
-from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
 from pallasite.language.params import CompilerParams
 from pallasite.language.transforms import SwizzleTransform, TilingTransform, cluster_ref
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.primitives import arrays
+from pallasite_std.primitives.layouts import Layout, layout_cast
 from pallasite_std.rules.atomics import updates
 
 OPERATIONS = ("add", "max", "min", "and", "or", "xor")

@@ -8,7 +8,6 @@ import pytest
 
 from kernels import array, compile_to_ptx, in_order, make
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
 from pallasite_std.barriers.types import Barrier, ClusterBarrier
@@ -18,6 +17,7 @@ from pallasite_std.primitives.barriers import (
     griddepcontrol_wait,
 )
 from pallasite_std.primitives.copies import async_store_smem
+from pallasite_std.primitives.layouts import Layout, layout_cast
 
 TRANSFORMS = (TilingTransform((8, 32)), SwizzleTransform(128))
 

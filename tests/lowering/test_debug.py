@@ -10,10 +10,10 @@ from jax.experimental import pallas as pl
 
 from kernels import array, compile_kernel, compile_to_ptx, in_order, make, strings_of
 from pallasite.errors import InvalidValueError, UnsupportedError
-from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
 from pallasite_std.primitives.arrays import print_layout
+from pallasite_std.primitives.layouts import Layout, layout_cast
 
 
 def printing(fmt, *select, shape=(128,), dtype=jnp.float32):

@@ -15,7 +15,6 @@ from kernels import array, compile_to_ptx, in_order, make
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite.ir import ops
 from pallasite.language.kernel import kernel
-from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
 from pallasite.language.transforms import SwizzleTransform, TilingTransform
 from pallasite.lowering.arrays import RegisterArray, elementwise
@@ -23,6 +22,7 @@ from pallasite_std.memory.transfers import load_array
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.primitives import inline
 from pallasite_std.primitives.inline import RefType, ShapeDtypeStruct
+from pallasite_std.primitives.layouts import Layout, layout_cast
 
 inline_mgpu = functools.partial(inline.inline_mgpu, values="pallasite")
 STRIDED = Layout.WG_STRIDED((256,), vec_size=2)

@@ -9,9 +9,9 @@ import pytest
 from kernels import array, compile_kernel, make
 from pallasite import plugins
 from pallasite.errors import InvalidValueError
-from pallasite.language.layouts import Layout, layout_cast
 from pallasite.target_selection import find_target
 from pallasite_std.lane_layouts.known_layouts import KnownLayouts
+from pallasite_std.primitives.layouts import Layout, layout_cast
 
 SHAPE = (64, 32)
 WGMMA = Layout.WGMMA

@@ -9,8 +9,8 @@ import pytest
 
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError
-from pallasite.language.layouts import Layout, layout_cast
 from pallasite.language.memory import SMEM
+from pallasite_std.primitives.layouts import Layout, layout_cast
 
 SHAPE = (64, 32)
 

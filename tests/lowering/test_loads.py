@@ -12,10 +12,10 @@ from pallasite import compile
 from pallasite import gpu as plgpu
 from pallasite._jax import masked_load, masked_store, masked_swap, run_state
 from pallasite.errors import InvalidValueError, UnsupportedError
-from pallasite.language.layouts import Layout
 from pallasite.language.memory import SMEM
 from pallasite.language.transforms import SwizzleTransform, TilingTransform, transpose_ref
 from pallasite_std.primitives.arrays import load
+from pallasite_std.primitives.layouts import Layout
 
 SWIZZLED = (TilingTransform((8, 32)), SwizzleTransform(128))
 TILES_OF_4_BITS = (TilingTransform((8, 256)), SwizzleTransform(128))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from jax._src.pallas.mosaic_gpu import core as upstream
 
 from pallasite.errors import InvalidValueError
-from pallasite.language.layouts import Layout
 from pallasite.layouts.registers import RegisterLayout, SplatLayout
 from pallasite_std.inline.arrays import register_layout, register_numbers
+from pallasite_std.primitives.layouts import Layout
 
 WITH_ARGUMENTS = {
     "WG_SPLAT": [((),), ((3, 5),)],

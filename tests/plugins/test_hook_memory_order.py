@@ -32,8 +32,9 @@ from pallasite.plugin import (
     plugins,
 )
 from pallasite.plugin.ir import ops
-from pallasite.plugin.language import GMEM, SMEM, arguments, memory_effect
+from pallasite.plugin.language import GMEM, SMEM, memory_effect
 from pallasite.plugin.lowering import resolve
+from pallasite_std.api import arguments
 
 ASYNC, UNIT = Proxy("async"), Proxy("unit")
 

@@ -8,7 +8,6 @@ before it is asked for. Plugins, the standard library first, add theirs by the h
 from __future__ import annotations
 
 _BY_MODULE = {
-    "interpret": ("InterpretGPUParams", "force_gpu_interpret_mode", "set_gpu_interpret_mode"),
     "kernel": ("kernel",),
     "mesh": ("Mesh", "WarpMesh"),
     "memory": (
@@ -18,11 +17,7 @@ _BY_MODULE = {
     "transforms": (
         *("SwizzleTransform", "TilingTransform", "cluster_ref", "find_swizzle", "transpose_ref"),
     ),
-    "params": (
-        *("BlockSpec", "CompilerParams", "CopyPartition", "LoweringSemantics"),
-        *("OOBFillMode", "TraceScope"),
-    ),
-    "layouts": ("Layout", "layout_cast"),
+    "params": ("CompilerParams", "LoweringSemantics", "TraceScope"),
 }
 
 #: Public name -> "module:attribute".

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from pallasite import _jax
 from pallasite.errors import InvalidTypeError, SourceLocation
 from pallasite.language import checks
-from pallasite.language.interpret import interpretation
+from pallasite.language.interpretation import interpretation
 from pallasite.language.kernel_call import kernel_call_p
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
@@ -62,7 +62,7 @@ def kernel(
       compiler_params: a :class:`CompilerParams`.
       grid, grid_names, cluster, cluster_names, num_threads, thread_name: see :class:`Mesh`;
         ``kernel_name`` may be given too.
-      interpret: True or :class:`InterpretGPUParams` runs the kernel on the CPU even in a program
+      interpret: True or ``InterpretGPUParams`` runs the kernel on the CPU even in a program
         for a GPU; False and None leave that to ``force_gpu_interpret_mode``.
       debug: prints the jaxpr after tracing and marks the kernel, so that later stages print too.
       input_output_aliases: operand number -> output number (in flattened order) that are to share
@@ -86,7 +86,8 @@ def kernel(
         num_threads=num_threads,
         thread_name=thread_name,
     )
-    interpretation(interpret)
+    if interpret:
+        interpretation().params(interpret)
     if compiler_params is None:
         compiler_params = CompilerParams()
     elif not isinstance(compiler_params, CompilerParams):
@@ -214,7 +215,7 @@ class _Kernel:
 
         As with ``jax.jit``, the trace is kept and used again for the same types.
         """
-        interpret = interpretation(self.interpret)
+        interpret = interpretation().params(self.interpret)
         key = (in_avals, in_tree, _jax.trace_context(), interpret)
         if key in self.traced:
             spec, out_tree = self.traced[key]

@@ -1,10 +1,10 @@
-"""Parameters of a kernel and of its blocks, apart from the mesh."""
+"""Parameters of a kernel, apart from the mesh."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 from pallasite import _jax, plugins
@@ -31,43 +31,6 @@ class TraceScope(enum.Enum):
     WARP = "warp"
     WARPGROUP = "warpgroup"
 
-
-class OOBFillMode(enum.IntEnum):
-    """What a copy does where its window leaves the array in global memory."""
-
-    #: The bytes have no defined value.
-    UNDEFINED = 0
-    #: The user promises that the window stays inside.
-    PROMISE_IN_BOUNDS = 1
-    #: Zeros.
-    ZEROS = 2
-
-
-class CopyPartition:
-    """How a collective copy that only its leader block tracks is partitioned over the cluster.
-
-    ``CopyPartition.PARTITIONED(axis)``: each block gets its slice of the window along ``axis``.
-    ``CopyPartition.REPLICATED``: every block gets the whole window.
-    """
-
-    PARTITIONED: ClassVar[type[Partitioned]]
-    REPLICATED: ClassVar[ReplicatedCopy]
-
-
-@dataclasses.dataclass(frozen=True)
-class Partitioned(CopyPartition):
-    """Each block gets its slice along ``axis`` of the window (after integer indices)."""
-
-    axis: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplicatedCopy(CopyPartition):
-    """Every block gets the whole window."""
-
-
-CopyPartition.PARTITIONED = Partitioned
-CopyPartition.REPLICATED = ReplicatedCopy()
 
 _DIMENSION_SEMANTICS = ("parallel", "sequential")
 
@@ -235,55 +198,3 @@ def _semantics(given: Any) -> LoweringSemantics | Semantics:
         expected="LoweringSemantics.Lane or LoweringSemantics.Warpgroup, or a Semantics of a plugin"
         " that falls back to one of them",
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PipelinedBlockMapping(_jax.BlockMapping):  # type: ignore[misc]
-    """A block mapping of ``pl.pallas_call`` that keeps what our :class:`BlockSpec` says besides."""
-
-    delay_release: int = 0
-    oob_fill_mode: OOBFillMode = OOBFillMode.ZEROS
-
-
-@dataclasses.dataclass
-class BlockSpec(_jax.PallasBlockSpec):  # type: ignore[misc]
-    """A ``pl.BlockSpec`` with what a GPU pipeline needs to know besides.
-
-    Attributes:
-      transforms: how a block lies in shared memory.
-      delay_release: how many further steps a block stays untouched after the step that used it,
-        because an asynchronous operation may still read it.
-      collective_axes: cluster axes along which all blocks need the same block of the operand.
-      oob_fill_mode: what is read where a block leaves the array.
-    """
-
-    transforms: Sequence[Any] = ()
-    delay_release: int = 0
-    collective_axes: tuple[Hashable, ...] | None = None
-    oob_fill_mode: OOBFillMode = OOBFillMode.ZEROS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.transforms = tuple(self.transforms)
-        checks.count(self.delay_release, "delay_release")
-
-    def to_block_mapping(self, origin: Any, array_aval: Any, **context: Any) -> Any:
-        """The canonical form that ``pl.pallas_call`` works with."""
-        if self.collective_axes:
-            raise checks.value_error(
-                f"collective_axes of {origin} cannot be used in pallas_call",
-                hint="write the kernel with gpu.kernel and a pipeline inside",
-            )
-        mapping = super().to_block_mapping(origin, array_aval, **context)
-        physical = mapping.block_aval.inner_aval
-        for transform in self.transforms:
-            physical = transform.transform_type(physical)
-        fields = {f.name: getattr(mapping, f.name) for f in dataclasses.fields(mapping)}
-        fields["transformed_block_aval"] = mapping.block_aval.update(inner_aval=physical)
-        fields["transforms"] = self.transforms
-        return PipelinedBlockMapping(
-            **fields,
-            allow_captured_consts=True,
-            delay_release=self.delay_release,
-            oob_fill_mode=self.oob_fill_mode,
-        )

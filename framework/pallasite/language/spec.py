@@ -8,7 +8,6 @@ from typing import Any
 from pallasite import _jax
 from pallasite.errors import SourceLocation
 from pallasite.language.checks import errors_at
-from pallasite.language.interpret import InterpretGPUParams
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 
@@ -27,7 +26,8 @@ class KernelSpec:
       params: compiler parameters.
       location: where the body is defined.
       debug: whether the user asked for the intermediate stages to be printed.
-      interpret: how it is run on the CPU even in a program for a GPU, if it is to be.
+      interpret: how it is run on the CPU even in a program for a GPU, if it is to be: what
+        ``Interpretation.params`` returns.
     """
 
     name: str
@@ -39,7 +39,7 @@ class KernelSpec:
     params: CompilerParams
     location: SourceLocation | None = None
     debug: bool = False
-    interpret: InterpretGPUParams | None = None
+    interpret: Any = None
 
     def __post_init__(self) -> None:
         with errors_at(lambda: _jax.current_user_location() or self.location):

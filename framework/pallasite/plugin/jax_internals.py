@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from pallasite._jax import AbstractRef as AbstractRef
 from pallasite._jax import BitcastTransform as BitcastTransform
+from pallasite._jax import BlockMapping as BlockMapping
+from pallasite._jax import ExtendedDType as ExtendedDType
 from pallasite._jax import FailedCheckError as FailedCheckError
 from pallasite._jax import Literal as Literal
 from pallasite._jax import NDIndexer as NDIndexer
+from pallasite._jax import PallasBlockSpec as PallasBlockSpec
 from pallasite._jax import PallasMemorySpace as PallasMemorySpace
 from pallasite._jax import Primitive as Primitive
 from pallasite._jax import ReadEffect as ReadEffect
@@ -21,6 +24,7 @@ from pallasite._jax import Tracer as Tracer
 from pallasite._jax import TransformedRef as TransformedRef
 from pallasite._jax import TransposeTransform as TransposeTransform
 from pallasite._jax import TypedNdArray as TypedNdArray
+from pallasite._jax import Var as Var
 from pallasite._jax import WriteEffect as WriteEffect
 from pallasite._jax import abstract_eval as abstract_eval
 from pallasite._jax import addupdate_p as addupdate_p
@@ -56,6 +60,7 @@ from pallasite._jax import get_global_p as get_global_p
 from pallasite._jax import get_p as get_p
 from pallasite._jax import imported_mosaic_gpu as imported_mosaic_gpu
 from pallasite._jax import issubdtype as issubdtype
+from pallasite._jax import itemsize_bits as itemsize_bits
 from pallasite._jax import jit_p as jit_p
 from pallasite._jax import last_user_frame as last_user_frame
 from pallasite._jax import lax_primitives as lax_primitives
@@ -70,6 +75,9 @@ from pallasite._jax import mpmd_map as mpmd_map
 from pallasite._jax import mpmd_map_p as mpmd_map_p
 from pallasite._jax import multiple_of_p as multiple_of_p
 from pallasite._jax import num_programs_p as num_programs_p
+from pallasite._jax import pp_eqn_rules as pp_eqn_rules
+from pallasite._jax import pp_var as pp_var
+from pallasite._jax import pretty_printer as pretty_printer
 from pallasite._jax import program_id_p as program_id_p
 from pallasite._jax import raised_by_user as raised_by_user
 from pallasite._jax import reciprocal_p as reciprocal_p

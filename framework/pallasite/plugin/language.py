@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pallasite.runtime.registration as _registration  # noqa: F401  (so that kernels can run)
-from pallasite.language import arguments as arguments
 from pallasite.language import checks as checks
 from pallasite.language import transforms as transforms
 from pallasite.language.barriers import BARRIER_SPACE as BARRIER_SPACE
@@ -13,9 +12,7 @@ from pallasite.language.barriers import is_barrier as is_barrier
 from pallasite.language.effects import memory_effect as memory_effect
 from pallasite.language.effects import programmatic_launch_effect as programmatic_launch_effect
 from pallasite.language.effects import tensor_core_pipeline_effect as tensor_core_pipeline_effect
-from pallasite.language.layouts import SomeLayout as SomeLayout
-from pallasite.language.layouts import layout_cast as layout_cast
-from pallasite.language.layouts import layout_cast_p as layout_cast_p
+from pallasite.language.interpretation import Interpretation as Interpretation
 from pallasite.language.memory import GMEM as GMEM
 from pallasite.language.memory import SMEM as SMEM
 from pallasite.language.memory import AbstractRefUnion as AbstractRefUnion
@@ -37,13 +34,8 @@ from pallasite.language.mesh import Mesh as Mesh
 from pallasite.language.mesh import WarpMesh as WarpMesh
 from pallasite.language.mesh import in_warp_region as in_warp_region
 from pallasite.language.operands import any_operand as any_operand
-from pallasite.language.params import BlockSpec as BlockSpec
 from pallasite.language.params import CompilerParams as CompilerParams
-from pallasite.language.params import CopyPartition as CopyPartition
 from pallasite.language.params import LoweringSemantics as LoweringSemantics
-from pallasite.language.params import OOBFillMode as OOBFillMode
-from pallasite.language.params import Partitioned as Partitioned
-from pallasite.language.params import PipelinedBlockMapping as PipelinedBlockMapping
 from pallasite.language.params import TraceScope as TraceScope
 from pallasite.language.spec import KernelSpec as KernelSpec
 from pallasite.language.tracing import trace_kernel as trace_kernel

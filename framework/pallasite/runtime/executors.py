@@ -11,7 +11,6 @@ from pallasite.errors import ExecutionError, UnsupportedError
 from pallasite.executor_choice import ExecutorChoice
 from pallasite.extensions import LaunchRequest
 from pallasite.known_plugins import remedy
-from pallasite.language.interpret import InterpretGPUParams
 from pallasite.language.kernel_call import has_host_effects
 from pallasite.language.spec import KernelSpec
 from pallasite.runtime.override import current
@@ -38,12 +37,15 @@ def find_executor(
     return functools.partial(choice.chosen.run, request=request or LaunchRequest(platform=platform))
 
 
-def interpreter(
-    params: InterpretGPUParams, name: str, request: LaunchRequest | None = None
-) -> Callable[..., Any]:
+def interpreter(params: Any, name: str, request: LaunchRequest | None = None) -> Callable[..., Any]:
     """What interprets kernels: an executor for the CPU, whatever platform the program is for.
 
     The option ``executor`` counts if it names an executor for the CPU.
+
+    Args:
+      params: how; what ``Interpretation.params`` returns.
+      name: the kernel's, for messages.
+      request: how the program calls it.
 
     Raises:
       ExecutionError: there is none.

@@ -18,7 +18,7 @@ from jax.interpreters import mlir
 from pallasite import _jax, plugins
 from pallasite.errors import InvalidTypeError
 from pallasite.extensions import LaunchRequest
-from pallasite.language.interpret import InterpretGPUParams, interpretation
+from pallasite.language.interpretation import interpretation
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
@@ -74,7 +74,7 @@ def lower_kernel_call(
 def lower_pallas_call(ctx: Any, *operands: Any, **params: Any) -> Any:
     """The lowering rule of ``pl.pallas_call`` with our :class:`CompilerParams`."""
     spec = spec_of_pallas_call(params)
-    mode = interpretation(None)
+    mode = interpretation().params(None)
     if mode is not None:
         spec = spec.replace(interpret=mode)
     return lower_kernel_call(ctx, *operands, spec=spec)
@@ -94,12 +94,12 @@ def lower_pallas_call_elsewhere(
     """
     interpret = params["interpret"]
     ours = isinstance(params["compiler_params"], CompilerParams) and (
-        not interpret or isinstance(interpret, InterpretGPUParams)
+        not interpret or interpretation().understands(interpret)
     )
     platforms = [platform] if platform else ctx.platforms or ctx.module_context.platforms
     if not ours or set(platforms) & {"cuda", "rocm"}:
         return otherwise(ctx, *operands, **params)
-    spec = spec_of_pallas_call(params).replace(interpret=interpretation(interpret))
+    spec = spec_of_pallas_call(params).replace(interpret=interpretation().params(interpret))
     return lower_kernel_call(ctx, *operands, spec=spec, platform=platform)
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidValueError
-from pallasite.plugin.language import OOBFillMode
 from pallasite.plugin.lowering import RuleContext
 from pallasite_std.copies import bulk_copies as bulk
 from pallasite_std.copies import tensor_copies as tma
 from pallasite_std.copies.tensor_map_types import reduction_operator
 from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.primitives.copy_options import OOBFillMode
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,14 +16,13 @@ from pallasite.plugin import InvalidValueError, SourceLocation, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import (
     GMEM,
-    BlockSpec,
     CompilerParams,
     KernelSpec,
     Mesh,
-    PipelinedBlockMapping,
     physical_view,
     trace_kernel,
 )
+from pallasite_std.pipelines.block_spec import BlockSpec, PipelinedBlockMapping
 from pallasite_std.pipelines.pipeline import emit_pipeline
 from pallasite_std.rewriting import evaluate
 

@@ -9,10 +9,10 @@ from typing import Any
 from pallasite.plugin import PallasiteError, RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext, Pairs
-from pallasite.plugin.language import layout_cast_p
 from pallasite.plugin.layouts import Layout, RegisterLayout, stacked
 from pallasite_std.inference import relations
 from pallasite_std.inference.costs import reduction_cost
+from pallasite_std.primitives.layouts import layout_cast_p
 
 rules = RuleSet()
 lax = _jax.lax_primitives

@@ -13,7 +13,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import GMEM, SMEM, BlockSpec, as_transformed, checks
+from pallasite.plugin.language import GMEM, SMEM, as_transformed, checks
+from pallasite_std.pipelines.block_spec import BlockSpec
 
 
 @dataclasses.dataclass(frozen=True)

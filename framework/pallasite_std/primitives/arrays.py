@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import GMEM, SMEM, SomeLayout, arguments, checks, layout_cast
+from pallasite.plugin.language import GMEM, SMEM, checks
+from pallasite_std.primitives import arguments
+from pallasite_std.primitives.layouts import SomeLayout, layout_cast
 
 load_p = _jax.Primitive("load")
 

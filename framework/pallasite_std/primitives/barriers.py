@@ -11,7 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import arguments, checks, memory_effect, programmatic_launch_effect
+from pallasite.plugin.language import checks, memory_effect, programmatic_launch_effect
+from pallasite_std.primitives import arguments
 
 barrier_arrive_p = _jax.Primitive("barrier_arrive")
 barrier_arrive_p.multiple_results = True

@@ -11,7 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import SMEM, arguments, checks, element_bits, memory_effect
+from pallasite.plugin.language import SMEM, checks, element_bits, memory_effect
+from pallasite_std.primitives import arguments
 
 RESULT_BYTES = 16
 

@@ -18,17 +18,9 @@ from __future__ import annotations
 from typing import Any
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import (
-    GMEM,
-    SMEM,
-    CopyPartition,
-    OOBFillMode,
-    Partitioned,
-    arguments,
-    checks,
-    element_bits,
-    memory_effect,
-)
+from pallasite.plugin.language import GMEM, SMEM, checks, element_bits, memory_effect
+from pallasite_std.primitives import arguments
+from pallasite_std.primitives.copy_options import CopyPartition, OOBFillMode, Partitioned
 
 REDUCTION_OPS = (
     *("add", "min", "max", "umin", "umax", "smin", "smax"),

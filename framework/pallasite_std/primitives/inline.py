@@ -15,13 +15,9 @@ from typing import Any
 import jax
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import (
-    SomeLayout,
-    arguments,
-    checks,
-    memory_effect,
-    tensor_core_pipeline_effect,
-)
+from pallasite.plugin.language import checks, memory_effect, tensor_core_pipeline_effect
+from pallasite_std.primitives import arguments
+from pallasite_std.primitives.layouts import SomeLayout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin.ir import ops
-from pallasite.plugin.language import CopyPartition, OOBFillMode, Partitioned
 from pallasite.plugin.layouts import LANES, WARPS, plan_access, row_major, strided
 from pallasite.plugin.lowering import RuleContext, Value, resolve, resolve_barrier
 from pallasite_std.barriers.emission import LANES_OF_THREAD, hardware_arrivals
@@ -19,6 +18,7 @@ from pallasite_std.copies import tensor_copies as tma
 from pallasite_std.memory.reference_types import BarrierReference, MemoryReference
 from pallasite_std.memory.transfers import access_addresses
 from pallasite_std.primitives import copies as prim
+from pallasite_std.primitives.copy_options import CopyPartition, OOBFillMode, Partitioned
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)

@@ -12,7 +12,6 @@ from jaxlib.mlir import ir
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.language import layout_cast_p
 from pallasite.plugin.layouts import (
     Layout,
     Owner,
@@ -34,6 +33,7 @@ from pallasite.plugin.lowering import (
 )
 from pallasite_std.memory.relayout import rows_in_registers
 from pallasite_std.memory.transfers import dense_layout
+from pallasite_std.primitives.layouts import layout_cast_p
 
 rules = RuleSet()
 lax = _jax.lax_primitives

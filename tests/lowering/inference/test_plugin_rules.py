@@ -16,11 +16,11 @@ import pallasite
 from pallasite import RuleSet, Semantics, _jax, plugins
 from pallasite import gpu as plgpu
 from pallasite.errors import InternalError, InvalidValueError
-from pallasite.language import arguments
 from pallasite.language.effects import memory_effect
 from pallasite.layouts import named
 from pallasite.lowering.recording import recording
 from pallasite_std.memory.relayout import relayout
+from pallasite_std.primitives import arguments
 from pallasite_std.rules.shape import same_layout_hint
 
 PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)

@@ -10,14 +10,9 @@ import jax
 from jax.experimental import pallas as pl
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import (
-    GMEM,
-    BlockSpec,
-    as_transformed,
-    checks,
-    memory_space_of,
-)
+from pallasite.plugin.language import GMEM, as_transformed, checks, memory_space_of
 from pallasite_std.barriers.types import Barrier, ClusterBarrier
+from pallasite_std.pipelines.block_spec import BlockSpec
 from pallasite_std.pipelines.blocks import Block, Grid, make_block
 from pallasite_std.pipelines.buffers import Buffer, allocation
 from pallasite_std.pipelines.warp_specialized.states import Place, place_of

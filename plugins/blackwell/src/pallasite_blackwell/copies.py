@@ -17,9 +17,14 @@ from jaxlib.mlir import ir
 from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
-from pallasite.plugin.language import CopyPartition, Partitioned
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, resolve, resolve_barrier
-from pallasite_std.api import MemoryReference, copy_gmem_to_smem_p, index_reference
+from pallasite_std.api import (
+    CopyPartition,
+    MemoryReference,
+    Partitioned,
+    copy_gmem_to_smem_p,
+    index_reference,
+)
 from pallasite_std.api import copy_rules as copies
 from pallasite_std.api import tensor_copies as tma
 

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import SMEM, arguments, checks, in_warp_region
+from pallasite.plugin.language import SMEM, checks, in_warp_region
 from pallasite.plugin.language import tensor_core_pipeline_effect as pipeline_effect
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
 from pallasite_hopper.matrix.types import check_dtypes, depth_of
+from pallasite_std.api import arguments
 
 _WAITS = 8
 """``wgmma.wait_group`` counts at most 7 groups in flight."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import jax
 
-from pallasite.language import checks
+from pallasite.plugin.language import checks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,15 +95,25 @@ def set_gpu_interpret_mode(params: InterpretGPUParams = _DEFAULT) -> None:
     _mode.set_global(_checked(params))
 
 
-def interpretation(interpret: Any) -> InterpretGPUParams | None:
-    """What ``kernel(interpret=...)`` means at a call; None and False leave it to the mode.
+class _Interpretation:
+    """The implementation ``"interpretation"``."""
 
-    Raises:
-      InvalidTypeError: parameters of another backend.
-    """
-    params = _checked(interpret)
-    mode: InterpretGPUParams | None = _mode.value
-    return params if params is not None else mode
+    def params(self, interpret: Any) -> InterpretGPUParams | None:
+        """What ``kernel(interpret=...)`` means at a call; None and False leave it to the mode.
+
+        Raises:
+          InvalidTypeError: parameters of another backend.
+        """
+        asked = _checked(interpret)
+        mode: InterpretGPUParams | None = _mode.value
+        return asked if asked is not None else mode
+
+    def understands(self, interpret: Any) -> bool:
+        """Whether ``interpret`` is parameters of this backend."""
+        return isinstance(interpret, InterpretGPUParams)
+
+
+INTERPRETATION = _Interpretation()
 
 
 def _checked(params: Any) -> InterpretGPUParams | None:

@@ -15,11 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite import _jax
-from pallasite.language import checks
-from pallasite.language.barriers import BarrierDType
-from pallasite.language.memory import MemorySpace, memory_space_of
-from pallasite.language.transforms import as_transformed
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import (
+    BarrierDType,
+    MemorySpace,
+    as_transformed,
+    checks,
+    memory_space_of,
+)
 
 
 def bind(primitive: Any, *arguments: Any, **params: Any) -> Any:

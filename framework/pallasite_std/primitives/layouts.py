@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pallasite import _jax, plugins
-from pallasite.errors import InvalidValueError
-from pallasite.language import checks
+from pallasite.plugin import InvalidValueError, manager
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import checks
 
 if TYPE_CHECKING:
-    from pallasite.layouts import Layout as ConcreteLayout
+    from pallasite.plugin.layouts import Layout as ConcreteLayout
 
 
 class SomeLayout:
@@ -76,7 +76,7 @@ class ParameterizedLayout(SomeLayout):
 
     def resolve(self, shape: Sequence[int], dtype: Any) -> ConcreteLayout:
         """The layout for an array; InvalidValueError when the array does not fit it."""
-        from pallasite.layouts import named
+        from pallasite.plugin.layouts import named
 
         bits = _bits(self.layout.name, self.args, self.kwargs, dtype)
         return named.resolve(self.layout.name, self.args, self.kwargs, tuple(shape), bits)
@@ -87,7 +87,7 @@ class ParameterizedLayout(SomeLayout):
 
     def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
         """The layout as an object of ``jax.experimental.mosaic.gpu``."""
-        make = plugins.manager().implementation("mosaic_layout")
+        make = manager().implementation("mosaic_layout")
         _no_arguments(self, args, kwargs)
         bits = _bits(self.layout.name, self.args, self.kwargs, np.float32)
         return make(self.layout.name, self.args, self.kwargs, bits)
@@ -106,7 +106,7 @@ class ReducedLayout(SomeLayout):
 
     def resolve(self, shape: Sequence[int], dtype: Any) -> ConcreteLayout:
         """The layout for an array of the reduced shape."""
-        from pallasite.layouts import transforms
+        from pallasite.plugin.layouts import transforms
 
         rank = len(shape) + len(self.axes)
         for axis in self.axes:
@@ -125,7 +125,7 @@ class ReducedLayout(SomeLayout):
 
     def to_mgpu(self, *args: Any, **kwargs: Any) -> Any:
         """The layout as an object of ``jax.experimental.mosaic.gpu``."""
-        make = plugins.manager().implementation("reduced_mosaic_layout")
+        make = manager().implementation("reduced_mosaic_layout")
         _no_arguments(self, args, kwargs)
         return make(self.layout.to_mgpu(), self.axes, str(self))
 
@@ -142,7 +142,7 @@ class _LayoutNames(type):
         return cls[name]
 
     def __getitem__(cls, name: str) -> Layout:
-        from pallasite.layouts import named
+        from pallasite.plugin.layouts import named
 
         if name not in named.STRUCTURAL:
             named.named_layout(name)
@@ -160,7 +160,7 @@ class _LayoutNames(type):
     @property
     def __members__(cls) -> Mapping[str, Layout]:
         """The public layouts by name."""
-        from pallasite.layouts import named
+        from pallasite.plugin.layouts import named
 
         return {name: _layout(name) for name in named.names(public=True)}
 
@@ -222,7 +222,7 @@ def _no_arguments(layout: SomeLayout, args: Any, kwargs: Any) -> None:
 def _bits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: Any) -> int:
     """Bits of an element, as the layout counts them: of a dtype among its arguments, if it takes
     one, or else of the array that is laid out."""
-    from pallasite.layouts import named
+    from pallasite.plugin.layouts import named
 
     position = None if name in named.STRUCTURAL else named.named_layout(name).dtype_argument
     if position is not None:
@@ -233,7 +233,7 @@ def _bits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: Any) 
 def _base_tile(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: Any
 ) -> tuple[int, ...]:
-    from pallasite.layouts import named
+    from pallasite.plugin.layouts import named
 
     if name in ("WG_SPLAT", "WG_STRIDED"):
         return ()
