@@ -75,6 +75,8 @@ Primitive = _core.Primitive
 Tracer = _core.Tracer
 TypedNdArray = _literals.TypedNdArray
 Var = _core.Var
+#: ``match_varying_axes(*arrays)`` are the arrays, each varying over the manual axes of all of them.
+match_varying_axes = _core.auto_insert_reshard
 DebugInfo = _core.DebugInfo
 check_jaxpr = _core.check_jaxpr
 eval_jaxpr = _core.eval_jaxpr
@@ -402,6 +404,20 @@ def no_check_of_varying_axes() -> Iterator[None]:
     """Switches off the check of varying manual axes, which kernels do not take part in."""
     with _config._check_vma(False):
         yield
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The manual axes of the device mesh over which an array or a reference varies."""
+    found: frozenset[Any] = getattr(aval, "inner_aval", aval).manual_axis_type.varying
+    return found
+
+
+def varying_over(aval: Any, axes: frozenset[Any]) -> Any:
+    """An array type that varies over these manual axes, where JAX checks them."""
+    if not _config._check_vma.value:
+        return aval
+    sharding = aval.sharding.update(mesh=_core.get_cur_mesh_sharding().mesh)
+    return aval.update(sharding=sharding, manual_axis_type=_core.ManualAxisType(varying=axes))
 
 
 @contextlib.contextmanager

@@ -56,7 +56,8 @@ def kernel(
       body: the kernel body.
       out_type: a tree of ``jax.ShapeDtypeStruct`` for the outputs; allocations in GMEM and arrays
         stand for their type. A list or tuple is unpacked into the body's arguments, anything else
-        is one argument.
+        is one argument. Inside ``jax.shard_map``, an output varies over the axes of the mesh over
+        which an operand does, or over those of ``manual_axis_type``, if its type has that.
       scratch_types: a list or tuple of allocations and barriers, or a dictionary of them, which is
         passed by keyword. All threads of a block share them.
       compiler_params: a :class:`CompilerParams`.
@@ -202,11 +203,12 @@ class _Kernel:
         flat, in_tree = jax.tree.flatten(operands)
         flat = [_check_operand(value, i, self.name) for i, value in enumerate(flat)]
         _check_distinct_references(flat, self.name)
-        avals = tuple(_array_type_of(_jax.typeof(value)) for value in flat)
+        flat = _jax.match_varying_axes(*flat)
+        avals = tuple(_plain(_array_type_of(_jax.typeof(value))) for value in flat)
         with _jax.no_check_of_varying_axes():
             spec, captured, out_tree = self.trace(avals, in_tree)
-            _check_distinct_references([*flat, *captured], self.name)
-            results = kernel_call_p.bind(*flat, *captured, spec=spec)
+        _check_distinct_references([*flat, *captured], self.name)
+        results = kernel_call_p.bind(*flat, *captured, spec=spec)
         outputs = jax.tree.unflatten(out_tree, results)
         return outputs[0] if self.single_output else outputs
 
@@ -240,7 +242,7 @@ class _Kernel:
             location=self.location,
             debug=self.debug,
         )
-        spec = spec.replace(interpret=interpret)
+        spec = spec.replace(interpret=interpret, out_varying=tuple(map(_own_axes, flat_out)))
         if self.debug:
             print(f"{self.name}:\n{spec.jaxpr}")
         if not captured:
@@ -323,6 +325,16 @@ def _check_operand(value: Any, position: int, name: str) -> Any:
 
 def _array_type_of(aval: Any) -> Any:
     return aval.inner_aval if isinstance(aval, _jax.AbstractRef) else aval
+
+
+def _plain(aval: Any) -> Any:
+    return _jax.ShapedArray(aval.shape, aval.dtype)
+
+
+def _own_axes(out_type: Any) -> frozenset[Any] | None:
+    """The manual axes over which an output varies, if its type says that itself."""
+    kind = out_type.manual_axis_type if isinstance(out_type, jax.ShapeDtypeStruct) else None
+    return None if kind is None else kind.varying
 
 
 def _check_distinct_references(values: Sequence[Any], name: str) -> None:

@@ -34,7 +34,13 @@ kernel_call_p.multiple_results = True
 @functools.lru_cache(maxsize=1024)
 def _jitted(spec: KernelSpec, executor: str | None) -> Callable[..., Any]:
     del executor  # A program keeps the one that it was lowered with.
-    compiled: Callable[..., Any] = jax.jit(functools.partial(kernel_call_p.bind, spec=spec))
+
+    def call(*operands: Any) -> Any:
+        return kernel_call_p.bind(*operands, spec=spec)
+
+    call.__name__ = call.__qualname__ = f"kernel {spec.name}"
+    call._apply_primitive = True  # type: ignore[attr-defined]  # Nothing to look into for NaNs.
+    compiled: Callable[..., Any] = jax.jit(call)
     return compiled
 
 
@@ -80,7 +86,25 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
     if any(one.per_device for one in plugins.manager().lifecycles()):
         # Programs with kernels are lowered once for each set of devices, which JAX then tells.
         _jax.prims_that_require_devices.add(kernel_call_p)
-    return spec.out_avals, effects
+    return _result_types(spec, in_avals), effects
+
+
+def _result_types(spec: KernelSpec, in_avals: Sequence[Any]) -> tuple[Any, ...]:
+    """The types of the results, which vary over the manual axes over which an input does."""
+    varying = frozenset().union(*map(_jax.varying_axes, in_avals))
+    for position in sorted(_written_inputs(spec)):
+        missing = varying - _jax.varying_axes(in_avals[position])
+        if missing and isinstance(in_avals[position], _jax.AbstractRef):
+            raise checks.value_error(
+                f"kernel {spec.name} writes a reference that does not vary over the mesh",
+                got=f"{in_avals[position]}, and an operand that varies over {sorted(missing)}",
+                hint="make the reference of an array of jax.lax.pcast(x, axes, to='varying')",
+            )
+    own = (*spec.out_varying, *(None for _ in spec.out_avals))
+    return tuple(
+        _jax.varying_over(aval, varying if axes is None else axes)
+        for aval, axes in zip(spec.out_avals, own, strict=False)
+    )
 
 
 def _written_inputs(spec: KernelSpec) -> set[int]:

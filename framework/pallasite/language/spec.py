@@ -28,6 +28,8 @@ class KernelSpec:
       debug: whether the user asked for the intermediate stages to be printed.
       interpret: how it is run on the CPU even in a program for a GPU, if it is to be: what
         ``Interpretation.params`` returns.
+      out_varying: for each output, the manual axes of the device mesh over which it varies; None
+        (and beyond the end) for those over which an input does.
     """
 
     name: str
@@ -40,6 +42,7 @@ class KernelSpec:
     location: SourceLocation | None = None
     debug: bool = False
     interpret: Any = None
+    out_varying: tuple[frozenset[Any] | None, ...] = ()
 
     def __post_init__(self) -> None:
         with errors_at(lambda: _jax.current_user_location() or self.location):

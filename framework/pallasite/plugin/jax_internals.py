@@ -69,6 +69,7 @@ from pallasite._jax import make_debug_info as make_debug_info
 from pallasite._jax import masked_load_p as masked_load_p
 from pallasite._jax import masked_store as masked_store
 from pallasite._jax import masked_swap_p as masked_swap_p
+from pallasite._jax import match_varying_axes as match_varying_axes
 from pallasite._jax import merge_callback_args as merge_callback_args
 from pallasite._jax import mosaic_gpu as mosaic_gpu
 from pallasite._jax import mpmd_map as mpmd_map

@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from pallasite import config
+from pallasite import _jax, config
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import ExecutionError, PallasiteError
 from pallasite.extensions import LaunchRequest
@@ -144,6 +144,7 @@ def _lower(ctx: Any, *operands: Any, call: _HostCall) -> Any:
         ctx.avals_out,
         has_side_effect=True,
         returns_token=False,
+        sharding=_jax.callback_sharding(ctx.module_context.axis_context, None, ctx.avals_out),
     )
     return results
 

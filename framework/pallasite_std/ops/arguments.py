@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
+from pallasite.plugin.jax_internals import match_varying_axes
 
 
 def target_lacks(*args: Any, **kwargs: Any) -> str | None:
@@ -110,6 +111,16 @@ def whole_numbers(array: Any, what: str, shape: tuple[int | str, ...]) -> jax.Ar
             expected=f"integers of shape ({extents})",
         )
     return array.astype(jnp.int32)
+
+
+def matched(*arrays: Any) -> tuple[Any, ...]:
+    """Arrays that vary over the same axes of a device mesh, for a function with its own derivative.
+
+    Within ``jax.shard_map``, the derivative by an array that is the same on all devices is a sum
+    over them, which the conversion has. None stays None.
+    """
+    given = iter(match_varying_axes(*(one for one in arrays if one is not None)))
+    return tuple(None if one is None else next(given) for one in arrays)
 
 
 def random_array(key: jax.Array, like: Any) -> jax.Array:

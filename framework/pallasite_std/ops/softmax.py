@@ -1,7 +1,9 @@
 """The softmax of attention, block by block of keys (M. Milakov and N. Gimelshein, 2018).
 
-Row maxima include the factor of the scores, so that an exponential is one multiply-add and one
-``ex2``.
+Scores and row maxima stay without their factor: an exponential is of the difference times the
+factor. The other way round, the compiler may contract the product with the difference to a
+multiply-add, in which extremes that are equal do not cancel: ``-3e38 * f - round(-3e38 * f)`` is
+not zero, and its exponential is infinite.
 """
 
 from __future__ import annotations
@@ -34,32 +36,35 @@ def cap(scores: Any, scale: float, soft_cap: float) -> Any:
     return soft_cap - (2 * soft_cap) / (grown + 1)
 
 
-def start(rows: int, columns: int) -> tuple[Any, Any, Any]:
+def start(rows: int, columns: int, factor: float) -> tuple[Any, Any, Any]:
     """What :func:`accumulate` begins with, for results of (rows, columns)."""
     return (
         jnp.zeros((rows, columns), jnp.float32),
-        jnp.full((rows,), lowest(1.0), jnp.float32),
+        jnp.full((rows,), lowest(factor), jnp.float32),
         jnp.zeros((rows,), jnp.float32),
     )
 
 
-def accumulate(carry: tuple[Any, Any, Any], scores: Any, multiply: Any) -> tuple[Any, Any, Any]:
+def accumulate(
+    carry: tuple[Any, Any, Any], scores: Any, factor: float, multiply: Any
+) -> tuple[Any, Any, Any]:
     """Adds a block of keys to unnormalized results, row maxima and row sums.
 
     Args:
       carry: these three.
-      scores: (rows, keys), times ``log2(e)``; minus infinity for keys that a row does not see.
+      scores: (rows, keys); minus infinity for keys that a row does not see.
+      factor: of the scores in exponents of 2.
       multiply: ``multiply(results, weights)`` adds the product of weights and values.
     """
     acc, largest, total = carry
     larger = jnp.maximum(largest, jnp.max(scores, axis=1))
-    weights = jnp.exp2(scores - broadcast_rows(larger, scores.shape[1]))
-    shrink = jnp.exp2(largest - larger)
+    weights = jnp.exp2((scores - broadcast_rows(larger, scores.shape[1])) * factor)
+    shrink = jnp.exp2((largest - larger) * factor)
     total = total * shrink + jnp.sum(weights, axis=1)
     return multiply(acc * broadcast_rows(shrink, acc.shape[1]), weights), larger, total
 
 
-def finish(carry: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+def finish(carry: tuple[Any, Any, Any], factor: float) -> tuple[Any, Any]:
     """Results, and the natural logarithms of the sums of exponentials.
 
     Rows that see no key have zeros and minus infinity.
@@ -67,5 +72,5 @@ def finish(carry: tuple[Any, Any, Any]) -> tuple[Any, Any]:
     acc, largest, total = carry
     empty = total == 0
     inverse = jnp.where(empty, 0.0, 1 / total)
-    logarithm = jnp.log(total) + largest * (1 / LOG2_E)
+    logarithm = jnp.log(total) + largest * (factor / LOG2_E)
     return acc * broadcast_rows(inverse, acc.shape[1]), jnp.where(empty, -jnp.inf, logarithm)

@@ -56,6 +56,7 @@ def build(problem: DecodeProblem, tiling: Tiling) -> Callable[..., Any]:
     row_tiles = -(-query_rows(problem) // rows)
     copies = max(1, tile // problem.page_size) if problem.page_size else 1
     part = tile // copies
+    factor = softmax.LOG2_E * (problem.scale if problem.soft_cap is None else 1.0)
 
     def body(*refs: Any, q_smem: Any, k_smem: Any, v_smem: Any, q_loaded: Any, loaded: Any) -> None:
         q, k, v, *rest, out, lse = refs
@@ -103,7 +104,8 @@ def build(problem: DecodeProblem, tiling: Tiling) -> Callable[..., Any]:
             scores = plgpu.mma(zero, q_smem[...], keys)
             if factors is not None:
                 scores = scores * factors[0][head]
-            scores = _scaled(problem, scores)
+            if problem.soft_cap is not None:
+                scores = softmax.cap(scores, problem.scale, problem.soft_cap)
             key = (first + step) * tile
 
             def masked(scores: Any, values: Any) -> tuple[Any, Any]:
@@ -122,10 +124,11 @@ def build(problem: DecodeProblem, tiling: Tiling) -> Callable[..., Any]:
             def multiply(acc: Any, weights: Any) -> Any:
                 return plgpu.mma(acc, weights.astype(problem.dtype), values)
 
-            return softmax.accumulate(carry, scores, multiply)
+            return softmax.accumulate(carry, scores, factor, multiply)
 
-        carry = softmax.start(rows, head_dim)
-        result, logarithm = softmax.finish(over_steps(count, stages, loaded, fetch, attend, carry))
+        carry = softmax.start(rows, head_dim, factor)
+        carry = over_steps(count, stages, loaded, fetch, attend, carry)
+        result, logarithm = softmax.finish(carry, factor)
         if factors is not None:
             result = result * factors[1][head]
         out[split, batch, head, window] = result
@@ -151,13 +154,6 @@ def build(problem: DecodeProblem, tiling: Tiling) -> Callable[..., Any]:
         compiler_params=PARAMS,
     )
     return kernel
-
-
-def _scaled(problem: DecodeProblem, products: Any) -> Any:
-    """Scores times ``log2(e)``."""
-    if problem.soft_cap is None:
-        return products * (problem.scale * softmax.LOG2_E)
-    return softmax.cap(products, problem.scale, problem.soft_cap) * softmax.LOG2_E
 
 
 def _shown(problem: DecodeProblem, shape: tuple[int, ...], row: Any, key: Any, length: Any) -> Any:

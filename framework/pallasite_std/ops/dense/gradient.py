@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import UnsupportedError
+from pallasite_std.ops.arguments import matched
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
 
@@ -37,7 +38,12 @@ def differentiable_product(run: Run) -> Run:
 
     wrapped = jax.custom_vjp(product, nondiff_argnums=(0,))
     wrapped.defvjp(forward, functools.partial(_backward, run))
-    differentiable: Run = wrapped
+
+    def differentiable(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
+        a, b, *others = matched(a, b, *extras)
+        result: jax.Array = wrapped(call, a, b, tuple(others))
+        return result
+
     return differentiable
 
 

@@ -59,7 +59,7 @@ def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callabl
         def attend(step: Any, stage: Any, carry: Any) -> Any:
             zero = jnp.zeros((block_q, block_kv), jnp.float32)
             queries = q_smem[...] if held is None else held
-            scores = problem.scores(plgpu.mma(zero, queries, k_smem[stage].T))
+            scores = problem.capped(plgpu.mma(zero, queries, k_smem[stage].T))
             key = step * block_kv
             scores = lax.cond(
                 problem.all_seen(start, block_q, key, block_kv, lengths),
@@ -70,12 +70,13 @@ def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callabl
             return softmax.accumulate(
                 carry,
                 scores,
+                problem.factor,
                 lambda acc, weights: plgpu.mma(acc, weights.astype(dtype), v_smem[stage]),
             )
 
-        carry = softmax.start(block_q, head_dim)
+        carry = softmax.start(block_q, head_dim, problem.factor)
         carry = over_steps(steps, stages, loaded, fetch, attend, carry)
-        result, logarithm = softmax.finish(carry)
+        result, logarithm = softmax.finish(carry, problem.factor)
         q_smem[...] = result.astype(dtype)
         plgpu.copy_smem_to_gmem(q_smem, out.at[batch, rows, head])
         if residuals:

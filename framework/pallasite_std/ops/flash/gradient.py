@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from pallasite_std.ops.arguments import matched
 from pallasite_std.ops.flash.arguments import AttentionCall
 
 
@@ -35,5 +36,9 @@ def differentiable_attention(
 
     wrapped: Any = jax.custom_vjp(attention, nondiff_argnums=(5,))
     wrapped.defvjp(run, pull_back)
-    differentiable: Callable[..., Any] = wrapped
+
+    def differentiable(*arguments: Any) -> Any:
+        *arrays, call = arguments
+        return wrapped(*matched(*arrays), call)
+
     return differentiable

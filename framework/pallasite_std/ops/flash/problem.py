@@ -57,11 +57,18 @@ class Problem:
             seen = lax.min(seen, start + rows + kv_length - q_length)
         return jnp.where(start < q_length, lax.max(seen, 0), 0)
 
+    @property
+    def factor(self) -> float:
+        """Of what :meth:`capped` returns, in exponents of 2."""
+        return LOG2_E * (self.scale if self.soft_cap is None else 1.0)
+
+    def capped(self, products: Any) -> Any:
+        """Scores from products of queries and keys; without their scale if there is no cap."""
+        return products if self.soft_cap is None else cap(products, self.scale, self.soft_cap)
+
     def scores(self, products: Any) -> Any:
         """Scores times ``log2(e)`` from products of queries and keys."""
-        if self.soft_cap is None:
-            return products * (self.scale * LOG2_E)
-        return cap(products, self.scale, self.soft_cap) * LOG2_E
+        return self.capped(products) * self.factor
 
     def slope(self, scores: Any) -> Any:
         """The derivative of the scores by the products; scores include ``log2(e)``."""

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallasite_std.ops.arguments import matched
+
 
 def differentiable_ragged(
     run: Callable[..., Any], run_transposed: Callable[..., Any]
@@ -54,7 +56,14 @@ def differentiable_ragged(
     ragged.defvjp(forward, backward)
     transposed: Any = jax.custom_vjp(transposed_product, nondiff_argnums=(3, 4))
     transposed.defvjp(transposed_forward, transposed_backward)
-    return ragged, transposed
+
+    def with_matched(function: Any) -> Callable[..., Any]:
+        def differentiable(a: Any, b: Any, sizes: Any, *static: Any) -> Any:
+            return function(*matched(a, b, sizes), *static)
+
+        return differentiable
+
+    return with_matched(ragged), with_matched(transposed)
 
 
 def no_tangent(sizes: Any) -> Any:

@@ -372,7 +372,8 @@ class _Decode:
         scores = self._shown(scores, limit, item)
         larger = jnp.maximum(maxima, jnp.max(scores, axis=0))
         scaled = larger * self.factor
-        shrink = jnp.exp2(maxima * self.factor - scaled)
+        # The difference first: with a product in a multiply-add, equal extremes do not cancel.
+        shrink = jnp.exp2((maxima - larger) * self.factor)
         weights = jnp.exp2(scores * self.factor - _spread(scaled, config.tile))
         s["p_smem"].at[warpgroup][...] = weights.astype(problem.weights_dtype)
         plgpu.commit_smem()

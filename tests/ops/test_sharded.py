@@ -1,0 +1,34 @@
+"""Operations and kernels on a device mesh: under ``jax.shard_map``, and with shardings alone."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parent / "sharded_programs.py"
+
+
+@pytest.mark.parametrize("kind", ["in_shard_map", "with_shardings"])
+def test_programs(kind):
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--seed", "0", "--only", kind],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) >= 8
+    assert not [line for line in lines if not line.endswith(": ok")]
