@@ -239,9 +239,23 @@ def default_lowering(primitive: Any) -> Callable[..., Any]:
 
 
 LoweringRuleContext = _mlir.LoweringRuleContext
-#: How a host callback is sharded: once per device in ``jax.shard_map``, else on the first device.
 prims_that_require_devices = _dispatch.prim_requires_devices_during_lowering
-callback_sharding = _callback._callback_op_sharding
+
+
+def callback_sharding(axis_context: Any, sharding: Any, avals_out: Sequence[Any]) -> Any:
+    """How a host callback is sharded: once per device in ``jax.shard_map``, else on the first.
+
+    Raises:
+      UnsupportedError: only some axes of the mesh are those of ``jax.shard_map``.
+    """
+    try:
+        return _callback._callback_op_sharding(axis_context, sharding, avals_out)
+    except NotImplementedError as error:
+        raise UnsupportedError(
+            "a kernel runs on the host in a program that is sharded by hand over some axes only",
+            got=f"axes {sorted(axis_context.manual_axes)} of {axis_context.mesh.axis_names}",
+            expected="jax.shard_map over all axes of the mesh, or none",
+        ) from error
 
 
 #: Within ``with target_context(name):``, JAX's caches of traces and programs have entries of their

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -153,14 +154,10 @@ def _own_derivative() -> Callable[..., Any]:
     )
 
     def call(x: Any, w: Any) -> Any:
-        axes = tuple(jax.typeof(x).mat.varying | jax.typeof(w).mat.varying)
-        x, w = (
-            lax.pcast(
-                one, tuple(a for a in axes if a not in jax.typeof(one).mat.varying), to="varying"
-            )
-            for one in (x, w)
-        )
-        return function(x, w)
+        own = [jax.typeof(one).mat.varying for one in (x, w)]
+        others = (tuple(own[1] - own[0]), tuple(own[0] - own[1]))
+        pairs = zip((x, w), others, strict=True)
+        return function(*(lax.pcast(one, axes, to="varying") for one, axes in pairs))
 
     return call
 
@@ -380,29 +377,118 @@ def with_shardings(case: Case, transform: str, generator: np.random.Generator, a
     _same(program(case.function)(*placed), program(case.reference)(*operands), 3e-2)
 
 
+def _mesh_of_two(axes: str = "x") -> Any:
+    devices = jax.devices()[: 2 ** len(axes)]
+    kinds = (AxisType.Auto,) * len(axes)
+    return jax.make_mesh((2,) * len(axes), tuple(axes), axis_types=kinds, devices=devices)
+
+
+def references() -> None:
+    """A kernel that writes a reference, which has to vary as its operands do."""
+
+    def body(x: Any, ref: Any, out: Any) -> None:
+        out[...] = x[...] * 2
+        ref[...] = ref[...] + x[...]
+
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+
+    def on_device(x: Any, start: Any) -> Any:
+        ref = jax.new_ref(start)
+        return kernel(x, ref) + ref[...]
+
+    def program(spec: Any) -> Callable[..., Any]:
+        specs = (P("x"), spec)
+        return jax.jit(
+            jax.shard_map(on_device, mesh=_mesh_of_two(), in_specs=specs, out_specs=P("x"))
+        )
+
+    x = jnp.arange(256.0)
+    np.testing.assert_array_equal(program(P("x"))(x, x), 4 * x)
+    _refused(lambda: program(P())(x, x[:128]), "does not vary over the mesh")
+
+
+def own_types() -> None:
+    """Outputs vary as their types say, where these say it."""
+    x = jnp.tile(jnp.arange(128.0), 2)
+    for axes in ((), ("x",)):
+        kind = jax.sharding.ManualAxisType(varying=frozenset(axes))
+        out_type = jax.ShapeDtypeStruct((128,), jnp.float32, manual_axis_type=kind)
+        kernel = plgpu.kernel(_copy_body, out_type=out_type)
+        mapped = jax.shard_map(kernel, mesh=_mesh_of_two(), in_specs=P("x"), out_specs=P(*axes))
+        np.testing.assert_array_equal(jax.jit(mapped)(x), x if axes else x[:128])
+
+
+def front_ends() -> None:
+    """``pl.pallas_call`` wants the type of its outputs."""
+
+    def on_device(x: Any) -> Any:
+        kind = jax.typeof(x).mat
+        out_type = jax.ShapeDtypeStruct((128,), jnp.float32, manual_axis_type=kind)
+        params = plgpu.CompilerParams()
+        return pl.pallas_call(_copy_body, out_shape=out_type, compiler_params=params)(x)
+
+    x = jnp.arange(256.0)
+    mapped = jax.shard_map(on_device, mesh=_mesh_of_two(), in_specs=P("x"), out_specs=P("x"))
+    np.testing.assert_array_equal(jax.jit(mapped)(x), x)
+
+
+def some_axes() -> None:
+    """On the CPU, a kernel needs all axes of the mesh to be those of ``jax.shard_map``."""
+    kernel = plgpu.kernel(_copy_body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+    mapped = jax.shard_map(
+        kernel, mesh=_mesh_of_two("xy"), in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    )
+    _refused(lambda: jax.jit(mapped)(jnp.arange(256.0)), "over some axes only")
+
+
+def _copy_body(x: Any, out: Any) -> None:
+    out[...] = x[...]
+
+
+def _refused(function: Callable[[], Any], text: str) -> None:
+    try:
+        function()
+    except pallasite.PallasiteError as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"nothing is refused: {text}")
+
+
+KERNELS = (references, own_types, front_ends, some_axes)
+
+
 def main(argv: Sequence[str]) -> None:
     """Runs the programs of a seed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", default="sm_90a")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="a part of the titles")
+    parser.add_argument("--cases", default=",".join(CASES))
     options = parser.parse_args(argv)
     generator = np.random.default_rng(options.seed)
-    for name, case in CASES.items():
+    for check in KERNELS:
+        if options.only in (title := f"kernels, {check.__name__}"):
+            _report(title, check)
+    for name in options.cases.split(","):
+        case = CASES[name]
         for kind in (in_shard_map, with_shardings):
             axes = str(generator.choice(list(MESHES)))
             transform = str(generator.choice(list(TRANSFORMS)))
             title = f"{name}, {kind.__name__}, {axes}, {transform}"
             if options.only not in title:
                 continue
-            problem = ""
-            try:
-                with pallasite.target(options.target):
-                    kind(case, transform, generator, axes)
-            except Exception as error:
-                last = traceback.extract_tb(error.__traceback__)[-1]
-                problem = f"{type(error).__name__}: {error} ({last.name})".replace("\n", " ")
-            print(f"{title}: {problem or 'ok'}", flush=True)
+            with pallasite.target(options.target):
+                _report(title, functools.partial(kind, case, transform, generator, axes))
+
+
+def _report(title: str, run: Callable[[], None]) -> None:
+    problem = "ok"
+    try:
+        run()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"{type(error).__name__}: {error} ({last.name})".replace("\n", " ")
+    print(f"{title}: {problem}", flush=True)
 
 
 if __name__ == "__main__":

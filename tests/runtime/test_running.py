@@ -235,6 +235,20 @@ def test_explicit_sharding():
     np.testing.assert_array_equal(result, np.maximum(x, 0))
 
 
+def _logarithm(x_ref, out_ref):
+    out_ref[...] = jnp.log(x_ref[...])
+
+
+@pytest.mark.parametrize("through", [lambda kernel: kernel, jax.jit])
+@pytest.mark.parametrize("check, value", [(jax.debug_nans, -1.0), (jax.debug_infs, 0.0)])
+def test_checks_of_values_name_the_kernel(through, check, value):
+    kernel = plgpu.kernel(_logarithm, out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+    with check(True):
+        np.testing.assert_array_equal(through(kernel)(jnp.ones(128)), np.zeros(128))
+        with pytest.raises(FloatingPointError, match="encountered in kernel _?logarithm"):
+            through(kernel)(jnp.full(128, value))
+
+
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
 from sample_kernels import scaled

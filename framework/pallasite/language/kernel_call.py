@@ -100,10 +100,10 @@ def _result_types(spec: KernelSpec, in_avals: Sequence[Any]) -> tuple[Any, ...]:
                 got=f"{in_avals[position]}, and an operand that varies over {sorted(missing)}",
                 hint="make the reference of an array of jax.lax.pcast(x, axes, to='varying')",
             )
-    own = (*spec.out_varying, *(None for _ in spec.out_avals))
+    own = spec.out_varying or (None,) * len(spec.out_avals)
     return tuple(
         _jax.varying_over(aval, varying if axes is None else axes)
-        for aval, axes in zip(spec.out_avals, own, strict=False)
+        for aval, axes in zip(spec.out_avals, own, strict=True)
     )
 
 
@@ -136,6 +136,10 @@ def _discharge(ctx: Any, *operands: Any, spec: KernelSpec) -> tuple[list[Any], l
         jaxpr=jaxpr,
         out_avals=(*spec.out_avals, *(spec.in_avals[position] for position in updated)),
         input_output_aliases=(*spec.input_output_aliases, *aliases),
+        out_varying=(
+            *(spec.out_varying or (None,) * num_outs),
+            *(_jax.varying_axes(ctx.in_avals[position]) for position in updated),
+        ),
     )
     results = kernel_call_p.bind(*operands, spec=new)
     new_values: list[Any] = [None] * len(operands)

@@ -29,7 +29,7 @@ class KernelSpec:
       interpret: how it is run on the CPU even in a program for a GPU, if it is to be: what
         ``Interpretation.params`` returns.
       out_varying: for each output, the manual axes of the device mesh over which it varies; None
-        (and beyond the end) for those over which an input does.
+        for those over which an input does; empty if that holds for all.
     """
 
     name: str

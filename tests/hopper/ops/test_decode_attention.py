@@ -93,6 +93,13 @@ def test_lengths(lengths, blocks):
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.parametrize("scale", [None, 0.3, 1.7])
+def test_nothing_to_see(scale):
+    """Zeros, whatever the rounding of the lowest number times the factor of the scores is."""
+    check(None, batch=3, group=2, kv_len=72, lengths=(70, 0, 9), scale=scale)
+
+
+@pytest.mark.runs_kernels
 @pytest.mark.parametrize("group", [1, 3, 16, 80])
 def test_groups(group):
     check(DecodeConfig(blocks=3), batch=1, group=group, lengths=(150,))
