@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pallasite.errors import InvalidValueError
 from pallasite.layouts import digits as dg
@@ -50,12 +50,15 @@ class Access:
       swizzle_xor: if the plan is separable, what to exclusive-or into the thread's swizzled byte
         offset ...
       swizzle_add: ... and then how many bytes to add.
+      guards: pairs of a dimension and a limit, below which the thread's part of the index along it
+        has to be for the elements not to be padding.
     """
 
     offset: int
     parts: tuple[Source, ...]
     swizzle_xor: int = 0
     swizzle_add: int = 0
+    guards: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +171,12 @@ def pieces_of(layout: RegisterLayout, memory: MemoryLayout) -> list[Piece]:
     pieces: list[Piece] = []
     for dim, (digits, own) in enumerate(zip(layout.dims, extents, strict=True)):
         # A digit that is cut scales its stride, exactly as an extent does.
-        pairs = dg.refine(digits, [Digit(e.size, Owner.REGISTER, e.stride) for e in own])
+        cut = [Digit(e.size, Owner.REGISTER, e.stride) for e in own]
+        if not layout.flat and layout.extents[dim] != layout.shape[dim]:
+            # Padding lies beyond the major extent.
+            inner = dg.count(cut[1:])
+            cut[:1] = [Digit(-(-layout.extents[dim] // inner), Owner.REGISTER, cut[0].stride)]
+        pairs = dg.refine(digits, cut)
         if pairs is None:
             where = "the flattened array" if layout.flat else f"dimension {dim}"
             raise InvalidValueError(
@@ -206,6 +214,52 @@ def _width(
     return 0
 
 
+def _padded_width(
+    layout: RegisterLayout, pieces: Sequence[Piece], bits: int, alignment_bytes: int
+) -> int:
+    """Elements of a register that every access can move at once, in an array with padding."""
+    steps = sorted((p.stride, p.digit.stride, p.digit.size) for p in pieces if _in_vector(p))
+    run = 1
+    for stride, place, size in steps:
+        if stride != run or place != run:
+            break
+        run *= size
+    if run < layout.vector_length:
+        run = 1
+    strides = [p.stride for p in pieces if not _in_vector(p)]
+    # An access is padding as a whole, or not at all.
+    ends = [layout.shape[d] for d, dim in enumerate(layout.dims) if any(map(_is_vector, dim))]
+    for width in (128, 64, 32, 16, 8, 4, 2, 1):
+        size = width * bits
+        if run % width or size % 8 or size > 8 * min(MAXIMUM_BYTES, alignment_bytes):
+            continue
+        if not any(number % width for number in (*strides, *ends)):
+            return width
+    return 0
+
+
+def _is_vector(digit: Digit) -> bool:
+    return digit.owner is Owner.VECTOR
+
+
+def _in_vector(piece: Piece) -> bool:
+    return _is_vector(piece.digit)
+
+
+def _guarded(
+    layout: RegisterLayout, registers: Sequence[int], vector: Sequence[int], width: int
+) -> Iterator[Access]:
+    """The accesses of an array with padding, but for those that are nothing else."""
+    order = sorted(range(layout.vector_length), key=lambda element: vector[element])
+    for register in sorted(range(layout.registers), key=lambda number: registers[number]):
+        for first in range(0, len(order), width):
+            elements = order[first : first + width]
+            guards = layout.guards(register, elements[0])
+            if guards is not None:
+                offset = registers[register] + vector[elements[0]]
+                yield Access(offset, tuple((register, e) for e in elements), guards=guards)
+
+
 @functools.lru_cache(maxsize=1024)
 def plan_access(
     layout: RegisterLayout, memory: MemoryLayout, alignment_bytes: int = MAXIMUM_BYTES
@@ -238,7 +292,9 @@ def plan_access(
         for (i, r), (j, v) in itertools.product(enumerate(registers), enumerate(vector))
     ]
     offsets = dict(places)
-    if len(offsets) == len(places):
+    if layout.is_padded:
+        width = _padded_width(layout, pieces, bits, alignment_bytes)
+    elif len(offsets) == len(places):
         width = _width(offsets, [t.stride for t in terms], bits, alignment_bytes)
     else:  # Several elements share an address (stride 0).
         width = 1 if bits >= 8 else 0
@@ -248,7 +304,9 @@ def plan_access(
             f"memory laid out as {memory}",
             expected=f"{8 // bits} neighbouring elements in every thread",
         )
-    if len(offsets) == len(places):
+    if layout.is_padded:
+        accesses = list(_guarded(layout, registers, vector, width))
+    elif len(offsets) == len(places):
         accesses = [
             Access(start, tuple(offsets[start + step] for step in range(width)))
             for start in sorted(offsets)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pallasite.errors import InvalidValueError
 from pallasite.layouts.digits import LANES, WARPS, Digit, Owner
@@ -39,6 +40,94 @@ def strided(shape: Sequence[int], vector_length: int = 1) -> RegisterLayout:
     return RegisterLayout(tuple(shape), (digits,), vector_length, flat=True)
 
 
+@functools.lru_cache(maxsize=4096)
+def padded(shape: tuple[int, ...], vector_length: int = 1) -> RegisterLayout:
+    """The threads in powers of two over the dimensions, each of which is padded to whole numbers.
+
+    Of the ways to distribute them, one with few elements in each lane, and whose lanes access
+    neighbours in row-major memory.
+
+    Raises:
+      InvalidValueError: ``vector_length`` does not divide the last extent.
+    """
+    if not shape or vector_length < 1 or shape[-1] % vector_length:
+        raise InvalidValueError(
+            f"vectors of {vector_length} elements do not divide the last extent of shape {shape}"
+        )
+    vectors = (*shape[:-1], shape[-1] // vector_length)
+    best: tuple[int, int, tuple[int, ...], tuple[int, ...]] | None = None
+    for lanes in _splits(LANES, len(shape)):
+        for warps in _splits(WARPS, len(shape)):
+            threads = [a * b for a, b in zip(lanes, warps, strict=True)]
+            if any(n > 1 and n >= 2 * e for n, e in zip(threads, vectors, strict=True)):
+                continue
+            count = math.prod(-(-e // n) for e, n in zip(vectors, threads, strict=True))
+            touched = _sectors(shape, lanes, vector_length)
+            # Few warps share a row, so that they exchange little where rows are reduced.
+            shared = warps[-1] if len(shape) > 1 else 1
+            key = (count * (16 * vector_length + 2 * touched + shared), touched, lanes, warps)
+            if best is None or key < best:
+                best = key
+    assert best is not None  # One thread along each dimension is always possible.
+    dims = []
+    inner = [1, 1]
+    for dim in reversed(range(len(shape))):
+        own = []
+        for split, owner, place in ((best[2], Owner.LANE, 0), (best[3], Owner.WARP, 1)):
+            own.append(Digit(split[dim], owner, inner[place]))
+            inner[place] *= split[dim]
+        count = -(-vectors[dim] // (own[0].size * own[1].size))
+        dims.append((Digit(count, Owner.REGISTER, 1), *reversed(own)))
+    dims[0] = (*dims[0], Digit(vector_length, Owner.VECTOR, 1))
+    return RegisterLayout(shape, tuple(reversed(dims)), vector_length)
+
+
+def _sectors(shape: tuple[int, ...], lanes: Sequence[int], vector_length: int) -> int:
+    """About how many groups of 8 neighbours in row-major memory the lanes access at a time."""
+    touched, size = 1, 1
+    for dim in reversed(range(len(shape))):
+        own = lanes[dim] * (vector_length if size == 1 and dim == len(shape) - 1 else 1)
+        touched = min(own * touched, -(-own * size // 8))
+        size *= shape[dim]
+    return touched
+
+
+def _splits(threads: int, rank: int) -> Iterator[tuple[int, ...]]:
+    """Powers of two for the dimensions, whose product is at most so many threads."""
+    if rank == 0:
+        yield ()
+        return
+    for own in (1 << bit for bit in range(threads.bit_length())):
+        for others in _splits(threads // own, rank - 1):
+            yield (own, *others)
+
+
+@functools.lru_cache(maxsize=4096)
+def even(
+    shape: tuple[int, ...], vector_length: int, widest: int = 1, least: int = 1
+) -> RegisterLayout:
+    """:func:`strided`, or :func:`padded` where that means much less work for each lane.
+
+    Args:
+      shape: the logical shape.
+      vector_length: of the strided layout.
+      widest, least: the most and the fewest elements of a vector of the padded layout.
+    """
+    exact = strided(shape, vector_length)
+    if exact.registers == 1:
+        return exact
+    widths = [n for n in (16, 8, 4, 2, 1) if least <= n <= max(least, widest)]
+    others = [padded(shape, n) for n in widths if shape and shape[-1] % n == 0]
+    best = min(others, key=_work, default=exact)
+    # In a flat layout nothing can be reduced.
+    return best if _work(best) * 1.25 < _work(exact) * (2 if exact.flat else 1) else exact
+
+
+def _work(layout: RegisterLayout) -> int:
+    """Of a lane, if a transfer of a register takes as long as the work on two elements."""
+    return layout.registers * (layout.vector_length + 2)
+
+
 def default_vector_length(shape: Sequence[int], bits: int) -> int:
     """The widest vector of at most 16 bytes that fills all threads, else that divides the size."""
     size = math.prod(shape)
@@ -51,8 +140,8 @@ def default_vector_length(shape: Sequence[int], bits: int) -> int:
 
 
 def default_strided(shape: Sequence[int], bits: int) -> RegisterLayout:
-    """:func:`strided` with :func:`default_vector_length` for elements of ``bits`` bits."""
-    return strided(shape, default_vector_length(shape, bits))
+    """:func:`even` with :func:`default_vector_length` for elements of ``bits`` bits."""
+    return even(tuple(shape), default_vector_length(shape, bits), 128 // bits, max(1, 8 // bits))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -130,10 +130,10 @@ def split_at_dimensions(digits: Sequence[Digit], shape: Sequence[int]) -> tuple[
 
 
 def refine(first: Sequence[Digit], second: Sequence[Digit]) -> list[tuple[Digit, Digit]] | None:
-    """Cuts two digit lists of the same total size into pairs of equal sizes, major to minor.
+    """Cuts two digit lists into pairs of equal sizes, major to minor.
 
     Returns None when a boundary of one list falls inside a digit of the other where it does not
-    divide it.
+    divide it, or when the total sizes differ.
     """
     left, right = list(first), list(second)
     pairs: list[tuple[Digit, Digit]] = []
@@ -150,7 +150,8 @@ def refine(first: Sequence[Digit], second: Sequence[Digit]) -> list[tuple[Digit,
             major, b = b.split(a.size)
             right.append(major)
         pairs.append((a, b))
-    assert not left and not right, (first, second)
+    if left or right:
+        return None
     pairs.reverse()
     return pairs
 

@@ -3,9 +3,10 @@
 A :class:`RegisterLayout` is for one static shape. It writes every logical index as a mixed-radix
 number whose digits are read off the warp, the lane, the register number or the position in the
 register's vector (:mod:`pallasite.layouts.digits`). Warp and lane bits that no digit reads mean
-that several threads hold the same elements. Registers are numbered row-major over the register
-digits in the order of their occurrence, so two layouts that place every element alike and number
-the registers alike compare equal.
+that several threads hold the same elements. Digits that go beyond a dimension's extent make
+padding: places that hold no element, whose values are undefined. Registers are numbered row-major
+over the register digits in the order of their occurrence, so two layouts that place every element
+alike and number the registers alike compare equal.
 
 Operations that need no data movement between threads return a :class:`Rearrangement`: the new
 layout and, for each new register, where its elements are found in the old registers.
@@ -145,8 +146,9 @@ class RegisterLayout(Layout):
 
     Attributes:
       shape: the logical shape; every extent is at least 1.
-      dims: for each dimension its digits, major to minor; their sizes multiply to the extent. If
-        ``flat``, a single entry that describes the row-major flattened array.
+      dims: for each dimension its digits, major to minor; their sizes multiply to the extent, or
+        to more, which is padding. If ``flat``, a single entry that describes the row-major
+        flattened array, exactly.
       vector_length: elements per register; the vector digits address exactly that many.
       flat: some digit straddles the boundary between two dimensions.
 
@@ -181,6 +183,20 @@ class RegisterLayout(Layout):
     def digits(self) -> Digits:
         """All digits, dimensions major to minor; those of the row-major flattened array."""
         return tuple(itertools.chain.from_iterable(self.dims))
+
+    @functools.cached_property
+    def extents(self) -> tuple[int, ...]:
+        """The shape with padding."""
+        return self.shape if self.flat else tuple(dg.count(dim) for dim in self.dims)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some places hold no element."""
+        return self.extents != self.shape
+
+    def thread_reach(self, dim: int) -> int:
+        """The most that lane and warp add to the index along a dimension."""
+        return sum((d.size - 1) * w for d, w in self.weighted_dims[dim] if d.owner.is_thread)
 
     @functools.cached_property
     def registers(self) -> int:
@@ -229,7 +245,9 @@ class RegisterLayout(Layout):
         ]
 
     def element_at(self, warp: int, lane: int, register: int, vector: int = 0) -> tuple[int, ...]:
-        """The logical multi-index of the element at a place; the meaning of the layout."""
+        """The logical multi-index of the element at a place; the meaning of the layout.
+
+        It is outside the shape where the place is padding."""
         place = {
             Owner.WARP: warp,
             Owner.LANE: lane,
@@ -240,6 +258,23 @@ class RegisterLayout(Layout):
             sum(d.value(place[d.owner]) * w for d, w in dim) for dim in self.weighted_dims
         )
         return dg.unravel(index[0], self.shape) if self.flat else index
+
+    def guards(
+        self, register: int, vector: int = 0, axes: Sequence[int] | None = None
+    ) -> tuple[tuple[int, int], ...] | None:
+        """What makes a place one of an element, in a layout with padding (along some axes).
+
+        Returns:
+          Pairs of a dimension and a limit that what lane and warp add to the index along it has to
+          be below; empty if every thread has an element there, None if none has.
+        """
+        index = [] if not self.is_padded else self.element_at(0, 0, register, vector)
+        limits = [
+            (d, self.shape[d] - start) for d, start in enumerate(index) if axes is None or d in axes
+        ]
+        if any(limit <= 0 for _, limit in limits):
+            return None
+        return tuple((d, limit) for d, limit in limits if self.thread_reach(d) >= limit)
 
     @functools.cached_property
     def lane_mask(self) -> int:
@@ -289,7 +324,11 @@ def _canonical(shape: Sequence[int], dims: Sequence[Sequence[Digit]], flat: bool
         if split is not None:
             merged, flat = split, False
     sizes = tuple(dg.count(dim) for dim in merged)
-    if sizes != ((math.prod(shape),) if flat else shape):
+    wanted = (math.prod(shape),) if flat else shape
+    pads = [not flat and n > extent > 1 for n, extent in zip(sizes, wanted, strict=False)]
+    if len(sizes) != len(wanted) or any(
+        n != extent and not pad for n, extent, pad in zip(sizes, wanted, pads, strict=True)
+    ):
         raise InvalidValueError(f"digits of sizes {sizes} do not describe shape {shape}")
     everything = tuple(itertools.chain.from_iterable(merged))
     _check_threads(everything, Owner.LANE, LANES)

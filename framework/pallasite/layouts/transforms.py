@@ -80,10 +80,10 @@ def reshape(layout: rg.Layout, shape: Sequence[int]) -> rg.Rearrangement:
     if isinstance(layout, rg.SplatLayout):
         return _splat(shape)
     layout = _registers(layout)
-    dims = dg.split_at_dimensions(layout.digits, shape)
+    dims = _regrouped(layout, shape)
     if dims is not None:
         return rg.rearranged(shape, dims)
-    if not layout.flat and not _is_linear(layout):
+    if layout.is_padded or (not layout.flat and not _is_linear(layout)):
         raise InvalidValueError(
             f"cannot reshape {layout.shape} to {shape} in the layout {layout}: a factor that one "
             "thread or register number describes would straddle two dimensions",
@@ -92,6 +92,51 @@ def reshape(layout: rg.Layout, shape: Sequence[int]) -> rg.Rearrangement:
             hint="convert the array to a strided layout first",
         )
     return rg.rearranged(shape, (layout.digits,), flat=True)
+
+
+def _regrouped(layout: rg.RegisterLayout, shape: tuple[int, ...]) -> tuple[Digits, ...] | None:
+    """The digits of each dimension of another shape; None if one would straddle two of them.
+
+    Only the major one of the dimensions that are split or joined can be padded: an element's index
+    along it tells whether it is one.
+    """
+    if not layout.is_padded:
+        return dg.split_at_dimensions(layout.digits, shape)
+    result: list[Digits] = []
+    old, new = len(layout.shape) - 1, len(shape) - 1
+    while old >= 0 or new >= 0:
+        # The next dimensions, from the minor ones, with as many elements before and after.
+        first_old, first_new = old, new
+        olds = layout.shape[old] if old >= 0 else 1
+        news = shape[new] if new >= 0 else 1
+        while olds != news:
+            if olds < news:
+                old -= 1
+                olds *= layout.shape[old]
+            else:
+                new -= 1
+                news *= shape[new]
+        group = range(max(old, 0), first_old + 1)
+        major = next((d for d in group if layout.shape[d] > 1), None)
+        if any(layout.extents[d] != layout.shape[d] for d in group if d != major):
+            return None
+        remaining: Digits = tuple(itertools.chain.from_iterable(layout.dims[d] for d in group))
+        sizes = shape[max(new, 0) : first_new + 1]
+        top = next((i for i, n in enumerate(sizes) if n > 1), 0)
+        own: list[Digits] = []
+        for place in reversed(range(len(sizes))):
+            if place == top:
+                own.append(remaining)
+                remaining = ()
+                continue
+            taken = dg.take_minor(remaining, sizes[place])
+            if taken is None:
+                return None
+            remaining, minors = taken
+            own.append(minors)
+        result += own
+        old, new = old - 1, new - 1
+    return tuple(reversed(result))
 
 
 def expand_dims(layout: rg.Layout, dims: Sequence[int]) -> rg.Rearrangement:
@@ -113,17 +158,21 @@ def squeeze(layout: rg.Layout, dims: Sequence[int]) -> rg.Rearrangement:
     return reshape(layout, [n for i, n in enumerate(layout.shape) if i not in gone])
 
 
-def _slice_dim(dim: int, digits: Digits, start: int, size: int) -> tuple[Digits, int]:
+def _slice_dim(dim: int, digits: Digits, extent: int, start: int, size: int) -> tuple[Digits, int]:
     """The digits of a slice of one dimension and the register number it starts at."""
     kept: list[Digit] = []
     first = 0
     inner = dg.count(digits)
+    if start == 0 and size == extent:
+        return digits, 0
     for position, digit in enumerate(digits):
         outer, inner = inner, inner // digit.size
         if start == 0 and size == outer:
             return (*kept, *digits[position:]), first
         low, high = start // inner, (start + size - 1) // inner
-        whole = start % inner == 0 and size % inner == 0
+        whole = start % inner == 0 and (size % inner == 0 or high > low)
+        if digit.owner is not Owner.REGISTER and start == 0 and 1 < size < outer <= 2 * size:
+            return (*kept, *digits[position:]), first  # What is left over is padding.
         if digit.owner is not Owner.REGISTER or not (whole or low == high):
             raise InvalidValueError(
                 f"the slice of {size} elements from {start} (within a block of {outer}) of "
@@ -134,7 +183,7 @@ def _slice_dim(dim: int, digits: Digits, start: int, size: int) -> tuple[Digits,
             )
         first += low * digit.stride
         if whole:
-            kept.append(Digit(size // inner, Owner.REGISTER, digit.stride))
+            kept.append(Digit(high - low + 1, Owner.REGISTER, digit.stride))
             return (*kept, *digits[position + 1 :]), first
         start %= inner
     return tuple(kept), first
@@ -159,7 +208,7 @@ def slice_(layout: rg.Layout, starts: Sequence[int], sizes: Sequence[int]) -> rg
         return unchanged(layout)
     dims, first = [], 0
     for dim, digits in enumerate(_unflattened(_registers(layout), "slice")):
-        kept, register = _slice_dim(dim, digits, starts[dim], sizes[dim])
+        kept, register = _slice_dim(dim, digits, layout.shape[dim], starts[dim], sizes[dim])
         dims.append(kept)
         first += register
     return rg.rearranged(sizes, dims, first_register=first)

@@ -14,6 +14,8 @@ from pallasite.layouts.access import plan_access as plan_access
 from pallasite.layouts.access import with_swizzle as with_swizzle
 from pallasite.layouts.construct import Replicated as Replicated
 from pallasite.layouts.construct import default_strided as default_strided
+from pallasite.layouts.construct import even as even
+from pallasite.layouts.construct import padded as padded
 from pallasite.layouts.construct import strided as strided
 from pallasite.layouts.conversion import ConversionKind as ConversionKind
 from pallasite.layouts.conversion import conversion as conversion

@@ -11,6 +11,7 @@ from pallasite.plugin.layouts import (
     Layout,
     LayoutProposals,
     RegisterLayout,
+    padded,
     reduction_plan,
     stacked,
 )
@@ -121,7 +122,7 @@ def reduction(shape: tuple[int, ...], axes: tuple[int, ...], proposals: LayoutPr
         if isinstance(operand, RegisterLayout):
             left = after(operand)
             if left is None:
-                other = rows_in_registers(shape)
+                other = padded(shape)
                 left = after(other)
                 if left is not None:
                     yield other, left

@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 from pallasite.plugin.ir import ops
 from pallasite.plugin.layouts import LANES, WARPS, Owner, RegisterLayout
 from pallasite.plugin.lowering import LaunchContext
+from pallasite_std.memory.padding import thread_part, where_elements
 
 
 def _bit(mask: int, index: ir.Value) -> ir.Value:
@@ -53,8 +54,8 @@ def element_indices(
     launch: LaunchContext, layout: RegisterLayout
 ) -> Iterator[tuple[int, int, list[ir.Value]]]:
     """Yields (register, vector element, index of the element along each dimension, i32) for all
-    elements of the calling thread."""
-    threads = [_thread_part(launch, layout, dim) for dim in range(len(layout.dims))]
+    elements of the calling thread; what is emitted meanwhile runs where there is an element."""
+    threads = [thread_part(launch, layout, dim) for dim in range(len(layout.dims))]
     for register in range(layout.registers):
         for element in range(layout.vector_length):
             place = {Owner.REGISTER: register, Owner.VECTOR: element}
@@ -66,19 +67,11 @@ def element_indices(
                     if not digit.owner.is_thread
                 )
                 parts.append(ops.i32_constant(known) if thread is None else ops.add(thread, known))
-            yield register, element, _unravel(parts[0], layout.shape) if layout.flat else parts
-
-
-def _thread_part(launch: LaunchContext, layout: RegisterLayout, dim: int) -> ir.Value | None:
-    total: ir.Value | None = None
-    for digit, weight in layout.weighted_dims[dim]:
-        if not digit.owner.is_thread:
-            continue
-        index = launch.lane_id if digit.owner is Owner.LANE else launch.warp_id
-        value = ops.divide_unsigned(index, digit.stride)
-        value = ops.multiply(ops.remainder_unsigned(value, digit.size), weight)
-        total = value if total is None else ops.add(total, value)
-    return total
+            guards = layout.guards(register, element)
+            if guards is not None:
+                with where_elements(launch, layout, guards):
+                    indices = _unravel(parts[0], layout.shape) if layout.flat else parts
+                    yield register, element, indices
 
 
 def _unravel(linear: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:

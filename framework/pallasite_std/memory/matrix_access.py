@@ -112,7 +112,7 @@ def plan_matrix_access(
     The arguments are those of :func:`~pallasite.layouts.access.plan_access`.
     """
     bits = memory.element_bits
-    if alignment_bytes % ROW_BYTES or bits > 16 or layout.shape != memory.shape:
+    if alignment_bytes % ROW_BYTES or bits > 16 or layout.extents != memory.shape:
         return None
     try:
         pieces = pieces_of(layout, memory)

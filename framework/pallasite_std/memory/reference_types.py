@@ -18,7 +18,7 @@ from pallasite.plugin import UnsupportedError
 from pallasite.plugin.inference import ANY
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
-from pallasite.plugin.layouts import LANES, WARPS, MemoryLayout, OffsetTerm, RegisterLayout, strided
+from pallasite.plugin.layouts import LANES, WARPS, MemoryLayout, OffsetTerm, RegisterLayout, even
 from pallasite.plugin.lowering import BarrierStorage, Buffer, LaunchContext
 from pallasite_std.memory.divisibility import known_divisor
 
@@ -225,10 +225,11 @@ def default_layout(reference: MemoryReference, vector_limit: int | None = None) 
         if candidate * bits <= limit and run % candidate == 0 and size % candidate == 0:
             width = candidate
             break
+    widest = width
     while width > 1 and size // width % (LANES * WARPS) and width * bits > 8:
         # Fewer elements for each thread, but every thread takes part.
         width //= 2
-    return strided(reference.shape, max(width, 1))
+    return even(tuple(reference.shape), max(width, 1), widest, max(1, 8 // bits))
 
 
 def whole_window(shape: Sequence[int]) -> list[WindowStart]:

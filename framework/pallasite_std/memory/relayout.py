@@ -130,12 +130,14 @@ def rows_in_registers(shape: Sequence[int]) -> RegisterLayout:
     """A layout with the threads along the last dimension and the others in register numbers, so
     that no factor straddles two dimensions."""
     last = shape[-1]
-    lanes = max(n for n in range(1, LANES + 1) if last % n == 0)
-    warps = max(n for n in (1, 2, 4) if last // lanes % n == 0)
+    exact = max(n for n in range(1, LANES + 1) if last % n == 0)
+    lanes = exact if 2 * exact > min(last, LANES) else min(LANES, 1 << (last - 1).bit_length())
+    rest = -(-last // lanes)
+    warps = max(n for n in (1, 2, 4) if n == 1 or rest % n == 0 or rest > 2 * n)
     dims: list[tuple[Digit, ...]] = [(Digit(extent, Owner.REGISTER, 1),) for extent in shape[:-1]]
     dims.append(
         (
-            Digit(last // lanes // warps, Owner.REGISTER, 1),
+            Digit(-(-rest // warps), Owner.REGISTER, 1),
             Digit(warps, Owner.WARP, 1),
             Digit(lanes, Owner.LANE, 1),
         )

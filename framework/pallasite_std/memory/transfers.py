@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from pallasite.plugin.layouts import (
     Owner,
     RegisterLayout,
     SplatLayout,
-    strided,
+    even,
 )
 from pallasite.plugin.lowering import LaunchContext, RegisterArray, gather
 from pallasite_std.memory.matrix_access import MatrixPlan, TransferPlan, plan_transfer
@@ -32,6 +33,12 @@ from pallasite_std.memory.matrix_transfers import (
     load_matrices,
     store_matrices,
 )
+from pallasite_std.memory.padding import (
+    guarded_groups,
+    holds_element,
+    load_where,
+    where_elements,
+)
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 
 
@@ -41,7 +48,7 @@ def dense_layout(shape: Sequence[int], vector_limit: int) -> RegisterLayout:
     width = max(n for n in (128, 64, 32, 16, 8, 4, 2, 1) if n <= vector_limit and size % n == 0)
     while width > 1 and size // width % (LANES * WARPS):
         width //= 2
-    return strided(shape, width)
+    return even(tuple(shape), width, vector_limit)
 
 
 def thread_offset(launch: LaunchContext, plan: AccessPlan) -> ir.Value:
@@ -167,7 +174,8 @@ def load_array(
         address_of = access_addresses(launch, reference, plan.rows)
         loaded, elements = load_matrices(plan, address_of, memory)
     else:
-        loaded, elements = _load_vectors(plan, access_addresses(launch, reference, plan), memory)
+        address_of = access_addresses(launch, reference, plan)
+        loaded, elements = _load_vectors(launch, layout, plan, address_of, memory)
     sources = [
         [elements[register, element] for element in range(layout.vector_length)]
         for register in range(layout.registers)
@@ -186,16 +194,34 @@ def _plan(
 
 
 def _load_vectors(
-    plan: AccessPlan, address_of: Callable[[Access], ir.Value], element: ir.Type
+    launch: LaunchContext,
+    layout: RegisterLayout,
+    plan: AccessPlan,
+    address_of: Callable[[Access], ir.Value],
+    element: ir.Type,
 ) -> tuple[list[ir.Value], dict[tuple[int, int], tuple[int, int]]]:
     """Emits the loads of an array; returns what :func:`load_matrices` does."""
     vector = ops.vector_type(element, plan.width)
     places: dict[tuple[int, int], tuple[int, int]] = {}
-    loaded = []
-    for number, access in enumerate(plan.accesses):
-        loaded.append(ops.load(vector, address_of(access), alignment=max(1, plan.width_bytes)))
-        for position, part in enumerate(access.parts):
-            places[part] = (number, position)
+    loaded: list[ir.Value] = []
+
+    def load(accesses: Sequence[Access]) -> list[ir.Value]:
+        alignment = max(1, plan.width_bytes)
+        return [ops.load(vector, address_of(access), alignment=alignment) for access in accesses]
+
+    for guards, accesses in guarded_groups(plan.accesses).items():
+        for number, access in enumerate(accesses, start=len(loaded)):
+            for position, part in enumerate(access.parts):
+                places[part] = (number, position)
+        condition = holds_element(launch, layout, guards)
+        own = functools.partial(load, accesses)
+        loaded += load_where(condition, [vector] * len(accesses), own)
+    if layout.is_padded:
+        # Places that hold an element in no thread.
+        nothing = (len(loaded), 0)
+        loaded.append(ops.constant(0, vector))
+        for register, position in np.ndindex(layout.registers, layout.vector_length):
+            places.setdefault((register, position), nothing)
     return loaded, places
 
 
@@ -235,9 +261,11 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
         store_matrices(plan, access_addresses(launch, reference, plan.rows), values)
         return
     address_of = access_addresses(launch, reference, plan)
-    vectors = gather(values, [list(access.parts) for access in plan.accesses])
-    for access, value in zip(plan.accesses, vectors, strict=True):
-        ops.store(value, address_of(access), alignment=max(1, plan.width_bytes))
+    for guards, accesses in guarded_groups(plan.accesses).items():
+        with where_elements(launch, layout, guards):
+            vectors = gather(values, [list(access.parts) for access in accesses])
+            for access, value in zip(accesses, vectors, strict=True):
+                ops.store(value, address_of(access), alignment=max(1, plan.width_bytes))
 
 
 def remote_pointer(reference: MemoryReference) -> MemoryReference:

@@ -19,6 +19,7 @@ from pallasite.plugin.layouts import RegisterLayout, plan_access
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, gather, resolve
 from pallasite_std.memory.accesses import require_scalar
 from pallasite_std.memory.elements import once_per_element
+from pallasite_std.memory.padding import where_elements
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 from pallasite_std.memory.transfers import access_addresses, check_window, scalar_address
 from pallasite_std.primitives.arrays import atomic_p
@@ -139,12 +140,11 @@ def update_array(
         address_of = access_addresses(ctx.launch, memory, plan)
         vectors = gather(array.registers, [list(access.parts) for access in plan.accesses])
         for access, vector in zip(plan.accesses, vectors, strict=True):
-            pointer = address_of(access)
-            start = 0
-            while start < plan.width:
-                part = ops.slice_vector(vector, start, emit.elements)
-                emit(ops.element_pointer(pointer, start, element), part)
-                start += emit.elements
+            with where_elements(ctx.launch, layout, access.guards):
+                pointer = address_of(access)
+                for start in range(0, plan.width, emit.elements):
+                    part = ops.slice_vector(vector, start, emit.elements)
+                    emit(ops.element_pointer(pointer, start, element), part)
 
 
 class _Emitter:

@@ -27,6 +27,7 @@ from pallasite.plugin.lowering import (
 )
 from pallasite_std.barriers.emission import hardware_arrivals
 from pallasite_std.memory.elements import once_per_element
+from pallasite_std.memory.padding import where_elements
 from pallasite_std.memory.reference_types import BarrierReference, MemoryReference, default_layout
 from pallasite_std.memory.resolution import by_table
 from pallasite_std.memory.transfers import access_addresses
@@ -140,11 +141,12 @@ def _store(
         vectors = gather(array.registers, [list(access.parts) for access in plan.accesses])
         for access, vector in zip(plan.accesses, vectors, strict=True):
             assert memory.remote is not None
-            address = cluster_address(address_of(access), memory.remote)
-            if suffix is not None:
-                _reduce(address, vector, barrier, suffix, memory)
-            else:
-                _store_words(address, vector, barrier, *_SHAPES[width])
+            with where_elements(ctx.launch, layout, access.guards):
+                address = cluster_address(address_of(access), memory.remote)
+                if suffix is not None:
+                    _reduce(address, vector, barrier, suffix, memory)
+                else:
+                    _store_words(address, vector, barrier, *_SHAPES[width])
 
 
 def _store_words(

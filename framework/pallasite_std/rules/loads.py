@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from pallasite.plugin.lowering import (
 from pallasite_std.memory.accesses import orders_stores, require_scalar, write
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import LOAD, can_move_matrices
+from pallasite_std.memory.padding import fill_padding
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 from pallasite_std.memory.transfers import (
     access_addresses,
@@ -120,25 +121,34 @@ class _Elements:
             )
         self.bytes = memory.element_bits // 8
         self.layout = layout
+        self.launch = ctx.launch
         self.plan = plan_access(layout, memory.layout, self.bytes)
         self.address_of = access_addresses(ctx.launch, memory, self.plan)
 
     def each(self, function: Callable[[ir.Value, int, int], Any]) -> dict[tuple[int, int], Any]:
-        """Calls ``function(address, register, vector element)`` for each element."""
+        """Calls ``function(address, register, vector element)`` for each element under the mask."""
         results = {}
         for access in self.plan.accesses:
             (part,) = access.parts
             results[part] = function(self.address_of(access), *part)
         return results
 
-    def collect(self, function: Callable[[ir.Value, int, int], ir.Value]) -> list[ir.Value]:
-        """Registers made of the results of :meth:`each`."""
+    def collect(
+        self, function: Callable[[ir.Value, int, int], ir.Value], padding: ir.Value
+    ) -> list[ir.Value]:
+        """Registers made of the results of :meth:`each`, and of ``padding``."""
         found = self.each(function)
         length = self.layout.vector_length
         return [
-            ops.from_elements([found[register, element] for element in range(length)])
+            ops.from_elements(
+                [found.get((register, element), padding) for element in range(length)]
+            )
             for register in range(self.layout.registers)
         ]
+
+    def masks(self, mask: RegisterArray) -> Sequence[ir.Value]:
+        """The registers of a mask that leaves out padding, too."""
+        return fill_padding(self.launch, mask, ops.constant(0, ops.i1())).registers
 
 
 def _spread(
@@ -193,14 +203,15 @@ def _masked_load(
         value = _load_if(mask.scalar, scalar_address(memory), memory, other.scalar)
         return RegisterArray.splat(value, memory.dtype, memory.shape)
     layout = _layout_for(ctx, memory, mask, other)
-    masks = _spread(ctx, mask, memory.shape, layout, "mask").registers
+    elements = _Elements(ctx, memory, layout)
+    masks = elements.masks(_spread(ctx, mask, memory.shape, layout, "mask"))
     others = _spread(ctx, other, memory.shape, layout, "value for masked elements").registers
 
     def load(pointer: ir.Value, register: int, element: int) -> ir.Value:
         condition = ops.extract(masks[register], element)
         return _load_if(condition, pointer, memory, ops.extract(others[register], element))
 
-    registers = _Elements(ctx, memory, layout).collect(load)
+    registers = elements.collect(load, ops.constant(0, types.element_type(memory.dtype)))
     return RegisterArray(tuple(registers), layout, memory.dtype)
 
 
@@ -250,7 +261,8 @@ def _masked_store(
             ops.store(to_memory(value.scalar, memory.dtype), scalar_address(memory), alignment=size)
         return
     layout = _layout_for(ctx, memory, value, mask)
-    masks = _spread(ctx, mask, memory.shape, layout, "mask").registers
+    elements = _Elements(ctx, memory, layout)
+    masks = elements.masks(_spread(ctx, mask, memory.shape, layout, "mask"))
     values = _spread(ctx, value, memory.shape, layout, "value").registers
 
     def store(pointer: ir.Value, register: int, element: int) -> None:
@@ -258,4 +270,4 @@ def _masked_store(
         with ops.when(ops.extract(masks[register], element)):
             ops.store(scalar, pointer, alignment=size)
 
-    _Elements(ctx, memory, layout).each(store)
+    elements.each(store)

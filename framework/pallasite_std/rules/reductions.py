@@ -15,11 +15,12 @@ from pallasite.plugin.layouts import (
     ReductionPlan,
     RegisterLayout,
     SplatLayout,
+    padded,
     reduction_plan,
 )
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, relayout
 from pallasite_std.math.table import BINARY
-from pallasite_std.memory.relayout import rows_in_registers
+from pallasite_std.memory.padding import fill_padding
 
 rules = RuleSet()
 lax = _jax.lax_primitives
@@ -73,10 +74,47 @@ def shuffle(value: ir.Value, mode: str, amount: ir.Value | int) -> ir.Value:
     return ops.bitcast(ops.from_elements(moved), value.type)
 
 
-def reduce_array(
-    ctx: RuleContext, array: RegisterArray, axes: Sequence[int], combine: Combine
+def neutral_element(name: str, dtype: np.dtype[Any]) -> Any:
+    """What a binary function combines with any element without changing it."""
+    if name in ("add", "or", "xor"):
+        return 0
+    if name == "mul":
+        return 1
+    if types.is_bool(dtype):
+        return 1 if name in ("min", "and") else 0
+    if name == "and":
+        return -1
+    if types.is_float(dtype):
+        info = _jax.finfo(dtype)
+        if np.isinf(np.asarray(np.inf, dtype)):
+            return np.inf if name == "min" else -np.inf
+        return info.max if name == "min" else info.min
+    bits = types.bit_width(dtype)
+    signed = types.is_signed(dtype)
+    least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    return most if name == "min" else least
+
+
+def reduce_by_name(
+    ctx: RuleContext, array: RegisterArray, axes: Sequence[int], name: str
 ) -> RegisterArray:
-    """Combines the elements along ``axes``; the order of combination is fixed by the layout."""
+    """Combines the elements along ``axes`` by a binary function; see :func:`reduce_array`."""
+    return reduce_array(
+        ctx, array, axes, combiner(ctx, name, array.dtype), neutral_element(name, array.dtype)
+    )
+
+
+def reduce_array(
+    ctx: RuleContext,
+    array: RegisterArray,
+    axes: Sequence[int],
+    combine: Combine,
+    neutral: Any,
+) -> RegisterArray:
+    """Combines the elements along ``axes``; the order of combination is fixed by the layout.
+
+    ``neutral`` is a number that changes no element that it is combined with.
+    """
     if array.is_splat or array.size == 1:
         raise UnsupportedError("a reduction of equal elements needs its own formula")
     layout = array.layout
@@ -85,9 +123,11 @@ def reduce_array(
         plan = reduction_plan(layout, axes)
     except InvalidValueError:
         # Threads run across the reduced dimensions: bring the array into a shape that splits.
-        array = relayout(ctx, array, rows_in_registers(array.shape))
+        array = relayout(ctx, array, padded(array.shape))
         assert isinstance(array.layout, RegisterLayout)
         plan = reduction_plan(array.layout, axes)
+    filler = RegisterArray.constant(neutral, array.dtype).scalar
+    array = fill_padding(ctx.launch, array, filler, [axis % len(array.shape) for axis in axes])
     registers = [
         _pairwise(combine, [array.registers[number] for number in group])
         for group in plan.register_groups
@@ -278,9 +318,9 @@ def _register(primitive: Any, name: str) -> None:
 
             source = x.dtype
             x = x.map(lambda r: convert(r, source, wide), wide)
-            result = reduce_array(ctx, x, axes, combiner(ctx, name, wide))
+            result = reduce_by_name(ctx, x, axes, name)
             return result.map(lambda r: convert(r, wide, back), back)
-        return reduce_array(ctx, x, axes, combiner(ctx, name, x.dtype))
+        return reduce_by_name(ctx, x, axes, name)
 
 
 def _accumulate_in(name: str, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any]]:
@@ -313,9 +353,9 @@ def _register_arg(primitive: Any, largest: bool) -> None:
 
         (axis,) = axes
         index_dtype = np.dtype(index_dtype)
-        if x.is_splat:
+        if x.is_splat or x.shape[axis] == 1:
             return RegisterArray.constant(0, index_dtype, ctx.avals_out[0].shape)
-        extreme = reduce_array(ctx, x, axes, combiner(ctx, "max" if largest else "min", x.dtype))
+        extreme = reduce_by_name(ctx, x, axes, "max" if largest else "min")
         layout = x.layout
         assert isinstance(layout, RegisterLayout)
         from pallasite.plugin.layouts import transforms as tf
@@ -339,7 +379,7 @@ def _register_arg(primitive: Any, largest: bool) -> None:
         chosen = elementwise(
             lambda p, a, b: ops.arith.select(p, a, b), [same, numbers, worst], index_dtype, x.shape
         )
-        return reduce_array(ctx, chosen, axes, combiner(ctx, "min", index_dtype))
+        return reduce_by_name(ctx, chosen, axes, "min")
 
 
 _register_arg(lax.argmax_p, True)

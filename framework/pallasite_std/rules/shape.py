@@ -18,6 +18,7 @@ from pallasite.plugin.layouts import (
     RegisterLayout,
     SplatLayout,
     default_strided,
+    padded,
     proposals_for,
     stacked,
 )
@@ -96,12 +97,17 @@ def stretchable(
     if full is None and isinstance(planned, RegisterLayout):
         # No operand has the layout that inference has chosen for the result.
         wide = _stretchable(ctx, narrow[0], planned)
-        wide = rearrange(wide, tf.broadcast_with_target(wide.layout, planned, dims))
+        wide = _stretched(wide, planned)
         arrays = [wide if array is narrow[0] else array for array in arrays]
         narrow, full = narrow[1:], planned
     target = tf.broadcast_in_dim(narrow[0].layout, shape, dims).layout if full is None else full
     assert isinstance(target, RegisterLayout)
     return [_stretchable(ctx, a, target) if a in narrow else a for a in arrays]
+
+
+def _stretched(array: RegisterArray, target: RegisterLayout) -> RegisterArray:
+    dims = tuple(range(len(target.shape)))
+    return rearrange(array, tf.broadcast_with_target(array.layout, target, dims))
 
 
 def _stretchable(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) -> RegisterArray:
@@ -110,6 +116,10 @@ def _stretchable(ctx: RuleContext, array: RegisterArray, target: RegisterLayout)
         tf.broadcast_with_target(array.layout, target, dims)
         return array
     stretched = [d for d in dims if array.shape[d] != target.shape[d]]
+    if target.flat:
+        # No part of such a layout is that of an array with extents of 1.
+        wide = padded(target.shape)
+        return relayout(ctx, _stretched(_stretchable(ctx, array, wide), wide), target)
     reduced = tf.expand_dims(tf.reduce(target, stretched), stretched).layout
     return relayout(ctx, array, reduced)
 

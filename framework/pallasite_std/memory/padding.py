@@ -1,0 +1,125 @@
+"""Arrays with padding: which places of a register layout hold elements.
+
+A layout whose digits go beyond an extent has places without an element. Their values are undefined,
+and must not reach results: accesses of memory are predicated (:class:`Access.guards
+<pallasite.layouts.access.Access>`), and what combines elements of different places fills the
+padding first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import scf
+
+from pallasite.plugin.ir import ops
+from pallasite.plugin.layouts import Access, Owner, RegisterLayout
+from pallasite.plugin.lowering import LaunchContext, RegisterArray
+
+type Guards = tuple[tuple[int, int], ...]
+"""Pairs of a dimension and a limit, as :meth:`RegisterLayout.guards` returns them."""
+
+
+def thread_part(launch: LaunchContext, layout: RegisterLayout, dim: int) -> ir.Value | None:
+    """What lane and warp add to the index along a dimension (i32); None if they add nothing."""
+    digits = [(d, w) for d, w in layout.weighted_dims[dim] if d.owner.is_thread]
+    if not digits:
+        return None
+    lane, warp = launch.lane_id, launch.warp_id
+
+    def build() -> ir.Value:
+        total: ir.Value | None = None
+        for digit, weight in digits:
+            index = lane if digit.owner is Owner.LANE else warp
+            value = ops.divide_unsigned(index, digit.stride)
+            value = ops.multiply(ops.remainder_unsigned(value, digit.size), weight)
+            total = value if total is None else ops.add(total, value)
+        assert total is not None
+        return total
+
+    return launch.emit_once(f"thread_part.{digits}", build)
+
+
+def holds_element(launch: LaunchContext, layout: RegisterLayout, guards: Guards) -> ir.Value | None:
+    """True (i1) in the threads whose part of the index is below the limits; None if there are no
+    limits."""
+    condition: ir.Value | None = None
+    for dim, limit in guards:
+        thread = thread_part(launch, layout, dim)
+        assert thread is not None
+        one = launch.emit_once(
+            f"below.{limit}.{[(d, w) for d, w in layout.weighted_dims[dim] if d.owner.is_thread]}",
+            lambda thread=thread, limit=limit: ops.compare("ult", thread, limit),
+        )
+        condition = one if condition is None else ops.arith.andi(condition, one)
+    return condition
+
+
+@contextlib.contextmanager
+def where_elements(launch: LaunchContext, layout: RegisterLayout, guards: Guards) -> Iterator[None]:
+    """Emits the following code for the threads that hold an element."""
+    condition = holds_element(launch, layout, guards)
+    if condition is None:
+        yield
+        return
+    with ops.when(condition):
+        yield
+
+
+def guarded_groups(accesses: Sequence[Access]) -> dict[Guards, list[Access]]:
+    """Accesses by their guards: each group is one branch of the code."""
+    groups: dict[Guards, list[Access]] = {}
+    for access in accesses:
+        groups.setdefault(access.guards, []).append(access)
+    return groups
+
+
+def load_where(
+    condition: ir.Value | None, types: Sequence[ir.Type], load: Callable[[], Sequence[ir.Value]]
+) -> list[ir.Value]:
+    """What ``load`` emits under a condition; zeros elsewhere."""
+    if condition is None:
+        return list(load())
+    operation = scf.IfOp(condition, list(types), has_else=True)
+    with ir.InsertionPoint(operation.then_block):
+        scf.yield_(list(load()))
+    with ir.InsertionPoint(operation.else_block):
+        scf.yield_([ops.constant(0, type) for type in types])
+    return list(operation.results)
+
+
+def fill_padding(
+    launch: LaunchContext,
+    array: RegisterArray,
+    value: ir.Value,
+    axes: Sequence[int] | None = None,
+) -> RegisterArray:
+    """The array with a scalar in its padding, along all dimensions or some."""
+    layout = array.layout
+    if not isinstance(layout, RegisterLayout) or not layout.is_padded:
+        return array
+    filler = ops.broadcast(value, layout.vector_length)
+    registers = []
+    for number, register in enumerate(array.registers):
+        guards = [layout.guards(number, e, axes) for e in range(layout.vector_length)]
+        if all(guard is None for guard in guards):
+            register = filler
+        elif len(set(guards)) == 1:
+            condition = holds_element(launch, layout, guards[0] or ())
+            if condition is not None:
+                register = ops.arith.select(condition, register, filler)
+        else:
+            elements = []
+            for position, guard in enumerate(guards):
+                element = ops.extract(register, position)
+                if guard is None:
+                    element = value
+                elif guard:
+                    held = holds_element(launch, layout, guard)
+                    element = ops.arith.select(held, element, value)
+                elements.append(element)
+            register = ops.from_elements(elements)
+        registers.append(register)
+    return RegisterArray(tuple(registers), layout, array.dtype)
