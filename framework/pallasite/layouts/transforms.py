@@ -135,7 +135,7 @@ def _regrouped(layout: rg.RegisterLayout, shape: tuple[int, ...]) -> tuple[Digit
             remaining, minors = taken
             own.append(minors)
         result += own
-        old, new = old - 1, new - 1
+        old, new = max(old - 1, -1), max(new - 1, -1)
     return tuple(reversed(result))
 
 

@@ -9,6 +9,7 @@ padding first.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxlib.mlir import ir
@@ -51,7 +52,7 @@ def holds_element(launch: LaunchContext, layout: RegisterLayout, guards: Guards)
         assert thread is not None
         one = launch.emit_once(
             f"below.{limit}.{[(d, w) for d, w in layout.weighted_dims[dim] if d.owner.is_thread]}",
-            lambda thread=thread, limit=limit: ops.compare("ult", thread, limit),
+            functools.partial(ops.compare, "ult", thread, limit),
         )
         condition = one if condition is None else ops.arith.andi(condition, one)
     return condition

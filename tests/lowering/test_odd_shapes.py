@@ -1,0 +1,87 @@
+"""Arrays whose extents are no powers of two: results, and how much code they take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pallasite
+from pallasite import gpu as plgpu
+from pallasite.layouts.construct import padded
+
+Semantics = plgpu.LoweringSemantics
+
+BODIES: dict[str, Callable[[Any], Any]] = {
+    "twice": lambda x: x * 2,
+    "softmax": lambda x: jax.nn.softmax(x, axis=-1),
+    "largest": lambda x: jnp.max(x - 9, axis=0),
+    "centred": lambda x: x - jnp.mean(x, axis=0, keepdims=True),
+    "product": lambda x: x * jnp.prod(1 + x / 256),
+    "place": lambda x: jnp.argmin(x + 5, axis=-1),
+}
+
+
+def kernel_of(body: Callable[[Any], Any], x: Any, semantics: Any) -> Any:
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = body(x_ref[...])
+
+    return plgpu.kernel(
+        kernel,
+        out_type=jax.eval_shape(body, x),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+
+
+def lines(body: Callable[[Any], Any], shape: tuple[int, ...], semantics: Any) -> int:
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return len(pallasite.compile(kernel_of(body, x, semantics), x).ptx.splitlines())
+
+
+def power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_odd_shapes(seed: int) -> None:
+    choose = random.Random(seed)
+    rank = 1 + seed % 3
+    most = {1: 256, 2: 72, 3: 18}[rank]
+    shape = tuple(choose.randint(1, most) for _ in range(rank))
+    x = jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    name, body = choose.choice(sorted(BODIES.items()))
+    semantics = choose.choice([Semantics.Lane, Semantics.Warpgroup])
+    got = np.asarray(kernel_of(body, x, semantics)(x))
+    np.testing.assert_allclose(got, body(x), rtol=2e-5, atol=2e-6, err_msg=f"{name} of {shape}")
+
+
+@pytest.mark.parametrize(
+    ("shape", "semantics"),
+    [
+        ((127, 129), Semantics.Lane),
+        ((97, 61), Semantics.Warpgroup),
+        ((16383,), Semantics.Lane),
+        ((9, 127, 5), Semantics.Warpgroup),
+    ],
+)
+@pytest.mark.parametrize("name", ["twice", "softmax"])
+def test_code_is_that_of_the_next_powers_of_two(
+    shape: tuple[int, ...], semantics: Any, name: str
+) -> None:
+    even = tuple(map(power_of_two, shape))
+    assert lines(BODIES[name], shape, semantics) < 2 * lines(BODIES[name], even, semantics) + 100
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 256), min_size=1, max_size=3))
+def test_no_more_registers_than_for_powers_of_two(extents: list[int]) -> None:
+    shape = tuple(extents)
+    most = max(1, np.prod([power_of_two(n) for n in shape]) // 128)
+    assert padded(shape).registers <= 2 * most
