@@ -12,7 +12,6 @@ import pytest
 SCRIPT = pathlib.Path(__file__).parent / "sharded_programs.py"
 
 
-@pytest.mark.runs_kernels
 @pytest.mark.parametrize(
     "kind, cases",
     [

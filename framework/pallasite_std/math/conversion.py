@@ -100,6 +100,11 @@ def convert(
     return _resize(value, source, types.register_type(target, 1))
 
 
+def has_one_zero(dtype: Any) -> bool:
+    """Whether an 8-bit float has no negative zero, whose representation stands for NaN."""
+    return np.dtype(dtype).name.endswith("fnuz")
+
+
 def bitcast(value: ir.Value, from_dtype: Any, to_dtype: Any) -> ir.Value:
     """The bits of a scalar or vector as another dtype of the same width."""
     source, target = np.dtype(from_dtype), np.dtype(to_dtype)
@@ -124,7 +129,8 @@ def _to_bool(value: ir.Value, source: np.dtype[Any]) -> ir.Value:
     if source == SCALE:
         return ops.constant(True, _vector(value, ops.i1()))  # There is no zero.
     if types.is_float8(source):
-        return (Word(value) & 0x7F).differs(0).value
+        bits = Word(value)
+        return (bits if has_one_zero(source) else bits & 0x7F).differs(0).value
     if types.is_float(source):
         return Real(value).differs(0.0).value
     return Word(value).differs(0).value

@@ -16,7 +16,8 @@ from jaxlib.mlir import ir
 from pallasite_std.math.values import Real, Word
 
 SCALE: np.dtype[Any] = np.dtype(ml_dtypes.float8_e8m0fnu)
-_NAN = 255
+SCALE_NAN = 255
+"""The representation of NaN."""
 _FRACTION = 23
 
 
@@ -25,7 +26,7 @@ def scale_to_single(value: ir.Value) -> Real:
     exponent = Word(value).extend_unsigned(32)
     number = (exponent << _FRACTION).real()
     number = exponent.equals(0).choose(number.constant(2.0**-127), number)
-    return exponent.equals(_NAN).choose(number.constant(math.nan), number)
+    return exponent.equals(SCALE_NAN).choose(number.constant(math.nan), number)
 
 
 def single_to_scale(number: Real) -> ir.Value:
@@ -37,8 +38,8 @@ def single_to_scale(number: Real) -> ir.Value:
     rounded = (bits + half).shift_logical(_FRACTION)
     rounded = bits.equals(half).choose(rounded.constant(0), rounded)
     # The representations of zero and negative numbers, and beyond infinity those of NaN.
-    fits = (number > 0.0) & (rounded < _NAN)
-    return fits.choose(rounded, rounded.constant(_NAN)).truncate(8).value
+    fits = (number > 0.0) & (rounded < SCALE_NAN)
+    return fits.choose(rounded, rounded.constant(SCALE_NAN)).truncate(8).value
 
 
 def divide_scales(x: ir.Value, y: ir.Value) -> ir.Value:
@@ -47,5 +48,10 @@ def divide_scales(x: ir.Value, y: ir.Value) -> ir.Value:
     exponent = left - right + 127
     smallest = -22  # 2**-149, the smallest number of f32
     result = (exponent < 0).choose(exponent.constant(0), exponent)
-    wrong = (exponent < smallest) | (exponent > _NAN) | left.equals(_NAN) | right.equals(_NAN)
-    return wrong.choose(result.constant(_NAN), result).truncate(8).value
+    wrong = (
+        (exponent < smallest)
+        | (exponent > SCALE_NAN)
+        | left.equals(SCALE_NAN)
+        | right.equals(SCALE_NAN)
+    )
+    return wrong.choose(result.constant(SCALE_NAN), result).truncate(8).value

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import scf
 
 from pallasite.plugin import UnsupportedError
 from pallasite.plugin.ir import ops, types
+from pallasite_std.math.conversion import has_one_zero
 from pallasite_std.math.dispatch import from_compute, require_float, to_compute
 from pallasite_std.math.hardware import PTX, Hardware
-from pallasite_std.math.values import F64, Real, Word
+from pallasite_std.math.scales import SCALE, SCALE_NAN
+from pallasite_std.math.values import F64, Real, Word, map_elements
 
 
 def floor(x: Real, approximate: bool, hardware: Hardware) -> Real:
@@ -57,29 +60,45 @@ def remainder(x: Real, y: Real, approximate: bool, hardware: Hardware) -> Real:
     """The remainder of truncating division, with the sign of x; exact, as C's fmod.
 
     f32 goes through f64: each step takes off a multiple of y with a quotient of at most 28 bits, so
-    that product and difference are exact; eleven steps cover any two numbers. f64 takes three
-    steps with rounded quotients, whose remainders are exact: enough for quotients up to 2**150;
-    beyond, the result is NaN.
+    that product and difference are exact; eleven steps cover any two numbers. f64 takes as many
+    steps as it needs, one for 53 bits of the quotient.
     """
     size, divisor = abs(x).extend(F64), abs(y).extend(F64)
-    rest = size
+    defined = (size < math.inf) & (divisor > 0.0)
     if x.is_double:
-        for _ in range(3):
-            rest = (-(rest / divisor).round_even()).times_plus(divisor, rest)
+        sizes, divisors = defined.choose(size, 0.0), defined.choose(divisor, 1.0)
+        rest = Real(map_elements(_take_off, sizes.value, divisors.value))
     else:
-        inverse = 1.0 / divisor
+        rest, inverse = size, 1.0 / divisor
         for _ in range(11):
             quotient = (rest * inverse).bits() & -(1 << 25)
             rest = (-quotient.real().trunc()).times_plus(divisor, rest)
-    # What is left may have either sign and reach the divisor itself.
-    rest = (rest >= divisor).choose(rest - divisor, rest)
+        # What is left may reach the divisor itself.
+        rest = (rest >= divisor).choose(rest - divisor, rest)
+        rest = divisor.equals(math.inf).choose(size, rest)
     rest = (rest < 0.0).choose(rest + divisor, rest)
-    if x.is_double:
-        rest = ((rest >= 0.0) & (rest < divisor)).choose(rest, math.nan)
-    undefined = ~(size < math.inf) | ~(divisor > 0.0)
-    rest = divisor.equals(math.inf).choose(size, rest)
-    rest = undefined.choose(rest.constant(math.nan), rest)
-    return rest.truncate(x.format).with_sign_of(x)
+    return defined.choose(rest, math.nan).truncate(x.format).with_sign_of(x)
+
+
+def _take_off(size: ir.Value, divisor: ir.Value) -> ir.Value:
+    """What is left of an f64 number after multiples of a divisor, in size less than it.
+
+    The remainder of a rounded quotient is exact. Divisors that are smaller by far are taken times a
+    power of two, so that the quotient is finite.
+    """
+    loop = scf.WhileOp([size.type], [size])
+    with ir.InsertionPoint(loop.before.blocks.append(size.type)) as point:
+        (rest,) = point.block.arguments
+        scf.condition((abs(Real(rest)) >= Real(divisor)).value, [rest])
+    with ir.InsertionPoint(loop.after.blocks.append(size.type)) as point:
+        rest, multiple = Real(point.block.arguments[0]), Real(divisor)
+        for _ in range(2):
+            far = abs(rest) * 2.0**-1000 >= multiple
+            multiple = far.choose(multiple * 2.0**900, multiple)
+        rest = (-(rest / multiple).round_even()).times_plus(multiple, rest)
+        scf.yield_([rest.value])
+    result: ir.Value = loop.results[0]
+    return result
 
 
 def is_finite(
@@ -93,18 +112,30 @@ def is_finite(
 def neg(
     value: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
 ) -> ir.Value:
-    """The negative of a float: its sign bit flipped."""
+    """The negative of a float: its sign bit flipped, if the format has negative numbers."""
+    if np.dtype(dtype) == SCALE:
+        return ops.constant(SCALE_NAN, value.type)
     if types.is_float8(dtype):
-        return (Word(value) ^ 0x80).value
+        bits = Word(value)
+        flipped = bits ^ 0x80
+        if has_one_zero(dtype):
+            flipped = (bits & 0x7F).equals(0).choose(bits, flipped)
+        return flipped.value
     return (-Real(value)).value
 
 
 def absolute(
     value: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
 ) -> ir.Value:
-    """The magnitude of a float: its sign bit cleared."""
+    """The magnitude of a float: its sign bit cleared, if the format has one."""
+    if np.dtype(dtype) == SCALE:
+        return value
     if types.is_float8(dtype):
-        return (Word(value) & 0x7F).value
+        bits = Word(value)
+        cleared = bits & 0x7F
+        if has_one_zero(dtype):
+            cleared = bits.equals(0x80).choose(bits, cleared)
+        return cleared.value
     return abs(Real(value)).value
 
 

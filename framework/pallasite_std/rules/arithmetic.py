@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.lowering import RegisterArray, RuleContext, elementwise
 from pallasite_std.math import conversion, power
+from pallasite_std.math.precision import reduce_precision
 from pallasite_std.math.table import BINARY, UNARY
 from pallasite_std.rules.shape import same_layout_hint, stretchable
 
@@ -184,18 +184,8 @@ def _bitcast_convert_type(
 def _reduce_precision(
     ctx: RuleContext, x: RegisterArray, *, exponent_bits: int, mantissa_bits: int
 ) -> RegisterArray:
-    wide = x.dtype
-    for name in ("float16", "bfloat16", "float32"):
-        narrow = np.dtype(_jax.dtype_of(name))
-        info = _jax.finfo(narrow)
-        if (info.nexp, info.nmant) == (exponent_bits, mantissa_bits):
-            rounded = x.map(partial(conversion.convert, from_dtype=wide, to_dtype=narrow), narrow)
-            return rounded.map(partial(conversion.convert, from_dtype=narrow, to_dtype=wide), wide)
-    raise UnsupportedError(
-        "reduce_precision to a format without a dtype",
-        got=f"{exponent_bits} exponent and {mantissa_bits} mantissa bits",
-        expected="those of float16, bfloat16 or float32",
-    )
+    dtype = x.dtype
+    return x.map(lambda value: reduce_precision(value, dtype, exponent_bits, mantissa_bits), dtype)
 
 
 def _special_unary(primitive: Any, name: str) -> None:
