@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from pallasite.plugin import (
     BASELINE_FEATURES,
+    InstructionRule,
     LayoutProposal,
     LoweringRule,
     NamedLayout,
@@ -87,3 +90,13 @@ def pallasite_lowering_rules() -> list[LoweringRule]:
     from pallasite_blackwell import copies
 
     return copies.rules.lowering_rules
+
+
+@hookimpl
+def pallasite_instructions() -> list[InstructionRule]:
+    """What Blackwell's own instructions do, for the simulator, if it is installed."""
+    if importlib.util.find_spec("pallasite_simulator") is None:
+        return []
+    from pallasite_blackwell.simulation import instructions
+
+    return instructions.rules

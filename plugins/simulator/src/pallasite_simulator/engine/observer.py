@@ -176,6 +176,9 @@ class Observer:
         """The lanes have waited for what they began with the operations (``reads_only``: only for
         the reads of it)."""
 
+    def forget_contents(self, space: str, offsets: Array, size: int) -> None:
+        """``size`` bytes at each of the offsets hold nothing of meaning any more."""
+
     def registers_in_flight(self, operation: AsyncOperation, registers: Sequence[int]) -> None:
         """The operation uses registers (by number) of its lanes until it is waited for.
 

@@ -8,7 +8,7 @@ number of their next instruction, and are joined again there; :mod:`.schedule` s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +55,9 @@ class Wave:
       giving_up: which lanes have waited in vain, and may return from that without success once.
       clock: instructions executed so far, for the clock registers.
       output: what the kernel printed.
+      cancel_cluster: takes a cluster away from those that have not begun; returns the linear
+        number of its first block, or None if there is none.
+      at_end: called when all lanes have ended.
       counters: numbers for statistics, by name; instructions add their own.
     """
 
@@ -103,6 +106,8 @@ class Wave:
         self.giving_up = np.zeros(self.lane_count, np.bool_)
         self.clock: int = 0
         self.output: list[str] = []
+        self.cancel_cluster: Callable[[], int | None] = lambda: None
+        self.at_end: list[Callable[[], None]] = []
         self.counters: dict[str, int] = {}
         self.issued = np.zeros(len(program.code) + 1, np.int64)
         self._specials: dict[tuple[str, str], Values] = {}
@@ -237,8 +242,11 @@ class Wave:
             break
         self._idle = 0
         schedule.resume()
-        if self.done and self.observer is not None:
-            self.observer.finish()
+        if self.done:
+            for function in self.at_end:
+                function()
+            if self.observer is not None:
+                self.observer.finish()
         return self.progress != start
 
     def standstill(self) -> DeadlockError:

@@ -1,0 +1,114 @@
+"""What the observer is told of the operations of tensor memory.
+
+Operations take effect when they are issued; what is told is when they could have, and what says
+that they are over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from pallasite_blackwell.simulation.tensor_memory import CELL, SPACE, TensorMemory
+from pallasite_simulator.engine.lanes import WARP, Lanes
+from pallasite_simulator.engine.observer import AsyncOperation
+from pallasite_simulator.engine.wave import Wave
+from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.types import Array
+
+MOVES = {"read": "tcgen05.ld", "write": "tcgen05.st"}
+"""Engines of loads and stores."""
+
+PIPE = "tcgen05"
+"""The engine of products and copies: those of a thread are done in order."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Pending:
+    """An operation, and which lanes of the wave have not waited for it."""
+
+    operation: AsyncOperation
+    lanes: Array
+
+
+class Events:
+    """Operations of one wave that are in flight; needed for an observer only."""
+
+    def __init__(self, wave: Wave):
+        self._wave = wave
+        self._moves: dict[str, list[_Pending]] = {"read": [], "write": []}
+        self._issued: dict[int, list[AsyncOperation]] = {}
+
+    @classmethod
+    def of(cls, wave: Wave) -> Events:
+        """Those of a wave."""
+        found: Any = wave.resources.get("tensor memory events")
+        if found is None:
+            found = wave.resources["tensor memory events"] = cls(wave)
+        result: Events = found
+        return result
+
+    # Loads and stores -----------------------------------------------------------------------------
+
+    def move(self, operation: AsyncOperation, kind: str) -> None:
+        """Warps begin a load (``"read"``) or a store (``"write"``)."""
+        lanes = np.zeros(self._wave.lane_count, np.bool_)
+        lanes[operation.lanes] = True
+        self._moves[kind].append(_Pending(operation, lanes))
+
+    def wait(self, lanes: Lanes, kind: str) -> None:
+        """Warps wait for their loads or stores."""
+        observer = self._wave.observer
+        assert observer is not None
+        kept = []
+        for one in self._moves[kind]:
+            mine = lanes.numbers[one.lanes[lanes.numbers]]
+            if len(mine):
+                one.lanes[mine] = False
+                observer.complete_for([one.operation], mine)
+            if one.lanes.any():
+                kept.append(one)
+        self._moves[kind] = kept
+
+    # Products and copies --------------------------------------------------------------------------
+
+    def issue(self, operation: AsyncOperation) -> None:
+        """A thread begins a product or a copy."""
+        for lane in operation.lanes.tolist():
+            self._issued.setdefault(lane, []).append(operation)
+
+    def commit(self, lane: int) -> list[AsyncOperation]:
+        """What a thread has begun since its last commit; the same operations complete with every
+        later commit too, which adds nothing."""
+        return self._issued.pop(lane, [])
+
+
+def tell_move(
+    lanes: Lanes,
+    memory: TensorMemory,
+    kind: str,
+    cells: Array,
+    half: bool,
+    instruction: Instruction,
+) -> None:
+    """Tells of a load or store of whole warps.
+
+    Args:
+      cells: numbers of cells, of shape (registers, lanes).
+      half: whether each register also has the next cell.
+    """
+    wave = lanes.wave
+    observer = wave.observer
+    if observer is None:
+        return
+    operation = AsyncOperation(MOVES[kind], lanes.numbers, instruction, proxy=SPACE, together=WARP)
+    observer.begin(operation)
+    owners = np.broadcast_to(lanes.numbers, cells.shape).reshape(-1)
+    offsets = cells.reshape(-1) * CELL
+    if half:
+        offsets = np.concatenate([offsets, offsets + CELL])
+        owners = np.concatenate([owners, owners])
+    observer.async_access(operation, kind, SPACE, offsets, CELL, owners)
+    Events.of(wave).move(operation, kind)
