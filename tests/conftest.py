@@ -27,6 +27,12 @@ pytest_plugins = ["pallasite_simulator.pytest_plugin"]
 
 ROOT = pathlib.Path(__file__).parent.parent
 GROUP = "pallasite.plugins"
+HAS_GPU = pathlib.Path("/proc/driver/nvidia/version").exists()
+
+# What XLA compiles on the CPU, inputs and references of small tests, runs for less time than its
+# optimization takes. XLA has not read it yet; processes that tests start inherit it.
+if not HAS_GPU:
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 # How long an example takes to be made or to run says nothing: other programs run as well.
 hypothesis.settings.register_profile(
@@ -46,6 +52,9 @@ def _register_plugins_of_checkout() -> None:
 
 
 _register_plugins_of_checkout()
+
+# While modules of tests are imported, there is hardly any garbage.
+gc.disable()
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +134,7 @@ def _every_ptx_assembles(monkeypatch: pytest.MonkeyPatch, _accepted_ptx: Accepte
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process for each processor, but just one where there is a GPU, which is not shared."""
-    return 1 if pathlib.Path("/proc/driver/nvidia/version").exists() else os.cpu_count() or 1
+    return 1 if HAS_GPU else os.cpu_count() or 1
 
 
 def pytest_collection_finish() -> None:
@@ -134,6 +143,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
