@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import time
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_imported = (time.time_ns(), time.monotonic_ns())
+"""When this process may first have loaded code that compiles kernels, for the keys of caches."""
 
 _SUBMODULES = ("config", "errors", "gpu", "ops", "plugins")
 

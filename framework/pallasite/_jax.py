@@ -58,6 +58,7 @@ from jax._src.state import indexing as _indexing
 from jax._src.state import primitives as _state_primitives
 from jax._src.state import types as _state_types
 
+from pallasite.config import set_trace_context
 from pallasite.errors import SourceLocation, UnsupportedError
 
 # --- Jaxprs ---
@@ -261,6 +262,14 @@ def callback_sharding(axis_context: Any, sharding: Any, avals_out: Sequence[Any]
 #: Within ``with target_context(name):``, JAX's caches of traces and programs have entries of their
 #: own for each name.
 target_context = jax.make_user_context(None)
+
+set_trace_context(jax.make_user_context(()))
+_generation = jax.make_user_context(0)
+
+
+def forget_programs() -> None:
+    """Makes JAX trace and compile again whatever it has in its caches."""
+    _generation.set_global(_generation.get_global() + 1)
 
 
 # --- Source locations ---

@@ -19,6 +19,9 @@ from typing import Any
 
 from pallasite.errors import ConfigError
 
+PREFIX = "PALLASITE_"
+"""How the names of all environment variables of options begin."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Option:
@@ -202,7 +205,12 @@ OPTIONS: dict[str, Option] = {
     )
 }
 
+OPTIONS_OF_CACHES = frozenset({"cache", "cache_dir", "dump", "target", "ptxas"})
+"""Options that change no kernel's code, or that keys of caches have on their own."""
+
 _updated: dict[str, Any] = {}
+_listeners: list[Callable[[], None]] = []
+_trace_context: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 _scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
     "pallasite_config",
     default=types.MappingProxyType({}),
@@ -213,8 +221,15 @@ def declare(option: Option) -> None:
     """Adds an option of a plugin; to add it again changes nothing.
 
     Raises:
-      ConfigError: another option has its name or its environment variable.
+      ConfigError: another option has its name or its environment variable, or the variable's name
+        does not begin as all do, so that the cache would not know of it before it is declared.
     """
+    if not option.variable.startswith(PREFIX):
+        raise ConfigError(
+            f"option {option.name!r} has an environment variable with a strange name",
+            got=repr(option.variable),
+            expected=f"a name that begins with {PREFIX}",
+        )
     for one in OPTIONS.values():
         if one.name == option.name and one.variable == option.variable:
             return
@@ -250,6 +265,25 @@ def source(name: str) -> tuple[Any, str]:
     return option.default(), "default"
 
 
+def on_change(listener: Callable[[], None]) -> None:
+    """Calls a function whenever something has changed for the whole process on which the code of
+    kernels depends: an option, or the plugins."""
+    _listeners.append(listener)
+
+
+def set_trace_context(make: Callable[[Any], contextlib.AbstractContextManager[Any]]) -> None:
+    """Sets what makes a context, for each value, in which JAX's caches have entries of their own;
+    :func:`scoped` enters one, so that what was traced with other options is not used there."""
+    global _trace_context
+    _trace_context = make
+
+
+def changed() -> None:
+    """Calls those who asked for it by :func:`on_change`."""
+    for listener in _listeners:
+        listener()
+
+
 def scoped_options() -> Mapping[str, Any]:
     """What the surrounding ``with scoped(...)`` set, for work that another thread takes over."""
     return dict(_scoped.get())
@@ -261,16 +295,18 @@ def update(name: str, value: Any) -> None:
     Raises:
       ConfigError: there is no such option, or it does not accept the value.
     """
-    option = _option(name)
+    option, before = _option(name), _updated.get(name)
     _updated[name] = _parse(option, value, f"option {name!r}")
+    if _updated[name] != before and _is_of_code(option):
+        changed()
 
 
 def reset(name: str | None = None) -> None:
     """Forgets what :func:`update` set, for one option or for all."""
-    if name is None:
-        _updated.clear()
-    else:
-        _updated.pop(_option(name).name, None)
+    names = list(_updated) if name is None else [_option(name).name]
+    was_set = [one for one in names if _updated.pop(one, None) is not None]
+    if any(_is_of_code(OPTIONS[one]) for one in was_set):
+        changed()
 
 
 @contextlib.contextmanager
@@ -279,11 +315,18 @@ def scoped(**values: Any) -> Iterator[None]:
     parsed = {
         name: _parse(_option(name), value, f"option {name!r}") for name, value in values.items()
     }
-    token = _scoped.set({**_scoped.get(), **parsed})
+    values = {**_scoped.get(), **parsed}
+    token = _scoped.set(values)
+    of_code = tuple((name, values[name]) for name in sorted(values) if _is_of_code(OPTIONS[name]))
     try:
-        yield
+        with _trace_context(of_code) if of_code else contextlib.nullcontext():
+            yield
     finally:
         _scoped.reset(token)
+
+
+def _is_of_code(option: Option) -> bool:
+    return option.affects_code and option.name not in OPTIONS_OF_CACHES
 
 
 def _option(name: str) -> Option:

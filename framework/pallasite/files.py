@@ -1,14 +1,23 @@
-"""Writing files that are never half-written: the one way in which Pallasite writes them."""
+"""Writing files that are never half-written, and reading those of which that matters."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import stat
 
 TEMPORARY = ".tmp-"
 """How the names of files begin that are being written; what is left of a killed process, too."""
+
+
+class NotOwnError(PermissionError):
+    """A file or folder that somebody else can write."""
+
+
+class BrokenFileError(OSError):
+    """Something that cannot be a file of ours."""
 
 
 def write(
@@ -53,6 +62,49 @@ def write(
     finally:
         with contextlib.suppress(OSError):  # Under its own name, it is no longer there.
             os.unlink(temporary)
+
+
+def read(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
+    """The content of a file of the present user's own (or the system's), and nothing else.
+
+    It never waits, as it would for a pipe, and never reads more than the bound.
+
+    Raises:
+      NotOwnError: the file is another user's, or others may write it.
+      BrokenFileError: it is no regular file, or is too large.
+      OSError: it cannot be read.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise BrokenFileError(errno.EINVAL, "no regular file", os.fspath(path))
+        check_owner(path, status)
+        if status.st_size > max_bytes:
+            raise BrokenFileError(errno.EFBIG, "too large", os.fspath(path))
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    finally:
+        os.close(handle)
+
+
+def check_owner(path: str | os.PathLike[str], status: os.stat_result | None = None) -> None:
+    """Checks that nobody else can write a file or folder.
+
+    Raises:
+      NotOwnError: it is another user's, or others may write it.
+      OSError: its owner cannot be found out, as where it does not exist.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    status = status or os.stat(path)
+    if status.st_uid not in (os.geteuid(), 0):
+        what = f"it is user {status.st_uid}'s, and this is user {os.geteuid()}"
+    elif status.st_mode & 0o022:
+        what = f"others may write it; chmod go-w {os.fspath(path)} changes that"
+    else:
+        return
+    raise NotOwnError(errno.EPERM, what, os.fspath(path))
 
 
 def make_folder(path: str | os.PathLike[str], *, mode: int = 0o777) -> pathlib.Path:

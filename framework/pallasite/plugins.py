@@ -114,6 +114,11 @@ class _Found:
         """The top-level package of an installed plugin."""
         return self.module.partition(".")[0]
 
+    @property
+    def owner(self) -> str:
+        """The name of the distribution; that of the package if there is none."""
+        return self.distribution.partition(" ")[0].strip("?") or self.package
+
 
 def _core_plugin(modules: Mapping[str, str]) -> dict[str, Callable[[], Any]]:
     def call(hook: str) -> Any:
@@ -164,8 +169,7 @@ class PluginManager:
             check_plugin_api(name, IN_PROCESS, needed_by(plugin))
             implementations(plugin, name)
             self._registered[name] = _Found(name, IN_PROCESS, lambda: plugin)
-            self._changes += 1
-            self._built = self._names = self._spaces = None
+            self._changed()
         return name
 
     def unregister(self, name: str) -> None:
@@ -180,12 +184,29 @@ class PluginManager:
                     f"no plugin named {name!r} was registered in this process",
                     expected="one of " + (", ".join(self._registered) or "(none)"),
                 )
-            self._changes += 1
             self._objects.pop(name, None)
             self._errors.pop(name, None)
             for key in [key for key in self._contributions if key[0] == name]:
                 del self._contributions[key]
-            self._built = self._names = self._spaces = None
+            self._changed()
+
+    def refresh(self) -> None:
+        """Asks all plugins anew, also those that failed and those that were installed meanwhile.
+
+        What was compiled before is compiled again when it is next called. It is for the time after
+        code of a plugin was changed in a running process, by a patch or ``importlib.reload``.
+        """
+        with self._lock:
+            self._installed = None
+            self._objects.clear()
+            self._errors.clear()
+            self._contributions.clear()
+            self._changed()
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self._built = None
+        config.changed()
 
     def plugins(self) -> tuple[PluginInfo, ...]:
         """All plugins that are installed or registered, without importing any."""
@@ -212,11 +233,13 @@ class PluginManager:
 
         Their versions and sources are part of every key of the cache.
         """
+        return frozenset(one.package for one in self.installed())
+
+    def installed(self) -> tuple[_Found, ...]:
+        """The installed plugins that are enabled."""
         with self._lock:
             disabled = config.get("disabled_plugins")
-            return frozenset(
-                one.package for one in self._find().values() if one.name not in disabled
-            )
+            return tuple(one for one in self._find().values() if one.name not in disabled)
 
     def remedy(self, kind: str, name: str) -> str | None:
         """What to do about something that is missing: what is known to provide it, or which
@@ -574,6 +597,11 @@ def register(plugin: Any, name: str | None = None) -> str:
 def unregister(name: str) -> None:
     """Removes a plugin that :func:`register` added."""
     _manager.unregister(name)
+
+
+def refresh() -> None:
+    """Asks all plugins anew; see :meth:`PluginManager.refresh`."""
+    _manager.refresh()
 
 
 def plugins() -> tuple[PluginInfo, ...]:

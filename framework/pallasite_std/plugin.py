@@ -129,10 +129,11 @@ def pallasite_exports() -> dict[str, str]:
 
 @hookimpl
 def pallasite_stores() -> list[StoreNamespace]:
-    """Configurations that were measured to be the fastest."""
+    """Configurations that were measured to be the fastest, hashes of code."""
+    from pallasite_std.caching.code_identity import CODE
     from pallasite_std.tuning.store import TUNED
 
-    return [TUNED]
+    return [TUNED, CODE]
 
 
 @hookimpl
@@ -234,12 +235,14 @@ def pallasite_implementations() -> dict[str, str]:
     return {
         "batch_kernel": "pallasite_std.batching:prepend_axis",
         "check_layouts": "pallasite_std.inference.conflicts:check_solution",
+        "code_identity": "pallasite_std.caching.code_identity:IDENTITY",
         "divisor_of_result": "pallasite_std.divisors:divisor_of_result",
         "encode_tensor_map": "pallasite_std.copies.tensor_map_encoding:encode",
         "interpretation": "pallasite_std.interpret:INTERPRETATION",
         "lane_layouts": "pallasite_std.lane_layouts.strategy:LaneStrategy",
         "layout_costs": "pallasite_std.inference.costs:LAYOUT_COSTS",
         "layout_report": "pallasite_std.inference.report:layout_report",
+        "loaded_code": "pallasite_std.caching.loaded_code:LOADED",
         "loop_divisors": "pallasite_std.divisors:loop_divisors",
         "memory_access": "pallasite_std.memory.accesses:ACCESSES",
         "missing_barriers": "pallasite_std.inference.missing_barriers:missing_barriers",

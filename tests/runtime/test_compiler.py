@@ -155,43 +155,31 @@ def test_entries_of_another_format_are_compiled_again(fake, tmp_path):
     assert len(fake) == 2
 
 
-@pytest.mark.parametrize("what", ["_library_versions", "_package_version"])
-def test_other_versions_compile_again(fake, monkeypatch, what):
+def test_other_code_compiles_again(fake, monkeypatch):
     compile_kernel(spec_of())
     clear_memory()
-    fake_value = {"jaxlib": "99"} if what == "_library_versions" else "99"
-    monkeypatch.setattr(environment, what, lambda *args: fake_value)
+    monkeypatch.setattr(environment, "_hashes", lambda: {"jaxlib": "99"})
     compile_kernel(spec_of())
     assert len(fake) == 2
 
 
-def test_environment_has_versions_and_options():
+def test_environment_has_code_plugins_and_options(monkeypatch):
     about = json.loads(environment.environment_text(assemble=False))
-    assert about["libraries"]["jaxlib"]
-    assert about["core"]
-    assert "disabled_passes" in about["options"]
-    assert not {"sanitize", "cache", "simulator_processes"} & set(about["options"])
-    assert "cache_dir" not in about["options"]
+    assert {"pallasite", "jax", "jaxlib", "llvmlite", "numpy", "ml-dtypes"} <= set(about["code"])
+    assert set(about["options"]) == {"disabled_plugins"} - (
+        set() if config.get("disabled_plugins") else {"disabled_plugins"}
+    )
+    assert set(about["plugins"].values()) <= {"in use"}
     assert about["assembler"] is None
     assert json.loads(environment.environment_text(assemble=True))["assembler"]
-
-
-def test_sources_of_checkouts_count(tmp_path, monkeypatch):
-    package = tmp_path / "some_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("x = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def version():
-        environment._package_version.cache_clear()
-        return environment._package_version("no-such-distribution", "some_package")
-
-    first = version()
-    assert version() == first
-    (package / "__init__.py").write_text("x = 2\n")
-    second = version()
-    (package / "more.py").write_text("")
-    assert len({first, second, version()}) == 3
+    with config.scoped(disabled_passes="mlir-hoist", sanitize=True):
+        about = json.loads(environment.environment_text(assemble=False))
+    assert about["options"]["disabled_passes"] == "('mlir-hoist',)"
+    assert "sanitize" not in about["options"]
+    # What a module that was not imported yet may declare.
+    monkeypatch.setenv("PALLASITE_OF_THE_FUTURE", "yes")
+    about = json.loads(environment.environment_text(assemble=False))
+    assert about["options"]["PALLASITE_OF_THE_FUTURE"] == "yes"
 
 
 class _Plugin:
@@ -212,7 +200,7 @@ def test_plugins_of_this_process_keep_kernels_off_the_disk(fake, tmp_path):
         plugins.unregister(name)
     assert len(entries(tmp_path)) == 1
     compile_kernel(spec)
-    assert len(fake) == 2
+    assert len(fake) == 2 and cache_info().disk_hits == 1
 
 
 def test_memory_is_bounded(fake, monkeypatch):
@@ -294,3 +282,88 @@ def test_a_second_process_compiles_nothing(tmp_path, name):
 
     assert run() == str(CacheInfo(compiles=1))
     assert run() == str(CacheInfo(disk_hits=1))
+
+
+class _Tripling:
+    """A plugin whose pass makes of a product by 2.5 one by 3."""
+
+    @pallasite.hookimpl
+    def pallasite_passes(self):
+        def run(text, context):
+            assert "0f40200000" in text
+            return text.replace("0f40200000", "0f40400000")
+
+        return [pallasite.Pass(name="tripling", stage="ptx", run=run)]
+
+
+def test_programs_are_compiled_again_where_plugins_or_options_change():
+    x = jnp.arange(128, dtype=jnp.float32)
+    kernel = jax.jit(scaled(2.5))
+
+    def factor():
+        return float(kernel(x)[5] / x[5])
+
+    assert factor() == 2.5
+    name = plugins.register(_Tripling(), "tripling")
+    try:
+        assert factor() == 3
+        with config.scoped(disabled_passes="tripling"):
+            assert factor() == 2.5
+        assert factor() == 3
+        config.update("disabled_passes", ["tripling"])
+        assert factor() == 2.5
+        config.reset()
+        assert factor() == 3
+    finally:
+        plugins.unregister(name)
+    assert factor() == 2.5
+
+
+def test_patched_code_of_plugins_is_kept_apart(fake, tmp_path, monkeypatch):
+    from pallasite_std import divisors
+
+    first = compile_kernel(spec_of())
+    with monkeypatch.context() as patch:
+        patch.setattr(divisors, "divisor_of_result", lambda *args: 1)
+        second = compile_kernel(spec_of())
+        assert second is not first
+        spec = spec_of()
+        assert compile_kernel(spec) is not second  # Who knows what it does.
+        assert cache_info().unkeyable == 2
+        plugins.refresh()
+        compile_kernel(spec)
+    assert len(fake) == 4 and len(entries(tmp_path)) == 1
+    assert compile_kernel(spec_of()) == first
+    assert (len(fake), cache_info().disk_hits) == (4, 1)
+
+
+def test_kernels_are_not_kept_if_files_were_edited_meanwhile(fake, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "files_unchanged", lambda: False)
+        compile_kernel(spec_of())
+    assert entries(tmp_path) == []
+
+
+def test_kernels_are_not_kept_if_a_plugin_fails_meanwhile(fake, tmp_path, monkeypatch):
+    """They lack its passes; and with its passes they are not those of a process where it fails."""
+    states = [("hopper", "found")]
+    information = plugins.PluginInfo
+
+    def listed(self):
+        return tuple(information(name, "x 1.0", state) for name, state in states)
+
+    def compile_and_fail(request):
+        states[:] = [("hopper", "failed")]
+        return compiled(request)
+
+    compiled = compiler._compile
+    monkeypatch.setattr(plugins.PluginManager, "plugins", listed)
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "_compile", compile_and_fail)
+        compile_kernel(spec_of())
+    assert entries(tmp_path) == []
+    compile_kernel(spec_of(3.0))
+    states[:] = [("hopper", "loaded")]
+    clear_memory()
+    compile_kernel(spec_of(3.0))
+    assert len(fake) == 3 and len(entries(tmp_path)) == 2

@@ -7,7 +7,6 @@ import enum
 import functools
 import importlib
 import importlib.metadata
-import json
 import subprocess
 import sys
 import types
@@ -17,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.extend.core import Primitive
 from sample_kernels import CASES, copy_kernel, scaled, specs
 
 from pallasite import config, plugins
 from pallasite import gpu as plgpu
-from pallasite.runtime import environment
 from pallasite.runtime.fingerprint import Unkeyable, canonical_parts, fingerprint
 
 
@@ -171,6 +170,73 @@ class Color(enum.Enum):
     BLUE = 2
 
 
+CLASSES = """
+import dataclasses, enum
+
+FACTOR = 3
+
+def helper(x):
+    return x * FACTOR
+
+class Kind(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    value: int = 4
+    limit = 5
+
+    def emit(self, x):
+        return helper(x) + 6
+
+    @property
+    def double(self):
+        return self.value * 7
+
+    @classmethod
+    def make(cls):
+        return [lambda: 8]
+"""
+
+
+def classes(text):
+    scope = {"__name__": "module_of_the_program"}
+    exec(compile(text, "kernels.py", "exec", dont_inherit=True), scope)
+    return [scope["Kind"].ONE, scope["Kind"], scope["Record"], scope["Record"](1)]
+
+
+@pytest.mark.parametrize("old", ["ONE = 1", *(str(n) for n in range(3, 9))])
+def test_classes_of_the_program_count_by_their_content(old):
+    """Where they are does not count, and what they do does."""
+    new = old.replace(old[-1], "9")
+    before, moved = classes(CLASSES), classes("\n" + CLASSES)
+    after = classes(CLASSES.replace(old, new))
+    texts = [[canonical_parts(one) for one in group] for group in (before, moved, after)]
+    assert texts[0] == texts[1]
+    differs = [a != b for a, b in zip(texts[0], texts[2], strict=True)]
+    assert differs == ([True, True, False, False] if "ONE" in old else [False, False, True, True])
+
+
+def test_primitives_of_one_name_are_told_apart():
+    from pallasite_std.primitives.barriers import barrier_wait_p
+
+    def make(abstract_eval):
+        primitive = Primitive("barrier_wait")
+        primitive.def_abstract_eval(abstract_eval)
+        return primitive
+
+    text = canonical_parts(barrier_wait_p)
+    assert canonical_parts(barrier_wait_p) == text
+    other = make(jnp.sin.__wrapped__)
+    assert canonical_parts(other)[0].startswith("primitive barrier_wait ")
+    assert canonical_parts(other) != text
+    with pytest.raises(Unkeyable, match="of which there are two"):
+        canonical_parts(make(jnp.sin.__wrapped__))
+    with pytest.raises(Unkeyable, match="of the program itself"):
+        canonical_parts(make(lambda x: x))
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
     value: object
@@ -250,11 +316,7 @@ def installed(tmp_path, monkeypatch):
     (metadata / "entry_points.txt").write_text("[pallasite.plugins]\nsome = some_plugin\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(plugins, "_manager", plugins.PluginManager())
-    environment._plugin_version.cache_clear()
-    environment._package_version.cache_clear()
     yield package
-    environment._plugin_version.cache_clear()
-    environment._package_version.cache_clear()
     sys.modules.pop("some_plugin", None)
 
 
@@ -266,22 +328,6 @@ def test_functions_of_plugins_count_by_name(installed):
         canonical_parts(module.made)  # It is not found under its name.
     with config.scoped(disabled_plugins="some"), pytest.raises(Unkeyable):
         canonical_parts(module.emit)  # Its sources are not part of the key.
-
-
-def test_versions_of_plugins_are_part_of_the_key(installed):
-    def version():
-        environment._plugin_version.cache_clear()
-        environment._package_version.cache_clear()
-        return json.loads(environment.environment_text(assemble=False))["plugins"]["some"]
-
-    assert version() == "1.5"
-    # An editable installation is what its sources are.
-    url = installed.parent / "some_distribution-1.5.dist-info" / "direct_url.json"
-    url.write_text(json.dumps({"url": "file:///x", "dir_info": {"editable": True}}))
-    first = version()
-    assert first.startswith("1.5+")
-    (installed / "__init__.py").write_text(PLUGIN + "STEPS = 2\n")
-    assert version() != first
 
 
 def test_functions_of_plugins_of_this_process_have_no_text():

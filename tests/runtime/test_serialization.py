@@ -13,6 +13,7 @@ from fake_kernels import add_kernel, inputs, kernel, outputs, scratch, tensor_ma
 
 from pallasite.errors import SourceLocation
 from pallasite.launch import Allocation, ArrayParameter, ResourceReport
+from pallasite.runtime import serialization
 from pallasite.runtime.serialization import CorruptError, dumps, loads
 
 
@@ -69,3 +70,29 @@ def test_only_plain_records():
 def test_other_bytes_are_refused(data):
     with pytest.raises(CorruptError):
         loads(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[" * 100_000 + b"]" * 100_000, b'{"a": ' * 50_000 + b"1" + b"}" * 50_000, b"9" * 10_000],
+)
+def test_rubbish_in_json_is_refused(text):
+    with pytest.raises(CorruptError):
+        loads(zlib.compress(text))
+
+
+def test_what_unpacks_to_too_much_is_refused_at_once(monkeypatch):
+    bomb = zlib.compressobj(9)
+    data = b"".join([*(bomb.compress(b"[" + bytes(2**20)) for _ in range(80)), bomb.flush()])
+    parsed = []
+    monkeypatch.setattr(json, "loads", parsed.append)
+    for one in (data, dumps(everything())[:-4], dumps(everything()) + b"more"):
+        with pytest.raises(CorruptError, match="no complete stream"):
+            loads(one)
+    assert parsed == []
+
+
+def test_kernels_that_are_too_large_are_not_kept(monkeypatch):
+    monkeypatch.setattr(serialization, "_MAX_BYTES", 1000)
+    with pytest.raises(TypeError, match="too large"):
+        dumps(dataclasses.replace(everything(), ptx="x" * 1000))

@@ -24,6 +24,7 @@ from pallasite.errors import (
     InvalidValueError,
     UnsupportedError,
 )
+from pallasite.runtime import compiler
 from pallasite_std.torch import kernel as torch_kernel
 from pallasite_std.torch.launch import CudaKernel, HostKernel
 
@@ -41,6 +42,7 @@ def torch(monkeypatch):
 def driver(monkeypatch):
     found = fake_torch.FakeDriver()
     monkeypatch.setattr("pallasite_std.torch.cuda_driver.library", lambda: found)
+    compiler._watch_code()  # What was patched makes what was compiled before out of date.
     return found
 
 
@@ -254,6 +256,7 @@ def test_tensor_maps(driver):
     driver.on_launch = lambda values: seen.extend(v for v in values if len(v) == 128)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_kernel, "CudaKernel", Remembered)
+        compiler._watch_code()
         call(x)
         call(x)
     (encoded,) = driver.of("cuTensorMapEncodeTiled")

@@ -13,6 +13,7 @@ import pytest
 from offset_plugin import offset, registered
 
 from pallasite import gpu as plgpu
+from pallasite.runtime import compiler
 
 SHAPE = (2, 128)
 
@@ -28,6 +29,7 @@ def torch(monkeypatch):
 def driver(monkeypatch):
     found = fake_torch.FakeDriver()
     monkeypatch.setattr("pallasite_std.torch.cuda_driver.library", lambda: found)
+    compiler._watch_code()  # What was patched makes what was compiled before out of date.
     return found
 
 

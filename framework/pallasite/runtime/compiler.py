@@ -23,7 +23,7 @@ from pallasite.lowering import recording
 from pallasite.plugins import IN_PROCESS
 from pallasite.runtime import serialization
 from pallasite.runtime.disk_cache import DiskCache
-from pallasite.runtime.environment import environment_text
+from pallasite.runtime.environment import environment_text, files_unchanged, loaded_code
 from pallasite.runtime.fingerprint import Unkeyable, canonical_parts, fingerprint
 from pallasite.target_selection import select_target
 from pallasite.targets import Target
@@ -88,6 +88,8 @@ _by_request = _Memory()
 _by_content = _Memory()
 _counts: collections.Counter[str] = collections.Counter()
 _stores: dict[Any, DiskCache] = {}
+_code = 0
+"""The state of plugins' code in memory that the kernels in memory are from."""
 
 
 def compile_kernel(
@@ -161,7 +163,15 @@ def _count(what: str) -> None:
         _counts[what] += 1
 
 
+def forget_kernels() -> None:
+    """Forgets the kernels in memory, since plugins have changed, or their code, or options."""
+    with _lock:
+        _by_request.clear()
+        _by_content.clear()
+
+
 def _find_or_compile(request: _Request) -> CompiledKernel:
+    _watch_code()
     try:
         key = content_key(request)
     except Unkeyable:
@@ -177,7 +187,7 @@ def _find_or_compile(request: _Request) -> CompiledKernel:
     if kernel is None:
         kernel = _compile(request)
         if store is not None:
-            _write(store, key, kernel)
+            _write(store, request, key, kernel)
     else:
         _count("disk_hits")
     with _lock:
@@ -198,6 +208,16 @@ def content_key(request: _Request) -> str:
         environment_text(assemble=request.assemble),
     ]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _watch_code() -> None:
+    """Forgets what was compiled by code of plugins that was changed in this process since."""
+    global _code
+    found = loaded_code()
+    with _lock:
+        changed, _code = found != _code, found
+    if changed:
+        config.changed()
 
 
 def _environment() -> tuple[Hashable, ...]:
@@ -264,10 +284,13 @@ def _read(store: DiskCache, key: str) -> CompiledKernel | None:
         return None
 
 
-def _write(store: DiskCache, key: str, kernel: CompiledKernel) -> None:
+def _write(store: DiskCache, request: _Request, key: str, kernel: CompiledKernel) -> None:
+    """Keeps a kernel, unless it may be from other code than the key says."""
     try:
+        if content_key(request) != key or not files_unchanged():
+            return  # A plugin has failed meanwhile, or files were edited.
         data = serialization.dumps(kernel)
-    except TypeError:
+    except (TypeError, Unkeyable):
         _count("unkeyable")
         return
     store.put(key, data)

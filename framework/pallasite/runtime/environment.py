@@ -1,56 +1,49 @@
-"""What else decides the result of a compilation: versions, plugins, options, the assembler."""
+"""What else decides the result of a compilation: code, plugins, options, the assembler."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.metadata
-import importlib.util
 import json
-import pathlib
+import os
 import sys
+import time
+from collections.abc import Mapping
 
-from pallasite import _jax, config, hookspecs, plugins
+import pallasite
+from pallasite import _jax, config, plugins
 from pallasite.codegen.tools import find_tool
+from pallasite.errors import MissingNameError, PluginError
 from pallasite.plugins import IN_PROCESS
 from pallasite.runtime.fingerprint import Unkeyable
-
-_LIBRARIES = ("jax", "jaxlib", "llvmlite", "numpy", "ml_dtypes")
-_OPTIONS_WITHOUT_EFFECT = frozenset({"cache", "cache_dir", "dump", "target", "ptxas"})
-"""Options that change no result; the target and the assembler are part of the key on their own."""
 
 
 def environment_text(*, assemble: bool) -> str:
     """Everything outside the kernel that its compilation depends on, as one text.
 
-    It has the versions of Python, Pallasite, its libraries and every enabled plugin, the contents
-    of the source files of those that are not installed copies (a checkout, an editable
-    installation), and the options (also Pallas's debug checks) that affect code.
+    It has the version of Python, hashes of the code of Pallasite, of every enabled plugin and of
+    what these require, which plugins failed to load, and the options (also Pallas's debug checks)
+    that affect code.
 
     Args:
       assemble: whether machine code is asked for, so that the assembler counts too.
 
     Raises:
-      Unkeyable: a plugin was registered by the program itself; its code has no version.
+      Unkeyable: a plugin was registered by the program itself, or code was changed in this process.
     """
-    enabled = []
+    states = {}
     for plugin in plugins.manager().plugins():
         if plugin.state == "disabled":
             continue
         if plugin.distribution == IN_PROCESS:
             raise Unkeyable(f"plugin {plugin.name!r}, which was registered in this process")
-        enabled.append(plugin.name)
+        states[plugin.name] = "failed" if plugin.state == "failed" else "in use"
+    if loaded_code() != 0:
+        raise Unkeyable("code of plugins that was changed after it was imported")
     return json.dumps(
         {
             "python": sys.version_info[:3],
-            "libraries": _library_versions(),
-            "core": _package_version("pallasite", "pallasite"),
-            "plugins": {name: _plugin_version(name) for name in sorted(enabled)},
-            "options": {
-                name: repr(config.get(name))
-                for name, option in sorted(config.OPTIONS.items())
-                if option.affects_code and name not in _OPTIONS_WITHOUT_EFFECT
-            },
+            "code": _hashes(),
+            "plugins": states,
+            "options": _options(),
             "debug_checks": _jax.debug_checks_enabled(),
             "assembler": _assembler() if assemble else None,
         },
@@ -58,61 +51,59 @@ def environment_text(*, assemble: bool) -> str:
     )
 
 
-@functools.cache
-def _library_versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _LIBRARIES}
+def files_unchanged() -> bool:
+    """Whether the files of all code are as they were when :func:`environment_text` was called."""
+    unchanged: bool = plugins.manager().implementation("code_identity").unchanged()
+    return unchanged
 
 
-@functools.cache
-def _plugin_version(name: str) -> str:
-    """Version of the plugin of an entry point, and its sources where they can change."""
-    for point in importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP):
-        if point.name == name:
-            distribution = point.dist.name if point.dist is not None else ""
-            return _package_version(distribution, point.module.partition(".")[0])
-    raise Unkeyable(f"plugin {name!r}, which has no entry point")
-
-
-@functools.cache
-def _package_version(distribution: str, package: str) -> str:
-    """``version``, or ``version+hash of sources`` for a package that is edited in place."""
+def loaded_code() -> int:
+    """0 while plugins' code in memory is what was imported, another number for each other state."""
+    manager = plugins.manager()
     try:
-        found = importlib.metadata.distribution(distribution)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return f"+{_hash_of_sources(package)}"
-    about = json.loads(found.read_text("direct_url.json") or "{}")
-    if not about.get("dir_info", {}).get("editable") and _is_part_of(found, package):
-        return found.version
-    return f"{found.version}+{_hash_of_sources(package)}"
+        watched = manager.implementation("loaded_code")
+    except (MissingNameError, PluginError):
+        return 0
+    generation: int = watched.generation(manager.packages())
+    return generation
 
 
-def _roots(package: str) -> list[pathlib.Path]:
-    spec = importlib.util.find_spec(package)
-    if spec is None:
-        raise Unkeyable(f"package {package!r}, which cannot be found")
-    if spec.submodule_search_locations:
-        return [pathlib.Path(root) for root in spec.submodule_search_locations]
-    if spec.origin is None:
-        raise Unkeyable(f"package {package!r}, which has no file")
-    return [pathlib.Path(spec.origin)]
+def _hashes() -> Mapping[str, str]:
+    """Hashes of the code of all distributions that take part in a compilation."""
+    distributions = {"pallasite": {"pallasite"}}
+    for one in plugins.manager().installed():
+        distributions.setdefault(one.owner, set()).add(one.package)
+    (wall, steady), now = pallasite._imported, time.time_ns() - time.monotonic_ns()
+    since = min(wall, steady + now)  # The clock may have been set back meanwhile.
+    try:
+        identity = plugins.manager().implementation("code_identity")
+    except (MissingNameError, PluginError) as error:
+        raise Unkeyable(f"code whose hashes cannot be found: {error}") from None
+    try:
+        found: dict[str, str] = identity.hashes(distributions, since)
+    except (OSError, identity.Edited) as error:
+        raise Unkeyable(f"code that was edited after it was imported: {error}") from None
+    return found
 
 
-def _is_part_of(distribution: importlib.metadata.Distribution, package: str) -> bool:
-    """Whether what would be imported is what the distribution installed."""
-    (root, *more) = _roots(package)
-    installed = pathlib.Path(str(distribution.locate_file(""))).resolve()
-    return not more and root.resolve().parent == installed
+def _options() -> dict[str, str]:
+    """Options that affect code and are not as usual.
 
-
-def _hash_of_sources(package: str) -> str:
-    """SHA-256 over the names and contents of a package's Python files."""
-    digest = hashlib.sha256()
-    for root in _roots(package):
-        files = [root] if root.is_file() else sorted(root.rglob("*.py"))
-        for file in files:
-            digest.update(str(file.relative_to(root.parent)).encode() + b"\0")
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
+    Modules that are imported later may declare others. Those of the environment count as they are
+    given there; a program can set one only after it was declared.
+    """
+    known = {option.variable for option in config.OPTIONS.values()}
+    values = {
+        name: repr(config.get(name))
+        for name, option in config.OPTIONS.items()
+        if option.affects_code and name not in config.OPTIONS_OF_CACHES
+        if config.get(name) != option.default()
+    }
+    return values | {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(config.PREFIX) and name not in known
+    }
 
 
 def _assembler() -> list[object]:
@@ -121,5 +112,7 @@ def _assembler() -> list[object]:
     for name in ("ptxas", "nvdisasm"):
         path = find_tool(name).path
         status = path.stat() if path is not None else None
-        known.append([str(path), status and status.st_size, status and status.st_mtime_ns])
+        known.append(
+            [str(path), status and (status.st_size, status.st_mtime_ns, status.st_ctime_ns)]
+        )
     return known

@@ -9,6 +9,9 @@ jaxpr with its types, parameters and source lines, the mesh, the aliases, the co
   compiles it again.
 * Dtypes, enumerations, arrays and dataclasses count by value, an identity-compared object by its
   class, its number and its attributes.
+* A primitive counts by the module that has it, since several may have one name.
+* A class counts by its qualified name if it is of a package whose code is part of the key (as of
+  functions, see below), any other by its content: the code of its functions, and what these use.
 * A Python function counts by its qualified name if it is a module-level function of JAX, NumPy,
   Pallasite or an enabled plugin that is installed, whose versions (and, where they are edited in
   place, sources) are part of every key. Any other function (a host callback, code that emits MLIR
@@ -26,7 +29,7 @@ import hashlib
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -38,7 +41,7 @@ from pallasite.language.memory_space import MemorySpace
 from pallasite.language.spec import KernelSpec
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
-_TRUSTED_MODULES = ("jax", "jaxlib", "numpy", "ml_dtypes", "pallasite", "builtins")
+_TRUSTED_MODULES = ("jax", "jaxlib", "numpy", "ml_dtypes", "pallasite")
 _IGNORED_PARAMETERS: Mapping[str, frozenset[str]] = {
     "custom_jvp_call": frozenset({"jvp_jaxpr_fun", "symbolic_zeros"}),
     "custom_vjp_call": frozenset({"fwd_jaxpr_thunk", "bwd", "out_trees", "symbolic_zeros"}),
@@ -98,6 +101,10 @@ class _Writer:
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # So that no address is used twice while writing.
         self._handlers: dict[type, Callable[[_Writer, Any], None]] = {}
+        self._classes: set[type] = set()
+        self._functions: set[Any] = set()
+        self._primitives: dict[Any, str] = {}
+        self._trusted: dict[Any, bool] = {}
 
     def write(self, value: Any) -> None:
         kind = type(value)
@@ -111,6 +118,27 @@ class _Writer:
                 self._handlers[kind] = handler
         handler(self, value)
 
+    def trusts(self, module: Any) -> bool:
+        """Whether the code of a module is part of every key, or of Python's own library."""
+        if module not in self._trusted:
+            package = str(module).partition(".")[0]
+            self._trusted[module] = package != "__main__" and (
+                package in _TRUSTED_MODULES
+                or package in sys.stdlib_module_names
+                or package in plugins.manager().packages()
+            )
+        return self._trusted[module]
+
+    def is_trusted_global(self, value: Any) -> bool:
+        """Whether a callable is what its module, one that is trusted, has under its name."""
+        module = getattr(value, "__module__", None) or ""
+        if not hasattr(value, "__qualname__") or not self.trusts(module):
+            return False
+        found: Any = sys.modules.get(module)
+        for part in value.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return found is value
+
     def number(self, value: Any) -> tuple[int, bool]:
         """The number of an object, and whether it is new."""
         known = id(value) in self._numbers
@@ -120,7 +148,8 @@ class _Writer:
         return self._numbers[id(value)], not known
 
     def fields(self, kind: type, fields: Mapping[str, Any]) -> None:
-        self.parts.append(f"{_qualified(kind)} {len(fields)}")
+        self.class_(kind)
+        self.parts.append(f"{len(fields)}")
         for name in fields:
             self.parts.append(name)
             self.write(fields[name])
@@ -144,7 +173,7 @@ class _Writer:
     def object(self, value: Any) -> None:
         """An object compared by identity, or one whose text says all."""
         kind = type(value)
-        if callable(value) and _is_trusted_global(value):
+        if callable(value) and self.is_trusted_global(value):
             self.function(value)
             return
         attributes = _attributes(value)
@@ -161,9 +190,72 @@ class _Writer:
         if new:
             self.fields(kind, attributes)
 
+    def class_(self, kind: type) -> None:
+        """A class: its name, and where its code is not part of the key by itself, its content."""
+        self.parts.append(f"class {_qualified(kind)}")
+        if kind in self._classes or self.trusts(kind.__module__):
+            return
+        self._classes.add(kind)
+        self.sequence("bases", kind.__bases__)
+        if issubclass(kind, enum.Enum):
+            self.sequence("members", [(m.name, m._value_) for m in kind])
+        for name, value in sorted(vars(kind).items()):
+            if isinstance(value, staticmethod | classmethod):
+                value = value.__func__
+            if isinstance(value, functools.cached_property):
+                value = value.func
+            for one in (value.fget, value.fset) if isinstance(value, property) else (value,):
+                if isinstance(one, types.FunctionType):
+                    self.parts.append(name)
+                    self.code(one)
+                elif not (
+                    name.startswith("_")
+                    or type(one) is types.MemberDescriptorType
+                    or isinstance(one, kind)  # As the members of an enumeration are.
+                ):
+                    self.parts.append(name)
+                    self.write(one)
+
+    def code(self, value: types.FunctionType) -> None:
+        """A function of the program by its code, and what that refers to."""
+        if value in self._functions or self.trusts(value.__module__):
+            return
+        self._functions.add(value)
+        cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
+        self.sequence("uses", [value.__defaults__, value.__kwdefaults__])
+        for code in _codes(value.__code__):
+            plain = [one for one in code.co_consts if not isinstance(one, types.CodeType)]
+            self.sequence("code", [code.co_code, plain, code.co_names, code.co_varnames])
+            cells += [value.__globals__[n] for n in code.co_names if n in value.__globals__]
+        for one in cells:
+            if isinstance(one, types.FunctionType):
+                self.code(one)
+            elif isinstance(one, types.ModuleType):
+                if not self.trusts(one.__name__):
+                    raise Unkeyable(f"code that uses the module {one.__name__}")
+                self.parts.append(one.__name__)
+            else:
+                self.write(one)
+
+    def primitive(self, value: Any) -> None:
+        """A primitive: its name, and where the functions are that say what type its results have,
+        since several primitives may have one name."""
+        text = self._primitives.get(value)
+        if text is None:
+            places = []
+            for one in (*_functions_in(value.abstract_eval), *_functions_in(value.impl)):
+                if not self.trusts(one.__module__):
+                    raise Unkeyable(f"the primitive {value.name} of the program itself")
+                place = f"{one.__module__}.{one.__qualname__}:{one.__code__.co_firstlineno}"
+                places.append(place)
+            text = self._primitives[value] = f"primitive {value.name} {places}"
+            if _primitives.setdefault(text, value) is not value:
+                raise Unkeyable(f"the primitive {value.name}, of which there are two")
+        self.parts.append(text)
+
     def function(self, value: Any) -> None:
         name = f"{value.__module__}.{value.__qualname__}"
-        if not _is_trusted_global(value):
+        if not self.is_trusted_global(value):
             raise Unkeyable(f"the Python function {name}")
         self.parts.append(f"function {name}")
 
@@ -207,7 +299,12 @@ class _Writer:
         if dataclasses.is_dataclass(value):
             self.dataclass(value)
         else:
-            self.parts.append(f"{_qualified(type(value))}.{value.name}")
+            self.class_(type(value))
+            self.parts.append(value.name)
+
+    def enumeration(self, value: Any) -> None:
+        self.parts.append(f"member {value.name}")
+        self.class_(type(value))
 
     def variable(self, value: Any) -> None:
         number, new = self.number(value)
@@ -232,7 +329,8 @@ class _Writer:
 
     def equation(self, equation: Any) -> None:
         name = equation.primitive.name
-        self.parts.append(f"equation {name} {_jax.name_stack(equation.source_info)}")
+        self.primitive(equation.primitive)
+        self.parts.append(f"equation {_jax.name_stack(equation.source_info)}")
         location = _jax.user_location(equation.source_info)
         self.parts.append("" if location is None else f"{location}:{location.column}")
         for atom in equation.invars:
@@ -265,18 +363,37 @@ def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _is_trusted_global(value: Any) -> bool:
-    """Whether a callable is what its module, one of a versioned package, has under its name."""
-    module = getattr(value, "__module__", None) or ""
-    package = module.partition(".")[0]
-    if not hasattr(value, "__qualname__") or not (
-        package in _TRUSTED_MODULES or package in plugins.manager().packages()
-    ):
-        return False
-    found: Any = sys.modules.get(module)
-    for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is value
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions that it defines."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is cell  # It never is.
+    except ValueError:
+        return True
+
+
+def _functions_in(value: Any, depth: int = 5) -> Iterator[types.FunctionType]:
+    """The functions that a callable consists of: what it wraps, binds or closes over."""
+    parts: list[Any] = []
+    if isinstance(value, functools.partial):
+        parts = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, types.MethodType):
+        parts = [value.__func__]
+    elif isinstance(value, types.FunctionType):
+        yield value
+        parts = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
+    for one in parts if depth else ():
+        yield from _functions_in(one, depth - 1)
+
+
+_primitives: dict[str, Any] = {}
+"""The first primitive in this process of each text."""
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
@@ -302,15 +419,15 @@ _HANDLERS: tuple[tuple[Any, Callable[[_Writer, Any], None]], ...] = (
     (_jax.ShapedArray, _Writer.array_type),
     (_jax.AbstractRef, _Writer.reference_type),
     (SourceLocation, lambda w, v: w.parts.append(f"{v}:{v.column}")),
-    (enum.Enum, lambda w, v: w.parts.append(f"{_qualified(type(v))}.{v.name}")),
+    (enum.Enum, _Writer.enumeration),
     ((np.ndarray, np.generic, jax.Array, _jax.TypedNdArray), _Writer.array),
     (np.dtype, lambda w, v: w.parts.append(f"dtype {v.name} {v.str}")),
     (MemorySpace, _Writer.memory_space),
     (_jax.ExtendedDType, _Writer.object),
-    (type, lambda w, v: w.parts.append(f"class {_qualified(v)}")),
+    (type, _Writer.class_),
     (functools.partial, _Writer.partial),
     ((types.FunctionType, types.BuiltinFunctionType, types.MethodType), _Writer.function),
-    (_jax.Primitive, lambda w, v: w.parts.append(f"primitive {v.name}")),
+    (_jax.Primitive, _Writer.primitive),
     (jax.tree_util.PyTreeDef, _Writer.tree),
     (tuple, lambda w, v: w.sequence(_qualified(type(v)), v)),
     (list, lambda w, v: w.sequence("list", v)),

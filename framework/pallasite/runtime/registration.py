@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from typing import Any
 
 from jax.extend.pallas import register_lowering_rule
 
-from pallasite import _jax
+from pallasite import _jax, config
 from pallasite.language import execution
 from pallasite.language.params import CompilerParams
 
@@ -43,6 +44,15 @@ def _kernel_errors() -> contextlib.AbstractContextManager[None]:
     return callback.kernel_errors()
 
 
+def _forget_programs() -> None:
+    """Plugins have changed, or options: what was traced and compiled before is out of date."""
+    _jax.forget_programs()
+    compiler = sys.modules.get("pallasite.runtime.compiler")
+    if compiler is not None:
+        compiler.forget_kernels()
+
+
+config.on_change(_forget_programs)
 execution.register(
     execution.Runtime(lower_kernel_call=_lower_kernel_call, kernel_errors=_kernel_errors)
 )

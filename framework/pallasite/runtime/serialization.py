@@ -65,6 +65,10 @@ _KEY = "="
 """The member of a JSON object that says what it stands for."""
 
 
+_MAX_BYTES = 2**26
+"""Bound on the size of a kernel's JSON; larger kernels are compiled in each process."""
+
+
 class CorruptError(Exception):
     """Bytes that no :func:`dumps` of this version wrote."""
 
@@ -73,9 +77,12 @@ def dumps(kernel: CompiledKernel) -> bytes:
     """A compiled kernel as bytes.
 
     Raises:
-      TypeError: it holds something that is not plain data.
+      TypeError: it holds something that is not plain data, or is too large.
     """
-    return zlib.compress(json.dumps(_encode(kernel)).encode(), 3)
+    data = json.dumps(_encode(kernel)).encode()
+    if len(data) > _MAX_BYTES:
+        raise TypeError(f"a kernel of {len(data)} bytes is too large")
+    return zlib.compress(data, 3)
 
 
 def loads(data: bytes) -> CompiledKernel:
@@ -85,8 +92,19 @@ def loads(data: bytes) -> CompiledKernel:
       CorruptError: the bytes are something else.
     """
     try:
-        kernel = _decode(json.loads(zlib.decompress(data)))
-    except (zlib.error, ValueError, TypeError, KeyError, AttributeError) as error:
+        stream = zlib.decompressobj()
+        text = stream.decompress(data, _MAX_BYTES)
+        if not stream.eof or stream.unused_data:
+            raise CorruptError(f"no complete stream of at most {_MAX_BYTES} bytes")
+        kernel = _decode(json.loads(text))
+    except (
+        zlib.error,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise CorruptError(str(error)) from error
     if not isinstance(kernel, CompiledKernel):
         raise CorruptError("not a compiled kernel")

@@ -1,7 +1,8 @@
 """The cache folder: entries on disk, shared by processes, in namespaces (``stores.py``).
 
 Every file is written as a whole, so a reader sees one state or the next; what is damaged all the
-same, or of another version, gives one warning and counts as absent. Sealed entries need no locks:
+same, or of another version, gives one warning and counts as absent. Folders and files that others
+can write are not used, since what is in them will be run. Sealed entries need no locks:
 two processes that write one key write the same content. Whoever adds to a document takes a lock, so
 that nothing is lost that another process has added meanwhile.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -33,6 +35,8 @@ _DIGEST_BYTES = 32
 _LOCK = ".lock"
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _STALE_SECONDS = 3600
+_LOCK_SECONDS = 5.0
+_MAX_FILE_BYTES = 2**28
 _KEEP = 0.8
 """What part of the bound is left after an eviction."""
 
@@ -62,7 +66,8 @@ class Store:
 
     def __init__(self, cache_dir: pathlib.Path, namespace: StoreNamespace):
         self.namespace = namespace
-        self.directory = pathlib.Path(cache_dir) / namespace.folder
+        self._cache_dir = pathlib.Path(cache_dir)
+        self.directory = self._cache_dir / namespace.folder
         self._warned: set[str] = set()
 
     @property
@@ -96,6 +101,30 @@ class Store:
         """Removes all files."""
         for path in [*self.files(), *self.temporary_files()]:
             files.remove(path)
+
+    def _make_folder(self) -> None:
+        """Makes the folder.
+
+        Raises:
+          OSError: it cannot be made, or it is not the user's own.
+        """
+        files.make_folder(self._cache_dir, mode=_PRIVATE_FOLDER)
+        files.make_folder(self.directory, mode=_PRIVATE_FOLDER)
+        self._check_folders()
+
+    def _check_folders(self) -> None:
+        """Refuses folders in which others can put files: these would be taken for our own."""
+        for folder in {self._cache_dir, self.directory}:
+            files.check_owner(folder)
+
+    def _read_file(self, path: pathlib.Path) -> bytes:
+        """The content of a file.
+
+        Raises:
+          OSError: it cannot be read, or somebody else could have written it.
+        """
+        self._check_folders()
+        return files.read(path, max_bytes=_MAX_FILE_BYTES)
 
     def _statuses(self) -> list[tuple[pathlib.Path, os.stat_result]]:
         found = []
@@ -140,15 +169,18 @@ class SealedStore(Store):
         """The content of an entry, or None."""
         path = self.path(key)
         try:
-            data = path.read_bytes()
+            data = self._read_file(path)
         except FileNotFoundError:
+            return None
+        except files.BrokenFileError:
+            self.discard(key)
             return None
         except OSError as error:
             self._cannot("read", error)
             return None
         start = len(self._header) + _DIGEST_BYTES
         content = data[start:]
-        if data[:start] != self._header + hashlib.sha256(content).digest():
+        if data[:start] != self._header + self._digest(key, content):
             self.discard(key)
             return None
         with contextlib.suppress(OSError):
@@ -157,21 +189,27 @@ class SealedStore(Store):
 
     def put(self, key: str, content: bytes) -> None:
         """Writes an entry; a folder that cannot be written to gives one warning."""
-        data = self._header + hashlib.sha256(content).digest() + content
+        data = self._header + self._digest(key, content) + content
         path = self.path(key)
         try:
-            for folder in (self.directory, path.parent):
-                files.make_folder(folder, mode=_PRIVATE_FOLDER)
+            self._make_folder()
+            files.make_folder(path.parent, mode=_PRIVATE_FOLDER)
             files.write(path, data, mode=_PRIVATE_FILE)
             self._grow(len(data))
         except OSError as error:
             self._cannot("write", error)
 
+    def _digest(self, key: str, content: bytes) -> bytes:
+        """SHA-256 of an entry and its key, so that a file under another name is none."""
+        return hashlib.sha256(key.encode() + b"\0" + content).digest()
+
     def discard(self, key: str) -> None:
         """Removes an entry that turned out to be damaged, with one warning."""
         path = self.path(key)
         self._warn("damaged", f"a damaged file of {self.nouns} was removed: {path}")
-        files.remove(path)
+        if not files.remove(path):
+            with contextlib.suppress(OSError):  # It may be an empty folder.
+                path.rmdir()
 
     def path(self, key: str) -> pathlib.Path:
         """The file of an entry."""
@@ -238,7 +276,7 @@ class DocumentStore(Store):
         path = self.path(name)
         digest = key_digest(key)
         try:
-            files.make_folder(self.directory, mode=_PRIVATE_FOLDER)
+            self._make_folder()
             with self._locked():
                 entries = dict(self.entries(path))
                 known: dict[str, Any] | None = entries.pop(digest, None)
@@ -256,21 +294,22 @@ class DocumentStore(Store):
 
     def entries(self, path: pathlib.Path) -> dict[str, Any]:
         """All entries of a file; none if it does not exist or is damaged."""
+        entries = None
         try:
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                state = (status.st_ino, status.st_mtime_ns, status.st_size)
-                with self._guard:
-                    known = self._read.get(path)
-                if known is not None and known[0] == state:
-                    return known[1]
-                content = file.read()
+            status = os.stat(path)
+            state = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+            with self._guard:
+                known = self._read.get(path)
+            if known is not None and known[0] == state:
+                return known[1]
+            entries = _entries(self._read_file(path), self.namespace)
         except FileNotFoundError:
             return {}
+        except files.BrokenFileError:
+            pass
         except OSError as error:
             self._cannot("read", error)
             return {}
-        entries = _entries(content, self.namespace)
         if entries is None:
             self._warn(str(path), f"a damaged file of {self.nouns} is ignored: {path}")
             return {}
@@ -305,9 +344,20 @@ class DocumentStore(Store):
     def _locked(self) -> Iterator[None]:
         """Keeps other writers out; a file system that has no locks does without."""
         with (self.directory / _LOCK).open("ab") as file:
-            if fcntl is not None:
-                with contextlib.suppress(OSError):
-                    fcntl.flock(file, fcntl.LOCK_EX)
+            end = time.monotonic() + _LOCK_SECONDS
+            while fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise TimeoutError(
+                            errno.ETIMEDOUT, "another process keeps it locked"
+                        ) from None
+                    time.sleep(0.01)
+                    continue
+                except OSError:
+                    pass
+                break
             yield
 
 

@@ -1,0 +1,1 @@
+"""What keys of caches need to know of the code that makes the entries."""

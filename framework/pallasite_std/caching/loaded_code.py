@@ -1,0 +1,109 @@
+"""Whether code of plugins was changed in this process after it was imported: patched, reloaded.
+
+Kernels that such code compiles are not those that the files say, so they must not be kept on disk,
+nor taken for those compiled before. What is watched are functions, classes with their functions,
+and constants (names in capitals) of the loaded modules of some packages.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import sysconfig
+import threading
+import types
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_CODE = {types.FunctionType, staticmethod, classmethod, property, type(functools.cache(len))}
+
+
+class LoadedCode:
+    """What the modules of plugins had when they were first seen, and what has changed since."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[str, tuple[Any, list[_Scope]]] = {}
+        self._foreign: dict[str, tuple[Any, ...]] = {}
+        self._states: dict[frozenset[int], tuple[int, tuple[Any, ...]]] = {}
+
+    def generation(self, packages: Set[str]) -> int:
+        """A number of the present state of the code of packages: 0 if it is what was imported, and
+        another one for each other state."""
+        changed: list[Any] = []
+        with self._lock:
+            for name, module in list(sys.modules.items()):
+                if name.partition(".")[0] not in packages or module is None:
+                    continue
+                if name not in self._watched:
+                    self._watch(name, module, packages)
+                first, scopes = self._watched[name]
+                if module is not first:
+                    changed.append(module)
+                    continue
+                changed += self._foreign.get(name, ())
+                for scope in scopes:
+                    changed += scope.changes()
+            if not changed:
+                return 0
+            key = frozenset(map(id, changed))
+            number, _ = self._states.setdefault(key, (len(self._states) + 1, tuple(changed)))
+            return number
+
+    def _watch(self, name: str, module: Any, packages: Set[str]) -> None:
+        """Notes what there is; what somebody has put there from outside is a change already."""
+        names = vars(module)
+        scopes = [_Scope(names)]
+        for value in list(names.values()):
+            if isinstance(value, type) and value.__module__ == name:
+                scopes.append(_Scope(value.__dict__))
+        foreign = [one for scope in scopes for one in scope.values if _is_foreign(one, packages)]
+        if foreign:
+            self._foreign[name] = tuple(foreign)
+        self._watched[name] = (module, scopes)
+
+
+class _Scope:
+    """The code in a module or a class, by name."""
+
+    def __init__(self, names: Mapping[str, Any]):
+        code = [(name, value) for name, value in list(names.items()) if _is_code(name, value)]
+        self._find = names.get
+        self._names = [name for name, _ in code]
+        self.values = [value for _, value in code]
+        self._inner = [
+            (value, value.__code__) for value in self.values if type(value) is types.FunctionType
+        ]
+
+    def changes(self) -> Iterator[Any]:
+        """What is in the place of what there was, and functions with other code than theirs."""
+        present = list(map(self._find, self._names))
+        if not all(map(operator.is_, present, self.values)):
+            for name, now, then in zip(self._names, present, self.values, strict=True):
+                if now is not then:
+                    yield name
+                    yield now
+        for function, code in self._inner:
+            if function.__code__ is not code:
+                yield function.__code__
+
+
+def _is_code(name: str, value: Any) -> bool:
+    return type(value) in _CODE or isinstance(value, type) or name.isupper()
+
+
+def _is_foreign(value: Any, packages: Set[str]) -> bool:
+    """Whether a function is from the program rather than from a package or a library."""
+    if type(value) is not types.FunctionType:
+        return False
+    top = str(value.__globals__.get("__name__", "")).partition(".")[0]
+    if top in packages or top in sys.stdlib_module_names:
+        return top == "__main__"
+    file = str(value.__globals__.get("__file__", ""))
+    return not file.startswith(_LIBRARIES) and top != "pallasite"
+
+
+LOADED = LoadedCode()
+"""That of this process."""
