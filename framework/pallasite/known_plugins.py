@@ -66,7 +66,7 @@ KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
     KnownPlugin(
         name="blackwell",
         install="pip install pallasite[blackwell]",
-        targets=("sm_100a", "sm_103a", "sm_120a"),
+        targets=("sm_100a", "sm_103a", "sm_110a", "sm_120a"),
         names=(
             "TMEM",
             "TMEMLayout",

@@ -46,6 +46,7 @@ from pallasite_std.ops.softmax import cap as cap
 from pallasite_std.ops.softmax import lowest as lowest
 from pallasite_std.primitives import arguments as arguments
 from pallasite_std.primitives import barriers as barriers
+from pallasite_std.primitives import cluster_launch as cluster_launch
 from pallasite_std.primitives import copies as copies
 from pallasite_std.primitives import inline as inline
 from pallasite_std.primitives.copies import copy_gmem_to_smem_p as copy_gmem_to_smem_p
@@ -57,16 +58,23 @@ from pallasite_std.primitives.layouts import layout_cast as layout_cast
 if TYPE_CHECKING:
     from pallasite_std.copies import tensor_copies as tensor_copies
     from pallasite_std.copies.tensor_map_encoding import encode as encode
+    from pallasite_std.memory.divisibility import known_divisor as known_divisor
     from pallasite_std.memory.reference_types import DynamicOffset as DynamicOffset
     from pallasite_std.memory.reference_types import MemoryReference as MemoryReference
     from pallasite_std.memory.references import index_reference as index_reference
     from pallasite_std.memory_events import ASYNC as ASYNC
+    from pallasite_std.rules import cluster_launch as _cluster_launch_rules
     from pallasite_std.rules import copies as _copy_rules
+
+    cluster_launch_rules = _cluster_launch_rules
+    """What rules of cluster launch control check."""
 
     copy_rules = _copy_rules
     """The lowering rules of copies, and what they are made of."""
 
 _LAZY = {
+    "cluster_launch_rules": ("pallasite_std.rules.cluster_launch", ""),
+    "known_divisor": ("pallasite_std.memory.divisibility", "known_divisor"),
     "tensor_copies": ("pallasite_std.copies.tensor_copies", ""),
     "encode": ("pallasite_std.copies.tensor_map_encoding", "encode"),
     "DynamicOffset": ("pallasite_std.memory.reference_types", "DynamicOffset"),

@@ -1,1 +1,1 @@
-"""Blackwell for Pallasite: targets ``sm_100a``, ``sm_103a`` and ``sm_120a``."""
+"""Blackwell for Pallasite: tensor memory and the matrix instructions that use it."""

@@ -18,6 +18,9 @@ TRANSPOSED = tiled_specification(
     fragment_tiles(128, 8, (2, 2), (2, 1)), (-10,), (-6, -3, -5), vector_dim=-2
 )
 
+FRAGMENT_64 = tiled_specification(fragment_tiles(64, 8, (2,)), (-7,), (-3, -2))
+"""64 rows as fragments: 16 rows for each warp."""
+
 
 def native(vector_length: int = 2) -> TiledSpecification:
     """One of 128 rows for each lane; columns in vectors of ``vector_length``."""

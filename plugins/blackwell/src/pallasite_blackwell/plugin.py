@@ -1,71 +1,68 @@
-"""The hook implementations of the plugin."""
+"""The hook implementations of the plugin; rules are imported when they are asked for."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
+from typing import TYPE_CHECKING
 
 from pallasite.plugin import (
-    BASELINE_FEATURES,
+    BarrierOrder,
+    BarrierUse,
+    InferenceRule,
     InstructionRule,
+    KernelLifecycle,
     LayoutProposal,
+    LayoutRule,
     LoweringRule,
+    MemoryEvents,
     NamedLayout,
     Target,
     hookimpl,
 )
 
+if TYPE_CHECKING:
+    from pallasite.plugin.language import MemorySpace
+
 PALLASITE_PLUGIN_API = (1, 0)
 """What the plugin needs of Pallasite."""
-
-COMMON_FEATURES = BASELINE_FEATURES | {"cluster_launch_control", "setmaxnreg", "tma_gather"}
-"""Features of all Blackwell chips; ``tma_gather`` is the gather into a block's own memory."""
-
-DATACENTER_FEATURES = COMMON_FEATURES | {
-    "cta_pair",
-    "tcgen05",
-    "tma_gather_cluster",
-    "tma_scatter",
-}
-"""Those of the data-center chips; with ``cta_pair`` two blocks can act as one."""
-
-SM_100A = Target(
-    name="sm_100a",
-    ptx_version=86,
-    compute_capability=(10, 0),
-    features=DATACENTER_FEATURES,
-    max_cluster_size=16,
-    limits={"tmem_columns": 512},
-    multiprocessors=148,
-    description="Blackwell (B200): tensor memory and its MMA",
-)
-
-SM_103A = Target(
-    name="sm_103a",
-    ptx_version=88,
-    compute_capability=(10, 3),
-    features=DATACENTER_FEATURES,
-    max_cluster_size=16,
-    limits={"tmem_columns": 512},
-    multiprocessors=148,
-    description="Blackwell Ultra (B300): as sm_100a",
-)
-
-SM_120A = Target(
-    name="sm_120a",
-    ptx_version=87,
-    compute_capability=(12, 0),
-    features=COMMON_FEATURES,
-    max_shared_memory=101376,
-    max_cluster_size=8,
-    multiprocessors=188,
-    description="Blackwell workstation (RTX): 99 KiB of shared memory, no tensor memory",
-)
 
 
 @hookimpl
 def pallasite_targets() -> list[Target]:
     """Blackwell with its architecture-specific instructions."""
-    return [SM_100A, SM_103A, SM_120A]
+    from pallasite_blackwell.targets import TARGETS
+
+    return list(TARGETS)
+
+
+@hookimpl
+def pallasite_names() -> dict[str, str]:
+    """What the plugin adds to ``pallasite.gpu``."""
+    memory = "pallasite_blackwell.tensor_memory.primitives"
+    products = "pallasite_blackwell.tensor_core.products"
+    copies = "pallasite_blackwell.tensor_core.copies"
+    return {
+        "TMEMLayout": "pallasite_blackwell.tensor_memory.names:TMEMLayout",
+        "async_copy_scales_to_tmem": f"{copies}:async_copy_scales_to_tmem",
+        "async_copy_smem_to_tmem": f"{copies}:async_copy_smem_to_tmem",
+        "async_copy_sparse_metadata_to_tmem": f"{copies}:async_copy_sparse_metadata_to_tmem",
+        "async_load_tmem": f"{memory}:async_load_tmem",
+        "async_store_tmem": f"{memory}:async_store_tmem",
+        "commit_tmem": f"{memory}:commit_tmem",
+        "format_tcgen05_sparse_metadata": f"{copies}:format_tcgen05_sparse_metadata",
+        "tcgen05_commit_arrive": f"{products}:tcgen05_commit_arrive",
+        "tcgen05_mma": f"{products}:tcgen05_mma",
+        "wait_load_tmem": f"{memory}:wait_load_tmem",
+    }
+
+
+@hookimpl
+def pallasite_memory_spaces() -> list[MemorySpace]:
+    """Tensor memory."""
+    from pallasite_blackwell.tensor_memory.space import TMEM
+
+    return [TMEM]
 
 
 @hookimpl
@@ -86,10 +83,63 @@ def pallasite_layout_proposals() -> tuple[LayoutProposal, ...]:
 
 @hookimpl
 def pallasite_lowering_rules() -> list[LoweringRule]:
-    """Copies that pairs of blocks share."""
-    from pallasite_blackwell import copies
+    """Rules of the plugin's primitives, and of copies that pairs of blocks share."""
+    from pallasite_blackwell import cluster_launch, copies
+    from pallasite_blackwell.tensor_core import copies as to_tensor_memory
+    from pallasite_blackwell.tensor_core import rules as products
+    from pallasite_blackwell.tensor_memory import rules as memory
 
-    return copies.rules.lowering_rules
+    modules = (copies, cluster_launch, memory, products, to_tensor_memory)
+    return list(itertools.chain.from_iterable(one.rules.lowering_rules for one in modules))
+
+
+@hookimpl
+def pallasite_layout_rules() -> list[LayoutRule]:
+    """Which layouts the plugin's primitives ask of their operands."""
+    from pallasite_blackwell.tensor_memory import rules as memory
+
+    return memory.rules.layout_rules
+
+
+@hookimpl
+def pallasite_inference_rules() -> list[InferenceRule]:
+    """Which layouts the plugin's primitives ask for where the program leaves them open."""
+    from pallasite_blackwell.tensor_core import inference as products
+    from pallasite_blackwell.tensor_memory import inference as memory
+
+    return [*memory.rules.inference_rules, *products.rules.inference_rules]
+
+
+@hookimpl
+def pallasite_lifecycles() -> tuple[KernelLifecycle, ...]:
+    """Allocation of tensor memory."""
+    from pallasite_blackwell.tensor_memory.allocation import LIFECYCLES
+
+    return LIFECYCLES
+
+
+@hookimpl
+def pallasite_barrier_orders() -> tuple[BarrierOrder, ...]:
+    """The order of the tensor core's work."""
+    from pallasite_blackwell.order import ORDERS
+
+    return ORDERS
+
+
+@hookimpl
+def pallasite_barrier_uses() -> tuple[BarrierUse, ...]:
+    """What the plugin's primitives do to barriers."""
+    from pallasite_blackwell.order import USES
+
+    return USES
+
+
+@hookimpl
+def pallasite_memory_events() -> tuple[MemoryEvents, ...]:
+    """What the plugin's primitives do to memory."""
+    from pallasite_blackwell.order import events
+
+    return events()
 
 
 @hookimpl

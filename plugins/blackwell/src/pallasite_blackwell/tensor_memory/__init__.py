@@ -1,0 +1,1 @@
+"""Tensor memory: its layouts, allocation, references, loads and stores."""

@@ -1,0 +1,160 @@
+"""The columns of a kernel: allocated once when it begins, given back when it ends.
+
+One warp allocates the peak of what the scopes of the kernel need, in a power of two of columns, and
+lets other blocks of the multiprocessor allocate theirs. Scopes get parts of it, as on a stack (PTX
+ISA, "Tensor Memory Allocation and Management").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallasite.plugin import InvalidValueError, KernelLifecycle, UnsupportedError
+from pallasite.plugin.ir import ops
+from pallasite.plugin.lowering import Allocation, RuleContext, StateKey
+from pallasite_blackwell.tensor_memory.layouts import default
+from pallasite_blackwell.tensor_memory.references import TensorMemoryReference, reference
+from pallasite_blackwell.tensor_memory.space import ALIGNMENT, COLLECTIVE, PLAIN, TMEM, width
+
+
+@dataclasses.dataclass
+class Columns:
+    """What a kernel has.
+
+    Attributes:
+      granted: how many columns.
+      collective: whether pairs of blocks have them together.
+      word: where in shared memory the address is left.
+      base: the address.
+      used: columns that the open scopes use.
+    """
+
+    granted: int
+    collective: bool
+    word: int
+    base: ir.Value | None = None
+    used: int = 0
+
+    @property
+    def group(self) -> str:
+        """The instructions' qualifier."""
+        return f"cta_group::{2 if self.collective else 1}"
+
+
+def _columns(kernel: Any) -> Columns:
+    collective = kernel.estimate.amount(COLLECTIVE)
+    resource = COLLECTIVE if collective else PLAIN
+    word = kernel.launch.reserve_shared(
+        4, alignment=16, what="address of tensor memory", location=kernel.location
+    )
+    return Columns(resource.granted(kernel.estimate.amount(resource)), bool(collective), word)
+
+
+COLUMNS = StateKey("blackwell.tensor-memory", _columns)
+
+
+def _applies(kernel: Any) -> bool:
+    return bool(kernel.estimate.amount(PLAIN) or kernel.estimate.amount(COLLECTIVE))
+
+
+def _begin(kernel: Any) -> None:
+    if kernel.estimate.amount(PLAIN) and kernel.estimate.amount(COLLECTIVE):
+        raise InvalidValueError(
+            "Can't mix collective and non-collective TMEM allocations within the same kernel.",
+            expected="collective=True for all of them, or for none",
+            location=kernel.location,
+        )
+    columns = kernel.state(COLUMNS)
+    if columns.collective:
+        cluster = kernel.geometry.cluster
+        if cluster[0] % 2:
+            raise InvalidValueError(
+                "tensor memory of pairs of blocks in clusters that have no pairs",
+                got=f"blocks along the axes of a cluster: {kernel.geometry.cluster_extents}",
+                expected="an even number along the minormost axis of the cluster",
+                location=kernel.location,
+            )
+        kernel.launch.uses_cluster_memory = True
+
+
+def _prologue(kernel: Any) -> None:
+    columns = kernel.state(COLUMNS)
+    launch = kernel.launch
+    pointer = launch.shared_pointer(columns.word)
+    first = ops.compare("eq", launch.block_warp_id, 0)
+    with ops.when(first):
+        ops.inline_assembly(
+            f"tcgen05.alloc.{columns.group}.sync.aligned.shared::cta.b32 [$0], {columns.granted};",
+            "r,~{memory}",
+            ops.shared_address(pointer),
+        )
+        ops.inline_assembly(
+            f"tcgen05.relinquish_alloc_permit.{columns.group}.sync.aligned;", "~{memory}"
+        )
+    launch.block_barrier()
+    columns.base = ops.load(ops.i32(), pointer, alignment=4)
+
+
+def _epilogue(kernel: Any) -> None:
+    columns = kernel.state(COLUMNS)
+    launch = kernel.launch
+    if columns.collective:
+        launch.cluster_barrier()
+    else:
+        launch.block_barrier()
+    with ops.when(ops.compare("eq", launch.block_warp_id, 0)):
+        assert columns.base is not None
+        ops.inline_assembly(
+            f"tcgen05.dealloc.{columns.group}.sync.aligned.b32 $0, {columns.granted};",
+            "r,~{memory}",
+            columns.base,
+        )
+
+
+LIFECYCLES = (
+    KernelLifecycle(
+        name="tensor-memory",
+        applies=_applies,
+        begin=_begin,
+        prologue=_prologue,
+        epilogue=_epilogue,
+        description="allocates tensor memory, and gives it back",
+    ),
+)
+
+
+@contextlib.contextmanager
+def allocate(ctx: RuleContext, variable: Any) -> Iterator[TensorMemoryReference]:
+    """Columns for a scope."""
+    columns = ctx.kernel.state(COLUMNS)
+    if columns.base is None:
+        raise UnsupportedError(
+            "tensor memory on a target that has none",
+            got=ctx.target.name,
+            expected="a target with the feature tcgen05",
+        )
+    aval = variable.aval
+    union = hasattr(aval, "refs")
+    size = math.prod(aval.shape) if union else width(aval)
+    first = columns.used
+    what = "RefUnion" if union else f"{aval.dtype}{list(aval.shape)}"
+    row = Allocation(PLAIN.name, what, size, first, ctx.location, PLAIN.name, PLAIN.unit)
+    ctx.launch.note(row)
+    columns.used += -(-size // ALIGNMENT) * ALIGNMENT
+    try:
+        if union:
+            # Its members have layouts of their own.
+            shape, layout, collective = (128, size), default(), columns.collective
+            dtype: Any = "int32"
+        else:
+            shape, layout, collective = aval.shape, aval.layout, aval.collective
+            dtype = aval.dtype
+        yield reference(TMEM, columns.base, first, shape, dtype, layout, collective)
+    finally:
+        columns.used = first
