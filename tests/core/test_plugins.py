@@ -203,7 +203,7 @@ def test_real_entry_points_are_read():
         "blackwell", "pallasite_blackwell.plugin", "pallasite.plugins"
     )
     plugin_manager = plugins.PluginManager({}, entry_points=lambda: [point])
-    assert set(plugin_manager.targets()) == {"sm_100a", "sm_103a", "sm_120a"}
+    assert set(plugin_manager.targets()) == {"sm_100a", "sm_103a", "sm_110a", "sm_120a"}
     assert plugin_manager.packages() == {"pallasite_blackwell"}
 
 

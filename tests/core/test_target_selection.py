@@ -93,7 +93,7 @@ def test_unknown_target_lists_the_known_ones(monkeypatch):
         select_target()
     assert str(error.value).splitlines() == [
         "no target named 'sm_13' (from PALLASITE_TARGET)",
-        "  expected: one of sm_100, sm_100a, sm_103a, sm_120a, sm_90, sm_90a",
+        "  expected: one of sm_100, sm_100a, sm_103a, sm_110a, sm_120a, sm_90, sm_90a",
     ]
 
 

@@ -28,7 +28,7 @@ def _build_for_old(kernel):
     on target 'sm_80'
       expected: a case that has a rule: LANE on targets with mbarrier (plugin 'standard'); WARP \
         on targets with mbarrier (plugin 'standard')
-      try: compile for sm_100 or sm_100a or sm_103a or sm_120a or sm_90 or sm_90a
+      try: compile for sm_100 or sm_100a or sm_103a or sm_110a or sm_120a or sm_90 or sm_90a
     """,
 )
 def test_barriers():
@@ -46,7 +46,7 @@ def test_barriers():
         'sm_80'
       expected: a case that has a rule: LANE on targets with tma (plugin 'standard'); WARP on \
         targets with tma (plugin 'standard')
-      try: compile for sm_100 or sm_100a or sm_103a or sm_120a or sm_90 or sm_90a
+      try: compile for sm_100 or sm_100a or sm_103a or sm_110a or sm_120a or sm_90 or sm_90a
     """,
 )
 def test_stores_by_tma():

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import pallas as pl
 from tests.language.interpreter import spec_of
 
-from pallasite import _jax
+from pallasite import _jax, config
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidTypeError, InvalidValueError, MissingNameError
 from pallasite.language import transforms as tr
@@ -119,11 +119,13 @@ def test_find_swizzle():
 
 
 def test_spaces_of_plugins_are_found_by_name():
-    """Tensor memory is known by name only: the hint says which plugin has it."""
-    for find in (lambda: MemorySpace.TMEM, lambda: plgpu.TMEM):
-        with pytest.raises(MissingNameError, match="TMEM") as caught:
-            find()
-        assert "'blackwell'" in str(caught.value)
+    """Without the plugin, tensor memory is known by name only: the hint says which one has it."""
+    assert MemorySpace.TMEM is plgpu.TMEM
+    with config.scoped(disabled_plugins="blackwell"):
+        for find in (lambda: MemorySpace.TMEM, lambda: plgpu.TMEM):
+            with pytest.raises(MissingNameError, match="TMEM") as caught:
+                find()
+            assert "'blackwell'" in str(caught.value)
     with pytest.raises(MissingNameError, match="there is no memory space 'MOON'") as caught:
         find_space("MOON")
     assert "GMEM, SMEM, REGS" in str(caught.value)

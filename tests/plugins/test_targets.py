@@ -15,13 +15,15 @@ HEADER = """.version {version}
 .target {name}
 .address_size 64
 .visible .entry kernel(.param .u64 pointer) .reqntid 128 {{
-  .reg .b64 %rd<4>; .reg .b32 %r<9>; .reg .b16 %h<4>; .reg .pred %p<2>;
+  .reg .b64 %rd<4>; .reg .b32 %r<9>; .reg .b16 %h<4>; .reg .pred %p<2>; .reg .f32 %f<5>;
   ld.param.u64 %rd1, [pointer]; mov.u32 %r1, 0; mov.u16 %h1, 3;
+  mov.f32 %f1, 0f00000000; setp.eq.u32 %p1, %r1, 0;
   {body}
   ret;
 }}
 """
 
+MMA = "tcgen05.mma.cta_group::1"
 COPY = "cp.async.bulk.tensor.2d"
 COMPLETE = "mbarrier::complete_tx::bytes"
 ROWS = "{%r1, %r1, %r1, %r1, %r1}"
@@ -38,10 +40,17 @@ INSTRUCTIONS = {
     "elect": "elect.sync %r2|%p1, 0xffffffff;",
     "griddepcontrol": "griddepcontrol.wait;",
     "ldmatrix": "ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%r2}, [%r1];",
+    "mma_block_scale": "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X"
+    ".f32.e4m3.e4m3.f32.ue8m0 {%f1, %f1, %f1, %f1}, {%r1, %r1, %r1, %r1}, {%r1, %r1},"
+    " {%f1, %f1, %f1, %f1}, {%r1}, {%h1, %h1}, {%r1}, {%h1, %h1};",
     "mbarrier": "mbarrier.init.shared::cta.b64 [%r1], 1;",
     "setmaxnreg": "setmaxnreg.dec.sync.aligned.u32 40;",
     "stmatrix": "mov.u32 %r2, %tid.x; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {%r1};",
     "tcgen05": "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512;",
+    "tcgen05_integer": f"{MMA}.kind::i8 [%r1], %rd1, %rd1, %r1, %p1;",
+    "tcgen05_load_reduce": "tcgen05.ld.red.sync.aligned.32x32b.x2.max.NaN.f32"
+    " {%f1, %f2}, %f3, [%r1];",
+    "tcgen05_scale_input": f"{MMA}.kind::f16 [%r1], %rd1, %rd1, %r1, %p1, 3;",
     "tma": f"{COPY}.shared::cluster.global.{COMPLETE} [%r1], [%rd1, {{%r1, %r1}}], [%r1];",
     "tma_gather": f"{COPY}.shared::cta.global.tile::gather4.{COMPLETE}"
     f" [%r1], [%rd1, {ROWS}], [%r1];",

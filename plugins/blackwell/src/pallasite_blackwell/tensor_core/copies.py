@@ -16,7 +16,7 @@ import numpy as np
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
-from pallasite.plugin.language import SMEM, arguments, checks
+from pallasite.plugin.language import SMEM, checks
 from pallasite.plugin.lowering import RuleContext, Value, resolve
 from pallasite_blackwell.tensor_core.descriptors import (
     CHUNK,
@@ -34,7 +34,7 @@ from pallasite_blackwell.tensor_memory.references import (
     resolve_tensor_memory,
 )
 from pallasite_blackwell.tensor_memory.space import TMEM
-from pallasite_std.api import MemoryReference
+from pallasite_std.api import MemoryReference, arguments
 
 rules = RuleSet()
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import SMEM, arguments, checks, memory_effect
+from pallasite.plugin.language import SMEM, checks, memory_effect
 from pallasite_blackwell.tensor_core.types import product_of
 from pallasite_blackwell.tensor_memory.space import TMEM, AbstractTensorMemoryRef
+from pallasite_std.api import arguments
 
 ORDER = "tensor_core"
 """The order of barriers that the tensor core's work needs."""

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallasite.plugin.language import SomeLayout, checks
+from pallasite.plugin.language import checks
 from pallasite.plugin.layouts import (
     RegisterLayout,
     Replicated,
@@ -15,6 +15,7 @@ from pallasite.plugin.layouts import (
     tiled_specification,
 )
 from pallasite_blackwell.tensor_memory import layouts
+from pallasite_std.api import SomeLayout
 
 _SPARSE = tiled_specification(((128, 16), (32, 1), (16, 1), (8, 1)), (-8,), (-2, -4, -6), -7)
 _SCALES = tiled_specification(((128, 4), (32, 1)), (Replicated(4),), (-2,), -3)

@@ -11,15 +11,9 @@ from typing import Any
 import jax
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import (
-    SomeLayout,
-    arguments,
-    checks,
-    in_warp_region,
-    layout_cast,
-    memory_effect,
-)
+from pallasite.plugin.language import checks, in_warp_region, memory_effect
 from pallasite_blackwell.tensor_memory.space import TMEM
+from pallasite_std.api import SomeLayout, arguments, layout_cast
 
 REDUCTIONS = ("max", "min", "absmax", "absmin")
 """Values of ``reduce`` of :func:`async_load_tmem`."""
