@@ -18,6 +18,7 @@ from pallasite_simulator.engine.float_environment import exact_floats
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.memory import GlobalMemory
 from pallasite_simulator.engine.program import Program
+from pallasite_simulator.engine.residency import resident_blocks
 from pallasite_simulator.engine.wave import Wave
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.sanitizer.findings import Findings
@@ -254,6 +255,7 @@ class _Waves:
         self._traffic = traffic
         self._running: list[Wave] = []
         self._execution = Execution.empty(launch.program)
+        self._late: Array = np.zeros(0, np.int64)
 
     def run(self, order: Array) -> Execution:
         """Runs blocks, in this order as far as nothing makes them wait."""
@@ -269,10 +271,16 @@ class _Waves:
         launch, running = self._launch, self._running
         sanitized = launch.sanitizer is not None
         size = wave_size(launch.geometry, launch.shared_bytes, sanitized)
+        if launch.program.cancels:
+            # Only clusters that do not fit on the chip can be cancelled.
+            room = resident_blocks(launch.program, launch.geometry, launch.shared_bytes)
+            order, self._late = order[:room], order[room:]
         pending = [order[start : start + size] for start in range(0, len(order), size)][::-1]
         vain = 0
-        while pending or running:
+        while pending or running or len(self._late):
             moved = False
+            if not pending and not running:
+                pending, self._late = [self._late[:size]], self._late[size:]
             resident = sum(wave.block_count for wave in running)
             while pending and (
                 not resident or resident + len(pending[-1]) <= launch.resident_blocks
@@ -292,7 +300,7 @@ class _Waves:
         make_observer = launch.make_observer
         if make_observer is None and launch.sanitizer is not None:
             make_observer = launch.sanitizer.observer
-        return Wave(
+        wave = Wave(
             launch.program,
             launch.geometry,
             blocks,
@@ -302,6 +310,16 @@ class _Waves:
             make_observer() if make_observer is not None else None,
             self._traffic,
         )
+        wave.cancel_cluster = self._cancel_cluster
+        return wave
+
+    def _cancel_cluster(self) -> int | None:
+        """Takes the next cluster away from those that wait for room on the chip."""
+        if not len(self._late):
+            return None
+        first = int(self._late[0])
+        self._late = self._late[self._launch.geometry.cluster_size :]
+        return first
 
     def _go_on(self, wave: Wave) -> bool:
         """Runs a wave as far as it gets; returns whether it made progress."""

@@ -25,7 +25,7 @@ from pallasite_simulator.engine.wave import Wave
 from pallasite_simulator.instruction_set import InstructionSet, Step
 from pallasite_simulator.instructions.accesses import bind_address
 from pallasite_simulator.instructions.tensor_core import check_whole_warps
-from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.ptx.syntax import Immediate, Instruction
 from pallasite_simulator.types import Array
 
 instructions = InstructionSet()
@@ -62,6 +62,10 @@ def bind_alloc(instruction: Instruction, binder: Binder) -> Step:
     named = "shared::cta" if instruction.has("shared::cta") else ""
     space, address = bind_address(binder, 0, named)
     columns = binder.source(1, U32)
+    count = binder.operand(1)
+    if isinstance(count, Immediate) and count.value in _SIZES:
+        program = binder.program
+        program.most_blocks = min(program.most_blocks, COLUMNS // count.value)
 
     def step(lanes: Lanes) -> list[Wait] | None:
         check_whole_warps(lanes, instruction)

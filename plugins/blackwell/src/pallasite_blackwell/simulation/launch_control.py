@@ -38,6 +38,7 @@ def _require_blackwell(binder: Binder) -> None:
 def bind_try_cancel(instruction: Instruction, binder: Binder) -> Step:
     """Asks for the work of a cluster that has not begun: PTX ISA 9.7.13.17.1."""
     _require_blackwell(binder)
+    binder.program.cancels = True
     binder.only_modifiers("try_cancel", "async", "shared::cta", COMPLETION, _EVERYBODY, "b128")
     for word in ("async", COMPLETION, "b128"):
         if not instruction.has(word):

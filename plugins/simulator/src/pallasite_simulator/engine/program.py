@@ -85,9 +85,14 @@ class Program:
       local_bytes: of each lane's local memory.
       multiprocessors: of the chip that it is for.
       source: the PTX of the module, if it is known.
+      cancels: whether its clusters can cancel others that have not begun.
+      most_blocks: how many blocks one multiprocessor has at most; rules of instructions that use
+        what is limited make it smaller.
     """
 
     source: str = ""
+    cancels: bool = False
+    most_blocks: int = 32
     specials = specials
 
     def __init__(
