@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
+from jax.extend.core import primitives
 
 from pallasite.plugin import UnsupportedError
 from pallasite.plugin import jax_internals as _jax
@@ -245,4 +246,18 @@ JAXPR_PRIMITIVES: tuple[JaxprPrimitive, ...] = (
         primitive=_jax.run_state_p, regions=_run_state_regions, rebind=_rebind_run_state
     ),
     JaxprPrimitive(primitive=_jax.mpmd_map_p, regions=_mpmd_map_regions, rebind=_rebind_mpmd_map),
+    # Their jaxprs say what the primitives' names say.
+    *(
+        JaxprPrimitive(primitive=primitive, regions=lambda equation: ())
+        for primitive in (
+            *(
+                primitives.scatter_p,
+                primitives.scatter_add_p,
+                primitives.scatter_mul_p,
+                primitives.scatter_min_p,
+                primitives.scatter_max_p,
+            ),
+            lax.scatter_sub_p,
+        )
+    ),
 )

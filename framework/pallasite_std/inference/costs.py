@@ -80,7 +80,15 @@ def _scratch_passes(layout: Layout, bits: int) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def reduction_cost(layout: Layout, axes: tuple[int, ...], bits: int) -> float:
+def movement_cost(source: Layout, target: Layout, bits: int) -> float:
+    """Of storing an array to scratch memory and loading part of it, or more than it."""
+    layouts = [one for one in (source, target) if isinstance(one, RegisterLayout)]
+    passes = WARPS * sum(_scratch_passes(layout, bits) for layout in layouts)
+    return 2 * SYNCHRONIZATION + 2 * max(passes, 2.0 * WARPS)
+
+
+@functools.lru_cache(maxsize=4096)
+def reduction_cost(layout: Layout, result: Layout, axes: tuple[int, ...], bits: int) -> float:
     """Of what lanes and warps exchange in a reduction of an array in this layout, and of what
     several of them reduce alike."""
     if not isinstance(layout, RegisterLayout):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.extend.core import primitives
+
 from pallasite.plugin import RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import AbstractValue, InferenceContext
@@ -14,6 +16,7 @@ rules = RuleSet()
 lax = _jax.lax_primitives
 
 _OTHERS = (
+    primitives.one_minus_square_p,
     lax.integer_pow_p,
     lax.clamp_p,
     lax.round_p,

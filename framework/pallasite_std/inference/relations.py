@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pallasite.plugin.inference import Pair, Pairs, remembered, tried
 from pallasite.plugin.inference import broadcast as broadcast
@@ -11,10 +12,13 @@ from pallasite.plugin.layouts import (
     Layout,
     LayoutProposals,
     RegisterLayout,
+    SplatLayout,
+    default_strided,
     padded,
     reduction_plan,
     stacked,
 )
+from pallasite_std.inference.costs import movement_cost
 from pallasite_std.memory.relayout import rows_in_registers
 
 
@@ -32,6 +36,51 @@ def bijection(forward: Callable[[Layout], Layout], backward: Callable[[Layout], 
                 yield operand, after
 
     return remembered(pairs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Movement:
+    """A relation that works between any two layouts, through scratch memory where it has to.
+
+    Attributes:
+      exact: between which layouts it works by renaming registers.
+      before, after: shapes of the operand and of the result.
+      bits: of an element.
+    """
+
+    exact: Pairs
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    bits: int
+
+    def pairs(self, operand: Layout | None, result: Layout | None) -> list[Pair]:
+        """See :data:`pallasite.plugin.inference.Pairs`."""
+        found = list(self.exact(operand, result))
+        if found and (operand is None or result is None):
+            return found
+        start = self._suitable(operand, self.before, result)
+        end = self._suitable(result, self.after, operand)
+        return found if (start, end) in found else [*found, (start, end)]
+
+    def _suitable(
+        self, layout: Layout | None, shape: tuple[int, ...], other: Layout | None
+    ) -> Layout:
+        if layout is not None:
+            return layout
+        if other is not None and other.shape == shape:
+            return other
+        return default_strided(shape, self.bits)
+
+    def work(self, operand: Layout, result: Layout) -> float:
+        """What it costs between two layouts."""
+        if isinstance(operand, SplatLayout) or (operand, result) in self.exact(operand, result):
+            return 0.0
+        return movement_cost(operand, result, self.bits)
+
+
+def nothing(operand: Layout | None, result: Layout | None) -> Sequence[Pair]:
+    """Of what always goes through memory."""
+    return ()
 
 
 @functools.lru_cache(maxsize=256)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import jax
+from jax.extend.core import primitives
 
 from pallasite.plugin import PallasiteError, RuleSet
 from pallasite.plugin import jax_internals as _jax
@@ -53,7 +57,32 @@ def _reshape(
     ctx: InferenceContext, x: AbstractValue, *dynamic: AbstractValue, **params: Any
 ) -> AbstractValue:
     before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
-    return _related(ctx, x, relations.reshape(before, after))
+    return moved(ctx, x, relations.reshape(before, after))
+
+
+def moved(
+    ctx: InferenceContext, x: AbstractValue, exact: Pairs = relations.nothing
+) -> AbstractValue:
+    """The result of an equation that moves the elements of its first operand, through scratch
+    memory unless it works between two layouts by renaming registers."""
+    result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result(varying=False)
+    moves(ctx, 0, x, result, exact)
+    return result
+
+
+def moves(
+    ctx: InferenceContext,
+    position: int,
+    x: AbstractValue,
+    result: AbstractValue,
+    exact: Pairs = relations.nothing,
+) -> None:
+    """The operand at ``position`` becomes part of a result; see :func:`moved`."""
+    if isinstance(x, ArrayValue) and isinstance(result, ArrayValue) and math.prod(x.shape) > 1:
+        if math.prod(result.shape) == 1:
+            return
+        relation = relations.Movement(exact, tuple(x.shape), tuple(result.shape), x.bits)
+        ctx.relate(position, x, result, relation.pairs, relation.work)
 
 
 @rules.inference(lax.transpose_p)
@@ -73,12 +102,31 @@ def _slice(
     strides: Any,
 ) -> AbstractValue:
     if strides is not None and any(stride != 1 for stride in strides):
-        return ctx.result(None, x)  # The lowering refuses it.
+        return moved(ctx, x)
     shape = tuple(ctx.avals_in[0].shape)
     sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
-    return _related(
-        ctx, x, relations.slice_(shape, tuple(start_indices), tuple(sizes), ctx.proposals)
-    )
+    exact = relations.slice_(shape, tuple(start_indices), tuple(sizes), ctx.proposals)
+    return moved(ctx, x, exact)
+
+
+@rules.inference(primitives.rev_p)
+@rules.inference(primitives.pad_p)
+@rules.inference(primitives.dynamic_slice_p)
+@rules.inference(jax.lax.tile_p)
+def _moved(
+    ctx: InferenceContext, x: AbstractValue, *others: AbstractValue, **params: Any
+) -> AbstractValue:
+    return moved(ctx, x)
+
+
+@rules.inference(primitives.dynamic_update_slice_p)
+def _dynamic_update_slice(
+    ctx: InferenceContext, x: AbstractValue, update: AbstractValue, *starts: AbstractValue
+) -> AbstractValue:
+    result = ctx.result(varying=True)
+    moves(ctx, 0, x, result)
+    moves(ctx, 1, update, result)
+    return result
 
 
 @rules.inference(lax.concatenate_p)
@@ -87,7 +135,7 @@ def _concatenate(ctx: InferenceContext, *arrays: AbstractValue, dimension: int) 
     shape = ctx.avals_out[0].shape
     first = 0
     for position, (array, aval) in enumerate(zip(arrays, ctx.avals_in, strict=True)):
-        ctx.relate(position, array, result, _part(aval.shape, shape, dimension, first))
+        moves(ctx, position, array, result, _part(aval.shape, shape, dimension, first))
         first += aval.shape[dimension]
     return result
 

@@ -51,10 +51,11 @@ def once_per_element(launch: LaunchContext, layout: RegisterLayout) -> Iterator[
 
 
 def element_indices(
-    launch: LaunchContext, layout: RegisterLayout
+    launch: LaunchContext, layout: RegisterLayout, *, guarded: bool = True
 ) -> Iterator[tuple[int, int, list[ir.Value]]]:
     """Yields (register, vector element, index of the element along each dimension, i32) for all
-    elements of the calling thread; what is emitted meanwhile runs where there is an element."""
+    elements of the calling thread; what is emitted meanwhile runs where there is an element, if
+    ``guarded``: else indices of padding are outside the shape."""
     threads = [thread_part(launch, layout, dim) for dim in range(len(layout.dims))]
     for register in range(layout.registers):
         for element in range(layout.vector_length):
@@ -69,7 +70,7 @@ def element_indices(
                 parts.append(ops.i32_constant(known) if thread is None else ops.add(thread, known))
             guards = layout.guards(register, element)
             if guards is not None:
-                with where_elements(launch, layout, guards):
+                with where_elements(launch, layout, guards if guarded else ()):
                     indices = _unravel(parts[0], layout.shape) if layout.flat else parts
                     yield register, element, indices
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jax.extend.core import primitives
 
 from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
@@ -30,6 +31,7 @@ UNARY_PRIMITIVES = {
     lax.exp2_p: "exp2",
     lax.expm1_p: "expm1",
     lax.log_p: "log",
+    primitives.log2_p: "log2",
     lax.log1p_p: "log1p",
     lax.logistic_p: "logistic",
     lax.sqrt_p: "sqrt",
@@ -145,10 +147,16 @@ def _clamp(
     ctx: RuleContext, low: RegisterArray, x: RegisterArray, high: RegisterArray
 ) -> RegisterArray:
     at_least = elementwise(
-        lambda a, b: BINARY["max"](a, b, x.dtype, False), [x, low], x.dtype, _shape(ctx)
+        lambda a, b: BINARY["max"](a, b, x.dtype, False),
+        stretchable(ctx, [x, low], _shape(ctx)),
+        x.dtype,
+        _shape(ctx),
     )
     return elementwise(
-        lambda a, b: BINARY["min"](a, b, x.dtype, False), [at_least, high], x.dtype, _shape(ctx)
+        lambda a, b: BINARY["min"](a, b, x.dtype, False),
+        stretchable(ctx, [at_least, high], _shape(ctx)),
+        x.dtype,
+        _shape(ctx),
     )
 
 
@@ -199,6 +207,12 @@ for _primitive_name, _name in (("erf_p", "erf"), ("erfc_p", "erfc"), ("erf_inv_p
         _special_unary(_found, _name)
 
 
+@rules.lowering(primitives.one_minus_square_p, *_ALL)
+def _one_minus_square(ctx: RuleContext, x: RegisterArray, **params: Any) -> RegisterArray:
+    one = RegisterArray.constant(1, x.dtype)
+    return binary(ctx, "sub", one, binary(ctx, "mul", x, x, x.dtype), x.dtype)
+
+
 @rules.lowering(_jax.reciprocal_p, *_ALL)
 def _reciprocal(
     ctx: RuleContext, x: RegisterArray, *, approx: bool, **params: Any
@@ -209,6 +223,7 @@ def _reciprocal(
 
 
 for _primitive in (
+    primitives.one_minus_square_p,
     lax.integer_pow_p,
     lax.clamp_p,
     lax.round_p,

@@ -6,7 +6,7 @@ PTX ISA 9.7.13.8 (``red``). Updates are relaxed; what orders them are the barrie
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -145,6 +145,19 @@ def update_array(
                 for start in range(0, plan.width, emit.elements):
                     part = ops.slice_vector(vector, start, emit.elements)
                     emit(ops.element_pointer(pointer, start, element), part)
+
+
+def atomic_update(
+    ctx: RuleContext, memory: MemoryReference, operation: str
+) -> Callable[[ir.Value, ir.Value], None] | None:
+    """A function of the address of an element and a value that updates the element atomically;
+    None if there is no such instruction."""
+    if operation not in ("add", "max", "min", "and", "or", "xor"):
+        return None
+    try:
+        return _emitter(ctx, memory, operation, 1)
+    except UnsupportedError:
+        return None
 
 
 class _Emitter:

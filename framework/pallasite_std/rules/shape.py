@@ -18,6 +18,7 @@ from pallasite.plugin.layouts import (
     RegisterLayout,
     SplatLayout,
     default_strided,
+    describe,
     padded,
     proposals_for,
     stacked,
@@ -32,7 +33,16 @@ from pallasite.plugin.lowering import (
     rearrange,
     relayout,
 )
-from pallasite_std.memory.relayout import rows_in_registers
+from pallasite_std.memory.scratch import (
+    copied,
+    load,
+    reshaped,
+    scratch_array,
+    storable,
+    store,
+    viewed,
+    whole_bytes,
+)
 from pallasite_std.memory.transfers import dense_layout
 from pallasite_std.primitives.layouts import layout_cast_p
 
@@ -82,9 +92,11 @@ def stretchable(
     """Operands of an element-wise operation, in layouts that stretch to that of the result.
 
     Arrays with extents of 1 that lie otherwise over the threads are brought into the layout of an
-    array of the result's shape, reduced over those extents.
+    array of the result's shape, reduced over those extents. Arrays of the result's shape get one
+    layout, unless one of them has a layout with a name, which somebody has chosen.
     """
     shape = tuple(shape)
+    arrays = _in_one_layout(ctx, arrays, shape)
     distributed = [array for array in arrays if not array.is_splat and array.size > 1]
     narrow = [
         array for array in distributed if array.shape != shape and len(array.shape) == len(shape)
@@ -103,6 +115,23 @@ def stretchable(
     target = tf.broadcast_in_dim(narrow[0].layout, shape, dims).layout if full is None else full
     assert isinstance(target, RegisterLayout)
     return [_stretchable(ctx, a, target) if a in narrow else a for a in arrays]
+
+
+def _in_one_layout(
+    ctx: RuleContext, arrays: Sequence[RegisterArray], shape: tuple[int, ...]
+) -> list[RegisterArray]:
+    whole = [a for a in arrays if a.shape == shape and isinstance(a.layout, RegisterLayout)]
+    layouts = {array.layout for array in whole}
+    if len(layouts) < 2 or ctx.in_warp or not all(map(_is_anonymous, layouts)):
+        return list(arrays)
+    target = ctx.layout_hint if ctx.layout_hint in layouts else whole[0].layout
+    assert target is not None
+    return [relayout(ctx, a, target) if a in whole else a for a in arrays]
+
+
+def _is_anonymous(layout: Layout) -> bool:
+    """Whether a layout is one that rules choose by themselves."""
+    return describe(layout).startswith(("strided", "["))
 
 
 def _stretched(array: RegisterArray, target: RegisterLayout) -> RegisterArray:
@@ -135,7 +164,20 @@ def _reshape(
 ) -> RegisterArray:
     if dimensions is not None:
         raise UnsupportedError("a reshape that also permutes dimensions", got=dimensions)
-    return rearrange(x, tf.reshape(x.layout, ctx.avals_out[0].shape))
+    shape = tuple(ctx.avals_out[0].shape)
+    planned = _planned(ctx)
+    with contextlib.suppress(InvalidValueError):
+        change = tf.reshape(x.layout, shape)
+        if planned is None or change.layout in (planned, SplatLayout(shape)):
+            return rearrange(x, change)
+    if x.is_splat or x.size == 1:
+        return RegisterArray.splat(x.scalar, x.dtype, shape)
+    return copied(ctx, x, lambda memory: reshaped(memory, shape), ctx.layout_hint)
+
+
+def _planned(ctx: RuleContext) -> Layout | None:
+    """The layout that inference has decided for the result, if there is any inference."""
+    return None if ctx.kernel.plan is None else ctx.layout_hint
 
 
 @rules.lowering(lax.squeeze_p, *_ALL)
@@ -178,23 +220,24 @@ def _slice(
     limit_indices: Sequence[int],
     strides: Sequence[int] | None,
 ) -> RegisterArray:
-    if strides is not None and any(stride != 1 for stride in strides):
-        raise UnsupportedError(
-            "a slice of an array with strides",
-            got=strides,
-            expected="stride 1",
-            hint="read a slice of the reference instead: ref[start:stop:stride]",
-        )
-    sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
-    try:
-        return rearrange(x, tf.slice_(x.layout, start_indices, sizes))
-    except InvalidValueError:
-        # The slice cuts through what one thread number describes. If only major dimensions are
-        # cut, a layout that distributes the threads over the last dimension is enough.
-        if sizes[-1] != x.shape[-1]:
-            raise
-        x = relayout(ctx, x, rows_in_registers(x.shape))
-        return rearrange(x, tf.slice_(x.layout, start_indices, sizes))
+    sizes = tuple(ctx.avals_out[0].shape)
+    if x.is_splat or x.size == 1:
+        return RegisterArray.splat(x.scalar, x.dtype, sizes)
+    steps = [1] * len(sizes) if strides is None else list(strides)
+    steps = [1 if size == 1 else step for size, step in zip(sizes, steps, strict=True)]
+    planned = _planned(ctx)
+    if all(step == 1 for step in steps):
+        with contextlib.suppress(InvalidValueError):
+            change = tf.slice_(x.layout, start_indices, sizes)
+            if planned is None or change.layout == planned:
+                return rearrange(x, change)
+    # The slice cuts through what one thread number describes.
+    return copied(
+        ctx,
+        whole_bytes(x),
+        lambda memory: viewed(memory, start_indices, sizes, steps),
+        ctx.layout_hint,
+    )
 
 
 @rules.lowering(lax.concatenate_p, Semantics.LANE)
@@ -205,10 +248,12 @@ def _concatenate(ctx: RuleContext, *arrays: RegisterArray, dimension: int) -> Re
     layouts = [a.layout for a in arrays if isinstance(a.layout, RegisterLayout)]
     target = ctx.layout_hint
     if not isinstance(target, RegisterLayout):
-        if not layouts:
-            target = default_strided(shape, types.bit_width(arrays[0].dtype))
-        else:
-            target = stacked(layouts[0], dimension, shape)
+        target = default_strided(shape, types.bit_width(arrays[0].dtype))
+        if layouts:
+            with contextlib.suppress(UnsupportedError, InvalidValueError):
+                target = stacked(layouts[0], dimension, shape)
+    if ctx.in_warp or not _fits_parts(target, arrays, dimension):
+        return _through_memory(ctx, arrays, dimension)
     registers: list[ir.Value | None] = [None] * target.registers
     position = 0
     numbers = {index: number for number, index in enumerate(_first_elements(target))}
@@ -231,6 +276,40 @@ def _concatenate(ctx: RuleContext, *arrays: RegisterArray, dimension: int) -> Re
     return RegisterArray(tuple(r for r in registers if r is not None), target, arrays[0].dtype)
 
 
+def _fits_parts(target: RegisterLayout, arrays: Sequence[RegisterArray], dimension: int) -> bool:
+    """Whether the registers of a layout are those of the parts of an array."""
+    position, count = 0, 0
+    for array in arrays:
+        starts = [0] * len(target.shape)
+        starts[dimension] = position
+        try:
+            part = tf.slice_(target, starts, array.shape).layout
+        except InvalidValueError:
+            return False
+        position += array.shape[dimension]
+        count += part.registers
+        if isinstance(part, RegisterLayout) and part.vector_length != target.vector_length:
+            return False
+    return count == target.registers
+
+
+def _through_memory(
+    ctx: RuleContext, arrays: Sequence[RegisterArray], dimension: int
+) -> RegisterArray:
+    """Parts of an array that are stored one beside the other."""
+    shape = tuple(ctx.avals_out[0].shape)
+    arrays = [storable(ctx, whole_bytes(array)) for array in arrays]
+    with scratch_array(ctx, shape, arrays[0].dtype) as memory:
+        position = 0
+        for array in arrays:
+            starts = [0] * len(shape)
+            starts[dimension] = position
+            store(ctx, viewed(memory, starts, array.shape), array)
+            position += array.shape[dimension]
+        ctx.synchronize()
+        return load(ctx, memory, ctx.layout_hint)
+
+
 def _first_elements(layout: RegisterLayout) -> list[tuple[int, ...]]:
     return [layout.element_at(0, 0, register, 0) for register in range(layout.registers)]
 
@@ -243,7 +322,7 @@ def _select_n(ctx: RuleContext, which: RegisterArray, *cases: RegisterArray) -> 
     if types.is_bool(which.dtype):
         return elementwise(
             lambda p, no, yes: ops.arith.select(p, yes, no),
-            [which, cases[0], cases[1]],
+            stretchable(ctx, [which, cases[0], cases[1]], shape),
             cases[0].dtype,
             shape,
         )
@@ -253,7 +332,7 @@ def _select_n(ctx: RuleContext, which: RegisterArray, *cases: RegisterArray) -> 
             lambda p, case, rest, number=number: ops.arith.select(
                 ops.compare("eq", p, number), case, rest
             ),
-            [which, cases[number], result],
+            stretchable(ctx, [which, cases[number], result], shape),
             cases[0].dtype,
             shape,
         )

@@ -272,7 +272,7 @@ class InferenceContext:
         operand: AbstractValue,
         result: AbstractValue,
         pairs: Pairs,
-        work: Callable[[Layout], float] | None = None,
+        work: Callable[[Layout, Layout], float] | None = None,
     ) -> None:
         """The layout of a result follows from that of the operand at ``position``.
 
@@ -280,7 +280,7 @@ class InferenceContext:
           position: of the operand.
           operand, result: the values.
           pairs: between which layouts the equation can work.
-          work: what that costs, given the operand's layout.
+          work: what that costs, given both layouts.
         """
         if isinstance(operand, ArrayValue) and isinstance(result, ArrayValue):
             factor = Relation(

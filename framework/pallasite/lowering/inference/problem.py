@@ -194,7 +194,7 @@ class Relation(Factor):
       operand, result: the variables.
       pairs: what it can do.
       bits: of an element of the operand and of the result.
-      work: what it costs to do it, given the operand's layout; nothing by default.
+      work: what it costs to do it, given both layouts; nothing by default.
     """
 
     place: Place
@@ -203,7 +203,7 @@ class Relation(Factor):
     result: int
     pairs: Pairs
     bits: tuple[int, int]
-    work: Callable[[Layout], float] | None = None
+    work: Callable[[Layout, Layout], float] | None = None
 
     def __post_init__(self) -> None:
         self.variables = (self.operand, self.result)
@@ -226,7 +226,7 @@ class Relation(Factor):
         """The cheapest pair, and what conversions to and from it cost."""
         best: tuple[float, tuple[Layout, Layout] | None] = (IMPOSSIBLE / 1e3, None)
         for pair in self.options(operand, result):
-            cost = 0.0 if self.work is None else self.work(pair[0])
+            cost = 0.0 if self.work is None else self.work(*pair)
             cost += self._costs.conversion(operand, pair[0], self.bits[0])
             cost += self._costs.conversion(pair[1], result, self.bits[1])
             if cost < best[0]:

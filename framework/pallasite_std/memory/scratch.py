@@ -1,0 +1,214 @@
+"""Moving arrays between any two places of an array by way of the kernel's scratch shared memory.
+
+What register layouts cannot do by renaming registers, memory can: arrays are stored row by row, and
+loaded through another view of the same memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallasite.plugin import InvalidValueError, UnsupportedError
+from pallasite.plugin.ir import ops, types
+from pallasite.plugin.language import MemorySpace
+from pallasite.plugin.layouts import (
+    Extent,
+    Layout,
+    MemoryLayout,
+    RegisterLayout,
+    default_strided,
+    padded,
+    row_major,
+)
+from pallasite.plugin.lowering import RegisterArray, RuleContext, relayout
+from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.memory.transfers import from_memory, load_array, store_array, to_memory
+
+PURPOSE = "scratch for layout changes and reductions"
+"""What reports say of the memory: one region serves all uses."""
+
+
+@contextlib.contextmanager
+def scratch_arrays(
+    ctx: RuleContext, *arrays: tuple[Sequence[int], np.dtype[Any]]
+) -> Iterator[list[MemoryReference]]:
+    """Scratch memory for arrays of some shapes and dtypes, row-major. All lanes have finished with
+    what it held before.
+
+    Raises:
+      InvalidValueError: they do not fit into shared memory.
+      UnsupportedError: in a region that single warps run.
+    """
+    if ctx.in_warp:
+        raise UnsupportedError(
+            f"{ctx.primitive} of an array inside a warp-mapped region",
+            hint="move it out of the region: there, threads have no shared scratch memory",
+        )
+    layouts = [row_major(tuple(shape), types.bit_width(dtype)) for shape, dtype in arrays]
+    starts = [0]
+    for layout in layouts:
+        starts.append(starts[-1] + -(-layout.size * layout.element_bits // 128) * 16)
+    if starts[-1] > ctx.target.max_shared_memory:
+        raise InvalidValueError(
+            f"{ctx.primitive} moves arrays through shared memory, which they do not fit",
+            got=", ".join(f"{np.dtype(dtype)}{list(shape)}" for shape, dtype in arrays)
+            + f": {starts[-1]} bytes",
+            expected=f"at most {ctx.target.max_shared_memory} bytes",
+            hint="work on smaller blocks, or load the array in the layout that is needed:"
+            " plgpu.load(ref, ..., layout=...)",
+        )
+    with ctx.scratch(starts[-1], PURPOSE) as (pointer, _):
+        ctx.synchronize()
+        yield [
+            MemoryReference(
+                pointer=ops.byte_pointer(pointer, start),
+                layout=layout,
+                dtype=np.dtype(dtype),
+                space=MemorySpace.SMEM,
+                alignment=16,
+            )
+            for start, layout, (_, dtype) in zip(starts, layouts, arrays, strict=False)
+        ]
+
+
+@contextlib.contextmanager
+def scratch_array(
+    ctx: RuleContext, shape: Sequence[int], dtype: np.dtype[Any]
+) -> Iterator[MemoryReference]:
+    """:func:`scratch_arrays` for one array."""
+    with scratch_arrays(ctx, (shape, dtype)) as (memory,):
+        yield memory
+
+
+def store(ctx: RuleContext, memory: MemoryReference, array: RegisterArray) -> None:
+    """Stores an array; others see it after :meth:`RuleContext.synchronize`.
+
+    Args:
+      ctx: of the rule.
+      memory: a view of scratch memory.
+      array: from :func:`storable`, for that view.
+    """
+    if not array.is_splat and array.size > 1:
+        store_array(ctx.launch, memory, array)
+        return
+    with ops.when(ctx.leader) if memory.layout.size == 1 else contextlib.nullcontext():
+        if array.is_splat and memory.layout.size > 1:
+            array = array.materialize(padded(memory.shape))
+        store_array(ctx.launch, memory, array)
+
+
+def storable(ctx: RuleContext, array: RegisterArray) -> RegisterArray:
+    """The array in a layout that every view of row-major memory can take."""
+    if isinstance(array.layout, RegisterLayout) and array.layout.flat:
+        return relayout(ctx, array, padded(array.shape))
+    return array
+
+
+def load(ctx: RuleContext, memory: MemoryReference, layout: Layout | None) -> RegisterArray:
+    """Loads what a view of scratch memory holds; in a default layout where none is given."""
+    if memory.layout.size == 1:
+        return load_array(ctx.launch, memory, None)
+    if not isinstance(layout, RegisterLayout):
+        layout = result_layout(ctx, memory.shape, memory.dtype)
+    if not layout.flat or len(memory.layout.flat_extents) == 1:
+        return load_array(ctx.launch, memory, layout)
+    # The digits of a flat layout may not fit the rows of the view.
+    return relayout(ctx, load_array(ctx.launch, memory, padded(memory.shape)), layout)
+
+
+def result_layout(ctx: RuleContext, shape: Sequence[int], dtype: Any) -> RegisterLayout:
+    """The layout in which an equation makes an array: that which is wanted, or a default one."""
+    hint = ctx.layout_hint
+    if isinstance(hint, RegisterLayout) and hint.shape == tuple(shape):
+        return hint
+    return default_strided(tuple(shape), types.bit_width(dtype))
+
+
+def viewed(
+    memory: MemoryReference,
+    starts: Sequence[int],
+    sizes: Sequence[int],
+    steps: Sequence[int] | None = None,
+) -> MemoryReference:
+    """Every ``steps[d]``-th of the elements from ``starts[d]``; steps may be negative."""
+    steps = [1] * len(sizes) if steps is None else steps
+    strides = [dim[0].stride if dim else 0 for dim in memory.layout.dims]
+    offset = memory.offset
+    dims = []
+    for stride, start, size, step in zip(strides, starts, sizes, steps, strict=True):
+        offset += stride * start
+        dims.append((Extent(size, stride * step),))
+    layout = MemoryLayout(tuple(dims), memory.layout.swizzle, memory.layout.element_bits)
+    return dataclasses.replace(memory, layout=layout, offset=offset)
+
+
+def reshaped(memory: MemoryReference, shape: Sequence[int]) -> MemoryReference:
+    """The same row-major memory in another shape."""
+    return memory.with_layout(row_major(tuple(shape), memory.layout.element_bits))
+
+
+def copied(
+    ctx: RuleContext, array: RegisterArray, view: Any, layout: Layout | None
+) -> RegisterArray:
+    """An array stored row by row, and loaded as ``view(memory)``."""
+    array = storable(ctx, array)
+    with scratch_array(ctx, array.shape, array.dtype) as memory:
+        store(ctx, memory, array)
+        ctx.synchronize()
+        return load(ctx, view(memory), layout)
+
+
+def whole_bytes(array: RegisterArray) -> RegisterArray:
+    """The array, unless elements share bytes, which cannot be moved one by one.
+
+    Raises:
+      UnsupportedError: they do.
+    """
+    if types.bit_width(array.dtype) < 8 and not types.is_bool(array.dtype):
+        raise UnsupportedError(
+            f"single elements of {array.dtype} are moved, which share bytes",
+            hint="convert the array to int8 first, and back afterwards",
+        )
+    return array
+
+
+def element_address(memory: MemoryReference, offset: ir.Value | int) -> ir.Value:
+    """The address of the element so many elements after the first."""
+    return ops.element_pointer(memory.pointer, offset, types.memory_type(memory.dtype))
+
+
+def load_element(memory: MemoryReference, offset: ir.Value | int) -> ir.Value:
+    """A single element, as registers hold it."""
+    kind = types.memory_type(memory.dtype)
+    size = max(1, memory.element_bits // 8)
+    return from_memory(
+        ops.load(kind, element_address(memory, offset), alignment=size), memory.dtype
+    )
+
+
+def store_element(memory: MemoryReference, offset: ir.Value | int, value: ir.Value) -> None:
+    """Stores a single element."""
+    size = max(1, memory.element_bits // 8)
+    ops.store(to_memory(value, memory.dtype), element_address(memory, offset), alignment=size)
+
+
+def strides(shape: Sequence[int]) -> list[int]:
+    """Elements from one index to the next along each dimension of a row-major array."""
+    return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+
+
+def linear(index: Sequence[ir.Value | int], factors: Sequence[int]) -> ir.Value:
+    """The sum of products of indices (i32) and numbers."""
+    total: ir.Value = ops.i32_constant(0)
+    for one, factor in zip(index, factors, strict=True):
+        total = ops.add(
+            total, ops.multiply(one, factor) if not isinstance(one, int) else one * factor
+        )
+    return total

@@ -1,0 +1,72 @@
+"""Operations that move elements between lanes, in any layout: against JAX, in both semantics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from pallasite import gpu as plgpu
+
+Semantics = plgpu.LoweringSemantics
+RANDOM = np.random.default_rng(0)
+X = jnp.asarray(RANDOM.normal(size=(32, 48)), jnp.float32)
+Y = jnp.asarray(RANDOM.normal(size=(13, 17)), jnp.float32)
+I = jnp.asarray(RANDOM.integers(-5, 13, size=(9,)), jnp.int32)  # noqa: E741
+
+type Body = Callable[[Any, Any, Any], Any]
+
+CASES: dict[str, Body] = {
+    "reshape": lambda x, y, i: y.reshape(17, 13) + y[:, :13].T.reshape(13, 13)[:1, :1],
+    "flatten a transposed": lambda x, y, i: x.T.reshape(-1) * 2,
+    "unaligned slice": lambda x, y, i: x[3:20, 5:40] * 2,
+    "strided slice": lambda x, y, i: x[::2, 1::3] + 1,
+    "row and column": lambda x, y, i: y[5][None, :] * y[:, 3][:, None],
+    "concatenation": lambda x, y, i: jnp.concatenate([x[:13, :17], y, y * 2], 1),
+    "roll": lambda x, y, i: jnp.roll(x, 5, 1) + x,
+    "reversal": lambda x, y, i: x[::-1, ::-1] + x,
+    "pad": lambda x, y, i: lax.pad(x, 1.5, ((-1, 3, 1), (2, -5, 0))) * 2,
+    "dynamic slice": lambda x, y, i: lax.dynamic_slice(x, (jnp.argmax(x[:, 0]), 40), (7, 20)),
+    "dynamic update": lambda x, y, i: lax.dynamic_update_slice(x, y, (4, jnp.argmin(y[0]))) + 1,
+    "tile": lambda x, y, i: jnp.tile(y, (2, 3)),
+    "cumulative sum": lambda x, y, i: jnp.cumsum(x, 1) + x,
+    "cumulative sum from the end": lambda x, y, i: lax.cumsum(y, 0, reverse=True),
+    "cumulative product": lambda x, y, i: jnp.cumprod(1 + y / 9, 1),
+    "cumulative maximum": lambda x, y, i: lax.cummax((y * 100).astype(jnp.int32), 0),
+    "cumulative logsumexp": lambda x, y, i: lax.cumlogsumexp(y, 1),
+    "take": lambda x, y, i: jnp.take(y, i, axis=1, mode="clip"),
+    "index": lambda x, y, i: y[i, i + 1] * 2,
+    "index outside": lambda x, y, i: y.at[i * 3].get(mode="fill", fill_value=7),
+    "take along an axis": lambda x, y, i: jnp.take_along_axis(y, jnp.argsort(y, axis=1), 1),
+    "set": lambda x, y, i: y.at[:, 3].set(y[:, 4]),
+    "scatter": lambda x, y, i: y.at[i].add(y[:9]),
+    "scatter without atomics": lambda x, y, i: y.at[i, 2].multiply(y[:9, 0]),
+    "count": lambda x, y, i: jnp.zeros(16, jnp.int32).at[i].add(1),
+    "sort": lambda x, y, i: jnp.sort(x, axis=0),
+    "top_k": lambda x, y, i: lax.top_k(y, 4)[1],
+    "median": lambda x, y, i: jnp.median(y, axis=1),
+    "smallest of one": lambda x, y, i: jnp.argmin(y[:, :1], axis=1),
+    "log2": lambda x, y, i: jnp.log2(jnp.abs(y)),
+    "derivative of tanh": lambda x, y, i: jax.grad(lambda y: jnp.tanh(y).sum())(y),
+}
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
+def test_placement(number: int) -> None:
+    body = list(CASES.values())[number]
+    semantics = [Semantics.Lane, Semantics.Warpgroup][number % 2]
+
+    def kernel(x: Any, y: Any, i: Any, out: Any) -> None:
+        out[...] = body(x[...], y[...], i[...])
+
+    function = plgpu.kernel(
+        kernel,
+        out_type=jax.eval_shape(body, X, Y, I),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    np.testing.assert_allclose(function(X, Y, I), body(X, Y, I), rtol=2e-5, atol=2e-5)
