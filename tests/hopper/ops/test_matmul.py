@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 import pallasite
 from pallasite import errors
 from pallasite_hopper.ops import MatmulConfig, matmul, matmul_configs
-from pallasite_hopper.ops.dense.config import SHARED_MEMORY, default_config
+from pallasite_hopper.ops.dense.choice import default_config
+from pallasite_hopper.ops.dense.config import SHARED_MEMORY
+from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -131,6 +133,14 @@ CONFIGS = {
     "swapped parts of k": MatmulConfig(
         swap=True, tile_m=64, tile_n=32, warpgroups=1, split="m", epilogue_n=8, stages=2, split_k=4
     ),
+    "uneven parts of k in a cluster": dataclasses.replace(SMALL, split_k=2, tile_k=32),
+    "parts of k by a second kernel": dataclasses.replace(SMALL, parts=2, epilogue_n=32),
+    "more parts of k than steps": dataclasses.replace(SMALL, parts=5, epilogue_n=32),
+    "swapped parts of k by a second kernel": MatmulConfig(
+        swap=True, tile_m=64, tile_n=24, warpgroups=1, split="m", epilogue_n=8, stages=2, parts=3
+    ),
+    "192 columns": MatmulConfig(tile_n=192, split="m", stages=2),
+    "192 rows": MatmulConfig(tile_m=192, tile_n=128, stages=2),
     "swapped pairs": MatmulConfig(
         swap=True, tile_m=128, tile_n=16, split="m", epilogue_n=16, stages=3, cluster=2
     ),
@@ -160,6 +170,7 @@ PARTS = ("row_scale", "column_scale", "bias", "activation", "residual")
         *((SMALL, (part,)) for part in PARTS),
         (SMALL, PARTS),
         (CONFIGS["swapped"], PARTS[:2]),
+        (CONFIGS["more parts of k than steps"], PARTS),
         (CONFIGS["swapped"], PARTS[2:]),
         (CONFIGS["pairs along m"], PARTS),
     ],
@@ -271,7 +282,7 @@ def test_plain_gradients_take_two_products():
 @pytest.mark.parametrize("shape", [(1, 1, 1), (16, 8192, 8192), (300, 5000, 700), (8192,) * 3])
 def test_default_configurations_fit(shape, size):
     """They take no more shared memory than there is, and use most of it."""
-    config = default_config(*shape, size, max(2, size))
+    config = default_config(Sizes(*shape, size, max(2, size)))
     assert config.shared_bytes(size, max(2, size)) <= SHARED_MEMORY
     assert config.stages >= 3
 
@@ -280,15 +291,44 @@ def test_candidates():
     """The default configuration is the first; all fit; none comes twice."""
     for shape in ((4096, 4096, 4096), (16, 8192, 8192)):
         found = matmul_configs(*shape, BFLOAT16)
-        assert found[0] == default_config(*shape, 2, 2)
+        assert found[0] == default_config(Sizes(*shape, 2, 2))
         assert len(set(found)) == len(found) > 4
         assert all(config.fits(2, 2) for config in found)
+
+
+@settings(max_examples=30)
+@given(
+    m=st.integers(1, 20000),
+    n=st.integers(1, 200000),
+    k=st.integers(1, 70000),
+    size=st.sampled_from([1, 2, 4]),
+    out_size=st.sampled_from([1, 2, 4]),
+    transpose_b=st.booleans(),
+)
+def test_every_shape_has_configurations(m, n, k, size, out_size, transpose_b):
+    """They fit into shared memory, have clusters that exist, and a time that can be compared."""
+    sizes = Sizes(m, n, k, size, out_size, transpose_b=transpose_b)
+    config = default_config(sizes)
+    assert config.fits(size, out_size)
+    assert config.cluster * config.split_k <= 8
+    assert config.parts * config.split_k <= -(-k // config.tile_k)
+    assert 0 < nanoseconds(config, sizes) < float("inf")
+
+
+def test_few_tiles_share_their_steps():
+    """A long K extent keeps all multiprocessors busy, whichever way."""
+    for m, n, k in ((128, 128, 65536), (1, 1536, 7168), (300, 1536, 7168), (257, 64, 20000)):
+        config = default_config(Sizes(m, n, k, 2, 2))
+        rows, columns = (n, m) if config.swap else (m, n)
+        tiles = -(-rows // config.tile_m) * -(-columns // config.tile_n)
+        assert tiles * config.parts * config.split_k * config.cluster >= 66, (m, n, k, config)
 
 
 def test_no_slow_code():
     """The assembler neither spills nor serializes products, in any candidate of a few shapes."""
     a = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
-    for config in (MatmulConfig(), CONFIGS["large"], CONFIGS["swapped"], SMALL):
+    wide = dataclasses.replace(CONFIGS["192 rows"], stages=4)
+    for config in (MatmulConfig(), CONFIGS["large"], CONFIGS["swapped"], SMALL, wide):
         compiled = pallasite.compile(
             lambda a, b, config=config: matmul(a, b, config=config),
             a,

@@ -8,7 +8,7 @@ from typing import Any
 _NAMES = {
     "matmul": "pallasite_hopper.ops.dense.api",
     "MatmulConfig": "pallasite_hopper.ops.dense.config",
-    "matmul_configs": "pallasite_hopper.ops.dense.config",
+    "matmul_configs": "pallasite_hopper.ops.dense.choice",
     "mixed_matmul": "pallasite_hopper.ops.mixed.api",
     "MixedConfig": "pallasite_hopper.ops.mixed.config",
     "mixed_configs": "pallasite_hopper.ops.mixed.config",

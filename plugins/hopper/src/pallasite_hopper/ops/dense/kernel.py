@@ -1,13 +1,15 @@
-"""The kernel: persistent blocks, a producer and two consumer warpgroups.
+"""The kernel: persistent blocks, a producer and one or two consumer warpgroups.
 
-Blocks go through tiles of the result. The producer warpgroup keeps a circular buffer of stages in
-shared memory filled with the next steps along K, of this tile and of those to come; the compute
-warpgroups each keep one product in flight while they wait for the next stage, and write the
-finished tile through shared memory while the next one's operands arrive.
+Blocks go through tiles of the result, or through parts of the K extent of tiles (split-K). The
+producer warpgroup keeps a circular buffer of stages in shared memory filled with the next steps
+along K, of this tile and of those to come; the consumer warpgroups each keep one MMA in flight
+while they wait for the next stage, and write the finished tile through shared memory while the next
+one's operands arrive.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -42,17 +44,20 @@ def build(
     """
     loop = _Loop(problem, config, epilogue)
     compute, stages, split = config.warpgroups, config.stages, config.split_k
-    # Where k is split, a cluster has one tile, so that the buffers for sums are used once.
-    clusters = loop.tiles if split > 1 else min(multiprocessors // config.cluster, loop.tiles)
+    # Where blocks of a cluster split k, it has one tile: the buffers for sums are used once.
+    clusters = loop.items if split > 1 else min(multiprocessors // config.cluster, loop.items)
     rows, columns = config.warpgroup_m, config.epilogue_n
     staging = (columns, rows) if config.swap else (rows, columns)
     out_shape = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
+    out_dtype = problem.out_dtype
+    if config.parts > 1:
+        out_shape, out_dtype = (config.parts, *out_shape), problem.accumulator
     a_shape = (config.tile_m, config.tile_k)
     b_shape = (config.tile_k, config.tile_n)
     scratch: dict[str, Any] = {
         "a_smem": plgpu.SMEM((stages, *_turned(a_shape, problem.transpose_a)), problem.dtype_a),
         "b_smem": plgpu.SMEM((stages, *_turned(b_shape, problem.transpose_b)), problem.dtype_b),
-        "out_smem": plgpu.SMEM((compute, config.slots, *staging), problem.out_dtype),
+        "out_smem": plgpu.SMEM((compute, config.slots, *staging), out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=stages)
         if config.cluster == 1
@@ -68,7 +73,7 @@ def build(
         scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.slots)
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
-        out_type=jax.ShapeDtypeStruct(out_shape, problem.out_dtype),
+        out_type=jax.ShapeDtypeStruct(out_shape, out_dtype),
         grid=(clusters,),
         grid_names=("blocks",),
         cluster=(split, config.cluster),
@@ -90,6 +95,23 @@ def _turned(shape: tuple[int, int], transposed: bool) -> tuple[int, int]:
     return (shape[1], shape[0]) if transposed else shape
 
 
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """A unit of work.
+
+    Attributes:
+      part: of the k extent.
+      m, n: first row and column of the tile.
+      first, steps: along k.
+    """
+
+    part: Any
+    m: Any
+    n: Any
+    first: Any
+    steps: Any
+
+
 class _Loop:
     """The body of the kernel for one problem and configuration."""
 
@@ -105,6 +127,11 @@ class _Loop:
     def tiles(self) -> int:
         """Tiles of the result that a cluster computes at a time."""
         return self.m_tiles * self.n_tiles
+
+    @property
+    def items(self) -> int:
+        """Units of work: tiles, or parts of them along k."""
+        return self.tiles * self.config.parts
 
     def run(
         self,
@@ -144,14 +171,17 @@ class _Loop:
 
     # Which tiles --------------------------------------------------------------------------------
 
-    def _over_tiles(self, body: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
-        """``carry = body(m, n, carry)`` for each of this block's tiles."""
+    def _over_items(self, body: Callable[[_Item, Any], Any], carry: Any) -> Any:
+        """``carry = body(item, carry)`` for each of this block's units of work."""
         config = self.config
         block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
-        count = lax.div(self.tiles - 1 - block, blocks) + 1
+        count = lax.div(self.items - 1 - block, blocks) + 1
 
         def one(step: Any, carry: Any) -> Any:
             index = block + step * blocks
+            part = jnp.int32(0)
+            if config.parts > 1:
+                part, index = lax.div(index, self.tiles), lax.rem(index, self.tiles)
             m, n = plgpu.planar_snake(
                 index,
                 (self.m_tiles, self.n_tiles),
@@ -164,18 +194,26 @@ class _Loop:
                     m = m * config.cluster + member
                 else:
                     n = n * config.cluster + member
-            return body(m * config.tile_m, n * config.tile_n, carry)
+            first, steps = self._steps(part)
+            item = _Item(part, m * config.tile_m, n * config.tile_n, first, steps)
+            return body(item, carry)
 
         return lax.fori_loop(0, count, one, carry)
 
-    def _part_of_k(self) -> tuple[Any, Any]:
-        """The first step along k of this block, and its number of steps (zeros beyond the end)."""
-        split = self.config.split_k
-        if split == 1:
+    def _steps(self, part: Any) -> tuple[Any, Any]:
+        """The first step along k of a part, or of this block, and the number of its steps."""
+        config = self.config
+        parts = config.parts * config.split_k
+        if parts == 1:
             return 0, self.k_steps
-        steps = -(-self.k_steps // split)
-        first = lax.axis_index("part") * steps
-        return first, jnp.clip(self.k_steps - first, 1, steps)
+        if config.split_k > 1:
+            part = lax.axis_index("part")
+        # The first parts have a step more if they are not equal.
+        least, more = divmod(self.k_steps, parts)
+        first = part * least + lax.min(part, jnp.int32(more))
+        if not least:  # Parts without a step get one beyond the end, of zeros.
+            return first, jnp.int32(1)
+        return first, least + (part < more).astype(jnp.int32)
 
     def _next(self, stage: Any) -> Any:
         following = stage + 1
@@ -188,8 +226,8 @@ class _Loop:
         share_a = "cluster" if config.cluster > 1 and config.cluster_along == "n" else None
         share_b = "cluster" if config.cluster > 1 and config.cluster_along == "m" else None
 
-        def tile(m: Any, n: Any, carry: Any) -> Any:
-            rows, columns = pl.ds(m, config.tile_m), pl.ds(n, config.tile_n)
+        def tile(item: _Item, carry: Any) -> Any:
+            rows, columns = pl.ds(item.m, config.tile_m), pl.ds(item.n, config.tile_n)
 
             def step(index: Any, carry: Any) -> Any:
                 stage, filled = carry
@@ -211,10 +249,9 @@ class _Loop:
                 )
                 return self._next(stage), filled + 1
 
-            first, steps = self._part_of_k()
-            return lax.fori_loop(first, first + steps, step, carry)
+            return lax.fori_loop(item.first, item.first + item.steps, step, carry)
 
-        self._over_tiles(tile, (jnp.int32(0), jnp.int32(0)))
+        self._over_items(tile, (jnp.int32(0), jnp.int32(0)))
 
     # The consumer warpgroups -------------------------------------------------------------------
 
@@ -225,7 +262,7 @@ class _Loop:
         b_smem: Any,
         full: Any,
         empty: Any,
-        write: Callable[[Any, Any, Any], None],
+        write: Callable[[Any, Any, Any, Any], None],
     ) -> None:
         config, problem = self.config, self.problem
         wm, wn = config.warpgroup_m, config.warpgroup_n
@@ -248,7 +285,7 @@ class _Loop:
             # Few rows: the sooner memory is asked for more, the better. Else products set the pace.
             plgpu.barrier_arrive(empty.at[stage], by="lanes" if config.swap else "warps")
 
-        def tile(m: Any, n: Any, stage: Any) -> Any:
+        def tile(item: _Item, stage: Any) -> Any:
             def scope(acc: Any) -> Any:
                 plgpu.barrier_wait(full.at[stage])
                 plgpu.wgmma(acc, left(stage), right(stage), accumulate=False)
@@ -261,23 +298,23 @@ class _Loop:
                     release(previous)
                     return current
 
-                _, steps = self._part_of_k()
-                last = lax.fori_loop(1, steps, step, stage)
+                last = lax.fori_loop(1, item.steps, step, stage)
                 sums = acc[...]
                 release(last)
-                write(sums, m + row, n + column)
+                write(item.part, sums, item.m + row, item.n + column)
                 return self._next(last)
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), problem.accumulator))
 
-        self._over_tiles(tile, jnp.int32(0))
+        self._over_items(tile, jnp.int32(0))
 
     def _add_parts(
         self,
         warpgroup: Any,
         sums_smem: Any,
         summed: Any,
-        write: Callable[[Any, Any, Any], None],
+        write: Callable[[Any, Any, Any, Any], None],
+        part: Any,
         sums: Any,
         m: Any,
         n: Any,
@@ -303,7 +340,7 @@ class _Loop:
             plgpu.barrier_wait(summed.at[warpgroup])
             for place in range(split - 1):
                 total = total + sums_smem[warpgroup, place]
-            write(total, m, n + block * width)
+            write(part, total, m, n + block * width)
 
         blocks = [functools.partial(as_block, block) for block in range(split)]
         lax.switch(lax.axis_index("part"), blocks)
@@ -315,13 +352,16 @@ class _Loop:
         out: Any,
         out_smem: Any,
         residual_full: Any,
+        item_part: Any,
         sums: Any,
         m: Any,
         n: Any,
     ) -> None:
-        """Writes a warpgroup's part of a finished tile."""
+        """Writes a warpgroup's part of a finished tile, or of its sums over a part of k."""
         config = self.config
         height, width = config.warpgroup_m, config.epilogue_n
+        if config.parts > 1:
+            out = out.at[item_part]
         for part in range(sums.shape[1] // width):
             rows, columns = pl.ds(m, height), pl.ds(n + part * width, width)
             stage = part % config.slots
@@ -339,6 +379,6 @@ class _Loop:
             values = self.epilogue.apply(
                 values, operands, rows, columns, residual, swapped=config.swap
             )
-            view[...] = values.astype(self.problem.out_dtype)
+            view[...] = values.astype(out.dtype)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(staging, out.at[window])

@@ -7,9 +7,13 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import pallasite
-from pallasite_hopper.ops.dense.config import MatmulConfig, default_config, matmul_configs
+from pallasite_hopper.ops.dense.choice import default_config, matmul_configs
+from pallasite_hopper.ops.dense.config import MatmulConfig
+from pallasite_hopper.ops.dense.cost import Sizes
 from pallasite_hopper.ops.dense.kernel import build
 from pallasite_std.api import (
     Epilogue,
@@ -22,7 +26,7 @@ from pallasite_std.api import (
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
 
-_VERSION = 1
+_VERSION = 2
 """Of the kernel, for what was measured."""
 
 
@@ -46,7 +50,8 @@ def _choose(
     extras: Sequence[jax.Array],
 ) -> MatmulConfig:
     m, n, k, out_size = problem.m, problem.n, problem.k, problem.out_dtype.itemsize
-    default = default_config(m, n, k, problem.size, out_size, MULTIPROCESSORS)
+    orders = {"transpose_a": problem.transpose_a, "transpose_b": problem.transpose_b}
+    default = default_config(Sizes(m, n, k, problem.size, out_size, **orders))
 
     def attempt(config: MatmulConfig, a: jax.Array, b: jax.Array, *extras: jax.Array) -> jax.Array:
         return _run(problem, epilogue, config, a, b, extras)
@@ -55,7 +60,7 @@ def _choose(
         "hopper.matmul",
         _VERSION,
         (a, b, *extras),
-        lambda: matmul_configs(m, n, k, problem.dtype_a, problem.out_dtype),
+        lambda: matmul_configs(m, n, k, problem.dtype_a, problem.out_dtype, **orders),
         default,
         attempt,
         key=(*problem.key(), *epilogue.key()),
@@ -71,6 +76,8 @@ def _run(
     b: jax.Array,
     extras: Sequence[jax.Array],
 ) -> jax.Array:
+    if config.parts > 1:
+        return _run_in_parts(problem, epilogue, config, a, b, extras)
     m_multiple, n_multiple = config.tile_m, config.tile_n
     if config.cluster_along == "m":
         m_multiple *= config.cluster
@@ -79,6 +86,35 @@ def _run(
     if config.swap:
         m_multiple, n_multiple = n_multiple, m_multiple
     operands = epilogue.padded_operands(extras, m_multiple, n_multiple)
+    return _call(problem, epilogue, config, a, b, operands)
+
+
+def _run_in_parts(
+    problem: MatmulProblem,
+    epilogue: Epilogue,
+    config: MatmulConfig,
+    a: jax.Array,
+    b: jax.Array,
+    extras: Sequence[jax.Array],
+) -> jax.Array:
+    """The kernel leaves sums over parts of k; XLA makes one kernel of adding up and epilogue."""
+    sums_problem = dataclasses.replace(problem, out_dtype=np.dtype(problem.accumulator))
+    sums = _call(sums_problem, Epilogue(), config, a, b, ()).sum(axis=0)
+    extras = [jnp.atleast_1d(x) for x in extras]
+    residual = extras[-1] if epilogue.residual else None
+    every = slice(None)
+    values = epilogue.apply(sums, extras, every, every, residual, swapped=False)
+    return values.astype(problem.out_dtype)
+
+
+def _call(
+    problem: MatmulProblem,
+    epilogue: Epilogue,
+    config: MatmulConfig,
+    a: jax.Array,
+    b: jax.Array,
+    operands: Sequence[jax.Array],
+) -> jax.Array:
     a, b = aligned(a), aligned(b)
     n = problem.n
     padded = padded_columns(n, problem.out_dtype.itemsize)
@@ -86,7 +122,7 @@ def _run(
     if config.swap:
         problem, a, b = problem.swapped(), b, a
     result = _kernel(problem, config, epilogue, MULTIPROCESSORS)(a, b, *operands)
-    return result if padded == n else result[:, :n]
+    return result if padded == n else result[..., :n]
 
 
 _kernel = functools.lru_cache(maxsize=256)(build)

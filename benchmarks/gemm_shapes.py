@@ -1,0 +1,94 @@
+"""Shapes of GEMMs as programs have them, drawn by a seed.
+
+Four of five are projections of published models, with a number of tokens that is log-uniform from
+1 to 16384; the others have sizes that are multiples of nothing in particular.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+MOST_TOKENS = 16384
+ODD_SHARE = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What the sizes of a transformer's projections follow from.
+
+    Attributes:
+      hidden: size of the residual stream.
+      query, key_value: columns of the projections to queries, and to keys and values together.
+      feed_forward: size of the inner layer.
+      gated: whether the inner layer has a gate, computed in the same GEMM.
+      vocabulary: columns of the last projection.
+      further: projections that follow no such rule, as (n, k).
+    """
+
+    hidden: int
+    query: int
+    key_value: int
+    feed_forward: int
+    gated: bool
+    vocabulary: int
+    further: tuple[tuple[int, int], ...] = ()
+
+    def projections(self) -> list[tuple[int, int]]:
+        """All (n, k)."""
+        inner = self.feed_forward * (2 if self.gated else 1)
+        return [
+            (self.query + self.key_value, self.hidden),
+            (self.hidden, self.query),
+            (inner, self.hidden),
+            (self.hidden, self.feed_forward),
+            (self.vocabulary, self.hidden),
+            *self.further,
+        ]
+
+
+MODELS = {
+    "BERT large": Model(1024, 1024, 2048, 4096, False, 30522),
+    "DeepSeek V3": Model(
+        7168, 16384, 576, 18432, True, 129280,
+        ((1536, 7168), (24576, 1536), (32768, 512), (4096, 7168), (7168, 2048), (256, 7168)),
+    ),
+    "Falcon 7B": Model(4544, 4544, 128, 18176, False, 65024),
+    "Gemma 2 9B": Model(3584, 4096, 4096, 14336, True, 256000),
+    "GPT-2": Model(768, 768, 1536, 3072, False, 50257),
+    "GPT-NeoX 20B": Model(6144, 6144, 12288, 24576, False, 50432),
+    "Llama 2 13B": Model(5120, 5120, 10240, 13824, True, 32000),
+    "Llama 3 8B": Model(4096, 4096, 2048, 14336, True, 128256),
+    "Llama 3 70B": Model(8192, 8192, 2048, 28672, True, 128256),
+    "Mixtral 8x22B": Model(6144, 6144, 2048, 16384, True, 32768),
+    "Phi-3 mini": Model(3072, 3072, 6144, 8192, True, 32064),
+    "Qwen2.5 7B": Model(3584, 3584, 1024, 18944, True, 152064),
+    "Qwen2.5 32B": Model(5120, 5120, 2048, 27648, True, 152064),
+    "Whisper large": Model(1280, 1280, 2560, 5120, False, 51866),
+}  # fmt: skip
+
+
+def draw(seed: int, count: int, most_flops: float = math.inf) -> list[tuple[int, int, int]]:
+    """A sample of shapes (m, n, k).
+
+    Args:
+      most_flops: larger ones are drawn again.
+    """
+    generator = np.random.default_rng(seed)
+    projections = [one for model in MODELS.values() for one in model.projections()]
+    shapes = []
+    while len(shapes) < count:
+        m = _log_uniform(generator, 1, MOST_TOKENS)
+        if generator.random() < ODD_SHARE:
+            n, k = (_log_uniform(generator, 64, 16384) for _ in range(2))
+        else:
+            n, k = projections[generator.integers(len(projections))]
+        if 2 * m * n * k <= most_flops:
+            shapes.append((m, n, k))
+    return shapes
+
+
+def _log_uniform(generator: np.random.Generator, low: int, high: int) -> int:
+    return int(np.exp(generator.uniform(math.log(low), math.log(high + 1))))

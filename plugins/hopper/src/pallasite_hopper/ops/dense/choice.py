@@ -1,0 +1,154 @@
+"""Which configurations a GEMM may have, and the best by the estimate."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pallasite.plugin import InvalidValueError
+from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
+from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
+
+FEW_ROWS = 256
+"""The largest number of rows for which the transposed GEMM is considered."""
+
+_TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
+    (128, 256, 2, "n"),
+    (128, 256, 2, "m"),
+    (256, 128, 2, "m"),
+    (128, 192, 2, "m"),
+    (192, 128, 2, "n"),
+    (128, 128, 2, "m"),
+    (128, 64, 2, "m"),
+    (64, 256, 1, "m"),
+    (64, 192, 1, "m"),
+    (64, 128, 1, "m"),
+    (64, 64, 1, "m"),
+)
+"""Multiples of 64 columns fill the swizzle where rows of ``b`` lie along n."""
+
+_SKINNY_TILES = ((64, 1), (128, 1), (128, 2))  # tile_m, consumer warpgroups
+_LISTED = 24
+"""So many are tried when tuning, besides other orders of tiles for the first."""
+
+
+def default_config(sizes: Sizes) -> MatmulConfig:
+    """The configuration that is used without tuning: the best by the estimate."""
+    return _by_estimate(sizes)[0]
+
+
+def matmul_configs(
+    m: int,
+    n: int,
+    k: int,
+    dtype: Any,
+    out_dtype: Any = None,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> list[MatmulConfig]:
+    """Candidate configurations of a GEMM, the default first.
+
+    Args:
+      m, n, k: extents of the GEMM.
+      dtype: of the operands.
+      out_dtype: of the result; by default ``dtype``.
+      transpose_a, transpose_b: as for :func:`matmul`.
+    """
+    size = np.dtype(dtype).itemsize
+    if size != 2:  # Read along k, whatever the order they come in.
+        transpose_a, transpose_b = False, True
+    out_size = np.dtype(out_dtype or dtype).itemsize
+    ordered = _by_estimate(Sizes(m, n, k, size, out_size, transpose_a, transpose_b))
+    found = list(ordered[:_LISTED])
+    if not ordered[0].swap:
+        found += [
+            dataclasses.replace(ordered[0], group=group, grid_minor=minor)
+            for group, minor in itertools.product((4, 8, 16), ("m", "n"))
+        ]
+    return list(dict.fromkeys(found))
+
+
+@functools.lru_cache(maxsize=1024)
+def _by_estimate(sizes: Sizes) -> tuple[MatmulConfig, ...]:
+    """All candidates, the best by the estimate first."""
+    m, n, k, size, out_size = sizes.m, sizes.n, sizes.k, sizes.size, sizes.out_size
+    found = sorted(
+        _candidates(m, n, k, size, out_size), key=lambda config: nanoseconds(config, sizes)
+    )
+    if not found:
+        raise InvalidValueError(
+            "no tile of this GEMM fits in shared memory",
+            got=f"elements of {size} bytes, and of {out_size} bytes in the result",
+            expected=f"at most {SHARED_MEMORY} bytes, see MatmulConfig.shared_bytes",
+        )
+    return tuple(found)
+
+
+def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[MatmulConfig]:
+    for tile_m, tile_n, warpgroups, split in _TILES:
+        tile = MatmulConfig(
+            tile_m=tile_m,
+            tile_n=tile_n,
+            tile_k=128 // size,
+            stages=2,
+            warpgroups=warpgroups,
+            split=split,
+            group=16 if k * size >= 8192 else 8,
+            epilogue_n=8,
+        )
+        yield from _divided(tile, m, n, k, size, out_size)
+    if m > FEW_ROWS:
+        return
+    needed = -(-m // 8) * 8
+    for columns in sorted({needed, max(needed, 32), max(needed, 64)}):
+        if columns > 128:
+            continue
+        for (tile_m, warpgroups), depth in itertools.product(_SKINNY_TILES, (128, 256)):
+            if depth > 128 and columns > 64:
+                continue
+            tile = MatmulConfig(
+                swap=True,
+                tile_m=tile_m,
+                tile_n=columns,
+                tile_k=depth // size,
+                stages=2,
+                warpgroups=warpgroups,
+                split="m",
+                group=1,
+                epilogue_n=8,
+            )
+            yield from _divided(tile, n, m, k, size, out_size)
+
+
+def _divided(
+    tile: MatmulConfig, m: int, n: int, k: int, size: int, out_size: int
+) -> Iterator[MatmulConfig]:
+    """A tiling with its ways to share operands or steps among blocks."""
+    tiles = -(-m // tile.tile_m) * -(-n // tile.tile_n)
+    k_steps = -(-k // tile.tile_k)
+    multiprocessors = H200.multiprocessors
+    ways: list[dict[str, Any]] = [{}]
+    if tiles > 1 and not tile.swap:
+        ways += [{"cluster": 2, "cluster_along": along} for along in ("m", "n")]
+    most = min(k_steps, 2 * multiprocessors // tiles)
+    ways += [{"split_k": split} for split in range(2, min(most, 8) + 1)]
+    full = multiprocessors // tiles
+    parts = {2, 3, 4, 5, 6, 8, full // 2, full, 2 * full}
+    ways += [{"parts": part} for part in sorted(parts) if 1 < part <= min(k_steps, 2 * most)]
+    for way in ways:
+        width = tile.warpgroup_n
+        split, written = way.get("split_k", 1), 4 if "parts" in way else out_size
+        fitting = (e for e in (64, 32, 16, 8) if e * written <= 128 and width % (e * split) == 0)
+        epilogue = next(fitting, None)
+        if epilogue is None:
+            continue
+        config = dataclasses.replace(tile, epilogue_n=epilogue, **way)
+        stages = (SHARED_MEMORY - config.other_bytes(out_size)) // config.stage_bytes(size)
+        if stages >= 2:
+            yield dataclasses.replace(config, stages=min(stages, MAXIMUM_STAGES))
