@@ -48,7 +48,7 @@ def build(
     clusters = loop.items if split > 1 else min(multiprocessors // config.cluster, loop.items)
     rows, columns = config.warpgroup_m, config.epilogue_n
     staging = (columns, rows) if config.swap else (rows, columns)
-    out_shape = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
+    out_shape: tuple[int, ...] = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
     out_dtype = problem.out_dtype
     if config.parts > 1:
         out_shape, out_dtype = (config.parts, *out_shape), problem.accumulator
