@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 import tempfile
 from typing import Any
 
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +43,11 @@ def compiled(
     warps: int = 4,
     stages: int = 3,
     divisible: str = "",
+    capability: int = 90,
+    ctas: int = 1,
     **constants: Any,
 ) -> Compiled:
-    """Compiles a kernel for sm_90a.
+    """Compiles a kernel for sm_90a, or another capability.
 
     Args:
       kernel: a ``triton.jit`` function.
@@ -51,6 +55,8 @@ def compiled(
       warps: of a block.
       stages: of software pipelines.
       divisible: names of integers that are multiples of 16.
+      capability: of the chip.
+      ctas: blocks of a cluster, which work on one program together.
       **constants: values of the ``constexpr`` arguments.
     """
     types = iter(signature.split())
@@ -62,17 +68,20 @@ def compiled(
         if named[name].startswith("*") or name in divisible.split()
     }
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, named, values, attributes)
+    make = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = make(kernel, named, values, attributes)
     result = triton.compile(
         source,
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": warps, "num_stages": stages},
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": warps, "num_stages": stages, "num_ctas": ctas},
     )
-    metadata = result.metadata
+    metadata, ptx = result.metadata, result.asm["ptx"]
+    # Warp specialization adds warps to those that were asked for.
+    found = re.search(r"\.(?:req|max)ntid\s+(\d+)", ptx)
     return Compiled(
-        result.asm["ptx"],
+        ptx,
         metadata.name,
-        32 * metadata.num_warps,
+        int(found[1]) if found else 32 * metadata.num_warps,
         metadata.shared,
         metadata.global_scratch_size,
     )
