@@ -112,7 +112,11 @@ def test_mbarrier_is_used_before_it_is_ready():
     assert "uses byte 0 of" in message
     assert "which initialized it" in message
     assert "mbarrier.init" in message
-    assert run(replaced(LOADED, FENCE_INIT), *input_and_output()) == ""
+    message = run(replaced(LOADED, FENCE_INIT), *input_and_output())
+    assert kinds(message) == ["missing fence after mbarrier.init"]
+    assert "fence.mbarrier_init.release.cluster (or fence.proxy.async) by the thread" in message
+    with_proxy_fence = LOADED.replace("fence.mbarrier_init.release.cluster", "fence.proxy.async")
+    assert run(with_proxy_fence, *input_and_output()) == ""
 
 
 RING = """
@@ -121,6 +125,7 @@ mov.u32 %x, %ctaid.x;
 @%leader mbarrier.init.shared::cta.b64 [%bar+8], 1;
 @%leader mbarrier.init.shared::cta.b64 [%bar+16], {consumers};
 @%leader mbarrier.init.shared::cta.b64 [%bar+24], {consumers};
+@%leader fence.mbarrier_init.release.cluster;
 bar.sync 0;
 mov.u32 %i, 0;
 setp.ge.u32 %k, %t, 96;
@@ -296,6 +301,7 @@ add.s64 %p, %array0, %offset4;
 st.global.b32 [%p], %t;
 {fence}
 @%leader mbarrier.init.shared::cta.b64 [%bar], 1;
+@%leader fence.mbarrier_init.release.cluster;
 bar.sync 0;
 @%leader mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 512;
 """

@@ -299,6 +299,10 @@ class AsyncChecks:
             return
         state = _state(operation)
         parts = self._parts(operation, state, lanes)
+        if operation.proxy == "async" and operation.instruction.opcode not in ("st", "red"):
+            codes = entries.encode(0, state.domains, state.columns)[parts]
+            accessor = Accessor(codes, state.rows[parts], None, state.time + 1, proxy=True)
+            self.memory.complete_on_barriers(places * 8, accessor, operation.instruction)
         rows = self._rows_of_completions(operation, state.columns[parts], state.time + 1)
         self.ordering.add_to_phases(places, phases, rows)
         for number, (place, phase) in enumerate(zip(places.tolist(), phases.tolist(), strict=True)):

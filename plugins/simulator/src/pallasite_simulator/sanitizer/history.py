@@ -35,10 +35,10 @@ class Accessor:
     time: int
     proxy: bool = False
 
-    def entry(self, position: int, strong: bool) -> int:
+    def entry(self, position: int, flags: int) -> int:
         """The entry of one access."""
         code = self.code if isinstance(self.code, int) else int(self.code[position])
-        return code | (self.time << entries.TIME_SHIFT) | int(strong)
+        return code | (self.time << entries.TIME_SHIFT) | flags
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Operation:
       space: its state space.
       reads, writes: what it does.
       strong: whether it may race with other strong accesses.
+      narrow: whether only with those of its block.
       instruction: which instruction does it.
       offsets, size, values: as in :class:`Access`; None if they are not known.
     """
@@ -61,6 +62,12 @@ class Operation:
     offsets: Array | None = None
     size: int = 0
     values: Array | None = None
+    narrow: bool = False
+
+    @property
+    def flags(self) -> int:
+        """The bits of an entry that say how strong it is."""
+        return int(self.strong) | entries.NARROW * self.narrow
 
     @property
     def verb(self) -> str:
@@ -69,6 +76,8 @@ class Operation:
             return "initializes" if self.instruction.has("init") else "uses"
         if self.reads and self.writes:
             return "changes"
+        if not self.reads and not self.writes:
+            return "completes on"
         return "writes" if self.writes else "reads"
 
 
@@ -127,7 +136,11 @@ class History:
             foreign = (entries.domains(picked) != entries.domains(code)) & (picked != 0)
             bad |= foreign
         if operation.strong and not all_kinds:
-            bad &= ~entries.strong(picked)
+            included = entries.strong(picked)
+            if self._launch.traits.narrow:
+                narrow = entries.narrow(picked) | operation.narrow
+                included &= ~(narrow & self._elsewhere(columns, owners, accessor, foreign))
+            bad &= ~included
         if not bad.any():
             return None
         bad = self._without_own(bad, columns, times, owners, accessor, foreign)
@@ -135,6 +148,15 @@ class History:
             bad = self._without_foreign(bad, foreign, rows, picked, table)
         wrong: Array = positions[bad]
         return wrong if len(wrong) else None
+
+    def _elsewhere(
+        self, columns: Array, owners: Array, accessor: Accessor, foreign: Array | None
+    ) -> Array:
+        """Which accesses were made by threads of other blocks."""
+        code = accessor.code if isinstance(accessor.code, int) else accessor.code[owners]
+        width = self._launch.threads_per_block
+        elsewhere: Array = columns // width != entries.columns(code) // width
+        return elsewhere if foreign is None else elsewhere | foreign
 
     def _without_own(
         self,

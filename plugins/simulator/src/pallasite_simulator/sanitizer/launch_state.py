@@ -10,6 +10,7 @@ from pallasite.plugin.lowering import Allocation
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.lanes import WARP
 from pallasite_simulator.engine.observer import Observer
+from pallasite_simulator.engine.program import registers_in
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer.clocks import Clocks
@@ -29,30 +30,67 @@ class Traits:
     Attributes:
       copies: whether it has ``cp.async`` without bulk.
       fences: whether it has fences that order accesses of the generic proxy.
+      narrow: whether it has accesses with the scope of a block or cluster.
+      guesses: identities of the loads that only guess what ``atom.cas`` will find.
       level: the level of granules for shared memory to begin with.
     """
 
     copies: bool
     fences: bool
+    narrow: bool
+    guesses: frozenset[int]
     level: int
 
     @classmethod
     def of(cls, program: Program) -> Traits:
         """Looks at all instructions."""
-        copies = fences = False
+        copies = fences = narrow = False
         levels: set[int] = set()
         for entry in program.code:
             one = entry.instruction
             copies |= one.opcode == "cp" and one.has("async") and not one.has("bulk")
             fences |= one.opcode in ("fence", "membar") and not one.has("proxy")
+            narrow |= one.opcode in _ACCESSES and (one.has("cta") or one.has("cluster"))
             if one.opcode in _LARGE or one.has("async"):
                 levels.add(LARGEST)
-            elif one.opcode in ("ld", "st", "atom", "red"):
+            elif one.opcode in _ACCESSES:
                 spaces = {modifier.split("::")[0] for modifier in one.modifiers}
                 if not spaces & {"global", "local", "param", "const"}:
                     levels.add(min(_level(one), LARGEST))
-        return cls(copies, fences, levels.pop() if len(levels) == 1 else LARGEST)
+        level = levels.pop() if len(levels) == 1 else LARGEST
+        return cls(copies, fences, narrow, _guesses(program), level)
 
+
+def _guesses(program: Program) -> frozenset[int]:
+    """The loads whose values reach what ``atom.cas`` compares, by moves alone."""
+    instructions = [entry.instruction for entry in program.code]
+    wanted = [
+        register.name
+        for one in instructions
+        if one.opcode == "atom" and one.has("cas")
+        for register in registers_in(one.operands[2:3])
+    ]
+    if not wanted:
+        return frozenset()
+    made: dict[str, list[Instruction]] = {}
+    for one in instructions:
+        if one.opcode in ("ld", "mov", "cvt"):
+            for register in registers_in(one.operands[:1]):
+                made.setdefault(register.name, []).append(one)
+    loads, known = set(), set(wanted)
+    while wanted:
+        for one in made.get(wanted.pop(), ()):
+            if one.opcode == "ld":
+                loads.add(id(one))
+                continue
+            for register in registers_in(one.operands[1:]):
+                if register.name not in known:
+                    known.add(register.name)
+                    wanted.append(register.name)
+    return frozenset(loads)
+
+
+_ACCESSES = ("ld", "st", "atom", "red")
 
 _LARGE = ("cp", "wgmma", "tcgen05", "ldmatrix", "stmatrix", "mbarrier", "wmma")
 """Instructions that access shared memory in larger pieces, or in pieces of their own."""
@@ -165,6 +203,8 @@ class LaunchState:
         name = clocks.name(column)
         assert isinstance(name, tuple)
         engine, number = name
+        if engine == "init":
+            return self.thread_name(domain, number)
         if engine == "bulk":
             return f"a bulk copy begun by {self.thread_name(domain, number)}"
         if engine == "wgmma":

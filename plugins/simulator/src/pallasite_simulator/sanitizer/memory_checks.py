@@ -99,17 +99,63 @@ class MemoryChecks:
             access.offsets,
             access.size,
             access.values,
+            strong and self._is_narrow(access),
         )
         for places in shadow.places(access.offsets, access.size):
             self.check(shadow, places, accessor, operation)
 
-    def publish_barriers(self, lanes: Array) -> None:
-        """``fence.mbarrier_init``: other threads may use what the lanes initialized, even if only a
-        relaxed barrier of the cluster is between."""
+    def _is_narrow(self, access: Access) -> bool:
+        """Whether the scope of a strong access to global memory is only a block."""
+        if access.space != "global" or not self.launch.traits.narrow:
+            return False
+        one = access.instruction
+        return one.has("cta") or (one.has("cluster") and self.wave.cluster_size == 1)
+
+    def publish_barriers(self, lanes: Array, instruction: Instruction | None) -> None:
+        """``fence.mbarrier_init`` (PTX ISA 9.7.13.4): what the lanes initialized is visible to the
+        asynchronous proxy, and to those who synchronize with a relaxed arrival of the lanes at a
+        barrier of the cluster."""
+        clocks, ordering = self.launch.clocks, self.ordering
+        kept = []
         for owners, offsets in self._new_barriers:
-            for places in self.shared.places(offsets[np.isin(owners, lanes)], 8):
-                self.shared.written(places.level)[places.granules] |= entries.STRONG
-        self._new_barriers.clear()
+            fenced = np.isin(owners, lanes)
+            if not fenced.all():
+                kept.append((owners[~fenced], offsets[~fenced]))
+            if not fenced.any():
+                continue
+            owners, offsets = owners[fenced], offsets[fenced]
+            threads, inverse = np.unique(ordering.column[owners], return_inverse=True)
+            # Initializations count as made by an engine of the thread's own.
+            named = [clocks.column(("init", thread)) for thread in threads.tolist()]
+            columns = np.array(named)[inverse]
+            time = self.launch.event(self._initialized_by(offsets) or instruction)
+            clocks.began(np.array(named), time, time)
+            codes = entries.encode(time, ordering.domain[owners], columns)
+            for places in self.shared.places(offsets, 8):
+                chosen = codes if places.chosen is None else codes[places.chosen]
+                new = np.repeat(chosen, places.each)
+                self.shared.written(places.level)[places.granules] = new
+            ordering.initialized(owners, columns, time)
+        self._new_barriers = kept
+
+    def _initialized_by(self, offsets: Array) -> Instruction | None:
+        """The instruction that initialized mbarriers."""
+        for places in self.shared.places(offsets[:1], 8):
+            entry = int(np.atleast_1d(self.shared.written(places.level)[places.granules])[0])
+            return self.launch.events[int(entries.times(entry))]
+        return None
+
+    def complete_on_barriers(
+        self, offsets: Array, accessor: Accessor, instruction: Instruction
+    ) -> None:
+        """Asynchronous operations complete on mbarriers, one for each element of the accessor:
+        these must have been initialized before, visibly to the asynchronous proxy."""
+        if not self.asynchronous:
+            return
+        what = Operation("shared", False, False, True, instruction)
+        for places in self.shared.places(offsets, 8):
+            before = self.shared.written(places.level)[places.granules]
+            self._compare(before, "wrote", places, accessor, what)
 
     def shadow(self, space: str) -> Shadow:
         """The shadow of shared or global memory."""
@@ -211,7 +257,7 @@ class MemoryChecks:
             self._check_initialized(known, places, accessor, operation)
         if self.recording:
             self._compare(before, "wrote", places, accessor, operation)
-            if strong is not None and not operation.strong:
+            if strong is not None and (not operation.strong or self.launch.traits.narrow):
                 self._compare(strong, "changed", places, accessor, operation)
         new = self._new(places, accessor, operation)
         if operation.writes:
@@ -229,7 +275,7 @@ class MemoryChecks:
 
     def _new(self, places: Places, accessor: Accessor, operation: Operation) -> Values:
         """Entries for the granules."""
-        fixed = (accessor.time << entries.TIME_SHIFT) | int(operation.strong)
+        fixed = (accessor.time << entries.TIME_SHIFT) | operation.flags
         code = accessor.code
         if isinstance(code, int):
             return code | fixed
@@ -279,6 +325,8 @@ class MemoryChecks:
         """Reports earlier accesses that are not ordered before."""
         visible = accessor.proxy and verb != "read"
         wrong = self._history.unordered(found, places, accessor, operation, visible=visible)
+        if wrong is not None and self.launch.traits.guesses:
+            wrong = self._without_guesses(wrong, found, verb, operation)
         if wrong is None:
             return
         if verb == "wrote" and operation.values is not None:
@@ -303,6 +351,21 @@ class MemoryChecks:
                 proxy=visible and (plain is None or first not in plain),
             )
 
+    def _without_guesses(
+        self, wrong: Array, found: Array, verb: str, operation: Operation
+    ) -> Array | None:
+        """Takes out loads whose values are only what an atomic compare-and-swap expects: they may
+        race with atomic operations."""
+        guesses = self.launch.traits.guesses
+        if verb == "changed" and id(operation.instruction) in guesses:
+            return None
+        if verb == "read" and operation.strong:
+            times = entries.times(found[wrong])
+            events = self.launch.events
+            known = {int(one): id(events[int(one)]) in guesses for one in np.unique(times)}
+            wrong = wrong[[not known[one] for one in times.tolist()]]
+        return wrong if len(wrong) else None
+
     def _report(
         self,
         places: Places,
@@ -316,7 +379,7 @@ class MemoryChecks:
         proxy: bool = False,
     ) -> None:
         owner = int(places.owners(np.array([position]))[0])
-        now = accessor.entry(owner, operation.strong)
+        now = accessor.entry(owner, operation.flags)
         before = self.launch.events[int(entries.times(entry))]
         assert before is not None
         engines = {self.reporter.engine(now), self.reporter.engine(entry)}
@@ -414,7 +477,7 @@ class MemoryChecks:
             self.reporter.simple(kind, lanes, text, operation.instruction, hint)
             return
         owner = int(places.owners(positions[:1])[0])
-        entry = accessor.entry(owner, operation.strong)
+        entry = accessor.entry(owner, operation.flags)
         self.reporter.operation(kind, entry, text, operation.instruction, hint)
 
 

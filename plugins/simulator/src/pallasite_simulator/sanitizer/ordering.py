@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
     from pallasite_simulator.sanitizer.launch_state import LaunchState
 
-_WIDE = ("gpu", "sys")
+_BLOCK, _CLUSTER, _CHIP = range(3)
+"""Scopes, narrower ones first."""
+
+_SCOPES = {"cta": _BLOCK, "cluster": _CLUSTER, "gpu": _CHIP, "sys": _CHIP}
 
 
 class Ordering:
@@ -57,8 +60,12 @@ class Ordering:
         self._keys: dict[Hashable, int] = {}
         self._phases = PhaseRows(self.clocks)
         self._ended: dict[int, int] = {}
-        self._at_fence: tuple[Array, Array, Array] | None = None
-        self._seen: dict[int, Mapping[int, int]] = {}
+        # By scope: of the last fence of each lane, what it knew, when that was, and its `fenced`.
+        self._at_fence: dict[int, tuple[Array, Array, Array]] = {}
+        # By lane and scope: what it has read, and will know after a fence.
+        self._seen: dict[int, dict[int, Mapping[int, int]]] = {}
+        # By lane: what its fences for mbarriers published.
+        self._initialized: dict[int, int] = {}
         launch.hold(self.roots)
 
     def roots(self) -> Iterable[int]:
@@ -67,10 +74,12 @@ class Ordering:
         yield from self._keys.values()
         yield from self._phases.used()
         yield from self._ended.values()
-        if self._at_fence is not None:
-            yield from (int(row) for row in np.unique(self._at_fence[0]))
-        for rows in self._seen.values():
-            yield from rows.values()
+        for rows, _, _ in self._at_fence.values():
+            yield from (int(row) for row in np.unique(rows))
+        for seen in self._seen.values():
+            for known in seen.values():
+                yield from known.values()
+        yield from self._initialized.values()
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -206,18 +215,30 @@ class Ordering:
 
     def release(self, lanes: Array, key: Hashable, scope: str) -> None:
         """All that the lanes did becomes part of a key."""
-        for domain, group in self.by_domain(lanes):
-            self._publish_to(domain, key, self.publish(group), scope)
+        if not _is_location(key):
+            for _, group in self.by_domain(lanes):
+                self.add_to_key(key, self.publish(group))
+            return
+        for group in self.groups(lanes, self.wave.lane_block[lanes]):
+            self._publish_to(int(group[0]), key, self.publish(group), _SCOPES[scope])
 
-    def _publish_to(self, domain: int, key: Hashable, row: int, scope: str) -> None:
-        if _is_location(key):
-            if scope in _WIDE:
-                known = self.clocks.foreign[row]
-                released = self.clocks.join_foreign(known, {domain: self.clocks.plain(row)})
-                before = self.launch.locations.get(key)
-                self.launch.locations[key] = self.clocks.join_foreign(before, released) or {}
-            key = (domain, key)
-        self.add_to_key(key, row)
+    def _publish_to(self, lane: int, key: Hashable, row: int, scope: int) -> None:
+        """What a row knows becomes part of a place in global memory, for those in the scope of a
+        lane."""
+        domain = int(self.domain[lane])
+        if scope == _CHIP:
+            known = self.clocks.foreign[row]
+            released = self.clocks.join_foreign(known, {domain: self.clocks.plain(row)})
+            before = self.launch.locations.get(key)
+            self.launch.locations[key] = self.clocks.join_foreign(before, released) or {}
+        for level in range(min(scope, _CLUSTER) + 1):
+            self.add_to_key(self._key_of(lane, key, level), row)
+
+    def _key_of(self, lane: int, key: Hashable, scope: int) -> Hashable:
+        """The key for those in the scope of a lane."""
+        if scope == _BLOCK:
+            return ("block", int(self.wave.lane_block[lane]), key)
+        return (int(self.domain[lane]), key)
 
     def acquire(self, lanes: Array, key: Hashable, scope: str) -> None:
         """All that is part of a key happens before what the lanes will do."""
@@ -229,9 +250,13 @@ class Ordering:
                 row = self.clocks.join_all([row, *(self._ended.get(b, NOTHING) for b in ended)])
             self.learn(lanes, row)
             return
-        for domain, group in self.by_domain(lanes):
-            self.learn(group, self._keys.get((domain, key), NOTHING))
-            if scope in _WIDE:
+        level = _SCOPES[scope]
+        for group in self.groups(lanes, self.wave.lane_block[lanes]):
+            first = int(group[0])
+            for one in range(min(level, _CLUSTER) + 1):
+                self.learn(group, self._keys.get(self._key_of(first, key, one), NOTHING))
+            if level == _CHIP:
+                domain = int(self.domain[first])
                 self._learn_from(domain, group, self.launch.locations.get(key, {}))
 
     def _learn_from(self, domain: int, lanes: Array, released: Mapping[int, int]) -> None:
@@ -309,28 +334,43 @@ class Ordering:
         distinct, inverse = np.unique(before, return_inverse=True)
         self._set(lanes, np.array([self.clocks.fence(int(one)) for one in distinct])[inverse])
 
-    def fence(self, lanes: Array) -> None:
-        """A fence makes later relaxed writes release, and earlier relaxed reads acquire."""
+    def fence(self, lanes: Array, scope: str) -> None:
+        """A fence makes later relaxed writes release, and earlier relaxed reads acquire, for those
+        in its scope."""
+        widest = _SCOPES[scope]
         for lane in [int(lane) for lane in lanes if int(lane) in self._seen]:
-            released = self._seen.pop(lane)
-            self._learn_from_all(lane, released)
-        if self._at_fence is None:
-            count = len(self.rows)
-            self._at_fence = (
-                np.zeros(count, np.int64),
-                np.full(count, -1, np.int64),
-                np.zeros(count, np.int32),
-            )
-        rows, times, fenced = self._at_fence
-        rows[lanes] = self.rows[lanes]
-        times[lanes] = self.clocks.time
-        fenced[lanes] = self.fenced[lanes]
+            seen = self._seen[lane]
+            for level in [one for one in seen if one <= widest]:
+                self._learn_from_all(lane, seen.pop(level))
+            if not seen:
+                del self._seen[lane]
+        for level in range(widest + 1):
+            if level not in self._at_fence:
+                count = len(self.rows)
+                self._at_fence[level] = (
+                    np.zeros(count, np.int64),
+                    np.full(count, -1, np.int64),
+                    np.zeros(count, np.int32),
+                )
+            rows, times, fenced = self._at_fence[level]
+            rows[lanes] = self.rows[lanes]
+            times[lanes] = self.clocks.time
+            fenced[lanes] = self.fenced[lanes]
 
-    def _fence_row(self, lane: int) -> int:
-        """What a lane knew and had done at its last fence; nothing if there was none."""
-        if self._at_fence is None or self._at_fence[1][lane] < 0:
+    def initialized(self, lanes: Array, columns: Array, time: int) -> None:
+        """Lanes execute a fence for mbarriers that they initialized: events of columns, one for
+        each of the lanes."""
+        for lane, column in zip(lanes.tolist(), columns.tolist(), strict=True):
+            row = self.clocks.advance(NOTHING, column, time, fenced=True)
+            self.learn(np.array([lane]), row)
+            before = self._initialized.get(lane, NOTHING)
+            self._initialized[lane] = self.clocks.join(before, row)
+
+    def _fence_row(self, lane: int, scope: int) -> int:
+        """What a lane knew and had done at its last fence of a scope; nothing if there was none."""
+        if scope not in self._at_fence or self._at_fence[scope][1][lane] < 0:
             return NOTHING
-        rows, times, fenced = self._at_fence
+        rows, times, fenced = self._at_fence[scope]
         one = slice(lane, lane + 1)
         return self.clocks.publish(rows[one], self.column[one], fenced[one], time=int(times[lane]))
 
@@ -340,29 +380,47 @@ class Ordering:
         self.learn(one, released.get(domain, NOTHING))
         self._learn_from(domain, one, released)
 
-    def release_fenced(self, lanes: Array, key: Hashable) -> None:
-        """What lanes knew and had done at their last fence becomes part of a key."""
-        if self._at_fence is None:
+    def release_fenced(self, lanes: Array, key: Hashable, scope: str) -> None:
+        """What lanes knew and had done at their last fence becomes part of a key, for those in the
+        scopes of both the fence and the release."""
+        if not self._at_fence and not self._initialized:
             return
+        widest = _SCOPES[scope]
         for lane in lanes.tolist():
-            row = self._fence_row(lane)
-            if row != NOTHING:
-                self._publish_to(int(self.domain[lane]), key, row, "gpu")
+            if not _is_location(key):
+                row = self._fence_row(lane, widest)
+                row = self.clocks.join(row, self._initialized.get(lane, NOTHING))
+                if row != NOTHING:
+                    self.add_to_key(key, row)
+                continue
+            published = NOTHING
+            for level in range(widest, -1, -1):
+                row = self._fence_row(lane, level)
+                if row not in (NOTHING, published):
+                    self._publish_to(lane, key, row, level)
+                    published = row
 
-    def see(self, lanes: Array, key: Hashable) -> None:
+    def see(self, lanes: Array, key: Hashable, scope: str) -> None:
         """What is part of a key is known to lanes when they have executed a fence."""
-        released: Mapping[int, int] | None = None
-        domain = int(self.domain[lanes[0]])
-        if _is_location(key):
-            released = self.launch.locations.get(key)
-            key = (domain, key)
-        local = self._row_of(key)
-        if local != NOTHING:
-            released = self.clocks.join_foreign(released, {domain: self.clocks.plain(local)})
-        if released:
-            for lane in lanes.tolist():
-                joined = self.clocks.join_foreign(self._seen.get(lane), released)
-                self._seen[lane] = joined or {}
+        for lane in lanes.tolist():
+            domain = int(self.domain[lane])
+            found: dict[int, Mapping[int, int]] = {}
+            if not _is_location(key):
+                local = self._row_of(key)
+                if local != NOTHING:
+                    found[_BLOCK] = {domain: self.clocks.plain(local)}
+            else:
+                widest = _SCOPES[scope]
+                for level in range(min(widest, _CLUSTER) + 1):
+                    row = self._keys.get(self._key_of(lane, key, level), NOTHING)
+                    if row != NOTHING:
+                        found[level] = {domain: self.clocks.plain(row)}
+                if widest == _CHIP and self.launch.locations.get(key):
+                    found[_CHIP] = self.launch.locations[key]
+            if found:
+                seen = self._seen.setdefault(lane, {})
+                for level, released in found.items():
+                    seen[level] = self.clocks.join_foreign(seen.get(level), released) or {}
 
     # Ends -----------------------------------------------------------------------------------------
 

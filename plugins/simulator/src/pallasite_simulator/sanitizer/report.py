@@ -29,6 +29,10 @@ _PROXY = (
     "fence.proxy.async by the threads that wrote, then a barrier, before the asynchronous operation"
     " (in Pallas: plgpu.commit_smem())"
 )
+_INIT = (
+    "fence.mbarrier_init.release.cluster (or fence.proxy.async) by the thread that initialized it,"
+    " then a barrier"
+)
 _WAIT = {
     "mbarrier": "wait for the mbarrier that the copy completes on (in Pallas: plgpu.barrier_wait)",
     "bulk": "wait for the group of the copy: cp.async.bulk.wait_group, and a barrier for other"
@@ -96,7 +100,7 @@ class Reporter:
             return "cp.async"
         name = clocks.name(column)
         assert isinstance(name, tuple)
-        return str(name[0])
+        return "thread" if name[0] == "init" else str(name[0])
 
     def simple(
         self,
@@ -171,7 +175,11 @@ class Reporter:
             kind += " between blocks"
         hint = _GRID if across else _BARRIER
         link = "nothing orders it after"
-        if proxy:
+        if proxy and before.verb == "initialized":
+            kind = "missing fence after mbarrier.init"
+            hint = _INIT
+            link = "the asynchronous proxy does not see"
+        elif proxy:
             kind = f"missing fence.proxy.async in {space} memory"
             hint = _PROXY
             link = "the asynchronous proxy does not see"

@@ -31,6 +31,9 @@ _GROUPS_OF_MISUSE = {
 """Groups of checks that other instructions than those of barriers belong to."""
 
 
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+
+
 class WaveSanitizer(Observer):
     """Checks one wave; findings go to the launch."""
 
@@ -83,13 +86,14 @@ class WaveSanitizer(Observer):
         if access.space not in ("global", "shared") or access.instruction.opcode == "mbarrier":
             return
         offsets = access.offsets.tolist()
+        scope = next((one for one in access.instruction.modifiers if one in _SCOPES), "gpu")
         keys = [("location", access.space, offset) for offset in offsets]
         if access.instruction.opcode != "st":
             for lane, key in zip(access.lanes, keys, strict=True):
-                self._ordering.see(np.array([lane]), key)
+                self._ordering.see(np.array([lane]), key, scope)
         if access.writes:
             for lane, key in zip(access.lanes, keys, strict=True):
-                self._ordering.release_fenced(np.array([lane]), key)
+                self._ordering.release_fenced(np.array([lane]), key, scope)
 
     def registers_in_flight(self, operation: AsyncOperation, registers: Sequence[int]) -> None:
         self._asynchronous.registers(operation, registers)
@@ -118,7 +122,7 @@ class WaveSanitizer(Observer):
         if not self._synchronizes:
             return
         if relaxed:
-            self._ordering.release_fenced(lanes, key)
+            self._ordering.release_fenced(lanes, key, scope)
         else:
             self._ordering.release(lanes, key, scope)
 
@@ -131,7 +135,7 @@ class WaveSanitizer(Observer):
         if not relaxed:
             self._ordering.acquire(lanes, key, scope)
         elif self.launch.traits.fences:
-            self._ordering.see(lanes, key)
+            self._ordering.see(lanes, key, scope)
 
     def releases(
         self, lanes: Array, places: Array, phases: Array, scope: str = "cta", relaxed: bool = False
@@ -162,9 +166,9 @@ class WaveSanitizer(Observer):
         if not self._synchronizes:
             return
         if semantics == "mbarrier_init":
-            self._memory.publish_barriers(lanes)
+            self._memory.publish_barriers(lanes, None)
         else:
-            self._ordering.fence(lanes)
+            self._ordering.fence(lanes, scope)
 
     # Asynchronous operations ----------------------------------------------------------------------
 
