@@ -211,6 +211,8 @@ class Barriers:
             return []
         if not wait:
             return []
+        if self.wave.observer is not None:
+            self.wave.observer.meets(numbers)
         return [Wait(numbers, key, lambda: self._describe(name, barrier))]
 
     def _complete(self, name: tuple[int, int], barrier: Barrier) -> None:
@@ -224,8 +226,20 @@ class Barriers:
             for numbers, deliver in barrier.delivers:
                 deliver(self.wave.lanes(numbers), values)
         if self.wave.observer is not None:
+            self._tell(name[0], barrier, arrived)
             self.wave.observer.barrier(arrived, left)
         self.wave.wake(("barrier", name, generation))
+
+    def _tell(self, block: int, barrier: Barrier, arrived: Array) -> None:
+        """Tells the observer of threads that did not come."""
+        wave = self.wave
+        observer = wave.observer
+        assert observer is not None
+        if barrier.expected is None and len(arrived) < wave.geometry.threads:
+            first = block * wave.lanes_per_block
+            everybody = np.arange(first, first + wave.geometry.threads)
+            absent = np.setdiff1d(everybody, arrived, assume_unique=True)
+            observer.absent(arrived, absent, barrier.instruction)
 
     def _padding(self, numbers: Array) -> Array:
         """For each lane, how many places without a thread its arrival counts for as well: numbers

@@ -57,6 +57,7 @@ class MBarriers:
         barrier is made anew.
       first: number of its first phase.
       word: what its memory holds.
+      in_use: whether there is any mbarrier.
     """
 
     def __init__(self, wave: Wave):
@@ -70,6 +71,7 @@ class MBarriers:
         self.phase = np.zeros(slots, np.int64)
         self.first = np.zeros(slots, np.int64)
         self.word = np.zeros(slots, np.uint64)
+        self.in_use = False
         self._slots_per_block = wave.memory.shared_stride // BYTES
         # The slot that each lane waits for; the last one stands for none.
         self._awaited = np.full(wave.lane_count, slots)
@@ -164,6 +166,7 @@ class MBarriers:
                 instruction,
             )
         self.valid[slots] = True
+        self.in_use = True
         self.expected[slots] = counts
         self.pending[slots] = counts
         self.transactions[slots] = 0
@@ -177,6 +180,7 @@ class MBarriers:
         self._check(lanes, groups, "invalidates", instruction)
         self._check_unused(lanes, slots, "invalidates", instruction)
         self.valid[slots] = False
+        self.in_use = bool(self.valid.any())
         observer = self.wave.observer
         if observer is not None:
             for slot in groups.distinct:
@@ -371,6 +375,11 @@ class MBarriers:
                     scope,
                     relaxed=acquire is None,
                 )
+        return found
+
+    def live(self, slots: Array) -> Array:
+        """Whether there are mbarriers in slots that nothing has overwritten."""
+        found: Array = self.valid[slots] & (self._memory[slots] == self.word[slots])
         return found
 
     def block(self, numbers: Array, slots: Array) -> list[Wait]:

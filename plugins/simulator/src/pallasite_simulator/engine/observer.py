@@ -95,6 +95,12 @@ class Observer:
             members = lanes[groups == group]
             self.barrier(members, members)
 
+    def meets(self, lanes: Array) -> None:
+        """Lanes wait for others at a barrier, or at an instruction of the whole warp."""
+
+    def absent(self, waited: Array, absent: Array, instruction: Instruction) -> None:
+        """Lanes that waited for others at an instruction go on, as the absent ones have ended."""
+
     def release(
         self, lanes: Array, key: Hashable, scope: str = "cta", relaxed: bool = False
     ) -> None:

@@ -35,6 +35,10 @@ STEP, BRANCH, INDEXED, EXIT, TRAP = "step", "branch", "indexed", "exit", "trap"
 
 _CONTROL = {"bra": BRANCH, "brx": INDEXED, "ret": EXIT, "exit": EXIT, "trap": TRAP}
 
+_GUARD_BYTES = (64, 2048)
+"""How many unused bytes are behind each shared variable, if there are several: as many as it has,
+within these limits."""
+
 WHOLE_WARP = Immediate(0xFFFFFFFF)
 
 
@@ -81,7 +85,8 @@ class Program:
       unspecified: registers whose value does not matter where they were not written.
       parameters: kernel parameters and their offsets in the parameter buffer of
         ``parameter_bytes``.
-      static_shared_bytes: of shared variables of known size.
+      static_shared_bytes: of shared variables of known size, and of the guards behind them.
+      guard_bytes: of these guards.
       local_bytes: of each lane's local memory.
       multiprocessors: of the chip that it is for.
       source: the PTX of the module, if it is known.
@@ -120,6 +125,7 @@ class Program:
         self.parameters: list[tuple[Variable, int]] = []
         self.parameter_bytes = 0
         self.static_shared_bytes: int = 0
+        self.guard_bytes: int = 0
         self.local_bytes = 0
         for register in self.function.registers:
             self.register(register)
@@ -202,11 +208,17 @@ class Program:
         """Gives addresses to all variables: static shared memory comes before the dynamic one."""
         variables = [*self.module.variables, *self.function.variables]
         shared = SHARED_BASE
+        several = sum(one.space == "shared" for one in variables) > 1
         for one in variables:
             if one.space == "shared" and not (one.external and not one.bytes):
                 shared = -(-shared // one.alignment) * one.alignment
                 self._symbols[one.name] = ("shared", shared)
                 shared += one.bytes
+                if several:
+                    # Hardware has no room between variables; here overruns hit no other one.
+                    guard = min(max(one.bytes, _GUARD_BYTES[0]), _GUARD_BYTES[1])
+                    shared += guard
+                    self.guard_bytes += guard
             elif one.space in ("local", "param"):
                 start = -(-self.local_bytes // one.alignment) * one.alignment
                 self._symbols[one.name] = ("local", start)

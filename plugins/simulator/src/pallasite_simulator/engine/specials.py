@@ -110,7 +110,7 @@ _SCALARS: dict[str, Callable[[Wave], Values]] = {
     "%dynamic_smem_size": lambda wave: np.uint32(
         wave.shared_bytes - wave.program.static_shared_bytes
     ),
-    "%total_smem_size": lambda wave: np.uint32(wave.shared_bytes),
+    "%total_smem_size": lambda wave: np.uint32(wave.shared_bytes - wave.program.guard_bytes),
     "%aggr_smem_size": lambda wave: np.uint32(wave.memory.shared_limit),
     "%reserved_smem_offset_begin": lambda wave: np.uint32(0),
     "%reserved_smem_offset_end": lambda wave: np.uint32(1024),

@@ -29,6 +29,7 @@ class WarpBarriers:
         self.wave = wave
         self._masks: Array = np.zeros(wave.lane_count, np.uint32)
         self._waiting = 0
+        self._instruction: Instruction | None = None
 
     def arrive(self, lanes: Lanes, members: Values, instruction: Instruction) -> list[Wait] | None:
         """Lanes arrive, and wait for all lanes that their masks name and that have not ended.
@@ -59,8 +60,11 @@ class WarpBarriers:
         self._require(
             ~mismatched, present, "with another mask than lanes that it names", instruction
         )
+        self._instruction = instruction
         complete = self._complete()
         late = numbers[~complete[numbers]]
+        if len(late) and self.wave.observer is not None:
+            self.wave.observer.meets(late)
         self._waiting += len(late)
         return [Wait(late, _KEY, lambda: "other lanes of the warp")] if len(late) else None
 
@@ -74,6 +78,8 @@ class WarpBarriers:
         numbers = np.flatnonzero(complete)
         if len(numbers):
             self._tell(numbers, self._masks[numbers])
+            if self.wave.observer is not None and self._instruction is not None:
+                self.wave.tell_absent(numbers, self._masks, self._instruction)
             self._masks[numbers] = 0
             if self._waiting:
                 self.wave.wake(_KEY, complete)

@@ -448,11 +448,15 @@ class Wave:
             )
         complete = self.with_partners(masks)
         converged = np.flatnonzero(complete)
+        if self.observer is not None and len(converged):
+            self.tell_absent(converged, masks, entry.instruction)
         masks[converged] = 0
         missing = ~complete[numbers]
         self._unpark(key, complete)
         if missing.any():
             late = numbers[missing]
+            if self.observer is not None:
+                self.observer.meets(late)
             self._parked.setdefault(key, []).append(
                 (pc, Wait(late, key, lambda: "other lanes of the warp", again=True))
             )
@@ -466,6 +470,19 @@ class Wave:
         there = np.repeat(arrived | ended, WARP)
         complete: Array = (masks != 0) & ((masks & ~there) == 0)
         return complete
+
+    def tell_absent(self, numbers: Array, masks: Array, instruction: Instruction) -> None:
+        """Tells the observer of lanes that have ended, though member masks of lanes name them."""
+        assert self.observer is not None
+        named = masks.reshape(-1, WARP)[np.unique(numbers // WARP)]
+        warps = np.unique(numbers // WARP)
+        named = np.bitwise_or.reduce(named, axis=1)
+        bits = (named[:, None] >> np.arange(WARP, dtype=np.uint32) & 1).astype(np.bool_)
+        places = warps[:, None] * WARP + np.arange(WARP)
+        absent = places[bits & (masks[places] == 0) & self.exited[places]]
+        absent = absent[self.lane_thread[absent] < self.geometry.threads]
+        if len(absent):
+            self.observer.absent(numbers, absent, instruction)
 
     def _unpark(self, key: Hashable, mask: Array) -> None:
         """Takes lanes out of those that wait for ``key``."""

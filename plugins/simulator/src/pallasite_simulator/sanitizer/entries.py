@@ -2,8 +2,8 @@
 
 From the highest bit: the number of the event (27 bits), the domain (18), the column of the thread
 or asynchronous engine within its domain (16), whether the scope of a strong access is only a block
-(1), and whether the access is strong (1). A domain is a cluster, or a block where there are none: shared memory does not reach beyond it. Later accesses are
-larger numbers; 0 is no access at all.
+(1), and whether the access is strong (1). A domain is a cluster, or a block where there are none:
+shared memory does not reach beyond it. Later accesses are larger numbers; 0 is no access at all.
 """
 
 from __future__ import annotations

@@ -30,16 +30,16 @@ class Traits:
     Attributes:
       copies: whether it has ``cp.async`` without bulk.
       fences: whether it has fences that order accesses of the generic proxy.
+      level: the level of granules for shared memory to begin with.
       narrow: whether it has accesses with the scope of a block or cluster.
       guesses: identities of the loads that only guess what ``atom.cas`` will find.
-      level: the level of granules for shared memory to begin with.
     """
 
     copies: bool
     fences: bool
-    narrow: bool
-    guesses: frozenset[int]
     level: int
+    narrow: bool = False
+    guesses: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, program: Program) -> Traits:
@@ -58,7 +58,7 @@ class Traits:
                 if not spaces & {"global", "local", "param", "const"}:
                     levels.add(min(_level(one), LARGEST))
         level = levels.pop() if len(levels) == 1 else LARGEST
-        return cls(copies, fences, narrow, _guesses(program), level)
+        return cls(copies, fences, level, narrow, _guesses(program))
 
 
 def _guesses(program: Program) -> frozenset[int]:

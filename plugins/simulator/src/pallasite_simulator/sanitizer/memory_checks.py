@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pallasite_simulator.engine.mbarrier import MBarriers
 from pallasite_simulator.engine.observer import Access
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
+from pallasite_simulator.sanitizer.findings import place
 from pallasite_simulator.sanitizer.history import Accessor, History, Operation
 from pallasite_simulator.sanitizer.ordering import Ordering
 from pallasite_simulator.sanitizer.report import Reporter, Side, show
@@ -43,6 +45,7 @@ class MemoryChecks:
         self.races = "races" in groups
         self.asynchronous = "async" in groups
         self.recording = self.races or self.asynchronous
+        self.barriers = "barriers" in groups
         memory = wave.memory
         self.shared = Shadow(memory.shared_stride * wave.block_count, launch.traits.level)
         self._local = np.zeros(-(-memory.local_stride * wave.lane_count // 16) * 16, np.uint8)
@@ -101,8 +104,34 @@ class MemoryChecks:
             access.values,
             strong and self._is_narrow(access),
         )
+        never_written = space == "global" and reads and access.instruction.has("nc")
         for places in shadow.places(access.offsets, access.size):
+            if never_written and self._written_before(shadow, places, accessor, operation):
+                return
             self.check(shadow, places, accessor, operation)
+
+    def _written_before(
+        self, shadow: Shadow, places: Places, accessor: Accessor, operation: Operation
+    ) -> bool:
+        """Reports loads through the non-coherent cache of what the kernel has written."""
+        found = shadow.written(places.level)[places.granules]
+        if places.level in shadow.strong:
+            found = np.maximum(found, shadow.strong[places.level][places.granules])
+        positions = np.flatnonzero(found)
+        if not len(positions):
+            return False
+        writer = self.launch.events[int(entries.times(found[positions[0]]))]
+        assert accessor.lanes is not None and writer is not None
+        offset = _granule(places, int(positions[0])) << places.level
+        self.reporter.simple(
+            "ld.global.nc of memory that the kernel writes",
+            accessor.lanes[np.unique(places.owners(positions))],
+            f"reads {self.reporter.where('global', offset)} through the non-coherent cache; it was"
+            f" written by this kernel at {place(writer)}",
+            operation.instruction,
+            "read it with ld.global (in CUDA: no __restrict__, __ldg or const for what is written)",
+        )
+        return True
 
     def _is_narrow(self, access: Access) -> bool:
         """Whether the scope of a strong access to global memory is only a block."""
@@ -260,12 +289,17 @@ class MemoryChecks:
             if strong is not None and (not operation.strong or self.launch.traits.narrow):
                 self._compare(strong, "changed", places, accessor, operation)
         new = self._new(places, accessor, operation)
+        if operation.writes and operation.space == "shared" and self.barriers:
+            self._check_barriers(places, accessor, operation)
         if operation.writes:
             if self.recording and level in shadow.first:
                 for reads in shadow.reads(level):
                     self._compare(reads[granules], "read", places, accessor, operation)
             if operation.strong:
-                shadow.strongly_written(level)[granules] = new
+                strongly_written = shadow.strongly_written(level)
+                strongly_written[granules] = new
+                if operation.narrow and not isinstance(new, int):
+                    self._check_scopes(strongly_written, new, places, accessor, operation)
                 return
             written[granules] = new
             if not isinstance(new, int) and len(new) > 1:
@@ -439,6 +473,56 @@ class MemoryChecks:
                 return
         first = int(lost[0])
         self._report(places, first, accessor, operation, "wrote", int(winner[first]), len(lost))
+
+    def _check_barriers(self, places: Places, accessor: Accessor, operation: Operation) -> None:
+        """Reports writes to the memory of an mbarrier that was not invalidated."""
+        barriers = self.wave.resources.get("mbarriers")
+        if not isinstance(barriers, MBarriers) or not barriers.in_use:
+            return
+        one = operation.instruction
+        if operation.strong and (one.opcode not in ("atom", "red", "st") or one.has("async")):
+            # The use of an mbarrier by an asynchronous operation.
+            return
+        if one.opcode == "mbarrier":
+            return
+        granules, level = places.granules, places.level
+        if isinstance(granules, slice):
+            granules = np.arange(granules.start, granules.stop)
+        first = granules << level >> 3
+        live = barriers.live(first)
+        if level > 3:
+            live |= barriers.live(first + 1)
+        if not live.any():
+            return
+        position = int(np.flatnonzero(live)[0])
+        entry = accessor.entry(int(places.owners(np.array([position]))[0]), operation.flags)
+        where = self.reporter.where("shared", _granule(places, position) << level)
+        self.reporter.operation(
+            "memory of an mbarrier used for something else",
+            entry,
+            f"{operation.verb} {where}, where an mbarrier is",
+            operation.instruction,
+            "mbarrier.inval before its memory is used again, and a barrier between them",
+        )
+
+    def _check_scopes(
+        self,
+        written: Array,
+        new: Array,
+        places: Places,
+        accessor: Accessor,
+        operation: Operation,
+    ) -> None:
+        """Reports lanes of different blocks that change one place with one instruction, whose scope
+        is only a block."""
+        winner, width = written[places.granules], self.wave.lanes_per_block
+        lost = entries.domains(winner) != entries.domains(new)
+        lost |= entries.columns(winner) // width != entries.columns(new) // width
+        positions = np.flatnonzero(lost)
+        if len(positions):
+            first = int(positions[0])
+            entry = int(winner[first])
+            self._report(places, first, accessor, operation, "changed", entry, len(positions))
 
     # The end of blocks ----------------------------------------------------------------------------
 

@@ -25,6 +25,10 @@ _GRID = (
     "let each block write its own part, accumulate with atomics, or order the blocks with a"
     " semaphore (release and acquire at .gpu scope)"
 )
+_SCOPE = (
+    "use a scope that both threads are in: .gpu for threads of different blocks, .cluster for those"
+    " of one cluster"
+)
 _PROXY = (
     "fence.proxy.async by the threads that wrote, then a barrier, before the asynchronous operation"
     " (in Pallas: plgpu.commit_smem())"
@@ -189,6 +193,8 @@ class Reporter:
             link = "nothing says that it is over:"
         elif engines[0] != "thread":
             kind = f"data race with an asynchronous operation in {space} memory"
+        elif _is_narrow(now.instruction) or _is_narrow(before.instruction):
+            hint = _SCOPE
         verb = now.verb
         lines = [
             f"{self._name(now.entry)} {verb} {self.where(space, offset)}{_value(now)}",
@@ -197,6 +203,13 @@ class Reporter:
             f"at {place(before.instruction)}",
         ]
         return Finding(kind, lines, hint, now.instruction.location)
+
+
+def _is_narrow(instruction: Instruction) -> bool:
+    """Whether it is an atomic access with a scope that not all threads are in."""
+    return instruction.opcode in ("ld", "st", "atom", "red") and (
+        instruction.has("cta") or instruction.has("cluster")
+    )
 
 
 def _value(side: Side) -> str:

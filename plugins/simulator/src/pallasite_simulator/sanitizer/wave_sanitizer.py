@@ -11,6 +11,7 @@ from pallasite_simulator.engine.observer import Access, AsyncOperation, Observer
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer.allocations import SharedAllocations
 from pallasite_simulator.sanitizer.async_checks import AsyncChecks
+from pallasite_simulator.sanitizer.divergence import DivergenceChecks
 from pallasite_simulator.sanitizer.launch_state import LaunchState
 from pallasite_simulator.sanitizer.memory_checks import MemoryChecks
 from pallasite_simulator.sanitizer.ordering import Ordering
@@ -41,6 +42,7 @@ class WaveSanitizer(Observer):
     _ordering: Ordering
     _memory: MemoryChecks
     _asynchronous: AsyncChecks
+    _divergence: DivergenceChecks
     _reporter: Reporter
 
     def __init__(self, launch: LaunchState):
@@ -59,6 +61,7 @@ class WaveSanitizer(Observer):
         self._reporter = Reporter(wave, launch, allocations)
         self._ordering = Ordering(wave, launch)
         self._memory = MemoryChecks(wave, launch, self._ordering, self._reporter, self.groups)
+        self._divergence = DivergenceChecks(wave, launch, self._reporter)
         self._asynchronous = AsyncChecks(
             wave, launch, self._ordering, self._memory, self._reporter, self.groups, self
         )
@@ -79,6 +82,7 @@ class WaveSanitizer(Observer):
         self.launch.tidy()
         if access.kind == "atomic" and self.launch.traits.fences and self._synchronizes:
             self._synchronize(access)
+        self._divergence.access(access.lanes)
         self._memory.access(access)
 
     def _synchronize(self, access: Access) -> None:
@@ -115,6 +119,13 @@ class WaveSanitizer(Observer):
     def barriers(self, lanes: Array, groups: Array) -> None:
         if self._synchronizes:
             self._ordering.barriers(lanes, groups)
+
+    def meets(self, lanes: Array) -> None:
+        self._divergence.meets(lanes)
+
+    def absent(self, waited: Array, absent: Array, instruction: Instruction) -> None:
+        if "barriers" in self.groups:
+            self._divergence.absent(waited, absent, instruction)
 
     def release(
         self, lanes: Array, key: Hashable, scope: str = "cta", relaxed: bool = False
