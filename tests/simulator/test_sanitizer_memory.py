@@ -530,7 +530,9 @@ def test_uninitialized_local_memory():
     assert run(body.format(kind="b32", register="%v", offset=4)) == ""
     message = run(body.format(kind="b64", register="%q", offset=0))
     assert kinds(message) == ["read of uninitialized local memory"]
-    message = run(body.format(kind="v4.b32", register="{%v, %w, %c, %d}", offset=0))
+    loaded = body.format(kind="v4.b32", register="{%v, %w, %c, %d}", offset=0)
+    assert run(loaded) == ""
+    message = run(loaded + "setp.eq.u32 %k, %d, 1;\n@%k trap;")
     assert kinds(message) == ["read of uninitialized local memory"]
 
 
@@ -539,6 +541,8 @@ def test_register_without_a_value():
     setp.lt.u32 %k, %t, 40;
     @%k mov.u32 %v, 1;
     add.u32 %w, %v, 1;
+    setp.eq.u32 %k, %w, 7;
+    @%k trap;
     """
     message = run(body, grid=2)
     assert kinds(message) == ["read of a register without a value"]

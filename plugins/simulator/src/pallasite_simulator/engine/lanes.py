@@ -118,10 +118,10 @@ class Lanes:
         held = registers[register]
         if held is None:
             held = registers[register] = self.wave.new_register(register)
-            self.wave.undefined[register] = np.ones(self.wave.lane_count, np.bool_)
+            self.wave.undefined[register] = self.wave.new_undefined(register)
         held[self.index] = values
         undefined = self.wave.undefined.get(register)
         if undefined is not None:
-            undefined[self.index] = False
+            undefined[self.index] = 0
             if not undefined.any():
                 del self.wave.undefined[register]

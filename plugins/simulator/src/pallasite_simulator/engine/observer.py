@@ -17,6 +17,7 @@ from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
+    from pallasite_simulator.engine.lanes import Lanes
     from pallasite_simulator.engine.wave import Wave
 
 
@@ -80,6 +81,36 @@ class Observer:
 
     def undefined_register(self, lanes: Array, name: str, instruction: Instruction) -> None:
         """Lanes read a register that they never wrote."""
+
+    def reads_undefined(
+        self, lanes: Lanes, register: int, name: str, instruction: Instruction
+    ) -> None:
+        """Lanes read a register of which some bits may be undefined, as ``wave.undefined`` says. If
+        the observer sets ``wave.follow``, it is called when the instruction has been executed."""
+        wrong = lanes.of(lanes.wave.undefined[register]) != 0
+        if wrong.any():
+            self.undefined_register(lanes.numbers[wrong], name, instruction)
+
+    def follow(self, lanes: Lanes, instruction: Instruction) -> None:
+        """Lanes have executed an instruction, for which ``wave.follow`` was set."""
+
+    def decides(self, instruction: Instruction) -> None:
+        """``wave.follow`` was set for what guards an instruction, or says where lanes branch."""
+
+    def shuffled(
+        self,
+        lanes: Lanes,
+        registers: tuple[int, int],
+        sources: Array,
+        absent: Array,
+        instruction: Instruction,
+    ) -> None:
+        """A shuffle has moved values: each of the lanes got in the second register what the lane
+        ``sources`` (numbers in the wave) had in the first; ``absent`` says for which of them the
+        source does not take part."""
+        if absent.any():
+            message = "reads from a lane that does not take part in the shuffle"
+            self.misuse(lanes.numbers[absent], message, instruction)
 
     def access(self, access: Access) -> None:
         """Lanes access memory; called before a read takes place and before a write does."""

@@ -44,7 +44,9 @@ class Wave:
       block_count, lane_count: how many; each block is padded to whole warps.
       lanes_per_block: a multiple of 32.
       registers: by number: an array over all lanes, or None while never written.
-      undefined: for registers that only some lanes have written: which have not.
+      undefined: for registers that are undefined in some lanes: which bits are (of predicates,
+        and of registers of 128 bits: whether any).
+      follow: set by the observer to be called behind the instruction that is executed.
       exited: which lanes have ended, or are padding.
       memory: what they see.
       barriers: the barriers of blocks and clusters.
@@ -86,6 +88,7 @@ class Wave:
         self.lane_cluster_block = self.lane_block // self.cluster_size * self.cluster_size
         self.registers: list[Array | None] = [None] * len(program.register_types)
         self.undefined: dict[int, Array] = {}
+        self.follow: bool = False
         self.exited = self.lane_thread >= geometry.threads
         self.observer = observer
         self.traffic = traffic
@@ -151,12 +154,18 @@ class Wave:
         values = self.registers[register]
         if values is None:
             values = self.registers[register] = self.new_register(register)
-            self.undefined[register] = np.ones(self.lane_count, np.bool_)
+            self.undefined[register] = self.new_undefined(register)
         if self.observer is not None and register not in self.program.unspecified:
-            wrong = lanes.of(self.undefined[register])
-            if wrong.any():
-                self.observer.undefined_register(lanes.numbers[wrong], name, instruction)
+            self.observer.reads_undefined(lanes, register, name, instruction)
         return values
+
+    def new_undefined(self, register: int) -> Array:
+        """For each lane, that all bits of a register are undefined."""
+        bits = self.program.register_types[register].bits
+        if bits not in (8, 16, 32, 64):
+            return np.ones(self.lane_count, np.bool_)
+        dtype = np.dtype(f"u{bits // 8}")
+        return np.full(self.lane_count, np.iinfo(dtype).max, dtype)
 
     def poll(self) -> None:
         """Says that the instruction being executed looks whether another thread did something: its
@@ -321,6 +330,8 @@ class Wave:
             others: Lanes | None = None
             if entry.guard is not None:
                 mask = entry.guard(lanes)
+                if self.follow:
+                    self._decide(entry)
                 if entry.negated:
                     mask = np.logical_not(mask)
                 taken = lanes.where(mask)
@@ -351,6 +362,8 @@ class Wave:
         active: Lanes | None = lanes
         if entry.guard is not None:
             mask = entry.guard(lanes)
+            if self.follow:
+                self._decide(entry)
             if entry.negated:
                 mask = np.logical_not(mask)
             active = lanes.where(mask)
@@ -368,6 +381,10 @@ class Wave:
         if self.in_flight and not self.in_flight.isdisjoint(entry.registers):
             self._touch(entry, active)
         waits = entry.step(active)
+        if self.follow:
+            self.follow = False
+            if self.observer is not None:
+                self.observer.follow(active, entry.instruction)
         if waits is not None:
             for wait in waits:
                 self._parked.setdefault(wait.key, []).append((pc, wait))
@@ -376,6 +393,11 @@ class Wave:
                     return None
                 lanes = left
         return lanes
+
+    def _decide(self, entry: Entry) -> None:
+        self.follow = False
+        if self.observer is not None:
+            self.observer.decides(entry.instruction)
 
     def _touch(self, entry: Entry, lanes: Lanes) -> None:
         observer = self.observer
@@ -394,6 +416,8 @@ class Wave:
         elif entry.kind is INDEXED:
             assert entry.selector is not None
             choice = entry.selector(lanes)
+            if self.follow:
+                self._decide(entry)
             choice = np.broadcast_to(choice, (lanes.count,))
             if int(choice.max()) >= len(entry.table):
                 raise SimulationError(
@@ -431,6 +455,8 @@ class Wave:
         """Those lanes, of these and of those that came before, whose partners are all there."""
         assert entry.members is not None
         members = entry.members(lanes)
+        if self.follow:
+            self._decide(entry)
         key = ("converge", pc)
         if lanes.whole_warps and key not in self._parked and bool((members == 0xFFFFFFFF).all()):
             return lanes

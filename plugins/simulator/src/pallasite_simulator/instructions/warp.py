@@ -18,7 +18,7 @@ from pallasite_simulator.engine.lanes import WARP, Lanes
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.instruction_set import InstructionSet, Step
 from pallasite_simulator.instructions.modifiers import OPTIONAL, choose
-from pallasite_simulator.ptx.syntax import Immediate, Instruction, Operand, Pair
+from pallasite_simulator.ptx.syntax import Immediate, Instruction, Operand, Pair, Register
 from pallasite_simulator.types import TYPES, Array, Values
 
 instructions = InstructionSet()
@@ -151,16 +151,21 @@ def bind_shfl(instruction: Instruction, binder: Binder) -> Step:
     write_predicate = None if second is None else binder.destination(second, PRED)
     read, group = binder.source(1, U32), _bind_members(binder, 4)
     sources = _bind_sources(binder, form["mode"])
+    moved, into = binder.operand(1), first
+    registers = None
+    if isinstance(moved, Register) and isinstance(into, Register):
+        registers = binder.program.register(moved), binder.program.register(into)
 
     def step(lanes: Lanes) -> None:
         here = group(lanes)
         origins, valid = sources(here.rows)
-        if lanes.wave.observer is not None:
-            absent = valid & (here.members >> (origins % WARP).astype(np.uint32) & 1 == 0)
-            if absent.any():
-                message = "reads from a lane that does not take part in the shuffle"
-                lanes.wave.observer.misuse(lanes.numbers[absent], message, instruction)
         write(lanes, here.rows.scatter(read(lanes)).reshape(-1)[origins])
+        observer = lanes.wave.observer
+        if observer is not None and registers is not None:
+            absent = valid & (here.members >> (origins % WARP).astype(np.uint32) & 1 == 0)
+            if absent.any() or lanes.wave.follow:
+                numbers = lanes.numbers[origins] if here.rows.places is None else origins
+                observer.shuffled(lanes, registers, numbers, absent, instruction)
         if write_predicate is not None:
             write_predicate(lanes, valid.copy())
 

@@ -119,6 +119,7 @@ class LaunchState:
       locations: places in global memory through which blocks synchronize: for each, by domain,
         what was released there. What is in it is replaced, never changed.
       global_memory: shadow of global memory.
+      untold: functions that tell of errors which else are told of at the end of waves.
     """
 
     clocks: Clocks
@@ -144,6 +145,7 @@ class LaunchState:
         self.locations: dict[Hashable, Mapping[int, int]] = {}
         self.domains: list[Sequence[int]] = []
         self._roots: list[Callable[[], Iterable[int]]] = []
+        self.untold: list[Callable[[], None]] = []
         self._prepared = False
 
     def prepare(self, wave: Wave) -> None:
@@ -234,4 +236,6 @@ class LaunchState:
 
     def annotate(self, error: SimulationError) -> None:
         """Adds what was found so far to an error that ended the launch."""
+        for tell in self.untold:
+            tell()
         self.findings.annotate(error)

@@ -16,6 +16,7 @@ from pallasite_simulator.sanitizer.history import Accessor, History, Operation
 from pallasite_simulator.sanitizer.ordering import Ordering
 from pallasite_simulator.sanitizer.report import Reporter, Side, show
 from pallasite_simulator.sanitizer.shadow import Places, Shadow
+from pallasite_simulator.sanitizer.undefined import Origin, UndefinedValues
 from pallasite_simulator.types import Array, Values
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class MemoryChecks:
         ordering: Ordering,
         reporter: Reporter,
         groups: Collection[str],
+        undefined: UndefinedValues,
     ):
         self.wave = wave
         self.launch = launch
@@ -54,6 +56,8 @@ class MemoryChecks:
         if self.bounds:
             suspicious = reporter.allocations.suspicious(wave.block_count)
             self._suspicious = suspicious if suspicious.any() else None
+        self._undefined = undefined
+        undefined.local = self._local
         self._history = History(launch, ordering)
 
     # Accesses of threads --------------------------------------------------------------------------
@@ -140,7 +144,7 @@ class MemoryChecks:
         one = access.instruction
         return one.has("cta") or (one.has("cluster") and self.wave.cluster_size == 1)
 
-    def publish_barriers(self, lanes: Array, instruction: Instruction | None) -> None:
+    def publish_barriers(self, lanes: Array) -> None:
         """``fence.mbarrier_init`` (PTX ISA 9.7.13.4): what the lanes initialized is visible to the
         asynchronous proxy, and to those who synchronize with a relaxed arrival of the lanes at a
         barrier of the cluster."""
@@ -157,7 +161,7 @@ class MemoryChecks:
             # Initializations count as made by an engine of the thread's own.
             named = [clocks.column(("init", thread)) for thread in threads.tolist()]
             columns = np.array(named)[inverse]
-            time = self.launch.event(self._initialized_by(offsets) or instruction)
+            time = self.launch.event(self._initialized_by(offsets))
             clocks.began(np.array(named), time, time)
             codes = entries.encode(time, ordering.domain[owners], columns)
             for places in self.shared.places(offsets, 8):
@@ -167,12 +171,13 @@ class MemoryChecks:
             ordering.initialized(owners, columns, time)
         self._new_barriers = kept
 
-    def _initialized_by(self, offsets: Array) -> Instruction | None:
+    def _initialized_by(self, offsets: Array) -> Instruction:
         """The instruction that initialized mbarriers."""
-        for places in self.shared.places(offsets[:1], 8):
-            entry = int(np.atleast_1d(self.shared.written(places.level)[places.granules])[0])
-            return self.launch.events[int(entries.times(entry))]
-        return None
+        (places,) = self.shared.places(offsets[:1], 8)
+        entry = int(self.shared.written(places.level)[places.granules][0])
+        found = self.launch.events[int(entries.times(entry))]
+        assert found is not None
+        return found
 
     def complete_on_barriers(
         self, offsets: Array, accessor: Accessor, instruction: Instruction
@@ -219,19 +224,22 @@ class MemoryChecks:
                 continue
             wrong = view[places + part] != full
             if wrong.any():
-                self._uninitialized(access, np.flatnonzero(wrong))
+                self._uninitialized(access)
                 return
 
-    def _uninitialized(self, access: Access, positions: Array) -> None:
+    def _uninitialized(self, access: Access) -> None:
+        undefined = self._local[access.offsets[:, None] + np.arange(access.size)] == 0
+        positions = np.flatnonzero(undefined.any(axis=1))
         first = int(access.offsets[positions[0]])
-        self.reporter.simple(
+        origin = Origin(
             f"read of uninitialized {access.space} memory",
-            access.lanes[positions],
             f"reads {access.size} bytes at {self.reporter.where(access.space, first)}, which is"
             " uninitialized",
             access.instruction,
             "write it before",
+            access.lanes[positions],
         )
+        self._undefined.loaded(access.lanes, undefined, origin)
 
     # Bounds ---------------------------------------------------------------------------------------
 
@@ -548,9 +556,14 @@ class MemoryChecks:
     def _check_initialized(
         self, before: Array, places: Places, accessor: Accessor, operation: Operation
     ) -> None:
-        if before.all():
+        if before.all() and self._undefined.stored is None:
+            return
+        if accessor.lanes is not None and operation.instruction.opcode == "ld":
+            self._load_undefined(before, places, accessor, operation)
             return
         positions = np.flatnonzero(before == 0)
+        if not len(positions):
+            return
         offset = _granule(places, int(positions[0])) << places.level
         where = self.reporter.where(operation.space, offset)
         text = f"reads {where}, which is uninitialized"
@@ -563,6 +576,35 @@ class MemoryChecks:
         owner = int(places.owners(positions[:1])[0])
         entry = accessor.entry(owner, operation.flags)
         self.reporter.operation(kind, entry, text, operation.instruction, hint)
+
+    def _load_undefined(
+        self, before: Array, places: Places, accessor: Accessor, operation: Operation
+    ) -> None:
+        """Notes which bytes that lanes load are uninitialized."""
+        lanes, offsets, size = accessor.lanes, operation.offsets, operation.size
+        assert lanes is not None and offsets is not None
+        wrong = np.zeros((len(lanes), size), np.bool_)
+        positions = np.flatnonzero(before == 0)
+        owners = places.owners(positions)
+        if places.each == 1:
+            wrong[owners] = True
+        else:
+            wrong.reshape(len(lanes), places.each, -1)[owners, positions % places.each] = True
+        if self._undefined.stored is not None:
+            chosen = slice(None) if places.chosen is None else places.chosen
+            wrong[chosen] |= self._undefined.stored[offsets[chosen, None] + np.arange(size)]
+        if not wrong.any():
+            return
+        first = np.argwhere(wrong)[0]
+        where = self.reporter.where(operation.space, int(offsets[first[0]] + first[1]))
+        origin = Origin(
+            f"read of uninitialized {operation.space} memory",
+            f"reads {where}, which is uninitialized",
+            operation.instruction,
+            "write it before, or load it and wait for the load",
+            lanes[wrong.any(axis=1)],
+        )
+        self._undefined.loaded(lanes, wrong, origin)
 
 
 def _makes_ready(instruction: Instruction) -> bool:

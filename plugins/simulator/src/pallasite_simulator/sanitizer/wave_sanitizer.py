@@ -16,9 +16,11 @@ from pallasite_simulator.sanitizer.launch_state import LaunchState
 from pallasite_simulator.sanitizer.memory_checks import MemoryChecks
 from pallasite_simulator.sanitizer.ordering import Ordering
 from pallasite_simulator.sanitizer.report import Reporter
+from pallasite_simulator.sanitizer.undefined import UndefinedValues
 from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
+    from pallasite_simulator.engine.lanes import Lanes
     from pallasite_simulator.engine.wave import Wave
 
 
@@ -43,6 +45,7 @@ class WaveSanitizer(Observer):
     _memory: MemoryChecks
     _asynchronous: AsyncChecks
     _divergence: DivergenceChecks
+    _undefined: UndefinedValues
     _reporter: Reporter
 
     def __init__(self, launch: LaunchState):
@@ -60,7 +63,11 @@ class WaveSanitizer(Observer):
         )
         self._reporter = Reporter(wave, launch, allocations)
         self._ordering = Ordering(wave, launch)
-        self._memory = MemoryChecks(wave, launch, self._ordering, self._reporter, self.groups)
+        self._undefined = UndefinedValues(wave, self._reporter)
+        launch.untold.append(self._undefined.finish)
+        self._memory = MemoryChecks(
+            wave, launch, self._ordering, self._reporter, self.groups, self._undefined
+        )
         self._divergence = DivergenceChecks(wave, launch, self._reporter)
         self._asynchronous = AsyncChecks(
             wave, launch, self._ordering, self._memory, self._reporter, self.groups, self
@@ -78,8 +85,33 @@ class WaveSanitizer(Observer):
                 "give it a value on every path",
             )
 
+    def reads_undefined(
+        self, lanes: Lanes, register: int, name: str, instruction: Instruction
+    ) -> None:
+        if "initialized" in self.groups:
+            self._undefined.read(lanes, register, name, instruction)
+
+    def follow(self, lanes: Lanes, instruction: Instruction) -> None:
+        self._undefined.follow(lanes, instruction)
+
+    def decides(self, instruction: Instruction) -> None:
+        self._undefined.used()
+
+    def shuffled(
+        self,
+        lanes: Lanes,
+        registers: tuple[int, int],
+        sources: Array,
+        absent: Array,
+        instruction: Instruction,
+    ) -> None:
+        if "initialized" in self.groups:
+            self._undefined.shuffled(lanes, registers, sources, absent, instruction)
+
     def access(self, access: Access) -> None:
         self.launch.tidy()
+        if "initialized" in self.groups:
+            self._undefined.access(access)
         if access.kind == "atomic" and self.launch.traits.fences and self._synchronizes:
             self._synchronize(access)
         self._divergence.access(access.lanes)
@@ -177,7 +209,7 @@ class WaveSanitizer(Observer):
         if not self._synchronizes:
             return
         if semantics == "mbarrier_init":
-            self._memory.publish_barriers(lanes, None)
+            self._memory.publish_barriers(lanes)
         else:
             self._ordering.fence(lanes, scope)
 
@@ -232,5 +264,7 @@ class WaveSanitizer(Observer):
                 self._memory.check_end(block, row)
 
     def finish(self) -> None:
+        self._undefined.finish()
+        self.launch.untold.remove(self._undefined.finish)
         self._asynchronous.finish()
         self._ordering.finish()
