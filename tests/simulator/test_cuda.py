@@ -10,6 +10,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from sanitizer_support import sanitize_ptx
 from simulator_support import run_ptx
 
 from pallasite_simulator.engine.tensor_map import TensorMap
@@ -110,3 +111,28 @@ def test_mixture(options):
     assert sums[3] == positive[2] and sums[4] == positive[3]
     assert max(sums[1], sums[5]) == positive[0] + positive[4]
     assert "".join(execution.output) == f"block 1 of 6: {value[threads]:.3f} done\n"
+
+
+@pytest.mark.parametrize(("name", "count"), [("sorted", 192), ("sorted", 100), ("greatest", 250)])
+def test_idioms_that_look_like_errors(name, count):
+    choose = np.random.default_rng(count)
+    if name == "sorted":
+        x, grid = choose.integers(-1000, 1000, 192).astype(np.int32), 1
+        expected = np.sort(x[:count])
+    else:
+        x, grid = choose.random(256).astype(np.float32), 4
+        expected = x[:count][np.arange(count) % 32 < 20].max()[None]
+    y = np.zeros(len(expected), x.dtype)
+    found = sanitize_ptx(
+        compiled("idioms.cu"), x, y, np.int32(count), name=name, block=64, grid=grid
+    )
+    assert found == ""
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_pipeline_and_its_end():
+    x = np.random.default_rng(5).standard_normal((5, 128)).astype(np.float32)
+    y = np.full((5, 128), np.nan, np.float32)
+    found = sanitize_ptx(compiled("idioms.cu"), x, y, np.int32(5), name="pipelined", block=128)
+    assert found == ""
+    np.testing.assert_array_equal(y, x[:, ::-1])

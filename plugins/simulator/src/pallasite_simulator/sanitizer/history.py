@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pallasite_simulator.engine.lanes import WARP
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
 from pallasite_simulator.sanitizer.ordering import Ordering
@@ -63,6 +64,15 @@ class Operation:
     size: int = 0
     values: Array | None = None
     narrow: bool = False
+
+    @property
+    def by_warp(self) -> bool:
+        """Whether it is enough that it comes after something later of the same warp.
+
+        The end of an mbarrier's life: one lane of the last warp that is ready invalidates it, as
+        libcu++ does, after lanes of its warp that are known to be there by ``match.sync`` alone.
+        """
+        return self.instruction.opcode == "mbarrier" and self.instruction.has("inval")
 
     @property
     def flags(self) -> int:
@@ -135,6 +145,8 @@ class History:
             code = accessor.code if isinstance(accessor.code, int) else accessor.code[owners]
             foreign = (entries.domains(picked) != entries.domains(code)) & (picked != 0)
             bad |= foreign
+        if operation.by_warp and bad.any():
+            bad &= ~self._known_of_warps(columns, times, rows, owners, accessor)
         if operation.strong and not all_kinds:
             included = entries.strong(picked)
             if self._launch.traits.narrow:
@@ -148,6 +160,21 @@ class History:
             bad = self._without_foreign(bad, foreign, rows, picked, table)
         wrong: Array = positions[bad]
         return wrong if len(wrong) else None
+
+    def _known_of_warps(
+        self, columns: Array, times: Array, rows: Values, owners: Array, accessor: Accessor
+    ) -> Array:
+        """Whether something is known that a thread's warp did at a time, or later."""
+        clocks = self._launch.clocks
+        width = clocks.threads
+        known = clocks.generic[rows, :width].reshape(-1, width // WARP, WARP).max(axis=2)
+        warps = np.minimum(columns, width - 1) // WARP
+        places = np.zeros(len(columns), np.int64) if isinstance(rows, int) else np.arange(len(rows))
+        found: Array = (columns < width) & (known[places, warps] >= times)
+        if accessor.lanes is not None:
+            own = self._ordering.column[accessor.lanes[owners]] // WARP
+            found |= (columns < width) & (warps == own)
+        return found
 
     def _elsewhere(
         self, columns: Array, owners: Array, accessor: Accessor, foreign: Array | None
