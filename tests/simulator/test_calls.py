@@ -252,18 +252,18 @@ def test_structures_and_addresses_of_parameters():
 
 def test_shared_variables_of_functions_exist_once():
     functions = """
-    .func count()
+    .func (.reg .b32 %out) count()
     {
         .shared .b32 counter;
         red.shared.add.u32 [counter], 1;
+        mov.b32 %out, counter;
         ret;
     }
     .func (.reg .b32 %out) counted()
     {
-        .reg .b64 %at;
-        call count;
+        call (%out), count;
         bar.sync 0;
-        call count;
+        call (%out), count;
         bar.sync 0;
         ret;
     }
@@ -272,9 +272,9 @@ def test_shared_variables_of_functions_exist_once():
         .shared .b32 other;
         st.shared.b32 [other], 3;
         call (%r1), counted;
-        call count;
+        call (%r2), count;
         bar.sync 0;
-        ld.shared.b32 %r1, [other+4];
+        ld.shared.b32 %r1, [%r2];
     """
     assert (results(functions, code) == 3 * THREADS).all()
 
