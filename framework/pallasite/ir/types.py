@@ -22,11 +22,13 @@ _FLOAT8 = frozenset(
         "float8_e8m0fnu",
     )
 )
-_NARROW_INTEGERS = {
+_FLOAT4 = np.dtype(ml_dtypes.float4_e2m1fn)
+_NARROW = {
     np.dtype(ml_dtypes.int2): 2,
     np.dtype(ml_dtypes.uint2): 2,
     np.dtype(ml_dtypes.int4): 4,
     np.dtype(ml_dtypes.uint4): 4,
+    _FLOAT4: 4,
 }
 _SIGNED_NARROW = frozenset({np.dtype(ml_dtypes.int2), np.dtype(ml_dtypes.int4)})
 _FLOATS = {
@@ -45,7 +47,7 @@ def is_float8(dtype: Any) -> bool:
 def is_float(dtype: Any) -> bool:
     """Whether ``dtype`` is a floating-point type of any width."""
     dtype = np.dtype(dtype)
-    return dtype in _FLOATS or dtype in _FLOAT8
+    return dtype in _FLOATS or dtype in _FLOAT8 or dtype == _FLOAT4
 
 
 def is_bool(dtype: Any) -> bool:
@@ -56,20 +58,20 @@ def is_bool(dtype: Any) -> bool:
 def is_integer(dtype: Any) -> bool:
     """Whether ``dtype`` is a signed or unsigned integer (not boolean) of any width."""
     dtype = np.dtype(dtype)
-    return dtype in _NARROW_INTEGERS or dtype.kind in "iu"
+    return dtype != _FLOAT4 and (dtype in _NARROW or dtype.kind in "iu")
 
 
 def is_signed(dtype: Any) -> bool:
     """Whether ``dtype`` is a signed integer."""
     dtype = np.dtype(dtype)
-    return dtype in _SIGNED_NARROW or (dtype.kind == "i" and dtype not in _NARROW_INTEGERS)
+    return dtype in _SIGNED_NARROW or (dtype.kind == "i" and dtype not in _NARROW)
 
 
 def bit_width(dtype: Any) -> int:
     """Bits of one element in memory; a boolean takes 8."""
     dtype = np.dtype(dtype)
-    if dtype in _NARROW_INTEGERS:
-        return _NARROW_INTEGERS[dtype]
+    if dtype in _NARROW:
+        return _NARROW[dtype]
     return int(dtype.itemsize) * 8
 
 
@@ -81,8 +83,8 @@ def _type_text(dtype: np.dtype[Any], memory: bool) -> str:
         return _FLOATS[dtype]
     if dtype in _FLOAT8:
         return "i8"
-    if dtype in _NARROW_INTEGERS:
-        return f"i{_NARROW_INTEGERS[dtype]}"
+    if dtype in _NARROW:
+        return f"i{_NARROW[dtype]}"
     if dtype.kind in "iu":
         return f"i{dtype.itemsize * 8}"
     raise InvalidTypeError(
