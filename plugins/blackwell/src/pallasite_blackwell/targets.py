@@ -38,7 +38,7 @@ BLOCK_SCALED_MMA_SYNC = "mma_block_scale"
 
 SM_100A = Target(
     name="sm_100a",
-    ptx_version=86,
+    ptx_version=87,
     compute_capability=(10, 0),
     features=DATACENTER_FEATURES | {INTEGER_PRODUCTS, SCALED_ACCUMULATOR},
     max_cluster_size=16,

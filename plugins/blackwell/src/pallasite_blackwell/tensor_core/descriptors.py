@@ -87,7 +87,7 @@ def plan_operand(
         fields = _fields_transposed(places, rows, depth, bits, layout.swizzle)
         transposed = fields is not None
     if fields is None or any(field % CHUNK for field in fields):
-        raise _unreadable(layout, depth, what)
+        raise _unreadable(layout, rows, depth, what)
     leading, stride = fields
     for name, field in (("leading", leading), ("stride", stride)):
         if not 0 <= field <= _FIELD:
@@ -189,7 +189,9 @@ def _fields_transposed(
     return found if swizzle != CHUNK else (found[1], found[0])
 
 
-def _unreadable(layout: MemoryLayout, depth: int, what: str) -> InvalidValueError:
+def _unreadable(
+    layout: MemoryLayout, rows: tuple[tuple[int, int], ...], depth: int, what: str
+) -> InvalidValueError:
     # In the program, k is the first dimension of b.
     shown = layout.transpose((1, 0)) if what == "b" else layout
     bits = layout.element_bits
@@ -205,6 +207,15 @@ def _unreadable(layout: MemoryLayout, depth: int, what: str) -> InvalidValueErro
             expected="rows of k; only elements of 8 or 16 bits may be contiguous along m or n",
             hint=f"store {what} as {stored}"
             + (", and pass plgpu.transpose_ref(b, (1, 0))" if what == "b" else ""),
+        )
+    run = layout.swizzle * 8 // bits
+    cut = [start for start, _ in rows if start % run]
+    if cut and layout.contiguous_run(0) == run:
+        return InvalidValueError(
+            f"the instructions of the product read {what} in parts that cut its tiles",
+            got=f"a part that begins at {cut[0]}, tiles of {run} along {'n' if what == 'b' else 'm'}",
+            expected="tiles that divide the parts; with m=64, the parts are the halves of n",
+            hint="a narrower swizzle",
         )
     contiguous = max(range(2), key=shown.contiguous_run)
     extent = _bytes(shown.shape[contiguous], bits)

@@ -128,8 +128,9 @@ def find_transfer(
     """See :func:`plan_transfer`; None if no instructions move it."""
     cells = layout.cells(shape)
     held = _held(registers)
-    for kind in SHAPES:
-        for packs in (True, False) if bits == _HALF_BITS and layout.packing == 1 else (False,):
+    # Half as many registers and instructions, where two elements fit one register.
+    for packs in (True, False) if bits == _HALF_BITS and layout.packing == 1 else (False,):
+        for kind in SHAPES:
             moves = _moves(kind, packs, cells, held)
             if moves is not None:
                 return Transfer(kind, packs, moves)
