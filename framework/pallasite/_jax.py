@@ -7,6 +7,7 @@ by subject, and a few thin helpers whose signatures belong to Pallasite.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -53,6 +54,8 @@ from jax._src.pallas import core as _pallas_core
 from jax._src.pallas import mpmd as _mpmd
 from jax._src.pallas import pallas_call as _pallas_call
 from jax._src.pallas import primitives as _pallas_primitives
+from jax._src.random import prng as _prng
+from jax._src.random import threefry2x32 as _threefry2x32
 from jax._src.state import discharge as _discharge
 from jax._src.state import indexing as _indexing
 from jax._src.state import primitives as _state_primitives
@@ -81,6 +84,8 @@ match_varying_axes = _core.auto_insert_reshard
 DebugInfo = _core.DebugInfo
 check_jaxpr = _core.check_jaxpr
 eval_jaxpr = _core.eval_jaxpr
+jaxpr_as_function = _core.jaxpr_as_fun
+physical_aval = _core.physical_aval
 jaxprs_in_params = _core.jaxprs_in_params
 subjaxprs = _core.subjaxprs
 typeof = _core.typeof
@@ -192,8 +197,12 @@ custom_vmap_p = _custom_batching.custom_vmap_p
 eval_jaxpr_p = _partial_eval.eval_jaxpr_p
 jit_p = _pjit.jit_p
 remat_p = _ad_checkpoint.remat_p
+iota_2x32_shape_p = _prng.iota_2x32_shape_p
+random_unwrap_p = _prng.random_unwrap_p
+random_wrap_p = _prng.random_wrap_p
 scan_p = _loops.scan_p
 while_p = _loops.while_p
+threefry2x32 = functools.partial(_threefry2x32._threefry2x32_lowering, use_rolled_loops=False)
 lax_primitives = _lax  # ``lax_primitives.add_p`` and so on
 
 # --- Pallas core ---

@@ -315,14 +315,30 @@ def pallasite_proxy_fences() -> Iterable[ProxyFence]:
 
 @hookimpl
 def pallasite_passes() -> list[Pass]:
-    """A check of barriers."""
+    """Definitions of primitives, a check of barriers, a limit on the size of the code."""
     from pallasite_std.passes.barriers import check_barriers
+    from pallasite_std.passes.code_size import check_code_size
+    from pallasite_std.passes.definitions import expand_definitions
 
     return [
+        Pass(
+            name="definitions",
+            stage="jaxpr",
+            run=expand_definitions,
+            before=("check-barriers",),
+            description="replaces primitives that others define by their definitions",
+        ),
+        Pass(
+            name="check-code-size",
+            stage="mlir",
+            run=check_code_size,
+            before=("mlir-canonicalize",),
+            description="refuses kernels that would take minutes to compile",
+        ),
         Pass(
             name="check-barriers",
             stage="jaxpr",
             run=check_barriers,
             description="finds waits on barriers that can never end",
-        )
+        ),
     ]

@@ -29,6 +29,6 @@ def describe(layout: Layout) -> str:
         name = namer(layout)
         if name is not None:
             return name
-    if layout == strided(layout.shape, layout.vector_length):
+    if not layout.is_padded and layout == strided(layout.shape, layout.vector_length):
         return f"strided(vector {layout.vector_length})"
     return str(layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pallasite.codegen.translation.locations import source_location as source_location
 from pallasite.ir import ops as ops
 from pallasite.ir import types as types
 from pallasite.ir.types import bit_width as bit_width

@@ -59,8 +59,10 @@ from pallasite._jax import fragmented_array as fragmented_array
 from pallasite._jax import get_global_p as get_global_p
 from pallasite._jax import get_p as get_p
 from pallasite._jax import imported_mosaic_gpu as imported_mosaic_gpu
+from pallasite._jax import iota_2x32_shape_p as iota_2x32_shape_p
 from pallasite._jax import issubdtype as issubdtype
 from pallasite._jax import itemsize_bits as itemsize_bits
+from pallasite._jax import jaxpr_as_function as jaxpr_as_function
 from pallasite._jax import jit_p as jit_p
 from pallasite._jax import last_user_frame as last_user_frame
 from pallasite._jax import lax_primitives as lax_primitives
@@ -75,12 +77,16 @@ from pallasite._jax import mosaic_gpu as mosaic_gpu
 from pallasite._jax import mpmd_map as mpmd_map
 from pallasite._jax import mpmd_map_p as mpmd_map_p
 from pallasite._jax import multiple_of_p as multiple_of_p
+from pallasite._jax import new_var as new_var
 from pallasite._jax import num_programs_p as num_programs_p
+from pallasite._jax import physical_aval as physical_aval
 from pallasite._jax import pp_eqn_rules as pp_eqn_rules
 from pallasite._jax import pp_var as pp_var
 from pallasite._jax import pretty_printer as pretty_printer
 from pallasite._jax import program_id_p as program_id_p
 from pallasite._jax import raised_by_user as raised_by_user
+from pallasite._jax import random_unwrap_p as random_unwrap_p
+from pallasite._jax import random_wrap_p as random_wrap_p
 from pallasite._jax import reciprocal_p as reciprocal_p
 from pallasite._jax import ref_type_aval_mappings as ref_type_aval_mappings
 from pallasite._jax import remat_p as remat_p
@@ -98,6 +104,7 @@ from pallasite._jax import semaphore_wait_p as semaphore_wait_p
 from pallasite._jax import slice_p as slice_p
 from pallasite._jax import stop_gradient_p as stop_gradient_p
 from pallasite._jax import swap_p as swap_p
+from pallasite._jax import threefry2x32 as threefry2x32
 from pallasite._jax import tiled_layout as tiled_layout
 from pallasite._jax import trace_context as trace_context
 from pallasite._jax import trace_to_jaxpr as trace_to_jaxpr

@@ -1,0 +1,1 @@
+"""Primitives of JAX in terms of others, see :mod:`pallasite_std.passes.definitions`."""

@@ -1,0 +1,104 @@
+"""Products of arrays in registers: by tensor cores where the dtypes allow, else by outer products.
+
+The hardware plugins' own instructions are not used: their operands lie in shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.extend.core import primitives
+
+from pallasite.plugin.language import MemorySpace
+from pallasite_std.definitions.record import Definition
+from pallasite_std.primitives.layouts import Layout, layout_cast
+from pallasite_std.primitives.matrix import MMA_ACCUMULATORS, can_multiply, mma, warps_along_rows
+
+_BY_TENSOR_CORES = frozenset(MMA_ACCUMULATORS) - {"float32"}
+
+
+def _dot_general(
+    a: Any, b: Any, *, dimension_numbers: Any, preferred_element_type: Any, **params: Any
+) -> list[Any]:
+    (a_sum, b_sum), (a_batch, b_batch) = dimension_numbers
+    a_free = [d for d in range(a.ndim) if d not in (*a_sum, *a_batch)]
+    b_free = [d for d in range(b.ndim) if d not in (*b_sum, *b_batch)]
+    batch = tuple(a.shape[d] for d in a_batch)
+    rows, columns = (tuple(x.shape[d] for d in free) for x, free in ((a, a_free), (b, b_free)))
+    out = jnp.result_type(a, b) if preferred_element_type is None else preferred_element_type
+    depth = math.prod(a.shape[d] for d in a_sum)
+    a_order, b_order = (*a_batch, *a_free, *a_sum), (*b_batch, *b_sum, *b_free)
+    a = _shaped(a, a_order, (math.prod(batch), math.prod(rows), depth))
+    b = _shaped(b, b_order, (math.prod(batch), depth, math.prod(columns)))
+    names = [np.dtype(x.dtype).name for x in (a, b)]
+    if a.shape[0] == 1 and names[0] in _BY_TENSOR_CORES and can_multiply(*names):
+        product = _by_tensor_cores(_shaped(a, None, a.shape[1:]), _shaped(b, None, b.shape[1:]))
+    else:
+        product = _by_outer_products(a, b, np.dtype(out))
+    return [_shaped(product.astype(out), None, (*batch, *rows, *columns))]
+
+
+def _shaped(x: Any, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> Any:
+    if order is not None and order != tuple(range(x.ndim)):
+        x = lax.transpose(x, order)
+    return x if x.shape == shape else lax.reshape(x, shape)
+
+
+def _by_tensor_cores(a: Any, b: Any) -> Any:
+    """``a @ b`` of matrices, padded to whole tiles; the sum is as wide as tensor cores make it."""
+    (m, k), n = a.shape, b.shape[1]
+    step = 32 // np.dtype(a.dtype).itemsize
+    tiles = [(16 * warps, 8 * (4 // warps)) for warps in (4, 2, 1)]
+    sizes = [(_up(m, rows), _up(n, columns)) for rows, columns in tiles]
+    rows, columns = min(sizes, key=math.prod)
+    depth = _up(k, step)
+    warps = warps_along_rows((rows, columns))
+    name = np.dtype(a.dtype).name
+    zero = np.zeros((), a.dtype)
+    if (m, k) != (rows, depth):
+        a = lax.pad(a, zero, ((0, rows - m, 0), (0, depth - k, 0)))
+    if (k, n) != (depth, columns):
+        b = lax.pad(b, np.zeros((), b.dtype), ((0, depth - k, 0), (0, columns - n, 0)))
+    acc = jnp.zeros((rows, columns), MMA_ACCUMULATORS[name])
+    dtype = a.dtype
+    a = layout_cast(a, Layout.MMA_LHS(dtype, m_warps=warps))
+    b = layout_cast(b, Layout.MMA_RHS(dtype, m_warps=warps))
+    acc = layout_cast(acc, Layout.MMA_ACC(dtype, m_warps=warps))
+    product = mma(acc, a, b)
+    return product if (rows, columns) == (m, n) else lax.slice(product, (0, 0), (m, n))
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def _by_outer_products(a: Any, b: Any, out: np.dtype[Any]) -> Any:
+    """``sum_k a[:, :, k] b[:, k, :]``, in a loop over k that reads both from shared memory."""
+    wide = out
+    if jnp.issubdtype(out, jnp.floating) and out.itemsize < 4:
+        wide = np.dtype(np.float32)
+    batch, m, depth = a.shape
+    n = b.shape[2]
+    a, b = lax.transpose(a.astype(wide), (2, 0, 1)), lax.transpose(b.astype(wide), (1, 0, 2))
+
+    def scoped(a_ref: Any, b_ref: Any) -> Any:
+        a_ref[...] = a
+        b_ref[...] = b
+
+        def body(k: Any, total: Any) -> Any:
+            left = lax.broadcast_in_dim(a_ref[k], (batch, m, n), (0, 1))
+            right = lax.broadcast_in_dim(b_ref[k], (batch, m, n), (0, 2))
+            return total + left * right
+
+        return lax.fori_loop(0, depth, body, jnp.zeros((batch, m, n), wide))
+
+    space = MemorySpace.SMEM
+    return pl.run_scoped(scoped, space(a.shape, wide), space(b.shape, wide))
+
+
+DEFINITIONS = {primitives.dot_general_p: Definition(_dot_general)}

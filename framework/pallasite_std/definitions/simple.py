@@ -1,0 +1,114 @@
+"""Small primitives: parts and stacks of arrays, reductions by a function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives
+
+from pallasite.plugin import UnsupportedError
+from pallasite.plugin import jax_internals as _jax
+from pallasite_std.definitions.record import Definition
+
+
+def _split(x: Any, *, sizes: Sequence[int], axis: int) -> list[Any]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(lax.slice_in_dim(x, start, start + size, axis=axis))
+        start += size
+    return parts
+
+
+def _stack(*arrays: Any, axis: int, **params: Any) -> list[Any]:
+    return [lax.concatenate([lax.expand_dims(x, (axis,)) for x in arrays], axis)]
+
+
+def _unstack(x: Any, *, axis: int, **params: Any) -> list[Any]:
+    return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
+
+
+def _reduce(*operands: Any, jaxpr: Any, dimensions: Sequence[int], **params: Any) -> list[Any]:
+    """Halves are combined, and halves of that, along each dimension in turn."""
+    count = len(operands) // 2
+    arrays, initial = list(operands[:count]), list(operands[count:])
+    consts = params.get("consts", ())
+
+    def combine(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+        return list(_elementwise(jaxpr, consts, left[0].shape, [*left, *right]))
+
+    for axis in sorted(dimensions, reverse=True):
+        while arrays[0].shape[axis] > 1:
+            size = arrays[0].shape[axis]
+            half = size // 2
+            left = [lax.slice_in_dim(x, 0, half, axis=axis) for x in arrays]
+            right = [lax.slice_in_dim(x, half, 2 * half, axis=axis) for x in arrays]
+            rest = [lax.slice_in_dim(x, 2 * half, size, axis=axis) for x in arrays]
+            arrays = combine(left, right)
+            if size % 2:
+                arrays = [lax.concatenate(p, axis) for p in zip(arrays, rest, strict=True)]
+        arrays = [lax.squeeze(x, (axis,)) for x in arrays]
+    starts = [jnp.broadcast_to(one, arrays[0].shape) for one in initial]
+    return combine(starts, arrays)
+
+
+def _elementwise(jaxpr: Any, consts: Any, shape: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """A jaxpr of scalars on the elements of arrays."""
+    values: dict[Any, Any] = {}
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, _jax.Literal):
+            return jnp.full(shape, atom.val, atom.aval.dtype)
+        return values[atom]
+
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    for variable, value in zip(inner.invars, operands, strict=True):
+        values[variable] = value
+    for variable, value in zip(inner.constvars, consts or jaxpr.consts, strict=True):
+        values[variable] = jnp.broadcast_to(value, shape)
+    for equation in inner.eqns:
+        nested = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
+        given = [read(atom) for atom in equation.invars]
+        if nested is not None:
+            results = _elementwise(nested, (), shape, given)
+        elif any(v.aval.shape for v in (*equation.invars, *equation.outvars)):
+            raise UnsupportedError(
+                f"a reduction by a function with {equation.primitive}",
+                expected="a function of scalars",
+            )
+        else:
+            found = equation.primitive.bind(*given, **equation.params)
+            results = found if equation.primitive.multiple_results else [found]
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in inner.outvars]
+
+
+def _is_empty(atom: Any) -> bool:
+    return 0 in getattr(atom.aval, "shape", ())
+
+
+def _concatenate(*arrays: Any, dimension: int) -> list[Any]:
+    return [lax.concatenate([x for x in arrays if 0 not in x.shape], dimension)]
+
+
+def _pad(x: Any, value: Any, *, padding_config: Any) -> list[Any]:
+    sizes = [low + high for low, high, _ in padding_config]
+    shape = [
+        max(0, n + extent + max(0, n - 1) * step)
+        for n, extent, (_, _, step) in zip(x.shape, sizes, padding_config, strict=True)
+    ]
+    return [jnp.broadcast_to(value, shape)]
+
+
+DEFINITIONS = {
+    lax.split_p: Definition(_split),
+    lax.stack_p: Definition(_stack),
+    lax.unstack_p: Definition(_unstack),
+    primitives.reduce_p: Definition(_reduce),
+    primitives.concatenate_p: Definition(
+        _concatenate, lambda equation: any(map(_is_empty, equation.invars))
+    ),
+    primitives.pad_p: Definition(_pad, lambda equation: _is_empty(equation.invars[0])),
+}

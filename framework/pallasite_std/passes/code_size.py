@@ -1,0 +1,71 @@
+"""A limit on the size of a kernel's code, before LLVM and the assembler spend minutes on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from pallasite.plugin import CompilationError, config
+from pallasite.plugin.ir import source_location
+
+DEFAULT_LIMIT = 60_000
+"""Operations; the assembler takes about a minute for so many."""
+
+
+def _positive(value: Any) -> int:
+    number = int(value)
+    if number < 1 or isinstance(value, bool):
+        raise ValueError
+    return number
+
+
+CODE_LIMIT = config.Option(
+    name="code_limit",
+    variable="PALLASITE_CODE_LIMIT",
+    default=lambda: DEFAULT_LIMIT,
+    parse=_positive,
+    accepts="a number of operations, at least 1",
+    description="how many operations a kernel may have when it is given to LLVM",
+    affects_code=False,
+)
+config.declare(CODE_LIMIT)
+
+
+def check_code_size(module: Any, context: Any) -> None:
+    """Refuses an MLIR module of more operations than the option ``code_limit``.
+
+    Raises:
+      CompilationError: with the line of the user's that most operations come from.
+    """
+    limit = config.get("code_limit")
+    count, pending = 0, [module.operation]
+    while pending:
+        for region in pending.pop().regions:
+            for block in region.blocks:
+                count += len(block.operations)
+                if count > limit:
+                    raise _too_large(module, context, limit)
+                pending += [op.operation for op in block.operations if len(op.operation.regions)]
+
+
+def _too_large(module: Any, context: Any, limit: int) -> CompilationError:
+    lines: Counter[Any] = Counter()
+    total, pending = 0, [module.operation]
+    while pending:
+        for region in pending.pop().regions:
+            for block in region.blocks:
+                for op in block.operations:
+                    total += 1
+                    lines[source_location(op.operation.location)] += 1
+                    if len(op.operation.regions):
+                        pending.append(op.operation)
+    (location, most), *_ = lines.most_common(1)
+    return CompilationError(
+        f"kernel {context.kernel} becomes {total} operations, of which {most} come from this line:"
+        " to compile them would take minutes",
+        expected=f"at most {limit} (the option code_limit)",
+        hint="work on smaller blocks (fewer elements for each lane), give the kernel more threads,"
+        " or make loops of the program loops of the kernel: jax.lax.fori_loop instead of `for`."
+        " PALLASITE_CODE_LIMIT raises the limit",
+        location=location,
+    )

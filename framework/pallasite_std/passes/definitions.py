@@ -1,0 +1,155 @@
+"""Primitives that are defined by others: a pass puts the definitions in their place.
+
+What is defined so needs no rules of its own: estimates, layouts and code follow from those of the
+definition. The equation becomes a call of it, at the user's line.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import primitives
+
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.jaxprs import with_jaxprs
+from pallasite_std.definitions.record import Definition
+
+MODULES = ("scan", "products", "simple", "random")
+"""Modules of :mod:`pallasite_std.definitions`; each has a table ``DEFINITIONS``."""
+
+
+def definitions() -> dict[Any, Definition]:
+    """The definitions of all primitives that have one."""
+    found: dict[Any, Definition] = {}
+    for name in MODULES:
+        found.update(importlib.import_module(f"pallasite_std.definitions.{name}").DEFINITIONS)
+    return found
+
+
+def expand_definitions(jaxpr: Any, context: Any) -> Any:
+    """The kernel with calls of their definitions in the place of primitives that have one."""
+    return _Expansion(definitions(), context.jaxprs).jaxpr(jaxpr)
+
+
+def _is_key(atom: Any) -> bool:
+    """Whether something is an array of random keys."""
+    dtype = getattr(atom.aval, "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _without_elements(atom: Any) -> bool:
+    return 0 in getattr(atom.aval, "shape", ())
+
+
+class _Expansion:
+    """Rewrites jaxprs equation by equation; keys become arrays of their words."""
+
+    def __init__(self, table: dict[Any, Definition], carriers: Any):
+        self.table = table
+        self.carriers = carriers
+        self.words: dict[Any, Any] = {}
+
+    def jaxpr(self, jaxpr: Any) -> Any:
+        """The jaxpr, itself if nothing changes."""
+        equations, changed = [], False
+        for equation in jaxpr.eqns:
+            new = self.equation(equation)
+            if new is not None:
+                equations.append(new)
+            changed |= new is not equation
+        changed |= any(_is_key(atom) for atom in (*jaxpr.invars, *jaxpr.constvars))
+        if not changed:
+            return jaxpr
+        return jaxpr.replace(
+            eqns=equations,
+            invars=[self.atom(atom) for atom in jaxpr.invars],
+            constvars=[self.atom(atom) for atom in jaxpr.constvars],
+            outvars=[self.atom(atom) for atom in jaxpr.outvars],
+        )
+
+    def atom(self, atom: Any) -> Any:
+        """The same operand or variable; of keys, that of their words."""
+        if isinstance(atom, _jax.Literal) or not _is_key(atom):
+            return atom
+        if atom not in self.words:
+            self.words[atom] = _jax.new_var(_jax.physical_aval(atom.aval))
+        return self.words[atom]
+
+    def equation(self, equation: Any) -> Any:
+        """One equation, or what replaces it, or None if it makes nothing."""
+        results = equation.outvars
+        if results and not equation.effects and all(map(_without_elements, results)):
+            return None
+        definition = self.table.get(equation.primitive)
+        if definition is not None and definition.applies(equation):
+            return self.call(equation, definition.function)
+        keys = any(map(_is_key, (*equation.invars, *results)))
+        if equation.primitive in self.carriers.primitives:
+            return self.carrier(equation, keys)
+        return self.call(equation, _of_keys(equation)) if keys else equation
+
+    def carrier(self, equation: Any, keys: bool) -> Any:
+        """An equation with jaxprs."""
+        regions = self.carriers.regions(equation)
+        jaxprs = [self.jaxpr(region.jaxpr) for region in regions]
+        if not keys and all(n is r.jaxpr for n, r in zip(jaxprs, regions, strict=True)):
+            return equation
+        return equation.replace(
+            invars=[self.atom(atom) for atom in equation.invars],
+            outvars=[self.atom(atom) for atom in equation.outvars],
+            params=with_jaxprs(self.carriers, equation, regions, jaxprs),
+        )
+
+    def call(self, equation: Any, definition: Callable[..., Sequence[Any]]) -> Any:
+        """A call of what defines an equation's primitive."""
+        # Arrays without elements are nobody's operands, since nothing makes them.
+        operands = [self.atom(atom) for atom in equation.invars]
+        given = [atom for atom in operands if not _without_elements(atom)]
+
+        def function(*values: Any) -> list[Any]:
+            rest = iter(values)
+            every = [
+                _Empty(atom.aval) if _without_elements(atom) else next(rest) for atom in operands
+            ]
+            with _jax.location_of_equation(equation):
+                return list(definition(*every, **equation.params))
+
+        traced, _ = _jax.trace_to_jaxpr(function, [atom.aval for atom in given])
+        return equation.replace(
+            primitive=primitives.closed_call_p,
+            invars=given,
+            outvars=[self.atom(atom) for atom in equation.outvars],
+            # Definitions may be made of primitives that have definitions.
+            params={"call_jaxpr": self.jaxpr(traced)},
+            effects=traced.effects,
+        )
+
+
+class _Empty:
+    """Stands for an array without elements."""
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+        self.shape, self.dtype = aval.shape, aval.dtype
+
+
+def _of_keys(equation: Any) -> Callable[..., Sequence[Any]]:
+    """An equation that works on keys, on their words."""
+    from pallasite_std.definitions.random import OF_KEYS
+
+    primitive = equation.primitive
+    function = OF_KEYS.get(primitive)
+    if function is not None:
+        return functools.partial(function, key=equation.invars[0].aval)
+
+    def each_word(*operands: Any, **params: Any) -> Sequence[Any]:
+        axes = [-1 if _is_key(atom) else None for atom in equation.invars]
+        mapped = jax.vmap(lambda *one: primitive.bind(*one, **params), axes, -1)
+        found = mapped(*operands)
+        return list(found) if primitive.multiple_results else [found]
+
+    return each_word

@@ -1,0 +1,102 @@
+"""Primitives that are defined by others, against JAX; and the limit on the size of code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallasite
+from pallasite import config
+from pallasite import gpu as plgpu
+from pallasite.errors import CompilationError
+
+Semantics = plgpu.LoweringSemantics
+RANDOM = np.random.default_rng(0)
+X = jnp.asarray(RANDOM.normal(size=(32, 48)), jnp.float32)
+Y = jnp.asarray(RANDOM.normal(size=(13, 17)), jnp.float32)
+WORDS = jnp.asarray([3, 7], jnp.uint32)
+key = jax.random.wrap_key_data
+
+type Body = Callable[[Any, Any, Any], Any]
+
+
+def recurrence(carry: Any, row: Any) -> Any:
+    return carry * 0.5 + row, carry + row[0]
+
+
+CASES: dict[str, Body] = {
+    "split": lambda x, y, w: sum(jnp.split(x, [7, 14, 21], axis=1)[:3]),
+    "glu": lambda x, y, w: jax.nn.glu(x),
+    "stack": lambda x, y, w: jnp.stack([y, y * 2], 1),
+    "unstack": lambda x, y, w: sum(jnp.unstack(y[:, :5], axis=1)),
+    "associative scan": lambda x, y, w: lax.associative_scan(jnp.add, y[:, :9], axis=1),
+    "reduce": lambda x, y, w: lax.reduce(y, 0.0, lambda a, b: a + b + a * b, (0,)),
+    "scan of rows": lambda x, y, w: lax.scan(recurrence, y[0], y)[1],
+    "scan from the end": lambda x, y, w: lax.scan(recurrence, y[0], y, reverse=True)[0],
+    "product": lambda x, y, w: y.T @ y,
+    "product of bfloat16": lambda x, y, w: jnp.dot(
+        y.astype(jnp.bfloat16), y.T.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+    ),
+    "product of int8": lambda x, y, w: jnp.dot(
+        (x * 20).astype(jnp.int8), (x.T * 20).astype(jnp.int8), preferred_element_type=jnp.int32
+    ),
+    "einsum": lambda x, y, w: jnp.einsum("bij,kbj->kib", x.reshape(4, 8, 48), x.reshape(8, 4, 48)),
+    "vector product": lambda x, y, w: y @ y[0],
+    "random bits": lambda x, y, w: jax.random.bits(key(w), (13, 17)),
+    "uniform": lambda x, y, w: jax.random.uniform(jax.random.split(key(w), 3)[1], (40,)),
+    "normal": lambda x, y, w: jax.random.normal(jax.random.fold_in(key(w), 5), (13, 7)),
+}
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
+def test_definitions(number: int) -> None:
+    body = list(CASES.values())[number]
+    semantics = [Semantics.Warpgroup, Semantics.Lane][number % 2]
+
+    def kernel(x: Any, y: Any, w: Any, out: Any) -> None:
+        out[...] = body(x[...], y[...], w[...])
+
+    function = plgpu.kernel(
+        kernel,
+        out_type=jax.eval_shape(body, X, Y, WORDS),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    got, want = function(X, Y, WORDS), body(X, Y, WORDS)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-5)
+
+
+def test_keys_in_loops() -> None:
+    def body(w: Any) -> Any:
+        def step(i: Any, state: Any) -> Any:
+            total, own = state
+            own, used = jax.random.split(own)
+            return total + jax.random.uniform(used, (16,)), own
+
+        return lax.fori_loop(0, 3, step, (jnp.zeros(16), key(w)))[0]
+
+    def kernel(w: Any, out: Any) -> None:
+        out[...] = body(w[...])
+
+    function = plgpu.kernel(kernel, out_type=jax.ShapeDtypeStruct((16,), jnp.float32))
+    np.testing.assert_allclose(function(WORDS), body(WORDS), rtol=1e-6)
+
+
+def test_code_limit() -> None:
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = jnp.tanh(x[...])  # here
+
+    function = plgpu.kernel(kernel, out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    x = jnp.zeros((64, 64), jnp.float32)
+    with (
+        config.scoped(code_limit=100),
+        pytest.raises(CompilationError, match="operations, of which .* come from this line") as e,
+    ):
+        pallasite.compile(function, x)
+    assert "fori_loop" in str(e.value) and "PALLASITE_CODE_LIMIT" in str(e.value)
+    assert e.value.location is not None and e.value.location.file.endswith("test_definitions.py")
