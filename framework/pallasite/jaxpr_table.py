@@ -233,6 +233,11 @@ class JaxprTable:
         table._remembered = {}
         return table
 
+    @property
+    def remembers(self) -> bool:
+        """Whether it is for the work on one kernel, see :meth:`remembering`."""
+        return self._remembered is not None
+
     def __contains__(self, primitive: Any) -> bool:
         return primitive in self._entries
 

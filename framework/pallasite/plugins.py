@@ -7,6 +7,8 @@ plugin ``pallasite``.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import importlib
@@ -14,7 +16,7 @@ import importlib.metadata
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pallasite import config, hookspecs
@@ -611,4 +613,20 @@ def plugins() -> tuple[PluginInfo, ...]:
 
 def registry() -> Registry:
     """The current registry; it is built anew when plugins were added, removed or switched."""
-    return _manager.registry()
+    return _held.get() or _manager.registry()
+
+
+_held: contextvars.ContextVar[Registry | None] = contextvars.ContextVar(
+    "pallasite_registry", default=None
+)
+
+
+@contextlib.contextmanager
+def one_registry() -> Iterator[None]:
+    """Within a ``with`` block, :func:`registry` always returns the registry of its beginning: work
+    on one kernel asks for it thousands of times, and goes by one state of the plugins."""
+    token = _held.set(registry())
+    try:
+        yield
+    finally:
+        _held.reset(token)

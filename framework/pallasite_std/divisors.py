@@ -8,6 +8,7 @@ one. :func:`pallasite_std.memory.divisibility.known_divisor` looks back from the
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,7 +57,9 @@ def loop_divisors(table: JaxprTable, body: Region, operands: Sequence[int]) -> d
       operands: what the operands are multiples of before the first step.
     """
     found = {operand: operands[operand] for _, operand in body.carried_operands()}
-    visitor = _Divisors(table)
+    visitor = _VISITORS.get(table) or _Divisors(table)
+    if table.remembers:
+        _VISITORS[table] = visitor
     while any(divisor > 1 for divisor in found.values()):
         inputs = [1 if one is None else found.get(one, operands[one]) for one in body.operands]
         outputs = visitor.run(body.jaxpr, inputs)
@@ -70,6 +73,11 @@ def loop_divisors(table: JaxprTable, body: Region, operands: Sequence[int]) -> d
     return found
 
 
+_VISITORS: weakref.WeakKeyDictionary[JaxprTable, _Divisors] = weakref.WeakKeyDictionary()
+"""By the table of the work on one kernel: loops are asked about by inference and by lowering, from
+the outermost to the innermost."""
+
+
 def _known(value: Value) -> int:
     if not isinstance(value, RegisterArray) or value.shape != () or not value.is_splat:
         return 1
@@ -81,6 +89,20 @@ class _Divisors(Visitor[int]):
     """Values are what a number is known to be a multiple of."""
 
     loops = LoopPolicy.FIXPOINT
+
+    def __init__(self, table: JaxprTable):
+        # Not the table itself: that is what the visitor is kept for.
+        super().__init__(weakref.proxy(table))
+        self._runs: dict[tuple[int, tuple[int, ...]], tuple[Any, list[int]]] = {}
+
+    def run(self, jaxpr: Any, operands: Sequence[int]) -> list[int]:
+        """As ever, but once only for the same operands: else each level of a nest of loops would
+        be gone through several times for each time that the level around it is."""
+        key = (id(jaxpr), tuple(operands))
+        found = self._runs.get(key)
+        if found is None:
+            found = self._runs[key] = jaxpr, super().run(jaxpr, operands)
+        return found[1]
 
     def unknown(self, variable: Any) -> int:
         return 1

@@ -192,7 +192,7 @@ class MemoryLayout:
 
     def with_dims(self, dims: Sequence[Sequence[Extent]]) -> MemoryLayout:
         """Other dimensions over the same memory."""
-        return dataclasses.replace(self, dims=tuple(tuple(dim) for dim in dims))
+        return MemoryLayout(tuple(map(tuple, dims)), self.swizzle, self.element_bits)
 
     def transpose(self, permutation: Sequence[int]) -> MemoryLayout:
         """Dimension ``i`` of the result is dimension ``permutation[i]``."""
@@ -271,15 +271,11 @@ class MemoryLayout:
         Raises:
           InvalidValueError: the part is out of bounds, or it cuts a tile unevenly.
         """
-        extents, offset, terms, alignment = self._slice_extents(dim, start, size)
-        layout = self.with_dims([*self.dims[:dim], extents, *self.dims[dim + 1 :]])
-        return MemorySlice(layout, offset, terms, alignment)
+        return _slice(self, dim, start, size)
 
     def index(self, dim: int, start: int | None) -> MemorySlice:
         """One index of a dimension, which is dropped; ``start`` None is dynamic."""
-        part = self.slice(dim, start, 1)
-        dims = [*self.dims[:dim], *self.dims[dim + 1 :]]
-        return dataclasses.replace(part, layout=self.with_dims(dims))
+        return _index(self, dim, start)
 
     def _slice_extents(
         self, dim: int, start: int | None, size: int
@@ -330,6 +326,21 @@ class MemoryLayout:
         dims = ", ".join("(" + " ".join(map(str, dim)) + ")" for dim in self.dims)
         swizzle = "" if self.swizzle == 16 else f" swizzle {self.swizzle}"
         return f"[{dims}]{swizzle}"
+
+
+# Layout inference asks for the same slices of the same layouts again and again.
+@functools.lru_cache(maxsize=4096)
+def _slice(layout: MemoryLayout, dim: int, start: int | None, size: int) -> MemorySlice:
+    extents, offset, terms, alignment = layout._slice_extents(dim, start, size)
+    dims = [*layout.dims[:dim], extents, *layout.dims[dim + 1 :]]
+    return MemorySlice(layout.with_dims(dims), offset, terms, alignment)
+
+
+@functools.lru_cache(maxsize=4096)
+def _index(layout: MemoryLayout, dim: int, start: int | None) -> MemorySlice:
+    part = _slice(layout, dim, start, 1)
+    dims = [*layout.dims[:dim], *layout.dims[dim + 1 :]]
+    return dataclasses.replace(part, layout=layout.with_dims(dims))
 
 
 def row_major(shape: Sequence[int], element_bits: int, swizzle: int = 16) -> MemoryLayout:

@@ -298,6 +298,7 @@ class _Canonical:
     flat: bool
 
 
+@functools.lru_cache(maxsize=1024)
 def _primary_mask(digits: Digits, owner: Owner, total: int) -> int:
     own = [d for d in digits if d.owner is owner]
     return sum(1 << i for i in range(total) if sum(d.value(i) * d.stride for d in own) == i)

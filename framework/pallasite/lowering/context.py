@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from pallasite.ir import ops
 from pallasite.semantics import Semantics
 
 if TYPE_CHECKING:
+    from pallasite.jaxpr_table import JaxprTable
     from pallasite.layouts.registers import Layout
     from pallasite.lowering.arrays import RegisterArray
     from pallasite.lowering.geometry import Geometry
@@ -93,6 +95,11 @@ class KernelContext:
             build(*operands)
             return None
         return self.launch.defer(build, *operands)
+
+    @functools.cached_property
+    def jaxprs(self) -> JaxprTable:
+        """The primitives that carry jaxprs; it finds the regions of each equation once."""
+        return self.registry.jaxprs.remembering()
 
     @property
     def plan(self) -> LayoutPlan | None:

@@ -39,7 +39,7 @@ class _Lowering(Visitor["Value"]):
     """Visits one jaxpr, in one place; values are those that rules hand to one another."""
 
     def __init__(self, kernel: KernelContext, mode: Mode, jaxpr: Any):
-        super().__init__(kernel.registry.jaxprs)
+        super().__init__(kernel.jaxprs)
         self.kernel = kernel
         self.mode = mode
         self.used = _used(jaxpr)

@@ -236,6 +236,11 @@ def _environment() -> tuple[Hashable, ...]:
 
 
 def _compile(request: _Request) -> CompiledKernel:
+    with plugins.one_registry():
+        return _compile_anew(request)
+
+
+def _compile_anew(request: _Request) -> CompiledKernel:
     # These are heavy, and not needed for a kernel that is on disk.
     from pallasite.codegen.compile import compile_lowered
     from pallasite.lowering.entry import lower_kernel

@@ -151,7 +151,9 @@ def _collective_blocks(ctx: InferenceContext, axes: Any) -> int:
 def _copies(window: View, **options: Any) -> Callable[[View], float | None]:
     """A check that TMA can copy between a window of global memory and a view of shared memory."""
 
-    def check(shared: View) -> float | None:
+    @functools.cache
+    def dimensions() -> tuple[list[WindowDimension], list[WindowDimension]]:
+        """Those of the window, as they are if a computed start suits, and as they are known."""
         if window.window is None:
             raise InvalidValueError("a copy of something else than a window of an array")
         assumed, known = [], []
@@ -169,12 +171,17 @@ def _copies(window: View, **options: Any) -> Callable[[View], float | None]:
                         multiple_of=math.gcd(divisor, start.static),
                     )
                 )
-        shape = window.root.shape
+        return assumed, known
+
+    shape, dtype = window.root.shape, str(window.dtype)
+
+    def check(shared: View) -> float | None:
+        assumed, known = dimensions()
         root = row_major(shape, shared.layout.element_bits)
         strides = [
             dim[0].stride if dim else math.prod(shape[i + 1 :]) for i, dim in enumerate(root.dims)
         ]
-        arguments = (shape, strides, str(window.dtype))
+        arguments = (shape, strides, dtype)
         try:
             plan = plan_tensor_map(*arguments, assumed, shared.layout, **options)
         except InvalidValueError:

@@ -27,8 +27,17 @@ class _Search:
     def __init__(self, fenced: Collection[Key]):
         self._fenced = fenced
         self.found: dict[Key, None] = {}
+        self._followed: dict[tuple[int, _Pending], _Pending] = {}
 
     def follow(self, events: Sequence[Any], pending: _Pending) -> _Pending:
+        """What is pending after events; the same events with the same before are followed once, or
+        each level of a nest of loops would double the work."""
+        key = (id(events), pending)
+        if key not in self._followed:
+            self._followed[key] = self._follow(events, pending)
+        return self._followed[key]
+
+    def _follow(self, events: Sequence[Any], pending: _Pending) -> _Pending:
         for event in events:
             if isinstance(event, Loop):
                 once = self.follow(event.body, pending)

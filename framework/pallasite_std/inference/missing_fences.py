@@ -35,8 +35,17 @@ class _Search:
         self._used = used
         self.found: dict[Key, None] = {}
         self.scopes: dict[Key, None] = {}
+        self._followed: dict[tuple[int, _State], _State] = {}
 
     def follow(self, events: Sequence[Any], state: _State) -> _State:
+        """The state after events; the same events in the same state are followed once, or each
+        level of a nest of loops would double the work."""
+        key = (id(events), state)
+        if key not in self._followed:
+            self._followed[key] = self._follow(events, state)
+        return self._followed[key]
+
+    def _follow(self, events: Sequence[Any], state: _State) -> _State:
         for event in events:
             if isinstance(event, Loop):
                 once = self.follow(event.body, state)

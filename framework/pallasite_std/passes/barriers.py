@@ -197,15 +197,17 @@ class _Thread(Visitor[Any]):
         primitive, params = equation.primitive, equation.params
         if primitive is _jax.axis_index_p:
             return (self.thread,) if params["axis_name"] == self.name else None
-        if equation.outvars and _is_number(equation.outvars[0].aval) and None not in operands:
+        if equation.outvars and None not in operands and _is_number(equation.outvars[0].aval):
             if primitive in _ARITHMETIC:
                 return (int(_ARITHMETIC[primitive](*operands)),)
             if primitive is lax.convert_element_type_p:
                 return operands
             if primitive is lax.not_p and equation.invars[0].aval.dtype == np.bool_:
                 return (1 - operands[0],)
-        if any(isinstance(operand, _Group) for operand in operands):
-            self.use(equation, operands)
+        for operand in operands:
+            if isinstance(operand, _Group):
+                self.use(equation, operands)
+                break
         return None
 
     def use(self, equation: Any, operands: list[Any]) -> None:
@@ -213,16 +215,17 @@ class _Thread(Visitor[Any]):
         params = equation.params
         location = _jax.user_location(equation.source_info)
         found = []
-        for use in self.tables.uses(equation.primitive):
-            arguments = use.arguments(operands, params)
+        uses = self.tables.uses(equation.primitive)
+        arguments = uses[0].arguments(operands, params) if uses else ()
+        for use in uses:
             barrier = _selected(arguments[use.barrier])
             if barrier is not None:
-                found.append((use, barrier, arguments))
-        known = {barrier.group for _, barrier, _ in found}
+                found.append((use, barrier))
+        known = {barrier.group for _, barrier in found}
         for operand in operands:
             if isinstance(operand, _Group) and operand not in known:
                 operand.arrives, operand.certain = True, False
-        for use, barrier, arguments in found:
+        for use, barrier in found:
             group = barrier.group
             arrivals = use.arrivals(group.dtype, params)
             if use.role is BarrierRole.TEST or arrivals == 0:

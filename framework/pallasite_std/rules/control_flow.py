@@ -210,7 +210,7 @@ def _scan(
         )
     del reverse  # Without scanned inputs or outputs the direction makes no difference.
 
-    mark = mark_carried(ctx.kernel.registry.jaxprs, jaxpr, consts, carries)
+    mark = mark_carried(ctx.kernel.jaxprs, jaxpr, consts, carries)
 
     def body(values: list[Value]) -> list[Value]:
         return ctx.lower(jaxpr, [*consts, *values])
@@ -258,7 +258,7 @@ def _while(
     carries = list(args[cond_nconsts + body_nconsts :])
     counted = _counted_loop(cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts)
 
-    mark = mark_carried(ctx.kernel.registry.jaxprs, body_jaxpr, body_consts, carries)
+    mark = mark_carried(ctx.kernel.jaxprs, body_jaxpr, body_consts, carries)
 
     def body(values: list[Value]) -> list[Value]:
         return ctx.lower(body_jaxpr, [*body_consts, *mark(values)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -146,7 +147,7 @@ class InferenceContext:
         """The kernel's ``CompilerParams``."""
         return self.walk.kernel.params
 
-    @property
+    @functools.cached_property
     def avals_in(self) -> list[Any]:
         """Abstract values of the operands."""
         return [atom.aval for atom in self.equation.invars]
@@ -156,13 +157,13 @@ class InferenceContext:
         """Abstract values of the results."""
         return [variable.aval for variable in self.equation.outvars]
 
-    @property
+    @functools.cached_property
     def location(self) -> SourceLocation | None:
         """The user's line."""
         found: SourceLocation | None = _jax.user_location(self.equation.source_info)
         return found or self.walk.location
 
-    @property
+    @functools.cached_property
     def place(self) -> Place:
         """The equation, for reports."""
         return Place(self.location, self.equation.primitive.name)

@@ -27,7 +27,7 @@ class Structure(Visitor[AbstractValue]):
     """
 
     def __init__(self, ctx: InferenceContext):
-        super().__init__(ctx.walk.kernel.registry.jaxprs)
+        super().__init__(ctx.walk.kernel.jaxprs)
         self.ctx = ctx
         self.branch: int | None = None
         self.counted = 0

@@ -50,11 +50,13 @@ class Walk:
     Attributes:
       kernel: the kernel that is lowered.
       problem: what has been found.
+      divisor_of_result: what a scalar is a multiple of; the implementation of that name.
       outputs: by path and id of a jaxpr, variables that its results become.
     """
 
     def __init__(self, kernel: KernelContext):
         self.kernel = kernel
+        self.divisor_of_result = plugins.manager().implementation("divisor_of_result")
         self.location: SourceLocation | None = kernel.location
         self.problem = Problem()
         self.outputs: dict[tuple[Path, int], list[int | None]] = {}
@@ -181,7 +183,7 @@ class _JaxprWalk(Visitor[AbstractValue]):
     """
 
     def __init__(self, walk: Walk, path: Path, jaxpr: Any, weight: float, in_warp: bool):
-        super().__init__(walk.kernel.registry.jaxprs)
+        super().__init__(walk.kernel.jaxprs)
         self.walk = walk
         self.path = path
         self.weight = weight
@@ -216,7 +218,7 @@ class _JaxprWalk(Visitor[AbstractValue]):
     def equation(self, equation: Any, operands: list[AbstractValue]) -> Sequence[AbstractValue]:
         carries = equation.primitive in self.table
         if equation.outvars and not carries and _is_scalar(equation):
-            return _scalars(equation, operands)
+            return self._scalars(equation, operands)
         ctx = InferenceContext(self.walk, equation, self.path, self.weight, self.in_warp)
         with errors_at_equation(equation):
             check_elements(equation)
@@ -233,6 +235,11 @@ class _JaxprWalk(Visitor[AbstractValue]):
                 results = without_rule(ctx, operands)
         self._note(ctx, results)
         return results
+
+    def _scalars(self, equation: Any, operands: Sequence[AbstractValue]) -> list[AbstractValue]:
+        divisors = [value.divisor if isinstance(value, ScalarValue) else 1 for value in operands]
+        divisor = self.walk.divisor_of_result(equation, divisors)
+        return [ScalarValue(divisor) for _ in equation.outvars]
 
     def _note(self, ctx: InferenceContext, results: Sequence[AbstractValue]) -> None:
         ctx.record.results = [
@@ -252,13 +259,6 @@ def _is_scalar(equation: Any) -> bool:
         isinstance(atom.aval, _jax.ShapedArray) and atom.aval.shape == ()
         for atom in (*equation.invars, *equation.outvars)
     )
-
-
-def _scalars(equation: Any, operands: Sequence[AbstractValue]) -> list[AbstractValue]:
-    divisors = [value.divisor if isinstance(value, ScalarValue) else 1 for value in operands]
-    divisor_of_result = plugins.manager().implementation("divisor_of_result")
-    divisor = divisor_of_result(equation, divisors)
-    return [ScalarValue(divisor) for _ in equation.outvars]
 
 
 def _as_results(ctx: InferenceContext, found: Any) -> list[AbstractValue]:

@@ -147,9 +147,10 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
     mesh = getattr(context, "mesh", None)
     count, name = getattr(mesh, "num_threads", None) or 1, getattr(mesh, "thread_name", None)
     accumulators: dict[Any, Accumulator] = {}
+    actions: dict[int, tuple[Any]] = {}
     try:
         for number in range(count):
-            thread = _Thread(number, name, accumulators, missing, context)
+            thread = _Thread(number, name, accumulators, missing, actions, context)
             thread.run(jaxpr, [_argument(variable) for variable in jaxpr.invars])
     except _TooLong:
         return jaxpr
@@ -209,6 +210,7 @@ class _Thread(jaxprs.Visitor[Any]):
         name: Any,
         accumulators: dict[Any, Accumulator],
         missing: _Missing | None,
+        actions: dict[int, tuple[Any]],
         context: Any,
     ):
         super().__init__(context.jaxprs)
@@ -223,6 +225,7 @@ class _Thread(jaxprs.Visitor[Any]):
         self.scalars = Scalars(number, name)
         self.accumulators = accumulators
         self.iterations: dict[Any, int] = {}
+        self.actions = actions
         self.equations = 0
         self.state = _State()
 
@@ -246,16 +249,31 @@ class _Thread(jaxprs.Visitor[Any]):
         return super().run(jaxpr, operands)
 
     def primitive(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        known = self.actions.get(id(equation))
+        if known is None:
+            known = self.actions[id(equation)] = self._action(equation)
+        (action,) = known
+        if action is _COMPUTES:
+            return (self.scalars.result(equation, operands),)
+        if action is not None:
+            action(self, equation, operands, self.state)
+        return None
+
+    def _action(self, equation: Any) -> tuple[Any]:
+        """What an equation does, which does not change while loops are followed: a rule, None for
+        nothing that matters here, or ``_COMPUTES``."""
         rule = _RULES.get(equation.primitive)
         if rule is not None:
-            rule(self, equation, operands, self.state)
-        elif self.scalars.computes(equation):
-            return (self.scalars.result(equation, operands),)
-        else:
-            if tensor_core_pipeline_effect in equation.effects:
-                self._unknown(operands, self.state)
-            self._accesses(equation, operands, self.state)
-        return None
+            return (rule,)
+        if self.scalars.computes(equation):
+            return (_COMPUTES,)
+        if tensor_core_pipeline_effect in equation.effects:
+            return (_Thread.unknown_and_accesses,)
+        memory, barriers = self.tables
+        expects = any(use.role is BarrierRole.EXPECT for use in barriers.uses(equation.primitive))
+        if expects or (memory.declares(equation.primitive) and not _only_reads(equation)):
+            return (_Thread.accesses,)
+        return (None,)
 
     def _unknown(self, operands: Sequence[Any], state: _State) -> None:
         """Something that may wait, or use accumulators in its own way."""
@@ -443,7 +461,12 @@ class _Thread(jaxprs.Visitor[Any]):
 
     # Shared memory --------------------------------------------------------------------------------
 
-    def _accesses(self, equation: Any, operands: list[Any], state: _State) -> None:
+    def unknown_and_accesses(self, equation: Any, operands: list[Any], state: _State) -> None:
+        """Something that may use accumulators, and that the tables may know besides."""
+        self._unknown(operands, state)
+        self.accesses(equation, operands, state)
+
+    def accesses(self, equation: Any, operands: list[Any], state: _State) -> None:
         """What plugins' tables declare of a primitive: stores by any proxy, and fences."""
         memory, barriers = self.tables
         uses = barriers.uses(equation.primitive)
@@ -534,6 +557,8 @@ def _touches(table: jaxprs.JaxprTable, jaxpr: Any) -> bool:
         for equation in table.equations(jaxpr)
     )
 
+
+_COMPUTES = object()
 
 _Rule = Callable[[_Thread, Any, list[Any], _State], None]
 
