@@ -30,7 +30,6 @@ _EXPORTS = {
     "compile": "pallasite.runtime",
     "compile_all": "pallasite.runtime",
     "hookimpl": "pallasite.hookspecs",
-    "kernel_errors": "pallasite.runtime",
     "target": "pallasite.language.target_scope",
     **dict.fromkeys(
         (
@@ -83,7 +82,6 @@ if TYPE_CHECKING:
     from pallasite.language.target_scope import target as target
     from pallasite.runtime import compile as compile
     from pallasite.runtime import compile_all as compile_all
-    from pallasite.runtime import kernel_errors as kernel_errors
     from pallasite.targets import Target as Target
 
 

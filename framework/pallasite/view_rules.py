@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pallasite.language.memory_regions import RegionBuilder
     from pallasite.lowering.context import RuleContext
     from pallasite.lowering.inference.values import MemoryValue
     from pallasite.lowering.inference.views import View
@@ -27,7 +26,8 @@ class ViewRule:
       infer: ``infer(view, transform)`` changes a ``View`` of memory whose layout is given, and
         raises InvalidValueError or UnsupportedError if that layout has no such view; None if
         layout inference knows nothing of the transform.
-      region: ``region(builder, transform)`` tells checks what of the memory the view covers; None
+      region: ``region(builder, transform)`` tells checks what of the memory the view covers, by the
+        methods of the standard library's ``RegionBuilder``; None
         if that is not known more exactly than for what is viewed.
       physical: whether a program that views an allocation like this has said itself how it lies, so
         that inference chooses no layout for it.
@@ -40,7 +40,7 @@ class ViewRule:
     transform: type
     lower: Callable[[RuleContext, Any, Any], Any]
     infer: Callable[[View, Any], None] | None = None
-    region: Callable[[RegionBuilder, Any], None] | None = None
+    region: Callable[[Any, Any], None] | None = None
     physical: bool = False
     member: Callable[[MemoryValue, Any], MemoryValue] | None = None
     overrides: tuple[str, ...] = ()

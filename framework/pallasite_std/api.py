@@ -58,10 +58,14 @@ from pallasite_std.primitives.layouts import layout_cast as layout_cast
 if TYPE_CHECKING:
     from pallasite_std.copies import tensor_copies as tensor_copies
     from pallasite_std.copies.tensor_map_encoding import encode as encode
+    from pallasite_std.host_calls import kernel_errors as kernel_errors
+    from pallasite_std.host_calls import run_on_host as run_on_host
     from pallasite_std.memory.divisibility import known_divisor as known_divisor
     from pallasite_std.memory.reference_types import DynamicOffset as DynamicOffset
     from pallasite_std.memory.reference_types import MemoryReference as MemoryReference
     from pallasite_std.memory.references import index_reference as index_reference
+    from pallasite_std.memory.regions import MemoryRegion as MemoryRegion
+    from pallasite_std.memory.regions import memory_region as memory_region
     from pallasite_std.memory_events import ASYNC as ASYNC
     from pallasite_std.rules import cluster_launch as _cluster_launch_rules
     from pallasite_std.rules import copies as _copy_rules
@@ -79,6 +83,10 @@ _LAZY = {
     "encode": ("pallasite_std.copies.tensor_map_encoding", "encode"),
     "DynamicOffset": ("pallasite_std.memory.reference_types", "DynamicOffset"),
     "MemoryReference": ("pallasite_std.memory.reference_types", "MemoryReference"),
+    "kernel_errors": ("pallasite_std.host_calls", "kernel_errors"),
+    "run_on_host": ("pallasite_std.host_calls", "run_on_host"),
+    "MemoryRegion": ("pallasite_std.memory.regions", "MemoryRegion"),
+    "memory_region": ("pallasite_std.memory.regions", "memory_region"),
     "index_reference": ("pallasite_std.memory.references", "index_reference"),
     "ASYNC": ("pallasite_std.memory_events", "ASYNC"),
     "copy_rules": ("pallasite_std.rules.copies", ""),

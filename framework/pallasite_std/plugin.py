@@ -126,8 +126,9 @@ def pallasite_names() -> dict[str, str]:
 
 @hookimpl
 def pallasite_exports() -> dict[str, str]:
-    """Choosing configurations by measuring them, for ``pallasite``."""
-    return {name: f"pallasite_std.tuning:{name}" for name in ("autotune", "choose")}
+    """Choosing configurations by measuring them, and errors of kernels on the CPU."""
+    tuning = {name: f"pallasite_std.tuning:{name}" for name in ("autotune", "choose")}
+    return {"kernel_errors": "pallasite_std.host_calls:kernel_errors", **tuning}
 
 
 @hookimpl
@@ -242,6 +243,7 @@ def pallasite_implementations() -> dict[str, str]:
         "divisor_of_result": "pallasite_std.divisors:divisor_of_result",
         "encode_tensor_map": "pallasite_std.copies.tensor_map_encoding:encode",
         "interpretation": "pallasite_std.interpret:INTERPRETATION",
+        "kernel_errors": "pallasite_std.host_calls:kernel_errors",
         "lane_layouts": "pallasite_std.lane_layouts.strategy:LaneStrategy",
         "layout_costs": "pallasite_std.inference.costs:LAYOUT_COSTS",
         "layout_report": "pallasite_std.inference.report:layout_report",
@@ -251,6 +253,7 @@ def pallasite_implementations() -> dict[str, str]:
         "missing_barriers": "pallasite_std.inference.missing_barriers:missing_barriers",
         "missing_fences": "pallasite_std.inference.missing_fences:missing_fences",
         "mosaic_layout": "pallasite_std.inline.layouts:fragmented_layout",
+        "run_on_host": "pallasite_std.host_calls:run_on_host",
         "reduced_mosaic_layout": "pallasite_std.inline.layouts:reduced_layout",
     }
 

@@ -14,7 +14,7 @@ import pallasite
 from pallasite import plugins
 from pallasite.cli.run_arguments import Argument, argument, make, random_array
 from pallasite.extensions import RunReport
-from pallasite.runtime import run_on_host
+from pallasite_std.host_calls import run_on_host
 
 FILE = pathlib.Path(__file__).parent / "runs_for_cli.py"
 

@@ -18,9 +18,10 @@ from pallasite.cli import main
 from pallasite.errors import InvalidValueError, PluginError, UnsupportedError
 from pallasite.plugin import ViewRule, hookimpl, manager, nothing_changes
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import as_transformed, memory_region
+from pallasite.plugin.language import as_transformed
 from pallasite.plugin.layouts import Extent
 from pallasite_simulator import simulate
+from pallasite_std.api import memory_region
 
 ROWS, COLUMNS = 4, 128
 BOTH = pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics), ids=str)
@@ -210,17 +211,17 @@ def test_checks_know_what_a_view_covers():
 
         whole, half = region(), region(EveryOther(0))
         assert whole.exact and not half.exact
-        assert half.certainly_meets(whole) and whole.certainly_meets(half)
+        assert half.overlaps(whole) and whole.overlaps(half)
         # It is not exact, so that nothing but what covers all of its box meets it for sure.
-        assert half.certainly_meets(region(rows(0, ROWS)))
-        assert not half.certainly_meets(region(rows(0, 2)))
-        assert not half.certainly_meets(region(EveryOther(1)))
-        assert not half.certainly_meets(region(EveryOther(0), memory=other))
+        assert half.overlaps(region(rows(0, ROWS)))
+        assert not half.overlaps(region(rows(0, 2)))
+        assert not half.overlaps(region(EveryOther(1)))
+        assert not half.overlaps(region(EveryOther(0), memory=other))
         # Nothing is known of a transform without a region: its form has to be the same.
-        assert region(Same(), rows(0, 1)).certainly_meets(region(Same(), rows(0, 2)))
-        assert not region(Same(), rows(0, 1)).certainly_meets(region(rows(0, 2)))
-        assert region(rows(0, 2)).certainly_meets(region(rows(1, 2)))
-        assert not region(rows(0, 2)).certainly_meets(region(rows(2, 2)))
+        assert region(Same(), rows(0, 1)).overlaps(region(Same(), rows(0, 2)))
+        assert not region(Same(), rows(0, 1)).overlaps(region(rows(0, 2)))
+        assert region(rows(0, 2)).overlaps(region(rows(1, 2)))
+        assert not region(rows(0, 2)).overlaps(region(rows(2, 2)))
 
 
 def test_the_check_of_products_asks_the_table():

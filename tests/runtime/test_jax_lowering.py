@@ -21,11 +21,12 @@ from pallasite.errors import ExecutionError, InvalidTypeError
 from pallasite.language.kernel_call import kernel_call_p
 from pallasite.launch import ArrayParameter
 from pallasite.launch_plan import canonical_order
-from pallasite.runtime import clear_memory, compiler, run_on_host
+from pallasite.runtime import clear_memory, compiler
 from pallasite.runtime.executors import check_device
 from pallasite.runtime.override import override
 from pallasite.target_selection import find_target
 from pallasite.targets import Target
+from pallasite_std.host_calls import run_on_host
 
 GPU_WHEEL = pytest.mark.skipif(
     not pytest.importorskip("importlib.util").find_spec("jax_cuda13_plugin"),

@@ -17,7 +17,8 @@ import pallasite
 from pallasite import config, plugins
 from pallasite import gpu as plgpu
 from pallasite.errors import UnsupportedError
-from pallasite.runtime import clear_memory, run_on_host
+from pallasite.runtime import clear_memory
+from pallasite_std.host_calls import run_on_host
 from pallasite_std.profiler import dump
 from pallasite_std.profiler.profile import profile_of
 

@@ -190,16 +190,17 @@ def _observed(
 ) -> Iterator[None]:
     """Runs the kernels of programs by an executor, compiled for a target; collects its reports."""
     from pallasite.executors import LaunchRequest
-    from pallasite.runtime.callback import kernel_errors, run_on_host
+    from pallasite.plugins import manager
     from pallasite.runtime.override import override
 
+    implementation = manager().implementation
     run_kernel = None
     if executor is not None and executor.inspect is not None:
         inspect = functools.partial(_collect, executor, _options(arguments), reports)
-        run_kernel = functools.partial(run_on_host, inspect)
+        run_kernel = functools.partial(implementation("run_on_host"), inspect)
     elif executor is not None:
         run_kernel = functools.partial(executor.run, request=LaunchRequest(platform="cpu"))
-    with kernel_errors(), override(run_kernel, target):
+    with implementation("kernel_errors")(), override(run_kernel, target):
         yield
 
 

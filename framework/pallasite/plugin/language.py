@@ -24,10 +24,6 @@ from pallasite.language.memory import SharedMemory as SharedMemory
 from pallasite.language.memory import array_type as array_type
 from pallasite.language.memory import memory_space_of as memory_space_of
 from pallasite.language.memory import union_members as union_members
-from pallasite.language.memory_regions import IndexRange as IndexRange
-from pallasite.language.memory_regions import MemoryRegion as MemoryRegion
-from pallasite.language.memory_regions import RegionBuilder as RegionBuilder
-from pallasite.language.memory_regions import memory_region as memory_region
 from pallasite.language.memory_space import find_space as find_space
 from pallasite.language.memory_space import memory_spaces as memory_spaces
 from pallasite.language.mesh import Mesh as Mesh

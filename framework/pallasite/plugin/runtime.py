@@ -5,8 +5,6 @@ from __future__ import annotations
 from pallasite import files as files
 from pallasite.codegen.compiled import CompiledKernel as CompiledKernel
 from pallasite.codegen.tools import find_tool as find_tool
-from pallasite.runtime.callback import kernel_errors as kernel_errors
-from pallasite.runtime.callback import run_on_host as run_on_host
 from pallasite.runtime.compiler import compile_kernel as compile_kernel
 from pallasite.runtime.disk_cache import CacheWarning as CacheWarning
 from pallasite.runtime.executors import check_device as check_device

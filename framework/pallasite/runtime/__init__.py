@@ -16,8 +16,6 @@ _EXPORTS = {
     "compile": "api",
     "compile_all": "api",
     "compile_kernel": "compiler",
-    "kernel_errors": "callback",
-    "run_on_host": "callback",
 }
 
 __all__ = [*_EXPORTS]  # noqa: PLE0604
@@ -25,8 +23,6 @@ __all__ = [*_EXPORTS]  # noqa: PLE0604
 if TYPE_CHECKING:
     from pallasite.runtime.api import compile as compile
     from pallasite.runtime.api import compile_all as compile_all
-    from pallasite.runtime.callback import kernel_errors as kernel_errors
-    from pallasite.runtime.callback import run_on_host as run_on_host
     from pallasite.runtime.compiler import CacheInfo as CacheInfo
     from pallasite.runtime.compiler import cache_info as cache_info
     from pallasite.runtime.compiler import clear_memory as clear_memory

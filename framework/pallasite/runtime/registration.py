@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.extend.pallas import register_lowering_rule
 
-from pallasite import _jax, config
+from pallasite import _jax, config, plugins
 from pallasite.language import execution
 from pallasite.language.params import CompilerParams
 
@@ -39,9 +39,9 @@ def _lower_mesh_kernel(*args: Any, **kwargs: Any) -> Any:
 
 
 def _kernel_errors() -> contextlib.AbstractContextManager[None]:
-    from pallasite.runtime import callback
-
-    return callback.kernel_errors()
+    errors: contextlib.AbstractContextManager[None]
+    errors = plugins.manager().implementation("kernel_errors")()
+    return errors
 
 
 def _forget_programs() -> None:

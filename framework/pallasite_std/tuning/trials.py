@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from pallasite.plugin import PallasiteError
-from pallasite.plugin.runtime import kernel_errors
+from pallasite_std.host_calls import kernel_errors
 from pallasite_std.tuning.inputs import Arguments, split
 
 MAX_THREADS = 8

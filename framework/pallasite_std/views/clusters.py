@@ -7,9 +7,10 @@ from typing import Any
 
 from pallasite.plugin import InvalidValueError, ViewRule, nothing_changes
 from pallasite.plugin.ir import ops
-from pallasite.plugin.language import ClusterRefTransform, RegionBuilder
+from pallasite.plugin.language import ClusterRefTransform
 from pallasite.plugin.lowering import RuleContext
 from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.memory.regions import RegionBuilder
 
 
 def in_cluster(

@@ -10,11 +10,11 @@ from pallasite.plugin import InvalidTypeError, UnsupportedError, ViewRule
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import ScalarValue, View, start_of
 from pallasite.plugin.ir import types
-from pallasite.plugin.language import RegionBuilder
 from pallasite.plugin.layouts import Extent
 from pallasite.plugin.lowering import RegisterArray, RuleContext
 from pallasite_std.memory.reference_types import MemoryReference, WindowStart
 from pallasite_std.memory.references import index_reference
+from pallasite_std.memory.regions import RegionBuilder
 
 
 def _lower(ctx: RuleContext, reference: MemoryReference, transform: Any) -> MemoryReference:

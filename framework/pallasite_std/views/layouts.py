@@ -8,11 +8,11 @@ from typing import Any
 from pallasite.plugin import InvalidValueError, ViewRule
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import View
-from pallasite.plugin.language import RegionBuilder
 from pallasite.plugin.language import transforms as tr
 from pallasite.plugin.layouts import MemoryLayout
 from pallasite.plugin.lowering import RuleContext
 from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.memory.regions import RegionBuilder
 
 NO_SWIZZLE = 16
 """Bytes of the chunks that swizzles permute."""

@@ -10,11 +10,11 @@ import numpy as np
 from pallasite.plugin import ViewRule
 from pallasite.plugin.inference import MemoryValue
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.language import RegionBuilder
 from pallasite.plugin.language import transforms as tr
 from pallasite.plugin.layouts import row_major
 from pallasite.plugin.lowering import RuleContext
 from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.memory.regions import RegionBuilder
 
 
 def _key(member: Any) -> tuple[int, str, tuple[int, ...]]:

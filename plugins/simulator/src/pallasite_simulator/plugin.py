@@ -37,8 +37,8 @@ def pallasite_executors() -> list[Executor]:
 
 
 def _run(compiled: Any, *operands: Any, request: LaunchRequest) -> Any:
-    from pallasite.plugin.runtime import run_on_host
     from pallasite_simulator.executor import execute
+    from pallasite_std.api import run_on_host
 
     return run_on_host(execute, compiled, *operands, request=request)
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from pallasite.plugin import SourceLocation, ViewRule
 from pallasite.plugin.language import (
-    MemoryRegion,
     MemorySpace,
-    memory_region,
     memory_space_of,
 )
+from pallasite_std.api import MemoryRegion, memory_region
 
 
 class Memory:
@@ -45,7 +44,7 @@ def region_of(
     Args:
       reference: a TransformedRef whose ``ref`` is a :class:`Memory`, and whose indices are numbers
         and symbols.
-      rule_of: see :func:`~pallasite.plugin.language.memory_region`.
+      rule_of: see :func:`pallasite_std.api.memory_region`.
     """
     memory = reference.ref
     if not isinstance(memory, Memory) or not memory.shared:

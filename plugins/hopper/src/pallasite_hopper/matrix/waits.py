@@ -32,7 +32,6 @@ from pallasite.plugin import (
 )
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import (
-    MemoryRegion,
     is_barrier,
     tensor_core_pipeline_effect,
 )
@@ -40,7 +39,7 @@ from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
 from pallasite_hopper.matrix.regions import Accumulator, Memory, region_of
 from pallasite_hopper.matrix.scalars import Scalars, Symbol
-from pallasite_std.api import ASYNC, inline
+from pallasite_std.api import ASYNC, MemoryRegion, inline
 
 _MOST_EQUATIONS = 30_000
 _MOST_ITERATIONS = 8
@@ -415,7 +414,7 @@ class _Thread(jaxprs.Visitor[Any]):
             return
         accumulator.multiplied = accumulator.multiplied or location or "a kernel"
         for store in state.stored:
-            if any(region.certainly_meets(store.region) for region in regions):
+            if any(region.overlaps(store.region) for region in regions):
                 if self.missing is not None:
                     break  # Layout inference adds the fence.
                 raise InvalidValueError(
@@ -512,7 +511,7 @@ class _Thread(jaxprs.Visitor[Any]):
             return
         location = _jax.user_location(equation.source_info)
         for product, since in list(state.flying.items()):
-            if any(region.certainly_meets(one) for one in product.operands):
+            if any(region.overlaps(one) for one in product.operands):
                 if self.missing is not None:
                     self._wait_first(equation, since, state)
                     continue

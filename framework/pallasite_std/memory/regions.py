@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallasite import _jax, plugins
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin import plugins
 
 if TYPE_CHECKING:
-    from pallasite.view_rules import ViewRule
+    from pallasite.plugin import ViewRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,16 +20,16 @@ class IndexRange:
     start: Any
     size: int
 
-    def certainly_meets(self, other: IndexRange, extent: int) -> bool:
-        """Whether they have an index in common."""
+    def overlaps(self, other: IndexRange, extent: int) -> bool:
+        """Whether they certainly have an index in common."""
         if extent in (self.size, other.size):
             return True
         if isinstance(self.start, int) and isinstance(other.start, int):
             return self.start < other.start + other.size and other.start < self.start + self.size
         return self.start is not None and self.start is other.start
 
-    def certainly_covers(self, other: IndexRange, extent: int) -> bool:
-        """Whether all indices of the other one are among these."""
+    def covers(self, other: IndexRange, extent: int) -> bool:
+        """Whether all indices of the other one are certainly among these."""
         if self.size == extent:
             return True
         if isinstance(self.start, int) and isinstance(other.start, int):
@@ -58,8 +59,8 @@ class MemoryRegion:
     extents: tuple[int, ...]
     exact: bool
 
-    def certainly_meets(self, other: MemoryRegion) -> bool:
-        """Whether they have an element in common."""
+    def overlaps(self, other: MemoryRegion) -> bool:
+        """Whether they certainly have an element in common."""
         if self.memory is not other.memory or self.member != other.member:
             return False
         if self.ranges is None or other.ranges is None:
@@ -67,9 +68,9 @@ class MemoryRegion:
         if self.form != other.form:
             return False
         if self.exact and other.exact:
-            return self._all(IndexRange.certainly_meets, other)
-        return (self.exact and self._all(IndexRange.certainly_covers, other)) or (
-            other.exact and other._all(IndexRange.certainly_covers, self)
+            return self._all(IndexRange.overlaps, other)
+        return (self.exact and self._all(IndexRange.covers, other)) or (
+            other.exact and other._all(IndexRange.covers, self)
         )
 
     def _all(

@@ -21,10 +21,9 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from pallasite import _jax, config
-from pallasite.codegen.compiled import CompiledKernel
-from pallasite.errors import ExecutionError, PallasiteError
-from pallasite.extensions import LaunchRequest
+from pallasite.plugin import ExecutionError, LaunchRequest, PallasiteError, config
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.runtime import CompiledKernel
 
 HostFunction = Callable[[CompiledKernel, Sequence[np.ndarray]], Sequence[np.ndarray]]
 """``execute(compiled, inputs)`` returns the outputs. The inputs must not be written to, and must
