@@ -232,7 +232,7 @@ def bind_dealloc(instruction: Instruction, binder: Binder) -> Step:
 def _tell_released(
     memory: TensorMemory, block: int, lane: int, start: int, count: int, instruction: Instruction
 ) -> None:
-    """For the observer, columns that are released are written: all uses must be over."""
+    """For the observer, columns that are released are read: what writes to them must be over."""
     from pallasite_simulator.engine.observer import Access
 
     observer = memory.wave.observer
@@ -242,7 +242,7 @@ def _tell_released(
     columns = start + np.tile(np.arange(0, count, 4), 128)
     offsets = memory.offsets(block, lanes, columns)
     owners = np.full(len(offsets), lane)
-    observer.access(Access("write", SPACE, owners, offsets, 16, instruction, True))
+    observer.access(Access("read", SPACE, owners, offsets, 16, instruction, False, contents=False))
 
 
 @instructions.register("tcgen05.relinquish_alloc_permit", needs_warp=True)

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from pallasite_blackwell.simulation.events import PIPE, Events
+from pallasite_blackwell.simulation.events import Events, pipe
 from pallasite_blackwell.simulation.formats import unpack
 from pallasite_blackwell.simulation.matrix_descriptors import CHUNK, SharedMatrix, Tile
 from pallasite_blackwell.simulation.tensor_memory import (
@@ -21,7 +21,6 @@ from pallasite_blackwell.simulation.tensor_memory import (
 )
 from pallasite_simulator.binder import U64, Binder
 from pallasite_simulator.engine.lanes import Lanes
-from pallasite_simulator.engine.observer import AsyncOperation
 from pallasite_simulator.instruction_set import InstructionSet, Step
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array
@@ -153,7 +152,7 @@ def _tell(
     observer = memory.wave.observer
     if observer is None:
         return
-    operation = AsyncOperation(PIPE, np.array([lane]), instruction, together=1)
+    operation = pipe(lane, instruction)
     observer.begin(operation)
     for kind, space, offsets, size in accesses:
         pieces = (offsets[:, None] + np.arange(0, size, CELL)).reshape(-1)

@@ -25,6 +25,38 @@ PIPE = "tcgen05"
 """The engine of products and copies: those of a thread are done in order."""
 
 
+def move(kind: str, lanes: Array, instruction: Instruction) -> AsyncOperation:
+    """A load (``"read"``) or a store (``"write"``) of warps."""
+    name = {"read": "ld", "write": "st"}[kind]
+    return AsyncOperation(
+        MOVES[kind],
+        lanes,
+        instruction,
+        proxy=SPACE,
+        together=WARP,
+        serial=True,
+        # Instructions that use what was loaded wait for it by themselves.
+        required=False,
+        title=f"a tcgen05.{name} of the warp",
+        hint=f"tcgen05.wait::{name} by the warp, then a barrier (in Pallas: "
+        + {"read": "plgpu.wait_load_tmem())", "write": "plgpu.commit_tmem())"}[kind],
+    )
+
+
+def pipe(lane: int, instruction: Instruction) -> AsyncOperation:
+    """A product or a copy of a thread."""
+    return AsyncOperation(
+        PIPE,
+        np.array([lane]),
+        instruction,
+        serial=True,
+        in_order=True,
+        title="a product or copy of tensor memory",
+        hint="tcgen05.commit to an mbarrier by the thread that began it, and a wait for that (in"
+        " Pallas: plgpu.tcgen05_commit_arrive or barrier=, and plgpu.barrier_wait)",
+    )
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class _Pending:
     """An operation, and which lanes of the wave have not waited for it."""
@@ -103,7 +135,7 @@ def tell_move(
     observer = wave.observer
     if observer is None:
         return
-    operation = AsyncOperation(MOVES[kind], lanes.numbers, instruction, proxy=SPACE, together=WARP)
+    operation = move(kind, lanes.numbers, instruction)
     observer.begin(operation)
     owners = np.broadcast_to(lanes.numbers, cells.shape).reshape(-1)
     offsets = cells.reshape(-1) * CELL

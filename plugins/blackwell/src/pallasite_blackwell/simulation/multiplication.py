@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 
 from pallasite_blackwell.simulation import factors, formats, sparsity
-from pallasite_blackwell.simulation.events import PIPE, Events
+from pallasite_blackwell.simulation.events import Events, pipe
 from pallasite_blackwell.simulation.instruction_descriptors import (
     DescriptorError,
     Variant,
@@ -128,9 +128,7 @@ class _Product:
         shape, memory, wave = self._shape, self._memory, self._memory.wave
         listens = wave.observer is not None
         if listens:
-            self._operation = AsyncOperation(
-                PIPE, np.array([self._lane]), self._instruction, together=1
-            )
+            self._operation = pipe(self._lane, self._instruction)
         b = self._matrix_b()
         results = [self._of_block(number, block, b) for number, block in enumerate(self._blocks)]
         if listens:

@@ -92,6 +92,8 @@ class TensorMemory:
         blocks = wave.block_count
         self.region = Region(SPACE, aligned_bytes(blocks * BLOCK_CELLS * CELL))
         wave.memory.regions[SPACE] = self.region
+        wave.memory.describes[SPACE] = self.describe
+        wave.at_end.append(self._check_released)
         self.cells: Array = self.region.bytes.view(np.uint32)
         self.words: Array = self.cells.reshape(blocks, LANES, COLUMNS)
         self.allocated: Array = np.zeros((blocks, COLUMNS), np.bool_)
@@ -183,6 +185,28 @@ class TensorMemory:
         """Counts cells that are read or written, for statistics."""
         moved = self.wave.memory.bytes_moved
         moved[SPACE, kind] = moved.get((SPACE, kind), 0) + cells * CELL
+
+    def describe(self, offset: int) -> str:
+        """Names the cell of a byte offset, for messages."""
+        block, cell = divmod(offset // CELL, BLOCK_CELLS)
+        lane, column = divmod(cell, COLUMNS)
+        return (
+            f"lane {lane}, column {column} of tensor memory of block {self.wave.block_name(block)}"
+        )
+
+    def _check_released(self) -> None:
+        """Tells of columns that are still allocated when all threads have ended."""
+        observer = self.wave.observer
+        if observer is None:
+            return
+        for block, pieces in enumerate(self.pieces):
+            for one in pieces:
+                observer.misuse(
+                    np.array([block * self.wave.lanes_per_block]),
+                    f"and the other threads of its block end, but {one.count} columns of tensor"
+                    f" memory from {one.start} were not released (tcgen05.dealloc)",
+                    one.instruction,
+                )
 
     # Errors ---------------------------------------------------------------------------------------
 

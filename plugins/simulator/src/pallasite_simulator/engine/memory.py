@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,6 +171,7 @@ class Memory:
     Attributes:
       regions: by space. Shared memory has ``shared_stride`` bytes for each block, local memory
         ``local_stride`` for each lane, one after the other.
+      describes: for spaces that plugins add to the regions: what names a byte offset.
       bytes_moved: bytes by (space, ``"read"``, ``"write"`` or ``"atomic"``).
     """
 
@@ -196,6 +198,7 @@ class Memory:
         self.regions["const"] = self.regions["global"]
         self.regions["shared::cluster"] = self.regions["shared::cta"] = self.regions["shared"]
         self.bytes_moved: dict[tuple[str, str], int] = {}
+        self.describes: dict[str, Callable[[int], str]] = {}
         self._parameter_bytes = len(parameters)
 
     # Access ---------------------------------------------------------------------------------------
@@ -456,6 +459,8 @@ class Memory:
                 f"byte {within - SHARED_BASE} of the {self.shared_limit - SHARED_BASE} bytes of"
                 f" shared memory of block {self.wave.block_name(block)}"
             )
+        if space in self.describes:
+            return self.describes[space](offset)
         return f"byte {offset} of {space} memory"
 
     # Details --------------------------------------------------------------------------------------

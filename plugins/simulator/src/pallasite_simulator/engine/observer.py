@@ -36,6 +36,7 @@ class Access:
       instruction: which instruction.
       writes: whether it may change memory; of ``"atomic"`` accesses, loads do not.
       values: what a write is going to write, as :meth:`Memory.store` takes it, if known.
+      contents: whether it matters what a read finds there.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Access:
     instruction: Instruction
     writes: bool
     values: Array | None = None
+    contents: bool = True
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -62,6 +64,12 @@ class AsyncOperation:
       together: how many neighbouring threads begin one operation together: 1 for copies, 128 for
         ``wgmma``. Each such group of ``lanes`` has an operation of its own, which is waited for
         on its own.
+      serial: whether those of this engine that one thread (or group of threads) begins are waited
+        for in the order in which they began, so that a wait for one is a wait for all before it.
+      in_order: whether they are also done in that order.
+      required: whether somebody must wait for it before the kernel ends.
+      title: what it is, for messages; ``""`` for the engines above.
+      hint: how it is waited for.
       detail: for the observer's own use.
     """
 
@@ -70,6 +78,11 @@ class AsyncOperation:
     instruction: Instruction
     proxy: str = "async"
     together: int = 1
+    serial: bool = False
+    in_order: bool = False
+    required: bool = True
+    title: str = ""
+    hint: str = ""
     detail: object = None
 
 

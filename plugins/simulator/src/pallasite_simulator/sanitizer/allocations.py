@@ -47,11 +47,15 @@ class SharedAllocations:
     ):
         self.pieces: list[Piece] = []
         nowhere = Instruction("", (), (), Position(0, 0), "")
+        first = SHARED_BASE + program.static_shared_bytes
         for one in (*program.module.variables, *program.function.variables):
             if one.space == "shared" and one.bytes:
                 _, start = program.symbol(Symbol(one.name), nowhere)
+                if one.external:
+                    # Dynamic shared memory, of which some compilers declare a byte.
+                    first = min(first, start)
+                    continue
                 self.pieces.append(Piece(one.name, start, start + one.bytes))
-        first = SHARED_BASE + program.static_shared_bytes
         dynamic = [one for one in allocations if one.space in ("smem", "barrier")]
         for asked in dynamic:
             start = first + asked.offset

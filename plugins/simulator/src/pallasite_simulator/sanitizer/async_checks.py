@@ -120,10 +120,17 @@ class AsyncChecks:
         time = self._events(operation)
         domains = self.ordering.domain[firsts]
         columns = self._columns.of(operation, firsts, rows, time + 1)
+        if operation.in_order:
+            # Each knows what it does itself, and so all that was begun before it.
+            each = zip(rows.tolist(), columns.tolist(), strict=True)
+            known = [clocks.advance(row, one, time + 1, fenced=False) for row, one in each]
+            rows = np.array(known)
         clocks.began(columns, time, time + 1)
         over = np.zeros(len(starts), np.bool_)
         state = State(time, numbers[starts], firsts, domains, columns, rows, over, over.copy())
         operation.detail = state
+        if operation.title:
+            self.launch.titles[operation.engine] = (operation.title, operation.hint)
         self._pending[operation] = state
 
     def _events(self, operation: AsyncOperation) -> int:
@@ -149,7 +156,7 @@ class AsyncChecks:
 
     def _group_numbers(self, operation: AsyncOperation, lanes: Array) -> Array:
         """Numbers of what lanes begin together; ascending with the lanes."""
-        together = 128 if operation.engine == "wgmma" else max(1, operation.together)
+        together = max(1, operation.together)
         if together == 1:
             return lanes
         wave = self.wave
@@ -178,7 +185,7 @@ class AsyncChecks:
     ) -> None:
         """Called for what an operation reads and writes."""
         memory = self.memory
-        if space not in ("shared", "global") or not len(offsets):
+        if not (space in ("shared", "global") or memory.added(space)) or not len(offsets):
             return
         if not (memory.recording or memory.initialized or memory.bounds):
             return
@@ -235,7 +242,8 @@ class AsyncChecks:
         self, operation: AsyncOperation, state: State, what: Operation, code: Values, rows: Values
     ) -> Accessor:
         time = state.time + what.writes
-        return Accessor(code, rows, None, time, proxy=operation.proxy == "async")
+        proxy = operation.proxy == "async" and what.space in ("shared", "global")
+        return Accessor(code, rows, None, time, proxy=proxy)
 
     def _check(self, what: Operation, offsets: Array, size: int, accessor: Accessor) -> None:
         shadow = self.memory.shadow(what.space)
@@ -281,14 +289,16 @@ class AsyncChecks:
         parts = np.arange(len(state.names))
         if lanes is not None:
             parts = np.unique(self._parts(operation, state, lanes))
-        for column in state.columns[parts].tolist():
-            row = self._row_of_completion(operation, column, state.time + 1)
+        rows = self._rows_of_completions(operation, state, parts, state.time + 1)
+        for row in rows.tolist():
             self.ordering.add_to_key(key, row)
         self._keys.setdefault(key, []).append((operation, parts))
 
-    def _row_of_completion(self, operation: AsyncOperation, column: int, time: int) -> int:
+    def _row_of_completion(
+        self, operation: AsyncOperation, column: int, time: int, before: int = NOTHING
+    ) -> int:
         fenced = operation.proxy == "async"
-        return self.launch.clocks.advance(NOTHING, column, time, fenced=fenced)
+        return self.launch.clocks.advance(before, column, time, fenced=fenced)
 
     def completions(
         self, operation: AsyncOperation, lanes: Array, places: Array, phases: Array
@@ -303,13 +313,21 @@ class AsyncChecks:
             codes = entries.encode(0, state.domains, state.columns)[parts]
             accessor = Accessor(codes, state.rows[parts], None, state.time + 1, proxy=True)
             self.memory.complete_on_barriers(places * 8, accessor, operation.instruction)
-        rows = self._rows_of_completions(operation, state.columns[parts], state.time + 1)
+        rows = self._rows_of_completions(operation, state, parts, state.time + 1)
         self.ordering.add_to_phases(places, phases, rows)
         for number, (place, phase) in enumerate(zip(places.tolist(), phases.tolist(), strict=True)):
             key = ("mbarrier", place, phase)
             self._keys.setdefault(key, []).append((operation, parts[number : number + 1]))
 
-    def _rows_of_completions(self, operation: AsyncOperation, columns: Array, time: int) -> Array:
+    def _rows_of_completions(
+        self, operation: AsyncOperation, state: State, parts: Array, time: int
+    ) -> Array:
+        columns = state.columns[parts]
+        if operation.in_order:
+            # Where it is over, all that it came after is over too.
+            each = zip(columns.tolist(), state.rows[parts].tolist(), strict=True)
+            ordered = [self._row_of_completion(operation, one, time, row) for one, row in each]
+            return np.array(ordered)
         if (columns == columns[0]).all():
             row = self._row_of_completion(operation, int(columns[0]), time)
             return np.full(len(columns), row)
@@ -342,7 +360,7 @@ class AsyncChecks:
                 continue
             parts = self._parts(operation, state, lanes)
             time = state.time + (not reads_only)
-            rows = self._rows_of_completions(operation, state.columns[parts], time)
+            rows = self._rows_of_completions(operation, state, parts, time)
             self.ordering.learn_each(lanes, rows)
             self._over(operation, np.unique(parts), reads_only)
             if state.in_flight is not None and not reads_only:
@@ -493,7 +511,7 @@ class AsyncChecks:
         if not self.report_pending:
             return
         for operation, state in self._pending.items():
-            if operation.engine == "wgmma" or _is_bulk(operation):
+            if operation.engine == "wgmma" or _is_bulk(operation) or not operation.required:
                 continue
             self.reporter.simple(
                 "kernel ends before its asynchronous operation",

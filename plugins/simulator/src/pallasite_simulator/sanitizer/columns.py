@@ -39,9 +39,9 @@ class Columns:
         """
         ordering = self._ordering
         clocks = ordering.clocks
-        product = operation.engine == "wgmma"
-        if product or operation.instruction.has("bulk_group"):
-            kind = "wgmma" if product else "bulk"
+        serial = operation.serial or operation.engine == "wgmma"
+        if serial or operation.instruction.has("bulk_group"):
+            kind = operation.engine if serial else "bulk"
             threads, inverse = np.unique(ordering.column[firsts], return_inverse=True)
             named = [clocks.column((kind, thread)) for thread in threads.tolist()]
             columns: Array = np.array(named)[inverse]

@@ -52,7 +52,7 @@ class Operation:
       strong: whether it may race with other strong accesses.
       narrow: whether only with those of its block.
       instruction: which instruction does it.
-      offsets, size, values: as in :class:`Access`; None if they are not known.
+      offsets, size, values, contents: as in :class:`Access`; None if they are not known.
     """
 
     space: str
@@ -64,6 +64,7 @@ class Operation:
     size: int = 0
     values: Array | None = None
     narrow: bool = False
+    contents: bool = True
 
     @property
     def by_warp(self) -> bool:
@@ -122,7 +123,7 @@ class History:
         if not len(found):
             return None
         rows = accessor.rows
-        own_domain = self._one_domain or operation.space == "shared"
+        own_domain = self._one_domain or operation.space != "global"
         if own_domain and not visible:
             limit = (self._ordering.floor(rows) + 1) << entries.TIME_SHIFT
             if int(found.max()) < limit:

@@ -115,6 +115,7 @@ class LaunchState:
       findings: all errors.
       allocations: who asked for which piece of dynamic shared memory.
       events: for each event, by its number, the instruction that made it.
+      titles: of engines that plugins add: what their operations are, and how one waits for them.
       clocks: vector clocks.
       locations: places in global memory through which blocks synchronize: for each, by domain,
         what was released there. What is in it is replaced, never changed.
@@ -142,6 +143,7 @@ class LaunchState:
         self.findings = Findings(stop=FIRST in self.groups)
         self.allocations = tuple(allocations)
         self.events: list[Instruction | None] = [None]
+        self.titles: dict[str, tuple[str, str]] = {}
         self.locations: dict[Hashable, Mapping[int, int]] = {}
         self.domains: list[Sequence[int]] = []
         self._roots: list[Callable[[], Iterable[int]]] = []
@@ -212,6 +214,8 @@ class LaunchState:
         if engine == "wgmma":
             first = self.thread_name(domain, number).split(" of ")
             return f"a wgmma of the warpgroup of {first[0]} of {first[1]}"
+        if engine in self.titles:
+            return f"{self.titles[engine][0]} begun by {self.thread_name(domain, number)}"
         block = self.geometry.block_index(int(self.domains[domain][0]))
         return (
             f"an asynchronous operation of the cluster of block {block}"

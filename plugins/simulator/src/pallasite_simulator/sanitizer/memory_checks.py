@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _FILL = 0x0101010101010101
 
+_WORDS = 2
+"""The level of granules of 4 bytes."""
+
 
 class MemoryChecks:
     """Checks all accesses of one wave."""
@@ -50,6 +53,7 @@ class MemoryChecks:
         self.barriers = "barriers" in groups
         memory = wave.memory
         self.shared = Shadow(memory.shared_stride * wave.block_count, launch.traits.level)
+        self._others: dict[str, Shadow] = {}
         self._local = np.zeros(-(-memory.local_stride * wave.lane_count // 16) * 16, np.uint8)
         self._new_barriers: list[tuple[Array, Array]] = []
         self._suspicious: Array | None = None
@@ -77,7 +81,11 @@ class MemoryChecks:
             strong = reads = False
             writes = True
             self._new_barriers.append((access.lanes, access.offsets))
-        if space == "shared":
+        if self.added(space):
+            if not (self.recording or self.initialized):
+                return
+            shadow = self.shadow(space)
+        elif space == "shared":
             if self._suspicious is not None:
                 what = Operation(space, reads, writes, strong, access.instruction)
                 self.check_bounds(what, access.lanes, access.offsets, access.size)
@@ -107,6 +115,7 @@ class MemoryChecks:
             access.size,
             access.values,
             strong and self._is_narrow(access),
+            access.contents,
         )
         never_written = space == "global" and reads and access.instruction.has("nc")
         for places in shadow.places(access.offsets, access.size):
@@ -192,8 +201,30 @@ class MemoryChecks:
             self._compare(before, "wrote", places, accessor, what)
 
     def shadow(self, space: str) -> Shadow:
-        """The shadow of shared or global memory."""
-        return self.shared if space == "shared" else self.launch.global_memory
+        """The shadow of shared or global memory, or of a space that a plugin added."""
+        if space == "shared":
+            return self.shared
+        if not self.added(space):
+            return self.launch.global_memory
+        found = self._others.get(space)
+        if found is None:
+            size = self.wave.memory.regions[space].bytes.size
+            found = self._others[space] = Shadow(size, _WORDS)
+        return found
+
+    def added(self, space: str) -> bool:
+        """Whether a plugin added the space."""
+        return space in self.wave.memory.describes
+
+    def forget_contents(self, space: str, offsets: Array, size: int) -> None:
+        """Nothing is known any more of ``size`` bytes at each of the offsets."""
+        if not (self.recording or self.initialized):
+            return
+        shadow = self.shadow(space)
+        for places in shadow.ranges(offsets, size):
+            for entries_of in (shadow.writes, shadow.strong, shadow.first, shadow.last):
+                if places.level in entries_of:
+                    entries_of[places.level][places.granules] = 0
 
     def writable(self, offsets: Array, size: int) -> bool:
         """Whether any place in global memory is in an allocation that the kernel may change: there
@@ -289,7 +320,8 @@ class MemoryChecks:
         written = shadow.written(level)
         before = written[granules]
         strong = shadow.strong[level][granules] if level in shadow.strong else None
-        if operation.space == "shared" and operation.reads and self.initialized:
+        checked = operation.space == "shared" or self.added(operation.space)
+        if checked and operation.reads and operation.contents and self.initialized:
             known = before if strong is None else before | strong
             self._check_initialized(known, places, accessor, operation)
         if self.recording:

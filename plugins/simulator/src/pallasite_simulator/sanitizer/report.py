@@ -189,7 +189,8 @@ class Reporter:
             link = "the asynchronous proxy does not see"
         elif engines[1] != "thread":
             kind = f"asynchronous operation not waited for, in {space} memory"
-            hint = _WAIT.get(engines[1], "wait for the operation")
+            own = self.launch.titles.get(engines[1], ("", "wait for the operation"))
+            hint = _WAIT.get(engines[1], own[1])
             link = "nothing says that it is over:"
         elif engines[0] != "thread":
             kind = f"data race with an asynchronous operation in {space} memory"

@@ -30,6 +30,7 @@ _GROUPS_OF_MISUSE = {
     "st": "async",
     "red": "async",
     "shfl": "initialized",
+    "tcgen05": "async",
 }
 """Groups of checks that other instructions than those of barriers belong to."""
 
@@ -130,6 +131,9 @@ class WaveSanitizer(Observer):
         if access.writes:
             for lane, key in zip(access.lanes, keys, strict=True):
                 self._ordering.release_fenced(np.array([lane]), key, scope)
+
+    def forget_contents(self, space: str, offsets: Array, size: int) -> None:
+        self._memory.forget_contents(space, offsets, size)
 
     def registers_in_flight(self, operation: AsyncOperation, registers: Sequence[int]) -> None:
         self._asynchronous.registers(operation, registers)
