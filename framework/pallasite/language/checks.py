@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -103,6 +104,11 @@ def axis_names(axes: Any, what: str) -> tuple[Any, ...] | None:
 # What JAX says when kernels do what they often try: (class of the exception, pattern of the
 # message, what we say instead; {0} is the first group of the pattern).
 _EXPLANATIONS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (
+        "TypeError",
+        "requires ndarray or scalar arguments, got .*DynamicJaxprTracer",
+        {"message": "a reference is used as an array", "hint": "read it first: ref[...]"},
+    ),
     (
         "AttributeError",
         "'AbstractRef' object",
@@ -206,6 +212,13 @@ def _explained(error: Exception, location: SourceLocation) -> PallasiteError:
         found = re.search(pattern, text) if type(error).__name__ == kind else None
         if found is not None:
             details = {name: said.format(*found.groups()) for name, said in explanation.items()}
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if "canonicalize_slice" in frames:
+        details = {
+            "message": "a slice begins or ends at a value that the kernel computes",
+            "expected": "a size that is known while tracing",
+            "hint": "ref[i * 128 : (i + 1) * 128] is ref[pl.ds(i * 128, 128)]",
+        }
     message = details["message"]
     rest = {name: value for name, value in details.items() if name != "message"}
     if isinstance(error, NotImplementedError):

@@ -218,7 +218,8 @@ def _padded_width(
     layout: RegisterLayout, pieces: Sequence[Piece], bits: int, alignment_bytes: int
 ) -> int:
     """Elements of a register that every access can move at once, in an array with padding."""
-    steps = sorted((p.stride, p.digit.stride, p.digit.size) for p in pieces if _in_vector(p))
+    own = [p for p in pieces if p.digit.owner is Owner.VECTOR]
+    steps = sorted((p.stride, p.digit.stride, p.digit.size) for p in own)
     run = 1
     for stride, place, size in steps:
         if stride != run or place != run:
@@ -226,9 +227,10 @@ def _padded_width(
         run *= size
     if run < layout.vector_length:
         run = 1
-    strides = [p.stride for p in pieces if not _in_vector(p)]
+    strides = [p.stride for p in pieces if p not in own]
     # An access is padding as a whole, or not at all.
-    ends = [layout.shape[d] for d, dim in enumerate(layout.dims) if any(map(_is_vector, dim))]
+    dims = enumerate(layout.dims)
+    ends = [layout.shape[d] for d, dim in dims if dg.count(dim, Owner.VECTOR) > 1]
     for width in (128, 64, 32, 16, 8, 4, 2, 1):
         size = width * bits
         if run % width or size % 8 or size > 8 * min(MAXIMUM_BYTES, alignment_bytes):
@@ -236,14 +238,6 @@ def _padded_width(
         if not any(number % width for number in (*strides, *ends)):
             return width
     return 0
-
-
-def _is_vector(digit: Digit) -> bool:
-    return digit.owner is Owner.VECTOR
-
-
-def _in_vector(piece: Piece) -> bool:
-    return _is_vector(piece.digit)
 
 
 def _guarded(

@@ -277,8 +277,8 @@ class _Estimate(Visitor[Any]):
         raise UnsupportedError(
             f"primitive {equation.primitive.name} allocates memory for a jaxpr that it holds, but"
             " no plugin has a resource rule for it",
-            hint="register one with RuleSet.resources; ctx.estimate(jaxpr) is what the jaxpr needs"
-            " besides",
+            hint="not the kernel, but the plugin that provides the primitive lacks something: a"
+            " rule of RuleSet.resources (ctx.estimate(jaxpr) is what the jaxpr needs besides)",
             location=_jax.user_location(equation.source_info),
         )
 

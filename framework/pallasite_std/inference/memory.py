@@ -17,12 +17,14 @@ from pallasite.plugin.inference import (
     AccessCheck,
     InferenceContext,
     MemoryValue,
+    ScalarValue,
     View,
     view_of,
 )
 from pallasite.plugin.layouts import row_major
 from pallasite_std.copies.tensor_map_types import TensorMapPlan, WindowDimension
 from pallasite_std.copies.tensor_maps import plan_tensor_map
+from pallasite_std.memory.array_indices import split_transforms
 from pallasite_std.memory.matrix_transfers import LOAD as LOAD_MATRICES
 from pallasite_std.primitives import barriers
 from pallasite_std.primitives import copies as prim
@@ -55,6 +57,10 @@ def _get(
 ) -> AbstractValue:
     result = ctx.result()
     transforms = jax.tree.unflatten(tree, leaves)
+    arrays = split_transforms(transforms)
+    if arrays is not None:
+        ctx.load(reference, ScalarValue(), arrays[0])  # Element by element.
+        return result
     ctx.space_of(reference).infer_read(ctx, reference, transforms, result)
     return result
 
@@ -85,7 +91,7 @@ def _swap(
     **params: Any,
 ) -> AbstractValue:
     transforms = jax.tree.unflatten(tree, leaves)
-    ctx.space_of(reference).infer_write(ctx, reference, transforms, value)
+    _write(ctx, reference, transforms, value)
     result = ctx.result(varying=True)
     ctx.same_layout(value, result)
     return result
@@ -100,8 +106,17 @@ def _addupdate(
     tree: Any,
     **params: Any,
 ) -> None:
-    transforms = jax.tree.unflatten(tree, leaves)
-    ctx.space_of(reference).infer_write(ctx, reference, transforms, value)
+    _write(ctx, reference, jax.tree.unflatten(tree, leaves), value)
+
+
+def _write(
+    ctx: InferenceContext, reference: AbstractValue, transforms: Sequence[Any], value: AbstractValue
+) -> None:
+    arrays = split_transforms(transforms)
+    if arrays is not None:
+        ctx.store(reference, ScalarValue(), arrays[0])
+    else:
+        ctx.space_of(reference).infer_write(ctx, reference, transforms, value)
 
 
 @rules.inference(_jax.masked_load_p)

@@ -17,6 +17,7 @@ from jax.extend.core import primitives
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import with_jaxprs
 from pallasite_std.definitions.record import Definition
+from pallasite_std.passes.alternatives import check_alternatives
 
 MODULES = ("scan", "products", "simple", "random")
 """Modules of :mod:`pallasite_std.definitions`; each has a table ``DEFINITIONS``."""
@@ -87,6 +88,7 @@ class _Expansion:
         definition = self.table.get(equation.primitive)
         if definition is not None and definition.applies(equation):
             return self.call(equation, definition.function)
+        check_alternatives(equation)
         keys = any(map(_is_key, (*equation.invars, *results)))
         if equation.primitive in self.carriers.primitives:
             return self.carrier(equation, keys)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite.plugin import InvalidTypeError, RuleSet, Semantics
+from pallasite.plugin import InvalidTypeError, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.lowering import (
@@ -17,6 +17,7 @@ from pallasite.plugin.lowering import (
     RuleContext,
     Value,
 )
+from pallasite_std.memory.array_indices import read_at, split_transforms, write_at
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
@@ -40,7 +41,11 @@ def _space(ctx: RuleContext, reference: Value) -> MemorySpace:
 
 @rules.lowering(_jax.get_p, *_ALL)
 def _get(ctx: RuleContext, reference: Value, *leaves: Value, tree: Any, **params: Any) -> Value:
-    return _space(ctx, reference).read(ctx, reference, jax.tree.unflatten(tree, leaves))
+    space, transforms = _space(ctx, reference), jax.tree.unflatten(tree, leaves)
+    arrays = split_transforms(transforms)
+    if arrays is not None:
+        return read_at(ctx, reference, *arrays)
+    return space.read(ctx, reference, transforms)
 
 
 @rules.lowering(_jax.swap_p, *_ALL)
@@ -52,7 +57,13 @@ def _swap(
     tree: Any,
     **params: Any,
 ) -> Value:
-    return _space(ctx, reference).write(ctx, reference, jax.tree.unflatten(tree, leaves), value)
+    space, transforms = _space(ctx, reference), jax.tree.unflatten(tree, leaves)
+    arrays = split_transforms(transforms)
+    if arrays is None:
+        return space.write(ctx, reference, transforms, value)
+    old = read_at(ctx, reference, *arrays) if any(ctx.used) else value
+    write_at(ctx, reference, *arrays, value)
+    return old
 
 
 @rules.layout(_jax.get_p)
@@ -84,8 +95,25 @@ def _addupdate(
         return binary(ctx, "add", old, new, old.dtype)
 
     transforms = jax.tree.unflatten(tree, leaves)
+    arrays = split_transforms(transforms)
+    if arrays is not None:
+        write_at(ctx, reference, *arrays, value, lambda memory: _atomic_add(ctx, memory))
+        return ()
     _space(ctx, reference).update(ctx, reference, transforms, value, add)
     return ()
+
+
+def _atomic_add(ctx: RuleContext, memory: Any) -> Any:
+    from pallasite_std.rules.atomics import atomic_update
+
+    update = atomic_update(ctx, memory, "add")
+    if update is None:
+        raise UnsupportedError(
+            f"elements of {memory.dtype} at indices of an array are added to, of which several can"
+            " be equal",
+            expected="a dtype with atomic additions, such as float32 or int32",
+        )
+    return update
 
 
 def check_dtype(value: RegisterArray, dtype: Any, what: str) -> None:

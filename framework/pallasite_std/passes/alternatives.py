@@ -1,0 +1,58 @@
+"""What to use where JAX has a primitive that kernels have not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallasite.plugin import MissingRuleError, plugins
+from pallasite.plugin import jax_internals as _jax
+
+_OUTSIDE = "compute it outside of the kernel, and pass the result"
+_REMOTE = "use remote references and semaphores, or the collective outside of the kernel"
+
+ALTERNATIVES: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("lgamma", "digamma", "igamma", "igammac", "igamma_grad_a", "polygamma", "zeta"),
+            *("random_gamma", "bessel_i0e", "bessel_i1e", "regularized_incomplete_beta", "fft"),
+            *("cholesky", "eig", "eigh", "lu", "qr", "svd", "schur", "hessenberg"),
+            *("triangular_solve", "tridiagonal", "tridiagonal_solve", "householder_product"),
+            *("linear_solve", "random_shuffle"),
+        ),
+        _OUTSIDE,
+    ),
+    **dict.fromkeys(
+        ("psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter"), _REMOTE
+    ),
+    "conv_general_dilated": "add products of shifted windows: acc += x_ref[pl.ds(i, n)] * w[i]",
+    **dict.fromkeys(
+        ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"),
+        "combine shifted slices, or differences of jnp.cumsum",
+    ),
+    **dict.fromkeys(("complex", "real", "imag", "conj"), "two arrays: real and imaginary parts"),
+    "approx_top_k": "jax.lax.top_k",
+    "rng_uniform": "jax.random.uniform with a key: jax.random.wrap_key_data(words_ref[...])",
+    "rng_bit_generator": "jax.random.bits with a key of jax.random.wrap_key_data(words_ref[...])",
+    **dict.fromkeys(
+        ("pure_callback", "io_callback", "debug_callback"),
+        "pl.debug_print shows values; the host cannot be called from a kernel",
+    ),
+}
+"""Names of primitives without rules, and what does the same."""
+
+
+def check_alternatives(equation: Any) -> None:
+    """Refuses a primitive that has an alternative, unless a plugin has a rule for it.
+
+    Raises:
+      MissingRuleError: with the alternative.
+    """
+    primitive = equation.primitive
+    found = ALTERNATIVES.get(primitive.name)
+    if found is not None and not plugins.registry().lowering_rules(primitive):
+        raise MissingRuleError(
+            f"there is no {primitive.name} in kernels",
+            expected="a function of the list in docs/functions.md",
+            hint=found,
+            location=_jax.user_location(equation.source_info),
+        )
