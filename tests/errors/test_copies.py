@@ -68,6 +68,8 @@ def test_source_in_shared_memory():
     HERE: dst is in GMEM
       got: Ref<gmem>{float32[128,64]}
       expected: a reference to data in SMEM
+      try: allocate it as plgpu.SMEM (scratch_types, pl.run_scoped), and copy what is needed; \
+    for a block of pallas_call, plgpu.BlockSpec(..., memory_space=plgpu.SMEM) does both
     """,
 )
 def test_destination_in_global_memory():

@@ -70,3 +70,30 @@ def test_placement(number: int) -> None:
         compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
     )
     np.testing.assert_allclose(function(X, Y, I), body(X, Y, I), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+def test_references_indexed_by_arrays(semantics: Any) -> None:
+    columns = jnp.asarray([[1], [5], [2]], jnp.int32)
+
+    def kernel(y: Any, i: Any, columns: Any, out: Any, sums: Any, shared: Any) -> None:
+        shared[...] = y[...]
+        out[...] = jnp.zeros(out.shape, out.dtype)
+        out[:, jnp.arange(3) * 2] = shared[:, columns[...][:, 0]]
+        sums[...] = shared[i[...] + 5, 3] + y[3, i[...] + 5]
+
+    function = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((13, 6), jnp.float32),
+            jax.ShapeDtypeStruct((9,), jnp.float32),
+        ],
+        scratch_types=[plgpu.SMEM((13, 17), jnp.float32)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    picked = abs(I) % 8
+    out, sums = function(Y, picked, columns)
+    want = np.zeros((13, 6), np.float32)
+    want[:, [0, 2, 4]] = Y[:, np.asarray(columns)[:, 0]]
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_allclose(sums, Y[picked + 5, 3] + Y[3, picked + 5], rtol=1e-6)

@@ -106,13 +106,8 @@ def _splits(threads: int, rank: int) -> Iterator[tuple[int, ...]]:
 def even(
     shape: tuple[int, ...], vector_length: int, widest: int = 1, least: int = 1
 ) -> RegisterLayout:
-    """:func:`strided`, or :func:`padded` where that means much less work for each lane.
-
-    Args:
-      shape: the logical shape.
-      vector_length: of the strided layout.
-      widest, least: the most and the fewest elements of a vector of the padded layout.
-    """
+    """:func:`strided`, or with vectors of ``least`` to ``widest`` elements :func:`padded`, where
+    that means much less work for each lane."""
     exact = strided(shape, vector_length)
     if exact.registers == 1:
         return exact

@@ -32,8 +32,10 @@ def definitions() -> dict[Any, Definition]:
 
 
 def expand_definitions(jaxpr: Any, context: Any) -> Any:
-    """The kernel with calls of their definitions in the place of primitives that have one."""
-    return _Expansion(definitions(), context.jaxprs).jaxpr(jaxpr)
+    """The kernel with calls of their definitions in the place of primitives that have one; None if
+    there are none."""
+    new = _Expansion(definitions(), context.jaxprs).jaxpr(jaxpr)
+    return None if new is jaxpr else new
 
 
 def _is_key(atom: Any) -> bool:

@@ -54,7 +54,7 @@ def reference(
             f"{what} is in {_name_of(space)}",
             got=aval,
             expected=_of_spaces(spaces),
-            hint=_way_to(spaces, what) if getattr(space, "is_global", False) else None,
+            hint=_way_to(spaces) if getattr(space, "is_global", False) else None,
         )
     if views is not None:
         for transform in ref.transforms:
@@ -65,13 +65,13 @@ def reference(
     return ref
 
 
-def _way_to(spaces: Sequence[MemorySpace], what: str) -> str | None:
+def _way_to(spaces: Sequence[MemorySpace]) -> str | None:
     """How data of global memory gets where it has to be."""
     if not any(one.is_shared for one in spaces):
         return None
     return (
-        f"copy it first: plgpu.copy_gmem_to_smem({what}, ...); or, if it is a block of pallas_call,"
-        " ask for it there: plgpu.BlockSpec(..., memory_space=plgpu.SMEM)"
+        "allocate it as plgpu.SMEM (scratch_types, pl.run_scoped), and copy what is needed; for a"
+        " block of pallas_call, plgpu.BlockSpec(..., memory_space=plgpu.SMEM) does both"
     )
 
 
