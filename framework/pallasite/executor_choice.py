@@ -96,11 +96,12 @@ def _by_priority(candidates: tuple[Candidate, ...]) -> tuple[Executor | None, st
         return chosen, "the only executor for this platform"
     if len(available) == 1:
         return chosen, "the only one that is available"
-    if available[1].priority == chosen.priority:
-        others = [one.name for one in available[1:] if one.priority == chosen.priority]
-        return chosen, (
-            f"priority {chosen.priority}, the same as {', '.join(others)},"
-            f" but plugin {chosen.plugin!r} is loaded first"
+    equal = [one for one in available if one.priority == chosen.priority]
+    if len(equal) > 1:
+        names = " and ".join(f"{one.name} (plugin {one.plugin!r})" for one in equal)
+        return (
+            None,
+            f"{names} have the same priority, {chosen.priority}; the option executor chooses",
         )
     return chosen, f"the highest priority, {chosen.priority}, of those that are available"
 

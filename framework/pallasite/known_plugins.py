@@ -1,11 +1,14 @@
 """Plugins that are known to exist, so that an error can say which one to install.
 
-This table is data for messages only: nothing is looked up in it unless something is missing.
+The table is data for messages only: nothing is looked up in it unless something is missing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
+import pathlib
 from collections.abc import Mapping
 
 
@@ -32,100 +35,13 @@ class KnownPlugin:
         return "not installed" if self.install else "not available yet"
 
 
-KNOWN_PLUGINS: tuple[KnownPlugin, ...] = (
-    KnownPlugin(
-        name="hopper",
-        install="pip install pallasite[hopper]",
-        targets=("sm_90a",),
-        names=(
-            "ACC",
-            "WGMMAAccumulatorRef",
-            "wgmma",
-            "wgmma_accumulator_load",
-            "wgmma_accumulator_store",
-            "wgmma_wait",
-        ),
-        primitives=(
-            "wgmma",
-            "wgmma_accumulator_deref",
-            "wgmma_accumulator_read",
-            "wgmma_accumulator_store",
-            "wgmma_added_wait",
-            "wgmma_ref",
-            "wgmma_wait",
-        ),
-        layouts=(
-            "WGMMA",
-            "WGMMA_8BIT",
-            "WGMMA_TF32",
-            "WGMMA_TRANSPOSED",
-            "WGMMA_UPCAST_2X",
-            "WGMMA_UPCAST_4X",
-        ),
-    ),
-    KnownPlugin(
-        name="blackwell",
-        install="pip install pallasite[blackwell]",
-        targets=("sm_100a", "sm_103a", "sm_110a", "sm_120a"),
-        names=(
-            "TMEM",
-            "TMEMLayout",
-            "async_copy_scales_to_tmem",
-            "async_copy_smem_to_tmem",
-            "async_copy_sparse_metadata_to_tmem",
-            "async_load_tmem",
-            "async_store_tmem",
-            "commit_tmem",
-            "format_tcgen05_sparse_metadata",
-            "tcgen05_commit_arrive",
-            "tcgen05_mma",
-            "wait_load_tmem",
-        ),
-        primitives=(
-            "async_copy_scales_to_tmem",
-            "async_copy_smem_to_tmem",
-            "async_copy_sparse_metadata_to_tmem",
-            "async_load_tmem",
-            "async_store_tmem",
-            "commit_tmem",
-            "tcgen05_commit_arrive",
-            "tcgen05_mma",
-            "wait_load_tmem",
-        ),
-        layouts=(
-            "TCGEN05",
-            "TCGEN05_M64_COLLECTIVE",
-            "TCGEN05_M64_COLLECTIVE_NATIVE",
-            "TCGEN05_TMEM_NATIVE",
-            "TCGEN05_TRANSPOSED",
-        ),
-        barrier_orders=("tensor_core",),
-    ),
-    KnownPlugin(
-        name="multigpu",
-        names=(
-            "PeerMemRef",
-            "SemaphoreSignal",
-            "multicast_ref",
-            "multimem_load_reduce",
-            "multimem_store",
-            "remote_ref",
-            "semaphore_signal_multicast",
-            "semaphore_signal_parallel",
-        ),
-        primitives=(
-            "multimem_load_reduce",
-            "multimem_store",
-            "semaphore_signal_multicast",
-            "semaphore_signal_parallel",
-        ),
-    ),
-    KnownPlugin(
-        name="simulator",
-        install="pip install pallasite[simulator]",
-        executors=("simulator",),
-    ),
-)
+@functools.cache
+def known_plugins() -> tuple[KnownPlugin, ...]:
+    """The plugins of the table ``known_plugins.json``."""
+    table = json.loads(pathlib.Path(__file__).with_suffix(".json").read_text())
+    for one in table:
+        one.update({key: tuple(value) for key, value in one.items() if isinstance(value, list)})
+    return tuple(KnownPlugin(**one) for one in table)
 
 
 def provider(kind: str, name: str) -> KnownPlugin | None:
@@ -136,7 +52,7 @@ def provider(kind: str, name: str) -> KnownPlugin | None:
         ``"barrier_orders"``.
       name: what is missing.
     """
-    for plugin in KNOWN_PLUGINS:
+    for plugin in known_plugins():
         if name in getattr(plugin, kind):
             return plugin
     return None
@@ -162,7 +78,7 @@ def plugin_remedy(name: str, present: Mapping[str, str]) -> str | None:
       name: the plugin's.
       present: as for :func:`remedy`.
     """
-    known = {one.name: one for one in KNOWN_PLUGINS}.get(name)
+    known = {one.name: one for one in known_plugins()}.get(name)
     install = known.install if known is not None else ""
     reason = present.get(name)
     if reason is None:
@@ -178,11 +94,7 @@ def plugin_remedy(name: str, present: Mapping[str, str]) -> str | None:
         )
     if reason:
         return f"repair plugin {name!r}, which provides it; it {reason}"
-    upgrade = f": {install} --upgrade" if install else ""
-    return (
-        f"plugin {name!r} is installed, but not in a version that has it; look for a later one"
-        + upgrade
-    )
+    return f"plugin {name!r} is to provide it; this version, which is installed, does not have it"
 
 
 def absent_plugins(present: Mapping[str, str]) -> str | None:

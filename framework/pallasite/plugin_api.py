@@ -53,7 +53,7 @@ def check_plugin_api(
         f" has {_text(provided)}",
         expected=f"a plugin that needs {provided[0]}.0"
         + (f" to {_text(provided)}" if provided[1] else ""),
-        hint=f"pip install --upgrade {upgrade}"
+        hint=f"pip install --upgrade {upgrade}, if there is a later version"
         if later or upgrade != "pallasite"
         else f"change the plugin for plugin API {_text(provided)}",
     )

@@ -17,6 +17,7 @@ from pallasite.jaxpr_table import JaxprPrimitive
 from pallasite.lifecycle import KernelLifecycle
 from pallasite.memory_events import MemoryEvents, ProxyFence
 from pallasite.plugin_options import check_declaration
+from pallasite.plugin_values import entries, wrong_field, wrong_value
 from pallasite.targets import Target
 
 FIELDS: Mapping[str, str] = {
@@ -87,25 +88,34 @@ def implementations(plugin: Any, name: str) -> dict[str, Callable[[], Any]]:
 def checked(plugin: str, hook: str, value: Any) -> Any:
     """What a hook returned, as a tuple of records or a dictionary.
 
+    Args:
+      plugin: the plugin's name and distribution, for messages.
+      hook: the hook.
+      value: what its implementation returned.
+
     Raises:
-      PluginError: it is something else.
+      PluginError: it is something else, or a field of a record is none that the record may have.
     """
+    what = f"{hook} of plugin {plugin}"
     if hook == "pallasite_options":
         return () if value == () else (check_declaration(plugin, value),)
     if hook in _NAME_HOOKS:
-        if isinstance(value, Mapping) and all(":" in str(path) for path in value.values()):
+        if isinstance(value, Mapping) and all(
+            isinstance(name, str) and isinstance(path, str) and all(path.partition(":"))
+            for name, path in value.items()
+        ):
             return dict(value)
-        expected = 'a mapping of name to "module:attribute"'
-    else:
-        record = _record(hook)
-        entries = tuple(value) if isinstance(value, Iterable) else (value,)
-        wrong = [entry for entry in entries if not isinstance(entry, record)]
-        if not wrong:
-            return entries
-        value, expected = wrong[0], f"an iterable of {record.__name__}"
-    raise PluginError(
-        f"{hook} of plugin {plugin!r} returned the wrong thing", got=repr(value), expected=expected
-    )
+        raise wrong_value(what, value, 'a mapping of name to "module:attribute"')
+    record = _record(hook)
+    found = entries(value) if isinstance(value, Iterable) else (value,)
+    for one in found:
+        if not isinstance(one, record):
+            raise wrong_value(what, one, f"an iterable of {record.__name__}")
+        if wrong_field(one) is not None:
+            raise wrong_value(what, one, record.__name__)
+        if not isinstance(getattr(one, "name", ""), str):
+            raise wrong_value(what, one, "a name that is a text")
+    return found
 
 
 def _record(hook: str) -> type:

@@ -102,7 +102,7 @@ def check_declaration(plugin: str, declared: Any) -> type:
 
     def wrong(why: str) -> PluginError:
         return PluginError(
-            f"pallasite_options of plugin {plugin!r} returned the wrong thing: {why}",
+            f"pallasite_options of plugin {plugin} returned the wrong thing: {why}",
             got=repr(declared),
             expected="a class: a frozen dataclass whose fields are made with option(default, text)",
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import pallasite
 from pallasite import config, hookspecs
 from pallasite.conflicts import (
     merge_lifecycles,
@@ -30,7 +32,7 @@ from pallasite.conflicts import (
     winner,
     with_plugin,
 )
-from pallasite.errors import MissingNameError, PluginError
+from pallasite.errors import MissingNameError, PallasiteError, PluginError
 from pallasite.extensions import (
     Contribution,
     InstructionRule,
@@ -38,9 +40,10 @@ from pallasite.extensions import (
     Operation,
     StoreNamespace,
 )
-from pallasite.known_plugins import absent_plugins, remedy
+from pallasite.known_plugins import absent_plugins, known_plugins, remedy
 from pallasite.plugin_api import check_plugin_api, needed_by, stated_in_source
 from pallasite.plugin_checks import FIELDS, checked, implementations
+from pallasite.plugin_values import guarded
 from pallasite.registry import Registry
 from pallasite.targets import Target
 
@@ -49,6 +52,9 @@ if TYPE_CHECKING:
     from pallasite.lifecycle import KernelLifecycle
 
 CORE = "pallasite"
+STANDARD = "standard"
+"""The name of the standard library's plugin."""
+
 IN_PROCESS = "in process"
 """What stands for the distribution of a plugin that the program registered itself."""
 
@@ -111,6 +117,9 @@ class _Found:
     load: Callable[[], Any]
     module: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.distribution})"
+
     @property
     def package(self) -> str:
         """The top-level package of an installed plugin."""
@@ -156,6 +165,7 @@ class PluginManager:
         self._contributions: dict[tuple[str, str], Any] = {}
         self._built: tuple[frozenset[str], Registry] | None = None
         self._merged: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._unknown: set[str] = set()
         self._lock = threading.RLock()
 
     def register(self, plugin: Any, name: str | None = None) -> str:
@@ -361,7 +371,7 @@ class PluginManager:
         if path is None:
             hint = self.remedy("names", name)
             raise MissingNameError(f"no plugin has the name {name!r}", hint=hint)
-        return _resolve(path)
+        return self._resolve("pallasite_names", name, path)
 
     def registry(self) -> Registry:
         """All rules, targets, passes and executors of the enabled plugins.
@@ -427,7 +437,7 @@ class PluginManager:
         if path is None:
             hint = absent_plugins(self.absences())
             raise MissingNameError(f"no plugin has the front end {name!r}", hint=hint)
-        return _resolve(path)
+        return self._resolve("pallasite_front_ends", name, path)
 
     def front_ends(self) -> dict[str, str]:
         """Plugins' front ends by name, each with its ``"module:attribute"``.
@@ -454,7 +464,7 @@ class PluginManager:
         if path is None:
             hint = absent_plugins(self.absences())
             raise MissingNameError(f"no plugin has the implementation {name!r}", hint=hint)
-        return _resolve(path)
+        return self._resolve("pallasite_implementations", name, path)
 
     def implementations(self) -> dict[str, str]:
         """Parts that the core leaves to plugins, each with its ``"module:attribute"``.
@@ -489,7 +499,40 @@ class PluginManager:
         if path is None:
             hint = absent_plugins(self.absences())
             raise MissingNameError(f"module 'pallasite' has no attribute {name!r}", hint=hint)
-        return _resolve(path)
+        return self._resolve("pallasite_exports", name, path)
+
+    def _resolve(self, hook: str, name: str, path: str) -> Any:
+        """What a plugin's ``"module:attribute"`` leads to; its errors name the plugin."""
+        module, _, attribute = path.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except PallasiteError:
+            raise
+        except (Exception, SystemExit) as error:
+            found = {**self._find(), **self._registered}
+            owner = next(
+                found[plugin]
+                for (plugin, one), names in self._contributions.items()
+                if one == hook and names.get(name) == path
+            )
+            raise PluginError(
+                f"{hook} of plugin {owner}: {name!r} leads to {path}, which cannot be imported:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+
+    def label(self, name: str) -> str:
+        """A plugin's name and distribution, for messages."""
+        found = {**self._find(), **self._registered}.get(name)
+        return repr(name) if found is None else str(found)
+
+    def culprit(self, error: BaseException) -> str | None:
+        """The plugin, with its distribution, whose code raised an exception; None for our own."""
+        packages = {one.package: one for one in self.installed() if one.name != STANDARD}
+        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+            found = packages.get(str(frame.f_globals.get("__name__")).partition(".")[0])
+            if found is not None:
+                return str(found)
+        return None
 
     def _find(self) -> dict[str, _Found]:
         """Entry points by name, sorted; a second one of a name is reported and not used."""
@@ -513,6 +556,21 @@ class PluginManager:
             self._installed = found
         return self._installed
 
+    def _check_disabled(self) -> None:
+        """Warns of names in the option ``disabled_plugins`` that no plugin has."""
+        names, source = config.source("disabled_plugins")
+        present = {*self._find(), *self._registered, *(one.name for one in known_plugins())}
+        for name in frozenset(names) - present - self._unknown:
+            self._unknown.add(name)
+            close = difflib.get_close_matches(name, present, n=1)
+            origin = "disabled_plugins" if source in ("context", "update") else source
+            warnings.warn(
+                f"{origin} names {name!r}, and there is no such plugin"
+                + (f"; did you mean {close[0]!r}?" if close else ""),
+                PluginWarning,
+                stacklevel=2,
+            )
+
     def _state(self, name: str, disabled: Iterable[str]) -> str:
         if name in disabled:
             return "disabled"
@@ -523,13 +581,15 @@ class PluginManager:
     def _contribute(self, hooks: tuple[str, ...]) -> list[Contribution]:
         """What each enabled plugin returns from some hooks; a plugin that fails gives nothing."""
         with self._lock:
+            self._check_disabled()
             disabled = config.get("disabled_plugins")
-            contributions = [self._collect(CORE, hooks, self._core)]
+            core = _Found(CORE, pallasite.__version__, lambda: None)
+            contributions = [self._collect(core, hooks, self._core)]
             for one in [*self._find().values(), *self._registered.values()]:
                 if one.name in disabled or one.name in self._errors:
                     continue
                 try:
-                    contributions.append(self._collect(one.name, hooks, self._load(one)))
+                    contributions.append(self._collect(one, hooks, self._load(one)))
                 except (Exception, SystemExit) as error:  # A plugin may not end the program.
                     self._fail(one, error)
             return contributions
@@ -551,15 +611,27 @@ class PluginManager:
         return loaded
 
     def _collect(
-        self, name: str, hooks: tuple[str, ...], loaded: Mapping[str, Callable[[], Any]]
+        self, found: _Found, hooks: tuple[str, ...], loaded: Mapping[str, Callable[[], Any]]
     ) -> Contribution:
         values: dict[str, Any] = {}
         for hook in hooks:
             if hook in loaded:
-                if (name, hook) not in self._contributions:
-                    self._contributions[name, hook] = checked(name, hook, loaded[hook]())
-                values[FIELDS[hook]] = self._contributions[name, hook]
-        return Contribution(name, **values)
+                if (found.name, hook) not in self._contributions:
+                    self._contributions[found.name, hook] = self._ask(found, hook, loaded[hook])
+                values[FIELDS[hook]] = self._contributions[found.name, hook]
+        return Contribution(found.name, **values)
+
+    def _ask(self, found: _Found, hook: str, implementation: Callable[[], Any]) -> Any:
+        """What a hook returns, checked; functions in it are guarded unless they are our own."""
+        try:
+            value = checked(str(found), hook, implementation())
+        except (Exception, SystemExit) as error:
+            if not isinstance(error, PluginError):
+                error.add_note(f"in {hook} of plugin {found}")
+            raise
+        if found.name in (CORE, STANDARD) or not isinstance(value, tuple):
+            return value
+        return tuple(guarded(one, str(found), hook) for one in value)
 
     def _fail(self, found: _Found, error: BaseException) -> None:
         if isinstance(error, PluginError):
@@ -568,19 +640,11 @@ class PluginManager:
             self._errors[found.name] = "".join(traceback.format_exception(error, limit=-3)).strip()
         self._built = None
         warnings.warn(
-            f"plugin {found.name!r} ({found.distribution}) is not used, since it failed to load:"
-            f" {type(error).__name__}: {error}",
+            f"plugin {found} is not used, since it failed to load: {type(error).__name__}: {error}"
+            + "".join(f" ({note})" for note in getattr(error, "__notes__", ())),
             PluginWarning,
             stacklevel=2,
         )
-
-
-def _resolve(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except AttributeError as error:
-        raise PluginError(f"{path} does not exist: {error}") from error
 
 
 _manager = PluginManager()

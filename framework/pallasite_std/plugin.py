@@ -238,6 +238,7 @@ def pallasite_implementations() -> dict[str, str]:
     """Memory with addresses, layouts under lane semantics, what layouts cost, what is missing."""
     return {
         "batch_kernel": "pallasite_std.batching:prepend_axis",
+        "canonical_parts": "pallasite_std.caching.kernel_text:canonical_parts",
         "check_layouts": "pallasite_std.inference.conflicts:check_solution",
         "code_identity": "pallasite_std.caching.code_identity:IDENTITY",
         "divisor_of_result": "pallasite_std.divisors:divisor_of_result",

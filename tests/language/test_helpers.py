@@ -144,9 +144,9 @@ def test_upstream_names_are_there_or_in_a_plugin():
     import jax.experimental.pallas.mosaic_gpu as upstream
 
     from pallasite import gpu
-    from pallasite.known_plugins import KNOWN_PLUGINS
+    from pallasite.known_plugins import known_plugins
 
-    plugins = {name for plugin in KNOWN_PLUGINS for name in plugin.names}
+    plugins = {name for plugin in known_plugins() for name in plugin.names}
     missing = {
         name
         for name in dir(upstream)

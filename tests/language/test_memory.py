@@ -24,13 +24,13 @@ from pallasite.language.memory import (
     SemaphoreType,
 )
 from pallasite.language.memory_space import find_space
-from pallasite.runtime.fingerprint import canonical_parts
 from pallasite_std.barriers.types import (
     Barrier,
     BarrierType,
     ClusterBarrier,
     ClusterBarrierType,
 )
+from pallasite_std.caching.kernel_text import canonical_parts
 
 F16 = jnp.float16
 

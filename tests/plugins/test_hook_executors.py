@@ -172,12 +172,17 @@ def test_nothing_is_available():
     ]
 
 
-def test_plugins_of_one_priority_are_taken_in_their_order():
+def test_plugins_of_one_priority_are_a_conflict():
     first, second = Launcher("first", "rocm"), Launcher("second", "rocm")
     with registered(first, second):
-        assert "@first_launch" in lowered(platform="rocm")
-        reason = manager().registry().executor_choice("rocm").reason
-    assert reason == "priority 0, the same as second, but plugin 'first' is loaded first"
+        with pytest.raises(ExecutionError) as error:
+            lowered(platform="rocm")
+        with config.scoped(executor="second"):
+            assert "@second_launch" in lowered(platform="rocm")
+    assert str(error.value).splitlines()[0] == (
+        "kernel 'scale' cannot run on platform 'rocm': first (plugin 'first') and second"
+        " (plugin 'second') have the same priority, 0; the option executor chooses"
+    )
 
 
 def test_the_option_names_the_executor(monkeypatch):

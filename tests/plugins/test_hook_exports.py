@@ -70,7 +70,7 @@ def test_two_plugins_with_one_name():
 def test_a_name_that_leads_nowhere():
     with (
         registered(lost=Exports(lost="os:no_such_function")),
-        pytest.raises(PluginError, match="os:no_such_function does not exist"),
+        pytest.raises(PluginError, match="leads to os:no_such_function, which cannot be imported"),
     ):
         _ = pallasite.lost
 

@@ -18,7 +18,6 @@ import pallasite
 from pallasite import gpu as plgpu
 from pallasite.cli import main
 from pallasite.plugin import (
-    InvalidTypeError,
     KernelLifecycle,
     PluginError,
     RuleSet,
@@ -364,16 +363,20 @@ def test_errors_name_the_lifecycle():
         raise ZeroDivisionError("oh")
 
     life = KernelLifecycle(name="broken", epilogue=fail)
-    with registered(life), pytest.raises(ZeroDivisionError) as caught:
+    with registered(life), pytest.raises(PluginError) as caught:
         compiled()
-    assert caught.value.__notes__[0] == ("in epilogue of kernel lifecycle 'broken' (plugin 'life')")
+    assert caught.value.message == (
+        "pallasite_lifecycles of plugin 'life' (in process): epilogue of KernelLifecycle 'broken'"
+        " failed: ZeroDivisionError: oh"
+    )
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
     life = KernelLifecycle(name="wrong", before_first_launch=lambda kernel: "module:function")
     with (
         registered(life),
-        pytest.raises(InvalidTypeError, match="'wrong' returned the wrong thing") as caught,
+        pytest.raises(PluginError, match="'wrong' returned the wrong thing") as caught,
     ):
         compiled()
-    assert "expected: host_step(function, arguments), or None" in str(caught.value)
+    assert "expected: HostStep | None" in str(caught.value)
     with registered("no lifecycle"), pytest.warns(PluginWarning) as warned:
         manager().registry()
     assert "an iterable of KernelLifecycle" in str(warned[0].message)

@@ -303,7 +303,7 @@ def test_wrong_declarations(declared, why):
     finally:
         manager().unregister("wrong")
     assert failed.error.startswith(
-        f"pallasite_options of plugin 'wrong' returned the wrong thing: {why}"
+        f"pallasite_options of plugin 'wrong' (in process) returned the wrong thing: {why}"
     )
 
 

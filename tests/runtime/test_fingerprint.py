@@ -21,7 +21,8 @@ from sample_kernels import CASES, copy_kernel, scaled, specs
 
 from pallasite import config, plugins
 from pallasite import gpu as plgpu
-from pallasite.runtime.fingerprint import Unkeyable, canonical_parts, fingerprint
+from pallasite.plugin.runtime import Unkeyable
+from pallasite_std.caching.kernel_text import canonical_parts, fingerprint
 
 
 def of(fn, *args) -> str:
@@ -41,7 +42,7 @@ def test_all_cases_differ():
 
 SCRIPT = """
 from sample_kernels import CASES, specs
-from pallasite.runtime.fingerprint import fingerprint
+from pallasite_std.caching.kernel_text import fingerprint
 for make, args in CASES.values():
     (spec,) = specs(make(), *args)
     print(fingerprint(spec))

@@ -67,7 +67,7 @@ def tools() -> list[Check]:
 def plugins() -> list[Check]:
     """Each plugin's state, and whether all of them agree."""
     from pallasite.cli.contributions import quiet
-    from pallasite.known_plugins import KNOWN_PLUGINS
+    from pallasite.known_plugins import known_plugins
     from pallasite.plugins import manager
 
     checks = []
@@ -96,7 +96,7 @@ def plugins() -> list[Check]:
         else:
             checks.append(Check(plugin.name, f"{plugin.distribution}, {plugin.state}"))
     present = {plugin.name for plugin in found}
-    missing = [known for known in KNOWN_PLUGINS if known.name not in present]
+    missing = [known for known in known_plugins() if known.name not in present]
     return [
         *checks,
         *(Check(one.name, ": ".join(filter(None, (one.absence, one.install)))) for one in missing),

@@ -70,7 +70,7 @@ def _load() -> str:
 def _rows(contradiction: str) -> list[_Row]:
     from pallasite import plugins
     from pallasite.cli.contributions import counts, providers
-    from pallasite.known_plugins import KNOWN_PLUGINS
+    from pallasite.known_plugins import known_plugins
     from pallasite.plugin_api import PLUGIN_API
     from pallasite.plugin_options import describe
 
@@ -112,7 +112,7 @@ def _rows(contradiction: str) -> list[_Row]:
             row.contributes.update(rules.get(row.name, {}))
     return rows + [
         _Row(known.name, "", known.absence, install=known.install)
-        for known in KNOWN_PLUGINS
+        for known in known_plugins()
         if known.name not in present
     ]
 

@@ -78,12 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _missing(available: set[str]) -> dict[str, str]:
     """Targets that a known plugin would provide, each with what to do to get it."""
-    from pallasite.known_plugins import KNOWN_PLUGINS
+    from pallasite.known_plugins import known_plugins
     from pallasite.plugins import manager
 
     return {
         name: manager().remedy("targets", name) or ""
-        for plugin in KNOWN_PLUGINS
+        for plugin in known_plugins()
         for name in plugin.targets
         if name not in available
     }

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import Any
 
 from jaxlib.mlir import ir
 
 from pallasite import _jax
-from pallasite.errors import InternalError, PallasiteError, SourceLocation, UnsupportedError
+from pallasite.errors import (
+    InternalError,
+    PallasiteError,
+    PluginError,
+    SourceLocation,
+    UnsupportedError,
+)
 
 
 class errors_at_equation:  # noqa: N801 -- entered like a function, for every equation
@@ -35,9 +42,21 @@ class errors_at_equation:  # noqa: N801 -- entered like a function, for every eq
         if isinstance(error, PallasiteError):
             error.at(location)
             return
-        if not isinstance(error, Exception) or _jax.raised_by_user(error):
+        if not isinstance(error, Exception):
             return
         operands = ", ".join(_type_of(atom.aval) for atom in equation.invars)
+        plugins = importlib.import_module("pallasite.plugins")  # Only where something fails.
+        plugin = plugins.manager().culprit(error)
+        if plugin is not None:
+            raise PluginError(
+                f"plugin {plugin} failed at primitive {equation.primitive}:"
+                f" {type(error).__name__}: {error}",
+                got=f"operands {operands or 'none'}",
+                hint="report it to the plugin's authors",
+                location=location,
+            ) from error
+        if _jax.raised_by_user(error):
+            return
         raise InternalError(
             f"the rule of primitive {equation.primitive} failed: {type(error).__name__}: {error}",
             got=f"operands {operands or 'none'}",

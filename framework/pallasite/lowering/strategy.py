@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pallasite import _jax
-from pallasite.errors import InternalError, UnsupportedError
+from pallasite import _jax, plugins
+from pallasite.errors import PluginError, UnsupportedError
 from pallasite.lowering.arrays import RegisterArray
+from pallasite.plugin_values import wrong_value
 
 if TYPE_CHECKING:
     from pallasite.layouts.registers import Layout
     from pallasite.lowering.context import RuleContext, Value
     from pallasite.lowering.inference.plan import LayoutPlan, Path
+    from pallasite.rules import LoweringRule
+
+_NO_VALUES = (str, bytes, bool, int, float, complex, tuple, list, dict)
+"""What a rule may return by mistake: of these, no value of a kernel is."""
 
 
 class LayoutStrategy(abc.ABC):
@@ -81,19 +86,42 @@ class LayoutStrategy(abc.ABC):
             )
         return RegisterArray.constant(array.flat[0], array.dtype, array.shape)
 
-    def check(self, equation: Any, results: Sequence[Value]) -> None:
-        """Refuses results of a lowering rule that are not what the equation says."""
-        name = equation.primitive.name
-        if len(results) != len(equation.outvars):
-            raise InternalError(
-                f"the rule for {name} returned {len(results)} values, not {len(equation.outvars)}"
+    def check(self, context: RuleContext, equation: Any, value: Any) -> tuple[Value, ...]:
+        """What a lowering rule returned, as a tuple.
+
+        Raises:
+          PluginError: it is not what the equation says, so that other rules would fail at it.
+        """
+        rule, outputs = context.rules[0], equation.outvars
+        results = value if equation.primitive.multiple_results else (value,)
+        results = () if results is None else results
+        if isinstance(results, Iterable) and not isinstance(results, str | Mapping):
+            results = tuple(results)
+        if (
+            not isinstance(results, tuple)
+            or len(results) != len(outputs)
+            or any(type(one) in _NO_VALUES for one in results)
+            or any(one is None for one, used in zip(results, context.used, strict=True) if used)
+        ):
+            types = ", ".join(str(variable.aval) for variable in outputs)
+            raise wrong_value(
+                _rule(equation, rule),
+                value,
+                f"a value for each of {len(outputs)} results: {types}",
             )
         for variable, value in zip(equation.outvars, results, strict=True):
             aval = variable.aval
             if not isinstance(value, RegisterArray) or not isinstance(aval, _jax.ShapedArray):
                 continue
             if value.shape != aval.shape or value.dtype != np.dtype(aval.dtype):
-                raise InternalError(
-                    f"the rule for {name} returned {value.dtype}{list(value.shape)}"
+                raise PluginError(
+                    f"{_rule(equation, rule)} returned {value.dtype}{list(value.shape)}"
                     f" for {aval.dtype}{list(aval.shape)}"
                 )
+        return results
+
+
+def _rule(equation: Any, rule: LoweringRule) -> str:
+    """A rule and whose it is, for messages."""
+    plugin = plugins.manager().label(rule.plugin)
+    return f"pallasite_lowering_rules of plugin {plugin}: the rule for {equation.primitive}"

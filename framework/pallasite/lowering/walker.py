@@ -78,11 +78,7 @@ class _Lowering(Visitor["Value"]):
             operands = strategy.before(context, [read(atom) for atom in equation.invars])
             self.regions.move_to(_jax.scope_names(equation.source_info))
             results = rule.function(context, *operands, **params)
-            if primitive.multiple_results:
-                results = () if results is None else tuple(results)
-            else:
-                results = (results,)
-            strategy.check(equation, results)
+            results = strategy.check(context, equation, results)
             results = strategy.after(context, results)
             if kernel.recorder is not None:
                 kernel.recorder.results(context, results)

@@ -29,6 +29,7 @@ from pallasite.errors import CompilationError, ConfigError, PallasiteError
 from pallasite.extensions import Pass, Stage
 from pallasite.jaxpr_table import JaxprTable
 from pallasite.order_tables import BarrierTables, MemoryTables
+from pallasite.plugin_values import wrong_value
 from pallasite.registry import Registry
 from pallasite.targets import Target
 from pallasite.view_rules import ViewRule
@@ -145,6 +146,10 @@ def run_stage(
             continue
         with context.timed(entry.name), _attributed(entry):
             result = entry.run(value, context)
+        if result is not None and not _is_like(result, value):
+            plugin = plugins.manager().label(entry.plugin)
+            what = f"pallasite_passes of plugin {plugin}: pass {entry.name!r}"
+            raise wrong_value(what, result, f"what stage {stage!r} holds, a {type(value).__name__}")
         if result is None and stage in _IMMUTABLE:
             continue
         value = value if result is None else result
@@ -152,6 +157,11 @@ def run_stage(
             verify(value, f"pass {entry.name!r}")
         context.dump(stage, entry.name, lambda: _text(stage, value))  # noqa: B023
     return value
+
+
+def _is_like(result: Any, value: Any) -> bool:
+    """Whether what a pass returned can take the place of what it was given."""
+    return isinstance(result, type(value)) or (hasattr(value, "eqns") and hasattr(result, "eqns"))
 
 
 def verify(module: Any, after: str) -> None:
@@ -195,7 +205,7 @@ def _attributed(entry: Pass) -> Iterator[None]:
         raise mlir_error(error, f"pass {entry.name!r} failed") from None
     except Exception as error:
         raise CompilationError(
-            f"pass {entry.name!r} of plugin {entry.plugin or 'unknown'!r} failed:"
+            f"pass {entry.name!r} of plugin {plugins.manager().label(entry.plugin)} failed:"
             f" {type(error).__name__}: {error}",
             hint=f"PALLASITE_DISABLE_PASSES={entry.name} switches it off",
         ) from error

@@ -8,8 +8,10 @@ from __future__ import annotations
 from pallasite._jax import AbstractRef as AbstractRef
 from pallasite._jax import BitcastTransform as BitcastTransform
 from pallasite._jax import BlockMapping as BlockMapping
+from pallasite._jax import DropVar as DropVar
 from pallasite._jax import ExtendedDType as ExtendedDType
 from pallasite._jax import FailedCheckError as FailedCheckError
+from pallasite._jax import Jaxpr as Jaxpr
 from pallasite._jax import Literal as Literal
 from pallasite._jax import NDIndexer as NDIndexer
 from pallasite._jax import PallasBlockSpec as PallasBlockSpec
@@ -77,6 +79,7 @@ from pallasite._jax import mosaic_gpu as mosaic_gpu
 from pallasite._jax import mpmd_map as mpmd_map
 from pallasite._jax import mpmd_map_p as mpmd_map_p
 from pallasite._jax import multiple_of_p as multiple_of_p
+from pallasite._jax import name_stack as name_stack
 from pallasite._jax import new_var as new_var
 from pallasite._jax import num_programs_p as num_programs_p
 from pallasite._jax import physical_aval as physical_aval

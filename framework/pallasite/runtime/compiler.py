@@ -3,7 +3,7 @@
 A kernel that this process has compiled is found in memory, first by the identity of its trace, then
 by its content; one that any process has compiled is found on disk (options ``cache`` and
 ``cache_dir``). What the content is, and when a kernel is not kept on disk, is in
-:mod:`pallasite.runtime.fingerprint` and :mod:`pallasite.runtime.environment`.
+``pallasite_std.caching.kernel_text`` and :mod:`pallasite.runtime.environment`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from typing import Any
 
 from pallasite import _jax, config, plugins
 from pallasite.codegen.compiled import CompiledKernel
+from pallasite.errors import MissingNameError, PluginError
 from pallasite.language.spec import KernelSpec
 from pallasite.lowering import recording
 from pallasite.plugins import IN_PROCESS
 from pallasite.runtime import serialization
 from pallasite.runtime.disk_cache import DiskCache
-from pallasite.runtime.environment import environment_text, files_unchanged, loaded_code
-from pallasite.runtime.fingerprint import Unkeyable, canonical_parts, fingerprint
+from pallasite.runtime.environment import (
+    Unkeyable,
+    environment_text,
+    files_unchanged,
+    loaded_code,
+)
 from pallasite.target_selection import select_target
 from pallasite.targets import Target
 
@@ -202,9 +207,12 @@ def content_key(request: _Request) -> str:
       Unkeyable: something that cannot be compared between processes.
     """
     settings = (request.assemble, request.disassemble, request.keep)
+    try:
+        canonical_parts = plugins.manager().implementation("canonical_parts")
+    except (MissingNameError, PluginError) as error:
+        raise Unkeyable(f"no plugin says what kernels are: {error}") from None
     parts = [
-        fingerprint(request.spec),
-        *canonical_parts((request.target, settings, request.mesh_axes)),
+        *canonical_parts((request.spec, request.target, settings, request.mesh_axes)),
         environment_text(assemble=request.assemble),
     ]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()

@@ -13,7 +13,10 @@ from pallasite import _jax, config, plugins
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import MissingNameError, PluginError
 from pallasite.plugins import IN_PROCESS
-from pallasite.runtime.fingerprint import Unkeyable
+
+
+class Unkeyable(Exception):
+    """A kernel holds something that cannot be compared between processes; says what."""
 
 
 def environment_text(*, assemble: bool) -> str:

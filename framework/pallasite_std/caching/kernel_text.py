@@ -15,7 +15,7 @@ jaxpr with its types, parameters and source lines, the mesh, the aliases, the co
 * A Python function counts by its qualified name if it is a module-level function of JAX, NumPy,
   Pallasite or an enabled plugin that is installed, whose versions (and, where they are edited in
   place, sources) are part of every key. Any other function (a host callback, code that emits MLIR
-  itself) makes the kernel :class:`Unkeyable`: such a kernel is compiled once in each process, and
+  itself) makes the kernel unkeyable: such a kernel is compiled once in each process, and
   kept in memory only. Parameters that hold the derivative rules
   of a function are left out, since they do not affect the kernel.
 """
@@ -35,10 +35,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite import _jax, plugins
-from pallasite.errors import SourceLocation
-from pallasite.language.memory_space import MemorySpace
-from pallasite.language.spec import KernelSpec
+from pallasite.plugin import SourceLocation, manager
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import KernelSpec, MemorySpace
+from pallasite.plugin.runtime import Unkeyable
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
 _TRUSTED_MODULES = ("jax", "jaxlib", "numpy", "ml_dtypes", "pallasite")
@@ -61,10 +61,6 @@ _IGNORED_PARAMETERS: Mapping[str, frozenset[str]] = {
 """Parameters of primitives that say nothing about the kernel's code."""
 
 
-class Unkeyable(Exception):
-    """A kernel holds something that cannot be compared between processes; says what."""
-
-
 def fingerprint(spec: KernelSpec) -> str:
     """SHA-256, in hexadecimal, of the canonical text of a kernel.
 
@@ -72,11 +68,7 @@ def fingerprint(spec: KernelSpec) -> str:
       Unkeyable: the kernel holds something that cannot be compared between processes.
     """
     digest = hashlib.sha256()
-    try:
-        parts = canonical_parts(spec)
-    except RecursionError:
-        raise Unkeyable("values that contain themselves") from None
-    for part in parts:
+    for part in canonical_parts(spec):
         digest.update(part.encode("utf-8", "surrogatepass"))
         digest.update(b"\0")
     return digest.hexdigest()
@@ -89,7 +81,10 @@ def canonical_parts(value: Any) -> list[str]:
       Unkeyable: the value cannot be compared between processes.
     """
     writer = _Writer()
-    writer.write(value)
+    try:
+        writer.write(value)
+    except RecursionError:
+        raise Unkeyable("values that contain themselves") from None
     return writer.parts
 
 
@@ -125,7 +120,7 @@ class _Writer:
             self._trusted[module] = package != "__main__" and (
                 package in _TRUSTED_MODULES
                 or package in sys.stdlib_module_names
-                or package in plugins.manager().packages()
+                or package in manager().packages()
             )
         return self._trusted[module]
 

@@ -1,0 +1,413 @@
+"""Plugins that raise, return nonsense or contradict one another, at every hook that there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from core_support import FakeEntryPoint, manager
+from jax.extend.core import Primitive
+
+import pallasite
+from pallasite import config, plugins
+from pallasite import gpu as plgpu
+from pallasite.errors import PallasiteError, PluginError
+from pallasite.hookspecs import hookimpl
+from pallasite.plugin import (
+    BarrierKind,
+    BarrierOrder,
+    BarrierUse,
+    Executor,
+    InferenceRule,
+    InstructionRule,
+    JaxprPrimitive,
+    KernelLifecycle,
+    LayoutProposal,
+    LayoutRule,
+    LoweringRule,
+    MemoryEvents,
+    NamedLayout,
+    Operation,
+    Pass,
+    ProxyFence,
+    ResourceRule,
+    RuleSet,
+    Semantics,
+    StoreNamespace,
+    Target,
+    Translation,
+    ViewRule,
+    option,
+)
+from pallasite.plugin_checks import FIELDS
+from pallasite.plugin_values import fits, guarded, wrong_field
+
+DIST = types.SimpleNamespace(name="bad-dist", version="1.7")
+P = Primitive("misbehaving")
+
+
+class _Space:
+    name = "space"
+
+
+def nothing(*args, **kwargs):
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    size: int = option(1, "how large")
+
+
+def space():
+    from pallasite_std.spaces import BARRIERS
+
+    return BARRIERS
+
+
+def dtype():
+    from pallasite_std.barriers.types import BarrierType
+
+    return BarrierType
+
+
+def proxy():
+    from pallasite.memory_events import Proxy
+
+    return Proxy("misbehaving")
+
+
+TOY = Target(name="toy", ptx_version=80, compute_capability=(8, 0))
+SAMPLES = {
+    "pallasite_targets": lambda: TOY,
+    "pallasite_names": lambda: {"toy": "os:getcwd"},
+    "pallasite_exports": lambda: {"toy": "os:getcwd"},
+    "pallasite_front_ends": lambda: {"toy": "os:getcwd"},
+    "pallasite_implementations": lambda: {"toy": "os:getcwd"},
+    "pallasite_options": lambda: Options,
+    "pallasite_lowering_rules": lambda: LoweringRule(
+        primitive=P, function=nothing, semantics=Semantics.LANE
+    ),
+    "pallasite_resource_rules": lambda: ResourceRule(primitive=P, function=nothing),
+    "pallasite_layout_rules": lambda: LayoutRule(primitive=P, function=nothing),
+    "pallasite_inference_rules": lambda: InferenceRule(primitive=P, function=nothing),
+    "pallasite_jaxpr_primitives": lambda: JaxprPrimitive(primitive=P, regions=nothing),
+    "pallasite_barrier_kinds": lambda: BarrierKind(dtype=_Kind, phase=nothing),
+    "pallasite_barrier_orders": lambda: BarrierOrder(name="toy", after_wait=nothing),
+    "pallasite_barrier_uses": lambda: BarrierUse(primitive=P, role=plugin_barriers().WAIT),
+    "pallasite_memory_events": lambda: MemoryEvents(primitive=P, function=nothing),
+    "pallasite_proxy_fences": lambda: ProxyFence(proxy=proxy(), primitive=P),
+    "pallasite_memory_spaces": space,
+    "pallasite_views": lambda: ViewRule(transform=_Space, lower=nothing),
+    "pallasite_passes": lambda: Pass(name="toy", stage="ptx", run=nothing),
+    "pallasite_lifecycles": lambda: KernelLifecycle(name="toy", begin=nothing),
+    "pallasite_executors": lambda: Executor(name="toy", platforms=("x",), run=nothing),
+    "pallasite_instructions": lambda: InstructionRule(name="toy", bind=nothing),
+    "pallasite_stores": lambda: StoreNamespace(name="toy", noun="toy", folder="toy"),
+    "pallasite_layouts": lambda: NamedLayout(name="TOY", specification=nothing),
+    "pallasite_layout_proposals": lambda: LayoutProposal(name="toy", propose=nothing),
+    "pallasite_operations": lambda: Operation(name="toy", implementation="os:getcwd"),
+    "pallasite_translations": lambda: Translation(operation="toy.op", translate=nothing),
+}
+"""For each hook, something that it may return."""
+
+
+class _Kind:
+    title = "toy barrier"
+
+
+def plugin_barriers():
+    from pallasite.barrier_kinds import BarrierRole
+
+    return BarrierRole
+
+
+def plugin(hook, call):
+    return types.SimpleNamespace(**{hook: hookimpl(call)})
+
+
+def ask(found, hook):
+    """Calls a hook of all plugins, and merges what they return as users of it do."""
+    methods = {
+        "pallasite_targets": found.targets,
+        "pallasite_names": found.names,
+        "pallasite_exports": found.exports,
+        "pallasite_front_ends": found.front_ends,
+        "pallasite_implementations": found.implementations,
+        "pallasite_options": found.options,
+        "pallasite_stores": found.stores,
+        "pallasite_instructions": found.instructions,
+        "pallasite_layouts": found.layouts,
+        "pallasite_operations": lambda: found.operations("toy", TOY),
+        "pallasite_executors": lambda: found.registry(),
+    }
+    return methods.get(hook, found.registry)()
+
+
+def test_every_hook_is_tested():
+    assert set(SAMPLES) == set(FIELDS)
+
+
+@pytest.mark.parametrize("hook", FIELDS)
+def test_the_samples_are_accepted(hook):
+    value = SAMPLES[hook]()
+    many = hook in ("pallasite_options",) or isinstance(value, dict)
+    found = manager(
+        FakeEntryPoint("good", lambda: plugin(hook, lambda: value if many else [value]))
+    )
+    ask(found, hook)
+    assert [one.state for one in found.plugins()] == ["loaded"], found.plugins()[0].error
+
+
+@pytest.mark.parametrize("hook", FIELDS)
+@pytest.mark.parametrize("error", [ValueError("oh"), SystemExit("licence"), RecursionError()])
+def test_a_hook_that_raises(hook, error):
+    def fail():
+        raise error
+
+    found = manager(FakeEntryPoint("bad", lambda: plugin(hook, fail), dist=DIST))
+    with pytest.warns(plugins.PluginWarning) as caught:
+        ask(found, hook)
+        found.registry()
+    (message,) = [str(one.message) for one in caught]
+    assert message.startswith(
+        "plugin 'bad' (bad-dist 1.7) is not used, since it failed to load:"
+        f" {type(error).__name__}: {error}"
+    )
+    assert message.endswith(f"(in {hook} of plugin 'bad' (bad-dist 1.7))")
+    assert found.plugins()[0].state == "failed"
+
+
+NONSENSE = {
+    "number": 3,
+    "text": "text",
+    "objects": [object()],
+    "nothing in it": [None],
+    "endless": itertools.repeat(3),
+    "mapping": {"name": 3},
+    "path": {"name": ":attribute"},
+    "class": int,
+}
+
+
+@pytest.mark.parametrize("hook", FIELDS)
+@pytest.mark.parametrize("value", NONSENSE.values(), ids=NONSENSE)
+def test_a_hook_that_returns_nonsense(hook, value):
+    found = manager(FakeEntryPoint("bad", lambda: plugin(hook, lambda: value), dist=DIST))
+    with pytest.warns(plugins.PluginWarning):
+        ask(found, hook)
+        found.registry()
+    assert f"{hook} of plugin 'bad' (bad-dist 1.7)" in found.plugins()[0].error
+
+
+@pytest.mark.parametrize("hook", FIELDS)
+def test_records_with_wrong_fields(hook):
+    """Each field in turn has a value of another type."""
+    value = SAMPLES[hook]()
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        pytest.skip("no record")
+    for field in dataclasses.fields(value):
+        if field.type == "Any":
+            continue
+        for wrong in (object(), 1.5, None):
+            if fits(wrong, str(field.type)):
+                continue
+            broken = object.__new__(type(value))
+            for one in dataclasses.fields(value):
+                object.__setattr__(broken, one.name, getattr(value, one.name))
+            object.__setattr__(broken, field.name, wrong)
+            assert wrong_field(broken) == (field.name, field.type)
+            point = FakeEntryPoint("bad", lambda one=broken: plugin(hook, lambda: [one]), dist=DIST)
+            found = manager(point)
+            with pytest.warns(plugins.PluginWarning, match="bad-dist 1.7"):
+                ask(found, hook)
+            assert f"{field.name}=" in found.plugins()[0].error
+
+
+@pytest.mark.parametrize("hook", [hook for hook in FIELDS if hook != "pallasite_options"])
+def test_two_plugins_that_contradict_each_other(hook):
+    """The error names both. (Options belong to their plugin, so no two can clash.)"""
+    value = SAMPLES[hook]()
+    returned = value if isinstance(value, dict) else [value]
+    points = [
+        FakeEntryPoint(name, lambda: plugin(hook, lambda: returned), dist=DIST)
+        for name in ("first", "second")
+    ]
+    found = manager(*points)
+    with pytest.raises(PluginError) as error:
+        ask(found, hook)
+    assert "'first'" in str(error.value) and "'second'" in str(error.value)
+    with config.scoped(disabled_plugins="second"):
+        ask(found, hook)
+
+
+# What functions of plugins do ---------------------------------------------------------------------
+
+
+def records_with_functions():
+    for hook, make in SAMPLES.items():
+        value = make()
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            continue
+        for field in dataclasses.fields(value):
+            if str(field.type).startswith("Callable[") and field.name not in ("run", "available"):
+                yield pytest.param(hook, field.name, id=f"{hook}-{field.name}")
+
+
+@pytest.mark.parametrize(("hook", "field"), records_with_functions())
+def test_functions_that_raise_name_their_plugin(hook, field):
+    def fail(*args, **kwargs):
+        raise KeyError("oh")
+
+    record = dataclasses.replace(SAMPLES[hook](), **{field: fail})
+    with pytest.raises(PluginError) as error:
+        getattr(guarded(record, "'bad' (bad-dist 1.7)", hook), field)()
+    assert error.value.message.startswith(f"{hook} of plugin 'bad' (bad-dist 1.7): {field} of ")
+    assert error.value.message.endswith("failed: KeyError: 'oh'")
+
+    def refuse(*args, **kwargs):
+        raise pallasite.UnsupportedError("not here")
+
+    record = dataclasses.replace(record, **{field: refuse})
+    with pytest.raises(pallasite.UnsupportedError, match="not here"):
+        getattr(guarded(record, "'bad' (bad-dist 1.7)", hook), field)()
+
+
+@pytest.mark.parametrize(
+    ("hook", "field", "value"),
+    [
+        ("pallasite_barrier_kinds", "phase", 3),
+        ("pallasite_barrier_kinds", "arrivals", "one"),
+        ("pallasite_barrier_uses", "arrivals", True),
+        ("pallasite_resource_rules", "function", None),
+        ("pallasite_layout_rules", "function", "layout"),
+        ("pallasite_memory_events", "function", "events"),
+        ("pallasite_memory_events", "function", [3]),
+        ("pallasite_lifecycles", "applies", "yes"),
+        ("pallasite_lifecycles", "named_scope", 3),
+        ("pallasite_lifecycles", "before_first_launch", "module:function"),
+        ("pallasite_layout_proposals", "propose", itertools.count()),
+        ("pallasite_jaxpr_primitives", "regions", [3]),
+        ("pallasite_instructions", "bind", 3),
+        ("pallasite_executors", "inspect", "report"),
+        ("pallasite_stores", "valid", "yes"),
+        ("pallasite_stores", "table", 3),
+    ],
+)
+def test_functions_that_return_nonsense_name_their_plugin(hook, field, value):
+    record = dataclasses.replace(SAMPLES[hook](), **{field: lambda *args: value})
+    with pytest.raises(PluginError, match=rf"{hook} of plugin 'bad' \(bad-dist 1.7\): {field} of"):
+        getattr(guarded(record, "'bad' (bad-dist 1.7)", hook), field)()
+
+
+def kernel():
+    @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+    def twice(x_ref, o_ref):
+        o_ref[...] = jnp.exp(x_ref[...]) + x_ref[...]
+
+    return twice
+
+
+class _Rules:
+    """A plugin with another rule for exponentials."""
+
+    def __init__(self, function):
+        self.rules = RuleSet()
+        common = {"overrides": ["standard"], "layouts": "any"}
+        both = (Semantics.LANE, Semantics.WARPGROUP)
+        self.rules.lowering(jax.lax.exp_p, *both, **common)(function)
+
+    @hookimpl
+    def pallasite_lowering_rules(self):
+        return self.rules.lowering_rules
+
+
+@pytest.fixture
+def registered():
+    names = []
+
+    def register(one, name="bad"):
+        names.append(plugins.register(one, name))
+
+    yield register
+    for name in names:
+        plugins.unregister(name)
+
+
+@pytest.mark.parametrize("value", [None, "text", 3, [], ()], ids=repr)
+def test_a_rule_that_returns_nonsense_is_blamed_itself(registered, value):
+    registered(_Rules(lambda ctx, x, **params: value))
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message == (
+        "pallasite_lowering_rules of plugin 'bad' (in process): the rule for exp returned the wrong"
+        " thing"
+    )
+    assert error.value.location is not None and error.value.location.file == __file__
+
+
+def test_a_rule_that_raises_is_no_defect_of_pallasite(registered):
+    registered(_Rules(lambda ctx, x, **params: {}["key"]))
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message == (
+        "pallasite_lowering_rules of plugin 'bad' (in process): function of LoweringRule 'exp'"
+        " failed: KeyError: 'key'"
+    )
+    assert error.value.location is not None and error.value.location.file == __file__
+
+
+@pytest.mark.parametrize("stage", ["jaxpr", "mlir", "llvm", "ptx"])
+def test_a_pass_that_returns_nonsense_is_named(registered, stage):
+    one = Pass(name="nonsense", stage=stage, run=lambda value, context: 3)
+    registered(plugin("pallasite_passes", lambda: [one]))
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message == (
+        "pallasite_passes of plugin 'bad' (in process): pass 'nonsense' returned the wrong thing"
+    )
+    assert str(error.value.expected).startswith(f"what stage '{stage}' holds, a ")
+
+
+def test_a_target_that_is_wrong_stops_nobody_else(registered):
+    broken = dataclasses.replace(TOY, features=None)
+    registered(plugin("pallasite_targets", lambda: [broken]))
+    with pytest.warns(plugins.PluginWarning, match=r"plugin 'bad' \(in process\) is not used"):
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    (info,) = [one for one in plugins.plugins() if one.name == "bad"]
+    assert "features=None" in info.error and "features: frozenset[str]" in info.error
+
+
+def test_a_misspelt_plugin_is_not_ignored(monkeypatch):
+    found = manager(FakeEntryPoint("toy", lambda: plugin("pallasite_targets", lambda: [TOY])))
+    monkeypatch.setenv("PALLASITE_DISABLE_PLUGINS", "tou,multigpu")
+    with pytest.warns(plugins.PluginWarning) as caught:
+        found.targets()
+        found.registry()
+    assert [str(one.message) for one in caught] == [
+        "PALLASITE_DISABLE_PLUGINS names 'tou', and there is no such plugin; did you mean 'toy'?"
+    ]
+
+
+def test_what_an_installed_plugin_gets_wrong_deeper_down_is_its_own(tmp_path, monkeypatch):
+    """Errors in its methods (of a memory space, say) are told by the module of the code."""
+    (tmp_path / "deep_plugin.py").write_text("def fail():\n    return {}['key']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import deep_plugin
+
+    point = FakeEntryPoint("deep", lambda: None, module="deep_plugin", dist=DIST)
+    found = manager(point)
+    with pytest.raises(KeyError) as error:
+        deep_plugin.fail()
+    assert found.culprit(error.value) == "'deep' (bad-dist 1.7)"
+    with pytest.raises(ZeroDivisionError) as error:
+        1 / 0  # noqa: B018
+    assert found.culprit(error.value) is None
+
+
+def test_errors_of_the_family_keep_their_type():
+    assert issubclass(PluginError, PallasiteError)
