@@ -78,7 +78,8 @@ def with_multiprocessors(module: types.ModuleType, count: int) -> dict[str, Any]
     Of the devices, these modules read nothing else.
     """
     device = types.SimpleNamespace(core_count=count)
-    found: dict[str, Any] = {"jax": StandIn("jax", {"devices": lambda: [device]})}
+    devices = {name: lambda: [device] for name in ("devices", "local_devices")}
+    found: dict[str, Any] = {"jax": StandIn("jax", devices)}
     if hasattr(module, "backend"):
         found["backend"] = types.SimpleNamespace(get_default_device=lambda: device)
     return found

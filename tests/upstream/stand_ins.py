@@ -112,9 +112,15 @@ def imported() -> Iterator[None]:
 
 
 def pretend_gpu(target: str) -> None:
-    """Makes JAX's test helpers answer as on a GPU of the target, as far as tests are skipped."""
+    """Makes JAX's test helpers answer as on a GPU of the target, as far as tests are skipped, and
+    its devices have the target's multiprocessors."""
+    import jax
     from jax._src import test_util
 
+    from pallasite.target_selection import find_target
+
+    count = find_target(target).multiprocessors
+    type(jax.devices()[0]).core_count = property(lambda device: count)
     digits = target.removeprefix("sm_").rstrip("af")
     present = (int(digits[:-1]), int(digits[-1]))
 

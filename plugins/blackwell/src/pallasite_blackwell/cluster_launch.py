@@ -35,8 +35,11 @@ _BYTES = 16
 def _try_cluster_cancel(
     ctx: RuleContext, *operands: Value, args_tree: Any, collective_axes: tuple[Hashable, ...]
 ) -> Sequence[Value]:
-    """One request of the cluster, and one arrival with the bytes of the answer in each block."""
-    common.check_cancel_axes(ctx, collective_axes)
+    """One request of the cluster, and one arrival with the bytes of the answer in each block.
+
+    What is taken over is a whole cluster, so all blocks of this one get the answer, whether their
+    axes are among the collective ones or not.
+    """
     result, barrier = args_tree.unflatten(operands)
     memory = resolve(ctx, result)
     selected = resolve_barrier(ctx, barrier)

@@ -28,12 +28,12 @@ from pallasite_blackwell.tensor_core.pairs import issuer
 from pallasite_blackwell.tensor_core.types import operand_bits
 from pallasite_blackwell.tensor_memory import layouts
 from pallasite_blackwell.tensor_memory.layouts import CELL_BITS, ROWS
+from pallasite_blackwell.tensor_memory.primitives import tensor_memory
 from pallasite_blackwell.tensor_memory.references import (
     TensorMemoryReference,
     one_matrix,
     resolve_tensor_memory,
 )
-from pallasite_blackwell.tensor_memory.space import TMEM
 from pallasite_std.api import MemoryReference, arguments
 
 rules = RuleSet()
@@ -72,7 +72,7 @@ PRIMITIVES = (
 
 def _bind(primitive: Any, source: Any, target: Any, axis: Hashable | None) -> None:
     source = arguments.reference(source, "smem_ref", SMEM)
-    target = arguments.reference(target, "tmem_ref", TMEM)
+    target = tensor_memory(target, "tmem_ref")
     arguments.same_dtype(source, "smem_ref", target, "tmem_ref")
     if axis is not None and not _jax.axis_exists(axis):
         raise checks.value_error(

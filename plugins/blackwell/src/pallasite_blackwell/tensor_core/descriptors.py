@@ -213,7 +213,7 @@ def _unreadable(
     if cut and layout.contiguous_run(0) == run:
         return InvalidValueError(
             f"the instructions of the product read {what} in parts that cut its tiles",
-            got=f"a part that begins at {cut[0]}, tiles of {run} along {'n' if what == 'b' else 'm'}",
+            got=f"a part that begins at {cut[0]}, tiles of {run} elements",
             expected="tiles that divide the parts; with m=64, the parts are the halves of n",
             hint="a narrower swizzle",
         )

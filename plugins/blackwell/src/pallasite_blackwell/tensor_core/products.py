@@ -15,7 +15,9 @@ import numpy as np
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import SMEM, checks, memory_effect
 from pallasite_blackwell.tensor_core.types import product_of
+from pallasite_blackwell.tensor_memory.primitives import tensor_memory
 from pallasite_blackwell.tensor_memory.space import TMEM, AbstractTensorMemoryRef
+from pallasite_blackwell.tensor_memory.views import check_views
 from pallasite_std.api import arguments
 
 ORDER = "tensor_core"
@@ -70,8 +72,10 @@ def tcgen05_mma(
 
     PTX ISA: ``tcgen05.mma``. Needs a target with the feature ``tcgen05``.
     """
-    acc = arguments.reference(acc, "acc", TMEM)
+    acc = tensor_memory(acc, "acc")
     a = arguments.reference(a, "a", SMEM, TMEM)
+    if not _jax.typeof(a.ref).memory_space.is_shared:
+        check_views(a, "a")
     b = arguments.reference(b, "b", SMEM)
     sparse = a_sparse_metadata is not None
     for what, operand in (("acc", acc), ("a", a), ("b", b)):
@@ -94,10 +98,10 @@ def tcgen05_mma(
         )
     scales = []
     for what, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
-        scales.append(None if scale is None else arguments.reference(scale, what, TMEM))
+        scales.append(None if scale is None else tensor_memory(scale, what))
     metadata = None
     if sparse:
-        metadata = arguments.reference(a_sparse_metadata, "a_sparse_metadata", TMEM)
+        metadata = tensor_memory(a_sparse_metadata, "a_sparse_metadata")
     block = 0
     if scales[0] is not None:
         block = _block(scales[0], scales[1], depth_of_b)

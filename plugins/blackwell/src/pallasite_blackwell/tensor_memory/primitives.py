@@ -13,6 +13,7 @@ import jax
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import checks, in_warp_region, memory_effect
 from pallasite_blackwell.tensor_memory.space import TMEM
+from pallasite_blackwell.tensor_memory.views import check_views
 from pallasite_std.api import SomeLayout, arguments, layout_cast
 
 REDUCTIONS = ("max", "min", "absmax", "absmin")
@@ -31,6 +32,13 @@ def _check_warpgroup(what: str) -> None:
             expected="the four warps of a warpgroup together: each reaches a quarter of the lanes",
             hint="call it outside of plgpu.warp_map",
         )
+
+
+def tensor_memory(value: Any, what: str) -> Any:
+    """A reference to tensor memory with views that it has, as a TransformedRef."""
+    ref = arguments.reference(value, what, TMEM)
+    check_views(ref, what)
+    return ref
 
 
 def async_load_tmem(
@@ -59,7 +67,7 @@ def async_load_tmem(
     ``tcgen05_load_reduce``.
     """
     _check_warpgroup("async_load_tmem")
-    ref = arguments.reference(src, "src", TMEM)
+    ref = tensor_memory(src, "src")
     if reduce is not None:
         if reduce not in REDUCTIONS:
             raise checks.value_error(
@@ -118,7 +126,7 @@ def async_store_tmem(ref: Any, value: Any) -> None:
     PTX ISA: ``tcgen05.st``.
     """
     _check_warpgroup("async_store_tmem")
-    target = arguments.reference(ref, "ref", TMEM)
+    target = tensor_memory(ref, "ref")
     value = arguments.array(value, "value")
     arguments.same_shape(target, "ref", value, "value")
     arguments.same_dtype(target, "ref", value, "value")

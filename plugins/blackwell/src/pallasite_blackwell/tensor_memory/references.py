@@ -15,7 +15,8 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
 from pallasite.plugin.language import MemorySpace, transforms
 from pallasite.plugin.lowering import RegisterArray, RuleContext
-from pallasite_blackwell.tensor_memory.layouts import Kind, TensorMemoryLayout
+from pallasite_blackwell.tensor_memory.layouts import TensorMemoryLayout
+from pallasite_blackwell.tensor_memory.views import check_slices
 from pallasite_std.api import known_divisor
 
 
@@ -155,44 +156,21 @@ def _indexed(memory: TensorMemoryReference, indices: Sequence[Any]) -> TensorMem
         else:
             dynamic.append(ops.multiply(_scalar(start), step))
 
+    matrix = memory.matrix
+    check_slices(memory.layout, matrix, batch, row, column, _known, _divisor)
     shape, steps = [], []
     for index, step in zip(batch, memory.steps, strict=True):
         if isinstance(index, _jax.Slice):
-            _check_stride(index)
             shape.append(index.size)
             steps.append(step)
             move(index.start, step)
         else:
             move(index, step)
-    rows, columns = memory.matrix
-    for index in (row, column):
-        if not isinstance(index, _jax.Slice):
-            raise InvalidValueError(
-                "a row or a column of tensor memory is selected",
-                expected="slices: products, loads and stores are of whole tiles",
-                hint="ref.at[:, pl.ds(start, size)]",
-            )
-        _check_stride(index)
+    rows, columns = matrix
     tile_rows, tile_columns = memory.layout.tile(rows)
     if row.size != rows or _known(row.start) != 0:
-        if memory.layout.kind is not Kind.DEFAULT or rows == tile_rows or column.size != columns:
-            raise UnsupportedError(
-                "rows of tensor memory are sliced",
-                got=_text(row, column),
-                expected="all rows",
-            )
-        _check_multiple(row, tile_rows, "rows", row, column)
-        step = memory.layout.width((tile_rows, columns))
-        move(_divided(row.start, tile_rows), step)
+        move(_divided(row.start, tile_rows), memory.layout.width((tile_rows, columns)))
     if column.size != columns or _known(column.start) != 0:
-        if rows != tile_rows:
-            raise UnsupportedError(
-                "columns of several tiles of rows are sliced",
-                got=_text(row, column),
-                expected=f"{tile_rows} rows",
-                hint=f"slice the rows first, in multiples of {tile_rows}",
-            )
-        _check_multiple(column, tile_columns, "columns", row, column)
         move(_divided(column.start, tile_columns), memory.layout.width((rows, tile_columns)))
     return dataclasses.replace(
         memory,
@@ -203,33 +181,8 @@ def _indexed(memory: TensorMemoryReference, indices: Sequence[Any]) -> TensorMem
     )
 
 
-def _check_stride(index: Any) -> None:
-    if index.stride not in (None, 1):
-        raise UnsupportedError(
-            "a slice of tensor memory with a stride", got=f"stride {index.stride}"
-        )
-
-
-def _check_multiple(index: Any, tile: int, what: str, row: Any, column: Any) -> None:
-    start = _known(index.start)
-    divisor = known_divisor(_scalar(index.start)) if start is None else start
-    if divisor % tile or index.size % tile:
-        raise InvalidValueError(
-            f"{what} of tensor memory are cut within a tile",
-            got=_text(row, column),
-            expected=f"a start and a size that are multiples of {tile}",
-            hint=f"if it is one, say so: pl.multiple_of(start, {tile})" if start is None else None,
-        )
-
-
-def _text(*indices: Any) -> str:
-    def one(index: Any) -> str:
-        start = _known(index.start)
-        if start is None:
-            return f"pl.ds(..., {index.size})"
-        return f"{start}:{start + index.size}"
-
-    return f"[{', '.join(map(one, indices))}]"
+def _divisor(value: Any) -> int:
+    return int(known_divisor(_scalar(value)))
 
 
 def _known(value: Any) -> int | None:

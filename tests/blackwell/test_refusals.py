@@ -1,0 +1,289 @@
+"""Misuses of tensor memory and of the tensor core are errors at the user's line."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from tcgen05_support import F4, F16, F32, I8, I32, LANE, U2, WARPGROUP, smem
+
+import pallasite
+from pallasite import (
+    InvalidTypeError,
+    InvalidValueError,
+    PallasiteError,
+    ResourceError,
+    UnsupportedError,
+)
+from pallasite import gpu as plgpu
+
+BOTH = pytest.mark.parametrize("semantics", [LANE, WARPGROUP], ids=["lane", "warpgroup"])
+A, B, ACC = smem((128, 64), F16), smem((64, 64), F16), plgpu.TMEM((128, 64), F32)
+DONE = plgpu.Barrier(orders_tensor_core=True)
+
+
+def refusal(error, body, scratch, *, semantics=LANE, target="sm_100a", **options):
+    """The message of the error that compiling a kernel raises, at a line of this file."""
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=scratch,
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+        **options,
+    )
+    with pytest.raises(PallasiteError) as caught:
+        pallasite.compile(kernel, target=target)
+    text = str(caught.value)
+    assert type(caught.value) is error, text
+    assert f"{pathlib.Path(__file__).name}:" in text
+    return text
+
+
+def multiply(o, a, b, acc, done):
+    plgpu.tcgen05_mma(acc, a, b, done)
+
+
+def line_of_multiply():
+    return f"test_refusals.py:{inspect.getsourcelines(multiply)[1] + 1} (multiply)"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("operands", "error", "words"),
+    [
+        (
+            (A, B, ACC, plgpu.Barrier()),
+            InvalidValueError,
+            ["does not order the tensor core's work", "plgpu.Barrier(orders_tensor_core=True)"],
+        ),
+        (
+            (A, B, plgpu.TMEM((128, 64), F16, packed=True), DONE),
+            InvalidValueError,
+            ["got: TMEM_DEFAULT(packing=2)", "expected: TMEM_DEFAULT(packing=1)"],
+        ),
+        (
+            (A, smem((64, 72), F16, 16), plgpu.TMEM((128, 72), F32), DONE),
+            InvalidValueError,
+            ["no instructions make so many columns", "n=72", "a multiple of 16"],
+        ),
+        (
+            (smem((128, 8), F16, 16), smem((8, 64), F16), ACC, DONE),
+            InvalidValueError,
+            ["k is no multiple", "k=8", "a multiple of 16"],
+        ),
+        (
+            (smem((128, 64), F32), smem((64, 64), F32), ACC, DONE),
+            InvalidValueError,
+            ["32 bits are not contiguous along k in b", "plgpu.transpose_ref(b, (1, 0))"],
+        ),
+        (
+            (smem((128, 64), jnp.bfloat16), B, ACC, DONE),
+            InvalidTypeError,
+            ["does not multiply these dtypes", "a: bfloat16, b: float16"],
+        ),
+        (
+            (A, B, plgpu.TMEM((128, 64), I32), DONE),
+            InvalidTypeError,
+            ["not accumulated in int32", "float32 or float16"],
+        ),
+        (
+            (A, B, plgpu.TMEM((128, 32), F32), DONE),
+            InvalidValueError,
+            ["the shapes do not fit together", "acc (128, 32), a (128, 64), b (64, 64)"],
+        ),
+        (
+            (plgpu.TMEM((128, 64), F16, packed=False), B, ACC, DONE),
+            InvalidValueError,
+            ["a lies in tensor memory in another way", "packed=True"],
+        ),
+        (
+            (A, B, plgpu.TMEM((128, 64), F32, collective=True), DONE),
+            InvalidValueError,
+            ["acc is collective, but the product is one block's own", "collective_axis="],
+        ),
+    ],
+    ids=lambda value: value[0][:24] if isinstance(value, list) else None,
+)
+def test_operands(operands, error, words, semantics):
+    text = refusal(error, multiply, operands, semantics=semantics)
+    assert line_of_multiply() in text
+    for word in words:
+        assert word in text
+
+
+def test_shared_memory_without_tiles():
+    """Under warpgroup semantics, its layout would be inferred."""
+    text = refusal(InvalidValueError, multiply, [plgpu.SMEM((128, 64), F16), B, ACC, DONE])
+    assert "cannot read a from shared memory" in text
+    assert "plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)" in text
+
+
+@BOTH
+def test_targets_that_lack_an_instruction(semantics):
+    integers = [smem((128, 64), I8, 64), smem((64, 64), I8, 64), plgpu.TMEM((128, 64), I32), DONE]
+    text = refusal(UnsupportedError, multiply, integers, semantics=semantics, target="sm_103a")
+    assert "on sm_103a" in text and "sm_100a or sm_110a" in text
+
+    def reduce(o, acc):
+        o[...] = plgpu.async_load_tmem(acc, reduce="max")[1]
+
+    text = refusal(UnsupportedError, reduce, [ACC], semantics=semantics)
+    assert "on sm_100a" in text and "sm_103a or sm_110a" in text
+    text = refusal(ResourceError, multiply, [A, B, ACC, DONE], target="sm_120a")
+    assert "sm_120a has none" in text and "sm_100a or sm_103a or sm_110a" in text
+
+
+@BOTH
+def test_more_columns_than_there_are(semantics):
+    def body(o, one, two):
+        del o, one, two
+
+    scratch = [plgpu.TMEM((128, 512), F32), plgpu.TMEM((128, 24), F16, packed=True)]
+    text = refusal(ResourceError, body, scratch, semantics=semantics)
+    assert "exceeds available tensor memory: tmem_columns=1024" in text
+    assert "512 columns  one: float32[128, 512]" in text
+    assert "12 columns  two: float16[128, 24]" in text
+    assert "at most 512 columns per block" in text
+
+
+def test_blocks_and_pairs_of_blocks_do_not_mix():
+    def body(o, one, two):
+        del o, one, two
+
+    pair = dict(cluster=(2,), cluster_names=("c",))
+    scratch = [ACC, plgpu.TMEM((128, 64), F32, collective=True)]
+    assert "Can't mix" in refusal(InvalidValueError, body, scratch, **pair)
+    union = [plgpu.RefUnion(*scratch)]
+    text = refusal(InvalidValueError, lambda o, union: None, union, **pair)
+    assert "Some aliased TMEM references are collective" in text
+    text = refusal(InvalidValueError, lambda o, one: None, scratch[1:])
+    assert "no pairs" in text
+
+    def collective(o, a, b, acc, done):
+        plgpu.tcgen05_mma(acc, a, b, done, collective_axis="c")
+
+    text = refusal(InvalidValueError, collective, [A, smem((64, 32), F16, 64), ACC, DONE], **pair)
+    assert "acc is not collective" in text
+    wrong = dict(cluster=(2, 2), cluster_names=("c", "d"))
+    operands = [A, smem((64, 32), F16, 64), scratch[1], DONE]
+    text = refusal(InvalidValueError, collective, operands, **wrong)
+    assert "another axis than the minormost" in text and "expected: 'd'" in text
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("use", "error", "words"),
+    [
+        (lambda acc: acc[...], InvalidValueError, "plgpu.async_load_tmem(ref)"),
+        (
+            lambda acc: acc.set(jnp.ones((128, 64))),
+            InvalidValueError,
+            "plgpu.async_store_tmem(ref, value)",
+        ),
+        (
+            lambda acc: plgpu.async_load_tmem(acc.at[0]),
+            InvalidValueError,
+            "ref.at[:, pl.ds(start, size)]",
+        ),
+        (
+            lambda acc: plgpu.async_load_tmem(acc.at[32:64]),
+            UnsupportedError,
+            "rows of tensor memory are sliced",
+        ),
+        (
+            lambda acc: plgpu.async_load_tmem(acc, reduce="sum"),
+            InvalidValueError,
+            "loads reduce in other ways",
+        ),
+        (
+            lambda acc: plgpu.async_store_tmem(acc, jnp.zeros((128, 32))),
+            InvalidValueError,
+            "different shapes",
+        ),
+        (lambda acc: plgpu.transpose_ref(acc, (1, 0)), InvalidValueError, "Can't transpose"),
+        (
+            lambda acc: plgpu.warp_map(lambda warp: (plgpu.async_load_tmem(acc), None)[1]),
+            UnsupportedError,
+            "in code that runs per warp",
+        ),
+    ],
+    ids=range(8),
+)
+def test_uses_of_tensor_memory(use, error, words, semantics):
+    def body(o, acc):
+        use(acc)
+
+    assert words in refusal(error, body, [ACC], semantics=semantics)
+
+
+@BOTH
+def test_columns_from_a_start_of_which_nothing_is_known(semantics):
+    def body(o, x):
+        plgpu.async_load_tmem(x.at[:, pl.ds(pl.program_id(0), 32)])
+
+    packed = [plgpu.TMEM((128, 64), F16, packed=True)]
+    text = refusal(
+        InvalidValueError, body, packed, semantics=semantics, grid=(2,), grid_names=("i",)
+    )
+    assert "pl.multiple_of(start, 2)" in text
+
+
+def test_metadata_is_neither_loaded_nor_stored():
+    def body(o, meta):
+        plgpu.async_load_tmem(meta)
+
+    layout = plgpu.TMEMLayout.SPARSE_METADATA_LAYOUT
+    text = refusal(InvalidValueError, body, [plgpu.TMEM((128, 128), U2, layout=layout)])
+    assert "plgpu.async_copy_sparse_metadata_to_tmem" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        (((128,), F32), {}, "tensor memory holds matrices"),
+        (((96, 32), F32), {}, "no matrix of 96 rows"),
+        (((128, 32), F16), {}, "packed=True for operands, packed=False for accumulators"),
+        (((128, 32), np.float64), {}, "at most 32 bits"),
+        (((128, 31), F16), {"packed": True}, "do not fill cells"),
+        (((64, 24), F32), {}, "a multiple of 16"),
+        (
+            ((128, 4), F16),
+            {"packed": True, "layout": plgpu.TMEMLayout.SCALES_LAYOUT},
+            "both packed= and layout=",
+        ),
+        (((128, 6), np.int8), {"layout": plgpu.TMEMLayout.SCALES_LAYOUT}, "128 rows and 4 columns"),
+        (((64, 32), F32), {"layout": plgpu.TMEMLayout.M64_COLLECTIVE_LAYOUT}, "needs the number"),
+    ],
+    ids=str,
+)
+def test_allocations(arguments, options, words):
+    with pytest.raises(PallasiteError) as caught:
+        plgpu.TMEM(*arguments, **options)
+    assert words in str(caught.value) and "test_refusals.py" in str(caught.value)
+
+
+def test_scales():
+    count = 4
+
+    def body(o, a, b, acc, done, a_scale, b_scale):
+        plgpu.tcgen05_mma(acc, a, b, done, a_scale=a_scale, b_scale=b_scale)
+
+    def scales(rows, dtype=jnp.float8_e8m0fnu, columns=count):
+        return plgpu.TMEM((rows, columns), dtype, layout=plgpu.TMEMLayout.SCALES_LAYOUT)
+
+    dtype = jnp.float8_e4m3fn
+    wide = [smem((128, 128), dtype), smem((128, 256), dtype), plgpu.TMEM((128, 256), F32), DONE]
+    text = refusal(InvalidValueError, body, [*wide, scales(128), scales(128)])
+    assert "b_scale has too few rows" in text and "at least 256 rows" in text
+    text = refusal(InvalidTypeError, body, [*wide, scales(128, dtype), scales(256, dtype)])
+    assert "float8_e8m0fnu" in text
+    text = refusal(InvalidValueError, body, [*wide, scales(128), scales(256, columns=8)])
+    assert "the scales do not fit k" in text
+    four = [smem((128, 256), F4), smem((64, 256), F4), plgpu.TMEM((128, 64), F32), DONE]
+    text = refusal(InvalidTypeError, multiply, [four[0], smem((256, 64), F4, 32), *four[2:]])
+    assert "float4_e2m1fn needs a_scale= and b_scale=" in text
