@@ -1,18 +1,29 @@
-"""The texts of PTX that ptxas has accepted, by content, for all processes and later sessions."""
+"""The texts of PTX that ptxas has accepted, by content, for all processes and later sessions.
+
+Half of the time that ptxas takes for a small kernel is its start, so it gets many at once.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 
 OPTIONS = ("-O1",)
 """Of ptxas. With less effort, it takes longer for large kernels, since there is more to write."""
 
 MOST_TEXTS = 50_000
 """What is kept from one session to the next; a session of the whole suite has a tenth of it."""
+
+TOGETHER = 32
+"""How many texts ptxas gets at once."""
+
+LENGTH_TOGETHER = 300_000
+"""And how long they are: large kernels take so long that nothing is gained."""
 
 _LENGTH = 65
 """Bytes of a line: a digest of 64 digits and the end of the line."""
@@ -36,6 +47,7 @@ class AcceptedPtx:
         version = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         self._salt = _digest(version, *OPTIONS)
         self._known: set[str] = set()
+        self._later: dict[str, list[tuple[str, str]]] = {}
         self._read_bytes = 0
         self._file: pathlib.Path | None = None
         if folder is not None:
@@ -50,13 +62,50 @@ class AcceptedPtx:
         key = self._key(ptx, target)
         if self._has(key):
             return
-        with tempfile.TemporaryDirectory(prefix="pallasite-ptx-") as folder:
-            source = pathlib.Path(folder, "kernel.ptx")
-            source.write_text(ptx)
-            command = [str(self.program), f"-arch={target}", *OPTIONS, str(source)]
-            done = subprocess.run([*command, "-o", os.devnull], capture_output=True, text=True)
-        assert done.returncode == 0, f"ptxas refuses the PTX of a kernel:\n{done.stderr}"
+        error = self._assemble([ptx], target)
+        assert error is None, f"ptxas refuses the PTX of a kernel:\n{error}"
         self._add(key)
+
+    def check_later(self, ptx: str, target: str, test: str) -> None:
+        """Notes a text of a test that :meth:`check_noted` checks.
+
+        Where many have come together, they are checked now, and whatever test this is fails,
+        naming the tests whose texts ptxas refuses.
+        """
+        if not self._has(self._key(ptx, target)):
+            texts = self._later.setdefault(target, [])
+            texts.append((ptx, test))
+            if len(texts) >= TOGETHER or sum(len(one) for one, _ in texts) > LENGTH_TOGETHER:
+                self.check_noted(target)
+
+    def check_noted(self, *targets: str) -> None:
+        """Checks what was noted for some targets, or for all if none is named."""
+        errors = []
+        for target in targets or tuple(self._later):
+            texts = dict(self._later.pop(target, ()))
+            texts = {
+                ptx: test for ptx, test in texts.items() if not self._has(self._key(ptx, target))
+            }
+            alone = self._assemble(_made_distinct(list(texts)), target) is not None
+            for ptx, test in texts.items():
+                error = self._assemble([ptx], target) if alone else None
+                if error is None:
+                    self._add(self._key(ptx, target))
+                else:
+                    errors.append(f"ptxas refuses the PTX of a kernel of {test}:\n{error}")
+        assert not errors, "\n".join(errors)
+
+    def _assemble(self, texts: Sequence[str], target: str) -> str | None:
+        """What is wrong with the texts; None if they were accepted."""
+        if not texts:
+            return None
+        with tempfile.TemporaryDirectory(prefix="pallasite-ptx-") as folder:
+            sources = [pathlib.Path(folder, f"kernel-{number}.ptx") for number in range(len(texts))]
+            for source, ptx in zip(sources, texts, strict=True):
+                source.write_text(ptx)
+            command = [str(self.program), f"-arch={target}", *OPTIONS, *map(str, sources)]
+            done = subprocess.run([*command, "-o", os.devnull], capture_output=True, text=True)
+        return done.stderr or f"status {done.returncode}" if done.returncode else None
 
     def add(self, ptx: str, target: str) -> None:
         """Takes note that ptxas has accepted a text."""
@@ -101,6 +150,24 @@ class AcceptedPtx:
         with tempfile.NamedTemporaryFile(dir=self._file.parent, delete=False) as file:
             file.write(self._file.read_bytes()[-MOST_TEXTS // 2 * _LENGTH :])
         os.replace(file.name, self._file)
+
+
+def _made_distinct(texts: Sequence[str]) -> list[str]:
+    """The same kernels with names and numbers of source files that no other text has.
+
+    What is declared outside of kernels belongs to a text of its own; what they define does not.
+    """
+    return [_with_suffix(ptx, number) for number, ptx in enumerate(texts)]
+
+
+def _with_suffix(ptx: str, number: int) -> str:
+    defined = re.findall(
+        r"(?m)^(?:\.visible |\.weak )?\.(?:entry|func) (?:\([^)]*\) )?([\w$]+)", ptx
+    )
+    for name in set(defined):
+        ptx = re.sub(rf"(?<![\w$%.]){re.escape(name)}(?![\w$])", f"{name}_{number}", ptx)
+    files = r"(?m)(^\s*\.(?:file|loc)\s+|\binlined_at\s+)(\d+)"
+    return re.sub(files, lambda match: f"{match[1]}{1000 * number + int(match[2])}", ptx)
 
 
 def _digest(*parts: str) -> str:

@@ -10,6 +10,7 @@ import os
 import pathlib
 import time
 import tomllib
+from collections.abc import Generator
 from typing import Any
 
 import hypothesis
@@ -93,18 +94,25 @@ def semantics(request: pytest.FixtureRequest) -> LoweringSemantics:
 
 
 @pytest.fixture(scope="session")
-def _accepted_ptx(request: pytest.FixtureRequest) -> AcceptedPtx | None:
+def _accepted_ptx(request: pytest.FixtureRequest) -> Generator[AcceptedPtx | None]:
     """What ptxas has accepted, in pytest's cache; None where there is no ptxas."""
     program = find_tool("ptxas").path
     if program is None:
-        return None
+        yield None
+        return
     cache = getattr(request.config, "cache", None)
-    return AcceptedPtx(program, None if cache is None else cache.mkdir("ptx"))
+    accepted = AcceptedPtx(program, None if cache is None else cache.mkdir("ptx"))
+    yield accepted
+    accepted.check_noted()
 
 
 @pytest.fixture(autouse=True)
-def _every_ptx_assembles(monkeypatch: pytest.MonkeyPatch, _accepted_ptx: AcceptedPtx | None):
-    """Whatever a test compiles is assembled for its target, by the test or after it."""
+def _every_ptx_assembles(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    _accepted_ptx: AcceptedPtx | None,
+):
+    """Whatever a test compiles is assembled for its target, by the test or some time after it."""
     if _accepted_ptx is None:
         yield
         return
@@ -128,7 +136,7 @@ def _every_ptx_assembles(monkeypatch: pytest.MonkeyPatch, _accepted_ptx: Accepte
     monkeypatch.setattr(assembler, "_run", run_program_and_note)
     yield
     for ptx, target in dict.fromkeys(emitted):
-        accepted.check(ptx, target)
+        accepted.check_later(ptx, target, request.node.nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,10 +8,13 @@ import pytest
 from tests import accepted_ptx
 from tests.accepted_ptx import AcceptedPtx
 
+from pallasite.codegen.tools import find_tool
+
 PROGRAM = """#!/bin/sh
 if [ "$1" = --version ]; then echo "release {version}"; exit; fi
 echo "$*" >> {log}
-if grep -q wrong "$3"; then echo "line 1; error: wrong" >&2; exit 255; fi
+for last; do case "$last" in *.ptx) texts="$texts $last";; esac; done
+if grep -q wrong $texts; then echo "line 1; error: wrong" >&2; exit 255; fi
 """
 
 
@@ -134,3 +137,81 @@ def test_the_oldest_are_forgotten(assembler, folder, monkeypatch):
     assert not assembler.calls()
     accepted.check("a", "sm_90")
     assert assembler.calls() == ["sm_90"]
+
+
+def test_what_is_noted_is_assembled_together(assembler, folder):
+    accepted = AcceptedPtx(assembler.path, folder)
+    accepted.add("known", "sm_90")
+    for _ in range(2):
+        for text in ("one", "two", "one", "known"):
+            accepted.check_later(text, "sm_90", "a test")
+        accepted.check_later("three", "sm_90a", "a test")
+        assert not assembler.calls()
+        accepted.check("two", "sm_90")  # meanwhile
+        accepted.check_noted()
+        assert assembler.calls() in (["sm_90", "sm_90", "sm_90a"], [])
+    for text in ("one", "two"):
+        accepted.check(text, "sm_90")
+    assert not assembler.calls()
+
+
+def test_tests_are_named_whose_texts_are_refused(assembler, folder):
+    accepted = AcceptedPtx(assembler.path, folder)
+    for text in ("one", "wrong", "two", "also wrong"):
+        accepted.check_later(text, "sm_90", f"the test of {text}")
+    refused = "ptxas refuses the PTX of a kernel of the test of {}:\nline 1; error: wrong\n"
+    with pytest.raises(AssertionError) as caught:
+        accepted.check_noted()
+    assert str(caught.value).endswith(refused.format("also wrong"))
+    assert refused.format("wrong") in str(caught.value)
+    assert "test of one" not in str(caught.value) and "test of two" not in str(caught.value)
+    assembler.calls()
+    for text in ("one", "two"):
+        accepted.check(text, "sm_90")
+    assert not assembler.calls()
+
+
+@pytest.mark.parametrize("limit", ["TOGETHER", "LENGTH_TOGETHER"])
+def test_many_texts_are_assembled_at_once(assembler, folder, monkeypatch, limit):
+    monkeypatch.setattr(accepted_ptx, limit, 3)
+    accepted = AcceptedPtx(assembler.path, folder)
+    calls = []
+    for text in "abcdefg":
+        accepted.check_later(text, "sm_90", "a test")
+        calls.append(len(assembler.calls()))
+    assert calls == ([0, 0, 1, 0, 0, 1, 0] if limit == "TOGETHER" else [0, 0, 0, 1, 0, 0, 0])
+
+
+KERNEL = """.version 8.6
+.target sm_90
+.address_size 64
+.extern .shared .align {align} .b8 memory[];
+.global .u{bits} counter;
+.extern .func (.param .b32 result) vprintf (.param .b64 format, .param .b64 values);
+.func twice(.param .b64 x) {{ ret; }}
+.visible .entry kernel(.param .b64 kernel_param_0)
+{{
+	.reg .b64 %rd<4>;
+	.reg .b{bits} %counter<2>;
+	.loc	1 7 0
+$L__kernel:
+	ld.param.b64 %rd1, [kernel_param_0];
+	ld.global.u{bits} %counter1, [{name}];
+	{{ .param .b64 x; st.param.b64 [x], %rd1; call.uni twice, (x); }}
+	ret;
+}}
+	.file	1 "/{align}.py"
+"""
+
+
+@pytest.mark.skipif(find_tool("ptxas").path is None, reason="there is no ptxas")
+def test_kernels_of_equal_names_are_kept_apart():
+    accepted = AcceptedPtx(find_tool("ptxas").path, None)
+    texts = [KERNEL.format(align=16 * bits, bits=bits, name="counter") for bits in (32, 64)]
+    wrong = KERNEL.format(align=8, bits=32, name="counter_of_another")
+    assert accepted._assemble(texts, "sm_90") is not None
+    assert accepted._assemble(accepted_ptx._made_distinct(texts), "sm_90") is None
+    for text in (*texts, wrong):
+        accepted.check_later(text, "sm_90", "a test")
+    with pytest.raises(AssertionError, match="counter_of_another"):
+        accepted.check_noted()

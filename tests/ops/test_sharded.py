@@ -23,10 +23,11 @@ SCRIPT = pathlib.Path(__file__).parent / "sharded_programs.py"
     ],
 )
 def test_programs(kind, cases):
+    flags = os.environ.get("XLA_FLAGS", "")
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=4",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     done = subprocess.run(
