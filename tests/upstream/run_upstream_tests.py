@@ -2,11 +2,13 @@
 
     python tests/upstream/run_upstream_tests.py mosaic_gpu_test.py --semantics lane --json ours.json
     python tests/upstream/run_upstream_tests.py mosaic_gpu_test.py --backend jax --json jax.json
+    python tests/upstream/run_upstream_tests.py FILE --backend simulated --target sm_100a
     python tests/upstream/run_upstream_tests.py --json ours.json --compare jax.json
 
 The file comes from a checkout of JAX (``tests/pallas/mosaic_gpu_test.py``) and is not changed.
-Where JAX has no GPU, kernels run on the simulator. Tests run in processes of their own: one that
-hangs or crashes costs only itself. The exit status is 0 if no test failed.
+Where JAX has no GPU, kernels run on the simulator. With ``--backend simulated`` JAX's own compiler
+makes them (see ``jax_compiler.py``), and its tests judge our simulator. Tests run in processes of
+their own: one that hangs or crashes costs only itself. The exit status is 0 if no test failed.
 """
 
 from __future__ import annotations
@@ -216,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("path", nargs="?", type=pathlib.Path, help="the test file")
-    parser.add_argument("--backend", choices=("ours", "jax"), default="ours")
+    parser.add_argument("--backend", choices=("ours", "jax", "simulated"), default="ours")
     parser.add_argument("--semantics", choices=("lane", "warpgroup", "all"), default="all")
     parser.add_argument("-k", dest="pattern", default="", help="a regular expression for names")
     parser.add_argument("-n", dest="workers", type=int, default=1, help="how many processes")

@@ -28,7 +28,7 @@ class Setup:
 
     Attributes:
       path: of the test file.
-      backend: "ours" or "jax".
+      backend: "ours", "jax", or "simulated": JAX's own compiler, and our simulator.
       semantics: "lane", "warpgroup" or "all".
       target: what kernels are compiled for, if JAX has no GPU.
       sanitize: whether the simulator's sanitizer is on.
@@ -83,9 +83,15 @@ def _cases(setup: Setup) -> dict[str, unittest.TestCase]:
 
             config.update("target", setup.target)
         stand_ins.pretend_gpu(setup.target)
+        if setup.backend == "simulated":
+            _simulate(setup)
     module = stand_ins.load(pathlib.Path(setup.path), ours=ours)
     _parse_flags()
-    if ours and jax.default_backend() != "gpu" and hasattr(module, "mosaic_gpu_lib"):
+    if (
+        setup.backend != "jax"
+        and jax.default_backend() != "gpu"
+        and hasattr(module, "mosaic_gpu_lib")
+    ):
         module.mosaic_gpu_lib = _NoLibrary()
     found: dict[str, unittest.TestCase] = {}
     for suite in unittest.defaultTestLoader.loadTestsFromModule(module):
@@ -95,6 +101,21 @@ def _cases(setup: Setup) -> dict[str, unittest.TestCase]:
             if setup.semantics in ("all", name):
                 found[f"{type(case).__name__}.{case._testMethodName}"] = case
     return found
+
+
+def _simulate(setup: Setup) -> None:
+    """Has JAX's kernels compiled by JAX, for the target, and run by the simulator."""
+    import jax
+    import jax_on_simulator
+
+    from pallasite_simulator.sanitizer import GROUPS
+
+    # JAX declares one byte of its dynamic shared memory.
+    groups = frozenset(GROUPS) - {"bounds"} if setup.sanitize else frozenset()
+    _register_plugins()
+    jax_on_simulator.install(setup.target, sanitize=groups)
+    count = property(lambda self: jax_on_simulator.MULTIPROCESSORS)
+    type(jax.devices()[0]).core_count = count
 
 
 class _NoLibrary:
@@ -169,6 +190,14 @@ def _run(name: str, case: unittest.TestCase, setup: Setup) -> Outcome:
         case.run(result)
         _wait_for_device()
     seconds = time.monotonic() - start
+    if setup.backend == "simulated" and setup.sanitize:
+        import jax_on_simulator
+
+        found, jax_on_simulator.findings = jax_on_simulator.findings, []
+        if found and result.problem is None:
+            text = "\n".join(found)
+            kind = next((one for one in text.splitlines() if one.startswith("  1.")), "")
+            return Outcome(name, "fail", f"SanitizerError: {kind[5:]}", seconds, text[-4000:])
     if result.problem is not None:
         return Outcome(name, "fail", reason_of(result.problem), seconds, result.text[-4000:])
     if result.skipped:

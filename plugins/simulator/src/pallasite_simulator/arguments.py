@@ -53,7 +53,18 @@ class Descriptor:
     encode: Callable[[int], bytes]
 
 
-type Argument = Pointer | Shared | Descriptor | np.generic | bytes | None
+@dataclasses.dataclass(frozen=True, eq=False)
+class Composed:
+    """A kernel parameter by value that is made of addresses and descriptors of the launch's
+    ``arrays``.
+
+    ``encode(addresses)`` returns its bytes, given the addresses of these arrays.
+    """
+
+    encode: Callable[[Sequence[int]], bytes]
+
+
+type Argument = Pointer | Shared | Descriptor | Composed | np.generic | bytes | None
 """What a kernel gets: NumPy scalars and bytes by value, None for a null pointer."""
 
 
@@ -114,6 +125,8 @@ class Arrays:
                 contents = self._addresses[argument.array].to_bytes(8, "little")
             elif isinstance(argument, Descriptor):
                 contents = argument.encode(self._addresses[argument.array])
+            elif isinstance(argument, Composed):
+                contents = argument.encode(self._addresses[: self._shared])
             elif argument is None:
                 contents = bytes(8)
             else:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pallasite_simulator.arguments import Argument as Argument
 from pallasite_simulator.arguments import Arrays
+from pallasite_simulator.arguments import Composed as Composed
 from pallasite_simulator.arguments import Descriptor as Descriptor
 from pallasite_simulator.arguments import Pointer as Pointer
 from pallasite_simulator.arguments import Shared as Shared
