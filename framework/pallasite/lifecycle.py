@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,17 @@ from pallasite.targets import ANY_TARGET, TargetPredicate
 
 if TYPE_CHECKING:
     from pallasite.launch import HostStep
+
+
+def imported_on_call(path: str) -> Callable[..., Any]:
+    """The function ``"module:attribute"``, whose module is imported when it is first called: for
+    records that are asked for before it is known whether a kernel is in the cache."""
+    module, _, attribute = path.partition(":")
+
+    def function(*arguments: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), attribute)(*arguments, **options)
+
+    return function
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -292,13 +292,11 @@ def pallasite_barrier_uses() -> Iterable[BarrierUse]:
 
 
 @hookimpl
-def pallasite_lifecycles() -> list[KernelLifecycle]:
+def pallasite_lifecycles() -> Iterable[KernelLifecycle]:
     """The profiler, and what is done for tensor maps."""
-    from pallasite_std.copies.shared_tensor_maps import shared_tensor_maps
-    from pallasite_std.copies.tensor_map_prefetch import tensor_map_prefetch
-    from pallasite_std.profiler.lifecycle import profiler
+    from pallasite_std.lifecycles import LIFECYCLES
 
-    return [profiler, shared_tensor_maps, tensor_map_prefetch]
+    return LIFECYCLES
 
 
 @hookimpl

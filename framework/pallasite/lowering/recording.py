@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite.errors import SourceLocation
-from pallasite.layouts.memory import MemoryLayout
-from pallasite.layouts.registers import RegisterLayout
-from pallasite.lowering.layout_names import describe_memory, name_of
 from pallasite.lowering.layout_report import ArrayLayout, LayoutReport, SharedLayout
 
 if TYPE_CHECKING:
+    from pallasite.layouts.memory import MemoryLayout
+    from pallasite.layouts.registers import RegisterLayout
     from pallasite.lowering.context import RuleContext
 
 _LINE_BYTES = 128
@@ -79,6 +78,8 @@ class KernelLayouts:
 
     def as_report(self) -> LayoutReport:
         """The report of inference; under lane semantics the layouts, which need no reasons."""
+        from pallasite.lowering.layout_names import describe_memory, name_of
+
         if self.report is not None:
             return self.report
         arrays = {
@@ -105,6 +106,8 @@ class Recorder:
 
     def enter(self, jaxpr: Any, values: Sequence[Any]) -> None:
         """Learns how the user calls the references that a jaxpr gets."""
+        from pallasite.layouts.memory import MemoryLayout
+
         names = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
         for value, name in zip(reversed(values), reversed(names), strict=False):
             name = re.sub(r"^named_scratch\['(\w+)'\]$", r"\1", name)
@@ -114,6 +117,8 @@ class Recorder:
 
     def results(self, ctx: RuleContext, results: Sequence[Any]) -> None:
         """Takes note of the layouts of the arrays that an equation makes."""
+        from pallasite.layouts.registers import RegisterLayout
+
         if ctx.kernel.on_trial:
             return
         for value, used in zip(results, ctx.used, strict=True):

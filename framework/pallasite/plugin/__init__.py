@@ -60,6 +60,7 @@ from pallasite.extensions import Translation as Translation
 from pallasite.hookspecs import hookimpl as hookimpl
 from pallasite.jaxpr_table import JaxprPrimitive as JaxprPrimitive
 from pallasite.lifecycle import KernelLifecycle as KernelLifecycle
+from pallasite.lifecycle import imported_on_call as imported_on_call
 from pallasite.memory_events import GENERIC as GENERIC
 from pallasite.memory_events import EventContext as EventContext
 from pallasite.memory_events import EventKind as EventKind

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pallasite.plugin import KernelLifecycle, TargetPredicate
 from pallasite.plugin.ir import bit_width, ops
 from pallasite.plugin.lowering import (
     Buffer,
@@ -84,7 +83,7 @@ def emit_later(kernel: KernelContext, instruction: TensorInstruction) -> None:
         sharing.waiting.add(placeholder)
 
 
-def _share(kernel: KernelContext) -> None:
+def share(kernel: KernelContext) -> None:
     """Copies to an output use fewer tensor maps, if it has more than the launcher passes."""
     launch, sharing = kernel.launch, kernel.state(_SHARING)
 
@@ -98,14 +97,6 @@ def _share(kernel: KernelContext) -> None:
 
     sharing.changes = shared_parameters(launch.parameters, launch.aliases, divisible)
     launch.replace_parameters(sharing.changes)
-
-
-shared_tensor_maps = KernelLifecycle(
-    name="shared-tensor-maps",
-    target=TargetPredicate(frozenset({"tma"})),
-    finish=_share,
-    description="copies of one array share tensor maps where the launcher cannot pass all of them",
-)
 
 
 def common_box(boxes: Sequence[Box], element_bits: int) -> Box | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jaxlib.mlir.dialects import llvm
 
-from pallasite.plugin import KernelLifecycle, TargetPredicate
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext, TensorMapParameter
 
 
-def _prefetch(kernel: KernelContext) -> None:
+def prefetch(kernel: KernelContext) -> None:
+    """Fetches the tensor maps of the kernel while its barriers are initialised."""
     launch = kernel.launch
 
     def emit() -> None:
@@ -20,12 +20,3 @@ def _prefetch(kernel: KernelContext) -> None:
                 ops.inline_assembly("prefetch.tensormap [$0];", "l", address)
 
     launch.before_barriers(emit)
-
-
-tensor_map_prefetch = KernelLifecycle(
-    name="tensor-map-prefetch",
-    target=TargetPredicate(frozenset({"tma"})),
-    finish=_prefetch,
-    after=("shared-tensor-maps",),
-    description="fetches tensor maps while barriers are initialised",
-)

@@ -137,8 +137,8 @@ class _LayoutNames(type):
     """The class of :class:`Layout`: its attributes are the names that plugins contribute."""
 
     def __getattr__(cls, name: str) -> Layout:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        if name.startswith("__") or name == "name":
+            raise AttributeError(name)  # The decorator below asks for a default of the field.
         return cls[name]
 
     def __getitem__(cls, name: str) -> Layout:

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from pallasite.plugin import KernelLifecycle
-from pallasite.plugin.language import CompilerParams
 from pallasite.plugin.lowering import KernelContext, StateKey
 from pallasite_std.profiler.events import Profiler
 
 PROFILER = StateKey("standard.profiler", Profiler)
 
 
-def _wanted(params: CompilerParams) -> bool:
-    return params.profile_space > 0
-
-
-def _applies(kernel: KernelContext) -> bool:
-    return _wanted(kernel.params)
-
-
-def _begin(kernel: KernelContext) -> None:
+def begin(kernel: KernelContext) -> None:
+    """Makes room for the events of a kernel."""
     kernel.state(PROFILER)
 
 
-def _named_scope(kernel: KernelContext, name: str) -> AbstractContextManager[None]:
+def named_scope(kernel: KernelContext, name: str) -> AbstractContextManager[None]:
+    """Records when the code of a ``jax.named_scope`` begins and ends."""
     return kernel.state(PROFILER).record(name)
 
 
-def _epilogue(kernel: KernelContext) -> None:
+def epilogue(kernel: KernelContext) -> None:
+    """Stores what was recorded last."""
     kernel.state(PROFILER).finish()
-
-
-profiler = KernelLifecycle(
-    name="profiler",
-    applies=_applies,
-    begin=_begin,
-    epilogue=_epilogue,
-    named_scope=_named_scope,
-    host_effects=_wanted,
-    description="records when the regions of jax.named_scope begin and end (profile_space)",
-)

@@ -19,6 +19,7 @@ from pallasite.plugin import (
     NamedLayout,
     Target,
     hookimpl,
+    imported_on_call,
 )
 
 if TYPE_CHECKING:
@@ -113,9 +114,17 @@ def pallasite_inference_rules() -> list[InferenceRule]:
 @hookimpl
 def pallasite_lifecycles() -> tuple[KernelLifecycle, ...]:
     """Allocation of tensor memory."""
-    from pallasite_blackwell.tensor_memory.allocation import LIFECYCLES
-
-    return LIFECYCLES
+    where = "pallasite_blackwell.tensor_memory.allocation"
+    return (
+        KernelLifecycle(
+            name="tensor-memory",
+            applies=imported_on_call(f"{where}:applies"),
+            begin=imported_on_call(f"{where}:begin"),
+            prologue=imported_on_call(f"{where}:prologue"),
+            epilogue=imported_on_call(f"{where}:epilogue"),
+            description="allocates tensor memory, and gives it back",
+        ),
+    )
 
 
 @hookimpl

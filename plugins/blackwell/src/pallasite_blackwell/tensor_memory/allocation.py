@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallasite.plugin import InvalidValueError, KernelLifecycle, UnsupportedError
+from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import Allocation, RuleContext, StateKey
 from pallasite_blackwell.tensor_memory.layouts import default
@@ -59,11 +59,13 @@ def _columns(kernel: Any) -> Columns:
 COLUMNS = StateKey("blackwell.tensor-memory", _columns)
 
 
-def _applies(kernel: Any) -> bool:
+def applies(kernel: Any) -> bool:
+    """Whether a kernel uses tensor memory."""
     return bool(kernel.estimate.amount(PLAIN) or kernel.estimate.amount(COLLECTIVE))
 
 
-def _begin(kernel: Any) -> None:
+def begin(kernel: Any) -> None:
+    """Makes room for the address of the allocation."""
     if kernel.estimate.amount(PLAIN) and kernel.estimate.amount(COLLECTIVE):
         raise InvalidValueError(
             "Can't mix collective and non-collective TMEM allocations within the same kernel.",
@@ -83,7 +85,8 @@ def _begin(kernel: Any) -> None:
         kernel.launch.uses_cluster_memory = True
 
 
-def _prologue(kernel: Any) -> None:
+def prologue(kernel: Any) -> None:
+    """Allocates the columns, by the first warp of the block."""
     columns = kernel.state(COLUMNS)
     launch = kernel.launch
     pointer = launch.shared_pointer(columns.word)
@@ -101,7 +104,8 @@ def _prologue(kernel: Any) -> None:
     columns.base = ops.load(ops.i32(), pointer, alignment=4)
 
 
-def _epilogue(kernel: Any) -> None:
+def epilogue(kernel: Any) -> None:
+    """Gives the columns back, when all threads are done with them."""
     columns = kernel.state(COLUMNS)
     launch = kernel.launch
     if columns.collective:
@@ -115,18 +119,6 @@ def _epilogue(kernel: Any) -> None:
             "r,~{memory}",
             columns.base,
         )
-
-
-LIFECYCLES = (
-    KernelLifecycle(
-        name="tensor-memory",
-        applies=_applies,
-        begin=_begin,
-        prologue=_prologue,
-        epilogue=_epilogue,
-        description="allocates tensor memory, and gives it back",
-    ),
-)
 
 
 @contextlib.contextmanager
