@@ -32,9 +32,8 @@ def missing() -> str | None:
     """What is missing to use the compiler here; None if nothing is."""
     if shutil.which("cc") is None:
         return "there is no C compiler"
-    for tool in ("ptxas", "nvdisasm"):
-        if shutil.which(tool) is None:
-            return f"there is no {tool}"
+    if shutil.which("ptxas") is None:
+        return "there is no ptxas"
     return None if _plugin() else "the wheel jax-cuda13-pjrt is not installed"
 
 

@@ -7,10 +7,9 @@ From then on, where JAX runs on the CPU, ``jax.experimental.pallas.mosaic_gpu`` 
 
 from __future__ import annotations
 
-import contextlib
 import io
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +17,9 @@ import jax_compiler
 import numpy as np
 
 from pallasite_simulator.engine.geometry import Geometry
+from pallasite_simulator.engine.program import Program
 from pallasite_simulator.engine.tensor_map import TensorMap
-from pallasite_simulator.launch import Composed, Launch, Pointer, run
+from pallasite_simulator.launch import Composed, Execution, Launch, Pointer, run
 from pallasite_simulator.packing import memory_bytes, pack, unpack
 from pallasite_simulator.programs import load
 from pallasite_simulator.sanitizer import LaunchState
@@ -47,8 +47,8 @@ _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 findings: list[str] = []
 """What the sanitizer found, if it is on."""
 
-kept: list[str] = []
-"""PTX of the kernels that have run."""
+last: tuple[Any, list[int]] = (None, [])
+"""The kernel that ran last, and the number of the array that each of its buffers is."""
 
 
 def install(target: str, *, sanitize: frozenset[str] = frozenset()) -> None:
@@ -57,7 +57,13 @@ def install(target: str, *, sanitize: frozenset[str] = frozenset()) -> None:
     Args:
       target: such as ``"sm_100a"``.
       sanitize: groups of checks.
+
+    Raises:
+      RuntimeError: JAX's compiler cannot be used here.
     """
+    missing = jax_compiler.missing()
+    if missing is not None:
+        raise RuntimeError(f"JAX's kernels cannot be compiled: {missing}")
     import jax.experimental.mosaic.gpu as mgpu
     from jax._src.interpreters import mlir
     from jax._src.pallas import mpmd
@@ -119,24 +125,11 @@ class _Kernel:
             numbers.append(len(memory))
             memory.append(np.full(memory_bytes(one.shape, one.dtype), POISON, np.uint8))
         sizes = [variable.bytes for variable, _ in self._program.parameters]
-        launch = self._compiled.record(len(numbers), sizes)
-        arguments = [_argument(one, launch, numbers) for one in launch.parameters]
-        explicit = launch.cluster != (1, 1, 1)
-        geometry = Geometry(launch.grid, launch.block, launch.cluster, explicit)
-        arrays = [Pointer(one, f"buffer {number}") for number, one in enumerate(memory)]
+        recorded = self._compiled.record(len(numbers), sizes)
         state = LaunchState(self._sanitize) if self._sanitize else None
-        execution = run(
-            Launch(
-                self._program,
-                geometry,
-                arguments,
-                arrays,
-                dynamic_shared_bytes=launch.shared,
-                sanitizer=state,
-            ),
-            raise_findings=False,
-        )
-        kept.append(self._compiled.ptx)
+        execution = launch(self._program, recorded, memory, numbers, state)
+        global last
+        last = (self, numbers)
         if state is not None and state.findings:
             findings.append(str(state.findings.error()))
         print("".join(execution.output), end="")
@@ -147,7 +140,40 @@ class _Kernel:
         ]
 
 
-def _argument(contents: bytes, launch: jax_compiler.Recorded, numbers: list[int]) -> Composed:
+def launch(
+    program: Program,
+    recorded: jax_compiler.Recorded,
+    memory: list[np.ndarray],
+    numbers: list[int],
+    state: LaunchState | None = None,
+) -> Execution:
+    """Runs a kernel as the host launched it.
+
+    Args:
+      program: the kernel.
+      recorded: the launch.
+      memory: the arrays, as bytes, which are changed in place.
+      numbers: which array each buffer is.
+      state: of the sanitizer, whose findings are not raised.
+    """
+    arguments = [_argument(one, recorded, numbers) for one in recorded.parameters]
+    explicit = recorded.cluster != (1, 1, 1)
+    geometry = Geometry(recorded.grid, recorded.block, recorded.cluster, explicit)
+    arrays = [Pointer(one, f"buffer {number}") for number, one in enumerate(memory)]
+    return run(
+        Launch(
+            program,
+            geometry,
+            arguments,
+            arrays,
+            dynamic_shared_bytes=recorded.shared,
+            sanitizer=state,
+        ),
+        raise_findings=False,
+    )
+
+
+def _argument(contents: bytes, recorded: jax_compiler.Recorded, numbers: list[int]) -> Composed:
     """A parameter: an address, a number, or a struct of tensor maps."""
 
     def encode(addresses: Sequence[int]) -> bytes:
@@ -160,7 +186,7 @@ def _argument(contents: bytes, launch: jax_compiler.Recorded, numbers: list[int]
         for place in range(0, len(made), 128):
             if made[place : place + 4] == b"TMAP":
                 (number,) = struct.unpack_from("<q", made, place + 8)
-                one = launch.maps[number]
+                one = recorded.maps[number]
                 address = addresses[numbers[one.buffer]] + one.offset
                 made[place : place + 128] = _encoded(one, address)
         return bytes(made)
@@ -183,14 +209,3 @@ def _encoded(one: jax_compiler.TensorMap, address: int) -> bytes:
     return TensorMap(
         address, code, tuple(sizes[::-1]), steps, tuple(box[::-1]), swizzle=swizzle
     ).encode()
-
-
-@contextlib.contextmanager
-def collected() -> Iterator[list[str]]:
-    """PTX of the kernels that run within this context."""
-    start = len(kept)
-    found: list[str] = []
-    try:
-        yield found
-    finally:
-        found.extend(kept[start:])

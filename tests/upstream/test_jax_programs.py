@@ -1,0 +1,49 @@
+"""Programs that JAX's own compiler compiled for Blackwell run and give right numbers."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax_compiler
+import jax_programs
+import pytest
+from replay import replay
+
+from pallasite_simulator.sanitizer import GROUPS, LaunchState
+
+
+@pytest.mark.parametrize("name", jax_programs.PROGRAMS)
+def test_recorded(name):
+    # JAX declares one byte of its dynamic shared memory.
+    state = LaunchState(frozenset(GROUPS) - {"bounds"})
+    found, expected, execution = replay(name, state=state)
+    jax_programs.assert_right(jax_programs.PROGRAMS[name], found, expected)
+    assert not state.findings, str(state.findings.error())
+    if name != "cancelling":
+        assert execution.counters["tensor operations"] == 2 * _size(name)
+        assert execution.bytes_moved["tensor", "write"] > 0
+
+
+def _size(name):
+    one = jax_programs.PROGRAMS[name].build.__self__
+    return one.m * one.n * one.k
+
+
+@pytest.mark.skipif(jax_compiler.missing() is not None, reason=str(jax_compiler.missing()))
+def test_compiled():
+    names = ["f16", "nvf4 pair", "cancelling"]
+    script = pathlib.Path(jax_programs.__file__)
+    # It changes how JAX compiles, and so has a process of its own.
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run(
+        [sys.executable, str(script), *names],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr
+    assert [one for one in names if f"{one} is right" in found.stdout] == names
