@@ -40,6 +40,8 @@ class Simulation:
       findings: what the sanitizer found.
       statistics: what the kernel did, in numbers; None if not asked for.
       note: why fewer processes than asked for shared the work; else empty.
+      unwritten: for each output of a compiled kernel that was not written, as a whole or in part,
+        what is missing.
     """
 
     outputs: tuple[Array, ...]
@@ -47,6 +49,7 @@ class Simulation:
     findings: tuple[Finding, ...]
     statistics: Statistics | None
     note: str = ""
+    unwritten: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +110,12 @@ def simulate(
         compiled, arrays, blocks=blocks, **settings.of_launch(allocations)
     )
     execution, note = settings.run(launch)
+    unwritten: list[str] = []
     if not nothing:
         outputs = tuple(arrays.outputs())
-    return settings.result(launch, execution, outputs, note, compiled.target)
+        unwritten = arrays.unwritten() if blocks is None else []
+    simulation = settings.result(launch, execution, outputs, note, compiled.target)
+    return dataclasses.replace(simulation, unwritten=tuple(unwritten))
 
 
 def run_ptx(

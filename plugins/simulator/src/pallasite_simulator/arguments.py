@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pallasite_simulator.engine.memory import GLOBAL_BASE
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.types import Array
 
@@ -27,11 +28,15 @@ class Pointer:
       array: contiguous; changed in place when the kernel has run, if ``writable``.
       name: for messages.
       writable: whether the kernel may write to it.
+      undefined: whether the kernel must not read what it has not written: the array holds rubbish.
+      output: the shape and dtype of an output, which the kernel must write; else None.
     """
 
     array: Array
     name: str = ""
     writable: bool = True
+    undefined: bool = False
+    output: tuple[tuple[int, ...], np.dtype[Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +87,11 @@ class Arrays:
         self._arrays = [*arrays, *own]
         self._addresses = [
             memory.allocate(
-                one.name or f"array {number}", one.array.nbytes, ALIGNMENT, one.writable
+                one.name or f"array {number}",
+                one.array.nbytes,
+                ALIGNMENT,
+                one.writable,
+                undefined=one.undefined,
             )
             for number, one in enumerate(self._arrays)
         ]
@@ -99,6 +108,15 @@ class Arrays:
             if one.writable:
                 contents = _bytes_of(one.array)
                 contents[:] = self.memory.bytes_at(address, contents.size)
+
+    @property
+    def outputs(self) -> list[tuple[Pointer, int]]:
+        """The outputs that the kernel must write, and their offsets in global memory."""
+        return [
+            (one, address - GLOBAL_BASE)
+            for one, address in zip(self._arrays, self._addresses, strict=True)
+            if one.output is not None
+        ]
 
     def parameters(self, program: Program) -> Array:
         """The parameter buffer.

@@ -21,16 +21,15 @@ from pallasite.plugin.lowering import (
 from pallasite.plugin.runtime import CompiledKernel
 from pallasite_simulator import progress
 from pallasite_simulator.engine.geometry import Geometry
+from pallasite_simulator.engine.memory import POISON
 from pallasite_simulator.engine.tensor_map import TensorMap
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.launch import Argument, Descriptor, Launch, Pointer, Shared, run
 from pallasite_simulator.packing import memory_bytes, pack, unpack
 from pallasite_simulator.programs import load
 from pallasite_simulator.sanitizer import LaunchState, parse_groups
+from pallasite_simulator.sanitizer.outputs import still_poisoned
 from pallasite_simulator.types import Array
-
-POISON = 0xCD
-"""What the bytes of outputs and scratch hold before the kernel writes them."""
 
 MULTIPROCESSORS = 132
 """Of the chip that a kernel seems to run on, where its target does not say how many."""
@@ -154,8 +153,30 @@ class Arrays:
         if kind is BufferKind.INPUT:
             return Pointer(pack(self._inputs[index]), name, writable=False)
         if kind is BufferKind.OUTPUT:
-            return Pointer(self._outputs[index], name)
-        return Pointer(_filled(buffer, 0 if buffer.zeroed else POISON), name)
+            aliased = index in self._input_of
+            visible = not aliased and (kind, index) not in self._names
+            described = (tuple(buffer.shape), np.dtype(buffer.dtype)) if visible else None
+            return Pointer(self._outputs[index], name, undefined=not aliased, output=described)
+        contents = _filled(buffer, 0 if buffer.zeroed else POISON)
+        return Pointer(contents, name, undefined=not buffer.zeroed)
+
+    def unused(self) -> list[Pointer]:
+        """Outputs that the kernel never gets, and that therefore are zeros."""
+        passed = {self.place_of(one.buffer) for one in self._launch.parameters}
+        outputs = [
+            self.pointer(Buffer(BufferKind.OUTPUT, number, one.shape, one.dtype))
+            for number, one in enumerate(self._launch.outputs)
+            if (BufferKind.OUTPUT, number) not in passed
+        ]
+        return [one for one in outputs if one.output is not None]
+
+    def unwritten(self) -> list[str]:
+        """What of the outputs seems not to have been written, in words."""
+        buffers = {self.place_of(one.buffer): one.buffer for one in self._launch.parameters}
+        outputs = [self.pointer(b) for (kind, _), b in buffers.items() if kind is BufferKind.OUTPUT]
+        found = [still_poisoned(one) for one in outputs if one.output is not None]
+        unused = [f"{one.name} was never written" for one in self.unused()]
+        return [str(one) for one in found if one is not None] + unused
 
 
 def make_launch(compiled: CompiledKernel, arrays: Arrays, **further: Any) -> Launch:
@@ -194,6 +215,7 @@ def make_launch(compiled: CompiledKernel, arrays: Arrays, **further: Any) -> Lau
         arguments,
         arrays=pointers,
         dynamic_shared_bytes=launch.shared_memory_bytes,
+        unused_outputs=arrays.unused(),
         **further,
     )
 

@@ -62,6 +62,7 @@ class Launch:
       statistics: whether accesses to memory are counted.
       processes: how many processes share the blocks, if nothing stands against it (see
         :func:`pallasite_simulator.parallel.team.obstacle_of`).
+      unused_outputs: outputs that the kernel does not get, as it does not use them.
     """
 
     program: Program
@@ -76,6 +77,7 @@ class Launch:
     progress: Callable[[int], None] | None = None
     statistics: bool = False
     processes: int = 1
+    unused_outputs: Sequence[Pointer] = ()
 
     @property
     def shared_bytes(self) -> int:
@@ -192,6 +194,9 @@ def run(launch: Launch, *, raise_findings: bool = True) -> Execution:
         if execution is None:
             execution = run_blocks(launch, memory, parameters)
         arrays.read()
+    if launch.sanitizer is not None and launch.blocks is None:
+        outputs = [*arrays.outputs, *((one, None) for one in launch.unused_outputs)]
+        launch.sanitizer.check_outputs(program, outputs, exact=share is None)
     if launch.sanitizer is not None and raise_findings:
         try:
             launch.sanitizer.finish()

@@ -50,6 +50,9 @@ def _report(name: str, simulation: Simulation) -> RunReport:
     if simulation.note:
         sections["note"] = simulation.note
         data["note"] = simulation.note
+    if simulation.unwritten:
+        sections["warning"] = "\n".join(f"warning: {one}" for one in simulation.unwritten)
+        data["unwritten"] = list(simulation.unwritten)
     if simulation.statistics is not None:
         sections["statistics"] = str(simulation.statistics)
         data["statistics"] = simulation.statistics.as_json()

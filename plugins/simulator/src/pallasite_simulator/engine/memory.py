@@ -34,6 +34,9 @@ SHARED_BASE = 1024
 RANK_SHIFT = 24
 RANK_MASK = (1 << RANK_SHIFT) - 1
 
+POISON = 0xCD
+"""What each byte of uninitialized memory holds: a kernel that counts on zeros is found out."""
+
 GUARD = 256
 """Bytes between allocations in global memory that belong to none of them."""
 
@@ -52,12 +55,13 @@ computed with."""
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Allocation:
-    """A piece of a memory: ``offset`` and ``size`` in bytes."""
+    """A piece of a memory: ``offset`` and ``size`` in bytes; ``undefined`` until it is written."""
 
     name: str
     offset: int
     size: int
     writable: bool = True
+    undefined: bool = False
 
 
 class Region:
@@ -80,6 +84,11 @@ class Region:
 def aligned_bytes(size: int) -> Array:
     """A zeroed byte array of at least ``size`` bytes, padded to a multiple of 16."""
     return np.zeros(-(-size // 16) * 16, np.uint8)
+
+
+def poisoned_bytes(size: int) -> Array:
+    """The same of memory that hardware does not zero either: with :data:`POISON` in each byte."""
+    return np.full(-(-size // 16) * 16, POISON, np.uint8)
 
 
 class GlobalMemory:
@@ -106,11 +115,12 @@ class GlobalMemory:
         alignment: int = 256,
         writable: bool = True,
         offset: int | None = None,
+        undefined: bool = False,
     ) -> int:
         """Reserves memory, behind what there is unless ``offset`` is given; returns its address."""
         if offset is None:
             offset = -(-(self._size + GUARD) // alignment) * alignment
-        self.allocations.append(Allocation(name, offset, size, writable))
+        self.allocations.append(Allocation(name, offset, size, writable, undefined))
         self._size = offset + size
         return GLOBAL_BASE + offset
 
@@ -191,8 +201,8 @@ class Memory:
         self.local_stride = -(-local_bytes // 16) * 16
         self.regions = {
             "global": global_memory.region,
-            "shared": Region("shared", aligned_bytes(self.shared_stride * wave.block_count)),
-            "local": Region("local", aligned_bytes(self.local_stride * wave.lane_count)),
+            "shared": Region("shared", poisoned_bytes(self.shared_stride * wave.block_count)),
+            "local": Region("local", poisoned_bytes(self.local_stride * wave.lane_count)),
             "param": Region("param", parameters),
         }
         self.regions["const"] = self.regions["global"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pallasite.plugin import ConfigError
 
-GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers")
+GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers", "outputs")
 """What can be checked:
 
 - ``bounds``: accesses of shared memory outside of allocations, or across their ends;
@@ -15,7 +15,8 @@ GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers")
 - ``barriers``: wrong use of barriers;
 - ``async``: accesses that race with an asynchronous operation, missing proxy fences, operations
   that are never waited for;
-- ``registers``: use of registers while a ``wgmma`` is in flight.
+- ``registers``: use of registers while a ``wgmma`` is in flight;
+- ``outputs``: outputs that the kernel does not write, or reads before.
 """
 
 FIRST = "first"

@@ -67,6 +67,13 @@ class Operation:
     contents: bool = True
 
     @property
+    def needs_contents(self) -> bool:
+        """Whether what it does depends on what was there before."""
+        if self.reads:
+            return self.instruction.opcode != "atom" or not self.instruction.has("exch")
+        return self.instruction.opcode == "cp" and self.instruction.has("reduce") and self.writes
+
+    @property
     def by_warp(self) -> bool:
         """Whether it is enough that it comes after something later of the same warp.
 

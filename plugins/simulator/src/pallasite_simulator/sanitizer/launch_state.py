@@ -19,6 +19,7 @@ from pallasite_simulator.sanitizer.groups import FIRST, GROUPS
 from pallasite_simulator.sanitizer.shadow import LARGEST, Shadow
 
 if TYPE_CHECKING:
+    from pallasite_simulator.arguments import Pointer
     from pallasite_simulator.engine.program import Program
     from pallasite_simulator.engine.wave import Wave
 
@@ -228,6 +229,17 @@ class LaunchState:
         from pallasite_simulator.sanitizer.wave_sanitizer import WaveSanitizer
 
         return WaveSanitizer(self)
+
+    def check_outputs(
+        self, program: Program, outputs: Sequence[tuple[Pointer, int | None]], exact: bool
+    ) -> None:
+        """Looks for outputs that were not written, given with their offsets in global memory (None
+        for those that the kernel never gets); ``exact`` if this process observed all blocks."""
+        if "outputs" in self.groups and outputs:
+            from pallasite_simulator.sanitizer.outputs import check_outputs
+
+            recorded = bool(self.groups & {"races", "async"})
+            check_outputs(self, program, outputs, exact and recorded)
 
     def finish(self) -> None:
         """Called when all waves have ended.

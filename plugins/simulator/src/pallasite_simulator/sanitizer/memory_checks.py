@@ -51,6 +51,7 @@ class MemoryChecks:
         self.asynchronous = "async" in groups
         self.recording = self.races or self.asynchronous
         self.barriers = "barriers" in groups
+        self.outputs = "outputs" in groups
         memory = wave.memory
         self.shared = Shadow(memory.shared_stride * wave.block_count, launch.traits.level)
         self._others: dict[str, Shadow] = {}
@@ -324,6 +325,8 @@ class MemoryChecks:
         if checked and operation.reads and operation.contents and self.initialized:
             known = before if strong is None else before | strong
             self._check_initialized(known, places, accessor, operation)
+        if operation.space == "global" and operation.needs_contents and self.outputs:
+            self._check_outputs(before, strong, places, accessor, operation)
         if self.recording:
             self._compare(before, "wrote", places, accessor, operation)
             if strong is not None and (not operation.strong or self.launch.traits.narrow):
@@ -608,6 +611,34 @@ class MemoryChecks:
         owner = int(places.owners(positions[:1])[0])
         entry = accessor.entry(owner, operation.flags)
         self.reporter.operation(kind, entry, text, operation.instruction, hint)
+
+    def _check_outputs(
+        self,
+        before: Array,
+        strong: Array | None,
+        places: Places,
+        accessor: Accessor,
+        operation: Operation,
+    ) -> None:
+        """Reports reads of outputs and scratch that nobody has written."""
+        known = before if strong is None else before | strong
+        if known.all():
+            return
+        positions = np.flatnonzero(known == 0)
+        first = _granule(places, int(positions[0])) << places.level
+        memory = self.wave.memory.global_memory
+        found = memory.allocation_at(first)
+        if found is None or not found.undefined:
+            return
+        owner = int(places.owners(positions[:1])[0])
+        self.reporter.operation(
+            "read of uninitialized global memory",
+            accessor.entry(owner, operation.flags),
+            f"{operation.verb} {self.reporter.where('global', first)}, which nobody has written",
+            operation.instruction,
+            "write it before it is read or added to (in Pallas: o_ref[...] = ..., or"
+            " input_output_aliases for an initial value)",
+        )
 
     def _load_undefined(
         self, before: Array, places: Places, accessor: Accessor, operation: Operation
