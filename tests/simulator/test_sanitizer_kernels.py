@@ -185,9 +185,10 @@ def test_blocks_write_to_one_place(apart):
     if apart:
         assert found == ()
         return
-    (finding,) = found
+    finding, missing = found
     assert finding.kind == "data race in global memory between blocks"
     assert finding.location.line == line_of("# fifth: write")
+    assert missing.kind == "output written in part"
     assert "output 0 (32768 bytes)" in str(finding)
 
 
@@ -263,8 +264,48 @@ def test_semaphore_between_blocks(waits):
         assert found == ()
         np.testing.assert_array_equal(y, matrix(6).sum(axis=0))
     else:
-        assert {one.kind for one in found} == {"data race in global memory between blocks"}
+        assert {one.kind for one in found} == {
+            "data race in global memory between blocks",
+            "read of uninitialized global memory",
+        }
         assert any("semaphore" in one.hint for one in found)
+
+
+def test_outputs_that_are_not_written():
+    def part(x_ref, out_ref):  # seventh: part
+        block = jax.lax.axis_index("block")
+        rows = pl.ds(block * 16, 16)
+        out_ref[rows] = x_ref[rows]
+
+    found, _ = check(part, matrix(), grid=(3,), grid_names=("block",))
+    assert [one.kind for one in found] == ["output written in part"]
+    assert "2048 of 8192 elements of output 0 (float32[64, 128]) were never written, the first" in (
+        str(found[0])
+    )
+    assert "at [48, 0]" in str(found[0]) and found[0].location is not None
+
+    def accumulates(x_ref, out_ref):
+        out_ref[...] += x_ref[...]  # eighth: accumulates
+
+    found, _ = check(accumulates, matrix())
+    assert [one.kind for one in found] == ["read of uninitialized global memory"]
+    assert found[0].location.line == line_of("# eighth: accumulates")
+
+    def nothing(x_ref, out_ref):
+        del x_ref, out_ref
+
+    found, _ = check(nothing, matrix())
+    assert [one.kind for one in found] == ["output never written"]
+
+
+def test_shared_memory_does_not_begin_with_zeros():
+    def body(x_ref, out_ref, total):
+        total[...] += x_ref[...]
+        out_ref[...] = total[...]
+
+    found, y = check(body, matrix(1), out=(1, 128), scratch=[plgpu.SMEM((1, 128), FLOAT)])
+    assert {one.kind for one in found} == {"read of uninitialized shared memory"}
+    assert not np.allclose(y, matrix(1))
 
 
 def test_error_of_a_program():

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
     from pallasite_simulator.sanitizer.launch_state import LaunchState
 
+_UNWRITTEN = (
+    "write it before it is read or added to (in Pallas: o_ref[...] = ..., or input_output_aliases"
+    " for an initial value)"
+)
 _FILL = 0x0101010101010101
 
 _WORDS = 2
@@ -630,14 +634,16 @@ class MemoryChecks:
         found = memory.allocation_at(first)
         if found is None or not found.undefined:
             return
+        if accessor.lanes is not None and operation.instruction.opcode == "ld":
+            self._load_undefined(known, places, accessor, operation)
+            return
         owner = int(places.owners(positions[:1])[0])
         self.reporter.operation(
             "read of uninitialized global memory",
             accessor.entry(owner, operation.flags),
             f"{operation.verb} {self.reporter.where('global', first)}, which nobody has written",
             operation.instruction,
-            "write it before it is read or added to (in Pallas: o_ref[...] = ..., or"
-            " input_output_aliases for an initial value)",
+            _UNWRITTEN,
         )
 
     def _load_undefined(
@@ -653,7 +659,7 @@ class MemoryChecks:
             wrong[owners] = True
         else:
             wrong.reshape(len(lanes), places.each, -1)[owners, positions % places.each] = True
-        if self._undefined.stored is not None:
+        if self._undefined.stored is not None and operation.space == "shared":
             chosen = slice(None) if places.chosen is None else places.chosen
             wrong[chosen] |= self._undefined.stored[offsets[chosen, None] + np.arange(size)]
         if not wrong.any():
@@ -664,7 +670,9 @@ class MemoryChecks:
             f"read of uninitialized {operation.space} memory",
             f"reads {where}, which is uninitialized",
             operation.instruction,
-            "write it before, or load it and wait for the load",
+            _UNWRITTEN
+            if operation.space == "global"
+            else "write it before, or load it and wait for the load",
             lanes[wrong.any(axis=1)],
         )
         self._undefined.loaded(lanes, wrong, origin)
