@@ -153,7 +153,7 @@ def _backward(options: AttentionCall, residuals: Any, d_out: Any) -> tuple[Any, 
 
 def _forward(
     q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: AttentionCall, residuals: bool
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Any]:
     batch, q_seq, q_heads, head_dim = q.shape
     problem = Problem(
         batch=batch,
@@ -206,9 +206,9 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
     return chosen
 
 
-def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax.Array, jax.Array]:
+def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax.Array, Any]:
     out, lse = _kernel(problem, config, MULTIPROCESSORS)(*operands)
-    return out, lse[:, :, : problem.q_seq]
+    return out, None if lse is None else lse[:, :, : problem.q_seq]
 
 
 @functools.lru_cache(maxsize=256)

@@ -32,7 +32,7 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
     """The kernel as a function of q, k, v and the lengths that the problem has.
 
     Returns (batch, q_seq, q_heads, head_dim), and log-sum-exp as (batch, q_heads, q_seq rounded up
-    to whole tiles), or without residuals of one element.
+    to whole tiles), or without residuals None.
     """
     tiles = Tiles(problem, config, multiprocessors)
     rows, dim = config.warpgroups, problem.head_dim
@@ -51,17 +51,16 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
         scratch["out_smem"] = plgpu.SMEM((rows, ROWS, dim), problem.dtype)
     if config.ping_pong and rows > 1:
         scratch["turn"] = plgpu.Barrier(num_barriers=rows)
-    padded = tiles.per_head * tiles.rows if problem.save_residuals else 1
-    heads = (problem.batch, problem.q_heads) if problem.save_residuals else (1, 1)
+    result = jax.ShapeDtypeStruct(
+        (problem.batch, problem.q_seq, problem.q_heads, dim), problem.dtype
+    )
+    residuals = jax.ShapeDtypeStruct(
+        (problem.batch, problem.q_heads, tiles.per_head * tiles.rows), jnp.float32
+    )
     table = tiles.table()
     kernel: Callable[..., Any] = plgpu.kernel(
         _Forward(problem, config, tiles, table is not None).run,
-        out_type=(
-            jax.ShapeDtypeStruct(
-                (problem.batch, problem.q_seq, problem.q_heads, dim), problem.dtype
-            ),
-            jax.ShapeDtypeStruct((*heads, padded), jnp.float32),
-        ),
+        out_type=(result, residuals) if problem.save_residuals else (result,),
         grid=(tiles.clusters,),
         grid_names=("clusters",),
         cluster=(config.cluster,),
@@ -76,7 +75,12 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
             unsafe_no_auto_barriers=True,
         ),
     )
-    return kernel if table is None else lambda *operands: kernel(*operands, table)
+
+    def call(*operands: Any) -> tuple[Any, Any]:
+        results = kernel(*operands) if table is None else kernel(*operands, table)
+        return results if problem.save_residuals else (*results, None)
+
+    return call
 
 
 def _released(config: AttentionConfig) -> Any:
@@ -103,7 +107,7 @@ class _Forward:
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
         """The kernel's body; ``refs`` are lengths and the table, if any, then results."""
-        *given, out, lse = refs
+        *given, out, lse = refs if self.problem.save_residuals else (*refs, None)
         given = list(given)
         lengths = (
             given.pop(0) if self.problem.q_lengths else None,
