@@ -42,6 +42,7 @@ format: setup
 
 docs: setup
 	$(python) tools/make_api_docs.py
+	$(python) tools/make_function_docs.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -355,6 +355,8 @@ def _register_arg(primitive: Any, largest: bool) -> None:
         index_dtype = np.dtype(index_dtype)
         if x.is_splat or x.shape[axis] == 1:
             return RegisterArray.constant(0, index_dtype, ctx.avals_out[0].shape)
+        if isinstance(x.layout, RegisterLayout) and x.layout.flat:
+            x = relayout(ctx, x, padded(x.shape))
         extreme = reduce_by_name(ctx, x, axes, "max" if largest else "min")
         layout = x.layout
         assert isinstance(layout, RegisterLayout)
