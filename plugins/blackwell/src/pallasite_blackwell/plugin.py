@@ -17,7 +17,9 @@ from pallasite.plugin import (
     LoweringRule,
     MemoryEvents,
     NamedLayout,
+    Operation,
     Target,
+    TargetPredicate,
     hookimpl,
     imported_on_call,
 )
@@ -109,6 +111,19 @@ def pallasite_inference_rules() -> list[InferenceRule]:
     from pallasite_blackwell.tensor_memory import inference as memory
 
     return [*memory.rules.inference_rules, *products.rules.inference_rules]
+
+
+@hookimpl
+def pallasite_operations() -> list[Operation]:
+    """The operations library: GEMM with tensor memory."""
+    return [
+        Operation(
+            name="matmul",
+            implementation="pallasite_blackwell.ops.matmul:matmul",
+            target=TargetPredicate(frozenset({"tcgen05"})),
+            refuses="pallasite_blackwell.ops.matmul:refuses_matmul",
+        )
+    ]
 
 
 @hookimpl

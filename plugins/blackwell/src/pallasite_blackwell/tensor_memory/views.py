@@ -39,7 +39,7 @@ def check_views(reference: Any, what: str) -> None:
       what: what messages call it.
     """
     aval = _jax.typeof(reference.ref)
-    layout = getattr(aval, "layout", None)
+    layout: Any = getattr(aval, "layout", None)
     for transform in reference.transforms:
         if isinstance(transform, transforms.ExtractAliasedRef):
             layout = transform.layout[0]

@@ -1,0 +1,1 @@
+"""The operations library on targets with tensor memory."""
