@@ -265,9 +265,7 @@ class _Loop:
                     plgpu.copy_gmem_to_smem(operands[-1].at[rows, columns], staging, barrier)
                     plgpu.barrier_wait(barrier)
                     residual = staging[...]
-                values = self.epilogue.apply(
-                    sums, operands, rows, columns, residual, swapped=False
-                )
+                values = self.epilogue.apply(sums, operands, rows, columns, residual, swapped=False)
                 staging[...] = values.astype(out.dtype)
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(staging, out.at[rows, columns])

@@ -24,6 +24,9 @@ MOVES = {"read": "tcgen05.ld", "write": "tcgen05.st"}
 PIPE = "tcgen05"
 """The engine of products and copies: those of a thread are done in order."""
 
+_REMEMBERED = 64
+"""Operations of a thread that a commit tells of."""
+
 
 def move(kind: str, lanes: Array, instruction: Instruction) -> AsyncOperation:
     """A load (``"read"``) or a store (``"write"``) of warps."""
@@ -112,9 +115,11 @@ class Events:
             self._issued.setdefault(lane, []).append(operation)
 
     def commit(self, lane: int) -> list[AsyncOperation]:
-        """What a thread has begun since its last commit; the same operations complete with every
-        later commit too, which adds nothing."""
-        return self._issued.pop(lane, [])
+        """What a thread has begun, also what it has committed before: another barrier may tell other
+        threads. Of older operations than the last ones some barrier has told long ago."""
+        issued = self._issued.setdefault(lane, [])
+        del issued[:-_REMEMBERED]
+        return list(issued)
 
 
 def tell_move(
