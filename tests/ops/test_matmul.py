@@ -135,7 +135,7 @@ def test_gradients(dtype):
 def test_errors():
     """What no implementation takes is refused with values and what is expected."""
     a, b = random(1, (16, 32), "float16"), random(2, (32, 16), "float16")
-    with on("sm_100a"):
+    with on("sm_120a"):
         with pytest.raises(InvalidValueError, match="same extent along k"):
             pallasite.ops.matmul(a, b, transpose_b=True)
         with pytest.raises(InvalidValueError, match="do not multiply this dtype"):

@@ -65,7 +65,7 @@ def small(rows=8):
 OTHER_CHIPS = pytest.mark.skipif(
     jax.default_backend() == "gpu", reason="runs kernels for chips that are not there"
 )
-FOR_BLACKWELL = plugin.TargetPredicate(names=frozenset({"sm_100a"}))
+FOR_BLACKWELL = plugin.TargetPredicate(names=frozenset({"sm_120a"}))
 
 
 def names_of(operations):
@@ -78,7 +78,7 @@ def test_order_of_implementations():
         "hopper",
         "standard",
     ]
-    for target in ("sm_90", "sm_100a", "sm_120a"):
+    for target in ("sm_90", "sm_100", "sm_120a"):
         found = pallasite.ops.implementations("matmul", plugin.find_target(target))
         assert names_of(found) == ["standard"]
     names = plugin.TargetPredicate(names=frozenset({"sm_90a"}))
@@ -91,11 +91,11 @@ def test_order_of_implementations():
 @pytest.mark.runs_kernels
 def test_the_most_specific_serves_its_targets():
     with registered(operation(target=FOR_BLACKWELL)):
-        with pallasite.target("sm_100a"):
-            assert pallasite.ops.matmul(*small())[0, 0] == 0.5
         with pallasite.target("sm_120a"):
+            assert pallasite.ops.matmul(*small())[0, 0] == 0.5
+        with pallasite.target("sm_100"):
             assert pallasite.ops.matmul(*small())[0, 0] == 8
-    with pallasite.target("sm_100a"):
+    with pallasite.target("sm_120a"):
         assert pallasite.ops.matmul(*small())[0, 0] == 8
 
 
@@ -105,7 +105,7 @@ def test_what_it_refuses_goes_to_the_next():
     refuses = "operations_of_somebody:only_small"
     with (
         registered(operation(target=FOR_BLACKWELL, refuses=refuses)),
-        pallasite.target("sm_100a"),
+        pallasite.target("sm_120a"),
     ):
         assert pallasite.ops.matmul(*small(8))[0, 0] == 0.5
         assert pallasite.ops.matmul(*small(9))[0, 0] == 8
@@ -124,11 +124,11 @@ def test_nobody_takes_it():
 
 def test_two_that_are_equally_specific():
     """An error that names both, unless one says that it overrides the other."""
-    with registered(operation()), pallasite.target("sm_100a"):
+    with registered(operation()), pallasite.target("sm_120a"):
         with pytest.raises(plugin.PluginError, match="somebody") as caught:
             pallasite.ops.matmul(*small())
         assert "standard" in str(caught.value)
-    with registered(operation(overrides=("standard",))), pallasite.target("sm_100a"):
+    with registered(operation(overrides=("standard",))), pallasite.target("sm_120a"):
         assert pallasite.ops.matmul(*small())[0, 0] == 0.5
 
 
@@ -139,7 +139,7 @@ def test_one_function_under_two_targets():
     product = jax.jit(lambda a, b: pallasite.ops.matmul(a, b))
     with registered(operation(target=FOR_BLACKWELL)):
         for _ in range(2):
-            for target, expected in (("sm_100a", 0.5), ("sm_90", 8)):
+            for target, expected in (("sm_120a", 0.5), ("sm_90", 8)):
                 with pallasite.target(target):
                     assert product(*small())[0, 0] == expected
 
@@ -157,7 +157,7 @@ def test_new_operations():
 def test_an_implementation_that_does_not_exist():
     with (
         registered(operation("missing", target=FOR_BLACKWELL)),
-        pallasite.target("sm_100a"),
+        pallasite.target("sm_120a"),
         pytest.raises(plugin.PluginError, match="plugin 'somebody' contributes .*:missing"),
     ):
         pallasite.ops.matmul(*small())
