@@ -1,7 +1,7 @@
 """JAX's own compiler of GPU kernels, without a GPU.
 
 It is in the wheel ``jax-cuda13-pjrt``, whose folder of packages must be on ``sys.path`` or be named
-by ``PALLASITE_JAX_CUDA``; it wants a driver and a runtime, for which libraries stand in that a C
+by ``JAX_CUDA_COMPILER``; it wants a driver and a runtime, for which libraries stand in that a C
 compiler makes of ``stand_ins.c``.
 """
 
@@ -38,7 +38,7 @@ def missing() -> str | None:
 
 
 def _plugin() -> pathlib.Path | None:
-    folders = [os.environ.get("PALLASITE_JAX_CUDA", ""), *sys.path]
+    folders = [os.environ.get("JAX_CUDA_COMPILER", ""), *sys.path]
     found = [pathlib.Path(one) / _LIBRARY for one in folders if one]
     return next((one for one in found if one.is_file()), None)
 

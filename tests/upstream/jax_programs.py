@@ -277,8 +277,8 @@ def _cancelling() -> Any:
 
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((400,), jnp.int32),
-        grid=(400,),
+        out_type=jax.ShapeDtypeStruct((170,), jnp.int32),
+        grid=(170,),
         grid_names=("x",),
         scratch_types=[
             plgpu.TryClusterCancelResult(2),
@@ -289,7 +289,7 @@ def _cancelling() -> Any:
 
 
 def _squares() -> tuple[list[np.ndarray], np.ndarray]:
-    return [], np.arange(400) ** 2
+    return [], np.arange(170) ** 2
 
 
 def _reducing() -> Any:
