@@ -136,11 +136,12 @@ class _Loop:
         shared = _Refs(**scratch)
 
         def produce() -> None:
-            @plgpu.warp_map
-            def _(warp: Any) -> None:
+            def per_warp(warp: Any) -> None:
                 pl.when(warp == _FETCH)(lambda: self._fetch(a, b, shared))
                 leads = jnp.logical_and(warp == _MULTIPLY, lax.axis_index("pair") == 0)
                 pl.when(leads)(lambda: self._multiply(shared))
+
+            plgpu.warp_map(per_warp)
 
         lax.cond(
             lax.axis_index("warpgroup") == 0,

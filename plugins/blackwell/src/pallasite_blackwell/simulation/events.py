@@ -115,8 +115,8 @@ class Events:
             self._issued.setdefault(lane, []).append(operation)
 
     def commit(self, lane: int) -> list[AsyncOperation]:
-        """What a thread has begun, also what it has committed before: another barrier may tell other
-        threads. Of older operations than the last ones some barrier has told long ago."""
+        """What a thread has begun, also what it has committed before: another barrier may tell
+        other threads. Of operations before the last ones, some barrier has told long ago."""
         issued = self._issued.setdefault(lane, [])
         del issued[:-_REMEMBERED]
         return list(issued)
