@@ -33,6 +33,7 @@ MODULES = (
     "warp_attention",
     "matmul_tile",
     "inferred_layouts",
+    "paired_matmul",
     "matmul_steps.step1_tile",
     "matmul_steps.step2_swizzle",
     "matmul_steps.step3_ring",

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from pallasite_simulator import simulate
 from tcgen05_support import LANE, WARPGROUP
 
 import pallasite
 from pallasite import gpu as plgpu
+from pallasite_simulator import simulate
 
 TARGET = "sm_110a"
 """The chip with the fewest multiprocessors: 20."""
