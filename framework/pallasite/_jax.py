@@ -268,10 +268,6 @@ def callback_sharding(axis_context: Any, sharding: Any, avals_out: Sequence[Any]
         ) from error
 
 
-#: Within ``with target_context(name):``, JAX's caches of traces and programs have entries of their
-#: own for each name.
-target_context = jax.make_user_context(None)
-
 set_trace_context(jax.make_user_context(()))
 _generation = jax.make_user_context(0)
 

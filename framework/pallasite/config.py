@@ -326,7 +326,9 @@ def scoped(**values: Any) -> Iterator[None]:
 
 
 def _is_of_code(option: Option) -> bool:
-    return option.affects_code and option.name not in OPTIONS_OF_CACHES
+    """Whether what was traced with another value is out of date: operations also choose their
+    implementation by the target, which the keys of compiled kernels have on their own."""
+    return option.affects_code and option.name not in OPTIONS_OF_CACHES - {"target"}
 
 
 def _option(name: str) -> Option:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pallasite.errors import PluginError
-from pallasite.extensions import Contribution
+from pallasite.extensions import Contribution, Replacement
 from pallasite.rules import Rule
 from pallasite.targets import Target, TargetPredicate
 
@@ -79,20 +79,36 @@ def merge_names(
     field: str = "names",
     subject: str = "names of pallasite.gpu",
 ) -> dict[str, str]:
-    """Names of ``pallasite.gpu``; the same name from two plugins raises :class:`PluginError`.
+    """Names of ``pallasite.gpu``, each with its ``"module:attribute"``.
 
     Args:
       contributions: what plugins contribute.
       field: the field of it that holds the names.
       subject: what they are, for the message.
+
+    Raises:
+      PluginError: two plugins have one name, and neither overrides the other.
     """
-    owners: dict[str, str] = {}
-    merged: dict[str, str] = {}
-    for one in contributions:
-        for name, path in getattr(one, field).items():
-            _claim(subject, name, one.plugin, owners)
-            merged[name] = path
-    return merged
+    found = [
+        _Named(
+            name=name,
+            path=value.path if isinstance(value, Replacement) else value,
+            overrides=value.overrides if isinstance(value, Replacement) else (),
+            plugin=one.plugin,
+        )
+        for one in contributions
+        for name, value in getattr(one, field).items()
+    ]
+    merged = unique(subject, found, lambda one: one.name, what="Replacement")
+    return {name: one.path for name, one in merged.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Named:
+    name: str
+    path: str
+    overrides: tuple[str, ...]
+    plugin: str
 
 
 def merge_spaces(contributions: Iterable[Contribution]) -> dict[str, MemorySpace]:
@@ -113,7 +129,7 @@ def _claim(subject: str, name: str, plugin: str, owners: dict[str, str]) -> None
 
 
 def unique[Entry: Overriding, Key](
-    subject: str, entries: Iterable[Entry], key: Callable[[Entry], Key]
+    subject: str, entries: Iterable[Entry], key: Callable[[Entry], Key], what: str = "rule"
 ) -> dict[Key, Entry]:
     """One entry for each key: the only one, or the one that overrides all the others."""
     groups: dict[Key, list[Entry]] = {}
@@ -123,7 +139,7 @@ def unique[Entry: Overriding, Key](
     for name, group in groups.items():
         best = winner(group)
         if best is None:
-            raise _conflict(f"{subject} {str(name)!r}", *_disputants(group))
+            raise _conflict(f"{subject} {str(name)!r}", *_disputants(group), what=what)
         chosen[name] = best
     return chosen
 
@@ -182,11 +198,13 @@ def most_specific[Entry: Targeted](
     return chosen
 
 
-def _conflict(subject: str, one: str, other: str, *, can_override: bool = True) -> PluginError:
+def _conflict(
+    subject: str, one: str, other: str, *, can_override: bool = True, what: str = "rule"
+) -> PluginError:
     if one == other:
         return PluginError(f"plugin {one!r} registers two {subject}", hint="remove one of them")
     disable = f"switch one off: PALLASITE_DISABLE_PLUGINS={other}"
-    override = f"list the other plugin in overrides=({one!r},) of the rule that shall win, or "
+    override = f"list the other plugin in overrides=({one!r},) of the {what} that shall win, or "
     return PluginError(
         f"plugins {one!r} and {other!r} both register {subject}",
         hint=(override if can_override else "") + disable,

@@ -92,6 +92,23 @@ class InstructionRule:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """What a hook that returns names has for a name that another plugin has, too.
+
+    Attributes:
+      path: ``"module:attribute"``.
+      overrides: names of plugins whose object of the name this one replaces.
+    """
+
+    path: str
+    overrides: tuple[str, ...]
+
+
+type Names = Mapping[str, str | Replacement]
+"""Names, each with its ``"module:attribute"``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NamedLayout:
     """A register layout that programs and messages call by a name.
 
@@ -192,7 +209,7 @@ class Contribution:
 
     plugin: str
     targets: tuple[Target, ...] = ()
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    names: Names = dataclasses.field(default_factory=dict)
     lowering_rules: tuple[LoweringRule, ...] = ()
     resource_rules: tuple[ResourceRule, ...] = ()
     layout_rules: tuple[LayoutRule, ...] = ()
@@ -211,9 +228,9 @@ class Contribution:
     instructions: tuple[InstructionRule, ...] = ()
     stores: tuple[StoreNamespace, ...] = ()
     options: tuple[type, ...] = ()
-    exports: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    front_ends: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    implementations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    exports: Names = dataclasses.field(default_factory=dict)
+    front_ends: Names = dataclasses.field(default_factory=dict)
+    implementations: Names = dataclasses.field(default_factory=dict)
     layouts: tuple[NamedLayout, ...] = ()
     layout_proposals: tuple[LayoutProposal, ...] = ()
     operations: tuple[Operation, ...] = ()

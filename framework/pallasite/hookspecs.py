@@ -15,7 +15,7 @@ plugin name is asked for. Import rules inside the hook functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         LayoutRule,
         LoweringRule,
         NamedLayout,
+        Names,
         Operation,
         Pass,
         ResourceRule,
@@ -58,13 +59,13 @@ def pallasite_targets() -> Iterable[Target]:  # type: ignore[empty-body]
 
 
 @hookspec
-def pallasite_names() -> Mapping[str, str]:  # type: ignore[empty-body]
+def pallasite_names() -> Names:  # type: ignore[empty-body]
     """Names to add to ``pallasite.gpu``: name to ``"module:attribute"``. Called when a name that is
     not the core's own is first used; the module is imported only when that very name is."""
 
 
 @hookspec
-def pallasite_exports() -> Mapping[str, str]:  # type: ignore[empty-body]
+def pallasite_exports() -> Names:  # type: ignore[empty-body]
     """Names to add to the package ``pallasite`` itself, for what programs call rather than kernels:
     name to ``"module:attribute"``. Called when a name that is not the core's own is first used; the
     module is imported only when that very name is."""
@@ -171,7 +172,7 @@ def pallasite_translations() -> Iterable[Translation]:  # type: ignore[empty-bod
 
 
 @hookspec
-def pallasite_front_ends() -> Mapping[str, str]:  # type: ignore[empty-body]
+def pallasite_front_ends() -> Names:  # type: ignore[empty-body]
     """Functions that make a ``KernelSpec`` of what other libraries' calls hold: name to
     ``"module:attribute"``. The names are ``"pallas_call"`` (of an equation of ``pl.pallas_call``)
     and ``"mesh_kernel"`` (of ``pl.kernel`` and ``pl.core_map`` over our ``Mesh``). Called when the
@@ -179,7 +180,7 @@ def pallasite_front_ends() -> Mapping[str, str]:  # type: ignore[empty-body]
 
 
 @hookspec
-def pallasite_implementations() -> Mapping[str, str]:  # type: ignore[empty-body]
+def pallasite_implementations() -> Names:  # type: ignore[empty-body]
     """Parts that the core leaves to a library: name to ``"module:attribute"``, imported when the
     part is first needed. The names are ``"memory_access"`` (a ``MemoryAccess``: how memory with
     addresses is viewed, read and written), ``"lane_layouts"`` (a ``LayoutStrategy`` for lane
@@ -192,8 +193,9 @@ def pallasite_implementations() -> Mapping[str, str]:  # type: ignore[empty-body
     a kernel with one more grid axis, for ``jax.vmap``), ``"mosaic_layout"`` and
     ``"reduced_mosaic_layout"`` (layouts as objects of ``jax.experimental.mosaic.gpu``),
     ``"run_on_host"`` (runs a kernel by a Python function) and ``"kernel_errors"`` (a context in
-    which the exceptions of such functions come out as they are). Two plugins
-    with one name are an error."""
+    which the exceptions of such functions come out as they are). Two plugins with one name are an
+    error, here and with other names, unless one has a ``Replacement`` for it that overrides the
+    other."""
 
 
 @hookspec

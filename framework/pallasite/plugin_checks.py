@@ -101,11 +101,12 @@ def checked(plugin: str, hook: str, value: Any) -> Any:
         return () if value == () else (check_declaration(plugin, value),)
     if hook in _NAME_HOOKS:
         if isinstance(value, Mapping) and all(
-            isinstance(name, str) and isinstance(path, str) and all(path.partition(":"))
-            for name, path in value.items()
+            isinstance(name, str) and _is_path(path) for name, path in value.items()
         ):
             return dict(value)
-        raise wrong_value(what, value, 'a mapping of name to "module:attribute"')
+        raise wrong_value(
+            what, value, 'a mapping of name to "module:attribute", or to a Replacement'
+        )
     record = _record(hook)
     found = entries(value) if isinstance(value, Iterable) else (value,)
     for one in found:
@@ -116,6 +117,12 @@ def checked(plugin: str, hook: str, value: Any) -> Any:
         if not isinstance(getattr(one, "name", ""), str):
             raise wrong_value(what, one, "a name that is a text")
     return found
+
+
+def _is_path(value: Any) -> bool:
+    if isinstance(value, extensions.Replacement):
+        return wrong_field(value) is None and _is_path(value.path)
+    return isinstance(value, str) and all(value.partition(":"))
 
 
 def _record(hook: str) -> type:

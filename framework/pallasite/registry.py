@@ -78,6 +78,7 @@ class Registry:
       targets: targets by name.
       names: ``"module:attribute"`` by the name under ``pallasite.gpu``.
       memory_spaces: memory spaces by name.
+      owners_of_spaces: the plugin that each of them is of, by name.
       executors: executors by name.
       jaxprs: the primitives that carry jaxprs.
       barriers: kinds of barriers, and what primitives do to them.
@@ -100,6 +101,9 @@ class Registry:
         self.targets: dict[str, Target] = merge_targets(contributions)
         self.names: dict[str, str] = merge_names(contributions)
         self.memory_spaces: dict[str, MemorySpace] = merge_spaces(contributions)
+        self.owners_of_spaces = {
+            space.name: one.plugin for one in contributions for space in one.memory_spaces
+        }
         self._views: dict[type, ViewRule] = unique(
             "views made by",
             _with_plugin(contributions, "views"),

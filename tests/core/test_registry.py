@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.core import Primitive
 
+from pallasite.conflicts import merge_names
 from pallasite.errors import InvalidValueError, MissingRuleError, PluginError
+from pallasite.extensions import Replacement
 from pallasite.registry import Contribution, Executor, Pass, Registry, RuleSet, Semantics
 from pallasite.targets import Target
 
@@ -187,6 +189,9 @@ def test_same_name_twice_is_an_error():
         Registry([Contribution("a", targets=(OLD,)), Contribution("b", targets=(OLD,))])
     with pytest.raises(PluginError, match=r"'b' both register names of pallasite\.gpu 'f'"):
         Registry([Contribution("a", names={"f": "m:f"}), Contribution("b", names={"f": "m:f"})])
+    names = {"f": Replacement(path="m:g", overrides=("a",))}
+    merged = merge_names([Contribution("a", names={"f": "m:f"}), Contribution("b", names=names)])
+    assert merged == {"f": "m:g"}
     entry = Pass(name="p", stage="mlir", run=lambda value, context: None)
     with pytest.raises(PluginError, match="'a' and 'b' both register passes named 'p'"):
         Registry([Contribution("a", passes=(entry,)), Contribution("b", passes=(entry,))])

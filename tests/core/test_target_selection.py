@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import pallasite
@@ -123,3 +125,35 @@ def test_target_of_a_missing_plugin(monkeypatch):
     assert str(error.value).splitlines()[-1] == (
         "  try: pip install pallasite[hopper] (plugin 'hopper' provides it and is not installed)"
     )
+
+
+def test_programs_are_traced_again_for_another_target():
+    traced: list[str] = []
+
+    @pallasite.gpu.kernel(out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    @jax.jit
+    def program(x):
+        traced.append(select_target(None).name)
+        return x * jax.eval_shape(kernel, jnp.zeros(128)).size
+
+    def call():
+        program(jnp.zeros(3))
+
+    with config.scoped(target="sm_90a"):
+        call()
+    config.update("target", "sm_100a")
+    try:
+        call()
+        call()
+        config.update("target", "sm_90")
+        call()
+        with pallasite.target("sm_90a"):
+            call()
+        with config.scoped(target="sm_100a"):
+            call()
+    finally:
+        config.reset("target")
+    assert traced == ["sm_90a", "sm_100a", "sm_90", "sm_90a", "sm_100a"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +13,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 
-from kernels import array, compile_kernel, make
+from kernels import array, compile_kernel, make, spec_of
 from pallasite import plugins
-from pallasite.errors import ResourceError, UnsupportedError
+from pallasite.errors import PluginError, ResourceError, UnsupportedError
 from pallasite.language.memory import SMEM
+from pallasite.lowering.entry import estimate_kernel
 from pallasite.lowering.resources import Resources, check_limits, nothing, reserve
+from pallasite.plugin import RuleSet, hookimpl
 from pallasite.resource import Resource
+from pallasite.target_selection import find_target
 
 KIB = 1024
 
@@ -152,3 +157,44 @@ def test_resources_of_one_pool_share_a_limit():
         "            3 slots  wide",
         "  expected: at most 6 slots per block on sm_90",
     ]
+
+
+def test_two_plugins_with_different_resources_of_one_name():
+    """Whichever rule asks second is told, and equal records are one resource."""
+    first_p, second_p = Primitive("first"), Primitive("second")
+    for primitive in (first_p, second_p):
+        primitive.def_abstract_eval(lambda x: x)
+
+    def plugin(primitive, resource):
+        rules = RuleSet()
+
+        @rules.resources(primitive)
+        def _(ctx, x):
+            return ctx.reserve(resource, 1, "one")
+
+        @hookimpl
+        def pallasite_resource_rules():
+            return rules.resource_rules
+
+        return types.SimpleNamespace(pallasite_resource_rules=pallasite_resource_rules)
+
+    @make((128,))
+    def kernel(x, o):
+        o[...] = second_p.bind(first_p.bind(x[...]))
+
+    def estimate(other):
+        with contextlib.ExitStack() as stack:
+            for name, made in (("one", plugin(first_p, SLOTS)), ("two", plugin(second_p, other))):
+                plugins.register(made, name)
+                stack.callback(plugins.unregister, name)
+            spec = spec_of(kernel, array(128))
+            return estimate_kernel(spec, find_target("sm_90a"))
+
+    unlimited = dataclasses.replace(SLOTS, limited=False)
+    with pytest.raises(PluginError) as caught:
+        estimate(unlimited)
+    text = str(caught.value)
+    assert "plugins 'one' and 'two' have different resources that are both named 'slots'" in text
+    assert "limited=True" in text and "limited=False" in text
+    with pytest.raises(ResourceError, match="2 slots|slots=1"):
+        estimate(dataclasses.replace(SLOTS))

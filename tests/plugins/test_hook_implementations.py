@@ -32,7 +32,8 @@ def use():
     names = []
 
     def register(**implementations):
-        names.append(plugins.register(Library(**implementations)))
+        library = Library(**implementations)
+        names.append(plugins.register(library, f"Library{len(names) or ''}"))
         return names[-1]
 
     yield register
@@ -57,6 +58,31 @@ def test_two_plugins_with_one_name(use):
     with pytest.raises(PluginError, match="memory_access") as error:
         plugins.manager().implementation("memory_access")
     assert "standard" in str(error.value) and name in str(error.value)
+
+
+def test_one_of_two_plugins_may_override_the_other(use, monkeypatch):
+    import pallasite.plugin as door
+
+    monkeypatch.setitem(sys.modules, "a_library_of_ours", types.SimpleNamespace(ACCESS="ours"))
+    standard = plugins.manager().implementation("memory_access")
+    path = "a_library_of_ours:ACCESS"
+    use(memory_access=door.Replacement(path=path, overrides=("standard",)))
+    assert plugins.manager().implementation("memory_access") == "ours" != standard
+    use(memory_access=path)
+    with pytest.raises(PluginError, match="of the Replacement that shall win"):
+        plugins.manager().implementation("memory_access")
+
+
+@pytest.mark.parametrize("replacement", [("nowhere", ("standard",)), ("a:b", "standard")])
+def test_what_is_no_replacement(use, replacement):
+    import pallasite.plugin as door
+
+    path, overrides = replacement
+    name = use(memory_access=door.Replacement(path=path, overrides=overrides))
+    with pytest.warns(PluginWarning, match="is not used"):
+        assert plugins.manager().implementation("memory_access") is not None
+    (info,) = [one for one in plugins.manager().plugins() if one.name == name]
+    assert info.state == "failed" and "or to a Replacement" in info.error
 
 
 def test_what_is_no_path(use):

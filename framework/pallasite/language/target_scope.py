@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from pallasite import _jax, config
+from pallasite import config
 from pallasite.target_selection import find_target
 from pallasite.targets import Target
 
@@ -25,11 +25,11 @@ def traced_for(target: str | Target | None) -> Iterator[None]:
     """What is traced inside is for a target; None uses the configuration.
 
     Operations of ``pallasite.ops`` choose their implementation while they are traced, so the target
-    is part of the keys of JAX's caches of traces.
+    is part of the keys of JAX's caches of traces, as options are.
     """
     if target is None:
         yield
         return
     name = target.name if isinstance(target, Target) else target
-    with config.scoped(target=name), _jax.target_context(name):
+    with config.scoped(target=name):
         yield

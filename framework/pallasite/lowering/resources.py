@@ -14,6 +14,7 @@ from typing import Any
 
 from pallasite import _jax
 from pallasite.errors import (
+    PluginError,
     ResourceError,
     SourceLocation,
     UnsupportedError,
@@ -182,6 +183,7 @@ class EstimatorContext:
       location: the source line of the equation, or else of the kernel.
       semantics: what one user thread is in the kernel.
       rules: the equation's rules that are being called, each by the one before it.
+      owners: by name, the resources that the kernel needed so far, and whose they are.
     """
 
     registry: Registry
@@ -191,6 +193,26 @@ class EstimatorContext:
     location: SourceLocation | None = None
     semantics: Semantics = Semantics.LANE
     rules: tuple[ResourceRule, ...] = ()
+    owners: dict[str, tuple[Resource, str]] = dataclasses.field(default_factory=dict)
+
+    def owned(self, resources: Resources, plugin: str) -> Resources:
+        """``resources``, which a plugin says are needed, once it is checked that every record of a
+        resource is the only one of its name.
+
+        Raises:
+          PluginError: another plugin has another resource of the same name.
+        """
+        for resource in resources.amounts():
+            known, owner = self.owners.setdefault(resource.name, (resource, plugin))
+            if known != resource:
+                raise PluginError(
+                    f"plugins {owner!r} and {plugin!r} have different resources that are both named"
+                    f" {resource.name!r}",
+                    got=f"{known} of {owner!r}, {resource} of {plugin!r}",
+                    expected="one record for each name",
+                    hint="give one of them another name, or let one plugin use the other's record",
+                )
+        return resources
 
     def next_rule(self, *avals: Any, **params: Any) -> Resources:
         """Calls the rule that would be called if this one were not there, and returns its result.
@@ -262,7 +284,8 @@ class _Estimate(Visitor[Any]):
             location = _jax.user_location(equation.source_info) or ctx.location
             ctx = dataclasses.replace(ctx, location=location, rules=(rule,))
             with errors_at_equation(equation):
-                self.total |= rule.function(ctx, *operands, **equation.params)
+                found = rule.function(ctx, *operands, **equation.params)
+                self.total |= ctx.owned(found, rule.plugin)
         return None
 
     def region(self, equation: Any, region: Region, inputs: Sequence[Any]) -> list[Any]:

@@ -49,6 +49,7 @@ from pallasite.extensions import OperandPredicate as OperandPredicate
 from pallasite.extensions import Operation as Operation
 from pallasite.extensions import Pass as Pass
 from pallasite.extensions import PtxLaunch as PtxLaunch
+from pallasite.extensions import Replacement as Replacement
 from pallasite.extensions import ResourceRule as ResourceRule
 from pallasite.extensions import Rule as Rule
 from pallasite.extensions import RuleSet as RuleSet

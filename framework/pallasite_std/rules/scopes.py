@@ -64,7 +64,11 @@ def _run_scoped_resources(
     axes = _check_collective(ctx.geometry, collective_axes)
     names = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
     for variable, name in zip(jaxpr.invars, names, strict=True):
-        needed = space_of(variable.aval).resources(ctx, variable, axes)
+        space = space_of(variable.aval)
+        needed = ctx.owned(
+            space.resources(ctx, variable, axes),
+            ctx.registry.owners_of_spaces.get(space.name, ctx.rules[-1].plugin),
+        )
         name = re.sub(r"^named_scratch\['(\w+)'\]$", r"\1", name)
         if name.isidentifier():
             rows = tuple(
