@@ -29,6 +29,18 @@ from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array
 
 
+_RATES = {
+    "f16": "f16",
+    "tf32": "tf32",
+    "f8f6f4": "f8",
+    "i8": "i8",
+    "mxf8f6f4": "f8",
+    "mxf4": "f4",
+    "mxf4nvf4": "f4",
+}
+"""Names of the rates of chips, by kind."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arguments:
     """The operands of one thread.
@@ -138,6 +150,10 @@ class _Product:
         counters = wave.counters
         done = 2 * shape.m * shape.n * shape.k
         counters[tensor_core.COUNTER] = counters.get(tensor_core.COUNTER, 0) + done
+        # Sparse products take the time of dense ones of half of their extent along K.
+        rate = f"{tensor_core.COUNTER} {_RATES[self._owner.variant.kind]}"
+        spent = done // (1 + self._owner.variant.sparse)
+        counters[rate] = counters.get(rate, 0) + spent
 
     # Operands -------------------------------------------------------------------------------------
 

@@ -1,0 +1,335 @@
+"""Instructions on tensor memory that no foreign program has: numbers against NumPy."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from simulator_support import module, run_ptx
+from tensor_programs import k_major, matrix_descriptor, product, run_on_tensor_memory
+
+from pallasite_simulator.errors import PtxError, SimulationError
+from pallasite_simulator.programs import load
+
+
+def filled(seed=0):
+    return np.random.default_rng(seed).integers(0, 2**32, (128, 256), np.uint32)
+
+
+def sums(seed=0):
+    """Float32 in all of tensor memory."""
+    return np.random.default_rng(seed).standard_normal((128, 256)).astype(np.float32)
+
+
+def elements(shape, dtype, seed):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(dtype)
+
+
+def descriptor(m, n, a=0, b=0, d=1, more=0):
+    return m >> 4 << 24 | n >> 3 << 17 | b << 10 | a << 7 | d << 4 | more
+
+
+COPIES = {
+    "128x256b": (128, 2, lambda row: [row]),
+    "128x128b": (128, 1, lambda row: [row]),
+    "4x256b": (4, 2, lambda row: [32 * row]),
+    "32x128b.warpx4": (32, 1, lambda row: [row + 32 * one for one in range(4)]),
+    "64x128b.warpx2::02_13": (64, 1, lambda row: [row, row + 64]),
+    "64x128b.warpx2::01_23": (
+        64, 1, lambda row: [64 * (row // 32) + row % 32 + one for one in (0, 32)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", COPIES)
+@pytest.mark.parametrize("form", ["", ".b8x16.b6x16_p32", ".b8x16.b4x16_p64"])
+def test_copies(shape, form):
+    rows, chunks, lanes = COPIES[shape]
+    source = np.random.default_rng(1).integers(0, 256, (max(rows, 8), 16 * chunks), np.uint8)
+    code = matrix_descriptor(0, 128, 128 * chunks) + (
+        f"add.u32 %r12, %r5, 8;\n@%p3 tcgen05.cp.cta_group::1.{shape}{form} [%r12], %a;\n"
+    )
+    before = filled()
+    after = run_on_tensor_memory(code, k_major(source), before)
+    expected = before.copy()
+    for row in range(rows):
+        pieces = []
+        for piece in source[row].reshape(-1, 16):
+            number = int.from_bytes(piece.tobytes(), "little")
+            bits = {"": 8, ".b8x16.b6x16_p32": 6, ".b8x16.b4x16_p64": 4}[form]
+            each = [number >> bits * one & (1 << bits) - 1 for one in range(16)]
+            pieces += [one << 2 for one in each] if bits == 4 else each
+        words = np.array(pieces, np.uint8).view(np.uint32)
+        for lane in lanes(row):
+            expected[lane, 8 : 8 + len(words)] = words
+    np.testing.assert_array_equal(after, expected)
+
+
+def test_shift():
+    code = "add.u32 %r12, %r5, 0x200010;\n@%p3 tcgen05.shift.cta_group::1.down [%r12];\n"
+    before = filled(2)
+    expected = before.copy()
+    expected[32:63, 16:24] = before[33:64, 16:24]
+    np.testing.assert_array_equal(run_on_tensor_memory(code, np.zeros(16), before), expected)
+
+
+def test_disabled_lanes():
+    a, b = elements((128, 16), np.float16, 3), elements((64, 16), np.float16, 4)
+    held = sums(5)
+    after = product(
+        "tcgen05.mma.cta_group::1.kind::f16", a, b, descriptor(128, 64), held.view(np.uint32),
+        extra="%r10, {%r13, %r14, %r14, %r13}, %p5",
+        before="mov.u32 %r13, 0x80000001; mov.u32 %r14, 0;\n",
+    ).view(np.float32)  # fmt: skip
+    expected = held.copy()
+    on = ~np.isin(np.arange(128), [0, 31, 96, 127])
+    added = held[:, :64] + a.astype(np.float32) @ b.astype(np.float32).T
+    expected[on, :64] = added[on]
+    np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [0, 3, 15])
+def test_scaled_input(shift):
+    a, b = elements((128, 8), np.float32, 6), elements((32, 8), np.float32, 7)
+    held = sums(8)
+    after = product(
+        "tcgen05.mma.cta_group::1.kind::tf32", a, b, descriptor(128, 32, 2, 2),
+        held.view(np.uint32), extra=f"%r10, %p5, {shift}",
+    ).view(np.float32)  # fmt: skip
+    cut = [(one.view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64) for one in (a, b)]
+    expected = held[:, :32] / 2.0**shift + cut[0] @ cut[1].T
+    np.testing.assert_allclose(after[:, :32], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("m", "parts"), [(128, 1), (64, 2), (32, 4)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_weight_stationary(m, parts, masked):
+    a, b = elements((m, 16), ml_dtypes.bfloat16, 9), elements((64, 16), ml_dtypes.bfloat16, 10)
+    held = sums(11)
+    mask = 1 << 39 | 2 << 40 | 0 << 48 | 1 << 32
+    after = product(
+        "tcgen05.mma.ws.cta_group::1.kind::f16.collector::b2::lastuse", a, b,
+        descriptor(m, 64, 1, 1), held.view(np.uint32),
+        extra="%r10, %p5" + ", %rd9" * masked, before=f"mov.u64 %rd9, {mask};\n",
+    ).view(np.float32)  # fmt: skip
+    right = b.astype(np.float32)
+    if masked:
+        # Of the first part the first column is zero, then three are not, and so on.
+        each = np.arange(64 // parts)
+        zero = [each % 4 == 0] + [each % 4 == 3] * (parts - 1)
+        right[np.concatenate(zero)] = 0
+    made = a.astype(np.float32) @ right.T
+    expected = held.copy()
+    for part in range(parts):
+        columns = slice(0, 64 // parts)
+        rows = slice(part * m, part * m + m)
+        expected[rows, columns] += made[:, part * (64 // parts) : (part + 1) * (64 // parts)]
+    np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+@pytest.mark.parametrize(("kind_a", "kind_b"), [(0, 0), (1, 0), (0, 1)])
+def test_integers(saturate, kind_a, kind_b):
+    generator = np.random.default_rng(12)
+    types = {0: np.uint8, 1: np.int8}
+    a = generator.integers(0, 256, (128, 32), np.uint8).view(types[kind_a])
+    b = generator.integers(0, 256, (32, 32), np.uint8).view(types[kind_b])
+    held = generator.integers(-(2**31), 2**31, (128, 256)).astype(np.int32)
+    held[:, ::2] = np.where(held[:, ::2] < 0, -(2**31) + 5, 2**31 - 5)
+    number = descriptor(128, 32, kind_a, kind_b, 2, saturate << 3)
+    after = product(
+        "tcgen05.mma.cta_group::1.kind::i8", a, b, number, held.view(np.uint32)
+    ).view(np.int32)  # fmt: skip
+    total = held[:, :32].astype(np.int64) + a.astype(np.int64) @ b.astype(np.int64).T
+    if saturate:
+        total = total.clip(-(2**31), 2**31 - 1)
+    np.testing.assert_array_equal(after[:, :32], total.astype(np.int32))
+
+
+def test_negated():
+    a, b = elements((64, 16), np.float16, 13), elements((24, 16), np.float16, 14)
+    after = product(
+        "tcgen05.mma.cta_group::1.kind::f16", a, b, descriptor(64, 24, more=1 << 14),
+        filled(15), keep=False,
+    ).view(np.float32)  # fmt: skip
+    expected = -(a.astype(np.float32) @ b.astype(np.float32).T)
+    lanes = [32 * (row // 16) + row % 16 for row in range(64)]
+    np.testing.assert_allclose(after[lanes, :24], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_sparse_tf32():
+    k = 16
+    stored, b = elements((128, k // 2), np.float32, 16), elements((32, k), np.float32, 17)
+    which = np.random.default_rng(18).integers(0, 2, (128, k // 2))
+    held = filled(19)
+    held[:, 200:202] = 0
+    codes = np.where(which, 0b1110, 0b0100).astype(np.uint32)
+    for row in range(128):
+        for group in range(k // 2):
+            lane = 16 * (row // 16) + 8 * (group // 4) + row % 8
+            held[lane, 201] |= codes[row, group] << 4 * (4 * (row // 8 % 2) + group % 4)
+    after = product(
+        "tcgen05.mma.sp.cta_group::1.kind::tf32", stored, b,
+        descriptor(128, 32, 2, 2, more=1 << 2 | 1), held, keep=False,
+        extra="[%r13], %r10, %p5", before="add.u32 %r13, %r5, 200;\n",
+    ).view(np.float32)  # fmt: skip
+    cut = [
+        (x.view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64) for x in (stored, b)
+    ]
+    full = np.zeros((128, k))
+    np.put_along_axis(full, np.arange(k // 2) * 2 + which, cut[0], axis=1)
+    np.testing.assert_allclose(after[:, :32], full @ cut[1].T, rtol=1e-5, atol=1e-5)
+
+
+def test_sparse_with_zeros_against_infinity():
+    stored, b = np.ones((128, 16), np.float16), np.ones((16, 32), np.float16)
+    b[:, 1] = np.inf
+    held = filled(20)
+    held[:, 200:202] = 0x88888888
+    after = product(
+        "tcgen05.mma.sp.cta_group::1.kind::f16", stored, b,
+        descriptor(128, 16, more=1 << 2), held, keep=False,
+        extra="[%r13], %r10, %p5", before="add.u32 %r13, %r5, 200;\n",
+    ).view(np.float32)  # fmt: skip
+    np.testing.assert_array_equal(after[:, :16], np.full((128, 16), 16.0))
+
+
+def test_elements_of_6_bits():
+    generator = np.random.default_rng(21)
+    codes_a = generator.integers(0, 64, (128, 32), np.uint8)
+    codes_b = generator.integers(0, 64, (16, 32), np.uint8)
+
+    def padded(codes):
+        words = codes.reshape(len(codes), -1, 4).astype(np.uint32)
+        word = words[..., 0] | words[..., 1] << 6 | words[..., 2] << 12 | words[..., 3] << 18
+        three = np.ascontiguousarray(word)[..., None].view(np.uint8)[..., :3]
+        pieces = three.reshape(len(codes), -1, 12)
+        noise = generator.integers(0, 256, (*pieces.shape[:2], 4), np.uint8)
+        return np.concatenate([pieces, noise], axis=2).reshape(len(codes), -1)
+
+    after = product(
+        "tcgen05.mma.cta_group::1.kind::f8f6f4", padded(codes_a), padded(codes_b),
+        descriptor(128, 16, 3, 4), filled(22), keep=False,
+    ).view(np.float32)  # fmt: skip
+    a = codes_a.view(ml_dtypes.float6_e2m3fn).astype(np.float32)
+    b = codes_b.view(ml_dtypes.float6_e3m2fn).astype(np.float32)
+    np.testing.assert_allclose(after[:, :16], a @ b.T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("operation", ["min", "max"])
+@pytest.mark.parametrize("more", ["", ".abs", ".abs.NaN"])
+def test_reducing_loads(operation, more):
+    body = f"""
+.reg .b32 %r<8>, %v<8>; .reg .b64 %rd<8>; .reg .pred %p<4>; .shared .align 4 .b32 place;
+mov.u32 %r0, %tid.x;
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [place], 32;
+ld.shared.b32 %r1, [place];
+ld.param.u64 %rd0, [x]; ld.param.u64 %rd1, [y];
+mul.wide.u32 %rd2, %r0, 16; add.u64 %rd0, %rd0, %rd2;
+ld.global.v4.b32 {{%v0,%v1,%v2,%v3}}, [%rd0];
+tcgen05.st.sync.aligned.32x32b.x4.b32 [%r1], {{%v0,%v1,%v2,%v3}};
+tcgen05.wait::st.sync.aligned;
+tcgen05.ld.red.sync.aligned.32x32b.x4.{operation}{more}.f32 {{%v4,%v5,%v6,%v7}}, %r2, [%r1];
+tcgen05.wait::ld.sync.aligned;
+mul.wide.u32 %rd3, %r0, 4; add.u64 %rd1, %rd1, %rd3;
+st.global.b32 [%rd1], %r2;
+tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;
+"""
+    x = np.random.default_rng(23).standard_normal((32, 4)).astype(np.float32)
+    x[3, 1] = np.nan
+    y = np.zeros(32, np.float32)
+    run_ptx(module(body, [".u64 x", ".u64 y"], target="sm_103a"), x, y, block=32)
+    values = np.abs(x) if more else x
+    reduce = getattr(np, {"min": "fmin", "max": "fmax"}[operation]).reduce
+    expected = reduce(values, axis=1)
+    if more.endswith("NaN"):
+        expected[3] = np.nan
+    np.testing.assert_array_equal(y, expected)
+
+
+ALLOCATION = """
+.reg .b32 %r<8>; .reg .pred %p<4>; .shared .align 4 .b32 place[2];
+mov.u32 %r0, %tid.x;
+setp.lt.u32 %p0, %r0, 32;
+mov.u32 %r2, place;
+@!%p0 add.u32 %r2, %r2, 4;
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 512;
+ld.shared.b32 %r1, [%r2];
+tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 512;
+"""
+
+
+def test_allocation_waits_for_columns():
+    run_ptx(module(ALLOCATION, target="sm_100a"), block=64)
+
+
+def test_allocation_that_is_never_possible():
+    once = ALLOCATION.replace("tcgen05.dealloc", "@%p0 bra END; bra.uni END; tcgen05.dealloc")
+    with pytest.raises(SimulationError, match="columns of tensor memory to be released"):
+        run_ptx(module(once + "END:", target="sm_100a"), block=64)
+
+
+WRONG = {
+    "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r3}, [%r1+32];": "not allocated",
+    "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r3}, [0x400000];": "cannot reach",
+    "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 64;": "not allocated like this",
+    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [place], 48;": "cannot be allocated",
+    "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [place], 32;": "another group",
+    "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
+    " tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [place], 32;": "given up the right",
+    "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd0, %rd0, 0x08100014, 0;": "sparsity",
+    "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd0, %rd0, 0x08100030, 0;": "no such type of D",
+    "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd0, %rd0, 0x07100010, 0;": "no such M",
+    "tcgen05.cp.cta_group::1.128x128b [%r1], %rd0;": "beyond the block's shared memory",
+    "tcgen05.cp.cta_group::1.128x128b [%r1+0x100000], %rd1;": "lanes that tensor memory",
+    "tcgen05.shift.cta_group::1.down [%r1+0x100000];": "multiple of 32",
+}
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_errors(code):
+    body = f"""
+.reg .b32 %r<8>; .reg .b64 %rd<4>; .reg .pred %p<4>;
+.shared .align 4 .b32 place; .shared .align 16 .b8 data[4096];
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [place], 32;
+ld.shared.b32 %r1, [place];
+mov.u32 %r4, data; shr.u32 %r4, %r4, 4; mov.u32 %r5, 0x4008; mov.b64 %rd1, {{%r4, %r5}};
+mov.u64 %rd0, 0x0000400000000000;
+{code}
+"""
+    with pytest.raises(SimulationError) as error:
+        run_ptx(module(body, target="sm_100a"), block=32)
+    assert WRONG[code] in str(error.value)
+
+
+FORMS = {
+    "tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r0}, [%r1];": "no such number",
+    "tcgen05.ld.red.sync.aligned.32x32b.x2.min.f32 {%r0,%r2}, %r3, [%r1];": "on this target",
+    "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale"
+    " [%r1], %rd0, %rd0, %r2, [%r1], [%r1], %p0;": "no such size of blocks",
+    "tcgen05.mma.ws.cta_group::2.kind::f16 [%r1], %rd0, %rd0, %r2, %p0;": "for one block",
+    "tcgen05.mma.cta_group::1.kind::f16.ashift [%r1], %rd0, %rd0, %r2, %p0;": "A in tensor memory",
+    "tcgen05.cp.cta_group::1.32x128b [%r1], %rd0;": "no such copy",
+    "tcgen05.fence::thread_sync;": "does not know",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", FORMS)
+def test_unknown_forms(code):
+    body = f".reg .b32 %r<8>; .reg .b64 %rd<4>; .reg .pred %p<4>;\n{code}"
+    with pytest.raises(PtxError, match=FORMS[code]):
+        load(module(body, target="sm_100a"))
+
+
+def test_targets():
+    code = ".reg .b32 %r<4>;\ntcgen05.wait::ld.sync.aligned;"
+    for target in ("sm_90a", "sm_120a"):
+        with pytest.raises(PtxError, match="does not exist on this target"):
+            load(module(code, target=target))
+    product_of_integers = (
+        ".reg .b32 %r<4>; .reg .b64 %rd<4>; .reg .pred %p<4>;\n"
+        "tcgen05.mma.cta_group::1.kind::i8 [%r1], %rd0, %rd0, %r2, %p0;"
+    )
+    load(module(product_of_integers, target="sm_100a"))
+    with pytest.raises(PtxError, match="does not exist on this target"):
+        load(module(product_of_integers, target="sm_103a"))
