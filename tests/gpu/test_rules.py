@@ -52,7 +52,7 @@ def values(shape, dtype, seed=0, limit=50):
     """Small integers, which all dtypes and all orders of summation represent exactly."""
     low = 0 if np.dtype(dtype).kind == "u" else -limit
     numbers = np.random.default_rng(seed).integers(low, limit, shape)
-    return jnp.asarray(numbers).astype(dtype)
+    return jnp.asarray(numbers.astype(dtype))
 
 
 # Atomic updates -----------------------------------------------------------------------------------
@@ -69,9 +69,10 @@ COMBINE = {
 
 def combine_blocks(operation, blocks, start, x):
     """What all blocks' updates make of ``start``, in NumPy."""
+    x = np.asarray(x)
     result = np.asarray(start).astype(np.float64 if "float" in str(start.dtype) else start.dtype)
     for block in range(blocks):
-        result = COMBINE[operation](result, np.asarray(x[block]).astype(result.dtype))
+        result = COMBINE[operation](result, x[block].astype(result.dtype))
     return result
 
 

@@ -256,7 +256,7 @@ def union_of_buffers():
         o_ref[...] = half_ref[...].astype(jnp.float32) + byte_ref[...].astype(jnp.float32)
 
     def reference(x):
-        half = np.asarray(jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32))
+        half = x.astype(jnp.bfloat16).astype(np.float32)
         return half + np.sign(x)
 
     return kernel, (x,), reference

@@ -21,7 +21,7 @@ DTYPES = (jnp.bfloat16, jnp.float16, jnp.int16, jnp.uint16)
 
 def values(dtype, shape=SHAPE):
     rng = np.random.default_rng(7)
-    return jnp.asarray(rng.integers(-100, 100, shape)).astype(dtype)
+    return jnp.asarray(rng.integers(-100, 100, shape).astype(dtype))
 
 
 def turned(dtype, *, loads, transforms=SWIZZLED, shape=SHAPE):

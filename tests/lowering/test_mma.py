@@ -21,7 +21,7 @@ def operand(shape, dtype, seed):
     if np.issubdtype(np.dtype(dtype), np.integer):
         limits = np.iinfo(dtype)
         return jnp.asarray(generator.integers(limits.min, limits.max + 1, shape), dtype)
-    return jnp.asarray(generator.standard_normal(shape), jnp.float32).astype(dtype)
+    return jnp.asarray(generator.standard_normal(shape, np.float32).astype(dtype))
 
 
 def product(acc, a, b, explicit=None):

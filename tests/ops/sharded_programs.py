@@ -293,7 +293,7 @@ def _operands(
     ):
         whole = (*(sizes[axis] for axis in axes), *shape)
         draw = case.draw or _at_most()
-        found.append(jnp.asarray(draw(generator, number, whole)).astype(dtype))
+        found.append(jnp.asarray(draw(generator, number, whole).astype(dtype)))
     return found
 
 

@@ -19,7 +19,7 @@ def weights(seed, shape, dtype):
     if "int4" in dtype:
         low = -8 if dtype == "int4" else 0
         numbers = np.random.default_rng(seed).integers(low, low + 16, shape)
-        return jnp.asarray(numbers, jnp.int8).astype(dtype)
+        return jnp.asarray(numbers.astype(dtype))
     return random(seed, shape, dtype)
 
 

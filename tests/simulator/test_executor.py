@@ -42,7 +42,7 @@ def values(shape, dtype, seed=0):
     numbers = np.random.default_rng(seed).integers(-6, 7, shape)
     if np.dtype(dtype).name.startswith("uint"):
         numbers = abs(numbers)
-    return jnp.asarray(numbers).astype(dtype)
+    return jnp.asarray(numbers.astype(dtype))
 
 
 def copying(shape, dtype, **options):

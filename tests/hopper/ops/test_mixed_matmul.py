@@ -33,7 +33,7 @@ def inputs(m, n, k, dtype=BF16, weights=jnp.int8):
 
 def check(a, w, *, weights=jnp.int8, transpose=True, scales=None, config=SMALL, out=jnp.float32):
     """Multiplies on the simulator and compares; weights are (k, n) before transposition."""
-    stored = jnp.asarray(w.T if transpose else w).astype(weights)
+    stored = jnp.asarray((w.T if transpose else w).astype(weights))
     function = jax.jit(
         lambda a, w, scales: mixed_matmul(
             a, w, scales=scales, transpose_b=transpose, config=config, out_dtype=out

@@ -19,7 +19,7 @@ from pallasite_hopper.ops.flash.config import default_config as attention_defaul
 
 def random(seed, *shape, dtype=jnp.bfloat16):
     values = np.random.default_rng(seed).normal(size=shape) * (9 if dtype == jnp.int8 else 1)
-    return jnp.asarray(values).astype(dtype)
+    return jnp.asarray(values.astype(dtype))
 
 
 SIZES = jnp.array([40, 0, 24])
