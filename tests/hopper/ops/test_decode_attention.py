@@ -116,7 +116,7 @@ def test_several_queries(tokens, group):
     ("head_dim", "config", "dtype"),
     [
         (64, DecodeConfig(tile=128, blocks=3), "float16"),
-        (64, DecodeConfig(tile=192, blocks=2, slots=2), "bfloat16"),
+        (64, DecodeConfig(tile=192, blocks=2, stages=2), "bfloat16"),
         (128, DecodeConfig(heads=2, blocks=3, blocks_per_multiprocessor=1), "bfloat16"),
         (128, DecodeConfig(blocks=3), "float16"),
         (256, DecodeConfig(blocks=2, blocks_per_multiprocessor=1), "bfloat16"),
@@ -172,7 +172,7 @@ def test_caches_of_8_bits(cache_dtype, head_dim, tile, dtype):
     [
         (16, DecodeConfig(blocks=3), 64, "heads_first"),
         (16, DecodeConfig(blocks=3), 64, "tokens_first"),
-        (64, DecodeConfig(blocks=4, slots=3), 128, "heads_first"),
+        (64, DecodeConfig(blocks=4, stages=3), 128, "heads_first"),
         (
             128,
             DecodeConfig(blocks=3, heads=2, tile=64, blocks_per_multiprocessor=1),
@@ -263,7 +263,7 @@ def arrays(**changes):
         ({}, {"kv_lengths": jnp.zeros(3, jnp.int32)}, InvalidTypeError, "kv_lengths does not fit"),
         ({}, {"config": 3}, InvalidTypeError, "config is not of type DecodeConfig"),
         ({}, {"config": DecodeConfig(heads=3)}, InvalidValueError, "so many heads side by side"),
-        ({}, {"config": DecodeConfig(slots=16)}, InvalidValueError, "does not fit shared memory"),
+        ({}, {"config": DecodeConfig(stages=16)}, InvalidValueError, "does not fit shared memory"),
     ],
 )
 def test_refusals(changes, options, error, message):
@@ -277,7 +277,7 @@ def test_refusals(changes, options, error, message):
     [
         ({"tile": 96}, "does not fit the tensor cores"),
         ({"heads": 5}, "heads of a decode configuration is out of range"),
-        ({"slots": 1}, "slots of a decode configuration is out of range"),
+        ({"stages": 1}, "stages of a decode configuration is out of range"),
     ],
 )
 def test_configurations_that_do_not_exist(options, message):

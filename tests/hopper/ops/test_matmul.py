@@ -122,7 +122,7 @@ CONFIGS = {
     "pairs along m": dataclasses.replace(SMALL, cluster=2, cluster_along="m"),
     "pairs along n": dataclasses.replace(SMALL, cluster=2, cluster_along="n"),
     "four": dataclasses.replace(SMALL, cluster=4, cluster_along="n"),
-    "slots": dataclasses.replace(SMALL, slots=2),
+    "epilogue_buffers": dataclasses.replace(SMALL, epilogue_buffers=2),
     "minor n": dataclasses.replace(SMALL, grid_minor="n", group=2),
     "deep": dataclasses.replace(SMALL, tile_k=128, stages=4),
     "one warpgroup": dataclasses.replace(SMALL, tile_m=64, warpgroups=1),

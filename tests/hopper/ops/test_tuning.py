@@ -117,7 +117,7 @@ def test_candidates_of_decode_attention():
             assert found[0] == decode_default(head_dim, columns, 2)
             assert len(set(found)) == len(found) > (0 if head_dim == 256 else 1)
             for config in found:
-                assert config.filled(head_dim, columns, 2).slots >= 2
+                assert config.filled(head_dim, columns, 2).stages >= 2
     assert {config.heads for config in ops.decode_configs(64, 8, kv_heads=1)} == {1}
     with pytest.raises(errors.InvalidValueError, match="size of heads"):
         ops.decode_configs(96, 8)

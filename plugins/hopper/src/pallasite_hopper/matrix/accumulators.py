@@ -109,7 +109,7 @@ class WGMMAAccumulatorRef:
 
     Attributes:
       shape: (rows, columns): rows a multiple of 64, columns a multiple of 8.
-      dtype: float32 (products of any float dtype), float16 (of float16 and 8-bit floats) or int32
+      dtype: float32 (MMAs of any float dtype), float16 (of float16 and 8-bit floats) or int32
         (of 8-bit integers).
 
     The reference starts at zero. ``acc[...]`` waits for all wgmma and reads it, ``acc[...] = x``

@@ -22,7 +22,7 @@ wgmma_ref_p = _jax.Primitive("wgmma_ref")
 wgmma_ref_p.multiple_results = True
 
 wgmma_p = _jax.Primitive("wgmma")
-"""Products as a function: returns the accumulator's new value."""
+"""The MMA as a function: returns the accumulator's new value."""
 
 
 def wgmma(acc: Any, a: Any, b: Any, *, accumulate: Any = True) -> None:

@@ -116,7 +116,7 @@ def _transposed_layout(memory: MemoryReference) -> MemoryReference:
     return memory.with_layout(memory.layout.transpose((1, 0)))
 
 
-# Products -----------------------------------------------------------------------------------------
+# MMAs ---------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,7 +88,7 @@ def pinned(registers: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
     """The same registers; what uses them stays behind this place in machine code, too.
 
     ptxas (seen with 13.0 and 13.5) may move what reads accumulators before the wait for the
-    products that are added to them, if these are in another basic block and have their left operand
+    MMAs that add to them, if these are in another basic block and have their left operand
     in registers. So after the wait the registers are overwritten under a condition that never
     holds, and that ptxas does not know: a GPU has multiprocessors.
     """
@@ -111,7 +111,7 @@ def mark_product(result: ir.Value, *, fragments: bool) -> None:
 
 
 def comes_from_branch_with_fragments(register: ir.Value) -> bool:
-    """Whether a loop or a branch before has products whose left operand is in registers, and whose
+    """Whether a loop or a branch before has MMAs whose left operand is in registers, and whose
     result this may be."""
     seen: set[int] = set()
 

@@ -48,7 +48,7 @@ _MOST_OUTER_ITERATIONS = 2
 
 
 class UnusedAccumulatorWarning(UserWarning):
-    """Products are added to an accumulator that nothing reads."""
+    """MMAs accumulate into an accumulator that nothing reads."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -370,7 +370,7 @@ class _Thread(jaxprs.Visitor[Any]):
         return operand if isinstance(operand, Memory | Accumulator) else None
 
     def region(self, equation: Any, region: jaxprs.Region, inputs: Sequence[Any]) -> list[Any]:
-        if region.per_warp:  # Products are not started there, but their operands written.
+        if region.per_warp:  # MMAs are not started there, but their operands written.
             self.mapped = equation
         outputs = super().region(equation, region, inputs)
         if region.per_warp:
@@ -396,7 +396,7 @@ class _Thread(jaxprs.Visitor[Any]):
     def _accumulator(self, variable: Any) -> Accumulator:
         return self.accumulators.setdefault(variable, Accumulator())
 
-    # Products -------------------------------------------------------------------------------------
+    # MMAs -----------------------------------------------------------------------------------------
 
     def product(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``wgmma``."""

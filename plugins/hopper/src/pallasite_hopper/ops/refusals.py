@@ -20,13 +20,13 @@ from pallasite_std.api import is_portable_config
 
 
 def matmul(*args: Any, **kwargs: Any) -> str | None:
-    """Configurations of the portable product."""
+    """Configurations of the portable matmul."""
     del args
     return _config(kwargs)
 
 
 def mixed_matmul(*args: Any, **kwargs: Any) -> str | None:
-    """Groups of factors that do not fit the steps, configurations of the portable product."""
+    """Groups of factors that do not fit the steps, configurations of the portable matmul."""
     shape, _ = _operand(args, kwargs, 0, "a")
     _, weights = _operand(args, kwargs, 1, "b")
     groups: Any = getattr(kwargs.get("scales"), "shape", ())
@@ -39,7 +39,7 @@ def mixed_matmul(*args: Any, **kwargs: Any) -> str | None:
 
 
 def ragged_matmul(*args: Any, **kwargs: Any) -> str | None:
-    """Operands of float32, configurations of the portable product."""
+    """Operands of float32, configurations of the portable matmul."""
     _, dtype = _operand(args, kwargs, 0, "a")
     return "operands of float32" if dtype == jnp.float32 else _config(kwargs)
 

@@ -1,7 +1,7 @@
-"""The accumulators of ``wgmma.mma_async``, and how products get there.
+"""The accumulators of ``wgmma.mma_async``, and how MMAs get there.
 
 The registers of an accumulator are up to 128 arrays. They are kept side by side in one block of
-memory, of which the registers are the rows, so that products can be added to all of them at once.
+memory, of which the registers are the rows, so that an MMA can add to all of them at once.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Accumulators:
         by_rows: bool,
         saturate: bool,
     ) -> None:
-        """Adds products of matrices to the registers, or replaces them.
+        """Adds the results of MMAs to the registers, or replaces them.
 
         Args:
           lanes: whole warpgroups.

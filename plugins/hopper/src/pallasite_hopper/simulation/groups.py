@@ -71,9 +71,9 @@ class Groups:
     def conflicts(
         self, warps: Array, accumulator: frozenset[int], left: frozenset[int]
     ) -> frozenset[int]:
-        """Registers that products in flight write and a new one would read as A, or vice versa.
+        """Registers that MMAs in flight write and a new one would read as A, or vice versa.
 
-        An accumulator that is added to again is no conflict: products are done in order.
+        An accumulator that is added to again is no conflict: MMAs are done in order.
         """
         found: frozenset[int] = frozenset()
         for one in self._issued:

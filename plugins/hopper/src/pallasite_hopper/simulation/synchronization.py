@@ -1,6 +1,6 @@
 """``wgmma.fence``, ``wgmma.commit_group`` and ``wgmma.wait_group`` (PTX ISA 9.7.15.7).
 
-Products are computed when they are issued, so these only matter to an observer.
+MMAs are computed when they are issued, so these only matter to an observer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ instructions = InstructionSet()
 
 @instructions.register("wgmma.fence", needs_warp=True)
 def bind_fence(instruction: Instruction, binder: Binder) -> Step:
-    """Orders accesses to registers before later products: PTX ISA 9.7.15.7.1, wgmma.fence."""
+    """Orders accesses to registers before later MMAs: PTX ISA 9.7.15.7.1, wgmma.fence."""
     _check(instruction, binder, "fence", 0)
 
     def step(lanes: Lanes) -> None:
@@ -32,7 +32,7 @@ def bind_fence(instruction: Instruction, binder: Binder) -> Step:
 
 @instructions.register("wgmma.commit_group", needs_warp=True)
 def bind_commit(instruction: Instruction, binder: Binder) -> Step:
-    """Makes a group of the products begun: PTX ISA 9.7.15.7.2, wgmma.commit_group."""
+    """Makes a group of the MMAs begun: PTX ISA 9.7.15.7.2, wgmma.commit_group."""
     _check(instruction, binder, "commit_group", 0)
 
     def step(lanes: Lanes) -> None:
@@ -45,7 +45,7 @@ def bind_commit(instruction: Instruction, binder: Binder) -> Step:
 
 @instructions.register("wgmma.wait_group", needs_warp=True)
 def bind_wait(instruction: Instruction, binder: Binder) -> Step:
-    """Waits for groups of products: PTX ISA 9.7.15.7.3, wgmma.wait_group."""
+    """Waits for groups of MMAs: PTX ISA 9.7.15.7.3, wgmma.wait_group."""
     _check(instruction, binder, "wait_group", 1)
     pending = binder.operand(0)
     if not isinstance(pending, Immediate) or pending.kind != "int" or pending.value < 0:

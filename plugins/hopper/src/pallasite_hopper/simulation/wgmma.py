@@ -1,4 +1,4 @@
-"""``wgmma.mma_async``: products of matrices by warpgroups (PTX ISA 9.7.15.5.2).
+"""``wgmma.mma_async``: MMAs by warpgroups (PTX ISA 9.7.15.5.2).
 
 The result is computed when the instruction is issued, for all warpgroups of the wave at once.
 """
@@ -78,13 +78,13 @@ in shared memory."""
 
 @instructions.register("wgmma.mma_async.sp")
 def bind_sparse(instruction: Instruction, binder: Binder) -> Step:
-    """Products of sparse matrices (PTX ISA 9.7.15.6.4), which the simulator does not have."""
+    """MMAs with sparse matrices (PTX ISA 9.7.15.6.4), which the simulator does not have."""
     raise binder.error("the simulator does not have products of sparse matrices")
 
 
 @instructions.register("wgmma.mma_async", needs_warp=True)
 def bind_product(instruction: Instruction, binder: Binder) -> Step:
-    """Multiplies matrices and adds the product to accumulators, or sets them: PTX ISA 9.7.15.5.2,
+    """Multiplies matrices and adds the result to accumulators, or sets them: PTX ISA 9.7.15.5.2,
     wgmma.mma_async."""
     form = _operands(binder, _parse(binder))
     numbers, reads = _accumulator(binder, form)
@@ -140,7 +140,7 @@ def _tell(
     left: tuple[int, ...],
     instruction: Instruction,
 ) -> None:
-    """Tells the observer of a product."""
+    """Tells the observer of an MMA."""
     wave = lanes.wave
     observer = wave.observer
     assert observer is not None

@@ -225,7 +225,7 @@ def _pages_fit(size: int, config: DecodeConfig) -> bool:
 
 
 def _filled(problem: Problem, config: DecodeConfig) -> DecodeConfig:
-    """The configuration with slots and blocks: no more of them than tiles."""
+    """The configuration with stages and blocks: no more of them than tiles."""
     itemsize = np.dtype(problem.cache_dtype).itemsize
     if problem.kv_heads % config.heads:
         raise InvalidValueError(

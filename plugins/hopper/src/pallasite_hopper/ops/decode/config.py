@@ -34,7 +34,7 @@ class DecodeConfig:
       tile: keys in one step, a multiple of 64 up to 256.
       heads: heads of the cache, 1 to 4, that a block reads side by side, each by a warpgroup of its
         own. Rows of neighbouring heads are neighbours in memory if the cache has tokens first.
-      slots: blocks of keys or of values in flight; None takes as many as shared memory has room
+      stages: blocks of keys or of values in flight; None takes as many as shared memory has room
         for, up to 16.
       blocks_per_multiprocessor: blocks, 1 to 4, that share a multiprocessor.
       blocks: how many blocks share the work; None fills the GPU.
@@ -42,15 +42,15 @@ class DecodeConfig:
 
     tile: int = 64
     heads: int = 1
-    slots: int | None = None
+    stages: int | None = None
     blocks_per_multiprocessor: int = 2
     blocks: int | None = None
 
     def __post_init__(self) -> None:
         _within("heads", self.heads, 1, 4)
         _within("blocks_per_multiprocessor", self.blocks_per_multiprocessor, 1, 4)
-        if self.slots is not None:
-            _within("slots", self.slots, 2, 16)
+        if self.stages is not None:
+            _within("stages", self.stages, 2, 16)
         if self.blocks is not None:
             _within("blocks", self.blocks, 1, 1 << 16)
         if self.tile not in (64, 128, 192, 256):
@@ -60,7 +60,7 @@ class DecodeConfig:
                 expected="64, 128, 192 or 256",
             )
 
-    def slot_bytes(self, head_dim: int, itemsize: int) -> int:
+    def stage_bytes(self, head_dim: int, itemsize: int) -> int:
         """Shared memory of one step's keys, or values."""
         return self.heads * self.tile * head_dim * itemsize
 
@@ -69,27 +69,27 @@ class DecodeConfig:
         return self.heads * columns * 2 * (3 * head_dim + self.tile) + _RESERVE
 
     def room(self, head_dim: int, columns: int, itemsize: int) -> int:
-        """Slots for which shared memory suffices."""
+        """Stages for which shared memory suffices."""
         free = SHARED_BYTES // self.blocks_per_multiprocessor
         free -= self.fixed_bytes(head_dim, columns)
-        return max(0, free // self.slot_bytes(head_dim, itemsize))
+        return max(0, free // self.stage_bytes(head_dim, itemsize))
 
     def filled(self, head_dim: int, columns: int, itemsize: int) -> DecodeConfig:
-        """The same with a number of slots and of blocks.
+        """The same with a number of stages and of blocks.
 
         Raises:
           InvalidValueError: it does not fit shared memory.
         """
         fitting = self.room(head_dim, columns, itemsize)
-        slots = min(fitting, 16) if self.slots is None else self.slots
-        if fitting < max(2, slots):
+        stages = min(fitting, 16) if self.stages is None else self.stages
+        if fitting < max(2, stages):
             raise InvalidValueError(
                 f"the configuration does not fit shared memory for heads of {head_dim}",
-                got=f"{self}, which has room for {fitting} slots",
+                got=f"{self}, which has room for {fitting} stages",
                 hint="a smaller tile, fewer heads or fewer blocks_per_multiprocessor",
             )
         blocks = self.blocks or MULTIPROCESSORS * self.blocks_per_multiprocessor
-        return dataclasses.replace(self, slots=slots, blocks=blocks)
+        return dataclasses.replace(self, stages=stages, blocks=blocks)
 
 
 def _within(name: str, value: int, low: int, high: int) -> None:

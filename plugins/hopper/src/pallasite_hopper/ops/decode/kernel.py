@@ -54,16 +54,16 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     q has the shape of the results; k and v are arrays of rows, see ``_Decode._window``.
     Returns (results, *partial results); of either, only what was written is defined.
     """
-    assert config.slots is not None
+    assert config.stages is not None
     assert config.blocks is not None
-    columns, dim, heads, slots = problem.columns, problem.head_dim, config.heads, config.slots
+    columns, dim, heads, stages = problem.columns, problem.head_dim, config.heads, config.stages
     scratch = {
-        "ring": plgpu.SMEM((slots, heads, config.tile, dim), problem.cache_dtype),
+        "ring": plgpu.SMEM((stages, heads, config.tile, dim), problem.cache_dtype),
         "q_smem": plgpu.SMEM((_QUERY_SLOTS, heads, columns, dim), problem.dtype),
         "p_smem": plgpu.SMEM((heads, config.tile, columns), problem.weights_dtype),
         "out_smem": plgpu.SMEM((heads, columns, dim), problem.dtype),
-        "full": plgpu.Barrier(num_barriers=slots),
-        "empty": plgpu.Barrier(num_arrivals=heads, num_barriers=slots),
+        "full": plgpu.Barrier(num_barriers=stages),
+        "empty": plgpu.Barrier(num_arrivals=heads, num_barriers=stages),
         "q_full": plgpu.Barrier(num_barriers=_QUERY_SLOTS),
         "q_empty": plgpu.Barrier(num_arrivals=heads, num_barriers=_QUERY_SLOTS),
     }
@@ -177,7 +177,7 @@ class _Decode:
 
     def _next(self, stage: Any) -> Any:
         following = stage + 1
-        return lax.select(following == self.config.slots, jnp.int32(0), following)
+        return lax.select(following == self.config.stages, jnp.int32(0), following)
 
     # The producer warpgroup -----------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class _Decode:
         count: Any,
         carry: Any,
     ) -> Any:
-        """Starts the copies of an item; ``carry``: stage, slots filled and items so far."""
+        """Starts the copies of an item; ``carry``: stage, stages filled and items so far."""
         stage, filled, items = carry
         self._fetch_queries(q, item, items)
 
@@ -248,8 +248,8 @@ class _Decode:
         s, config = self.scratch, self.config
         full, destination = s["full"].at[stage], s["ring"].at[stage]
 
-        # The first time round the slots are free.
-        pl.when(filled >= config.slots)(lambda: plgpu.barrier_wait(s["empty"].at[stage]))
+        # The first time round the stages are free.
+        pl.when(filled >= config.stages)(lambda: plgpu.barrier_wait(s["empty"].at[stage]))
 
         plgpu.barrier_expect(full, destination)
         for part, start in enumerate(starts):
@@ -299,7 +299,7 @@ class _Decode:
             k_scale, v_scale = self._scales_of(head)
             maxima = jnp.full((problem.columns,), self.lowest, jnp.float32)
             sums = jnp.zeros((_ROWS, problem.columns), jnp.float32)
-            slot_after, maxima, sums = lax.fori_loop(
+            stage_after, maxima, sums = lax.fori_loop(
                 0,
                 count,
                 lambda index, carry: self._step(
@@ -329,7 +329,7 @@ class _Decode:
 
             pl.when(jnp.logical_not(whole))(leave)
 
-            return slot_after
+            return stage_after
 
         stage = pl.run_scoped(scope, plgpu.ACC((problem.head_dim, problem.columns), jnp.float32))
         return stage, items + 1

@@ -34,8 +34,8 @@ class MatmulConfig:
         direction, so that what neighbours read stays in the L2 cache.
       grid_minor: ``"m"`` or ``"n"``.
       epilogue_n: columns that are written at a time.
-      slots: buffers for them, for each warpgroup.
-      swap: computes the transposed product b.T @ a.T (to which all other attributes then refer), so
+      epilogue_buffers: buffers for them, for each warpgroup.
+      swap: computes the transposed matmul b.T @ a.T (to which all other attributes then refer), so
         that a result of few rows does not waste the 64 rows of the tensor cores.
       split_k: blocks of a cluster that share the steps of one tile and add up their sums, 1 to 8,
         so that few tiles keep all multiprocessors busy.
@@ -53,7 +53,7 @@ class MatmulConfig:
     group: int = 8
     grid_minor: str = "m"
     epilogue_n: int = 64
-    slots: int = 1
+    epilogue_buffers: int = 1
     warpgroups: int = 2
     swap: bool = False
     split_k: int = 1
@@ -113,7 +113,9 @@ class MatmulConfig:
     def other_bytes(self, out_size: int) -> int:
         """Shared memory besides the stages; see :meth:`shared_bytes`."""
         written = out_size if self.parts == 1 else 4
-        staging = self.warpgroups * self.slots * self.warpgroup_m * self.epilogue_n * written
+        staging = (
+            self.warpgroups * self.epilogue_buffers * self.warpgroup_m * self.epilogue_n * written
+        )
         sums = self.warpgroups * self.warpgroup_m * self.warpgroup_n * 4
         received = sums * (self.split_k - 1) // self.split_k
         return staging + received + _RESERVE

@@ -34,7 +34,7 @@ def build(
     """The kernel as a function of its operands.
 
     Args:
-      problem: what to multiply; of the transposed product if ``config.swap``.
+      problem: what to multiply; of the transposed matmul if ``config.swap``.
       config: how.
       epilogue: what to do with the sums.
       multiprocessors: of the GPU.
@@ -57,7 +57,7 @@ def build(
     scratch: dict[str, Any] = {
         "a_smem": plgpu.SMEM((stages, *_turned(a_shape, problem.transpose_a)), problem.dtype_a),
         "b_smem": plgpu.SMEM((stages, *_turned(b_shape, problem.transpose_b)), problem.dtype_b),
-        "out_smem": plgpu.SMEM((compute, config.slots, *staging), out_dtype),
+        "out_smem": plgpu.SMEM((compute, config.epilogue_buffers, *staging), out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=stages)
         if config.cluster == 1
@@ -70,7 +70,7 @@ def build(
         scratch["sums_smem"] = plgpu.SMEM(shape, problem.accumulator)
         scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=compute)
     if epilogue.residual:
-        scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.slots)
+        scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.epilogue_buffers)
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
         out_type=jax.ShapeDtypeStruct(out_shape, out_dtype),
@@ -282,7 +282,7 @@ class _Loop:
             return b_smem.at[stage, :, columns]
 
         def release(stage: Any) -> None:
-            # Few rows: the sooner memory is asked for more, the better. Else products set the pace.
+            # Few rows: the sooner memory is asked for more, the better. Else matmuls set the pace.
             plgpu.barrier_arrive(empty.at[stage], by="lanes" if config.swap else "warps")
 
         def tile(item: _Item, stage: Any) -> Any:
@@ -364,14 +364,14 @@ class _Loop:
             out = out.at[item_part]
         for part in range(sums.shape[1] // width):
             rows, columns = pl.ds(m, height), pl.ds(n + part * width, width)
-            stage = part % config.slots
+            stage = part % config.epilogue_buffers
             staging = out_smem.at[warpgroup, stage]
             view = plgpu.transpose_ref(staging, (1, 0)) if config.swap else staging
             window = (columns, rows) if config.swap else (rows, columns)
-            plgpu.wait_smem_to_gmem(config.slots - 1, wait_read_only=True)
+            plgpu.wait_smem_to_gmem(config.epilogue_buffers - 1, wait_read_only=True)
             residual = None
             if self.epilogue.residual:
-                barrier = residual_full.at[warpgroup * config.slots + stage]
+                barrier = residual_full.at[warpgroup * config.epilogue_buffers + stage]
                 plgpu.copy_gmem_to_smem(operands[-1].at[window], staging, barrier)
                 plgpu.barrier_wait(barrier)
                 residual = view[...]

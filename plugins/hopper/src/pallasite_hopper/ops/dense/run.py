@@ -1,4 +1,4 @@
-"""From a product's operands to the kernel: its configuration, padding, and the call."""
+"""From a matmul's operands to the kernel: its configuration, padding, and the call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _VERSION = 2
 
 
 def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
-    """The product; ``extras`` are the operands of the epilogue."""
+    """The matmul; ``extras`` are the operands of the epilogue."""
     problem = call.problem
     if problem.size != 2:
         # The tensor cores read such elements along k only.

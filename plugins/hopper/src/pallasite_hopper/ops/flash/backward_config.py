@@ -29,10 +29,10 @@ class BackwardConfig:
       shared_keys: for large heads: the warpgroups share 64 keys and divide the head's dimensions.
       transposed_dq: compute the gradient of the queries as its transpose, which permits a
         ``block_q`` that is no multiple of 64.
-      ahead: what a step starts before it is over: ``"nothing"``; ``"dk"`` leaves its last product
+      ahead: what a step starts before it is over: ``"nothing"``; ``"dk"`` leaves its last matmul
         running while the next step begins; ``"scores"`` also starts the scores of the next step.
-      values_first: start the product for the values before the gradients of the scores, which are
-        then computed from probabilities that were rounded for that product.
+      values_first: start the matmul for the values before the gradients of the scores, which are
+        then computed from probabilities that were rounded for that matmul.
       heads_per_section: blocks go through the tiles of so many heads before they go on to the next
         ones, so that what they share stays in the L2 cache; None chooses by its size.
       stagger: blocks of one head begin at different queries, so that they do not add to the same
@@ -141,7 +141,7 @@ class BackwardProblem:
 
 def default_config(problem: BackwardProblem) -> BackwardConfig:
     """A configuration that suits the head size and the mask."""
-    # More loops, or more arithmetic, leave too few registers for products across steps.
+    # More loops, or more arithmetic, leave too few registers for matmuls across steps.
     simple = problem.group == 1 and problem.soft_cap is None
     if problem.head_dim == 64:
         ahead = simple and not problem.causal

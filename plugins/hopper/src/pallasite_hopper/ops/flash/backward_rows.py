@@ -1,4 +1,4 @@
-"""What goes before and after the products of the backward: sums of rows, and a conversion."""
+"""What goes before and after the matmuls of the backward: sums of rows, and a conversion."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The products of the backward: gradients of keys, values and (as sums) queries.
+"""The matmuls of the backward: gradients of keys, values and (as sums) queries.
 
 A block owns a tile of keys and goes through the tiles of queries that see them. One warpgroup
 fetches; each of the others owns 64 keys and keeps their two gradients in registers. It computes the
 scores with keys as rows, so that probabilities and their gradients are, in registers, what the
-products with the gradient of the output and with the queries have on the left. The gradients of the
+matmuls with the gradient of the output and with the queries have on the left. The gradients of the
 scores also go to shared memory, where all consumer warpgroups read them for the gradient of the
 queries: each computes one part of it, which the copy engine adds to sums in global memory.
 

@@ -77,7 +77,7 @@ class Worker:
 
             if self.problem.causal or self.tiles.masks_keys:
                 lax.fori_loop(0, masked, lambda i, _: step(i, True), None)
-                # ptxas gives up on products that are in flight from one loop to another.
+                # ptxas gives up on matmuls that are in flight from one loop to another.
                 plgpu.wgmma_wait(0)
             lax.fori_loop(masked, steps, lambda i, _: step(i, False), None)
             plgpu.wgmma_wait(0)
@@ -101,7 +101,7 @@ class Worker:
         return lax.rem(number, jnp.int32(self.config.d_out_stages))
 
     def start_scores(self, number: Any, scores: Any) -> None:
-        """Starts the product of keys and queries."""
+        """Starts the matmul of keys and queries."""
         stage = self.q_stage(number)
         plgpu.barrier_wait(self.s["q_full"].at[stage])
         queries = self.s["q_s"].at[stage, pl.ds(self.first_query, self.queries)]
@@ -126,7 +126,7 @@ class Worker:
         )
 
     def score_gradients(self, step: _Step, dv: Any, scores: Any, dp: Any) -> Any:
-        """The gradients of the scores; starts the product for the values."""
+        """The gradients of the scores; starts the matmul for the values."""
         c, p, s = self.config, self.problem, self.s
         do_stage = self.d_out_stage(step.number)
         do_s = s["do_s"].at[do_stage]
@@ -158,13 +158,13 @@ class Worker:
     def probabilities(self, step: _Step, scores: Any, waits: int | None) -> tuple[Any, Any]:
         """Probabilities, and by which factor the soft cap changes their gradients, if there is one.
 
-        ``waits`` is the number of products that may stay in flight when the scores are read.
+        ``waits`` is the number of matmuls that may stay in flight when the scores are read.
         """
         c, p, s = self.config, self.problem, self.s
         x = plgpu.wgmma_accumulator_load(scores, wait_n=waits)
         logs = self.of_queries(s["log_s"], self.q_stage(step.number))
         if c.ahead == "dk":
-            # The last product of the step before is over too.
+            # The last matmul of the step before is over too.
             before = self.q_stage(step.number + (c.q_stages - 1))
             plgpu.barrier_arrive(s["q_empty"].at[before], predicate=step.number > 0)
         slope = None
@@ -202,7 +202,7 @@ class Worker:
         return seen
 
     def gradients(self, step: _Step, dk: Any, ds: Any, dq: Any, scores: Any) -> None:
-        """The products with the gradients of the scores."""
+        """The matmuls with the gradients of the scores."""
         c, s = self.config, self.s
         q_stage, do_stage = self.q_stage(step.number), self.d_out_stage(step.number)
         ds_s = s["ds_s"].at[lax.rem(step.number, jnp.int32(c.ds_stages))]

@@ -29,7 +29,7 @@ class AttentionConfig:
       block_kv: keys in one step, a multiple of 16 up to 256.
       stages: blocks of keys, and of values, in flight, 2 to 8.
       ping_pong: whether the warpgroups alternate on the tensor cores, so that the softmax of one
-        falls into the products of another.
+        falls into the matmuls of another.
       persistent: whether a block goes through many tiles, so that the next tile's operands arrive
         while one is finished; otherwise every tile is a block of its own.
       cluster: blocks, 1, 2 or 4, that work on neighbouring tiles and fetch keys and values once,

@@ -2,8 +2,8 @@
 
 A consumer warpgroup has 64 rows of the queries. It always starts the scores of the next block of
 keys before it turns those of this one into weights, and the weights stay in registers as the left
-operand of the product with the values. The warpgroups alternate in issuing wgmma, so that the
-softmax of one falls into the products of the others ("FlashAttention-3: Fast and Accurate Attention
+operand of the matmul with the values. The warpgroups alternate in issuing wgmma, so that the
+softmax of one falls into the matmuls of the others ("FlashAttention-3: Fast and Accurate Attention
 with Asynchrony and Low-precision", arXiv 2407.08608). Keys are gone through from the last block to
 the first: masks are needed for the first steps only.
 """

@@ -1,10 +1,10 @@
-"""The kernel: the transposed product, with weights that are converted in registers.
+"""The kernel: the transposed matmul, with weights that are converted in registers.
 
 Only the left operand of the tensor cores may come from registers, so a block computes tiles of the
 transposed result, weights (n, k) times activations (k, m). A producer warpgroup keeps a circular
 buffer of stages filled; each of two consumer warpgroups reads its rows of the weights, converts
-them piece by piece, and keeps one product in flight meanwhile. Pieces alternate between two sets of
-registers, since a product reads its own until it is done.
+them piece by piece, and keeps one matmul in flight meanwhile. Pieces alternate between two sets of
+registers, since a matmul reads its own until it is done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``transposed_ragged_matmul``'s kernel: products that sum over the rows of each group.
+"""``transposed_ragged_matmul``'s kernel: matmuls that sum over the rows of each group.
 
 Blocks go through the tiles of one group's result after the other. Steps take the group's rows from
 its first one on; in the last step the rows of the next group are made zeros in shared memory, in
