@@ -77,7 +77,13 @@ bar.sync 0;
 
 
 def run_on_tensor_memory(
-    code: str, shared: np.ndarray, inside: np.ndarray, *, target: str = "sm_100a", **options: object
+    code: str,
+    shared: np.ndarray,
+    inside: np.ndarray,
+    *,
+    target: str = "sm_100a",
+    phase: int = 0,
+    **options: object,
 ) -> np.ndarray:
     """Runs instructions of one thread.
 
@@ -86,6 +92,8 @@ def run_on_tensor_memory(
         address of 256 columns, ``%r1`` that of ``shared`` in shared memory.
       shared: bytes.
       inside: what tensor memory holds, uint32 of shape (128, 256).
+      target: of the module.
+      phase: parity of the phase of ``done`` that the last commit completes.
 
     Returns:
       What it holds then.
@@ -95,7 +103,9 @@ def run_on_tensor_memory(
     held[: shared.nbytes] = np.ascontiguousarray(shared).reshape(-1).view(np.uint8)
     out = np.full((128, COLUMNS), 0xCDCDCDCD, np.uint32)
     ptx = module(
-        _SETUP.replace("%BYTES%", str(size)) + code + _END,
+        _SETUP.replace("%BYTES%", str(size))
+        + code
+        + _END.replace("[done], 0;", f"[done], {phase};"),
         [f".u64 {name}" for name in ("shared_in", "tensor_in", "tensor_out")],
         target=target,
         variables=f".shared .align 1024 .b8 data[{size}];\n",

@@ -10,6 +10,7 @@ from tensor_programs import k_major, matrix_descriptor, product, run_on_tensor_m
 
 from pallasite_simulator.errors import PtxError, SimulationError
 from pallasite_simulator.programs import load
+from pallasite_simulator.sanitizer import GROUPS, LaunchState
 
 
 def filled(seed=0):
@@ -333,3 +334,53 @@ def test_targets():
     load(module(product_of_integers, target="sm_100a"))
     with pytest.raises(PtxError, match="does not exist on this target"):
         load(module(product_of_integers, target="sm_103a"))
+
+
+OVERWRITTEN = """
+tcgen05.ld.sync.aligned.32x32b.x4.b32 {%v8,%v9,%v10,%v11}, [%r5];
+WAIT_HERE
+bar.sync 0;
+@%p3 tcgen05.cp.cta_group::1.128x128b [%r5], %a;
+"""
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_load_that_is_overwritten(waits):
+    code = OVERWRITTEN.replace("WAIT_HERE", "tcgen05.wait::ld.sync.aligned;" * waits)
+    state = LaunchState(GROUPS)
+    run = lambda: run_on_tensor_memory(  # noqa: E731
+        matrix_descriptor(0, 128, 128) + code, np.zeros(2048, np.uint8), filled(), sanitizer=state
+    )
+    if waits:
+        run()
+        return
+    with pytest.raises(SimulationError) as error:
+        run()
+    assert "a tcgen05.ld of the warp begun by thread 0" in str(error.value)
+    assert "plgpu.wait_load_tmem()" in str(error.value)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_race_of_a_store_and_a_copy(ordered):
+    """The copy is not waited for before the warps store to where it goes."""
+    wait = """
+@%p3 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [done];
+EARLY:
+mbarrier.try_wait.parity.shared.b64 %p6, [done], 0;
+@!%p6 bra EARLY;
+"""
+    code = (
+        matrix_descriptor(0, 128, 128)
+        + "@%p3 tcgen05.cp.cta_group::1.128x128b [%r5], %a;\n"
+        + wait * ordered
+        + "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r5], {%r0};\ntcgen05.wait::st.sync.aligned;\n"
+    )
+    state = LaunchState(GROUPS)
+    run = lambda: run_on_tensor_memory(  # noqa: E731
+        code, np.zeros(2048, np.uint8), filled(), sanitizer=state, phase=int(ordered)
+    )
+    if ordered:
+        run()
+        return
+    with pytest.raises(SimulationError, match="in tensor memory"):
+        run()
