@@ -68,6 +68,7 @@ def run(tmp_path):
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "JAX_PLATFORMS": "cpu",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # Other plugins take time.
         }
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--strict-markers"]
