@@ -86,6 +86,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    with importlib.import_module("pallasite.forks").unforked():
+        return _find(name)
+
+
+def _find(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"pallasite.{name}")
     module = _EXPORTS.get(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from pallasite import forks
 from pallasite.errors import MissingNameError, PluginError
 from pallasite.known_plugins import provider
 
@@ -16,7 +17,8 @@ from pallasite.known_plugins import provider
 def __getattr__(name: str) -> Any:
     path = _public_names().get(name)
     if path is not None:
-        value = _resolve(path)
+        with forks.unforked():
+            value = _resolve(path)
         globals()[name] = value
         return value
     if name.startswith("__"):

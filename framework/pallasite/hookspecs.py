@@ -190,7 +190,8 @@ def pallasite_implementations() -> Names:  # type: ignore[empty-body]
     (what inference has chosen), ``"missing_fences"`` and ``"missing_barriers"`` (what the events of
     a kernel lack), ``"divisor_of_result"`` and ``"loop_divisors"`` (what integers are multiples
     of), ``"encode_tensor_map"`` (TMA descriptors for the launcher), ``"batch_kernel"`` (the body of
-    a kernel with one more grid axis, for ``jax.vmap``), ``"mosaic_layout"`` and
+    a kernel with one more grid axis, for ``jax.vmap``), ``"cache_keys"`` (what keys of the cache of
+    kernels have to say of a kernel, and of the code that compiles it), ``"mosaic_layout"`` and
     ``"reduced_mosaic_layout"`` (layouts as objects of ``jax.experimental.mosaic.gpu``),
     ``"run_on_host"`` (runs a kernel by a Python function) and ``"kernel_errors"`` (a context in
     which the exceptions of such functions come out as they are). Two plugins with one name are an

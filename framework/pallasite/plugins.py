@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pallasite
-from pallasite import config, hookspecs
+from pallasite import config, forks, hookspecs
 from pallasite.conflicts import (
     merge_lifecycles,
     merge_names,
@@ -100,6 +100,11 @@ class PluginInfo:
     distribution: str
     state: str
     error: str = ""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the program registered it itself."""
+        return self.distribution == IN_PROCESS
 
     @property
     def reason(self) -> str:
@@ -505,7 +510,8 @@ class PluginManager:
         """What a plugin's ``"module:attribute"`` leads to; its errors name the plugin."""
         module, _, attribute = path.partition(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
+            with forks.unforked():
+                return getattr(importlib.import_module(module), attribute)
         except PallasiteError:
             raise
         except (Exception, SystemExit) as error:
@@ -580,7 +586,7 @@ class PluginManager:
 
     def _contribute(self, hooks: tuple[str, ...]) -> list[Contribution]:
         """What each enabled plugin returns from some hooks; a plugin that fails gives nothing."""
-        with self._lock:
+        with forks.unforked(), self._lock:
             self._check_disabled()
             disabled = config.get("disabled_plugins")
             core = _Found(CORE, pallasite.__version__, lambda: None)

@@ -238,9 +238,8 @@ def pallasite_implementations() -> dict[str, str]:
     """Memory with addresses, layouts under lane semantics, what layouts cost, what is missing."""
     return {
         "batch_kernel": "pallasite_std.batching:prepend_axis",
-        "canonical_parts": "pallasite_std.caching.kernel_text:canonical_parts",
+        "cache_keys": "pallasite_std.caching.keys:KEYS",
         "check_layouts": "pallasite_std.inference.conflicts:check_solution",
-        "code_identity": "pallasite_std.caching.code_identity:IDENTITY",
         "divisor_of_result": "pallasite_std.divisors:divisor_of_result",
         "encode_tensor_map": "pallasite_std.copies.tensor_map_encoding:encode",
         "interpretation": "pallasite_std.interpret:INTERPRETATION",
@@ -248,7 +247,6 @@ def pallasite_implementations() -> dict[str, str]:
         "lane_layouts": "pallasite_std.lane_layouts.strategy:LaneStrategy",
         "layout_costs": "pallasite_std.inference.costs:LAYOUT_COSTS",
         "layout_report": "pallasite_std.inference.report:layout_report",
-        "loaded_code": "pallasite_std.caching.loaded_code:LOADED",
         "loop_divisors": "pallasite_std.divisors:loop_divisors",
         "memory_access": "pallasite_std.memory.accesses:ACCESSES",
         "missing_barriers": "pallasite_std.inference.missing_barriers:missing_barriers",

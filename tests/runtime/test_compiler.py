@@ -26,8 +26,8 @@ from pallasite.runtime import (
     clear_memory,
     compile_kernel,
     compiler,
-    environment,
 )
+from pallasite_std.caching import environment
 
 
 @pytest.fixture(autouse=True)
@@ -339,7 +339,7 @@ def test_patched_code_of_plugins_is_kept_apart(fake, tmp_path, monkeypatch):
 
 def test_kernels_are_not_kept_if_files_were_edited_meanwhile(fake, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(compiler, "files_unchanged", lambda: False)
+        patch.setattr(environment, "files_unchanged", lambda: False)
         compile_kernel(spec_of())
     assert entries(tmp_path) == []
 

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -381,3 +382,82 @@ def test_scripts_are_not_imported_again(tmp_path):
         [sys.executable, script], capture_output=True, text=True, env=environment, timeout=120
     )
     assert (done.stdout, done.stderr) == ("the script runs\n64000 ''\n", "")
+
+
+ENDLESS = """
+import os, sys, threading, time
+import numpy as np
+from pallasite_simulator import launch, run_ptx
+from pallasite_simulator.parallel import team
+
+def tell():
+    while len(team._members) < 2:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    print(*(one._process.pid for one in team._members), flush=True)
+
+launch.LANES_AT_ONCE = 256
+threading.Thread(target=tell, daemon=True).start()
+run_ptx(sys.stdin.read(), [np.zeros(1 << 20, np.uint32)], grid=64, block=32, processes=2)
+"""
+
+LOOP = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry endless(.param .u64 p) {
+again:
+bra again;
+}
+"""
+
+
+def _is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system has no /proc")
+def test_nothing_is_left_of_a_process_that_is_killed():
+    """Neither memory with a name, nor the processes that ran blocks for it."""
+    before = set(os.listdir("/dev/shm"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+    )
+    process.stdin.write(LOOP)
+    process.stdin.close()
+    workers = [int(word) for word in process.stdout.readline().split()]
+    assert len(workers) == 2 and all(map(_is_running, workers))
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 30
+    while any(map(_is_running, workers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(_is_running, workers))
+    assert {name for name in set(os.listdir("/dev/shm")) - before if "pallasite" in name} == set()
+
+
+def test_a_forked_process_has_workers_of_its_own():
+    """It does not talk to those of the process that it is forked from, nor end them."""
+    expected = run_scale(2).outputs[0]
+    pids = [one._process.pid for one in team._members]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            result = run_scale(2).outputs[0]
+            own = [one._process.pid for one in team._members]
+            team._dismiss()
+            status = 0 if (result == expected).all() and not set(own) & set(pids) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    np.testing.assert_array_equal(run_scale(2).outputs[0], expected)
+    assert [one._process.pid for one in team._members] == pids

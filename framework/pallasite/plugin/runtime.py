@@ -5,9 +5,9 @@ from __future__ import annotations
 from pallasite import files as files
 from pallasite.codegen.compiled import CompiledKernel as CompiledKernel
 from pallasite.codegen.tools import find_tool as find_tool
+from pallasite.runtime.compiler import Unkeyable as Unkeyable
 from pallasite.runtime.compiler import compile_kernel as compile_kernel
 from pallasite.runtime.disk_cache import CacheWarning as CacheWarning
-from pallasite.runtime.environment import Unkeyable as Unkeyable
 from pallasite.runtime.executors import check_device as check_device
 from pallasite.runtime.executors import find_executor as find_executor
 from pallasite.runtime.executors import interpreter as interpreter

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pallasite import _jax
+from pallasite import _jax, forks
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import InvalidValueError
 from pallasite.language.spec import KernelSpec
@@ -73,7 +73,7 @@ def compile_all(
       PallasiteError: a kernel cannot be compiled.
     """
     # Operations choose their implementation while they are traced.
-    with traced_for(target):
+    with forks.unforked(), traced_for(target):
         traced = (fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)).trace(
             *args, **kwargs
         )

@@ -3,7 +3,7 @@
 A kernel that this process has compiled is found in memory, first by the identity of its trace, then
 by its content; one that any process has compiled is found on disk (options ``cache`` and
 ``cache_dir``). What the content is, and when a kernel is not kept on disk, is in
-``pallasite_std.caching.kernel_text`` and :mod:`pallasite.runtime.environment`.
+``pallasite_std.caching``.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ import time
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from pallasite import _jax, config, plugins
+from pallasite import _jax, config, forks, plugins
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import MissingNameError, PluginError
 from pallasite.language.spec import KernelSpec
 from pallasite.lowering import recording
-from pallasite.plugins import IN_PROCESS
 from pallasite.runtime import serialization
 from pallasite.runtime.disk_cache import DiskCache
-from pallasite.runtime.environment import (
-    Unkeyable,
-    environment_text,
-    files_unchanged,
-    loaded_code,
-)
 from pallasite.target_selection import select_target
 from pallasite.targets import Target
 
 _MEMORY_ENTRIES = 1024
+
+
+class Unkeyable(Exception):
+    """A kernel holds something that cannot be compared between processes; says what."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,15 +120,21 @@ def compile_kernel(
     Raises:
       PallasiteError: anything in the kernel that cannot work; it names the user's line.
     """
-    request = _Request(
-        spec,
-        select_target(target if target is not None else spec.params.target),
-        assemble or disassemble,
-        disassemble,
-        keep or spec.debug,
-        tuple((mesh_axes or {}).items()),
-        _environment(),
-    )
+    with forks.unforked():
+        request = _Request(
+            spec,
+            select_target(target if target is not None else spec.params.target),
+            assemble or disassemble,
+            disassemble,
+            keep or spec.debug,
+            tuple((mesh_axes or {}).items()),
+            _environment(),
+        )
+        return _compile_kernel(request)
+
+
+def _compile_kernel(request: _Request) -> CompiledKernel:
+    spec = request.spec
     with _lock:
         found = _by_request.get(request)
         if found is None and not request.keep:
@@ -207,21 +210,29 @@ def content_key(request: _Request) -> str:
       Unkeyable: something that cannot be compared between processes.
     """
     settings = (request.assemble, request.disassemble, request.keep)
-    try:
-        canonical_parts = plugins.manager().implementation("canonical_parts")
-    except (MissingNameError, PluginError) as error:
-        raise Unkeyable(f"no plugin says what kernels are: {error}") from None
+    keys = _keys()
+    if keys is None:
+        raise Unkeyable("no plugin says what kernels are")
     parts = [
-        *canonical_parts((request.spec, request.target, settings, request.mesh_axes)),
-        environment_text(assemble=request.assemble),
+        *keys.canonical_parts((request.spec, request.target, settings, request.mesh_axes)),
+        keys.environment_text(assemble=request.assemble),
     ]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _keys() -> Any:
+    """What says what a kernel is, and the code that compiles it; None if no plugin has it."""
+    try:
+        return plugins.manager().implementation("cache_keys")
+    except (MissingNameError, PluginError):
+        return None
 
 
 def _watch_code() -> None:
     """Forgets what was compiled by code of plugins that was changed in this process since."""
     global _code
-    found = loaded_code()
+    keys = _keys()
+    found = 0 if keys is None else keys.loaded_code()
     with _lock:
         changed, _code = found != _code, found
     if changed:
@@ -236,8 +247,7 @@ def _environment() -> tuple[Hashable, ...]:
         if option.affects_code and name not in ("cache", "cache_dir")
     )
     in_process = any(
-        plugin.distribution == IN_PROCESS and plugin.state != "disabled"
-        for plugin in plugins.manager().plugins()
+        plugin.in_process and plugin.state != "disabled" for plugin in plugins.manager().plugins()
     )
     registry = plugins.registry() if in_process else None
     return (*options, _jax.debug_checks_enabled(), registry, recording.active())
@@ -300,7 +310,7 @@ def _read(store: DiskCache, key: str) -> CompiledKernel | None:
 def _write(store: DiskCache, request: _Request, key: str, kernel: CompiledKernel) -> None:
     """Keeps a kernel, unless it may be from other code than the key says."""
     try:
-        if content_key(request) != key or not files_unchanged():
+        if content_key(request) != key or not _keys().files_unchanged():
             return  # A plugin has failed meanwhile, or files were edited.
         data = serialization.dumps(kernel)
     except (TypeError, Unkeyable):

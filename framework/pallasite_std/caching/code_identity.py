@@ -49,8 +49,6 @@ class EditedError(Exception):
 class CodeIdentity:
     """The hashes that one process has found, so that each is found out once."""
 
-    Edited = EditedError
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hashes: dict[str, str] = {}

@@ -50,6 +50,10 @@ _ENVIRONMENT = {
 }
 
 _MEMORY_FOLDER = "/dev/shm"
+"""How much room is there says how much memory can be shared."""
+
+_OPEN_FILES = "/proc/self/fd"
+"""Where other processes can open files that have no name, if the system has that."""
 
 
 def obstacle_of(launch: Launch) -> str | None:
@@ -66,14 +70,24 @@ def obstacle_of(launch: Launch) -> str | None:
 @contextlib.contextmanager
 def shared_bytes(size: int) -> Iterator[tuple[str, Array]]:
     """Zeroed memory that other processes can map, and the file behind it."""
-    folder = None
+    enough = False
     with contextlib.suppress(OSError):
         status = os.statvfs(_MEMORY_FOLDER)
-        if status.f_bavail * status.f_frsize > 2 * size and os.access(_MEMORY_FOLDER, os.W_OK):
-            folder = _MEMORY_FOLDER
-    with tempfile.NamedTemporaryFile(prefix="pallasite-", dir=folder) as file:
-        file.truncate(max(size, 1))
-        yield file.name, np.asarray(np.memmap(file.name, np.uint8, "r+"))
+        enough = status.f_bavail * status.f_frsize > 2 * size
+    with contextlib.ExitStack() as stack:
+        if not os.path.isdir(_OPEN_FILES):
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pallasite-"))
+            handle, name = file.fileno(), file.name
+        else:
+            # It has no name, so nothing is left of it however this process ends.
+            if enough and hasattr(os, "memfd_create"):
+                handle = os.memfd_create("pallasite")
+                stack.callback(os.close, handle)
+            else:
+                handle = stack.enter_context(tempfile.TemporaryFile()).fileno()
+            name = f"/proc/{os.getpid()}/fd/{handle}"
+        os.ftruncate(handle, max(size, 1))
+        yield name, np.asarray(np.memmap(name, np.uint8, "r+"))
 
 
 def memory_bytes(launch: Launch, size: int) -> int:
@@ -348,7 +362,18 @@ def _dismiss() -> None:
         _members.pop().stop()
 
 
+def _in_child() -> None:
+    """A forked process starts others of its own: these belong to the one that it is forked from."""
+    global _lock
+    _lock = threading.Lock()
+    _of_parent.extend(_members)
+    _members.clear()
+
+
+_of_parent: list[_Worker] = []
 atexit.register(_dismiss)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def _surroundings() -> Surroundings | None:

@@ -9,14 +9,11 @@ import time
 from collections.abc import Mapping
 
 import pallasite
-from pallasite import _jax, config, plugins
-from pallasite.codegen.tools import find_tool
-from pallasite.errors import MissingNameError, PluginError
-from pallasite.plugins import IN_PROCESS
-
-
-class Unkeyable(Exception):
-    """A kernel holds something that cannot be compared between processes; says what."""
+from pallasite.plugin import config, manager
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.runtime import Unkeyable, find_tool
+from pallasite_std.caching.code_identity import IDENTITY, EditedError
+from pallasite_std.caching.loaded_code import LOADED
 
 
 def environment_text(*, assemble: bool) -> str:
@@ -33,10 +30,10 @@ def environment_text(*, assemble: bool) -> str:
       Unkeyable: a plugin was registered by the program itself, or code was changed in this process.
     """
     states = {}
-    for plugin in plugins.manager().plugins():
+    for plugin in manager().plugins():
         if plugin.state == "disabled":
             continue
-        if plugin.distribution == IN_PROCESS:
+        if plugin.in_process:
             raise Unkeyable(f"plugin {plugin.name!r}, which was registered in this process")
         states[plugin.name] = "failed" if plugin.state == "failed" else "in use"
     if loaded_code() != 0:
@@ -56,37 +53,25 @@ def environment_text(*, assemble: bool) -> str:
 
 def files_unchanged() -> bool:
     """Whether the files of all code are as they were when :func:`environment_text` was called."""
-    unchanged: bool = plugins.manager().implementation("code_identity").unchanged()
-    return unchanged
+    return IDENTITY.unchanged()
 
 
 def loaded_code() -> int:
     """0 while plugins' code in memory is what was imported, another number for each other state."""
-    manager = plugins.manager()
-    try:
-        watched = manager.implementation("loaded_code")
-    except (MissingNameError, PluginError):
-        return 0
-    generation: int = watched.generation(manager.packages())
-    return generation
+    return LOADED.generation(manager().packages())
 
 
 def _hashes() -> Mapping[str, str]:
     """Hashes of the code of all distributions that take part in a compilation."""
     distributions = {"pallasite": {"pallasite"}}
-    for one in plugins.manager().installed():
+    for one in manager().installed():
         distributions.setdefault(one.owner, set()).add(one.package)
     (wall, steady), now = pallasite._imported, time.time_ns() - time.monotonic_ns()
     since = min(wall, steady + now)  # The clock may have been set back meanwhile.
     try:
-        identity = plugins.manager().implementation("code_identity")
-    except (MissingNameError, PluginError) as error:
-        raise Unkeyable(f"code whose hashes cannot be found: {error}") from None
-    try:
-        found: dict[str, str] = identity.hashes(distributions, since)
-    except (OSError, identity.Edited) as error:
+        return IDENTITY.hashes(distributions, since)
+    except (OSError, EditedError) as error:
         raise Unkeyable(f"code that was edited after it was imported: {error}") from None
-    return found
 
 
 def _options() -> dict[str, str]:
