@@ -12,6 +12,8 @@ import importlib.util
 import time
 from typing import TYPE_CHECKING, Any
 
+from pallasite.forks import unforked as _unforked
+
 __version__ = "0.1.0"
 
 _imported = (time.time_ns(), time.monotonic_ns())
@@ -86,7 +88,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    with importlib.import_module("pallasite.forks").unforked():
+    with _unforked():
         return _find(name)
 
 

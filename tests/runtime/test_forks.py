@@ -1,4 +1,4 @@
-"""Processes that fork while other threads compile: no child waits for a lock that nobody gives back."""
+"""Processes that fork while other threads compile: no child waits for a lock of theirs."""
 
 from __future__ import annotations
 
