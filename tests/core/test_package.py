@@ -66,7 +66,7 @@ def test_a_kernel_that_is_lowered_without_a_runtime(monkeypatch):
 def test_exports_exist():
     for name in pallasite.__all__:
         assert getattr(pallasite, name) is not None, name
-    assert set(dir(pallasite)) == {*pallasite.__all__, "autotune", "choose"}
+    assert set(dir(pallasite)) == {*pallasite.__all__, "autotune", "choose", "kernel_errors"}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = pallasite.nonsense
 

@@ -88,7 +88,7 @@ def test_what_is_loaded():
     loaded = set(run.stdout.split())
     assert WALKER in loaded
     assert len(loaded) < LIMIT, sorted(loaded)
-    assert loaded <= closure(WALKER)
+    assert loaded <= closure(WALKER) | {"pallasite.forks"}  # Which the package itself imports.
 
 
 def test_strategies_are_not_among_it():
