@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.decode.arguments import DecodeProblem as DecodeProblem
     from pallasite_std.ops.decode.arguments import PageLayout as PageLayout
     from pallasite_std.ops.decode.arguments import decode_call as decode_call
+    from pallasite_std.ops.decode.arguments import decoded as decoded
     from pallasite_std.ops.decode.arguments import paged_call as paged_call
     from pallasite_std.ops.dense.arguments import matmul_call as matmul_call
     from pallasite_std.ops.dense.epilogue import Epilogue as Epilogue
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     )
     from pallasite_std.ops.mixed.arguments import MixedProblem as MixedProblem
     from pallasite_std.ops.mixed.arguments import mixed_call as mixed_call
+    from pallasite_std.ops.mixed.arguments import multiplied as multiplied
     from pallasite_std.ops.padding import aligned as aligned
     from pallasite_std.ops.padding import padded as padded
     from pallasite_std.ops.padding import padded_columns as padded_columns

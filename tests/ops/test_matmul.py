@@ -141,7 +141,7 @@ def test_errors():
         with pytest.raises(InvalidValueError, match="do not multiply this dtype"):
             pallasite.ops.matmul(a.astype(jnp.int16), b)
         with pytest.raises(InvalidValueError, match="not multiplied with each other"):
-            pallasite.ops.matmul(a, b.astype(jnp.bfloat16))
+            pallasite.ops.matmul(a, b.astype(jnp.int8))
         with pytest.raises(InvalidValueError, match="accumulated in float16"):
             pallasite.ops.matmul(
                 a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), accumulator=jnp.float16

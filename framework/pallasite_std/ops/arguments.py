@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
-from pallasite.plugin.jax_internals import match_varying_axes
+from pallasite.plugin import (
+    InvalidTypeError,
+    InvalidValueError,
+    UnsupportedError,
+    select_target,
+)
+from pallasite.plugin.jax_internals import current_user_location, match_varying_axes
 
 
 def target_lacks(*args: Any, **kwargs: Any) -> str | None:
@@ -93,7 +99,7 @@ def whole_numbers(array: Any, what: str, shape: tuple[int | str, ...]) -> jax.Ar
     Args:
       array: what is given.
       what: its name, for messages.
-      shape: extents that it must have; the name of one stands for any but 0.
+      shape: extents that it must have; the name of one stands for any.
 
     Raises:
       InvalidTypeError: the array does not fit.
@@ -103,7 +109,7 @@ def whole_numbers(array: Any, what: str, shape: tuple[int | str, ...]) -> jax.Ar
         isinstance(wanted, str) or wanted == extent
         for wanted, extent in zip(shape, array.shape, strict=True)
     )
-    if not jnp.issubdtype(array.dtype, jnp.integer) or not fits or 0 in array.shape:
+    if not jnp.issubdtype(array.dtype, jnp.integer) or not fits:
         extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
         raise InvalidTypeError(
             f"{what} does not fit the batch",
@@ -121,6 +127,31 @@ def matched(*arrays: Any) -> tuple[Any, ...]:
     """
     given = iter(match_varying_axes(*(one for one in arrays if one is not None)))
     return tuple(None if one is None else next(given) for one in arrays)
+
+
+def zeros(shape: tuple[int, ...], dtype: Any, *operands: Any) -> jax.Array:
+    """The result where an operand has no elements; it varies over a mesh as the operands do."""
+    result: jax.Array = matched(jnp.zeros(shape, dtype), *operands)[0]
+    return result
+
+
+def without_derivatives[**P, T](what: str, hint: str, function: Callable[P, T]) -> Callable[P, T]:
+    """A function of arrays that says what is missing if its derivatives are asked for.
+
+    Args:
+      what: that has no derivatives, for the message.
+      hint: what has.
+      function: of positional arguments.
+    """
+    wrapped = jax.custom_jvp(function)
+
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedError(
+            f"{what} has no derivatives", hint=hint, location=current_user_location()
+        )
+
+    wrapped.defjvp(refuse)
+    return wrapped
 
 
 def random_array(key: jax.Array, like: Any) -> jax.Array:

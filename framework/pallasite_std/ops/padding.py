@@ -31,7 +31,5 @@ def padded(array: jax.Array, axis: int, multiple: int) -> jax.Array:
 
 
 def whole_vector(vector: jax.Array, multiple: int) -> jax.Array:
-    """A vector that can be read in whole tiles; a scalar as an array of one element."""
-    if vector.size == 1:
-        return vector.reshape(1)
+    """A vector that can be read in whole tiles."""
     return padded(vector, 0, multiple)

@@ -285,7 +285,6 @@ def test_configurations_fit_in_shared_memory():
         ((8, 64), (64, 16), (2,), InvalidTypeError, "b does not have 3 dimensions"),
         ((8, 64), (2, 64, 16), (3,), InvalidTypeError, "group_sizes is not a vector"),
         ((8, 64), (2, 64, 16), (2, 1), InvalidTypeError, "group_sizes is not a vector"),
-        ((0, 64), (2, 64, 16), (2,), InvalidValueError, "a has no elements"),
     ],
 )
 def test_messages(a, b, sizes, error, words):

@@ -18,6 +18,7 @@ from pallasite_std.ops.decode.arguments import (
     DecodeProblem,
     PageLayout,
     decode_call,
+    decoded,
     paged_call,
 )
 from pallasite_std.ops.decode.config import DecodeConfig, default_config
@@ -69,7 +70,8 @@ def decode_attention(
     """
     options = DecodeOptions(scale, soft_cap, k_scale, v_scale, config)
     problem, operands = decode_call(DecodeProblem, _ACCEPTED, q, k, v, kv_lengths, options)
-    return _run(problem, config, operands)
+    run = functools.partial(_run, problem, config)
+    return decoded(run, operands, "decode_attention")
 
 
 def paged_attention(
@@ -129,7 +131,8 @@ def paged_attention(
         page_layout,
         options,
     )
-    return _run(problem, config, operands)
+    run = functools.partial(_run, problem, config)
+    return decoded(run, operands, "paged_attention")
 
 
 def _run(problem: DecodeProblem, config: DecodeConfig | None, operands: list[Any]) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -10,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import check_config, positive, whole_numbers
+from pallasite_std.ops.arguments import (
+    check_config,
+    positive,
+    whole_numbers,
+    without_derivatives,
+    zeros,
+)
 
 PageLayout = Literal["heads_first", "tokens_first"]
 
@@ -192,6 +199,21 @@ def paged_call[P: DecodeProblem](
     return _with_factors(problem, accepted, options, [q, k_pages, v_pages], extra)
 
 
+def decoded(run: Callable[..., jax.Array], operands: list[Any], name: str) -> jax.Array:
+    """The result of a kernel, which has no derivatives; zeros where there is nothing to see.
+
+    Args:
+      run: takes the operands.
+      operands: of which the first three are queries, keys and values.
+      name: of the operation.
+    """
+    q, k, *_ = operands
+    if 0 in (*q.shape, *k.shape) or 0 in operands[-1].shape:
+        return zeros(q.shape, q.dtype, *operands)
+    hint = "attention() has derivatives"
+    return without_derivatives(name, hint, lambda *arrays: run(list(arrays)))(*operands)
+
+
 def _with_factors[P: DecodeProblem](
     problem: P,
     accepted: DecodeAccepted,
@@ -245,9 +267,6 @@ def _check_operands(
             got=q.dtype,
             expected=" or ".join(str(one) for one in dtypes),
         )
-    for what, array in (("q", q), (names[0], k), (names[1], v)):
-        if 0 in array.shape:
-            raise InvalidValueError(f"{what} has no elements", got=array.shape)
     if k.dtype != v.dtype or k.dtype not in (q.dtype, jnp.float8_e4m3fn, jnp.int8):
         raise InvalidTypeError(
             f"{names[0]} and {names[1]} do not fit q",
@@ -268,7 +287,7 @@ def _check_operands(
             hint="pad with zeros, and give the scale",
         )
     q_heads = q.shape[-2]
-    if q_heads % kv_heads:
+    if q_heads % max(1, kv_heads) or (q_heads and not kv_heads):
         raise InvalidValueError(
             "the heads of the queries cannot be divided among those of the cache",
             got=f"{q_heads} and {kv_heads} heads",
@@ -282,7 +301,7 @@ def _check_operands(
             expected=f"at most {MOST_TOKENS}",
             hint="attention() is for many queries",
         )
-    return tokens, q_heads // kv_heads
+    return tokens, q_heads // max(1, kv_heads)
 
 
 def _factors(given: Any, what: str, problem: DecodeProblem) -> jax.Array:
@@ -300,7 +319,7 @@ def _factors(given: Any, what: str, problem: DecodeProblem) -> jax.Array:
 
 
 def _scale(scale: Any, head_dim: int) -> float:
-    return float(head_dim**-0.5) if scale is None else positive(scale, "scale")
+    return float(max(1, head_dim) ** -0.5) if scale is None else positive(scale, "scale")
 
 
 def _soft_cap(soft_cap: Any) -> float | None:

@@ -40,8 +40,9 @@ def matmul(
       a: (m, k), or (k, m) with ``transpose_a``.
       b: (k, n), or (n, k) with ``transpose_b``. Dtypes: bfloat16, float16, float32 (multiplied as
         tf32), float8_e4m3fn and float8_e5m2, int8 and uint8. Operands whose elements do not have 16
-        bits are read along k; given the other way round, they are transposed beforehand.
-      out_dtype: by default that of ``a``; for 8-bit floats bfloat16, for integers int32.
+        bits are read along k; given the other way round, they are transposed beforehand. Of two
+        floating-point dtypes of 16 and 32 bits, both operands are converted to the wider one.
+      out_dtype: by default that of the operands; for 8-bit floats bfloat16, for integers int32.
       accumulator: dtype of the sums: float32, or float16 for float16 and 8-bit floats (the portable
         kernel sums up in float32 and rounds once); int32 for integers.
       row_scale, column_scale: factors of rows (m,) and columns (n,), or numbers.
@@ -63,7 +64,7 @@ def matmul(
 
     PTX ISA: ``mma.sync``, ``cp.async.bulk.tensor``.
     """
-    call, extras = matmul_call(
+    call, (a, b), extras = matmul_call(
         a,
         b,
         transpose_a=transpose_a,

@@ -14,6 +14,8 @@ from pallasite_std.ops.arguments import check_config, check_extents_along_k
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
 
+_PROMOTED = ("bfloat16", "float16", "float32")
+
 
 def matmul_call(
     a: Any,
@@ -31,8 +33,11 @@ def matmul_call(
     config: Any,
     config_type: type,
     check_dtypes: Callable[[Any, Any, Any], None],
-) -> tuple[MatmulCall, tuple[jax.Array, ...]]:
-    """What the arguments of ``matmul`` ask for, and the operands of the epilogue.
+) -> tuple[MatmulCall, tuple[Any, Any], tuple[jax.Array, ...]]:
+    """What the arguments of ``matmul`` ask for, a and b, and the operands of the epilogue.
+
+    Of two floating-point dtypes of 16 and 32 bits, both operands get the wider one, as in
+    ``jax.numpy``.
 
     Args:
       config_type: of configurations.
@@ -47,11 +52,13 @@ def matmul_call(
         None if given is None else jnp.asarray(given)
         for given in (row_scale, column_scale, bias, residual)
     )
+    a, b = (jnp.asarray(one) if isinstance(one, np.ndarray) else one for one in (a, b))
     for array, what in ((a, "a"), (b, "b")):
         _check_rank(array, what)
         check_dtypes(array.dtype, None, None)
-        if 0 in array.shape:
-            raise InvalidValueError(f"{what} has no elements", got=str(array.shape))
+    if a.dtype != b.dtype and all(np.dtype(one.dtype).name in _PROMOTED for one in (a, b)):
+        wider = jnp.promote_types(a.dtype, b.dtype)
+        a, b = a.astype(wider), b.astype(wider)
     k, m = a.shape if transpose_a else a.shape[::-1]
     n, k_of_b = b.shape if transpose_b else b.shape[::-1]
     check_extents_along_k(a, b, k, k_of_b, transpose_a=transpose_a, transpose_b=transpose_b)
@@ -91,7 +98,11 @@ def matmul_call(
                 got=str(residual.dtype),
                 expected=str(call.problem.out_dtype),
             )
-    return call, tuple(x for x in (row_scale, column_scale, bias, residual) if x is not None)
+    return (
+        call,
+        (a, b),
+        tuple(x for x in (row_scale, column_scale, bias, residual) if x is not None),
+    )
 
 
 def _check_shape(array: Any, shape: tuple[int, ...], what: str) -> None:

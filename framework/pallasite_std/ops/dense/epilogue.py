@@ -50,10 +50,11 @@ class Epilogue:
         """The operands as kernels read them: vectors in whole tiles, aligned rows."""
         remaining = iter(extras)
         operands = []
-        if self.row_scale != "none":
-            operands.append(whole_vector(next(remaining), m_multiple))
-        if self.column_scale != "none":
-            operands.append(whole_vector(next(remaining), n_multiple))
+        for kind, multiple in ((self.row_scale, m_multiple), (self.column_scale, n_multiple)):
+            if kind == "scalar":
+                operands.append(next(remaining).reshape(1))
+            elif kind == "vector":
+                operands.append(whole_vector(next(remaining), multiple))
         if self.bias:
             operands.append(whole_vector(next(remaining), n_multiple))
         if self.residual:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import UnsupportedError
-from pallasite_std.ops.arguments import matched
+from pallasite_std.ops.arguments import matched, zeros
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
 
@@ -29,15 +29,20 @@ def differentiable_product(run: Run) -> Run:
     """
 
     def product(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
-        return run(call, a, b, extras)
+        m, n, k = call.problem.m, call.problem.n, call.problem.k
+        if 0 not in (m, n, k):
+            return run(call, a, b, extras)
+        sums = zeros((m, n), jnp.float32, a)
+        return reference_epilogue(call.epilogue, sums, extras).astype(call.problem.out_dtype)
 
     def forward(
         call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras
     ) -> tuple[jax.Array, Any]:
-        return run(call, a, b, extras), (a, b, extras)
+        return wrapped(call, a, b, extras), (a, b, extras)
 
     wrapped = jax.custom_vjp(product, nondiff_argnums=(0,))
-    wrapped.defvjp(forward, functools.partial(_backward, run))
+    # Derivatives are made of products that have some themselves.
+    wrapped.defvjp(forward, functools.partial(_backward, wrapped))
 
     def differentiable(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
         a, b, *others = matched(a, b, *extras)

@@ -104,7 +104,7 @@ def attention_forward(
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
     """
     call, lengths = _checked(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths, config)
-    out, lse = _forward(q, k, v, *lengths, call, True)
+    out, lse = _with_logarithms(q, k, v, *lengths, call)
     return out, lse
 
 
@@ -197,7 +197,7 @@ def _forward(
     return (out[..., :head_dim], *lse)
 
 
-_attention = differentiable_attention(_forward, _backward)
+_attention, _with_logarithms = differentiable_attention(_forward, _backward)
 
 
 def _choose(problem: Problem, residuals: bool, operands: list[Any]) -> AttentionConfig:

@@ -54,7 +54,7 @@ def attention_call(
     _check_arrays(q, k, v, tuple(np.dtype(one) for one in dtypes))
     batch, _, _, head_dim = q.shape
     if scale is None:
-        scale = head_dim**-0.5
+        scale = max(1, head_dim) ** -0.5
     check_config(config, config_type)
     call = AttentionCall(
         causal=bool(causal),
@@ -83,8 +83,6 @@ def _check_arrays(q: Any, k: Any, v: Any, dtypes: tuple[np.dtype[Any], ...]) -> 
                 got=array.dtype,
                 expected=" or ".join(str(one) for one in dtypes),
             )
-        if 0 in array.shape:
-            raise InvalidValueError(f"{what} has no elements", got=array.shape)
     if k.shape != v.shape:
         raise InvalidValueError(
             "k and v do not have the same shape", got=f"k {k.shape}, v {v.shape}"
@@ -97,7 +95,7 @@ def _check_arrays(q: Any, k: Any, v: Any, dtypes: tuple[np.dtype[Any], ...]) -> 
         raise InvalidTypeError(
             "q, k and v do not have one dtype", got=f"{q.dtype}, {k.dtype}, {v.dtype}"
         )
-    if q.shape[2] % k.shape[2]:
+    if q.shape[2] % max(1, k.shape[2]) or (q.shape[2] and not k.shape[2]):
         raise InvalidValueError(
             "the heads of the queries cannot be divided among those of the keys",
             got=f"{q.shape[2]} and {k.shape[2]} heads",

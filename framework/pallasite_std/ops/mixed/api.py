@@ -14,7 +14,7 @@ from pallasite_std.ops.dense.config import MatmulConfig, default_config
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.kernel import Weights, build
 from pallasite_std.ops.dense.problem import MatmulProblem
-from pallasite_std.ops.mixed.arguments import MixedProblem, mixed_call
+from pallasite_std.ops.mixed.arguments import MixedProblem, mixed_call, multiplied
 from pallasite_std.ops.padding import aligned, padded, padded_columns
 
 _DEPTHS = (64, 32, 16)
@@ -57,7 +57,7 @@ def mixed_matmul(
 
     PTX ISA: ``mma.sync`` with the converted weights.
     """
-    mixed, (a, b, *factors) = mixed_call(
+    mixed, operands = mixed_call(
         a,
         b,
         scales=scales,
@@ -66,6 +66,17 @@ def mixed_matmul(
         config=config,
         config_type=MatmulConfig,
     )
+    return multiplied(mixed, functools.partial(_run, mixed, config), operands)
+
+
+def _run(
+    mixed: MixedProblem,
+    config: MatmulConfig | None,
+    a: jax.Array,
+    b: jax.Array,
+    *scales: jax.Array,
+) -> jax.Array:
+    factors = list(scales)
     out_size = mixed.out_dtype.itemsize
     if config is None:
         shared_memory = select_target().max_shared_memory

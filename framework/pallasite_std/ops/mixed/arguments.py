@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,13 @@ import ml_dtypes
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import check_config, check_extents_along_k, float_dtype
+from pallasite_std.ops.arguments import (
+    check_config,
+    check_extents_along_k,
+    float_dtype,
+    without_derivatives,
+    zeros,
+)
 
 _ACTIVATIONS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 _OUT_DTYPES = (*_ACTIVATIONS, np.dtype(np.float32))
@@ -95,6 +102,16 @@ def mixed_call(
     return problem, (a, b) if scales is None else (a, b, scales)
 
 
+def multiplied(
+    problem: MixedProblem, run: Callable[..., jax.Array], operands: tuple[jax.Array, ...]
+) -> jax.Array:
+    """The result of a kernel, which has no derivatives; zeros where there are no products."""
+    if 0 in (problem.m, problem.n, problem.k):
+        return zeros((problem.m, problem.n), problem.out_dtype, *operands)
+    hint = "multiply by weights of the dtype of the activations, with matmul()"
+    return without_derivatives("mixed_matmul", hint, run)(*operands)
+
+
 def _check(array: Any, what: str, dtypes: tuple[Any, ...]) -> None:
     if not hasattr(array, "shape") or len(array.shape) != 2:
         raise InvalidTypeError(
@@ -106,18 +123,17 @@ def _check(array: Any, what: str, dtypes: tuple[Any, ...]) -> None:
             got=array.dtype,
             expected=", ".join(str(dtype) for dtype in dtypes),
         )
-    if 0 in array.shape:
-        raise InvalidValueError(f"{what} has no elements", got=array.shape)
 
 
 def _group(scales: Any, n: int, k: int) -> int:
     """Elements along k of a group, or 0 if scales are of columns."""
     if scales is None or scales.shape == (n,):
         return 0
-    if len(scales.shape) != 2 or scales.shape[1] != n or k % scales.shape[0]:
+    groups = scales.shape[0] if len(scales.shape) == 2 else 0
+    if len(scales.shape) != 2 or scales.shape[1] != n or (k % groups if groups else k):
         raise InvalidValueError(
             "scales do not fit the weights",
             got=scales.shape,
             expected=f"({n},), or (groups, {n}) where groups divides {k}",
         )
-    return int(k // scales.shape[0])
+    return int(k // max(1, groups))

@@ -93,13 +93,11 @@ def _check(array: Any, what: str, rank: int, accepted: tuple[np.dtype[Any], ...]
             got=array.dtype,
             expected=" or ".join(str(dtype) for dtype in accepted),
         )
-    if 0 in array.shape:
-        raise InvalidValueError(f"{what} has no elements", got=array.shape)
 
 
 def _sizes(group_sizes: Any, groups: int | None) -> jax.Array:
     sizes = jnp.asarray(group_sizes)
-    fits = sizes.ndim == 1 and sizes.shape[0] > 0 and groups in (None, sizes.shape[0])
+    fits = sizes.ndim == 1 and groups in (None, sizes.shape[0])
     if not fits or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise InvalidTypeError(
             "group_sizes is not a vector with the size of each group",

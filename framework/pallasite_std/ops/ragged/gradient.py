@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite_std.ops.arguments import matched
+from pallasite_std.ops.arguments import matched, zeros
 
 
 def differentiable_ragged(
@@ -24,10 +24,14 @@ def differentiable_ragged(
     """
 
     def product(a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any) -> Any:
+        (m, k), groups = a.shape, b.shape[0]
+        n = b.shape[1] if transpose_b else b.shape[2]
+        if 0 in (m, k, n, groups):
+            return zeros((m, n), out_dtype, a, b)
         return run(a, b, sizes, transpose_b, out_dtype, config)
 
     def forward(a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any) -> Any:
-        return run(a, b, sizes, transpose_b, out_dtype, config), (a, b, sizes)
+        return ragged(a, b, sizes, transpose_b, out_dtype, config), (a, b, sizes)
 
     def backward(transpose_b: bool, out_dtype: Any, config: Any, saved: Any, cotangent: Any) -> Any:
         del out_dtype, config
@@ -39,10 +43,13 @@ def differentiable_ragged(
         return d_a, d_b, no_tangent(sizes)
 
     def transposed_product(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
+        (m, k), n, groups = a.shape, b.shape[1], sizes.shape[0]
+        if 0 in (m, k, n, groups):
+            return zeros((groups, k, n), out_dtype, a, b)
         return run_transposed(a, b, sizes, out_dtype, config)
 
     def transposed_forward(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
-        return run_transposed(a, b, sizes, out_dtype, config), (a, b, sizes)
+        return transposed(a, b, sizes, out_dtype, config), (a, b, sizes)
 
     def transposed_backward(out_dtype: Any, config: Any, saved: Any, cotangent: Any) -> Any:
         del out_dtype, config

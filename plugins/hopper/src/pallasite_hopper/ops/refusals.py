@@ -14,7 +14,6 @@ import numpy as np
 
 from pallasite_hopper.ops.decode.config import default_config
 from pallasite_hopper.ops.flash.config import HEAD_DIMS
-from pallasite_hopper.ops.mixed.api import group_fits
 from pallasite_hopper.ops.mixed.config import default_config as default_mixed_config
 from pallasite_std.api import is_portable_config
 
@@ -33,7 +32,7 @@ def mixed_matmul(*args: Any, **kwargs: Any) -> str | None:
     if kwargs.get("config") is None and len(shape) == len(groups) == 2 and weights is not None:
         (m, k), n = shape, groups[1]
         config = default_mixed_config(m, n, k, 4 if "int4" in str(weights) else 8, 2)
-        if k % groups[0] == 0 and not group_fits(k // groups[0], config):
+        if k % groups[0] == 0 and not config.fits_group(k // groups[0]):
             return f"groups of {k // groups[0]} elements"
     return _config(kwargs)
 

@@ -26,6 +26,7 @@ from pallasite_std.api import (
     DecodeOptions,
     PageLayout,
     decode_call,
+    decoded,
     paged_call,
     random_array,
 )
@@ -79,7 +80,8 @@ def decode_attention(
     """
     options = DecodeOptions(scale, soft_cap, k_scale, v_scale, config)
     problem, operands = decode_call(Problem, _ACCEPTED, q, k, v, kv_lengths, options)
-    return _run(problem, config, operands)
+    run = functools.partial(_run, problem, config)
+    return decoded(run, operands, "decode_attention")
 
 
 def paged_attention(
@@ -134,9 +136,11 @@ def paged_attention(
         Problem, _ACCEPTED, q, k_pages, v_pages, kv_lengths, page_indices, page_layout, options
     )
     head_dim, kv_heads = problem.head_dim, problem.kv_heads
-    rows = (-1, head_dim) if problem.heads_first else (-1, kv_heads, head_dim)
+    count = problem.pages * problem.page_size
+    rows = (count * kv_heads, head_dim) if problem.heads_first else (count, kv_heads, head_dim)
     operands[1:3] = [pages.reshape(rows) for pages in operands[1:3]]
-    return _run(problem, config, operands)
+    run = functools.partial(_run, problem, config)
+    return decoded(run, operands, "paged_attention")
 
 
 # The kernels --------------------------------------------------------------------------------------

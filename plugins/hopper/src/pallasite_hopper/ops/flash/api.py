@@ -123,7 +123,8 @@ def attention_forward(
         "kv_lengths": kv_lengths,
     }
     options, lengths = _checked(q, k, v, config, arguments)
-    return _forward(q, k, v, *lengths, options, True)
+    out, lse = _with_logarithms(q, k, v, *lengths, options)
+    return out, lse
 
 
 # Derivatives --------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ def _forward(
     return _run(problem, config, *operands)
 
 
-_attention = differentiable_attention(_forward, _backward)
+_attention, _with_logarithms = differentiable_attention(_forward, _backward)
 
 
 def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:

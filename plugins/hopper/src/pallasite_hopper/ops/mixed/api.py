@@ -14,7 +14,7 @@ import pallasite
 from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.mixed.config import MixedConfig, default_config, mixed_configs
 from pallasite_hopper.ops.mixed.kernel import build
-from pallasite_std.api import MixedProblem, mixed_call, padded
+from pallasite_std.api import MixedProblem, mixed_call, multiplied, padded
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
@@ -69,11 +69,14 @@ def mixed_matmul(
         config=config,
         config_type=MixedConfig,
     )
-    group = problem.group
+    return multiplied(problem, functools.partial(_attempt, problem, config), operands)
+
+
+def _attempt(problem: MixedProblem, config: MixedConfig | None, *operands: jax.Array) -> jax.Array:
     if config is None:
         config = _choose(problem, operands)
-    if group:
-        _check_group(group, config)
+    if problem.group:
+        _check_group(problem.group, config)
     return _run(problem, config, *operands)
 
 
@@ -81,16 +84,12 @@ def _choose(problem: MixedProblem, operands: tuple[jax.Array, ...]) -> MixedConf
     m, n, k, bits = problem.m, problem.n, problem.k, problem.weight_bits
     size = problem.out_dtype.itemsize
 
-    def candidates() -> list[MixedConfig]:
-        found = mixed_configs(m, n, k, bits, size)
-        return [one for one in found if not problem.group or group_fits(problem.group, one)]
-
     chosen: MixedConfig = pallasite.choose(
         "hopper.mixed_matmul",
         _VERSION,
         operands,
-        candidates,
-        default_config(m, n, k, bits, size, MULTIPROCESSORS),
+        lambda: mixed_configs(m, n, k, bits, size, problem.group),
+        default_config(m, n, k, bits, size, MULTIPROCESSORS, problem.group),
         functools.partial(_run, problem),
         key=(problem.transposed, problem.group, str(problem.out_dtype)),
     )
@@ -122,17 +121,11 @@ def _kernel(
     return build(problem, config, multiprocessors)
 
 
-def group_fits(group: int, config: MixedConfig) -> bool:
-    """Whether groups of factors fit the steps along k."""
-    steps = config.tile_k % group == 0 or group % config.tile_k == 0
-    return group % (config.tile_k // config.pieces) == 0 and steps
-
-
 def _check_group(group: int, config: MixedConfig) -> None:
-    if not group_fits(group, config):
+    if not config.fits_group(group):
         depth = config.tile_k // config.pieces
         raise InvalidValueError(
             "the groups of scales do not fit the steps along k",
             got=f"groups of {group}, steps of {config.tile_k} in {config.pieces} pieces",
-            expected=f"groups of a multiple of {depth} that divides a step or that steps divide",
+            expected=f"a multiple of 8 that divides {depth} or that {config.tile_k} divides",
         )

@@ -73,31 +73,48 @@ class MixedConfig:
                 f"MixedConfig.{name} does not fit", got=getattr(self, name), expected=expected
             )
 
-    def shared_bytes(self, weight_bits: int, out_size: int, scale_rows: int = 0) -> int:
+    def scale_rows(self, group: int) -> int:
+        """Rows of factors that one step reads, with groups of so many elements; 0 without."""
+        return max(1, self.tile_k // group) if group else 0
+
+    def fits_group(self, group: int) -> bool:
+        """Whether groups of so many elements fit the steps along k and their pieces."""
+        return group % 8 == 0 and all(
+            whole % group == 0 or group % whole == 0
+            for whole in (self.tile_k, self.tile_k // self.pieces)
+        )
+
+    def shared_bytes(self, weight_bits: int, out_size: int, group: int = 0) -> int:
         """Shared memory that the kernel takes.
 
         Args:
           weight_bits: of one weight.
           out_size: bytes of an element of the result.
-          scale_rows: rows of group scales that one step reads.
+          group: elements along k that share a factor, or 0.
         """
         step = self.tile_m * self.tile_k * 2 + self.tile_n * self.tile_k * weight_bits // 8
-        step += scale_rows * self.tile_n * 2
+        step += self.scale_rows(group) * self.tile_n * 2
         staging = 2 * self.epilogue_m * self.tile_n * out_size
         sums = (self.split_k - 1) * self.tile_m * self.tile_n * 4
         return self.stages * step + staging + sums + _RESERVE
 
-    def filled(self, weight_bits: int, out_size: int, scale_rows: int = 0) -> MixedConfig:
+    def filled(self, weight_bits: int, out_size: int, group: int = 0) -> MixedConfig:
         """The same with as many stages as shared memory has room for, 8 at most."""
         for stages in range(8, 2, -1):
             config = dataclasses.replace(self, stages=stages)
-            if config.shared_bytes(weight_bits, out_size, scale_rows) <= SHARED_MEMORY:
+            if config.shared_bytes(weight_bits, out_size, group) <= SHARED_MEMORY:
                 return config
         return dataclasses.replace(self, stages=2)
 
 
 def default_config(
-    m: int, n: int, k: int, weight_bits: int, out_size: int, multiprocessors: int = 132
+    m: int,
+    n: int,
+    k: int,
+    weight_bits: int,
+    out_size: int,
+    multiprocessors: int = 132,
+    group: int = 0,
 ) -> MixedConfig:
     """The configuration that is used without tuning.
 
@@ -110,6 +127,7 @@ def default_config(
       weight_bits: of one weight.
       out_size: bytes of an element of the result.
       multiprocessors: of the GPU.
+      group: elements along k that share a factor, or 0.
     """
     tile_m = next((tile for tile in reversed(_TILES_M) if tile >= m), 256)
     if m > 256:
@@ -124,14 +142,14 @@ def default_config(
     while tiles * split * 2 <= multiprocessors and k >= depth * split * 2 and split < 8:
         split *= 2
     while True:
-        found = dataclasses.replace(config, split_k=split).filled(weight_bits, out_size)
+        found = dataclasses.replace(config, split_k=split).filled(weight_bits, out_size, group)
         if found.stages >= 3 or split == 1:
             return found
         split //= 2
 
 
 def mixed_configs(
-    m: int, n: int, k: int, weight_bits: int = 8, out_size: int = 2
+    m: int, n: int, k: int, weight_bits: int = 8, out_size: int = 2, group: int = 0
 ) -> list[MixedConfig]:
     """Candidate configurations of a GEMM, the default first.
 
@@ -139,8 +157,9 @@ def mixed_configs(
       m, n, k: extents of the GEMM.
       weight_bits: of one weight: 8 or 4.
       out_size: bytes of an element of the result.
+      group: elements along k that share a factor, or 0.
     """
-    default = default_config(m, n, k, weight_bits, out_size)
+    default = default_config(m, n, k, weight_bits, out_size, group=group)
     found = [default]
     if m <= 128:
         for tile_k, pieces in ((128, 2), (128, 4), (256, 4), (256, 2), (64, 2)):
@@ -149,9 +168,10 @@ def mixed_configs(
                     continue
                 config = dataclasses.replace(
                     default, tile_k=tile_k, pieces=pieces, split_k=split, cluster=cluster
-                ).filled(weight_bits, out_size)
+                ).filled(weight_bits, out_size, group)
                 if k >= tile_k * split and config.stages >= 3:
                     found.append(config)
+        found = [one for one in found if not group or one.fits_group(group)]
         return list(dict.fromkeys(found))
     for tile_m, tile_n, tile_k, epilogue_m in (
         (256, 128, 64, 32),
@@ -171,5 +191,6 @@ def mixed_configs(
                 grid_minor=minor,
                 epilogue_m=epilogue_m,
             )
-            found.append(config.filled(weight_bits, out_size))
+            found.append(config.filled(weight_bits, out_size, group))
+    found = [one for one in found if not group or one.fits_group(group)]
     return list(dict.fromkeys(found))

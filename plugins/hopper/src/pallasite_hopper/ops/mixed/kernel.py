@@ -92,7 +92,7 @@ class _Loop:
         self.k_steps = -(-problem.k // config.tile_k)
         self.steps = -(-self.k_steps // config.split_k)
         self.depth = config.tile_k // config.pieces
-        self.scale_rows = max(1, config.tile_k // problem.group) if problem.group else 0
+        self.scale_rows = config.scale_rows(problem.group)
         self.copies = 3 if problem.group else 2
 
     @property
@@ -229,12 +229,22 @@ class _Loop:
                 window = plgpu.transpose_ref(window, (1, 0))
             return window[...]
 
+        def scaled(left: Any, start: int, stage: Any) -> Any:
+            """Weights times the factors of their groups, from a place in the step on."""
+            group = min(problem.group, self.depth)
+            parts = []
+            for place in range(0, self.depth, group):
+                row = (start + place) // problem.group % self.scale_rows
+                part = left[:, place : place + group]
+                factors = scale_smem[stage, row, rows]
+                parts.append(part * lax.broadcast_in_dim(factors, part.shape, (0,)))
+            return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
         def multiply(acc: Any, weights: Any, stage: Any, piece: int, accumulate: bool) -> None:
             start = piece * self.depth
             left = weights[:, start : start + self.depth].astype(problem.dtype)
             if problem.group:
-                factors = scale_smem[stage, start // problem.group % self.scale_rows, rows]
-                left = left * lax.broadcast_in_dim(factors, left.shape, (0,))
+                left = scaled(left, start, stage)
             right = plgpu.transpose_ref(a_smem.at[stage, :, pl.ds(start, self.depth)], (1, 0))
             plgpu.wgmma(acc, left, right, accumulate=accumulate)
 

@@ -1,0 +1,402 @@
+"""Random calls of ``pallasite.ops``, compared with NumPy in float64.
+
+    python tests/fuzz/operations.py --seed 0 --count 200
+
+runs so many programs for the targets of all installed plugins, on the simulator where there is no
+GPU, and prints those that are wrong, each with the options that run it alone. A program is an
+operation, its operands and options: extents that are 0, 1, odd or prime, lengths that are 0 or 1,
+fewer keys than queries, all dtypes, gradients, ``jax.vmap``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import references
+
+import pallasite
+from pallasite import ops
+
+TARGETS = ("sm_90a", "sm_90", "sm_120a")
+BF16, F16, F32 = (np.dtype(one) for one in (ml_dtypes.bfloat16, np.float16, np.float32))
+FLOAT8 = tuple(np.dtype(one) for one in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
+INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
+INT4 = (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4))
+TOLERANCES = {BF16: 1.5e-2, F16: 4e-3, F32: 4e-3, np.dtype(np.int32): 0.0}
+"""Of the largest difference, by the largest number. Products of float32 are those of tf32."""
+
+ROUNDING = {FLOAT8[0]: 0.07, FLOAT8[1]: 0.13}
+"""Of results, which gradients by operands of 8 bits are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A call of an operation.
+
+    Attributes:
+      name: of the operation.
+      arrays: its operands by name; None for those that are not given.
+      options: further arguments.
+      function: ``function(**arrays)`` calls the operation, with the options.
+      reference: the same of float64 arrays; returns a tuple of results and gradients.
+      gradients: names of the operands by which the sum of the results is differentiated.
+      tolerance: of the largest difference.
+      vmap: whether the call is mapped over one more axis.
+    """
+
+    name: str
+    arrays: dict[str, Any]
+    options: dict[str, Any]
+    function: Callable[..., Any]
+    reference: Callable[..., Any]
+    gradients: tuple[str, ...] = ()
+    tolerance: float = 1.5e-2
+    vmap: bool = False
+
+    def __str__(self) -> str:
+        operands = {k: f"{a.dtype}{list(a.shape)}" for k, a in self.arrays.items() if a is not None}
+        marks = "".join(f" by {name}" for name in self.gradients) + (" vmap" if self.vmap else "")
+        return f"{self.name} {operands} {self.options}{marks}"
+
+
+class Draw:
+    """Random choices of one program."""
+
+    def __init__(self, seed: int):
+        self.random = np.random.default_rng(seed)
+
+    def one[T](self, *choices: T) -> T:
+        """One of the choices."""
+        return choices[int(self.random.integers(len(choices)))]
+
+    def chance(self, probability: float) -> bool:
+        """True with a probability."""
+        return bool(self.random.random() < probability)
+
+    def extent(self, *usual: int) -> int:
+        """One of the usual extents; seldom 0 or 1."""
+        return self.one(0, 1) if self.chance(0.06) else self.one(*usual)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], scale: float = 1.0) -> np.ndarray:
+        """Normally distributed numbers, or any integers."""
+        if dtype in INT8:
+            limits = np.iinfo(dtype)
+            return self.random.integers(limits.min, limits.max + 1, shape).astype(dtype)
+        if dtype in INT4:
+            limits = ml_dtypes.iinfo(dtype)
+            return self.random.integers(limits.min, limits.max + 1, shape).astype(dtype)
+        return (self.random.standard_normal(shape) * scale).astype(dtype)
+
+    def maybe(self, probability: float, make: Callable[[], Any]) -> Any:
+        """What is made with a probability, else None."""
+        return make() if self.chance(probability) else None
+
+
+# Programs -----------------------------------------------------------------------------------------
+
+
+def relu(x: Any) -> Any:
+    """An activation; one object for all calls."""
+    return jnp.maximum(x, 0)
+
+
+def matmul(draw: Draw) -> Program:
+    """A product with an epilogue."""
+    pairs = [(one, one) for one in (BF16, F16, F32, *INT8, *FLOAT8)]
+    left, right = draw.one(*pairs, (BF16, F32), (F16, BF16), FLOAT8, INT8)
+    m, n, k = (draw.extent(3, 8, 17, 40, 64, 101, 130) for _ in range(3))
+    integers = left.kind in "iu"
+    transpose_a, transpose_b = draw.chance(0.5), draw.chance(0.5)
+    wide = left if left == right else F32
+    default = np.dtype(np.int32) if integers else BF16 if left.itemsize == 1 else wide
+    out = default if integers else draw.one(default, default, F32, BF16)
+    arrays = {
+        "a": draw.array((k, m) if transpose_a else (m, k), left),
+        "b": draw.array((n, k) if transpose_b else (k, n), right),
+        "row_scale": draw.maybe(0.2, lambda: draw.array(draw.one((m,), ()), F32)),
+        "column_scale": draw.maybe(0.2, lambda: draw.array(draw.one((n,), ()), F32)),
+        "bias": draw.maybe(0.3, lambda: draw.array((n,), draw.one(F32, BF16))),
+        "residual": draw.maybe(0.2, lambda: draw.array((m, n), out)),
+    }
+    if integers:
+        arrays.update(row_scale=None, column_scale=None, bias=None, residual=None)
+    options: dict[str, Any] = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+    if out != default:
+        options["out_dtype"] = out
+    if not integers and draw.chance(0.2):
+        options["activation"] = relu
+    gradients = ()
+    if not integers and draw.chance(0.3):
+        gradients = tuple(name for name, array in arrays.items() if array is not None)
+    tolerance = 3e-2 if left.itemsize == 1 else max(TOLERANCES[left], TOLERANCES[right])
+    return Program(
+        "matmul",
+        arrays,
+        options,
+        lambda **given: ops.matmul(given.pop("a"), given.pop("b"), **given, **options),
+        lambda **given: references.matmul(**given, **options),
+        gradients,
+        0.0 if integers else max(tolerance, TOLERANCES[out]),
+    )
+
+
+def _lengths(draw: Draw, batch: int, most: int) -> np.ndarray:
+    found = draw.random.integers(0, most + 1, batch)
+    return np.where(draw.random.random(batch) < 0.25, draw.one(0, 1, most), found).astype(np.int32)
+
+
+def attention(draw: Draw) -> Program:
+    """Attention of many queries, or its forward with log-sum-exp."""
+    dtype = draw.one(BF16, BF16, F16, F32)
+    batch, kv_heads = draw.extent(1, 2), draw.extent(1, 2)
+    heads = kv_heads * draw.one(1, 1, 3)
+    q_seq, kv_seq = (draw.extent(1, 5, 31, 64, 65, 130) for _ in range(2))
+    dim = draw.one(8, 24, 64, 64, 80, 128)
+    shape = (batch, kv_seq, kv_heads, dim)
+    arrays = {
+        "q": draw.array((batch, q_seq, heads, dim), dtype),
+        "k": draw.array(shape, dtype),
+        "v": draw.array(shape, dtype),
+        "q_lengths": draw.maybe(0.3, lambda: _lengths(draw, batch, q_seq)),
+        "kv_lengths": draw.maybe(0.3, lambda: _lengths(draw, batch, kv_seq)),
+    }
+    options: dict[str, Any] = {"causal": draw.chance(0.5)}
+    if draw.chance(0.3):
+        options["scale"] = draw.one(0.07, 0.5, 1.7)
+    if draw.chance(0.2):
+        options["soft_cap"] = draw.one(2.0, 30.0)
+    forward = draw.chance(0.2)
+    gradients = () if forward or draw.chance(0.6) else ("q", "k", "v")
+    name = "attention_forward" if forward else "attention"
+
+    def function(**given: Any) -> Any:
+        return getattr(ops, name)(
+            given.pop("q"), given.pop("k"), given.pop("v"), **given, **options
+        )
+
+    return Program(
+        name,
+        arrays,
+        options,
+        function,
+        lambda **given: references.attention(**given, **options, logarithms=forward),
+        gradients,
+        TOLERANCES[dtype] * (2 if gradients else 1),
+    )
+
+
+def decode(draw: Draw) -> Program:
+    """Attention of few queries against a cache, with or without pages."""
+    dtype = draw.one(BF16, BF16, F16, F32)
+    cache = draw.one(dtype, dtype, FLOAT8[0], INT8[0])
+    batch, kv_heads, tokens = draw.extent(1, 3), draw.extent(1, 2), draw.one(0, 1, 2, 8)
+    heads, dim = kv_heads * draw.one(1, 2, 5), draw.one(16, 40, 64, 64, 128)
+    outer = (batch,) if tokens == 0 else (batch, tokens)
+    arrays = {"q": draw.array((*outer, heads, dim), dtype)}
+    options: dict[str, Any] = {}
+    if draw.chance(0.3):
+        options["scale"] = draw.one(0.07, 0.5, 1.7)
+    if draw.chance(0.2):
+        options["soft_cap"] = draw.one(2.0, 30.0)
+    scale = 1.0
+    if cache.itemsize == 1:
+        scale = 0.02 if cache in INT8 else 0.7
+        options.update(k_scale=scale, v_scale=scale)
+    name = "paged_attention" if draw.chance(0.5) else "decode_attention"
+    if name == "paged_attention":
+        size, each, pages = draw.one(8, 24, 64), draw.extent(1, 3), draw.one(4, 7)
+        first = draw.chance(0.5)
+        shape = (kv_heads, pages, size, dim) if first else (pages, size, kv_heads, dim)
+        options["page_layout"] = "heads_first" if first else "tokens_first"
+        arrays["k_pages"], arrays["v_pages"] = (draw.array(shape, cache) for _ in range(2))
+        arrays["kv_lengths"] = _lengths(draw, batch, each * size)
+        arrays["page_indices"] = draw.random.integers(0, pages, (batch, each)).astype(np.int32)
+    else:
+        rows = draw.extent(1, 9, 72, 130, 257)
+        arrays["k"], arrays["v"] = (draw.array((batch, rows, kv_heads, dim), cache) for _ in "kv")
+        arrays["kv_lengths"] = draw.maybe(0.6, lambda: _lengths(draw, batch, rows))
+
+    def function(**given: Any) -> Any:
+        return getattr(ops, name)(**given, **options)
+
+    return Program(
+        name,
+        arrays,
+        options,
+        function,
+        lambda **given: references.decode(**given, **options),
+        (),
+        TOLERANCES[dtype] if cache == dtype else 3e-2,
+    )
+
+
+def ragged(draw: Draw) -> Program:
+    """Products of groups of rows."""
+    dtype = draw.one(BF16, BF16, F16, F32)
+    groups, m = draw.extent(1, 2, 5), draw.extent(7, 64, 70, 129)
+    n, k = (draw.extent(3, 8, 31, 64, 72) for _ in range(2))
+    parts = draw.random.multinomial(m, np.ones(groups + 1) / (groups + 1))[:groups]
+    sizes = np.where(draw.random.random(groups) < 0.2, 0, parts).astype(np.int32)
+    name = draw.one("ragged_matmul", "transposed_ragged_matmul")
+    options: dict[str, Any] = {}
+    if name == "ragged_matmul":
+        options["transpose_b"] = draw.chance(0.5)
+        right = (groups, n, k) if options["transpose_b"] else (groups, k, n)
+    else:
+        right = (m, n)
+    out = draw.one(dtype, dtype, F32)
+    if out != dtype:
+        options["out_dtype"] = out
+    arrays = {"a": draw.array((m, k), dtype), "b": draw.array(right, dtype), "group_sizes": sizes}
+    return Program(
+        name,
+        arrays,
+        options,
+        lambda **given: getattr(ops, name)(**given, **options),
+        lambda **given: getattr(references, name)(**given, **options),
+        ("a", "b") if draw.chance(0.3) else (),
+        TOLERANCES[dtype],
+    )
+
+
+def mixed(draw: Draw) -> Program:
+    """Products with narrow weights."""
+    dtype, weights = draw.one(BF16, F16), draw.one(*INT8, *INT4, *FLOAT8)
+    m, n = draw.extent(1, 5, 33, 130), draw.extent(3, 16, 72, 136)
+    group = draw.one(0, 8, 16, 24, 32, 64, 128)
+    k = group * draw.one(1, 2, 3) if group else draw.extent(3, 64, 101, 256)
+    transpose_b = draw.chance(0.5)
+    scales = None
+    if group or draw.chance(0.5):
+        shape = (k // group, n) if group else (n,)
+        scales = draw.random.uniform(0.5, 2, shape).astype(F32)
+    arrays = {
+        "a": draw.array((m, k), dtype, 0.1),
+        "b": draw.array((n, k) if transpose_b else (k, n), weights),
+        "scales": scales,
+    }
+    options: dict[str, Any] = {"transpose_b": transpose_b}
+    if draw.chance(0.3):
+        options["out_dtype"] = F32
+    return Program(
+        "mixed_matmul",
+        arrays,
+        options,
+        lambda **given: ops.mixed_matmul(given.pop("a"), given.pop("b"), **given, **options),
+        lambda **given: references.mixed_matmul(**given, **options),
+        (),
+        TOLERANCES[BF16],
+    )
+
+
+KINDS = (matmul, attention, decode, ragged, mixed)
+
+
+def programs(seed: int, count: int) -> Iterator[tuple[int, str, Program]]:
+    """Numbers, targets and programs of a seed; each depends on the seed and its number alone."""
+    for number in range(count):
+        draw = Draw(zlib.crc32(f"{seed}/{number}".encode()))
+        target, kind = draw.one(*TARGETS), draw.one(*KINDS)
+        program = kind(draw)
+        mapped = not program.gradients and draw.chance(0.15)
+        yield number, target, dataclasses.replace(program, vmap=mapped)
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def problem(program: Program, target: str) -> str | None:
+    """What is wrong with the results of a program, or None."""
+    given = {name: array for name, array in program.arrays.items() if array is not None}
+    missing = dict.fromkeys(program.arrays.keys() - given.keys())
+
+    def total(differentiated: dict[str, Any], others: dict[str, Any]) -> Any:
+        results = program.function(**differentiated, **others, **missing)
+        return jnp.sum(jax.tree.leaves(results)[0].astype(jnp.float32)), results
+
+    by = {name: jnp.asarray(given[name]) for name in program.gradients}
+    others = {name: jnp.asarray(a) for name, a in given.items() if name not in by}
+    with pallasite.target(target):
+        if by:
+            (_, results), slopes = jax.value_and_grad(total, has_aux=True)(by, others)
+            results = (results, *(slopes[name] for name in program.gradients))
+        elif program.vmap:
+            results = jax.vmap(lambda others: total({}, others)[1])(
+                {name: jnp.stack([a, a]) for name, a in others.items()}
+            )
+            results = jax.tree.map(lambda one: one[1], results)
+        else:
+            results = total({}, others)[1]
+    wide = {name: np.asarray(a).astype(np.float64) for name, a in given.items()}
+    for name, array in wide.items():
+        if not np.issubdtype(program.arrays[name].dtype, np.inexact) and "lengths" in name:
+            wide[name] = array.astype(np.int64)
+    expected = references.with_gradients(program.reference, {**wide, **missing}, program.gradients)
+    found = jax.tree.leaves(results)
+    if len(found) != len(expected):
+        return f"{len(found)} results instead of {len(expected)}"
+    for place, (one, wanted) in enumerate(zip(found, expected, strict=True)):
+        tolerance = max(program.tolerance, ROUNDING.get(one.dtype, 0.0))
+        wrong = _difference(np.asarray(one).astype(np.float64), wanted, tolerance)
+        if wrong:
+            return f"result {place}: {wrong}"
+    for name, slope in zip(program.gradients, found[len(found) - len(by) :], strict=True):
+        if slope.dtype != given[name].dtype:
+            return f"the gradient by {name} has dtype {slope.dtype}"
+    return None
+
+
+def _difference(found: np.ndarray, expected: np.ndarray, tolerance: float) -> str | None:
+    if found.shape != expected.shape:
+        return f"shape {found.shape} instead of {expected.shape}"
+    if not found.size:
+        return None
+    special = ~np.isfinite(expected)
+    if not np.array_equal(found[special], expected[special], equal_nan=True):
+        return f"{np.sum(found[special] != expected[special])} special numbers differ"
+    found, expected = found[~special], expected[~special]
+    if not found.size:
+        return None
+    if not np.isfinite(found).all():
+        return f"{np.sum(~np.isfinite(found))} of {found.size} are not finite"
+    largest = max(float(np.abs(expected).max()), 1e-2)
+    worst = float(np.abs(found - expected).max())
+    if worst > tolerance * largest:
+        return f"off by {worst:.3g}, where the largest is {largest:.3g}"
+    return None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the programs of a seed; returns how many are wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--only", type=int, default=None, help="the number of one program")
+    options = parser.parse_args(argv)
+    count = options.count if options.only is None else options.only + 1
+    wrong = 0
+    for number, target, program in programs(options.seed, count):
+        if options.only not in (None, number):
+            continue
+        try:
+            found = problem(program, target)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+        if found is not None:
+            wrong += 1
+            print(f"--seed {options.seed} --only {number}: {target} {program}\n  {found}")
+    print(f"{wrong} of {count} programs are wrong")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1:])))

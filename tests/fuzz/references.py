@@ -1,0 +1,154 @@
+"""What operations compute, in ``jax.numpy`` of float64, from their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def with_gradients(
+    function: Callable[..., Any], arrays: dict[str, Any], by: tuple[str, ...]
+) -> list[np.ndarray]:
+    """Results of a function, and the gradients of the sum of the first one by some arguments."""
+    with jax.enable_x64(True):
+        given = {k: None if a is None else jnp.asarray(a) for k, a in arrays.items()}
+        others = {name: array for name, array in given.items() if name not in by}
+
+        def total(chosen: dict[str, Any]) -> Any:
+            results = jax.tree.leaves(function(**chosen, **others))
+            return jnp.sum(results[0]), results
+
+        chosen = {name: given[name] for name in by}
+        if not by:
+            return [np.asarray(one) for one in total(chosen)[1]]
+        (_, results), slopes = jax.value_and_grad(total, has_aux=True)(chosen)
+        return [np.asarray(one) for one in (*results, *(slopes[name] for name in by))]
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    row_scale: Any,
+    column_scale: Any,
+    bias: Any,
+    residual: Any,
+    *,
+    transpose_a: bool,
+    transpose_b: bool,
+    out_dtype: Any = None,
+    activation: Any = None,
+) -> Any:
+    """``activation(a @ b * scales + bias) + residual``."""
+    del out_dtype
+    values = (a.T if transpose_a else a) @ (b.T if transpose_b else b)
+    if row_scale is not None:
+        values = values * row_scale.reshape(-1, 1)
+    if column_scale is not None:
+        values = values * column_scale.reshape(1, -1)
+    if bias is not None:
+        values = values + bias
+    if activation is not None:
+        values = activation(values)
+    return values if residual is None else values + residual
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    q_lengths: Any = None,
+    kv_lengths: Any = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    logarithms: bool = False,
+) -> Any:
+    """Softmax of scores, by values; zeros for queries that see no key."""
+    batch, q_seq, heads, dim = q.shape
+    kv_seq, kv_heads = k.shape[1:3]
+    queries, keys = jnp.arange(q_seq)[:, None], jnp.arange(kv_seq)
+    q_lengths = jnp.full(batch, q_seq) if q_lengths is None else q_lengths
+    kv_lengths = jnp.full(batch, kv_seq) if kv_lengths is None else kv_lengths
+    ends, starts = kv_lengths[:, None, None], q_lengths[:, None, None]
+    seen = (keys < ends) & (queries < starts)
+    if causal:
+        seen = seen & (keys <= queries + (ends - starts))
+    group = heads // max(1, kv_heads)
+    k, v = (jnp.repeat(one, group, axis=2) for one in (k, v))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (dim**-0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    seen = seen[:, None]
+    largest = jnp.max(jnp.where(seen, scores, -1e30), axis=-1, keepdims=True, initial=-1e30)
+    weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores - largest, 0.0)), 0.0)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    safe = jnp.where(total > 0, total, 1.0)
+    out = jnp.einsum("bhqk,bkhd->bqhd", weights / safe, v)
+    if not logarithms:
+        return out
+    return out, jnp.where(total > 0, jnp.log(safe) + largest, -jnp.inf)[..., 0]
+
+
+def decode(
+    q: Any,
+    k: Any = None,
+    v: Any = None,
+    kv_lengths: Any = None,
+    k_pages: Any = None,
+    v_pages: Any = None,
+    page_indices: Any = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    page_layout: str = "heads_first",
+    **options: Any,
+) -> Any:
+    """Attention of the last queries of each sequence, each of which sees the keys up to its own."""
+    if page_indices is not None:
+        order = (1, 2, 0, 3) if page_layout == "heads_first" else (0, 1, 2, 3)
+        table = page_indices.astype(int)
+        pools = (one.transpose(order)[table] for one in (k_pages, v_pages))
+        k, v = (
+            one.reshape(one.shape[0], one.shape[1] * one.shape[2], *one.shape[3:]) for one in pools
+        )
+    queries = q[:, None] if q.ndim == 3 else q
+    out = attention(queries, k * k_scale, v * v_scale, None, kv_lengths, causal=True, **options)
+    return out.reshape(q.shape)
+
+
+def _groups(group_sizes: Any, rows: int) -> Any:
+    """(rows, groups): one where a row is of a group."""
+    ends = jnp.cumsum(group_sizes)
+    row = jnp.arange(rows)[:, None]
+    return ((row < ends) & (row >= ends - group_sizes)).astype(jnp.float64)
+
+
+def ragged_matmul(
+    a: Any, b: Any, group_sizes: Any, *, transpose_b: bool, out_dtype: Any = None
+) -> Any:
+    """Each group of rows by its own matrix."""
+    del out_dtype
+    each = jnp.einsum("mk,gnk->mgn" if transpose_b else "mk,gkn->mgn", a, b)
+    return jnp.einsum("mg,mgn->mn", _groups(group_sizes, a.shape[0]), each)
+
+
+def transposed_ragged_matmul(a: Any, b: Any, group_sizes: Any, *, out_dtype: Any = None) -> Any:
+    """The transpose of each group of rows by the same rows of another matrix."""
+    del out_dtype
+    return jnp.einsum("mg,mk,mn->gkn", _groups(group_sizes, a.shape[0]), a, b)
+
+
+def mixed_matmul(a: Any, b: Any, scales: Any, *, transpose_b: bool, out_dtype: Any = None) -> Any:
+    """Activations by weights times their factors."""
+    del out_dtype
+    weights = b.T if transpose_b else b
+    if scales is not None and scales.ndim == 1:
+        return (a @ weights) * scales
+    if scales is not None:
+        weights = weights * jnp.repeat(scales, weights.shape[0] // scales.shape[0], axis=0)
+    return a @ weights
