@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
-
-import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import operations
+import pytest
 
 PROGRAMS = list(operations.programs(seed=0, count=24))
 
