@@ -163,29 +163,19 @@ def _tiling(problem: DecodeProblem, config: DecodeConfig | None) -> kernel.Tilin
     # 16 rows need results of multiples of 32 columns.
     fitting = (16, 32, 64) if problem.head_dim % 32 == 0 else (32, 64)
     height = next((one for one in fitting if one >= rows), 64)
-    tile = _tile_of_pages(problem.page_size, config.tile)
+    tile = config.tile
+    if problem.page_size % 8:
+        raise InvalidValueError(
+            "the pages do not fit the steps",
+            got=f"page_size {problem.page_size}",
+            expected="a multiple of 8",
+        )
     splits = config.splits
     if splits is None:
         blocks = problem.batch * problem.kv_heads * -(-rows // height)
         wanted = -(-2 * max(1, select_target().multiprocessors) // blocks)
         splits = max(1, min(wanted, problem.kv_len // (4 * tile)))
     return kernel.Tiling(height, tile, config.stages, splits)
-
-
-def _tile_of_pages(page_size: int, tile: int) -> int:
-    """The largest tile of whole pages, or of a whole part of a page, that is not too large."""
-    if not page_size or tile % page_size == 0 or page_size % tile == 0:
-        return tile
-    multiples = [one for one in range(32, tile + 1, 32) if page_size % one == 0]
-    if page_size % 8:
-        raise InvalidValueError(
-            "the pages do not fit the steps",
-            got=f"page_size {page_size}",
-            expected="a multiple of 8",
-        )
-    if multiples:
-        return multiples[-1]
-    return int(np.lcm(page_size, 32))
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ Source: T. Dao et al., "Flash-Decoding for long-context inference", 2023.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,8 +55,9 @@ def build(problem: DecodeProblem, tiling: Tiling) -> Callable[..., Any]:
     """
     rows, tile, stages, head_dim = tiling.rows, tiling.tile, tiling.stages, problem.head_dim
     row_tiles = -(-query_rows(problem) // rows)
-    copies = max(1, tile // problem.page_size) if problem.page_size else 1
-    part = tile // copies
+    # A copy has rows of one page.
+    part = math.gcd(tile, problem.page_size or tile)
+    copies = tile // part
     factor = softmax.LOG2_E * (problem.scale if problem.soft_cap is None else 1.0)
 
     def body(*refs: Any, q_smem: Any, k_smem: Any, v_smem: Any, q_loaded: Any, loaded: Any) -> None:

@@ -215,7 +215,7 @@ def _choose(problem: Problem, residuals: bool, operands: list[Any]) -> Attention
         _VERSION,
         operands,
         lambda: attention_configs(q_seq, head_dim, size, shared_memory),
-        default_config(q_seq, head_dim, size),
+        default_config(q_seq, head_dim, size, shared_memory),
         functools.partial(_run, problem, residuals),
         key=(
             problem.causal,

@@ -39,19 +39,32 @@ class AttentionConfig:
 
     def shared_bytes(self, head_dim: int, size: int) -> int:
         """Shared memory of the forward kernel, with elements of ``size`` bytes."""
-        return (self.block_q + 2 * self.stages * self.block_kv) * head_dim * size + 1024
+        # Weights of 32 bits become an operand of the second product by way of shared memory.
+        weights = self.block_q * self.block_kv * 4 if size == 4 else 0
+        tiles = (self.block_q + 2 * self.stages * self.block_kv) * head_dim * size
+        return tiles + weights + 1024
 
 
-def default_config(q_seq: int, head_dim: int, size: int) -> AttentionConfig:
+def default_config(
+    q_seq: int, head_dim: int, size: int, shared_memory: int = 99 << 10
+) -> AttentionConfig:
     """The configuration that is used without tuning.
 
     Args:
       q_seq: queries of a sequence.
       head_dim: elements of a head.
       size: bytes of an element.
+      shared_memory: bytes that a block may use.
     """
     keys = 64 if head_dim * size <= 256 else 32 if head_dim * size <= 512 else 16
-    return AttentionConfig(block_q=32 if q_seq <= 32 else 64, block_kv=keys)
+    queries = 32 if q_seq <= 32 else 64
+    wanted = AttentionConfig(block_q=queries, block_kv=keys)
+    smaller = [
+        AttentionConfig(block_q=block_q, block_kv=block_kv)
+        for block_q, block_kv in ((queries, keys), (queries, 16), (32, keys), (32, 16))
+    ]
+    fitting = (one for one in smaller if one.shared_bytes(head_dim, size) <= shared_memory)
+    return next(fitting, wanted)
 
 
 def attention_configs(
@@ -65,7 +78,7 @@ def attention_configs(
       size: bytes of an element.
       shared_memory: bytes that a block may use.
     """
-    found = [default_config(q_seq, head_dim, size)]
+    found = [default_config(q_seq, head_dim, size, shared_memory)]
     for block_q in (32, 64):
         for block_kv in (16, 32, 64, 128):
             for stages in (2, 3):

@@ -81,7 +81,9 @@ def _run(
     if config is None:
         shared_memory = select_target().max_shared_memory
         config = default_config(mixed.m, mixed.n, out_size, shared_memory)
-    depth = next((one for one in _DEPTHS if mixed.group % one == 0), None)
+    # Rows of a step that lie along k have multiples of 16 bytes.
+    depths = [one for one in _DEPTHS if one * mixed.weight_bits % 128 == 0]
+    depth = next((one for one in depths if mixed.group % one == 0), None)
     weights = Weights(depth or _DEPTHS[0], mixed.group)
     if depth is None:
         b, factors, weights = _scaled(mixed, b, factors[0]), [], Weights(_DEPTHS[0], 0)
