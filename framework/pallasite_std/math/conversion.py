@@ -102,7 +102,7 @@ def convert(
 
 def has_one_zero(dtype: Any) -> bool:
     """Whether an 8-bit float has no negative zero, whose representation stands for NaN."""
-    return np.dtype(dtype).name.endswith("fnuz")
+    return str(np.dtype(dtype).name).endswith("fnuz")
 
 
 def bitcast(value: ir.Value, from_dtype: Any, to_dtype: Any) -> ir.Value:

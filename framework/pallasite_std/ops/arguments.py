@@ -143,7 +143,7 @@ def without_derivatives[**P, T](what: str, hint: str, function: Callable[P, T]) 
       hint: what has.
       function: of positional arguments.
     """
-    wrapped = jax.custom_jvp(function)
+    wrapped: Any = jax.custom_jvp(function)
 
     def refuse(*_: Any) -> Any:
         raise UnsupportedError(
@@ -151,7 +151,8 @@ def without_derivatives[**P, T](what: str, hint: str, function: Callable[P, T]) 
         )
 
     wrapped.defjvp(refuse)
-    return wrapped
+    guarded: Callable[P, T] = wrapped
+    return guarded
 
 
 def random_array(key: jax.Array, like: Any) -> jax.Array:

@@ -158,24 +158,37 @@ def _run(problem: DecodeProblem, config: DecodeConfig | None, operands: list[Any
 
 
 def _tiling(problem: DecodeProblem, config: DecodeConfig | None) -> kernel.Tiling:
-    config = config or default_config(problem.head_dim, np.dtype(problem.cache_dtype).itemsize)
-    rows = kernel.query_rows(problem)
-    # 16 rows need results of multiples of 32 columns.
-    fitting = (16, 32, 64) if problem.head_dim % 32 == 0 else (32, 64)
-    height = next((one for one in fitting if one >= rows), 64)
-    tile = config.tile
     if problem.page_size % 8:
         raise InvalidValueError(
             "the pages do not fit the steps",
             got=f"page_size {problem.page_size}",
             expected="a multiple of 8",
         )
+    target = select_target()
+    rows = kernel.query_rows(problem)
+    # 16 rows need results of multiples of 32 columns.
+    fitting = (16, 32, 64) if problem.head_dim % 32 == 0 else (32, 64)
+    wanted = next((one for one in fitting if one >= rows), 64)
+    if config is None:
+        config = default_config(problem.head_dim, np.dtype(problem.cache_dtype).itemsize)
+        heights = [wanted, *(one for one in (32, 16) if one in fitting)]
+        sizes = [
+            kernel.Tiling(height, tile, config.stages, 1)
+            for height in heights
+            for tile in (config.tile, 32, 16)
+            if height > 16 or tile % 32 == 0
+        ]
+        smallest = min(sizes, key=lambda one: one.shared_bytes(problem))
+        fits = (one for one in sizes if one.shared_bytes(problem) <= target.max_shared_memory)
+        chosen = next(fits, smallest)
+    else:
+        chosen = kernel.Tiling(wanted, config.tile, config.stages, 1)
     splits = config.splits
     if splits is None:
-        blocks = problem.batch * problem.kv_heads * -(-rows // height)
-        wanted = -(-2 * max(1, select_target().multiprocessors) // blocks)
-        splits = max(1, min(wanted, problem.kv_len // (4 * tile)))
-    return kernel.Tiling(height, tile, config.stages, splits)
+        blocks = problem.batch * problem.kv_heads * -(-rows // chosen.rows)
+        needed = -(-2 * max(1, target.multiprocessors) // blocks)
+        splits = max(1, min(needed, problem.kv_len // (4 * chosen.tile)))
+    return dataclasses.replace(chosen, splits=splits)
 
 
 @functools.lru_cache(maxsize=256)

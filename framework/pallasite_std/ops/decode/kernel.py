@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -39,6 +40,16 @@ class Tiling:
     tile: int
     stages: int
     splits: int
+
+    def shared_bytes(self, problem: DecodeProblem) -> int:
+        """Shared memory of the kernel."""
+        size, narrow = np.dtype(problem.dtype).itemsize, np.dtype(problem.cache_dtype).itemsize
+        tiles = self.rows * size + 2 * self.stages * self.tile * narrow
+        # Weights of 32 bits become an operand of the second product by way of shared memory, and
+        # values that are converted or masked may do so.
+        weights = self.rows * self.tile * 4 if size == 4 else 0
+        values = self.tile * problem.head_dim * size
+        return tiles * problem.head_dim + max(weights, values) + 1024
 
 
 def query_rows(problem: DecodeProblem) -> int:

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
+from pallasite.plugin import select_target
 from pallasite_std.ops.flash.problem import Problem
 from pallasite_std.ops.padding import padded
 from pallasite_std.ops.rings import PARAMS, over_steps
@@ -49,23 +50,34 @@ def gradients(
     logarithms = jnp.where(jnp.isneginf(lse), jnp.inf, lse * LOG2_E)
     logarithms = padded(logarithms, 2, tile)
     operands = (q, k, v, d_out, logarithms, deltas, *lengths)
-    d_q = _kernel(_queries, problem)(*operands)
-    d_k, d_v = _kernel(_keys, problem)(*operands)
+    width = _width(problem)
+    d_q = _kernel(_queries, problem, width)(*operands)
+    d_k, d_v = _kernel(_keys, problem, width)(*operands)
     return d_q, d_k, d_v
 
 
 def _tile(problem: Problem) -> int:
-    """Queries and keys of a tile."""
+    """Queries or keys of a block."""
     return 64 if problem.head_dim * problem.dtype.itemsize <= 256 else 32
 
 
+def _width(problem: Problem) -> int:
+    """Keys or queries of a step: fewer than those of a block if shared memory is too small."""
+    tile, size = _tile(problem), problem.dtype.itemsize
+    scores = tile * tile * 4 if size == 4 else 0
+    needed = (2 + 2 * STAGES) * tile * problem.head_dim * size + scores + 1024
+    return tile if needed <= select_target().max_shared_memory else tile // 2
+
+
 @functools.lru_cache(maxsize=256)
-def _kernel(build: Callable[[Problem], Callable[..., Any]], problem: Problem) -> Callable[..., Any]:
-    return build(problem)
+def _kernel(
+    build: Callable[[Problem, int], Callable[..., Any]], problem: Problem, width: int
+) -> Callable[..., Any]:
+    return build(problem, width)
 
 
-def _queries(problem: Problem) -> Callable[..., Any]:
-    """The kernel of the gradient of the queries."""
+def _queries(problem: Problem, width: int) -> Callable[..., Any]:
+    """The kernel of the gradient of the queries; ``width`` keys are read at a time."""
     tile, head_dim, dtype = _tile(problem), problem.head_dim, problem.dtype
 
     def body(
@@ -88,11 +100,11 @@ def _queries(problem: Problem) -> Callable[..., Any]:
         kv_head = lax.div(head, problem.group)
         start = lax.axis_index("tile") * tile
         lengths = problem.lengths_of(batch, tuple(given))
-        steps = lax.div(problem.keys_seen(start, tile, lengths) + (tile - 1), tile)
+        steps = lax.div(problem.keys_seen(start, tile, lengths) + (width - 1), width)
         rows = pl.ds(start, tile)
 
         def fetch(step: Any, stage: Any) -> None:
-            keys = pl.ds(step * tile, tile)
+            keys = pl.ds(step * width, width)
             plgpu.copy_gmem_to_smem(k.at[batch, keys, kv_head], k_smem.at[stage], loaded.at[stage])
             plgpu.copy_gmem_to_smem(v.at[batch, keys, kv_head], v_smem.at[stage], loaded.at[stage])
 
@@ -103,12 +115,12 @@ def _queries(problem: Problem) -> Callable[..., Any]:
         plgpu.barrier_wait(q_loaded)
 
         def step(step: Any, stage: Any, acc: Any) -> Any:
-            zero = jnp.zeros((tile, tile), jnp.float32)
+            zero = jnp.zeros((tile, width), jnp.float32)
             scores = problem.scores(plgpu.mma(zero, q_smem[...], k_smem[stage].T))
-            shown = problem.masked(scores, start, step * tile, lengths, keys_axis=1)
-            weights = jnp.exp2(shown - broadcast_rows(logarithm, tile))
+            shown = problem.masked(scores, start, step * width, lengths, keys_axis=1)
+            weights = jnp.exp2(shown - broadcast_rows(logarithm, width))
             d_weights = plgpu.mma(zero, d_smem[...], v_smem[stage].T)
-            d_scores = weights * (d_weights - broadcast_rows(delta, tile)) * problem.slope(scores)
+            d_scores = weights * (d_weights - broadcast_rows(delta, width)) * problem.slope(scores)
             return plgpu.mma(acc, d_scores.astype(dtype), k_smem[stage])
 
         zero = jnp.zeros((tile, head_dim), jnp.float32)
@@ -127,8 +139,8 @@ def _queries(problem: Problem) -> Callable[..., Any]:
         scratch_types={
             "q_smem": plgpu.SMEM((tile, head_dim), dtype),
             "d_smem": plgpu.SMEM((tile, head_dim), dtype),
-            "k_smem": plgpu.SMEM((STAGES, tile, head_dim), dtype),
-            "v_smem": plgpu.SMEM((STAGES, tile, head_dim), dtype),
+            "k_smem": plgpu.SMEM((STAGES, width, head_dim), dtype),
+            "v_smem": plgpu.SMEM((STAGES, width, head_dim), dtype),
             "q_loaded": plgpu.Barrier(num_arrivals=2),
             "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
         },
@@ -138,10 +150,10 @@ def _queries(problem: Problem) -> Callable[..., Any]:
     return kernel
 
 
-def _keys(problem: Problem) -> Callable[..., Any]:
+def _keys(problem: Problem, width: int) -> Callable[..., Any]:
     """The kernel of the gradients of keys and values: rows are keys, columns are queries.
 
-    A block goes through the queries of all heads that share its keys.
+    A block goes through the queries of all heads that share its keys, ``width`` at a time.
     """
     tile, head_dim, dtype = _tile(problem), problem.head_dim, problem.dtype
 
@@ -166,19 +178,19 @@ def _keys(problem: Problem) -> Callable[..., Any]:
         q_length, kv_length = lengths = problem.lengths_of(batch, tuple(given))
         first = jnp.int32(0)
         if problem.causal:
-            first = lax.div(lax.max(start - (kv_length - q_length), 0), tile)
-        tiles = lax.max(lax.div(q_length + (tile - 1), tile) - first, 0)
+            first = lax.div(lax.max(start - (kv_length - q_length), 0), width)
+        tiles = lax.max(lax.div(q_length + (width - 1), width) - first, 0)
         tiles = jnp.where(start < kv_length, tiles, 0)
         rows = pl.ds(start, tile)
 
         def place(step: Any) -> tuple[Any, Any]:
             """The head and the first query of a step."""
             part = lax.div(step, lax.max(tiles, 1))
-            return kv_head * problem.group + part, (first + step - part * tiles) * tile
+            return kv_head * problem.group + part, (first + step - part * tiles) * width
 
         def fetch(step: Any, stage: Any) -> None:
             head, query = place(step)
-            queries = pl.ds(query, tile)
+            queries = pl.ds(query, width)
             plgpu.copy_gmem_to_smem(q.at[batch, queries, head], q_smem.at[stage], loaded.at[stage])
             plgpu.copy_gmem_to_smem(
                 d_out.at[batch, queries, head], d_smem.at[stage], loaded.at[stage]
@@ -191,9 +203,9 @@ def _keys(problem: Problem) -> Callable[..., Any]:
         def step(step: Any, stage: Any, carry: Any) -> Any:
             key_sums, value_sums = carry
             head, query = place(step)
-            logarithm = logarithms[batch, head, pl.ds(query, tile)]
-            delta = deltas[batch, head, pl.ds(query, tile)]
-            zero = jnp.zeros((tile, tile), jnp.float32)
+            logarithm = logarithms[batch, head, pl.ds(query, width)]
+            delta = deltas[batch, head, pl.ds(query, width)]
+            zero = jnp.zeros((tile, width), jnp.float32)
             scores = problem.scores(plgpu.mma(zero, k_smem[...], q_smem[stage].T))
             shown = problem.masked(scores, query, start, lengths, keys_axis=0)
             weights = jnp.exp2(shown - _columns(logarithm, tile))
@@ -219,8 +231,8 @@ def _keys(problem: Problem) -> Callable[..., Any]:
         scratch_types={
             "k_smem": plgpu.SMEM((tile, head_dim), dtype),
             "v_smem": plgpu.SMEM((tile, head_dim), dtype),
-            "q_smem": plgpu.SMEM((STAGES, tile, head_dim), dtype),
-            "d_smem": plgpu.SMEM((STAGES, tile, head_dim), dtype),
+            "q_smem": plgpu.SMEM((STAGES, width, head_dim), dtype),
+            "d_smem": plgpu.SMEM((STAGES, width, head_dim), dtype),
             "k_loaded": plgpu.Barrier(num_arrivals=2),
             "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
         },
