@@ -49,7 +49,7 @@ class Tiling:
         # values that are converted or masked may do so.
         weights = self.rows * self.tile * 4 if size == 4 else 0
         values = self.tile * problem.head_dim * size
-        return tiles * problem.head_dim + max(weights, values) + 1024
+        return int(tiles * problem.head_dim + max(weights, values) + 1024)
 
 
 def query_rows(problem: DecodeProblem) -> int:
