@@ -285,7 +285,6 @@ def test_scopes_reuse_columns(semantics):
                 plgpu.async_store_tmem(two, plgpu.async_load_tmem(one) + 1)
                 plgpu.commit_tmem()
                 o_ref[:, columns] = plgpu.async_load_tmem(two)
-                plgpu.wait_load_tmem()
 
             pl.run_scoped(scope, plgpu.TMEM((128, 128), F32), plgpu.TMEM((128, 128), F32))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pallasite.plugin import (
     BarrierOrder,
@@ -21,13 +21,32 @@ from pallasite.plugin.language import memory_space_of
 from pallasite_blackwell.tensor_core import copies, products
 from pallasite_std.api import ASYNC
 
+if TYPE_CHECKING:
+    from pallasite.plugin.lowering import RuleContext
 
-def _before_arrive(ctx: Any, barrier: Any) -> None:
-    ops.inline_assembly("tcgen05.fence::before_thread_sync;", "~{memory}")
+
+def fence(moment: str) -> None:
+    """What this lane started on the tensor core, loaded and stored comes before what others do
+    after the synchronization to come (``"before"``), or the other way round (``"after"``)."""
+    ops.inline_assembly(f"tcgen05.fence::{moment}_thread_sync;", "~{memory}")
 
 
-def _after_wait(ctx: Any, barrier: Any) -> None:
-    ops.inline_assembly("tcgen05.fence::after_thread_sync;", "~{memory}")
+def synchronize(ctx: RuleContext, *kinds: str) -> None:
+    """The lanes of the thread wait until their loads (``"ld"``) or stores (``"st"``) are complete,
+    and tell one another (PTX ISA, "Canonical synchronization patterns" of ``tcgen05``)."""
+    for kind in kinds:
+        ops.inline_assembly(f"tcgen05.wait::{kind}.sync.aligned;", "~{memory}")
+    fence("before")
+    ctx.synchronize()
+    fence("after")
+
+
+def _before_arrive(ctx: RuleContext, barrier: Any) -> None:
+    fence("before")
+
+
+def _after_wait(ctx: RuleContext, barrier: Any) -> None:
+    fence("after")
 
 
 ORDERS = (

@@ -18,6 +18,7 @@ from jaxlib.mlir import ir
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import Allocation, RuleContext, StateKey
+from pallasite_blackwell.order import synchronize
 from pallasite_blackwell.tensor_memory.layouts import default
 from pallasite_blackwell.tensor_memory.references import TensorMemoryReference, reference
 from pallasite_blackwell.tensor_memory.space import ALIGNMENT, COLLECTIVE, PLAIN, TMEM, width
@@ -33,6 +34,7 @@ class Columns:
       word: where in shared memory the address is left.
       base: the address.
       used: columns that the open scopes use.
+      reached: columns that any scope has used.
     """
 
     granted: int
@@ -40,6 +42,7 @@ class Columns:
     word: int
     base: ir.Value | None = None
     used: int = 0
+    reached: int = 0
 
     @property
     def group(self) -> str:
@@ -138,7 +141,11 @@ def allocate(ctx: RuleContext, variable: Any) -> Iterator[TensorMemoryReference]
     what = "RefUnion" if union else f"{aval.dtype}{list(aval.shape)}"
     row = Allocation(PLAIN.name, what, size, first, ctx.location, PLAIN.name, PLAIN.unit)
     ctx.launch.note(row)
+    if first < columns.reached or ir.InsertionPoint.current.block != ctx.launch.entry:
+        # Another scope, or an earlier iteration, may have loaded from these columns just now.
+        synchronize(ctx, "ld", "st")
     columns.used += -(-size // ALIGNMENT) * ALIGNMENT
+    columns.reached = max(columns.reached, columns.used)
     try:
         if union:
             # Its members have layouts of their own.

@@ -18,6 +18,7 @@ from pallasite.plugin.lowering import (
     Value,
     relayout,
 )
+from pallasite_blackwell.order import synchronize
 from pallasite_blackwell.targets import LOAD_REDUCE, targets_with
 from pallasite_blackwell.tensor_memory import primitives as prim
 from pallasite_blackwell.tensor_memory.layouts import CELL_BITS
@@ -40,15 +41,13 @@ _FEATURE = ("tcgen05",)
 
 @rules.lowering(prim.commit_tmem_p, Semantics.LANE, requires=_FEATURE)
 def _commit(ctx: RuleContext) -> Sequence[Value]:
-    ops.inline_assembly("tcgen05.wait::st.sync.aligned;", "~{memory}")
-    ctx.synchronize()
+    synchronize(ctx, "st")
     return ()
 
 
 @rules.lowering(prim.wait_load_tmem_p, Semantics.LANE, requires=_FEATURE)
 def _wait_load(ctx: RuleContext) -> Sequence[Value]:
-    ops.inline_assembly("tcgen05.wait::ld.sync.aligned;", "~{memory}")
-    ctx.synchronize()
+    synchronize(ctx, "ld")
     return ()
 
 
