@@ -14,10 +14,12 @@ from typing import Any
 
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.ir import ops
+from pallasite.plugin.layouts import RegisterLayout
 from pallasite.plugin.lowering import Allocation, RegisterArray, RuleContext, Value, buffer_bytes
 from pallasite_std.memory.reference_types import (
     MemoryReference,
     default_layout,
+    fits_memory,
     whole_window,
     without_pointer,
 )
@@ -43,7 +45,10 @@ def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> 
     memory = resolve(ctx, reference, transforms, other_blocks=True)
     aval = ctx.avals_out[0]
     require_scalar(ctx, aval.shape, "reads")
-    return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
+    hint = ctx.layout_hint
+    if isinstance(hint, RegisterLayout) and hint.flat and not fits_memory(hint, memory):
+        return relayout(ctx, load_array(ctx.launch, memory), hint)
+    return load_array(ctx.launch, memory, hint, ctx.vector_limit)
 
 
 def orders_stores(ctx: RuleContext, memory: MemoryReference) -> bool:
@@ -67,6 +72,9 @@ def write(
     Memory that the kernel never reads needs no barriers.
     """
     require_scalar(ctx, memory.shape, "writes")
+    layout = value.layout
+    if isinstance(layout, RegisterLayout) and layout.flat and not fits_memory(layout, memory):
+        value = relayout(ctx, value, default_layout(memory))
     ordered = orders_stores(ctx, memory)
     if ordered:
         ctx.synchronize()

@@ -14,11 +14,20 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.plugin import UnsupportedError
+from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin.inference import ANY
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
-from pallasite.plugin.layouts import LANES, WARPS, MemoryLayout, OffsetTerm, RegisterLayout, even
+from pallasite.plugin.layouts import (
+    LANES,
+    WARPS,
+    MemoryLayout,
+    OffsetTerm,
+    RegisterLayout,
+    even,
+    padded,
+    plan_access,
+)
 from pallasite.plugin.lowering import BarrierStorage, Buffer, LaunchContext
 from pallasite_std.memory.divisibility import known_divisor
 
@@ -229,7 +238,19 @@ def default_layout(reference: MemoryReference, vector_limit: int | None = None) 
     while width > 1 and size // width % (LANES * WARPS) and width * bits > 8:
         # Fewer elements for each thread, but every thread takes part.
         width //= 2
-    return even(tuple(reference.shape), max(width, 1), widest, max(1, 8 // bits))
+    layout = even(tuple(reference.shape), max(width, 1), widest, max(1, 8 // bits))
+    if layout.flat and not fits_memory(layout, reference):
+        return padded(tuple(reference.shape), max(1, 8 // bits))
+    return layout
+
+
+def fits_memory(layout: RegisterLayout, reference: MemoryReference) -> bool:
+    """Whether a layout's elements can be transferred to and from what a reference views."""
+    try:
+        plan_access(layout, reference.layout, max(1, reference.element_bits // 8))
+    except InvalidValueError:
+        return False
+    return True
 
 
 def whole_window(shape: Sequence[int]) -> list[WindowStart]:
