@@ -133,23 +133,6 @@ def test_box_with_an_unaligned_row():
 @refused(
     InvalidValueError,
     r"""
-    HERE: a stride of 70 elements of 16 bits in global memory is not a multiple of 16 bytes
-      expected: a multiple of 8 elements
-      try: pad the array, or copy it without TMA
-    """,
-)
-def test_array_with_an_unaligned_row():
-    @make((64, 64), scratch_types=[plgpu.SMEM((64, 8), jnp.bfloat16), plgpu.Barrier()])
-    def kernel(x_ref, o_ref, tile, barrier):
-        plgpu.copy_gmem_to_smem(x_ref.at[:64, :8], tile, barrier)  # here
-        plgpu.barrier_wait(barrier)
-
-    build(kernel, array(64, 70, dtype=jnp.bfloat16))
-
-
-@refused(
-    InvalidValueError,
-    r"""
     HERE: the copy needs a tensor map of 6 dimensions (3, 3, 3, 3, 3, 32), but TMA has at most 5
       expected: at most 5 dimensions that the copy does not cover whole
       try: merge dimensions of the array, or tile fewer of them

@@ -14,7 +14,6 @@ from jax.experimental import pallas as pl
 
 import pallasite
 from pallasite import gpu as plgpu
-from pallasite.errors import InvalidValueError
 from pallasite.gpu import OOBFillMode
 
 DTYPES = (jnp.int8, jnp.bfloat16, jnp.float32)
@@ -347,19 +346,3 @@ def test_bytes_that_were_announced_before():
     result = np.asarray(kernel(x, jnp.asarray([2], jnp.int32)))
     np.testing.assert_array_equal(result[0], np.asarray(x)[4:10])
     np.testing.assert_array_equal(result[1, :4], np.asarray(x)[6:])
-
-
-# Refusals -----------------------------------------------------------------------------------------
-
-
-def test_what_a_promise_would_permit():
-    with pytest.raises(InvalidValueError, match="stride of 6 elements") as caught:
-        load_forms((10, 6), lambda start: (pl.ds(start(0) * 2, 6),), (6, 6))
-    assert "oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS" in str(caught.value)
-
-
-def test_what_no_instruction_can_do():
-    """An odd row begins at 8 bytes."""
-    with pytest.raises(InvalidValueError, match="stride of 6 elements") as caught:
-        load_forms((10, 6), lambda start: (pl.ds(start(0), 6),), (6, 6))
-    assert "PROMISE_IN_BOUNDS" not in str(caught.value)

@@ -22,6 +22,7 @@ from pallasite.plugin.inference import (
     view_of,
 )
 from pallasite.plugin.layouts import row_major
+from pallasite_std.copies.plain_copies import has_odd_rows
 from pallasite_std.copies.tensor_map_types import TensorMapPlan, WindowDimension
 from pallasite_std.copies.tensor_maps import plan_tensor_map
 from pallasite_std.memory.array_indices import split_transforms
@@ -202,6 +203,8 @@ def _copies(window: View, **options: Any) -> Callable[[View], float | None]:
         except InvalidValueError:
             if shared.layout.is_contiguous and not options:
                 return 0.0  # One run of bytes needs no tensor map.
+            if not options and has_odd_rows(shape, shared.layout.element_bits):
+                return 0.0  # All lanes copy it.
             raise
         try:
             plan = plan_tensor_map(*arguments, known, shared.layout, **options)

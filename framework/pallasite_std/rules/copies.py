@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from pallasite.plugin.layouts import LANES, WARPS, plan_access, row_major, strid
 from pallasite.plugin.lowering import RuleContext, Value, resolve, resolve_barrier
 from pallasite_std.barriers.emission import LANES_OF_THREAD, hardware_arrivals
 from pallasite_std.copies import copy_plans as plans
+from pallasite_std.copies import plain_copies as plain
 from pallasite_std.copies import tensor_copies as tma
 from pallasite_std.memory.reference_types import BarrierReference, MemoryReference
 from pallasite_std.memory.transfers import access_addresses
@@ -95,7 +97,13 @@ def copy_gmem_to_smem(
         ctx.launch.cluster_index(dimensions)
         ctx.launch.multicast_mask(dimensions)
     else:
-        copy = plans.plan_load(ctx, source, destination, oob_mode)
+        try:
+            copy = plans.plan_load(ctx, source, destination, oob_mode)
+        except InvalidValueError:
+            if not plain.applies(source):
+                raise
+            _plain_load(ctx, source, destination, selected, predicate, arrive)
+            return ()
     if arrive:
         ctx.converge_before_copy()
     leader = ctx.leader
@@ -112,6 +120,37 @@ def copy_gmem_to_smem(
         with ops.when(wanted):
             copy.issue(selected.address())
     return ()
+
+
+def _plain_load(
+    ctx: RuleContext,
+    source: MemoryReference,
+    destination: MemoryReference,
+    barrier: BarrierReference,
+    predicate: Value,
+    arrive: bool,
+) -> None:
+    """The load by all lanes, after which one arrives for a copy that is complete."""
+    wanted = None if predicate is None else ctx.scalar(predicate)
+    if not ctx.in_warp:
+        ctx.synchronize()
+    with contextlib.nullcontext() if wanted is None else ops.when(wanted):
+        plain.copy_to_shared(ctx, source, destination)
+    leader = ctx.leader
+    if arrive:
+        with ops.when(leader):
+            expect(ctx, barrier, 0)
+        return
+    size = destination.layout.size * destination.element_bits // 8
+    if wanted is not None:
+        leader = ops.arith.andi(leader, wanted)
+    with ops.when(leader):
+        ops.inline_assembly(
+            "fence.acq_rel.cta;\n\tmbarrier.complete_tx.relaxed.cta.shared::cta.b64 [$0], $1;",
+            "r,r,~{memory}",
+            barrier.address(),
+            ops.i32_constant(size),
+        )
 
 
 @rules.lowering(prim.barrier_expect_p, *_ALL, requires=("tma",))
@@ -224,7 +263,17 @@ def _copy_smem_to_gmem(
     src, dst, predicate = args_tree.unflatten(operands)
     source = resolve(ctx, src)
     destination = resolve(ctx, dst, pointer=False)
-    issue = plans.plan_store(ctx, source, destination, reduction_op)
+    try:
+        issue = plans.plan_store(ctx, source, destination, reduction_op)
+    except InvalidValueError:
+        if reduction_op is not None or not plain.applies(destination):
+            raise
+        wanted = None if predicate is None else ctx.scalar(predicate)
+        with contextlib.nullcontext() if wanted is None else ops.when(wanted):
+            plain.copy_to_global(ctx, source, destination)
+        if commit_group:
+            _commit()
+        return ()
     with ops.when(_guard(ctx, predicate)):
         issue()
     if commit_group:

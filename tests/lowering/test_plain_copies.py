@@ -1,0 +1,82 @@
+"""Copies of arrays whose rows are not multiples of 16 bytes apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import config
+from pallasite import gpu as plgpu
+
+Semantics = plgpu.LoweringSemantics
+X = jnp.asarray(np.random.default_rng(0).normal(size=(37, 33)), jnp.float32)
+
+
+def test_blocks_of_odd_rows() -> None:
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[...] * 2
+
+    spec = pl.BlockSpec((8, 33), lambda i: (i, 0))
+    function = pl.pallas_call(
+        kernel,
+        grid=(5,),
+        in_specs=[spec],
+        out_specs=spec,
+        out_shape=jax.ShapeDtypeStruct(X.shape, X.dtype),
+        compiler_params=plgpu.CompilerParams(),
+    )
+    np.testing.assert_array_equal(function(X), X * 2)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+def test_pipeline_of_odd_rows(semantics: Any) -> None:
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        def body(_: Any, x: Any, out: Any) -> None:
+            out[...] = x[...] + 1
+
+        spec = plgpu.BlockSpec((8, 11), lambda i, j: (i, j))
+        plgpu.emit_pipeline(
+            body, grid=(5, 3), in_specs=[spec], out_specs=[spec], max_concurrent_steps=2
+        )(x_ref, out_ref)
+
+    function = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(X.shape, X.dtype),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    with config.scoped(sanitize=True):
+        np.testing.assert_array_equal(function(X), X + 1)
+
+
+def test_copies_by_a_warp_and_under_a_predicate() -> None:
+    def kernel(x_ref: Any, out_ref: Any, tile: Any, barrier: Any) -> None:
+        row = lax.axis_index("row")
+
+        @pl.core_map(plgpu.WarpMesh(axis_name="warp"))
+        def _() -> None:
+            @pl.when(lax.axis_index("warp") == 0)
+            def _() -> None:
+                window = x_ref.at[pl.ds(row * 16, 16)]
+                plgpu.copy_gmem_to_smem(window, tile, barrier)
+
+        plgpu.barrier_wait(barrier)
+        tile[...] = tile[...] * 3
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, out_ref.at[pl.ds(row * 16, 16)], predicate=row < 2)
+        plgpu.wait_smem_to_gmem(0)
+
+    function = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((32, 33), jnp.float32),
+        scratch_types=[plgpu.SMEM((16, 33), jnp.float32), plgpu.Barrier()],
+        grid=(2,),
+        grid_names=("row",),
+    )
+    with config.scoped(sanitize=True):
+        np.testing.assert_array_equal(function(X), X[:32] * 3)
