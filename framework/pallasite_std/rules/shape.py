@@ -67,9 +67,18 @@ def _broadcast_in_dim(
     target = ctx.layout_hint
     if target is None or isinstance(target, SplatLayout):
         target = _familiar_broadcast(ctx, x.layout, shape, dims)
-    if target is None:
-        return rearrange(x, tf.broadcast_in_dim(x.layout, shape, dims))
-    return rearrange(x, tf.broadcast_with_target(x.layout, target, dims))
+    with contextlib.suppress(InvalidValueError):
+        if target is None:
+            return rearrange(x, tf.broadcast_in_dim(x.layout, shape, dims))
+        return rearrange(x, tf.broadcast_with_target(x.layout, target, dims))
+    if ctx.in_warp:
+        raise UnsupportedError("a broadcast of an array inside a warp-mapped region")
+    # By way of a layout that can be reduced to the operand's dimensions.
+    wide = padded(shape) if not isinstance(target, RegisterLayout) or target.flat else target
+    own = [x.shape[dims.index(d)] if d in dims else 1 for d in range(len(shape))]
+    x = _stretchable(ctx, rearrange(x, tf.reshape(x.layout, own)), wide)
+    x = _stretched(x, wide)
+    return x if target is None else relayout(ctx, x, target)
 
 
 def _familiar_broadcast(
@@ -190,6 +199,10 @@ def _squeeze(ctx: RuleContext, x: RegisterArray, **params: Any) -> RegisterArray
 
 @rules.lowering(lax.transpose_p, *_ALL)
 def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]) -> RegisterArray:
+    layout = x.layout
+    moves = tuple(permutation) != tuple(range(len(x.shape)))
+    if moves and isinstance(layout, RegisterLayout) and layout.flat:
+        x = relayout(ctx, x, padded(x.shape))
     return rearrange(x, tf.transpose(x.layout, permutation))
 
 
