@@ -186,9 +186,9 @@ OPTIONS: dict[str, Option] = {
         Option(
             "sanitize",
             "PALLASITE_SANITIZE",
-            lambda: False,
+            lambda: ("fast",),
             _checks,
-            "on, off, or names of checks, as a sequence or separated by commas",
+            "on, fast, off, or names of checks, as a sequence or separated by commas",
             "what executors that can do so check in kernels that they run",
             affects_code=False,
         ),

@@ -25,7 +25,7 @@ def test_defaults(monkeypatch):
         "cache_dir": pathlib.Path("/somewhere/pallasite"),
         "ptxas": "auto",
         "executor": None,
-        "sanitize": False,
+        "sanitize": ("fast",),
         "autotune": "off",
     }
 

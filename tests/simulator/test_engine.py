@@ -8,7 +8,7 @@ from simulator_support import module, run_body, run_ptx
 
 from pallasite_simulator import launch as launching
 from pallasite_simulator.engine.geometry import Geometry
-from pallasite_simulator.errors import DeadlockError, PtxError, SimulationError
+from pallasite_simulator.errors import DeadlockError, PtxError, SimulationError, WatchdogError
 
 STORE = "add.s64 %at, %array0, %offset4; st.global.b32 [%at], %d;"
 REGISTERS = ".reg .b32 %a, %b, %c, %d; .reg .b64 %at, %wide; .reg .pred %p, %q;"
@@ -349,3 +349,33 @@ def test_issued_instructions_are_counted():
     )
     execution = run_ptx(ptx, grid=5, block=64)
     assert execution.issued[:5].tolist() == [10, 10, 100, 100, 100]
+
+
+# Time ---------------------------------------------------------------------------------------------
+
+ENDLESS = """
+    setp.lt.u32 %p, %thread, 40;
+    @!%p bra MEET;
+LOOP:
+    {look}
+    setp.ne.u32 %q, %c, 7;
+    @%q bra LOOP;
+MEET:
+    bar.sync 0;
+"""
+
+
+@pytest.mark.parametrize(
+    "look", ["add.u32 %c, %thread, 8;", "ld.volatile.global.b32 %c, [%array0];"]
+)
+def test_loops_without_an_end(look):
+    body = "mov.u32 %c, 0;" + ENDLESS.format(look=look)
+    with pytest.raises((WatchdogError, DeadlockError)) as caught:
+        results(body, timeout=0.2)
+    text = str(caught.value)
+    assert "threads 0-39 of block (0, 0, 0) run near" in text or "poll for something" in text
+    assert "threads 40-127 of block (0, 0, 0) wait for" in text or "threads 64-127" in text
+    if isinstance(caught.value, WatchdogError):
+        assert "kernel 'kernel' has not ended after 0.2 s" in text
+        assert "PALLASITE_SIMULATOR_TIMEOUT" in text
+    assert (results(COUNT + STORE, timeout=60) < 29).all()

@@ -217,6 +217,7 @@ class _Settings:
             "sanitizer": executor.make_sanitizer(self.sanitize, allocations),
             "statistics": self.statistics,
             "processes": self.processes,
+            "timeout": config.get("simulator_timeout"),
         }
 
     def run(self, launch: Launch) -> tuple[Execution, str]:

@@ -49,5 +49,9 @@ class DeadlockError(SimulationError):
     """No thread of the kernel can go on; the message says who waits for what."""
 
 
+class WatchdogError(SimulationError):
+    """A kernel has not ended in time; the message lists where its threads are."""
+
+
 class SanitizerError(SimulationError):
     """The sanitizer found errors in a kernel; the message lists them."""

@@ -38,8 +38,8 @@ MULTIPROCESSORS = 132
 def execute(compiled: CompiledKernel, inputs: Sequence[Array]) -> list[Array]:
     """Runs a compiled kernel on NumPy arrays; returns its outputs.
 
-    What the kernel prints goes to standard output. The options ``sanitize`` and
-    ``simulator_processes`` say how it is run.
+    What the kernel prints goes to standard output. The options ``sanitize``,
+    ``simulator_processes`` and ``simulator_timeout`` say how it is run.
 
     Raises:
       PallasiteError: what the kernel does has no meaning, or the sanitizer found something.
@@ -56,6 +56,7 @@ def execute(compiled: CompiledKernel, inputs: Sequence[Array]) -> list[Array]:
             sanitizer=sanitizer,
             processes=config.get("simulator_processes"),
             progress=update,
+            timeout=config.get("simulator_timeout"),
         )
         try:
             execution = run(launch)

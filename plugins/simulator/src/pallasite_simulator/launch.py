@@ -20,7 +20,7 @@ from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.memory import GlobalMemory
 from pallasite_simulator.engine.program import Program
 from pallasite_simulator.engine.residency import resident_blocks
-from pallasite_simulator.engine.wave import Wave
+from pallasite_simulator.engine.wave import Watchdog, Wave
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.sanitizer.findings import Findings
 from pallasite_simulator.statistics.traffic import SECTOR_BYTES, Traffic
@@ -62,6 +62,7 @@ class Launch:
       statistics: whether accesses to memory are counted.
       processes: how many processes share the blocks, if nothing stands against it (see
         :func:`pallasite_simulator.parallel.team.obstacle_of`).
+      timeout: after how many seconds a launch that has not ended is an error; None or 0 for never.
       unused_outputs: outputs that the kernel does not get, as it does not use them.
     """
 
@@ -78,11 +79,17 @@ class Launch:
     statistics: bool = False
     processes: int = 1
     unused_outputs: Sequence[Pointer] = ()
+    timeout: float | None = None
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of each block."""
         return self.program.static_shared_bytes + self.dynamic_shared_bytes
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the sanitizer remembers accesses to memory."""
+        return self.sanitizer is not None and self.sanitizer.records
 
     @property
     def order(self) -> Array:
@@ -260,6 +267,7 @@ class _Waves:
         self._parameters = parameters
         self._traffic = traffic
         self._running: list[Wave] = []
+        self._watchdog = Watchdog(launch.timeout) if launch.timeout else None
         self._execution = Execution.empty(launch.program)
         self._late: Array = np.zeros(0, np.int64)
 
@@ -275,8 +283,7 @@ class _Waves:
 
     def _run(self, order: Array) -> None:
         launch, running = self._launch, self._running
-        sanitized = launch.sanitizer is not None
-        size = wave_size(launch.geometry, launch.shared_bytes, sanitized)
+        size = wave_size(launch.geometry, launch.shared_bytes, launch.recorded)
         if launch.program.cancels:
             # Only clusters that do not fit on the chip can be cancelled.
             room = resident_blocks(launch.program, launch.geometry, launch.shared_bytes)
@@ -317,6 +324,7 @@ class _Waves:
             self._traffic,
         )
         wave.cancel_cluster = self._cancel_cluster
+        wave.watchdog = self._watchdog
         return wave
 
     def _cancel_cluster(self) -> int | None:

@@ -14,6 +14,14 @@ def _count(value: Any) -> int:
     return number
 
 
+def _seconds(value: Any) -> float | None:
+    if value is None or str(value).strip().lower() in ("", "none", "off"):
+        return None
+    if isinstance(value, bool) or not 0 <= float(value) < float("inf"):
+        raise ValueError
+    return float(value) or None
+
+
 def _progress(value: Any) -> bool | None:
     if value is None or str(value).strip().lower() == "auto":
         return None
@@ -34,6 +42,15 @@ for _option in (
         _count,
         "a number from 1",
         "how many processes share the blocks of a grid",
+        affects_code=False,
+    ),
+    config.Option(
+        "simulator_timeout",
+        "PALLASITE_SIMULATOR_TIMEOUT",
+        lambda: None,
+        _seconds,
+        "seconds, or 0 or None for no limit",
+        "after what time a kernel that has not ended is an error, which says where its threads are",
         affects_code=False,
     ),
     config.Option(

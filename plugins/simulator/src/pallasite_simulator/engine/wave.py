@@ -8,6 +8,7 @@ number of their next instruction, and are joined again there; :mod:`.schedule` s
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
@@ -22,16 +23,37 @@ from pallasite_simulator.engine.program import BRANCH, EXIT, INDEXED, STEP, TRAP
 from pallasite_simulator.engine.schedule import Schedule
 from pallasite_simulator.engine.wait import Wait
 from pallasite_simulator.engine.warp_barriers import WarpBarriers
-from pallasite_simulator.errors import DeadlockError, SimulationError
+from pallasite_simulator.errors import DeadlockError, SimulationError, WatchdogError
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array, Values
 
 if TYPE_CHECKING:
+    from pallasite.plugin import SourceLocation
     from pallasite_simulator.engine.observer import Observer
     from pallasite_simulator.statistics.traffic import Traffic
 
+_WATCH = 255
+"""Time is looked at when these bits of the number of basic blocks are zero."""
+
 IDLE_ROUNDS = 4
 """How many rounds of polling without any effect make a standstill."""
+
+
+class Watchdog:
+    """A time by which a launch must have ended.
+
+    Attributes:
+      seconds: how long it may take.
+    """
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def late(self) -> bool:
+        """Whether that time is over."""
+        return time.monotonic() > self._end
 
 
 class Wave:
@@ -55,6 +77,7 @@ class Wave:
       traffic: who counts accesses to memory, or None.
       progress: grows with everything that another thread could notice.
       giving_up: which lanes have waited in vain, and may return from that without success once.
+      watchdog: ends launches that take too long; None for no limit.
       clock: instructions executed so far, for the clock registers.
       output: what the kernel printed.
       cancel_cluster: takes a cluster away from those that have not begun; returns the linear
@@ -107,6 +130,7 @@ class Wave:
         self.in_flight: set[int] = set()
         self.progress = 0
         self.giving_up = np.zeros(self.lane_count, np.bool_)
+        self.watchdog: Watchdog | None = None
         self.clock: int = 0
         self.output: list[str] = []
         self.cancel_cluster: Callable[[], int | None] = lambda: None
@@ -241,6 +265,7 @@ class Wave:
                 schedule.end()
             if self._parked and self._retry():
                 continue
+            self._watch()
             if schedule.yielded and self._idle < IDLE_ROUNDS:
                 self._idle = 0 if self.progress != self._seen_progress else self._idle + 1
                 self._seen_progress = self.progress
@@ -260,8 +285,39 @@ class Wave:
 
     def standstill(self) -> DeadlockError:
         """The error for lanes that can never go on."""
+        shown, location = self._situation("poll for something that no thread does, near")
+        return DeadlockError(
+            f"deadlock in kernel {self.program.name!r}: no thread can go on",
+            got="\n    ".join(["", *shown]),
+            hint="find the thread that should have arrived, signalled or copied, and see above"
+            " what it waits for itself",
+            location=location,
+        )
+
+    def _watch(self, running: tuple[int, Lanes] | None = None) -> None:
+        """Raises :class:`WatchdogError` if the launch takes too long."""
+        if self.watchdog is None or not self.watchdog.late:
+            return
+        shown, location = self._situation("run near", running)
+        raise WatchdogError(
+            f"kernel {self.program.name!r} has not ended after {self.watchdog.seconds:g} s",
+            got="\n    ".join(["", *shown]),
+            hint="look for a loop without an end, or allow more time: the option simulator_timeout"
+            " (PALLASITE_SIMULATOR_TIMEOUT, in seconds; 0 for no limit)",
+            location=location,
+        )
+
+    def _situation(
+        self, verb: str, running: tuple[int, Lanes] | None = None
+    ) -> tuple[list[str], SourceLocation | None]:
+        """Where all lanes are, and what those that wait do so for; and the first place."""
         lines: dict[str, list[Array]] = {}
         location = None
+        if running is not None:
+            instruction = self.program.code[running[0]].instruction
+            location = instruction.location
+            text = f"{verb} {instruction.location or instruction.text}"
+            lines[text] = [running[1].numbers]
         for waits in self._parked.values():
             for pc, wait in waits:
                 instruction = self.program.code[pc].instruction
@@ -271,20 +327,13 @@ class Wave:
         for pc, lanes in {**self._schedule.ready, **self._schedule.yielded}.items():
             instruction = self.program.code[pc].instruction
             location = location or instruction.location
-            text = f"poll for something that no thread does, near {instruction.location or pc}"
+            text = f"{verb} {instruction.location or instruction.text}"
             lines.setdefault(text, []).append(lanes.numbers)
         parts = [
             f"{self._crowd(np.unique(np.concatenate(groups)))} {text}"
             for text, groups in lines.items()
         ]
-        shown = parts[:12] + [f"and {len(parts) - 12} more groups"] * (len(parts) > 12)
-        return DeadlockError(
-            f"deadlock in kernel {self.program.name!r}: no thread can go on",
-            got="\n    ".join(["", *shown]),
-            hint="find the thread that should have arrived, signalled or copied, and see above"
-            " what it waits for itself",
-            location=location,
-        )
+        return parts[:12] + [f"and {len(parts) - 12} more groups"] * (len(parts) > 12), location
 
     def _crowd(self, numbers: Array) -> str:
         """``threads 0-31, 64 of block (0, 0, 0) and of 3 more blocks``."""
@@ -313,6 +362,8 @@ class Wave:
                 self._count(start, pc, lanes)
                 start = pc
                 schedule.turn += 1
+                if not schedule.turn & _WATCH:
+                    self._watch((pc, lanes))
                 if ready and schedule.stop(pc):
                     schedule.put(pc, lanes)
                     return
@@ -348,6 +399,8 @@ class Wave:
                     return
                 pc = start = entry.target
                 schedule.turn += 1
+                if not schedule.turn & _WATCH:
+                    self._watch((pc, taken))
                 if ready and schedule.stop(pc):
                     schedule.put(pc, taken)
                     return

@@ -158,14 +158,14 @@ def run_shared(
     sectors = contents[memory.size :].view(np.bool_).reshape(launch.processes, 2, -1)
     if launch.statistics:
         execution.sectors = (sectors[:, 0].any(axis=0), sectors[:, 1].any(axis=0))
-    if sanitizer is not None and _meet(sectors):
+    if sanitizer is not None and sanitizer.records and _meet(sectors):
         return None
     return execution
 
 
 def _flags(launch: Launch, size: int) -> int:
     """Bytes in which each process says which sectors it touches."""
-    if launch.statistics or launch.sanitizer is not None:
+    if launch.statistics or launch.recorded:
         return 2 * -(-size // SECTOR_BYTES)
     return 0
 
@@ -185,7 +185,7 @@ def _chunks(order: Array, launch: Launch) -> list[Array]:
 
 
 def _wave_size(launch: Launch) -> int:
-    return wave_size(launch.geometry, launch.shared_bytes, launch.sanitizer is not None)
+    return wave_size(launch.geometry, launch.shared_bytes, launch.recorded)
 
 
 class _Round:

@@ -84,6 +84,7 @@ class AsyncChecks:
         self.reporter = reporter
         self.report_pending = "async" in groups
         self.report_registers = "registers" in groups
+        self._follows = bool(set(groups) & {"races", "async", "registers", "initialized"})
         self._columns = Columns(ordering)
         self._pending: dict[AsyncOperation, State] = {}
         self._using: dict[AsyncOperation, State] = {}
@@ -105,6 +106,8 @@ class AsyncChecks:
 
     def begin(self, operation: AsyncOperation) -> None:
         """Called for each operation when it begins."""
+        if not self._follows:
+            return
         lanes, clocks = operation.lanes, self.launch.clocks
         if _is_copy(operation):
             time = self._events(operation)
@@ -191,10 +194,13 @@ class AsyncChecks:
             return
         if space == "global" and not (memory.recording and memory.writable(offsets, size)):
             return
-        state = _state(operation)
         reads = kind == "read"
         what = Operation(space, reads, not reads, kind == "atomic", operation.instruction)
         lanes = operation.lanes if owners is None else owners
+        if not self._follows:
+            self.memory.check_pieces(what, lanes, offsets, size)
+            return
+        state = _state(operation)
         if _is_copy(operation):
             memory.check_bounds(what, lanes, offsets, size)
             behind = self.launch.clocks.threads << entries.COLUMN_SHIFT
@@ -278,6 +284,8 @@ class AsyncChecks:
 
     def complete_on(self, operation: AsyncOperation, key: Hashable, lanes: Array | None) -> None:
         """The completion becomes part of a key."""
+        if not self._follows:
+            return
         clocks, state = self.launch.clocks, _state(operation)
         if _is_copy(operation):
             chosen = operation.lanes if lanes is None else lanes
@@ -304,6 +312,8 @@ class AsyncChecks:
         self, operation: AsyncOperation, lanes: Array, places: Array, phases: Array
     ) -> None:
         """The completion of what lanes began becomes part of phases of mbarriers."""
+        if not self._follows:
+            return
         if _is_copy(operation):
             Observer.completions(self.observer, operation, lanes, places, phases)
             return
@@ -353,6 +363,8 @@ class AsyncChecks:
         self, operations: Sequence[AsyncOperation], lanes: Array, reads_only: bool
     ) -> None:
         """Lanes have waited for operations."""
+        if not self._follows:
+            return
         for operation in operations:
             state = _state(operation)
             if _is_copy(operation):
@@ -392,6 +404,8 @@ class AsyncChecks:
 
     def registers(self, operation: AsyncOperation, registers: Sequence[int]) -> None:
         """The operation uses registers until it is waited for."""
+        if not self._follows:
+            return
         state = _state(operation)
         if not registers or not self.report_registers:
             return

@@ -19,12 +19,15 @@ GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers", "o
 - ``outputs``: outputs that the kernel does not write, or reads before.
 """
 
+FAST = ("bounds", "barriers", "outputs")
+"""What ``"fast"`` stands for: checks that cost little, which are on by default."""
+
 FIRST = "first"
 """A further name: the first error ends the launch."""
 
 
 def parse_groups(value: str | bool | Iterable[str]) -> frozenset[str]:
-    """Groups of checks from what a user says: ``"all"``, ``"none"``, a boolean, or names.
+    """Groups of checks from what a user says: ``"all"``, ``"fast"``, ``"none"``, a bool, or names.
 
     :data:`FIRST` among the names is part of the result; with no other name, everything is checked.
 
@@ -38,12 +41,14 @@ def parse_groups(value: str | bool | Iterable[str]) -> frozenset[str]:
     for name in (name.strip().lower() for name in names):
         if name in ("all", "on", "true", "1"):
             found.update(GROUPS)
+        elif name == "fast":
+            found.update(FAST)
         elif name in GROUPS or name == FIRST:
             found.add(name)
         elif name not in ("", "none", "off", "false", "0"):
             raise ConfigError(
                 "there is no such group of checks",
                 got=name,
-                expected="all, none, or some of " + ", ".join((*GROUPS, FIRST)),
+                expected="all, fast, none, or some of " + ", ".join((*GROUPS, FIRST)),
             )
     return frozenset(GROUPS) | found if found == {FIRST} else frozenset(found)

@@ -151,6 +151,11 @@ class LaunchState:
         self.untold: list[Callable[[], None]] = []
         self._prepared = False
 
+    @property
+    def records(self) -> bool:
+        """Whether it remembers accesses to memory."""
+        return bool(self.groups & {"races", "async", "initialized"})
+
     def prepare(self, wave: Wave) -> None:
         """Called with every wave; the first says what the launch is like."""
         if self._prepared:

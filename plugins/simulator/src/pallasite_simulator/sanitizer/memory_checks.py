@@ -62,6 +62,7 @@ class MemoryChecks:
         self._local = np.zeros(-(-memory.local_stride * wave.lane_count // 16) * 16, np.uint8)
         self._new_barriers: list[tuple[Array, Array]] = []
         self._suspicious: Array | None = None
+        self._suspicious_before: Array | None = None
         if self.bounds:
             suspicious = reporter.allocations.suspicious(wave.block_count)
             self._suspicious = suspicious if suspicious.any() else None
@@ -296,6 +297,21 @@ class MemoryChecks:
             positions = positions[outside[inverse]]
             first = int(offsets[positions[0]])
             self.out_of_bounds(lanes[positions], what.reads, first, size, what.instruction)
+
+    def check_pieces(self, what: Operation, lanes: Array, offsets: Array, size: int) -> None:
+        """Reports pieces of any size that are not in one allocation."""
+        if self._suspicious is None or what.space != "shared":
+            return
+        if self._suspicious_before is None:
+            self._suspicious_before = np.append(0, np.cumsum(self._suspicious))
+        counts = self._suspicious_before
+        wrong = counts[(offsets + size - 1 >> 4) + 1] != counts[offsets >> 4]
+        allocations = self.reporter.allocations
+        for offset in np.unique(offsets[wrong]).tolist():
+            start = offset % allocations.stride
+            if not allocations.inside(start, start + size):
+                self.out_of_bounds(lanes[:1], what.reads, offset, size, what.instruction)
+                return
 
     def out_of_bounds(
         self, lanes: Array, reads: bool, offset: int, size: int, instruction: Instruction
