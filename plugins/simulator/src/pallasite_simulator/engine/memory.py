@@ -35,7 +35,11 @@ RANK_SHIFT = 24
 RANK_MASK = (1 << RANK_SHIFT) - 1
 
 POISON = 0xCD
-"""What each byte of uninitialized memory holds: a kernel that counts on zeros is found out."""
+"""What each byte of outputs and scratch holds before the kernel writes them."""
+
+RUBBISH = 0x7B
+"""The same for shared and local memory: a large number in all types, so that a sum or maximum that
+nobody began with zeros is wrong; and another one, so that outputs made of it count as written."""
 
 GUARD = 256
 """Bytes between allocations in global memory that belong to none of them."""
@@ -86,9 +90,9 @@ def aligned_bytes(size: int) -> Array:
     return np.zeros(-(-size // 16) * 16, np.uint8)
 
 
-def poisoned_bytes(size: int) -> Array:
-    """The same of memory that hardware does not zero either: with :data:`POISON` in each byte."""
-    return np.full(-(-size // 16) * 16, POISON, np.uint8)
+def rubbish_bytes(size: int) -> Array:
+    """The same of memory that hardware does not zero either: with :data:`RUBBISH`."""
+    return np.full(-(-size // 16) * 16, RUBBISH, np.uint8)
 
 
 class GlobalMemory:
@@ -201,8 +205,8 @@ class Memory:
         self.local_stride = -(-local_bytes // 16) * 16
         self.regions = {
             "global": global_memory.region,
-            "shared": Region("shared", poisoned_bytes(self.shared_stride * wave.block_count)),
-            "local": Region("local", poisoned_bytes(self.local_stride * wave.lane_count)),
+            "shared": Region("shared", rubbish_bytes(self.shared_stride * wave.block_count)),
+            "local": Region("local", rubbish_bytes(self.local_stride * wave.lane_count)),
             "param": Region("param", parameters),
         }
         self.regions["const"] = self.regions["global"]
