@@ -70,7 +70,7 @@ def test_sizes_of_boxes():
     ("change", "words"),
     [
         ({"address": 8}, ("does not start at a multiple of 16", "0x8")),
-        ({"element_type": 13}, ("unknown element type", "13")),
+        ({"element_type": 16}, ("unknown element type", "16")),
         ({"interleave": 1}, ("interleaved",)),
         ({"swizzle": 7}, ("unknown swizzle",)),
         ({"sizes": (100, 0, 3)}, ("empty or too large", "(100, 0, 3)")),

@@ -8,7 +8,9 @@ import pytest
 from simulator_support import module, run_ptx
 from tensor_programs import k_major, matrix_descriptor, product, run_on_tensor_memory
 
+from pallasite_simulator.engine.tensor_map import TensorMap
 from pallasite_simulator.errors import PtxError, SimulationError
+from pallasite_simulator.launch import Descriptor, Pointer
 from pallasite_simulator.programs import load
 from pallasite_simulator.sanitizer import GROUPS, LaunchState
 
@@ -384,3 +386,61 @@ mbarrier.try_wait.parity.shared.b64 %p6, [done], 0;
         return
     with pytest.raises(SimulationError, match="in tensor memory"):
         run()
+
+
+@pytest.mark.parametrize(
+    ("code", "bits", "padded", "swizzle"),
+    [(13, 4, 8, 0), (14, 4, 16, 0), (14, 4, 16, 3), (15, 6, 16, 0), (15, 6, 16, 3)],
+)
+def test_copies_of_narrow_elements(code, bits, padded, swizzle):
+    rows, row_bytes = 16, 256 * bits // 8
+    source = np.random.default_rng(24).integers(0, 256, (rows, row_bytes), np.uint8)
+    moved = 8 * 128 // 16 * padded
+    body = f"""
+.reg .b32 %r<8>; .reg .b64 %rd<8>; .reg .pred %p<4>;
+.shared .align 8 .b64 done;
+mov.u32 %r0, %tid.x;
+setp.eq.u32 %p0, %r0, 0;
+@%p0 mbarrier.init.shared.b64 [done], 1;
+bar.sync 0;
+mov.u32 %r1, data;
+@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [done], {moved};
+@%p0 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes
+    [%r1], [map_, {{128, 4}}], [done];
+WAIT:
+mbarrier.try_wait.parity.shared.b64 %p1, [done], 0;
+@!%p1 bra WAIT;
+ld.param.u64 %rd1, [out];
+mul.lo.u32 %r2, %r0, 4;
+LOOP:
+add.u32 %r3, %r1, %r2;
+ld.shared.b32 %r4, [%r3];
+cvt.u64.u32 %rd2, %r2;
+add.u64 %rd3, %rd1, %rd2;
+st.global.b32 [%rd3], %r4;
+add.u32 %r2, %r2, 128;
+setp.lt.u32 %p2, %r2, {moved};
+@%p2 bra LOOP;
+"""
+    ptx = module(
+        body, [".align 64 .b8 map_[128]", ".u64 out"], target="sm_100a",
+        variables=".shared .align 1024 .b8 data[1024];\n",
+    )  # fmt: skip
+    out = np.zeros(moved, np.uint8)
+
+    def encode(address):
+        return TensorMap(
+            address, code, (256, rows), (row_bytes,), (128, 8), swizzle=swizzle
+        ).encode()
+
+    array = Pointer(source, "source", writable=False)
+    run_ptx(ptx, Descriptor(0, encode), out, block=32, arrays=[array])
+    half = row_bytes // 2
+    expected = np.zeros((8, 8, padded), np.uint8)
+    expected[..., : bits * 2] = source[4:12, half:].reshape(8, 8, bits * 2)
+    expected = expected.reshape(-1)
+    if swizzle:
+        places = np.arange(moved)
+        swizzled = places ^ ((places >> 7 & 7) << 4)
+        expected = expected[swizzled]
+    np.testing.assert_array_equal(out, expected)

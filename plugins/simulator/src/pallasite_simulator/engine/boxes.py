@@ -307,6 +307,10 @@ class Box:
 @functools.lru_cache(maxsize=1024)
 def box_of(tensor: TensorMap) -> Box:
     """How the boxes of a tensor map are moved."""
+    if tensor.element.group_bytes:
+        from pallasite_simulator.engine.padded_boxes import PaddedBox
+
+        return PaddedBox(tensor)
     return Box(tensor)
 
 

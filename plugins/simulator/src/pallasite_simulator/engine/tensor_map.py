@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import struct
 from typing import Any
 
@@ -24,6 +25,12 @@ MAX_SIZE = 1 << 32
 MAX_STRIDE = 1 << 40
 MAX_ELEMENT_STRIDE = 8
 
+GROUP = 16
+"""Elements of less than a byte come in groups of so many."""
+
+PADDED_BOX = 128
+"""Extent of boxes of such elements that are padded in shared memory."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ElementType:
@@ -35,6 +42,8 @@ class ElementType:
       dtype: how elements are computed with.
       flush: whether reductions take subnormal numbers for zeros.
       round_tf32: whether loads round elements to tf32.
+      group_bytes: of 16 elements in global memory, if these have less than a byte each.
+      padded_bytes: of 16 such elements in shared memory.
     """
 
     code: int
@@ -42,6 +51,8 @@ class ElementType:
     dtype: np.dtype[Any]
     flush: bool = False
     round_tf32: bool = False
+    group_bytes: int = 0
+    padded_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -54,7 +65,7 @@ class ElementType:
         return self.name.startswith(("f", "bf", "tf"))
 
 
-def _element(code: int, name: str, dtype: Any, **options: bool) -> ElementType:
+def _element(code: int, name: str, dtype: Any, **options: Any) -> ElementType:
     return ElementType(code, name, np.dtype(dtype), **options)
 
 
@@ -77,6 +88,16 @@ ELEMENT_TYPES: dict[int, ElementType] = {
     )
 }
 """By number in ``CUtensorMapDataType``."""
+
+NARROW_TYPES: dict[int, ElementType] = {
+    one.code: one
+    for one in (
+        _element(13, "b4x16", np.uint8, group_bytes=8, padded_bytes=8),
+        _element(14, "b4x16_p64", np.uint8, group_bytes=8, padded_bytes=16),
+        _element(15, "b6x16_p32", np.uint8, group_bytes=12, padded_bytes=16),
+    )
+}
+"""Those of elements of less than a byte, which later targets than sm_90 have."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +141,7 @@ SWIZZLES: dict[int, Swizzle] = {
 }
 """By number in ``CUtensorMapSwizzle``; 0 is none."""
 
-PTX_ELEMENT_TYPES: dict[int, int] = {**{n: n for n in range(13)}, 8: 10, 9: 8, 10: 9}
+PTX_ELEMENT_TYPES: dict[int, int] = {**{n: n for n in range(16)}, 8: 10, 9: 8, 10: 9}
 """Numbers of element types in ``tensormap.replace`` (PTX ISA 9.7.9.28) to those above."""
 
 WIDEST_SWIZZLE = 3
@@ -202,7 +223,8 @@ class TensorMap:
     @property
     def element(self) -> ElementType:
         """The element type."""
-        return ELEMENT_TYPES[self.element_type]
+        found = ELEMENT_TYPES.get(self.element_type)
+        return NARROW_TYPES[self.element_type] if found is None else found
 
     @functools.cached_property
     def extents(self) -> tuple[int, ...]:
@@ -214,10 +236,10 @@ class TensorMap:
     @functools.cached_property
     def box_bytes(self) -> int:
         """Bytes that a copy moves, out of bounds or not."""
-        count = self.element.bytes
-        for extent in self.extents:
-            count *= extent
-        return count
+        count = math.prod(self.extents)
+        if self.element.group_bytes:
+            return count // GROUP * self.element.padded_bytes
+        return count * self.element.bytes
 
     @classmethod
     def from_parameter(cls, parameter: TensorMapParameter, address: int) -> TensorMap:
@@ -304,10 +326,10 @@ class TensorMap:
           InvalidValueError: the driver would refuse it.
         """
         require(
-            self.element_type in ELEMENT_TYPES,
+            self.element_type in ELEMENT_TYPES or self.element_type in NARROW_TYPES,
             "unknown element type",
             self.element_type,
-            f"a number below {len(ELEMENT_TYPES)}",
+            f"a number below {len(ELEMENT_TYPES) + len(NARROW_TYPES)}",
         )
         require(not self.interleave, "interleaved layouts are not simulated", self.interleave, "0")
         require(
@@ -347,6 +369,20 @@ class TensorMap:
             "an aligned address",
         )
         inner = self.box[0] * self.element.bytes
+        if self.element.group_bytes:
+            inner = self.box[0] // GROUP * self.element.padded_bytes
+            padded = self.element.padded_bytes > self.element.group_bytes
+            unit = PADDED_BOX if padded else GROUP
+            require(
+                self.sizes[0] % unit == 0
+                and self.box[0] % unit == 0
+                and (not padded or self.box[0] == PADDED_BOX)
+                and set(self.element_strides) == {1},
+                f"elements of type {self.element.name} are moved in groups",
+                f"sizes {self.sizes}, box {self.box}",
+                f"multiples of {unit} elements along the first dimension"
+                + f", of which a box has {PADDED_BOX}" * padded,
+            )
         require(
             inner % 16 == 0,
             "rows of the box are not whole 16-byte pieces",

@@ -8,7 +8,13 @@ import numpy as np
 from pallasite_simulator.binder import U32, U64, Binder, Source
 from pallasite_simulator.engine.lanes import WARP, Lanes
 from pallasite_simulator.engine.program import WHOLE_WARP
-from pallasite_simulator.engine.tensor_map import BYTES, FIELDS, MAX_RANK, PTX_ELEMENT_TYPES
+from pallasite_simulator.engine.tensor_map import (
+    BYTES,
+    FIELDS,
+    MAX_RANK,
+    NARROW_TYPES,
+    PTX_ELEMENT_TYPES,
+)
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.instruction_set import InstructionSet, Step
 from pallasite_simulator.instructions.accesses import (
@@ -88,6 +94,8 @@ def _ordinal(binder: Binder, count: int) -> int:
 def _constant(binder: Binder, name: str, number: int) -> Source:
     operand = binder.operand(number)
     count = _CONSTANTS[name]
+    if name == "elemtype" and binder.program.module.target.startswith("sm_90"):
+        count -= len(NARROW_TYPES)
     if not isinstance(operand, Immediate) or not 0 <= operand.value < count:
         raise binder.error(
             f"the simulator does not know this .{name}",
