@@ -198,7 +198,13 @@ def test_errors_of_kernels_are_reported(
 def test_several_processes_make_the_same_table():
     """Rows come in the order of the catalog, whichever process is quicker."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, ROOT / "examples/demo.py", "gelu_bf16", "vector_add_f32", "--processes=2"]
+    command = [
+        sys.executable,
+        ROOT / "examples/demo.py",
+        "gelu_bf16",
+        "vector_add_f32",
+        "--processes=2",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     _, table = done.stdout.split("\n\n", 1)

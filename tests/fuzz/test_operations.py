@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator
 
-import operations
 import pytest
+from tests.fuzz import operations
 
 
 def _cheap(seed: int, most: int) -> Iterator[tuple[int, str, operations.Program]]:

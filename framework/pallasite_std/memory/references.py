@@ -140,6 +140,8 @@ def index_reference(reference: MemoryReference, indices: Sequence[Any]) -> Memor
         if is_slice and known == 0 and size == layout.shape[dim]:
             dim += 1
             continue
+        if known is None:
+            _check_reach(reference, dim if window is None else free[position])
         if window is not None:
             # A window of a global array may leave the array: TMA fills and clips. Plain accesses
             # check when they happen.
@@ -177,6 +179,18 @@ def index_reference(reference: MemoryReference, indices: Sequence[Any]) -> Memor
         dynamic=tuple(dynamic),
         window=None if window is None else tuple(window),
     )
+
+
+def _check_reach(reference: MemoryReference, axis: int) -> None:
+    """Refuses a computed index along an axis on which an index of 32 bits can wrap around."""
+    buffer = reference.buffer if reference.window is not None else None
+    shape = reference.layout.shape if buffer is None else buffer.shape
+    if shape[axis] >= 2**31:
+        raise UnsupportedError(
+            f"a computed index along dimension {axis}, of {shape[axis]} elements",
+            expected="fewer than 2**31: indices have 32 bits",
+            hint="reshape the array, so that two dimensions share them; offsets have 64 bits",
+        )
 
 
 def _check_place(layout: MemoryLayout, dim: int, start: Any, size: int) -> None:

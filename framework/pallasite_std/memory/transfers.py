@@ -52,7 +52,12 @@ def dense_layout(shape: Sequence[int], vector_limit: int) -> RegisterLayout:
 
 
 def thread_offset(launch: LaunchContext, plan: AccessPlan) -> ir.Value:
-    """The element offset that depends on the thread (i32), computed once for each plan."""
+    """The element offset that depends on the thread, computed once for each plan.
+
+    It has 32 bits if all offsets do, else 64.
+    """
+    largest = sum((term.modulus - 1) * term.stride for term in plan.thread_terms)
+    kind = ops.i32() if largest < 2**31 else ops.i64()
     key = f"thread_offset.{plan.thread_terms}"
 
     lane, warp = launch.lane_id, launch.warp_id
@@ -65,7 +70,7 @@ def thread_offset(launch: LaunchContext, plan: AccessPlan) -> ir.Value:
             value = ops.divide_unsigned(index, term.divisor)
             if term.divisor * term.modulus < limit or limit % (term.divisor * term.modulus):
                 value = ops.remainder_unsigned(value, term.modulus)
-            value = ops.multiply(value, term.stride)
+            value = ops.multiply(ops.cast_integer(value, kind), term.stride)
             total = value if total is None else ops.add(total, value)
         return ops.i32_constant(0) if total is None else total
 

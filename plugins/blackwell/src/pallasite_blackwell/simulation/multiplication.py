@@ -28,7 +28,6 @@ from pallasite_simulator.instructions import tensor_core
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array
 
-
 _RATES = {
     "f16": "f16",
     "tf32": "tf32",
