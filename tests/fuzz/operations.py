@@ -1,6 +1,6 @@
 """Random calls of ``pallasite.ops``, compared with NumPy in float64.
 
-    python -m tests.fuzz.operations --seed 0 --count 200
+    python -m tests.fuzz operations --seed 0 --count 200
 
 runs so many programs for the targets of all installed plugins, on the simulator where there is no
 GPU, and prints those that are wrong, each with the options that run it alone. A program is an
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from tests.fuzz import references
+from tests.fuzz import _references as references
 
 import pallasite
 from pallasite import ops

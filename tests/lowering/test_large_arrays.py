@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -40,8 +42,7 @@ def test_offsets_of_lanes_have_64_bits():
         out_ref[...] = x_ref[:, lax.axis_index("block")]
 
     ptx = _compiled(_kernel(column, (128,), 8), (128, 2**26)).ptx
-    assert f"mul.wide.u32 \t%rd5, %r3, {2**26}" in ptx or f", {2**26};" in ptx
-    assert "shl.b32" not in ptx
+    assert re.search(rf"mul\.wide\.u32 .*, {2**26};", ptx)
 
 
 def _by_index(x_ref, out_ref):
