@@ -98,12 +98,6 @@ def _check_grid(grid_mapping: Any, location: SourceLocation | None) -> None:
             expected="a grid of Python integers",
             location=location,
         )
-    if grid_mapping.num_index_operands:
-        raise UnsupportedError(
-            "pallas_call with scalar prefetch operands",
-            hint="pass them as inputs in GMEM and read them in the kernel",
-            location=location,
-        )
 
 
 def _is_parallel(
@@ -138,8 +132,8 @@ def pallas_call_spec(
     """The kernel that a ``pl.pallas_call`` equation stands for.
 
     Args:
-      jaxpr: the kernel; its inputs are references to the blocks of inputs and outputs, then the
-        scratch references.
+      jaxpr: the kernel; its inputs are references to scalar prefetch operands (which index maps
+        read too), to the blocks of inputs and outputs, then the scratch references.
       grid_mapping: the grid and the block mappings.
       params: compiler parameters.
       name: the kernel's name; that of its function if None.
@@ -174,7 +168,8 @@ def pallas_call_spec(
         kernel_name=name,
     )
     num_inputs = grid_mapping.num_inputs
-    scratch = [var.aval for var in jaxpr.invars[len(mappings) :]]
+    prefetched = grid_mapping.num_index_operands
+    scratch = [var.aval for var in jaxpr.invars[prefetched + len(mappings) :]]
 
     def positions(sequential: Sequence[Any]) -> list[Any]:
         """The program's position in the whole grid, given that in its sequential axes."""
@@ -185,11 +180,10 @@ def pallas_call_spec(
             result[axis] = lax.axis_index(mesh.grid_names[rank])
         return result
 
-    def block_spec(mapping: Any) -> BlockSpec:
+    def block_spec(mapping: Any, tables: Sequence[Any]) -> BlockSpec:
         def index_map(*sequential: Any) -> tuple[Any, ...]:
-            return tuple(
-                evaluate(mapping.index_map_jaxpr, positions(sequential), purpose="pallas_call")
-            )
+            arguments = [*positions(sequential), *tables]
+            return tuple(evaluate(mapping.index_map_jaxpr, arguments, purpose="pallas_call"))
 
         return BlockSpec(
             mapping.block_shape,
@@ -199,13 +193,16 @@ def pallas_call_spec(
             **_own_fields(mapping),
         )
 
-    def run(gmem_refs: Sequence[Any], *scratch_refs: Any) -> None:
+    def run(every_ref: Sequence[Any], *scratch_refs: Any) -> None:
+        # Scalars stay where they are: all threads read them through the cache.
+        tables, gmem_refs = every_ref[:prefetched], every_ref[prefetched:]
+
         def step(sequential: Sequence[Any], *refs: Any) -> None:
             whole = positions(sequential)
             views = [_block_view(ref, mapping) for ref, mapping in zip(refs, mappings, strict=True)]
             evaluate(
                 jaxpr,
-                [*views, *scratch_refs],
+                [*tables, *views, *scratch_refs],
                 program_id=lambda axis: whole[own_axes[axis]],
                 axis_index={names[axis]: whole[axis] for axis in sequential_axes},
                 purpose="pallas_call",
@@ -214,8 +211,8 @@ def pallas_call_spec(
         emit_pipeline(
             step,
             grid=[grid[axis] for axis in sequential_axes],
-            in_specs=[block_spec(mapping) for mapping in mappings[:num_inputs]],
-            out_specs=[block_spec(mapping) for mapping in mappings[num_inputs:]],
+            in_specs=[block_spec(mapping, tables) for mapping in mappings[:num_inputs]],
+            out_specs=[block_spec(mapping, tables) for mapping in mappings[num_inputs:]],
             max_concurrent_steps=params.max_concurrent_steps,
         )(*gmem_refs)
 
@@ -226,9 +223,13 @@ def pallas_call_spec(
             run(gmem_refs)
 
     avals = [mapping.array_aval for mapping in mappings]
+    tables = [
+        _jax.ShapedArray(variable.aval.shape, variable.aval.dtype)
+        for variable in jaxpr.invars[:prefetched]
+    ]
     spec, captured = trace_kernel(
         body,
-        avals[:num_inputs],
+        [*tables, *avals[:num_inputs]],
         [_jax.ShapedArray(aval.shape, aval.dtype) for aval in avals[num_inputs:]],
         name=name or jaxpr.debug_info.func_name,
         mesh=mesh,
