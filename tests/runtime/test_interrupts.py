@@ -1,0 +1,155 @@
+"""Ctrl-C at any point of compiling and running: nothing is half done, and the next call works."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasite
+from pallasite import config, forks, plugins
+from pallasite import gpu as plgpu
+from pallasite.runtime import clear_memory
+from pallasite_simulator import simulate
+
+X = jax.ShapeDtypeStruct((128,), jnp.float32)
+
+
+def kernel():
+    @plgpu.kernel(out_type=X)
+    def scaled(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2.5
+
+    return scaled
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the n-th call of a Python function in this thread."""
+
+    def __init__(self, last=None):
+        self.calls = 0
+        self.last = last
+
+    def __call__(self, frame, event, argument):
+        if event == "call":
+            self.calls += 1
+            if self.calls == self.last:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    def run(self, function):
+        """Runs a function; returns whether it was interrupted."""
+        sys.setprofile(self)
+        try:
+            function()
+        except KeyboardInterrupt:
+            return True
+        except Exception as error:  # JAX turns what a callback raises into an error of its own.
+            if "KeyboardInterrupt" not in str(error):
+                raise
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+
+def points(function, count, seed):
+    """How many calls a function makes, and some of them."""
+    counted = Interrupter()
+    assert not counted.run(function)
+    return sorted(random.Random(seed).sample(range(1, counted.calls), count))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path):
+    names = [plugin.name for plugin in plugins.plugins() if plugin.distribution == "in process"]
+    clear_memory()
+    with config.scoped(cache_dir=tmp_path, disabled_plugins=names, target="sm_90"):
+        yield
+    clear_memory()
+
+
+def all_is_well(folder, expected):
+    """No lock is kept, nothing half-written is left, and kernels are what they were."""
+    assert not forks._busy
+    assert not list(folder.rglob(".tmp-*"))
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clear_memory()
+        found.append(pallasite.compile(kernel(), X).ptx)
+    assert found == [expected]
+    thread = threading.Thread(target=lambda: found.append(plugins.registry()), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("part", ["first plugins", "compile"])
+def test_compiling(tmp_path, part):
+    expected = pallasite.compile(kernel(), X).ptx
+
+    def compile_anew():
+        clear_memory()
+        for path in tmp_path.rglob("*.kernel"):
+            path.unlink()
+        if part == "first plugins":  # They are asked, and the registry is built.
+            plugins.refresh()
+            plugins.registry()
+            plugins.manager().stores()
+        else:
+            pallasite.compile(kernel(), X)
+
+    compile_anew()
+    interrupted = 0
+    for last in points(compile_anew, 6, seed=3):
+        interrupted += Interrupter(last).run(compile_anew)
+        assert {one.state for one in plugins.plugins()} <= {"loaded", "found", "disabled"}
+        all_is_well(tmp_path, expected)
+    assert interrupted >= 5
+
+
+def test_finding_on_disk(tmp_path):
+    expected = pallasite.compile(kernel(), X).ptx
+
+    def find():
+        clear_memory()
+        pallasite.compile(kernel(), X)
+
+    for last in points(find, 10, seed=5):
+        Interrupter(last).run(find)
+        all_is_well(tmp_path, expected)
+
+
+def test_running():
+    compiled = pallasite.compile(kernel(), X)
+    x = np.random.default_rng(0).normal(size=128).astype(np.float32)
+
+    def run():
+        (out,) = simulate(compiled, x).outputs
+        np.testing.assert_array_equal(out, x * np.float32(2.5))
+
+    run()
+    for last in points(run, 12, seed=7):
+        Interrupter(last).run(run)
+        run()
+
+
+def test_called_by_a_program():
+    """The interrupt reaches whoever called, or the call had ended; then all works as before."""
+    x = jnp.arange(128, dtype=jnp.float32)
+    program = jax.jit(kernel())
+
+    def run():
+        np.testing.assert_array_equal(program(x), np.arange(128) * np.float32(2.5))
+
+    run()
+    for last in points(run, 6, seed=9):
+        Interrupter(last).run(run)
+        run()
