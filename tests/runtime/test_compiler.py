@@ -367,3 +367,39 @@ def test_kernels_are_not_kept_if_a_plugin_fails_meanwhile(fake, tmp_path, monkey
     clear_memory()
     compile_kernel(spec_of(3.0))
     assert len(fake) == 3 and len(entries(tmp_path)) == 2
+
+
+FIND = """
+import hashlib, sys
+from sample_kernels import CASES
+import pallasite
+from pallasite.runtime import cache_info
+make, args = CASES["scaled"]
+digest, read = hashlib.file_digest, []
+hashlib.file_digest = lambda file, name: read.append(file.name) or digest(file, name)
+opened = []
+sys.addaudithook(lambda event, what: opened.append(str(what[0])) if event == "open" else None)
+pallasite.compile(make(), *args, target="sm_90")
+packages = [name for name in sys.modules if name.startswith("pallasite")]
+data = [path for path in opened if not path.endswith((".py", ".pyc", ".zip"))]
+print(cache_info().disk_hits, len(read), len(packages), len(data))
+"""
+
+
+def test_a_hit_reads_no_code_and_imports_little(tmp_path):
+    """What was hashed before is not read again, and nothing is imported that only compiles."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PALLASITE_")},
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PALLASITE_CACHE_DIR": str(tmp_path),
+        "JAX_PLATFORMS": "cpu",
+    }
+    found = []
+    for _ in range(2):
+        command = [sys.executable, "-c", FIND]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        found.append([int(word) for word in done.stdout.split()])
+    (first_hits, first_read, *_), (hits, read, packages, data) = found
+    assert (first_hits, hits) == (0, 1)
+    assert first_read > 100 and read == 0
+    assert packages < 120 and data < 120, found
