@@ -105,6 +105,22 @@ def test_texts_need_not_be_kept_but_may_be(fake):
     assert compile_kernel(spec, keep=False) is kernel
     other = spec_of(3.0)
     assert compile_kernel(other, keep=False) is not compile_kernel(other, keep=True)
+    assert len(fake) == 3
+
+
+def test_a_kernel_that_is_traced_again_needs_no_texts_but_may_have_them(fake, tmp_path):
+    kernel = compile_kernel(spec_of(), keep=True)
+    assert compile_kernel(spec_of(), keep=False) is kernel
+    assert cache_info() == CacheInfo(memory_hits=1, compiles=1)
+    clear_memory()
+    compile_kernel(spec_of(), keep=False)
+    assert cache_info() == CacheInfo(disk_hits=1)
+    compile_kernel(spec_of(), keep=True)
+    assert cache_info() == CacheInfo(disk_hits=2)
+    clear_memory()
+    compile_kernel(spec_of(), assemble=True, keep=False)
+    assert cache_info() == CacheInfo(compiles=1)
+    assert len(entries(tmp_path)) == 2
 
 
 def test_target_of_the_kernel_and_of_the_call(fake):

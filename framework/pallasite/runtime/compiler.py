@@ -181,43 +181,52 @@ def forget_kernels() -> None:
 def _find_or_compile(request: _Request) -> CompiledKernel:
     _watch_code()
     try:
-        key = content_key(request)
+        keys = _content_keys(request)
     except Unkeyable:
         _count("unkeyable")
         return _compile(request)
     with _lock:
-        found = _by_content.get(key)
+        found = next((one for one in map(_by_content.get, keys) if one is not None), None)
     if found is not None:
         _count("memory_hits")
         return found
     store = _store()
-    kernel = _read(store, key) if store is not None else None
+    kernel = None
+    if store is not None:
+        kernel = next((one for key in keys if (one := _read(store, key)) is not None), None)
     if kernel is None:
         kernel = _compile(request)
         if store is not None:
-            _write(store, request, key, kernel)
+            _write(store, request, keys[0], kernel)
     else:
         _count("disk_hits")
     with _lock:
-        _by_content.put(key, kernel)
+        _by_content.put(keys[0], kernel)
     return kernel
 
 
-def content_key(request: _Request) -> str:
-    """SHA-256, in hexadecimal, of all that the result of a compilation depends on.
+def _content_keys(request: _Request) -> list[str]:
+    """A key of all that the result of a compilation depends on, then that of a result which has
+    texts in addition, if this one has none: SHA-256 in hexadecimal.
 
     Raises:
       Unkeyable: something that cannot be compared between processes.
     """
-    settings = (request.assemble, request.disassemble, request.keep)
-    keys = _keys()
-    if keys is None:
+    source = _keys()
+    if source is None:
         raise Unkeyable("no plugin says what kernels are")
     parts = [
-        *keys.canonical_parts((request.spec, request.target, settings, request.mesh_axes)),
-        keys.environment_text(assemble=request.assemble),
+        *source.canonical_parts((request.spec, request.target, request.mesh_axes)),
+        source.environment_text(assemble=request.assemble),
     ]
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+    whole = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass"))
+    keys = []
+    for keep in (False, True):
+        if keep or not request.keep:
+            one = whole.copy()
+            one.update(f"\0{(request.assemble, request.disassemble, keep)}".encode())
+            keys.append(one.hexdigest())
+    return keys
 
 
 def _keys() -> Any:
@@ -310,7 +319,7 @@ def _read(store: DiskCache, key: str) -> CompiledKernel | None:
 def _write(store: DiskCache, request: _Request, key: str, kernel: CompiledKernel) -> None:
     """Keeps a kernel, unless it may be from other code than the key says."""
     try:
-        if content_key(request) != key or not _keys().files_unchanged():
+        if _content_keys(request)[0] != key or not _keys().files_unchanged():
             return  # A plugin has failed meanwhile, or files were edited.
         data = serialization.dumps(kernel)
     except (TypeError, Unkeyable):
