@@ -157,6 +157,5 @@ def _unit(product: Product, m: int, *, pair: bool) -> int:
     """What columns of one block are a multiple of (PTX ISA, "Shapes of matrices")."""
     if product.scale is not None:
         return 8
-    if pair or m != 64 or (product.kind == "i8" and m != 64):
-        return 16
-    return 16 if product.sparse or product.kind == "i8" else 8
+    narrow = m == 64 and not pair and not product.sparse and product.kind != "i8"
+    return 8 if narrow else 16

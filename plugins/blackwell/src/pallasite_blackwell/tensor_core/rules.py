@@ -27,7 +27,7 @@ from pallasite_blackwell.tensor_core import products as prim
 from pallasite_blackwell.tensor_core.descriptors import CHUNK, SharedOperand, shared_operand
 from pallasite_blackwell.tensor_core.pairs import commit, issuer
 from pallasite_blackwell.tensor_core.plan import ProductPlan, Tile, plan_product
-from pallasite_blackwell.tensor_core.types import Product, operand_bits, product_of
+from pallasite_blackwell.tensor_core.types import Product, product_of
 from pallasite_blackwell.tensor_memory import layouts
 from pallasite_blackwell.tensor_memory.layouts import CELL_BITS, ROWS
 from pallasite_blackwell.tensor_memory.references import (
@@ -87,11 +87,11 @@ def _mma(
     if in_shared:
         operand = shared_operand(left, plan.row_blocks, product.depth_of_a, "a")
     else:
-        operand = _left_in_tensor_memory(left, product, pair=pair)
+        operand = _left_in_tensor_memory(left, product)
     shared_right = shared_operand(right, plan.column_blocks, product.depth, "b")
     _check_contiguous(product, operand, shared_right)
     if scales[0] is not None and scales[1] is not None:
-        _check_scales(product, scales[0], scales[1], target.matrix, pair=pair)
+        _check_scales(scales[0], scales[1], target.matrix, pair=pair)
     if sparse is not None:
         _check_metadata(product, sparse, target.matrix[0], depth)
     flag = None if accumulate is None else _known(ctx.scalar(accumulate))
@@ -134,9 +134,7 @@ def _known(flag: ir.Value) -> ir.Value | bool:
 # Checks -------------------------------------------------------------------------------------------
 
 
-def _left_in_tensor_memory(
-    memory: TensorMemoryReference, product: Product, *, pair: bool
-) -> _InTensorMemory:
+def _left_in_tensor_memory(memory: TensorMemoryReference, product: Product) -> _InTensorMemory:
     if product.scale is not None:
         raise UnsupportedError(
             "a product with scales whose a is in tensor memory", expected="a in shared memory"
@@ -154,7 +152,6 @@ def _left_in_tensor_memory(
             expected=str(expected),
             hint="plgpu.TMEM((m, k), dtype, packed=True)",
         )
-    del pair
     return _InTensorMemory(memory)
 
 
@@ -173,7 +170,6 @@ def _check_contiguous(product: Product, left: _Left, right: SharedOperand) -> No
 
 
 def _check_scales(
-    product: Product,
     a_scale: TensorMemoryReference,
     b_scale: TensorMemoryReference,
     shape: tuple[int, int],
@@ -212,7 +208,6 @@ def _check_scales(
             got=f"{a_scale.shape[1]} scales along k",
             expected="a multiple of 4",
         )
-    del product
 
 
 def _check_metadata(
@@ -226,7 +221,7 @@ def _check_metadata(
             expected=f"shape {expected} in {layouts.SPARSE_METADATA}",
             hint="plgpu.TMEM(shape, jnp.uint2, layout=plgpu.TMEMLayout.SPARSE_METADATA_LAYOUT)",
         )
-    if operand_bits(metadata.dtype) and np.dtype(metadata.dtype).name not in ("uint2", "int2"):
+    if np.dtype(metadata.dtype).name not in ("uint2", "int2"):
         raise InvalidTypeError(
             "a_sparse_metadata is not of numbers of 2 bits", got=metadata.dtype, expected="uint2"
         )
