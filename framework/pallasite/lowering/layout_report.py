@@ -94,7 +94,7 @@ class Insertion:
       location: the line before whose primitive it comes.
       primitive: name of the primitive.
       what: ``fence`` (ordinary stores before asynchronous operations, and a barrier), ``barrier``
-        (of the lanes of a thread), or what a plugin adds, such as ``wait for wgmma``.
+        (of the lanes of a thread), or what a plugin adds, such as a wait for MMAs.
     """
 
     location: SourceLocation | None
