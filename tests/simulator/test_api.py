@@ -320,3 +320,22 @@ def test_tensor_maps():
     )
     run_ptx(TILE, [TensorArgument(x, tile), o], block=256)
     np.testing.assert_array_equal(o.reshape(16, 16), x[20:36, 8:24])
+
+
+def test_structures_by_value():
+    ptx = TILE.replace("m[128], .param .u64 o", "m[192]").replace("[o];", "[m+136];")
+    x = np.arange(64 * 64, dtype=np.int32).reshape(64, 64)
+    o = np.zeros(256, np.int32)
+    tile = TensorMap(address=0, element_type=3, sizes=(64, 64), strides=(256,), box=(16, 16))
+    run_ptx(ptx, [[TensorArgument(x, tile), np.int32(3), o, b"tail"]], block=256)
+    np.testing.assert_array_equal(o.reshape(16, 16), x[4:20, 8:24])
+
+
+def test_kernels_that_cannot_be_read_do_not_matter_to_others():
+    good = module(".reg .b64 %p; ld.param.u64 %p, [o]; st.global.b32 [%p], 7;", [".u64 o"])
+    both = good + "\n.visible .entry broken()\n{\n  mov.b32 %never, 1;\n}\n"
+    o = np.zeros(1, np.int32)
+    run_ptx(both, [o], name="kernel")
+    assert o[0] == 7
+    with pytest.raises(pallasite_simulator.PtxError, match="%never"):
+        run_ptx(both, [], name="broken")

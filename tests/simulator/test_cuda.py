@@ -136,3 +136,13 @@ def test_pipeline_and_its_end():
     found = sanitize_ptx(compiled("idioms.cu"), x, y, np.int32(5), name="pipelined", block=128)
     assert found == ""
     np.testing.assert_array_equal(y, x[:, ::-1])
+
+
+def test_blocks_synchronize():
+    x = np.random.default_rng(9).integers(0, 1 << 30, 6 * 64).astype(np.int32)
+    between, y = np.zeros_like(x), np.zeros_like(x)
+    found = sanitize_ptx(
+        compiled("grid_sync.cu"), x, between, y, np.int32(5), name="rotated", grid=6, block=64
+    )
+    assert found == ""
+    np.testing.assert_array_equal(y, np.roll(x, -33 * 5))

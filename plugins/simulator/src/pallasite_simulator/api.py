@@ -7,13 +7,14 @@ import math
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from pallasite.plugin import InvalidValueError, Target, config
 from pallasite.plugin.runtime import CompiledKernel, LaunchDevice, hidden_operands
 from pallasite_simulator import executor, progress
+from pallasite_simulator.arguments import Composed
 from pallasite_simulator.engine.geometry import Extent, Geometry
 from pallasite_simulator.engine.program import Program
 from pallasite_simulator.engine.tensor_map import TensorMap
@@ -142,7 +143,8 @@ def run_ptx(
       arguments: one for each parameter: a contiguous NumPy array for a pointer, which the kernel
         may change; the same array several times means the same memory. A NumPy scalar, a number
         (taken as the type of the parameter) or bytes by value. A :class:`TensorArgument` for a
-        TMA descriptor. None for a null pointer.
+        TMA descriptor. None for a null pointer. A list of such things for a structure by value;
+        descriptors in it are aligned to 64 bytes, pointers to 8, NumPy scalars to their size.
       grid, block, cluster: extents x, y, z; ``grid`` counts blocks. Missing ones are 1.
       shared_memory_bytes: dynamic shared memory of each block.
       name: of the kernel; may be left out if the module has only one.
@@ -324,17 +326,59 @@ def _arguments(program: Program, arguments: Sequence[Any]) -> tuple[list[Argumen
             pointers.append(Pointer(array, f"argument {number}", array.flags.writeable))
         return places[id(array)]
 
+    def converted(argument: Any, number: int) -> Argument:
+        if isinstance(argument, np.ndarray):
+            return Shared(place_of(argument, number))
+        if isinstance(argument, TensorArgument):
+            return Descriptor(place_of(argument.array, number), _encoder(argument.map))
+        if isinstance(argument, list | tuple):
+            size = 0
+            if number < len(program.parameters):
+                size = program.parameters[number][0].bytes
+            return _structure([converted(one, number) for one in argument], size)
+        return cast(Argument, argument)
+
     values: list[Argument] = []
     for number, argument in enumerate(arguments):
-        if isinstance(argument, np.ndarray):
-            values.append(Shared(place_of(argument, number)))
-        elif isinstance(argument, TensorArgument):
-            values.append(Descriptor(place_of(argument.array, number), _encoder(argument.map)))
-        elif isinstance(argument, int | float) and number < len(program.parameters):
+        if isinstance(argument, int | float) and number < len(program.parameters):
             values.append(_scalar(argument, program.parameters[number][0], number))
         else:
-            values.append(argument)
+            values.append(converted(argument, number))
     return values, pointers
+
+
+def _structure(parts: Sequence[Argument], size: int) -> Composed:
+    """A structure by value of at least ``size`` bytes; its parts are where C puts them."""
+
+    def contents_of(part: Argument, addresses: Sequence[int]) -> tuple[int, bytes]:
+        """The alignment of a part, and what it holds."""
+        if isinstance(part, Shared):
+            return 8, addresses[part.array].to_bytes(8, "little")
+        if isinstance(part, Descriptor):
+            return 64, part.encode(addresses[part.array])
+        if isinstance(part, Composed):
+            return 8, part.encode(addresses)
+        if part is None:
+            return 8, bytes(8)
+        if isinstance(part, bytes):
+            return 1, part
+        if isinstance(part, np.generic):
+            return part.itemsize, part.tobytes()
+        raise InvalidValueError(
+            "this cannot be a part of a structure",
+            got=type(part).__name__,
+            expected="an array, a TensorArgument, a NumPy scalar, bytes, None, or a list of these",
+        )
+
+    def encode(addresses: Sequence[int]) -> bytes:
+        contents = b""
+        for part in parts:
+            alignment, held = contents_of(part, addresses)
+            contents += bytes(-len(contents) % alignment) + held
+        # C pads structures to their alignment, which is at most that of a descriptor.
+        return contents + bytes(size - len(contents) if 0 < size - len(contents) < 64 else 0)
+
+    return Composed(encode)
 
 
 def _encoder(map: TensorMap) -> Any:

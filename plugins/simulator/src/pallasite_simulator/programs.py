@@ -56,7 +56,7 @@ def _comparable(rules: Mapping[str, InstructionRule]) -> _Rules:
 
 @functools.lru_cache(maxsize=64)
 def _load(ptx: str, name: str | None, multiprocessors: int, rules: _Rules) -> Program:
-    module = parse(ptx)
+    module = parse(ptx, tolerant=True)
     if name is None:
         kernels = [f.name for f in module.functions if f.entry and f.body is not None]
         if len(kernels) != 1:

@@ -118,6 +118,8 @@ class _Inliner:
             raise _error(
                 call, "recursive calls are not supported", got=" > ".join((*callers, callee.name))
             )
+        if function.error is not None:
+            raise function.error
         if function.entry:
             raise _error(call, "a kernel cannot be called", got=callee.name)
         assert function.body is not None

@@ -26,6 +26,7 @@ from pallasite_simulator.ptx.syntax import (
     Position,
     Register,
     Special,
+    Statement,
     Symbol,
     Variable,
 )
@@ -87,6 +88,8 @@ class Program:
         ``parameter_bytes``.
       static_shared_bytes: of shared variables of known size, and of the guards behind them.
       guard_bytes: of these guards.
+      grid_workspace: address of what the driver gives to grids whose blocks synchronize (in
+        ``%envreg1`` and ``%envreg2``): a size and a barrier, zeros; 0 if it is not used.
       local_bytes: of each lane's local memory.
       multiprocessors: of the chip that it is for.
       source: the PTX of the module, if it is known.
@@ -126,6 +129,7 @@ class Program:
         self.parameter_bytes = 0
         self.static_shared_bytes: int = 0
         self.guard_bytes: int = 0
+        self.grid_workspace: int = 0
         self.local_bytes = 0
         for register in self.function.registers:
             self.register(register)
@@ -187,6 +191,8 @@ class Program:
         kernels = [f for f in self.module.functions if f.entry and f.body is not None]
         for function in kernels:
             if function.name == name:
+                if function.error is not None:
+                    raise function.error
                 return function
         raise PtxError(
             f"there is no kernel {name!r}",
@@ -236,6 +242,8 @@ class Program:
                 place = -(-shared // max(one.alignment, 16)) * max(one.alignment, 16)
                 self._symbols[one.name] = ("shared", place)
                 self.static_shared_bytes = max(self.static_shared_bytes, place - SHARED_BASE)
+        if any(map(_names_environment, self.function.body or ())):
+            self.grid_workspace = self._layout.allocate("grid workspace", 64, 64)
         for number, function in enumerate(self.module.functions):
             self._symbols.setdefault(function.name, ("function", GLOBAL_BASE >> 8 | number))
 
@@ -329,6 +337,12 @@ def successors(entry: Entry) -> tuple[int, ...]:
     if entry.kind == BRANCH:
         return (entry.target,)
     return entry.table if entry.kind == INDEXED else ()
+
+
+def _names_environment(statement: Statement) -> bool:
+    return isinstance(statement, Instruction) and any(
+        isinstance(one, Special) and one.name.startswith("%envreg") for one in statement.operands
+    )
 
 
 def reads_clock(operands: tuple[Operand, ...]) -> bool:

@@ -115,6 +115,10 @@ _SCALARS: dict[str, Callable[[Wave], Values]] = {
     "%reserved_smem_offset_begin": lambda wave: np.uint32(0),
     "%reserved_smem_offset_end": lambda wave: np.uint32(1024),
     "%reserved_smem_offset_cap": lambda wave: np.uint32(1024),
+    # As cooperative groups expect it of the driver.
+    "%envreg0": lambda wave: np.uint32(0),
+    "%envreg1": lambda wave: np.uint32(wave.program.grid_workspace >> 32),
+    "%envreg2": lambda wave: np.uint32(wave.program.grid_workspace & 0xFFFFFFFF),
     "%current_graph_exec": lambda wave: np.uint64(0),
 }
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import re
 
+from pallasite_simulator.errors import PtxError
 from pallasite_simulator.ptx.bodies import Body
 from pallasite_simulator.ptx.constants import plain_integer
 from pallasite_simulator.ptx.declarations import VARIABLE_SPACES, read_variables
@@ -27,7 +28,7 @@ _LINKING = (".extern", ".visible", ".weak", ".common")
 
 
 @functools.lru_cache(maxsize=32)
-def parse(text: str) -> Module:
+def parse(text: str, *, tolerant: bool = False) -> Module:
     """The syntax tree of a PTX module.
 
     Modules are kept for the latest texts, so that the same text gives the same module again: it
@@ -35,19 +36,22 @@ def parse(text: str) -> Module:
 
     Args:
       text: a whole module, from ``.version`` on.
+      tolerant: whether functions that cannot be read are kept with their errors, so that others of
+        the module can be used.
 
     Raises:
       PtxError: the text is no PTX, uses a name that it does not declare, or has something that the
         simulator cannot represent.
     """
-    return _Parser(text).module()
+    return _Parser(text, tolerant).module()
 
 
 class _Parser:
     """Reads the directives of a module; bodies of functions come last, when all names are known."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, tolerant: bool):
         self.reader = Reader(text)
+        self.tolerant = tolerant
         self.address_size = 32
         self.variables: dict[str, Variable] = {}
         self.headers: dict[str, Header] = {}
@@ -202,7 +206,7 @@ class _Parser:
             if header.body is None:
                 functions[name] = _declaration(header)
             else:
-                functions[name] = Body(
+                body = Body(
                     reader,
                     header,
                     header.body,
@@ -211,7 +215,15 @@ class _Parser:
                     callable_,
                     locations,
                     self.address_size // 8,
-                ).read()
+                )
+                try:
+                    functions[name] = body.read()
+                except PtxError as error:
+                    if not self.tolerant:
+                        raise
+                    functions[name] = dataclasses.replace(
+                        _declaration(header), body=(), error=error
+                    )
         for alias, name in self.aliases.items():
             functions[alias] = dataclasses.replace(functions[name], name=alias)
         return tuple(functions.values())

@@ -224,6 +224,7 @@ class Function:
       registers: all declared registers.
       variables: declared inside (``local``, ``shared``, ``param`` and others), renamed if needed.
       body: the statements, scopes flattened; None for a declaration.
+      error: why the body could not be read; it is empty then.
     """
 
     name: str
@@ -235,6 +236,7 @@ class Function:
     variables: tuple[Variable, ...]
     body: tuple[Statement, ...] | None
     position: Position
+    error: Exception | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
