@@ -179,9 +179,9 @@ def forget_kernels() -> None:
 
 
 def _find_or_compile(request: _Request) -> CompiledKernel:
-    _watch_code()
+    code = _watch_code()
     try:
-        keys = _content_keys(request)
+        keys = _content_keys(request, code)
     except Unkeyable:
         _count("unkeyable")
         return _compile(request)
@@ -205,9 +205,13 @@ def _find_or_compile(request: _Request) -> CompiledKernel:
     return kernel
 
 
-def _content_keys(request: _Request) -> list[str]:
+def _content_keys(request: _Request, code: int | None = None) -> list[str]:
     """A key of all that the result of a compilation depends on, then that of a result which has
     texts in addition, if this one has none: SHA-256 in hexadecimal.
+
+    Args:
+      request: what is compiled.
+      code: the number of the present state of the code of plugins, if that is known.
 
     Raises:
       Unkeyable: something that cannot be compared between processes.
@@ -217,7 +221,7 @@ def _content_keys(request: _Request) -> list[str]:
         raise Unkeyable("no plugin says what kernels are")
     parts = [
         *source.canonical_parts((request.spec, request.target, request.mesh_axes)),
-        source.environment_text(assemble=request.assemble),
+        source.environment_text(assemble=request.assemble, code=code),
     ]
     whole = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass"))
     keys = []
@@ -237,8 +241,9 @@ def _keys() -> Any:
         return None
 
 
-def _watch_code() -> None:
-    """Forgets what was compiled by code of plugins that was changed in this process since."""
+def _watch_code() -> int:
+    """Forgets what was compiled by code of plugins that was changed in this process since; returns
+    the number of its present state."""
     global _code
     keys = _keys()
     found = 0 if keys is None else keys.loaded_code()
@@ -246,6 +251,7 @@ def _watch_code() -> None:
         changed, _code = found != _code, found
     if changed:
         config.changed()
+    return found
 
 
 def _environment() -> tuple[Hashable, ...]:

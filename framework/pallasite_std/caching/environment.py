@@ -16,7 +16,7 @@ from pallasite_std.caching.code_identity import IDENTITY, EditedError
 from pallasite_std.caching.loaded_code import LOADED
 
 
-def environment_text(*, assemble: bool) -> str:
+def environment_text(*, assemble: bool, code: int | None = None) -> str:
     """Everything outside the kernel that its compilation depends on, as one text.
 
     It has the version of Python, hashes of the code of Pallasite, of every enabled plugin and of
@@ -25,6 +25,7 @@ def environment_text(*, assemble: bool) -> str:
 
     Args:
       assemble: whether machine code is asked for, so that the assembler counts too.
+      code: what :func:`loaded_code` returned just now, if it was called.
 
     Raises:
       Unkeyable: a plugin was registered by the program itself, or code was changed in this process.
@@ -36,7 +37,7 @@ def environment_text(*, assemble: bool) -> str:
         if plugin.in_process:
             raise Unkeyable(f"plugin {plugin.name!r}, which was registered in this process")
         states[plugin.name] = "failed" if plugin.state == "failed" else "in use"
-    if loaded_code() != 0:
+    if (loaded_code() if code is None else code) != 0:
         raise Unkeyable("code of plugins that was changed after it was imported")
     return json.dumps(
         {

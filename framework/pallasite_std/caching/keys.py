@@ -14,9 +14,9 @@ class CacheKeys:
         """See :func:`kernel_text.canonical_parts`."""
         return kernel_text.canonical_parts(value)
 
-    def environment_text(self, *, assemble: bool) -> str:
+    def environment_text(self, *, assemble: bool, code: int | None = None) -> str:
         """See :func:`environment.environment_text`."""
-        return environment.environment_text(assemble=assemble)
+        return environment.environment_text(assemble=assemble, code=code)
 
     def files_unchanged(self) -> bool:
         """See :func:`environment.files_unchanged`."""

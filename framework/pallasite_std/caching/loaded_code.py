@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_CODE_OF = operator.attrgetter("__code__")
 _CODE = {types.FunctionType, staticmethod, classmethod, property, type(functools.cache(len))}
 
 
@@ -45,7 +46,8 @@ class LoadedCode:
                     continue
                 changed += self._foreign.get(name, ())
                 for scope in scopes:
-                    changed += scope.changes()
+                    if not scope.is_unchanged():
+                        changed += scope.changes()
             if not changed:
                 return 0
             key = frozenset(map(id, changed))
@@ -73,19 +75,23 @@ class _Scope:
         self._find = names.get
         self._names = [name for name, _ in code]
         self.values = [value for _, value in code]
-        self._inner = [
-            (value, value.__code__) for value in self.values if type(value) is types.FunctionType
-        ]
+        self._functions = [value for value in self.values if type(value) is types.FunctionType]
+        self._codes = list(map(_CODE_OF, self._functions))
+
+    def is_unchanged(self) -> bool:
+        """Whether there are no :meth:`changes`; it is asked for each kernel, of all functions."""
+        return all(map(operator.is_, map(self._find, self._names), self.values)) and all(
+            map(operator.is_, map(_CODE_OF, self._functions), self._codes)
+        )
 
     def changes(self) -> Iterator[Any]:
         """What is in the place of what there was, and functions with other code than theirs."""
-        present = list(map(self._find, self._names))
-        if not all(map(operator.is_, present, self.values)):
-            for name, now, then in zip(self._names, present, self.values, strict=True):
-                if now is not then:
-                    yield name
-                    yield now
-        for function, code in self._inner:
+        for name, then in zip(self._names, self.values, strict=True):
+            now = self._find(name)
+            if now is not then:
+                yield name
+                yield now
+        for function, code in zip(self._functions, self._codes, strict=True):
             if function.__code__ is not code:
                 yield function.__code__
 

@@ -23,6 +23,7 @@ MODULES = ("scan", "products", "simple", "random")
 """Modules of :mod:`pallasite_std.definitions`; each has a table ``DEFINITIONS``."""
 
 
+@functools.cache
 def definitions() -> dict[Any, Definition]:
     """The definitions of all primitives that have one."""
     found: dict[Any, Definition] = {}
@@ -41,7 +42,12 @@ def expand_definitions(jaxpr: Any, context: Any) -> Any:
 def _is_key(atom: Any) -> bool:
     """Whether something is an array of random keys."""
     dtype = getattr(atom.aval, "dtype", None)
-    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return dtype is not None and _is_of_keys(dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_of_keys(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def _without_elements(atom: Any) -> bool:
