@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pallasite.forks import unforked as _unforked
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _imported = (time.time_ns(), time.monotonic_ns())
 """When this process may first have loaded code that compiles kernels, for the keys of caches."""

@@ -241,3 +241,14 @@ def test_table_of_known_plugins_agrees_with_the_plugins_here():
         if hasattr(plugin, "pallasite_executors"):
             names = {executor.name for executor in plugin.pallasite_executors()}
             assert names == set(known.executors)
+
+
+def test_distributions_are_released_together():
+    """They have one version, and the plugins require a core of the same release."""
+    root = pathlib.Path(__file__).parents[2]
+    major, minor, _ = (int(part) for part in pallasite.__version__.split("."))
+    for file in root.glob("plugins/*/pyproject.toml"):
+        project = tomllib.loads(file.read_text())["project"]
+        assert project["version"] == pallasite.__version__, file
+        required = f"pallasite>={major}.{minor},<{major}.{minor + 1}"
+        assert required in project["dependencies"], file

@@ -370,9 +370,12 @@ def test_kernels_are_not_kept_if_a_plugin_fails_meanwhile(fake, tmp_path, monkey
 
     def compile_and_fail(request):
         states[:] = [("hopper", "failed")]
+        generations.append("failed")
         return compiled(request)
 
     compiled = compiler._compile
+    generations = []
+    monkeypatch.setattr(plugins.PluginManager, "generation", lambda self: tuple(generations))
     monkeypatch.setattr(plugins.PluginManager, "plugins", listed)
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "_compile", compile_and_fail)

@@ -195,9 +195,10 @@ def _find_or_compile(request: _Request) -> CompiledKernel:
     if store is not None:
         kernel = next((one for key in keys if (one := _read(store, key)) is not None), None)
     if kernel is None:
+        used = plugins.manager().generation()
         kernel = _compile(request)
-        if store is not None:
-            _write(store, request, keys[0], kernel)
+        if store is not None and plugins.manager().generation() == used:  # None failed meanwhile.
+            _write(store, keys[0], kernel)
     else:
         _count("disk_hits")
     with _lock:
@@ -322,13 +323,13 @@ def _read(store: DiskCache, key: str) -> CompiledKernel | None:
         return None
 
 
-def _write(store: DiskCache, request: _Request, key: str, kernel: CompiledKernel) -> None:
+def _write(store: DiskCache, key: str, kernel: CompiledKernel) -> None:
     """Keeps a kernel, unless it may be from other code than the key says."""
     try:
-        if _content_keys(request)[0] != key or not _keys().files_unchanged():
-            return  # A plugin has failed meanwhile, or files were edited.
+        if _keys().loaded_code() != 0 or not _keys().files_unchanged():
+            return
         data = serialization.dumps(kernel)
-    except (TypeError, Unkeyable):
+    except TypeError:
         _count("unkeyable")
         return
     store.put(key, data)
