@@ -77,7 +77,7 @@ def matmul(
 
     PTX ISA: ``tcgen05.mma``, ``cp.async.bulk.tensor``.
     """
-    call, extras = matmul_call(
+    call, (a, b), extras = matmul_call(
         a,
         b,
         transpose_a=transpose_a,
