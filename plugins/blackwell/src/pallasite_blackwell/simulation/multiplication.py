@@ -308,7 +308,7 @@ class _Product:
             sums = self._scaled(block, a, b)
         else:
             columns = b.reshape(placed.parts, each, shape.k)
-            sums = np.matmul(a, columns.swapaxes(1, 2))
+            sums = _multiply(a, columns)
             if places is not None and not np.isfinite(b).all():
                 sums = _sparse_sums(a, places, columns)
         if shape.negate:
@@ -379,7 +379,8 @@ class _Product:
                 rows = quarters == quarter
                 if rows.any():
                     wide_b = np.repeat(scale_b[part, number], size, axis=-1)[..., : shape.k]
-                    sums[part, rows] = wide_a[part, rows] @ (wide_b * columns[part]).T
+                    own = _multiply(wide_a[part, rows][None], (wide_b * columns[part])[None])
+                    sums[part, rows] = own[0]
         return sums
 
     def _factors(self, block: int, where: tuple[Array, Array, Array], name: str) -> Array:
@@ -412,6 +413,26 @@ class _Product:
                 kind = "write"
             observer.async_access(operation, kind, space, offsets, size, owners)
         Events.of(self._memory.wave).issue(operation)
+
+
+_AT_ONCE = 1 << 18
+"""Products of elements of one call of BLAS, which would use several threads for more: starting
+these takes longer than the work."""
+
+
+def _multiply(a: Array, columns: Array) -> Array:
+    """``a`` of shape (1 or parts, rows, K) times the transposed ``columns`` (parts, columns, K)."""
+    parts, count, depth = columns.shape
+    rows = a.shape[1]
+    pieces = next(
+        number
+        for number in range(1, count + 1)
+        if not count % number and rows * (count // number) * depth <= _AT_ONCE or number == count
+    )
+    split = columns.reshape(parts, pieces, count // pieces, depth)
+    found = np.matmul(a[:, None], split.swapaxes(2, 3))
+    result: Array = found.swapaxes(1, 2).reshape(parts, rows, count)
+    return result
 
 
 def _sparse_sums(a: Array, places: Array, columns: Array) -> Array:
