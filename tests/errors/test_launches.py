@@ -526,7 +526,7 @@ def test_function_without_a_kernel():
     TargetError,
     r"""
     no target named 'sm_42' (from target=...)
-      expected: one of sm_100, sm_100a, sm_103a, sm_120a, sm_90, sm_90a
+      expected: one of sm_100, sm_100a, sm_103a, sm_110a, sm_120a, sm_90, sm_90a
     """,
 )
 def test_unknown_target():

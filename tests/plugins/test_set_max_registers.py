@@ -82,4 +82,4 @@ def test_portable_target_has_no_rule():
     with pytest.raises(MissingRuleError) as error:
         PLUGINS.registry().lowering_rule(set_max_registers_p, Semantics.LANE, find_target("sm_90"))
     assert "LANE on targets with setmaxnreg (plugin 'standard')" in str(error.value)
-    assert "compile for sm_100a or sm_103a or sm_120a or sm_90a" in str(error.value)
+    assert "compile for sm_100a or sm_103a or sm_110a or sm_120a or sm_90a" in str(error.value)
