@@ -146,3 +146,17 @@ def test_blocks_synchronize():
     )
     assert found == ""
     np.testing.assert_array_equal(y, np.roll(x, -33 * 5))
+
+
+def test_heap_and_stack():
+    x = np.random.default_rng(3).integers(0, 10, 128).astype(np.int32)
+    y = np.zeros_like(x)
+    found = sanitize_ptx(
+        compiled("memory.cu"), x, y, np.int32(128), name="reversed", grid=2, block=64
+    )
+    assert found == ""
+    expected = [
+        int("".join(str(x[(at + i) % 128]) for i in reversed(range(at % 5 + 1))))
+        for at in range(128)
+    ]
+    np.testing.assert_array_equal(y, expected)

@@ -101,10 +101,12 @@ class GlobalMemory:
     Attributes:
       allocations: ascending by offset.
       region: the memory; made by :meth:`seal`.
+      heap: what is used of the heap: sizes by address, and how many bytes in ``"used"``.
     """
 
     def __init__(self) -> None:
         self.allocations: list[Allocation] = []
+        self.heap: dict[int | str, int] = {}
         self.region: Region
         self._size = 0
         self._offsets: list[int] = []

@@ -36,6 +36,12 @@ STEP, BRANCH, INDEXED, EXIT, TRAP = "step", "branch", "indexed", "exit", "trap"
 
 _CONTROL = {"bra": BRANCH, "brx": INDEXED, "ret": EXIT, "exit": EXIT, "trap": TRAP}
 
+HEAP_BYTES = 8 << 20
+"""What ``malloc`` has to give out, as on a device where nobody asks for more."""
+
+STACK_BYTES = 1024
+"""What ``alloca`` has for each thread, likewise."""
+
 _GUARD_BYTES = (64, 2048)
 """How many unused bytes are behind each shared variable, if there are several: as many as it has,
 within these limits."""
@@ -90,6 +96,8 @@ class Program:
       guard_bytes: of these guards.
       grid_workspace: address of what the driver gives to grids whose blocks synchronize (in
         ``%envreg1`` and ``%envreg2``): a size and a barrier, zeros; 0 if it is not used.
+      heap: address of what ``malloc`` gives out; 0 if it is not called.
+      stack: local address of what ``alloca`` gives out.
       local_bytes: of each lane's local memory.
       multiprocessors: of the chip that it is for.
       source: the PTX of the module, if it is known.
@@ -130,6 +138,8 @@ class Program:
         self.static_shared_bytes: int = 0
         self.guard_bytes: int = 0
         self.grid_workspace: int = 0
+        self.heap: int = 0
+        self.stack: int = 0
         self.local_bytes = 0
         for register in self.function.registers:
             self.register(register)
@@ -173,7 +183,14 @@ class Program:
         """A launch's global memory, which holds the program's global variables."""
         memory = GlobalMemory()
         for one in self._layout.allocations:
-            memory.allocate(one.name, one.size, 16, one.writable, offset=one.offset)
+            memory.allocate(
+                one.name,
+                one.size,
+                16,
+                one.writable,
+                offset=one.offset,
+                undefined=one.undefined,
+            )
         return memory
 
     def initialize(self, memory: GlobalMemory) -> None:
@@ -244,6 +261,11 @@ class Program:
                 self.static_shared_bytes = max(self.static_shared_bytes, place - SHARED_BASE)
         if any(map(_names_environment, self.function.body or ())):
             self.grid_workspace = self._layout.allocate("grid workspace", 64, 64)
+        if any(one.name == "malloc" for one in self.module.functions):
+            self.heap = self._layout.allocate("the heap", HEAP_BYTES, undefined=True)
+        if any(_allocates(one) for one in self.function.body or ()):
+            self.stack = -(-self.local_bytes // 32) * 32
+            self.local_bytes = self.stack + STACK_BYTES
         for number, function in enumerate(self.module.functions):
             self._symbols.setdefault(function.name, ("function", GLOBAL_BASE >> 8 | number))
 
@@ -337,6 +359,10 @@ def successors(entry: Entry) -> tuple[int, ...]:
     if entry.kind == BRANCH:
         return (entry.target,)
     return entry.table if entry.kind == INDEXED else ()
+
+
+def _allocates(statement: Statement) -> bool:
+    return isinstance(statement, Instruction) and statement.opcode == "alloca"
 
 
 def _names_environment(statement: Statement) -> bool:

@@ -25,6 +25,7 @@ MODULES = (
     "atomics",
     "fences",
     "calls",
+    "heap",
     "barriers",
     "mbarriers",
     "async_copies",

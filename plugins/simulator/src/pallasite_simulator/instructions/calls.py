@@ -1,7 +1,7 @@
 """Calls of functions that have no body: what CUDA's runtime provides (PTX ISA 9.7.12.5, call).
 
-Calls of functions with a body are inlined before; here are ``vprintf`` and ``__assertfail``, and
-``brkpt``.
+Calls of functions with a body are inlined before; here are ``vprintf``, ``__assertfail``,
+``malloc`` and ``free``, and ``brkpt``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.instruction_set import InstructionSet, Step
 from pallasite_simulator.instructions.accesses import from_memory, to_memory
+from pallasite_simulator.instructions.heap import bind_free, bind_malloc
 from pallasite_simulator.instructions.print_format import Conversion, Format, convert, parse_format
 from pallasite_simulator.ptx.syntax import Immediate, Instruction, Operand, Register, Sink, Symbol
 from pallasite_simulator.types import TYPES, Array, PtxType, Values
@@ -253,10 +254,21 @@ def _bind_assertion(binder: Binder, sources: list[Source], results: tuple[Operan
     return step
 
 
+def _bind_heap(
+    bind: Callable[[Binder, list[Source], Callable[..., None]], Step],
+) -> Callable[[Binder, list[Source], tuple[Operand, ...]], Step]:
+    def bound(binder: Binder, sources: list[Source], results: tuple[Operand, ...]) -> Step:
+        return bind(binder, sources, _result(binder, results, U64))
+
+    return bound
+
+
 _FUNCTIONS: dict[
     str,
     tuple[tuple[PtxType, ...], Callable[[Binder, list[Source], tuple[Operand, ...]], Step]],
 ] = {
+    "malloc": ((U64,), _bind_heap(bind_malloc)),
+    "free": ((U64,), _bind_heap(bind_free)),
     "vprintf": ((U64, U64), _bind_printf),
     "__assertfail": ((U64, U64, U32, U64, U64), _bind_assertion),
     "__assert_fail": ((U64, U64, U32, U64), _bind_assertion),

@@ -41,6 +41,8 @@ def _communication(instruction: Instruction) -> str | None:
             return "strong loads and stores"
     elif opcode == "clusterlaunchcontrol":
         return "the cancellation of other clusters"
+    elif opcode == "call":
+        return "the heap" if "malloc" in instruction.text else None
     return None
 
 
