@@ -109,6 +109,14 @@ def _rules() -> RuleSet:
 
 
 @hookimpl
+def pallasite_options() -> type:
+    """Compiler parameters of the standard library."""
+    from pallasite_std.options import KernelOptions
+
+    return KernelOptions
+
+
+@hookimpl
 def pallasite_targets() -> list[Target]:
     """The portable targets."""
     from pallasite_std.targets import SM_90, SM_100

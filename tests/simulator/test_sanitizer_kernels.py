@@ -298,6 +298,15 @@ def test_outputs_that_are_not_written():
     assert [one.kind for one in found] == ["output never written"]
 
 
+def test_outputs_that_may_be_left_out():
+    def part(x_ref, out_ref):
+        out_ref[pl.ds(0, 16)] = x_ref[pl.ds(0, 16)]
+
+    options = {"standard": {"partial_outputs": True}}
+    found, _ = check(part, matrix(), compiler_params=plgpu.CompilerParams(plugin_options=options))
+    assert found == ()
+
+
 def test_shared_memory_does_not_begin_with_zeros():
     def body(x_ref, out_ref, total):
         total[...] += x_ref[...]

@@ -118,6 +118,7 @@ class Arrays:
             (BufferKind.OUTPUT, one.output): f"hidden result {one.name!r}"
             for one in compiled.launch.hidden_results
         }
+        self._partial = ("standard", "partial_outputs", "True") in compiled.plugin_options
         passed = {(p.buffer.kind, p.buffer.index) for p in compiled.launch.parameters}
         self._outputs: list[Array] = []
         for number, buffer in enumerate(compiled.launch.outputs):
@@ -155,7 +156,7 @@ class Arrays:
             return Pointer(pack(self._inputs[index]), name, writable=False)
         if kind is BufferKind.OUTPUT:
             aliased = index in self._input_of
-            visible = not aliased and (kind, index) not in self._names
+            visible = not aliased and not self._partial and (kind, index) not in self._names
             described = (tuple(buffer.shape), np.dtype(buffer.dtype)) if visible else None
             return Pointer(self._outputs[index], name, undefined=not aliased, output=described)
         contents = _filled(buffer, 0 if buffer.zeroed else POISON)

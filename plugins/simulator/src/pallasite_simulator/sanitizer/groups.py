@@ -19,7 +19,7 @@ GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers", "o
 - ``outputs``: outputs that the kernel does not write, or reads before.
 """
 
-FAST = ("bounds", "barriers", "outputs")
+FAST = ("bounds", "barriers")
 """What ``"fast"`` stands for: checks that cost little, which are on by default."""
 
 FIRST = "first"

@@ -30,7 +30,8 @@ _PAGE = 1024
 _NEVER = "write it, or do not declare it as an output"
 _IN_PART = (
     "see whether the grid is large enough, and which blocks leave elements out; alias an output to"
-    " an input, if some of it is to stay as it is (input_output_aliases)"
+    " an input, if some of it is to stay as it is (input_output_aliases), or say that it does not"
+    ' matter: CompilerParams(plugin_options={"standard": {"partial_outputs": True}})'
 )
 
 

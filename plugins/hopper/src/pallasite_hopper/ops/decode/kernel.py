@@ -88,6 +88,8 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
             approx_math=True,
             unsafe_no_auto_barriers=True,
             min_blocks=config.blocks_per_multiprocessor,
+            # Lengths decide which heads are done by one block, and which in parts.
+            plugin_options={"standard": {"partial_outputs": True}},
         ),
     )
     return built
