@@ -76,11 +76,15 @@ class Scalars:
         self._number = number
         self._name = name
         self._symbols: dict[Any, Symbol] = {}
+        self._literals: dict[int, tuple[Any, int | None]] = {}
 
-    @staticmethod
-    def literal(atom: Any) -> Any:
+    def literal(self, atom: Any) -> Any:
         """What is known of a constant."""
-        return int(atom.val) if _is_scalar(atom.aval) else None
+        found = self._literals.get(id(atom))
+        if found is None:
+            number = int(atom.val) if _is_scalar(atom.aval) else None
+            found = self._literals[id(atom)] = atom, number
+        return found[1]
 
     @staticmethod
     def computes(equation: Any) -> bool:
@@ -90,31 +94,39 @@ class Scalars:
 
     def result(self, equation: Any, operands: Sequence[Any]) -> Any:
         """The number or symbol that an equation computes."""
-        primitive, params = equation.primitive, equation.params
-        if primitive is _jax.axis_index_p and params["axis_name"] == self._name is not None:
-            return self._number
-        if primitive is lax.not_p and equation.outvars[0].aval.dtype == np.bool_:
-            if isinstance(operands[0], int):
-                return 1 - operands[0]
-            return self._symbol((primitive, tuple(operands)), operands)
+        primitive = equation.primitive
         function = _ARITHMETIC.get(primitive)
         if function is not None:
-            if all(isinstance(operand, int) for operand in operands):
+            if all(map(_is_number, operands)):
                 value = function(*operands)
                 if value is not None and -_LIMIT <= value < _LIMIT:
                     return int(value)
                 return Symbol()
             if primitive in (lax.convert_element_type_p, _jax.multiple_of_p):
                 return operands[0]
-            return self._symbol((primitive, tuple(operands)), operands)
+            return self._symbol((primitive, *operands), operands)
+        params = equation.params
+        if primitive is _jax.axis_index_p and params["axis_name"] == self._name is not None:
+            return self._number
+        if primitive is lax.not_p and equation.outvars[0].aval.dtype == np.bool_:
+            if isinstance(operands[0], int):
+                return 1 - operands[0]
+            return self._symbol((primitive, *operands), operands)
         if primitive in _PLACES:
             return self._symbol((primitive, str(params)), ())
         return Symbol()
 
     def _symbol(self, key: Any, operands: Sequence[Any]) -> Symbol:
-        if any(operand is None for operand in operands):
+        if None in operands:
             return Symbol()
-        return self._symbols.setdefault(key, Symbol())
+        found = self._symbols.get(key)
+        if found is None:
+            found = self._symbols[key] = Symbol()
+        return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int)
 
 
 def _is_scalar(aval: Any) -> bool:

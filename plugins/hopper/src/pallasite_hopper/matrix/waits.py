@@ -473,8 +473,13 @@ class _Thread(jaxprs.Visitor[Any]):
             self.announced = equation
         if not memory.declares(equation.primitive) or _only_reads(equation):
             return
+        if self.missing is not None and not state.flying:
+            return  # There is nothing to wait for; fences after stores are those of inference.
         context = self.contexts[self.mapped is not None]
-        for event in memory.events(context, equation, operands) or ():
+        events = memory.events(context, equation, operands) or ()
+        if not uses and all(event.kind not in _STORES_AND_FENCES for event in events):
+            self.actions[id(equation)] = (None,)  # Nor will it store later.
+        for event in events:
             if event.kind is EventKind.FENCE and event.proxy == ASYNC:
                 state.stored = {}
             elif event.kind is EventKind.STORE and event.certain:
@@ -558,6 +563,7 @@ def _touches(table: jaxprs.JaxprTable, jaxpr: Any) -> bool:
 
 
 _COMPUTES = object()
+_STORES_AND_FENCES = (EventKind.FENCE, EventKind.STORE)
 
 _Rule = Callable[[_Thread, Any, list[Any], _State], None]
 
