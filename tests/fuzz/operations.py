@@ -26,7 +26,7 @@ from tests.fuzz import _references as references
 import pallasite
 from pallasite import ops
 
-TARGETS = ("sm_90a", "sm_90", "sm_120a")
+TARGETS = ("sm_90a", "sm_100a", "sm_90", "sm_120a")
 BF16, F16, F32 = (np.dtype(one) for one in (ml_dtypes.bfloat16, np.float16, np.float32))
 FLOAT8 = tuple(np.dtype(one) for one in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
 INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
