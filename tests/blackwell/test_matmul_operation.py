@@ -100,8 +100,9 @@ def test_gradients():
 def test_errors():
     a, b = random(0, (16, 32), "float16"), random(1, (32, 16), "float16")
     with pallasite.target("sm_100a"):
-        with pytest.raises(InvalidTypeError, match="does not multiply these dtypes"):
-            ops.matmul(a, b.astype(jnp.bfloat16))
+        with pytest.raises(InvalidTypeError, match="not accumulated in float16"):
+            wide = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
+            ops.matmul(*wide, accumulator=jnp.float16)
         with pytest.raises(InvalidTypeError, match="does not multiply this dtype"):
             ops.matmul(a.astype(jnp.int16), b)
     with pytest.raises(InvalidValueError, match="tile_n"):

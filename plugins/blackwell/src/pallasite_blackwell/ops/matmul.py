@@ -55,8 +55,9 @@ def matmul(
       b: (k, n), or (n, k) with ``transpose_b``. Dtypes as for ``plgpu.tcgen05_mma`` without scales:
         bfloat16, float16, float32 (multiplied as tf32), float8_e4m3fn and float8_e5m2, int8 and
         uint8. Operands of float32 are read along k; given the other way round, they are transposed
-        beforehand.
-      out_dtype: by default that of ``a``; for 8-bit floats bfloat16, for integers int32.
+        beforehand. Of two floating-point dtypes of 16 and 32 bits, both operands are converted to
+        the wider one.
+      out_dtype: by default that of the operands; for 8-bit floats bfloat16, for integers int32.
       accumulator: dtype of the sums: float32, or float16 for float16 and 8-bit floats; int32 for
         integers.
       row_scale, column_scale: factors of rows (m,) and columns (n,), or numbers.
