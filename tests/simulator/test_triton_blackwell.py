@@ -12,6 +12,7 @@ import triton_kernels
 from simulator_support import run_ptx
 
 from pallasite_simulator.launch import Pointer
+from pallasite_simulator.sanitizer import GROUPS, LaunchState
 
 TYPES = {
     "fp16": np.float16,
@@ -26,7 +27,7 @@ def compiled(kernel, signature, **options):
     return triton_kernels.compiled(kernel, signature, capability=100, **options)
 
 
-def run(kernel, grid, *arguments):
+def run(kernel, grid, *arguments, sanitized=False):
     scratch = kernel.scratch * math.prod(grid)
     more = [Pointer(np.zeros(scratch, np.uint8), "scratch") if scratch else None, None]
     return run_ptx(
@@ -37,6 +38,7 @@ def run(kernel, grid, *arguments):
         block=kernel.threads,
         shared=kernel.shared,
         name=kernel.name,
+        sanitizer=LaunchState(GROUPS) if sanitized else None,
     )
 
 
@@ -121,7 +123,7 @@ def test_operand_from_registers(name, size):
     )
     a, b = random((128, 64), TYPES[name], 5), random((64, 256), TYPES[name], 6, 0.1)
     c, d = random((256, 64), TYPES[name], 7), poisoned((128, 64), np.float32)
-    run(kernel, (1, 1, 1), a, b, c, d, np.int32(256))
+    run(kernel, (1, 1, 1), a, b, c, d, np.int32(256), sanitized=True)
     middle = np.maximum(wide(a) @ wide(b), 0).astype(np.float32).astype(TYPES[name])
     assert_near(d, wide(middle) @ wide(c), 1e-2 if name == "bf16" else 2e-3)
 
@@ -321,7 +323,7 @@ def test_operands(m, n, k, name, swizzle, across, inside, variant):
     )
     a, b = random((m, k), TYPES[name], 17), random((k, n), TYPES[name], 18)
     c, d = random((m, n), np.float32, 19), poisoned((m, n), np.float32)
-    run(kernel, (1, 1, 1), a, b, c, d)
+    run(kernel, (1, 1, 1), a, b, c, d, sanitized=True)
     assert_near(d, wide(a) @ wide(b) + wide(c), 1e-3 if name == "fp32" else 1e-5)
 
 
@@ -330,5 +332,5 @@ def test_copies_to_tensor_memory(columns, swizzle):
     kernel = compiled(kernels.copied, "*fp32 *fp32", COLUMNS=columns, SWIZZLE=swizzle)
     assert "tcgen05.cp" in kernel.ptx
     x, y = random((128, columns), np.float32, 20), poisoned((128, columns), np.float32)
-    run(kernel, (1, 1, 1), x, y)
+    run(kernel, (1, 1, 1), x, y, sanitized=True)
     np.testing.assert_array_equal(x, y)

@@ -319,7 +319,8 @@ class AsyncChecks:
             return
         state = _state(operation)
         parts = self._parts(operation, state, lanes)
-        if operation.proxy == "async" and operation.instruction.opcode not in ("st", "red"):
+        signals = operation.proxy == "async" and not operation.in_order
+        if signals and operation.instruction.opcode not in ("st", "red"):
             codes = entries.encode(0, state.domains, state.columns)[parts]
             accessor = Accessor(codes, state.rows[parts], None, state.time + 1, proxy=True)
             self.memory.complete_on_barriers(places * 8, accessor, operation.instruction)
