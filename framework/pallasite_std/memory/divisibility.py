@@ -113,7 +113,7 @@ class _Search:
         result = 0
         for region in owner.regions:
             for block in region.blocks:
-                last = list(block.operations)[-1]
+                last = block.operations[-1]
                 if last.operation.name != "scf.yield":
                     return 1
                 result = math.gcd(result, self.divisor(last.operation.operands[number], depth))
@@ -125,13 +125,13 @@ class _Search:
         body = owner.regions[len(owner.regions) - 1].blocks[0]
         if owner.name == "scf.while":
             before = owner.regions[0].blocks[0]
-            condition = list(before.operations)[-1].operation
+            condition = before.operations[-1].operation
             if condition.operands[1 + number] != before.arguments[number]:
                 return 1
             start = owner.operands[number]
         else:
             start = owner.operands[3 + number]
-        following = list(body.operations)[-1].operation.operands[number]
+        following = body.operations[-1].operation.operands[number]
         return math.gcd(self.divisor(start, depth), self.divisor(following, depth))
 
 

@@ -357,7 +357,7 @@ def _is_settled(register: ir.Value) -> bool:
         return True
     if owner.name == "scf.if":
         number = ir.OpResult(register).result_number
-        yields = [list(region.blocks[0].operations)[-1] for region in owner.regions]
+        yields = [region.blocks[0].operations[-1] for region in owner.regions]
         return all(_is_settled(one.operands[number]) for one in yields)
     if owner.name in ("llvm.bitcast", "llvm.extractvalue"):
         return _is_settled(owner.operands[0])
