@@ -30,6 +30,8 @@ from pallasite.view_rules import ViewRule as ViewRule
 
 if TYPE_CHECKING:
     from pallasite.language.memory_space import MemorySpace
+    from pallasite.layouts.registers import RegisterLayout
+    from pallasite.layouts.tiled_layout import TiledSpecification
 
 Stage = Literal["jaxpr", "mlir", "llvm", "ptx"]
 """The stages at which a pass can run, in the order in which a kernel goes through them."""
@@ -126,7 +128,7 @@ class NamedLayout:
     """
 
     name: str
-    specification: Any
+    specification: TiledSpecification | Callable[..., TiledSpecification]
     dtype_argument: int | None = None
     arguments: Callable[[tuple[int, ...]], tuple[Any, ...]] | None = None
     public: bool = True
@@ -156,7 +158,7 @@ class LayoutProposal:
     """
 
     name: str
-    propose: Callable[[tuple[int, ...]], Iterable[Any]]
+    propose: Callable[[tuple[int, ...]], Iterable[RegisterLayout]]
     uses: tuple[LayoutUse, ...] = ("broadcast",)
     target: TargetPredicate = ANY_TARGET
     order: int = 0

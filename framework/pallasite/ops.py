@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pallasite import plugins
-from pallasite.errors import MissingNameError, PluginError, UnsupportedError
+from pallasite.errors import MissingNameError, PallasiteError, PluginError, UnsupportedError
 from pallasite.extensions import Operation
 from pallasite.known_plugins import remedy
 from pallasite.target_selection import select_target
@@ -73,6 +73,12 @@ def _chosen(
         reason = None
         if entry.refuses is not None:
             reason = _function(entry.refuses, entry)(*args, **kwargs)
+            if reason is not None and not isinstance(reason, str):
+                plugin = plugins.manager().label(entry.plugin)
+                what = f"pallasite_operations of plugin {plugin}: {entry.refuses}"
+                raise PluginError(
+                    f"{what} returned the wrong thing", got=repr(reason), expected="None or a text"
+                )
         if reason is None:
             return _function(entry.implementation, entry)
         refusals.append(f"{entry.plugin}: {reason}")
@@ -86,11 +92,18 @@ def _chosen(
 @functools.lru_cache(maxsize=1024)
 def _function(path: str, entry: Operation) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
+    what = f"pallasite_operations of plugin {plugins.manager().label(entry.plugin)}: {path}"
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except AttributeError as error:
+    except PallasiteError:
+        raise
+    except Exception as error:
         raise PluginError(
-            f"plugin {entry.plugin!r} contributes {path} as operation {entry.name!r},"
-            f" which does not exist: {error}"
+            f"{what}, of operation {entry.name!r}, cannot be imported:"
+            f" {type(error).__name__}: {error}"
         ) from error
+    if not callable(function):
+        raise PluginError(
+            f"{what}, of operation {entry.name!r}, is no function", got=repr(function)
+        )
     return function

@@ -45,7 +45,11 @@ _RESULTS = {
 }
 """What functions return whose annotation leaves it open, since each kind of rule has its own."""
 
-_UNGUARDED = {("Pass", "run"), ("Executor", "available")}
+_UNGUARDED = {
+    ("Executor", "available"),
+    ("NamedLayout", "specification"),  # Programs give its arguments.
+    ("Pass", "run"),
+}
 """Functions whose callers say themselves whose they are, and what is to be done."""
 
 _LIBRARIES = tuple(
@@ -95,8 +99,9 @@ def fits(value: Any, annotation: str) -> bool:
 
 def wrong_field(record: Any) -> tuple[str, str] | None:
     """The first field of a record whose value is none that its annotation says; and that."""
-    if not dataclasses.is_dataclass(record) or not type(record).__module__.startswith("pallasite"):
-        return None
+    package, _, module = type(record).__module__.partition(".")
+    if not dataclasses.is_dataclass(record) or package != "pallasite" or "." in module:
+        return None  # It is none of the records that hooks return, or that these hold.
     for field in dataclasses.fields(record):
         annotation = str(field.type)
         if not fits(getattr(record, field.name), annotation):
@@ -139,8 +144,9 @@ def guarded(record: Any, plugin: str, hook: str) -> Any:
         value, annotation = getattr(record, field.name), str(field.type)
         if (kind, field.name) in _UNGUARDED:
             continue
-        if value is not None and annotation.startswith("Callable["):
-            last = _split(annotation.removeprefix("Callable[").rpartition("]")[0], ",")[-1]
+        functions = [one for one in _split(annotation, "|") if one.startswith("Callable[")]
+        if functions and callable(value):
+            last = _split(functions[0].removeprefix("Callable[").rpartition("]")[0], ",")[-1]
             result = _RESULTS.get((kind, field.name), last)
             what = f"{hook} of plugin {plugin}: {field.name} of {_called(record)}"
             guards[field.name] = _Guard(value, what, result)

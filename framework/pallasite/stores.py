@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from pallasite.errors import InvalidValueError
 
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 """Headers and rows."""
@@ -48,6 +52,16 @@ class StoreNamespace:
     empty: str = ""
     overrides: tuple[str, ...] = ()
     plugin: str = ""
+
+    def __post_init__(self) -> None:
+        parts = pathlib.PurePath(self.folder).parts
+        inside = not pathlib.PurePath(self.folder).is_absolute() and ".." not in parts
+        if not inside or not re.fullmatch(r"\.[\w.-]+", self.suffix):
+            raise InvalidValueError(
+                f"part {self.name!r} of the cache folder is not within it",
+                got=f"folder={self.folder!r}, suffix={self.suffix!r}",
+                expected="a folder below it, and a suffix such as '.entry'",
+            )
 
     def count(self, number: int) -> str:
         """A number of entries in words: ``3 kernels``."""

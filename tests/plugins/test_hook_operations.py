@@ -158,6 +158,6 @@ def test_an_implementation_that_does_not_exist():
     with (
         registered(operation("missing", target=FOR_BLACKWELL)),
         pallasite.target("sm_120a"),
-        pytest.raises(plugin.PluginError, match="plugin 'somebody' contributes .*:missing"),
+        pytest.raises(plugin.PluginError, match="plugin 'somebody' .*:missing, of operation"),
     ):
         pallasite.ops.matmul(*small())

@@ -411,3 +411,69 @@ def test_what_an_installed_plugin_gets_wrong_deeper_down_is_its_own(tmp_path, mo
 
 def test_errors_of_the_family_keep_their_type():
     assert issubclass(PluginError, PallasiteError)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "text", [], [1], [jnp.zeros(3)], [jnp.zeros(128, jnp.int32)], [jnp.zeros(128)] * 2],
+    ids=str,
+)
+def test_an_executor_that_returns_something_else_than_the_outputs(registered, value):
+    run = lambda compiled, *operands, request: value  # noqa: E731
+    one = Executor(name="mine", platforms=("cpu",), priority=99, run=run)
+    registered(plugin("pallasite_executors", lambda: [one]))
+    with pytest.raises(PluginError, match=r"pallasite_executors of plugin 'bad' \(in process\)"):
+        jax.jit(kernel())(jnp.zeros(128))
+
+
+@pytest.mark.parametrize(
+    ("implementation", "refuses", "message"),
+    [
+        ("no.such:thing", None, "no.such:thing, of operation 'odd', cannot be imported"),
+        ("os:nothing", None, "os:nothing, of operation 'odd', cannot be imported"),
+        ("os:sep", None, "os:sep, of operation 'odd', is no function"),
+        ("os:getcwd", "builtins:len", "builtins:len returned the wrong thing"),
+    ],
+)
+def test_an_operation_that_leads_nowhere(registered, implementation, refuses, message):
+    one = Operation(name="odd", implementation=implementation, refuses=refuses)
+    registered(plugin("pallasite_operations", lambda: [one]))
+    with pytest.raises(PluginError) as error:
+        pallasite.ops.odd(jnp.zeros(128))
+    assert error.value.message.startswith("pallasite_operations of plugin 'bad' (in process): ")
+    assert message in error.value.message
+
+
+def test_a_translation_without_a_result_is_named(registered):
+    one = Translation(
+        operation="arith.addf", translate=nothing, overrides=("pallasite", "standard")
+    )
+    registered(plugin("pallasite_translations", lambda: [one]))
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message == (
+        "pallasite_translations of plugin 'bad' (in process): the translation of arith.addf does"
+        " not bind its result"
+    )
+
+
+@pytest.mark.parametrize("value", [None, "text", 3], ids=repr)
+def test_a_rule_of_inference_that_returns_nonsense_is_blamed_itself(registered, value):
+    rules = RuleSet()
+    rules.inference(jax.lax.exp_p, overrides=["standard"])(lambda ctx, *args, **params: value)
+    registered(plugin("pallasite_inference_rules", lambda: rules.inference_rules))
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message == (
+        "pallasite_inference_rules of plugin 'bad' (in process): the rule for exp returned the"
+        " wrong thing"
+    )
+
+
+@pytest.mark.parametrize(
+    "fields", [{"folder": "../other"}, {"folder": "/etc"}, {"folder": "a", "suffix": ""}]
+)
+def test_parts_of_the_cache_are_within_its_folder(fields):
+    """What clears the cache would remove files elsewhere."""
+    with pytest.raises(pallasite.InvalidValueError, match="is not within it"):
+        StoreNamespace(name="toy", noun="toy", **fields)

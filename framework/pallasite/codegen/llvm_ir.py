@@ -21,7 +21,7 @@ from pallasite.codegen.translation.locations import Metadata, source_location
 from pallasite.codegen.translation.memory import MEMORY
 from pallasite.codegen.translation.types import TypeTable
 from pallasite.conflicts import unique
-from pallasite.errors import CompilationError, PallasiteError, SourceLocation
+from pallasite.errors import CompilationError, PallasiteError, PluginError, SourceLocation
 from pallasite.extensions import Translation
 from pallasite.registry import Registry
 
@@ -95,7 +95,24 @@ def _handlers(registry: Registry) -> HandlerTable:
         [*own, *registry.translations.values()],
         lambda one: one.operation,
     )
-    return HandlerTable({name: one.translate for name, one in found.items()})
+    plain = (plugins.CORE, plugins.STANDARD)
+    return HandlerTable(
+        {
+            name: one.translate if one.plugin in plain else functools.partial(_translate, one)
+            for name, one in found.items()
+        }
+    )
+
+
+def _translate(translation: Translation, emitter: Any, operation: Any) -> None:
+    """Translates an operation by a plugin's function, which has to bind all results."""
+    translation.translate(emitter, operation)
+    if any(result not in emitter.values for result in operation.operation.results):
+        plugin = plugins.manager().label(translation.plugin)
+        raise PluginError(
+            f"pallasite_translations of plugin {plugin}: the translation of"
+            f" {translation.operation} does not bind its result"
+        )
 
 
 def _function(

@@ -19,6 +19,7 @@ from pallasite.layouts import description
 from pallasite.layouts.construct import Replicated, Tiling, strided
 from pallasite.layouts.registers import Layout, RegisterLayout, SplatLayout
 from pallasite.layouts.tiled_layout import TiledSpecification
+from pallasite.plugin_values import wrong_value
 
 STRUCTURAL = ("WG_SPLAT", "WG_STRIDED", "TILED")
 """Names that stand for no one placement: one repeated value, strided vectors, any tiling."""
@@ -71,9 +72,13 @@ def specification(
             fixed: TiledSpecification = made
             return fixed
         found: TiledSpecification = made(bits, *args, **kwargs)
-        return found
     except TypeError as error:
         raise InvalidValueError(f"wrong arguments for the layout {name}: {error}") from error
+    if not isinstance(found, TiledSpecification):
+        plugin = plugins.manager().label(named_layout(name).plugin)
+        what = f"pallasite_layouts of plugin {plugin}: the specification of {name}"
+        raise wrong_value(what, found, "TiledSpecification")
+    return found
 
 
 def _tiled(

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallasite import _jax, config, plugins
+from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import ExecutionError, UnsupportedError
 from pallasite.executor_choice import ExecutorChoice
-from pallasite.extensions import LaunchRequest
+from pallasite.extensions import Executor, LaunchRequest
 from pallasite.known_plugins import remedy
 from pallasite.language.kernel_call import has_host_effects
 from pallasite.language.spec import KernelSpec
+from pallasite.plugin_values import wrong_value
 from pallasite.runtime.override import current
 from pallasite.targets import Target
 
@@ -34,7 +36,21 @@ def find_executor(
     choice = plugins.registry().executor_choice(platform)
     if choice.chosen is None:
         raise no_executor(choice, name)
-    return functools.partial(choice.chosen.run, request=request or LaunchRequest(platform=platform))
+    asked = request or LaunchRequest(platform=platform)
+    return functools.partial(_run, choice.chosen, asked)
+
+
+def _run(executor: Executor, request: LaunchRequest, compiled: CompiledKernel, *inputs: Any) -> Any:
+    """What an executor returns, which must be the kernel's outputs."""
+    outputs = tuple(executor.run(compiled, *inputs, request=request))
+    found = [(getattr(one, "shape", None), getattr(one, "dtype", None)) for one in outputs]
+    wanted = [(one.shape, one.dtype) for one in compiled.launch.outputs]
+    if found != wanted:
+        plugin = plugins.manager().label(executor.plugin)
+        what = f"pallasite_executors of plugin {plugin}: run of executor {executor.name!r}"
+        types = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in wanted)
+        raise wrong_value(what, outputs, f"the kernel's outputs: {types}")
+    return list(outputs)
 
 
 def interpreter(params: Any, name: str, request: LaunchRequest | None = None) -> Callable[..., Any]:

@@ -39,6 +39,8 @@ class LoadedCode:
                 if name.partition(".")[0] not in packages or module is None:
                     continue
                 if name not in self._watched:
+                    if getattr(module.__spec__, "_initializing", False):
+                        continue  # Another thread is importing it.
                     self._watch(name, module, packages)
                 first, scopes = self._watched[name]
                 if module is not first:

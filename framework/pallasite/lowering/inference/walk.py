@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,8 @@ from pallasite.lowering.inference.values import (
 )
 from pallasite.lowering.inference.without_rules import with_any_layouts, without_rule
 from pallasite.lowering.layout_report import Insertion
+from pallasite.plugin_values import wrong_value
+from pallasite.rules import InferenceRule
 
 if TYPE_CHECKING:
     from pallasite.layouts.registers import Layout
@@ -227,7 +229,8 @@ class _JaxprWalk(Visitor[AbstractValue]):
             if lowering is not None and lowering.layouts == "any":
                 results = with_any_layouts(ctx, operands, lowering)
             elif rule is not None:
-                results = _as_results(ctx, ctx.call(rule, operands, equation.params))
+                found = ctx.call(rule, operands, equation.params)
+                results = _as_results(ctx, rule, found)
             elif carries:
                 regions = self.table.regions(equation)
                 results = list(Structure(ctx).structured(equation, regions, operands) or ())
@@ -261,7 +264,14 @@ def _is_scalar(equation: Any) -> bool:
     )
 
 
-def _as_results(ctx: InferenceContext, found: Any) -> list[AbstractValue]:
-    if ctx.equation.primitive.multiple_results:
-        return list(found or ())
-    return [found]
+def _as_results(ctx: InferenceContext, rule: InferenceRule, found: Any) -> list[AbstractValue]:
+    several, count = ctx.equation.primitive.multiple_results, len(ctx.equation.outvars)
+    if several and isinstance(found, Iterable | None) and not isinstance(found, str):
+        results = list(found or ())
+    else:
+        results = [found]
+    if len(results) != count or any(one is None or type(one) in (str, int) for one in results):
+        plugin = plugins.manager().label(rule.plugin)
+        what = f"pallasite_inference_rules of plugin {plugin}: the rule for {rule.primitive}"
+        raise wrong_value(what, found, f"an abstract value for each of {count} results")
+    return results
