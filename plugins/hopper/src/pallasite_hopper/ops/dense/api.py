@@ -38,8 +38,8 @@ def matmul(
       b: (k, n), or (n, k) with ``transpose_b``. Dtypes as for ``plgpu.wgmma``: bfloat16, float16,
         float32 (multiplied as tf32), float8_e4m3fn and float8_e5m2, int8 and uint8. Operands whose
         elements do not have 16 bits are read along k; given the other way round, they are
-        transposed beforehand. Of two
-        floating-point dtypes of 16 and 32 bits, both operands are converted to the wider one.
+        transposed beforehand. Of two floating-point dtypes of 16 and 32 bits, both operands are
+        converted to the wider one.
       out_dtype: by default that of the operands; for 8-bit floats bfloat16, for integers int32.
       accumulator: dtype of the sums: float32, or float16 for float16 and 8-bit floats; int32 for
         integers.

@@ -45,7 +45,8 @@ def mixed_matmul(
         4 bits are converted fastest.
       scales: (n,): a factor for each column, applied to the sums; or (groups, n): for each group of
         k / groups consecutive elements along k. Factors of groups are rounded to the dtype of a,
-        and weights are multiplied by them before the matmul, rounded once.
+        and weights are multiplied by them before the matmul, rounded once. A group has a multiple
+        of 8 elements, and divides the pieces of a step along k, or is made of whole steps.
       transpose_b: the weights are given as (n, k).
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
       config: the tiling; one of :func:`mixed_configs`, say. By default it is chosen
