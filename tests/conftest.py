@@ -54,9 +54,6 @@ def _register_plugins_of_checkout() -> None:
 
 _register_plugins_of_checkout()
 
-# While modules of tests are imported, there is hardly any garbage.
-gc.disable()
-
 
 @pytest.fixture(autouse=True)
 def _clean_configuration(monkeypatch: pytest.MonkeyPatch):
@@ -145,13 +142,22 @@ def pytest_xdist_auto_num_workers() -> int:
     return 1 if HAS_GPU else os.cpu_count() or 1
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """While modules of tests are imported, there is hardly any garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """What is there now stays to the end: it is not looked at again each time that Python collects
     garbage, which takes a good part of the time otherwise."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
-    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
