@@ -155,11 +155,8 @@ def _run(problem: Problem, config: DecodeConfig | None, operands: list[Any]) -> 
 
 
 def _attend(problem: Problem, config: DecodeConfig, *operands: Any) -> jax.Array:
-    config = _filled(problem, config)
-    main, completion = _kernels(problem, config)
-    results = (kernel.out_shape(problem), *kernel.partial_shapes(problem, config))
-    places = [jax.lax.empty(one.shape, one.dtype) for one in results]
-    out, *parts = main(*operands, *places)
+    main, completion = _kernels(problem, _filled(problem, config))
+    out, *parts = main(*operands)
     if completion is not None:
         lengths = operands[5 if problem.scales else 3 :][: int(problem.lengths)]
         out = completion(*lengths, *parts, out)

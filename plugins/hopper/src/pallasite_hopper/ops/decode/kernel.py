@@ -51,9 +51,8 @@ def out_shape(problem: Problem) -> jax.ShapeDtypeStruct:
 def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     """The kernel as a function of (q, k, v, k_scales?, v_scales?, lengths?, page_indices?).
 
-    q has the shape of the results; k and v are arrays of rows, see ``_Decode._window``. The last
-    operands have the place of the results.
-    Returns (results, *partial results); of either, only what is needed is written.
+    q has the shape of the results; k and v are arrays of rows, see ``_Decode._window``.
+    Returns (results, *partial results); of either, only what was written is defined.
     """
     assert config.stages is not None
     assert config.blocks is not None
@@ -71,12 +70,9 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     if problem.lengths:
         scratch["lengths_smem"] = plgpu.SMEM((padded_lengths(problem),), jnp.int32)
         scratch["lengths_full"] = plgpu.Barrier()
-    results = (out_shape(problem), *partial_shapes(problem, config))
-    operands = 3 + 2 * problem.scales + problem.lengths + bool(problem.page_size)
     built: Callable[..., Any] = plgpu.kernel(
         _Decode(problem, config).run,
-        out_type=results,
-        input_output_aliases={operands + place: place for place in range(len(results))},
+        out_type=(out_shape(problem), *partial_shapes(problem, config)),
         grid=(config.blocks,),
         grid_names=("block",),
         num_threads=heads + 1,
@@ -138,7 +134,7 @@ class _Decode:
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
         """The kernel's body; ``refs`` are scales, lengths and pages, if any, then the results."""
         *given, out, results, maxima, sums = refs
-        given = given[: -(len(refs) - len(given))]  # The last ones are the results', aliased.
+        given = list(given)
         self.scales = (given.pop(0), given.pop(0)) if self.problem.scales else None
         self.scratch, self.partial = scratch, (results, maxima, sums)
         lengths_smem = None
