@@ -5,7 +5,8 @@ JAX has one, else on the simulator; ``pytest --executor=simulator`` and ``--exec
 it must be. On the GPU, such tests also get the mark ``gpu``, for ``-m gpu``.
 
 On the simulator, kernels are run with the sanitizer: what it finds makes the test fail. The option
-``--no-sanitize`` switches it off, ``@pytest.mark.runs_kernels(sanitize=False)`` for one test.
+``--no-sanitize`` switches it off, ``@pytest.mark.runs_kernels(sanitize=False)`` for one test. That
+all of an output is written is for the test to check, or with ``sanitize="all"`` for the sanitizer.
 
 Errors of kernels inside ``jax.jit`` that reach pytest come out with their own type. The fixture
 ``pallasite_executor`` is the executor's name, ``"simulator"`` or ``"gpu"``.
@@ -73,8 +74,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
     from pallasite import kernel_errors
     from pallasite.plugin import config
+    from pallasite_simulator.sanitizer.groups import IN_TESTS
 
     sanitize = mark.kwargs.get("sanitize", True) and not item.config.getoption("--no-sanitize")
+    if sanitize is True:
+        sanitize = IN_TESTS
     with config.scoped(sanitize=sanitize), kernel_errors():
         return (yield)
 

@@ -22,6 +22,9 @@ GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers", "o
 FAST = ("bounds", "barriers")
 """What ``"fast"`` stands for: checks that cost little, which are on by default."""
 
+IN_TESTS = tuple(name for name in GROUPS if name != "outputs")
+"""What the plugin for pytest checks: tests look at the outputs themselves, and at parts of them."""
+
 FIRST = "first"
 """A further name: the first error ends the launch."""
 
