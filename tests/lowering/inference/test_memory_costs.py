@@ -57,9 +57,9 @@ def test_a_reduction_of_rows_costs_less_where_few_lanes_share_a_row():
     wgmma = named.resolve("WGMMA", (), {}, shape, 32)
     by_rows = strided(shape, 8)
     # Two rows of a lane and 4 lanes, against 8 rows and 16 lanes.
-    assert reduction_cost(wgmma, (1,), 32) == 4 * 2 * 2
-    assert reduction_cost(by_rows, (1,), 32) == 4 * 8 * 4
-    assert reduction_cost(wgmma, (0,), 32) > 4 * 32 * 3  # and across warps
+    assert reduction_cost(wgmma, wgmma, (1,), 32) == 4 * 2 * 2
+    assert reduction_cost(by_rows, by_rows, (1,), 32) == 4 * 8 * 4
+    assert reduction_cost(wgmma, wgmma, (0,), 32) > 4 * 32 * 3  # and across warps
 
 
 def test_a_conversion_to_copies_costs_what_loading_them_does():
