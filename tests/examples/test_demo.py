@@ -21,7 +21,7 @@ from pallasite.codegen.tools import find_tool
 from pallasite.target_selection import find_target
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TARGETS = ["sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103a", "sm_120a"]
+TARGETS = ["sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103a", "sm_110a", "sm_120a"]
 
 
 def example(name: str) -> catalog.Example:
@@ -77,6 +77,7 @@ def test_plan_of_all_examples_runs_each_once(monkeypatch: pytest.MonkeyPatch):
         ((9, 0), ["sm_90", "sm_90a"]),
         ((10, 0), ["sm_90", "sm_100", "sm_100a"]),
         ((10, 3), ["sm_90", "sm_100", "sm_103a"]),
+        ((11, 0), ["sm_90", "sm_100", "sm_110a"]),
         ((12, 0), ["sm_90", "sm_100", "sm_120a"]),
         (None, []),
     ],
@@ -132,7 +133,8 @@ def test_failure_is_reported(
     assert demo.main(["vector", "--processes=1"]) == 1
     out = capsys.readouterr().out
     assert "FAILED vector_add_f32 on sm_90a: ValueError: broken on purpose" in out
-    assert "6 failures" in out
+    assert f"{len(TARGETS)} failures" in out
+    assert all(f"FAILED vector_add_f32 on {target}: ValueError" in out for target in TARGETS)
     assert demo.main(["no such example"]) == 1
     assert "no example has no such example in its name" in capsys.readouterr().out
 
