@@ -385,7 +385,7 @@ STORE = "cp.async.bulk.global.shared::cta.bulk_group"
         (f"{LOAD} [%tile], [%array0+16], 256, [%bar];", ("out of bounds", "256 bytes at global")),
         (f"{LOAD} [%tile], [%array0], 16, [%bar];", ("an mbarrier that is not initialized",)),
         (f"{STORE} [%array0+128], [%tile], 256;", ("out of bounds", "global address")),
-        (f"{STORE} [%array0], [%tile+4096], 256;", ("out of bounds", "shared address")),
+        (f"{STORE} [%array0], [%tile+32768], 256;", ("out of bounds", "shared address")),
         (
             f"{barrier()} {LOAD}.multicast::cluster [%tile], [%array0], 16, [%bar], 2;",
             ("copies to blocks that the cluster does not have", "0x0002", "one of 1 bits"),
