@@ -94,23 +94,19 @@ class PluginInfo:
       distribution: the installed distribution and version, or ``"in process"``.
       state: ``"found"`` (not imported yet), ``"loaded"``, ``"disabled"`` or ``"failed"``.
       error: for a failed one, what Pallasite says against it, or else the end of its traceback.
+      reason: the error in one line, with the hook that raised it.
     """
 
     name: str
     distribution: str
     state: str
     error: str = ""
+    reason: str = ""
 
     @property
     def in_process(self) -> bool:
         """Whether the program registered it itself."""
         return self.distribution == IN_PROCESS
-
-    @property
-    def reason(self) -> str:
-        """The error in one line."""
-        lines = self.error.splitlines() or [""]
-        return lines[-1 if lines[0].startswith("Traceback") else 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +162,7 @@ class PluginManager:
         self._registered: dict[str, _Found] = {}
         self._changes = 0
         self._objects: dict[str, Any] = {}
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, tuple[str, str]] = {}
         self._contributions: dict[tuple[str, str], Any] = {}
         self._built: tuple[frozenset[str], Registry] | None = None
         self._merged: dict[str, tuple[tuple[Any, ...], Any]] = {}
@@ -235,7 +231,7 @@ class PluginManager:
                     one.name,
                     one.distribution,
                     self._state(one.name, disabled),
-                    self._errors.get(one.name, ""),
+                    *self._errors.get(one.name, ("", "")),
                 )
                 for one in found
             )
@@ -640,14 +636,17 @@ class PluginManager:
         return tuple(guarded(one, str(found), hook) for one in value)
 
     def _fail(self, found: _Found, error: BaseException) -> None:
+        kind = type(error).__name__
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        line = str(error).strip().partition("\n")[0]
         if isinstance(error, PluginError):
-            self._errors[found.name] = str(error)
+            self._errors[found.name] = str(error), line
         else:
-            self._errors[found.name] = "".join(traceback.format_exception(error, limit=-3)).strip()
+            text = "".join(traceback.format_exception(error, limit=-3)).strip()
+            self._errors[found.name] = text, (f"{kind}: {line}" if line else kind) + notes
         self._built = None
         warnings.warn(
-            f"plugin {found} is not used, since it failed to load: {type(error).__name__}: {error}"
-            + "".join(f" ({note})" for note in getattr(error, "__notes__", ())),
+            f"plugin {found} is not used, since it failed to load: {kind}: {error}{notes}",
             PluginWarning,
             stacklevel=2,
         )

@@ -26,7 +26,7 @@ def test_help():
     assert "doctor" in done.stdout
 
 
-CORE = ("config", "errors", "executors", "files", "resource", "targets")
+CORE = ("config", "errors", "executors", "files", "forks", "resource", "targets")
 """Modules of the framework that load little themselves."""
 
 LOADED = """
