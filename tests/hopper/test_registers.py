@@ -46,9 +46,9 @@ def test_exchange(released, requested):
 
 
 @pytest.mark.parametrize(("released", "requested"), [(32, 240), (48, 232), (112, 200)])
-def test_request_that_is_never_met(released, requested, request):
+def test_request_that_is_never_met(released, requested):
     """8 registers more for each lane than there are."""
-    if request.config.getoption("--executor") == "gpu":
+    if jax.default_backend() == "gpu":
         pytest.skip("it would never end")
     with pytest.raises(DeadlockError, match=f"setmaxnreg.inc to {requested}") as error:
         kernel((released, "decrease"), (requested, "increase"))()

@@ -22,6 +22,8 @@ from pallasite.errors import (
     HERE: a is in GMEM
       got: Ref<gmem>{bfloat16[128,64]}
       expected: a reference to data in SMEM
+      try: allocate it as plgpu.SMEM (scratch_types, pl.run_scoped), and copy what is needed; \
+    for a block of pallas_call, plgpu.BlockSpec(..., memory_space=plgpu.SMEM) does both
     """,
 )
 def test_left_operand_in_global_memory():
@@ -38,6 +40,8 @@ def test_left_operand_in_global_memory():
     HERE: b is in GMEM
       got: Ref<gmem>{bfloat16[64,64]}
       expected: a reference to data in SMEM
+      try: allocate it as plgpu.SMEM (scratch_types, pl.run_scoped), and copy what is needed; \
+    for a block of pallas_call, plgpu.BlockSpec(..., memory_space=plgpu.SMEM) does both
     """,
 )
 def test_right_operand_in_global_memory():
