@@ -23,6 +23,7 @@ from pallasite.codegen import compile as code_generation
 from pallasite.codegen.tools import find_tool
 from pallasite.language.params import CompilerParams, LoweringSemantics
 from pallasite.runtime import registration as registration  # so that traced kernels can run
+from pallasite_std.caching.loaded_code import LOADED
 
 pytest_plugins = ["pallasite_simulator.pytest_plugin"]
 
@@ -63,6 +64,12 @@ def _clean_configuration(monkeypatch: pytest.MonkeyPatch):
     config.reset()
     yield
     config.reset()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _code_as_it_is_now():
+    """Modules that were first seen while another test patched them are not taken for patched."""
+    LOADED.forget()
 
 
 @pytest.fixture

@@ -253,7 +253,7 @@ def test_plugins_without_options_are_found_out_when_a_kernel_is_traced(name, mes
         jax.jit(plgpu.kernel(body, out_type=OUT, compiler_params=params)).trace(OUT)
     lines = str(error.value).splitlines()
     assert __file__ in lines[0] and lines[0].endswith(message)
-    assert lines[1] == "  expected: a plugin that has some: naps"
+    assert lines[1] == "  expected: a plugin that has some: standard, naps"
     assert lines[2:] == ([f"  try: {hint}"] if hint else [])
 
 
@@ -298,7 +298,7 @@ def test_wrong_declarations(declared, why):
     manager().register(Wrong(), "wrong")
     try:
         with pytest.warns(UserWarning, match="plugin 'wrong'"):
-            assert set(manager().options()) == {"naps"}
+            assert set(manager().options()) == {"standard", "naps"}
         (failed,) = [one for one in manager().plugins() if one.name == "wrong"]
     finally:
         manager().unregister("wrong")

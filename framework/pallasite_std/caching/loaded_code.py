@@ -30,6 +30,12 @@ class LoadedCode:
         self._foreign: dict[str, tuple[Any, ...]] = {}
         self._states: dict[frozenset[int], tuple[int, tuple[Any, ...]]] = {}
 
+    def forget(self) -> None:
+        """Takes what is loaded now for what was imported."""
+        with self._lock:
+            self._watched.clear()
+            self._foreign.clear()
+
     def generation(self, packages: Set[str]) -> int:
         """A number of the present state of the code of packages: 0 if it is what was imported, and
         another one for each other state."""
