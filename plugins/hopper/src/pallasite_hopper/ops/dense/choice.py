@@ -110,7 +110,7 @@ def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[Ma
         if columns > 128:
             continue
         for (tile_m, warpgroups), depth in itertools.product(_SKINNY_TILES, (128, 256)):
-            if depth > 128 and columns > 64:
+            if depth > 128 and columns > 32:
                 continue
             tile = MatmulConfig(
                 swap=True,
