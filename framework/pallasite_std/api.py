@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pallasite_std.host_calls import kernel_errors as kernel_errors
     from pallasite_std.host_calls import run_on_host as run_on_host
     from pallasite_std.memory.divisibility import known_divisor as known_divisor
+    from pallasite_std.memory.matrix_starts import MatrixStep as MatrixStep
+    from pallasite_std.memory.matrix_starts import check_matrix_starts as check_matrix_starts
     from pallasite_std.memory.reference_types import DynamicOffset as DynamicOffset
     from pallasite_std.memory.reference_types import MemoryReference as MemoryReference
     from pallasite_std.memory.references import index_reference as index_reference
@@ -95,6 +97,7 @@ _NAMES = {
     "copies.tensor_map_encoding": ("encode",),
     "host_calls": ("kernel_errors", "run_on_host"),
     "memory.divisibility": ("known_divisor",),
+    "memory.matrix_starts": ("MatrixStep", "check_matrix_starts"),
     "memory.reference_types": ("DynamicOffset", "MemoryReference"),
     "memory.references": ("index_reference",),
     "memory.regions": ("MemoryRegion", "memory_region"),

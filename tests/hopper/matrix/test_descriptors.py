@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from pallasite.errors import InvalidValueError
 from pallasite.layouts.memory import Extent, MemoryLayout, row_major
-from pallasite_hopper.matrix.descriptors import CHUNK, Step, check_start, plan_operand
+from pallasite_hopper.matrix.descriptors import CHUNK, plan_operand
 from pallasite_hopper.simulation.descriptors import ADDRESSES, Tile, pattern
+from pallasite_std.api import MatrixStep, check_matrix_starts
 
 SWIZZLES = (16, 32, 64, 128)
 
@@ -27,7 +28,7 @@ def evaluate(layout: MemoryLayout, blocks, offset: int = 0, base: int = 0) -> No
     size = layout.element_bits // 8
     depth = 32 // size
     plan = plan_operand(layout, tuple(blocks), depth, "a")
-    check_start(layout, plan, offset * size, (), "a")
+    check_matrix_starts(layout, plan.starts, offset * size, (), "a")
     assert len(plan.starts) == len(blocks)
     for (first, count), starts in zip(blocks, plan.starts, strict=True):
         assert len(starts) == layout.shape[1] // depth
@@ -184,12 +185,12 @@ TILES = row_major((8, 1, 8, 64), 16).untile((8, 64)).with_swizzle(128)
         (96, (), True),
         (128, (), False),
         (8, (), False),
-        (0, (Step(1024, None),), True),
-        (0, (Step(32, 128),), True),
-        (0, (Step(32, 256),), False),
-        (0, (Step(32, None),), False),
-        (0, (Step(8, 128),), False),
-        (64, (Step(2048, 1 << 14), Step(16, 64)), True),
+        (0, (MatrixStep(1024, None),), True),
+        (0, (MatrixStep(32, 128),), True),
+        (0, (MatrixStep(32, 256),), False),
+        (0, (MatrixStep(32, None),), False),
+        (0, (MatrixStep(8, 128),), False),
+        (64, (MatrixStep(2048, 1 << 14), MatrixStep(16, 64)), True),
     ],
 )
 def test_starts(offset, steps, clean):
@@ -197,10 +198,11 @@ def test_starts(offset, steps, clean):
     if clean:
         # Steps along K of the whole tile would leave its rows.
         part = TILES.slice(1, 0, 16).layout
-        check_start(part, plan_operand(part, ((0, 64),), 16, "a"), offset, steps, "a")
+        starts = plan_operand(part, ((0, 64),), 16, "a").starts
+        check_matrix_starts(part, starts, offset, steps, "a")
         return
     with pytest.raises(InvalidValueError, match="starts inside of a block"):
-        check_start(TILES, plan, offset, steps, "a")
+        check_matrix_starts(TILES, plan.starts, offset, steps, "a")
 
 
 @settings(deadline=None)
@@ -221,7 +223,7 @@ def test_computed_starts(swizzle, row_tile, chunk):
             places = known // term.divisor if known % term.divisor == 0 else 1
             places = np.gcd(places, term.modulus) if term.modulus else places
             assert term.values is not None
-            steps.append(Step(int(places) * term.stride * 2, term.values * term.stride * 2))
+            steps.append(MatrixStep(int(places) * term.stride * 2, term.values * term.stride * 2))
     assert total == part.offset + inner.offset
     plan = plan_operand(inner.layout, ((0, 8),), 16, "a")
-    check_start(inner.layout, plan, 0, steps, "a")
+    check_matrix_starts(inner.layout, plan.starts, 0, steps, "a")

@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.ir import ops
 from pallasite.plugin.layouts import MemoryLayout
-from pallasite_std.api import DynamicOffset, MemoryReference
+from pallasite_std.api import DynamicOffset, MatrixStep, MemoryReference, check_matrix_starts
 
 type Places = np.ndarray[Any, np.dtype[np.int64]]
 """Offsets of elements."""
@@ -233,56 +233,6 @@ def _unreadable(
     )
 
 
-# Where matrices start -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """What a view that is selected while the kernel runs adds to the start: multiples of ``size``
-    bytes that stay below ``reach`` bytes (None if that is not known)."""
-
-    size: int
-    reach: int | None
-
-
-def check_start(
-    layout: MemoryLayout, plan: MatrixOperand, offset: int, steps: Sequence[Step], what: str
-) -> None:
-    """Raises unless every matrix starts in the first row of a block.
-
-    The pattern of a swizzle is fixed to addresses, so a start further down would need a base
-    offset, which the views that are possible leave no use for.
-
-    Args:
-      layout: of the operand.
-      plan: its descriptors.
-      offset: of the first element in bytes, from an address that is a multiple of 1024.
-      steps: what is added while the kernel runs.
-      what: the operand's name, for messages.
-
-    Raises:
-      InvalidValueError: with the first of the starts that the tensor core cannot have.
-    """
-    swizzle = layout.swizzle
-    period, row = (CHUNK, CHUNK) if swizzle == CHUNK else (_GROUP * swizzle, swizzle)
-    starts = [offset + start for starts in plan.starts for start in starts]
-    bad = [start for start in starts if start % period >= row or start % CHUNK]
-    for step in steps:
-        inside = step.reach is not None and step.reach <= row and step.size % CHUNK == 0
-        if step.size % period and not inside:
-            bad.append(step.size)
-    if bad:
-        raise InvalidValueError(
-            f"{what} starts inside of a block of the tensor core",
-            got=f"a view that starts at, or in steps of, {bad[0]} bytes, in memory laid out as"
-            f" {layout.transpose((1, 0)) if what == 'b' else layout}",
-            expected=f"rows from a multiple of 8 (blocks of {period} bytes), and along the"
-            f" contiguous dimension multiples of {CHUNK} bytes",
-            hint="if a start is computed in the kernel, say what it is a multiple of:"
-            " pl.multiple_of(start, 8)",
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class SharedOperand:
     """An operand in shared memory: its plan, and the descriptor of its first element (i64)."""
@@ -306,7 +256,7 @@ def shared_operand(
     plan = plan_operand(memory.layout, tuple(rows), depth, what)
     bits = memory.element_bits
     steps = [_step(part, bits) for part in memory.dynamic]
-    check_start(memory.layout, plan, _bytes(memory.offset, bits), steps, what)
+    check_matrix_starts(memory.layout, plan.starts, _bytes(memory.offset, bits), steps, what)
     return SharedOperand(plan, start_descriptor(memory, plan.constant, what))
 
 
@@ -325,8 +275,8 @@ def start_descriptor(memory: MemoryReference, constant: int, what: str) -> ir.Va
     )
 
 
-def _step(part: DynamicOffset, bits: int) -> Step:
+def _step(part: DynamicOffset, bits: int) -> MatrixStep:
     """What a part of the offset that is computed in the kernel adds, in bytes."""
     values, stride = part.term.values, part.term.stride
     reach = None if values is None else _bytes(values * stride, bits)
-    return Step(_bytes(part.divisor, bits), reach)
+    return MatrixStep(_bytes(part.divisor, bits), reach)

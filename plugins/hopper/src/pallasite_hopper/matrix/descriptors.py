@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -88,57 +88,6 @@ def plan_operand(
     )
     constant = leading // CHUNK << 16 | stride // CHUNK << 32 | _MODES[layout.swizzle] << 62
     return MatrixOperand(constant, transposed, starts)
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """What a view that is selected while the kernel runs adds to the start: multiples of ``size``
-    bytes that stay below ``reach`` bytes (None if that is not known)."""
-
-    size: int
-    reach: int | None
-
-
-def check_start(
-    layout: MemoryLayout, plan: MatrixOperand, offset: int, steps: Sequence[Step], what: str
-) -> None:
-    """Raises unless every matrix starts in the first row of a block.
-
-    The pattern of a swizzle is fixed to addresses, so a start further down would need a base
-    offset, which the views that are possible leave no use for.
-
-    Args:
-      layout: of the operand.
-      plan: its descriptors.
-      offset: of the first element in bytes, from an address that is a multiple of 1024.
-      steps: what is added while the kernel runs.
-      what: the operand's name, for messages.
-
-    Raises:
-      InvalidValueError: with the first of the starts that the tensor cores cannot have.
-    """
-    period, row = _block(layout.swizzle)
-    starts = [offset + start for starts in plan.starts for start in starts]
-    bad = [start for start in starts if start % period >= row or start % CHUNK]
-    for step in steps:
-        inside = step.reach is not None and step.reach <= row and step.size % CHUNK == 0
-        if step.size % period and not inside:
-            bad.append(step.size)
-    if bad:
-        raise InvalidValueError(
-            f"{what} starts inside of a block of the tensor cores",
-            got=f"a view that starts at, or in steps of, {bad[0]} bytes, in memory laid out as"
-            f" {layout.transpose((1, 0)) if what == 'b' else layout}",
-            expected=f"rows from a multiple of 8 (blocks of {period} bytes), and along the"
-            f" contiguous dimension multiples of {CHUNK} bytes",
-            hint="if a start is computed in the kernel, say what it is a multiple of:"
-            " pl.multiple_of(start, 8)",
-        )
-
-
-def _block(swizzle: int) -> tuple[int, int]:
-    """Bytes after which the pattern of a swizzle repeats itself, and of one of its rows."""
-    return (CHUNK, CHUNK) if swizzle == CHUNK else (_GROUP * swizzle, swizzle)
 
 
 def _places(layout: MemoryLayout) -> Places:

@@ -31,8 +31,6 @@ from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.descriptors import (
     CHUNK,
     MatrixOperand,
-    Step,
-    check_start,
     plan_operand,
 )
 from pallasite_hopper.matrix.fragments import (
@@ -59,7 +57,7 @@ from pallasite_hopper.matrix.values import (
     tied_assembly,
     wait_text,
 )
-from pallasite_std.api import DynamicOffset, MemoryReference
+from pallasite_std.api import DynamicOffset, MatrixStep, MemoryReference, check_matrix_starts
 
 rules = RuleSet()
 
@@ -95,7 +93,7 @@ def _shared(
     plan = plan_operand(memory.layout, tuple(rows), depth, what)
     size = memory.element_bits // 8
     steps = [_step(part, size) for part in memory.dynamic]
-    check_start(memory.layout, plan, memory.offset * size, steps, what)
+    check_matrix_starts(memory.layout, plan.starts, memory.offset * size, steps, what)
     address = ops.shared_address(memory.pointer)
     offset = memory.byte_offset(memory.element_offset())
     address = ops.add(address, offset)
@@ -106,10 +104,10 @@ def _shared(
     return _Shared(plan, descriptor)
 
 
-def _step(part: DynamicOffset, size: int) -> Step:
+def _step(part: DynamicOffset, size: int) -> MatrixStep:
     """What a part of the offset that is computed in the kernel adds, in bytes."""
     values, stride = part.term.values, part.term.stride * size
-    return Step(part.divisor * size, None if values is None else values * stride)
+    return MatrixStep(part.divisor * size, None if values is None else values * stride)
 
 
 def _transposed_layout(memory: MemoryReference) -> MemoryReference:
