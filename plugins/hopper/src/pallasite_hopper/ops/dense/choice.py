@@ -19,7 +19,6 @@ FEW_ROWS = 256
 
 _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
     (128, 256, 2, "n"),
-    (128, 256, 2, "m"),
     (256, 128, 2, "m"),
     (128, 192, 2, "m"),
     (192, 128, 2, "n"),
@@ -30,7 +29,8 @@ _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
     (64, 128, 1, "m"),
     (64, 64, 1, "m"),
 )
-"""Multiples of 64 columns fill the swizzle where rows of ``b`` lie along n."""
+"""Multiples of 64 columns fill the swizzle where rows of ``b`` lie along n. Halves of 128 x 128
+elements read less than those of 64 x 256."""
 
 _SKINNY_TILES = ((64, 1), (128, 1), (128, 2))  # tile_m, consumer warpgroups
 _LISTED = 24
