@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 from tcgen05_support import LANE, WARPGROUP
 
 import pallasite
@@ -74,12 +75,13 @@ def test_every_piece_of_work_is_done_once(threads, cluster, semantics):
 
 
 @BOTH
-def test_by_hand(semantics):
-    """The last of 21 blocks is taken over, by one of the others."""
+@pytest.mark.parametrize("axes", ["wg", ()], ids=["named", "seen"])
+def test_by_hand(semantics, axes):
+    """The last of 21 blocks is taken over, by one of the others: its threads ask once."""
 
     def body(o, large, result, answered):
         del large
-        plgpu.try_cluster_cancel(result, answered, collective_axes="wg")
+        plgpu.try_cluster_cancel(result, answered, collective_axes=axes)
         plgpu.barrier_wait(answered)
         (i,), found = plgpu.query_cluster_cancel(result, ("i",))
         value = jnp.where(found, i, -1)
@@ -92,3 +94,29 @@ def test_by_hand(semantics):
     )  # fmt: skip
     assert sorted(out[:20, 0, 0]) == [-1] * 19 + [20]
     np.testing.assert_array_equal(out[:20, 0], out[:20, 1])
+
+
+@BOTH
+@pytest.mark.parametrize("who", ["second", "each"])
+def test_threads_that_ask_for_themselves(semantics, who):
+    """A thread that asks alone gets an answer; threads with results of their own take over two."""
+
+    def body(o, large, result, answered):
+        del large
+        thread = lax.axis_index("wg")
+
+        @pl.when((thread == 1) | (who == "each"))
+        def _():
+            plgpu.try_cluster_cancel(result.at[thread], answered.at[thread])
+            plgpu.barrier_wait(answered.at[thread])
+            (i,), found = plgpu.query_cluster_cancel(result.at[thread], ("i",))
+            value = jnp.where(found, i, -1)
+            o[lax.axis_index("i"), thread] = jnp.full((128,), value)
+
+    _, out = run(
+        body, (22, 2, 128), semantics, grid=(22,), grid_names=("i",), num_threads=2,
+        thread_name="wg",
+        scratch_types=[LARGE, plgpu.TryClusterCancelResult(2), plgpu.Barrier(num_barriers=2)],
+    )  # fmt: skip
+    answers = out[:20, 0 if who == "each" else 1 :, 0]
+    assert sorted(answers[answers != -1]) == [20, 21]

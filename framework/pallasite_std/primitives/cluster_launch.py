@@ -95,7 +95,8 @@ def try_cluster_cancel(
         this.
       collective_axes: the axis of the threads, if all of them call this; and all cluster axes, if
         there are any: the blocks of a cluster get the same answer, on barriers and in memory of
-        their own.
+        their own. Threads that can be seen to call this together, with the same result and barrier,
+        also ask once.
 
     Raises:
       InvalidTypeError: an argument of the wrong kind or size.

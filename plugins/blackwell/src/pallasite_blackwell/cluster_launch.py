@@ -21,6 +21,7 @@ from pallasite.plugin.lowering import (
     resolve,
     resolve_barrier,
 )
+from pallasite_blackwell.uniformity import all_threads_alike
 from pallasite_std.api import cluster_launch, copy_rules
 from pallasite_std.api import cluster_launch_rules as common
 
@@ -38,7 +39,8 @@ def _try_cluster_cancel(
     """One request of the cluster, and one arrival with the bytes of the answer in each block.
 
     What is taken over is a whole cluster, so all blocks of this one get the answer, whether their
-    axes are among the collective ones or not.
+    axes are among the collective ones or not. Likewise, threads that all ask into one place on one
+    barrier ask once: what one of them took over would be lost under the other's answer.
     """
     result, barrier = args_tree.unflatten(operands)
     memory = resolve(ctx, result)
@@ -48,7 +50,10 @@ def _try_cluster_cancel(
     leader = ctx.leader
     size: ir.Value | int = _BYTES
     asks = leader
-    if geometry.thread_name is not None and geometry.thread_name in collective_axes:
+    together = geometry.thread_name is not None and geometry.thread_name in collective_axes
+    if geometry.threads > 1 and not together:
+        together = all_threads_alike(memory.address(), selected.address())
+    if together:
         first = ops.compare("eq", launch.warpgroup_id, 0)
         size = ops.arith.select(first, ops.i32_constant(_BYTES), ops.i32_constant(0))
         asks = ops.arith.andi(asks, first)
