@@ -1,8 +1,8 @@
 """Random kernels, against JAX on the CPU.
 
 A kernel is a sequence of random steps on a pool of arrays: element-wise functions, reductions,
-changes of shape and place, loops, branches, shared memory. The same steps make the body of the
-kernel and, evaluated by JAX one by one, the reference.
+changes of shape and place, loops, branches, shared memory, asynchronous copies. The same steps
+make the body of the kernel and, evaluated by JAX one by one, the reference.
 
     python -m tests.fuzz kernels --seed 0 --count 100
 """
@@ -15,7 +15,7 @@ import math
 import random
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -43,9 +43,26 @@ class Machine:
         """An array that is stored to shared memory; what a part of that memory holds."""
         return x if part is None else x[part]
 
+    def copied_input(self, x: Any, number: int, part: tuple[slice, ...]) -> Any:
+        """A part of an input, which is copied to shared memory asynchronously."""
+        return x[part]
 
+    def through_global(self, x: Any, part: tuple[slice, ...]) -> Any:
+        """An array that is copied to global memory, and a part of it back, asynchronously."""
+        return x[part]
+
+
+@dataclasses.dataclass
 class KernelMachine(Machine):
-    """The kernel."""
+    """The kernel.
+
+    Attributes:
+      inputs: references to them.
+      room: references to global memory for the values of ``through_global``, in order.
+    """
+
+    inputs: Sequence[Any]
+    room: Iterator[Any]
 
     def through_shared(self, x: Any, part: tuple[slice, ...] | None) -> Any:
         def body(ref: Any) -> Any:
@@ -53,6 +70,31 @@ class KernelMachine(Machine):
             return ref[...] if part is None else ref[part]
 
         return pl.run_scoped(body, plgpu.SMEM(x.shape, x.dtype))
+
+    def copied_input(self, x: Any, number: int, part: tuple[slice, ...]) -> Any:
+        return self._copied(self.inputs[number], part)
+
+    def through_global(self, x: Any, part: tuple[slice, ...]) -> Any:
+        place = next(self.room)
+
+        def body(ref: Any) -> None:
+            ref[...] = x
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(ref, place)
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.run_scoped(body, plgpu.SMEM(x.shape, x.dtype))
+        return self._copied(place, part)
+
+    def _copied(self, source: Any, part: tuple[slice, ...]) -> Any:
+        shape = tuple(one.stop - one.start for one in part)
+
+        def body(ref: Any, barrier: Any) -> Any:
+            plgpu.copy_gmem_to_smem(source.at[part], ref, barrier)
+            plgpu.barrier_wait(barrier)
+            return ref[...]
+
+        return pl.run_scoped(body, plgpu.SMEM(shape, source.dtype), plgpu.Barrier())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +119,13 @@ class Value:
         return math.prod(self.shape)
 
 
+def is_copied(value: Value) -> bool:
+    """Whether an asynchronous copy moves all of an array."""
+    if value.shape == () or value.dtype == np.bool_:
+        return False
+    return len(value.shape) > 1 or value.shape[-1] * value.dtype.itemsize % 16 == 0
+
+
 @dataclasses.dataclass
 class Program:
     """A random kernel.
@@ -85,11 +134,15 @@ class Program:
       inputs: arrays.
       steps: what makes further values of the pool, with a description of each.
       semantics: of the kernel.
+      room: shapes and dtypes of what passes through global memory, in order.
+      copies_result: whether the result is copied to the output, not stored.
     """
 
     inputs: list[np.ndarray]
     steps: list[tuple[str, Step]]
     semantics: Any
+    room: list[Any]
+    copies_result: bool
 
     def run(self, machine: Machine, inputs: Sequence[Any]) -> Any:
         """The last value."""
@@ -102,7 +155,8 @@ class Program:
         lines = [f"{i}: {x.dtype}{list(x.shape)}" for i, x in enumerate(self.inputs)]
         start = len(lines)
         lines += [f"{start + i}: {text}" for i, (text, _) in enumerate(self.steps)]
-        return f"{self.semantics.name} semantics\n" + "\n".join(lines)
+        end = ", the result is copied" if self.copies_result else ""
+        return f"{self.semantics.name} semantics{end}\n" + "\n".join(lines)
 
 
 class Generator:
@@ -118,12 +172,15 @@ class Generator:
         self.largest = largest
         self.values: list[Value] = []
         self.steps: list[tuple[str, Step]] = []
+        self.room: list[Any] = []
+        self.inputs = 0
 
     def program(self, length: int) -> Program:
         """A program of so many steps."""
         choose = self.choose
         inputs = [self.input() for _ in range(choose.randint(1, 3))]
         self.values = [Value(x.shape, x.dtype, True) for x in inputs]
+        self.inputs = len(inputs)
         makers = [
             *[self.unary] * 3,
             *[self.binary] * 4,
@@ -132,11 +189,14 @@ class Generator:
             *(self.reshape, self.transpose, self.concatenate, self.pad, self.reverse, self.cast),
             *(self.cumulative, self.order, self.gather, self.dynamic_slice, self.select),
             *(self.loop, self.branch, self.shared, self.shared, self.index_of_extreme, self.tile),
+            *(self.copied_input, self.through_global),
         ]
         while len(self.steps) < length:
             choose.choice(makers)()
         semantics = choose.choice(list(plgpu.LoweringSemantics))
-        return Program(inputs, self.steps, semantics)
+        last = self.values[-1]
+        copies = is_copied(last) and choose.random() < 0.3
+        return Program(inputs, self.steps, semantics, self.room, copies)
 
     def input(self) -> np.ndarray:
         choose = self.choose
@@ -481,6 +541,42 @@ class Generator:
         step: Step = lambda m, pool: m.through_shared(pool[i], part)  # noqa: E731
         self.add(f"shared {i} {part}", step, i, exact=True)
 
+    def copied_input(self) -> None:
+        """A part of an input, through shared memory by an asynchronous copy."""
+        i = self.choose.randrange(self.inputs)
+        own = self.values[i]
+        part = self.window(own)
+        if part is None:
+            return
+        step: Step = lambda m, pool: m.copied_input(pool[i], i, part)  # noqa: E731
+        self.add(f"copy of input {i} {part}", step, i, exact=True)
+
+    def through_global(self) -> None:
+        """Through global memory by asynchronous copies, a part of it back."""
+        i = self.pick(is_copied)
+        part = None if i is None else self.window(self.values[i])
+        if i is None or part is None:
+            return
+        own, before = self.values[i], len(self.steps)
+        step: Step = lambda m, pool: m.through_global(pool[i], part)  # noqa: E731
+        self.add(f"global {i} {part}", step, i, exact=True)
+        if len(self.steps) > before:
+            self.room.append(jax.ShapeDtypeStruct(own.shape, own.dtype))
+
+    def window(self, value: Value) -> tuple[slice, ...] | None:
+        """Random slices that an asynchronous copy may have.
+
+        Where the array's rows are multiples of 16 bytes, so are the window's, and their starts.
+        """
+        parts = zip(self.part(value.shape), value.shape, strict=True)
+        part = [slice(s.start, min(s.stop, n)) for s, n in parts]
+        unit = 16 // value.dtype.itemsize
+        if len(value.shape) == 1 or value.shape[-1] % unit == 0:
+            start, extent = part[-1].start // unit * unit, value.shape[-1]
+            stop = start + (part[-1].stop - start + unit - 1) // unit * unit
+            part[-1] = slice(start, min(stop, extent // unit * unit))
+        return tuple(part) if part[-1].start < part[-1].stop else None
+
 
 def make_program(seed: int, *, length: int = 6, largest: int = 2048) -> Program:
     """The program of a seed."""
@@ -499,14 +595,27 @@ def check(program: Program) -> None:
     want = program.run(Machine(), inputs)
 
     def kernel(*refs: Any) -> None:
-        refs[-1][...] = program.run(KernelMachine(), [ref[...] for ref in refs[:-1]])
+        sources, out, room = refs[: len(inputs)], refs[len(inputs)], refs[len(inputs) + 1 :]
+        machine = KernelMachine(sources, iter(room))
+        result = program.run(machine, [ref[...] for ref in sources])
+        if not program.copies_result:
+            out[...] = result
+            return
+
+        def body(ref: Any) -> None:
+            ref[...] = result
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(ref, out)
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.run_scoped(body, plgpu.SMEM(want.shape, want.dtype))
 
     function = plgpu.kernel(
         kernel,
-        out_type=jax.ShapeDtypeStruct(want.shape, want.dtype),
+        out_type=[jax.ShapeDtypeStruct(want.shape, want.dtype), *program.room],
         compiler_params=plgpu.CompilerParams(lowering_semantics=program.semantics),
     )
-    got = np.asarray(function(*inputs))
+    got = np.asarray(function(*inputs)[0])
     names = [np.dtype(x.dtype).name for x in (*program.inputs, want)]
     names += [word for text, _ in program.steps for word in TOLERANCES if f"to {word}" in text]
     tolerance = max([TOLERANCES.get(name, 0.0) for name in names])
@@ -526,7 +635,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--largest", type=int, default=2048, help="elements of an array, at most")
     given = parser.parse_args(arguments)
     failures = 0
-    for seed in range(given.seed, given.seed + given.count):
+    for number, seed in enumerate(range(given.seed, given.seed + given.count)):
+        if number % 500 == 0 and number:
+            # What JAX keeps of each program is never used again.
+            jax.clear_caches()
+            print(f"{number} kernels, {failures} failures so far", file=sys.stderr, flush=True)
         program = make_program(seed, length=given.length, largest=given.largest)
         try:
             check(program)

@@ -389,13 +389,19 @@ def main(argv: Sequence[str]) -> int:
     for number, target, program in programs(options.seed, count):
         if options.only not in (None, number):
             continue
+        if number % 200 == 199:
+            # What JAX keeps of each program is never used again.
+            jax.clear_caches()
+            print(f"{number + 1} programs, {wrong} wrong so far", file=sys.stderr, flush=True)
         try:
             found = problem(program, target)
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
         if found is not None:
             wrong += 1
-            print(f"--seed {options.seed} --only {number}: {target} {program}\n  {found}")
+            print(
+                f"--seed {options.seed} --only {number}: {target} {program}\n  {found}", flush=True
+            )
     print(f"{wrong} of {count} programs are wrong")
     return wrong
 
