@@ -18,6 +18,7 @@ SOURCES = {
     "pallasite_std": "framework",
     "pallasite_hopper": "plugins/hopper/src",
     "pallasite_blackwell": "plugins/blackwell/src",
+    "pallasite_multigpu": "plugins/multigpu/src",
     "pallasite_simulator": "plugins/simulator/src",
 }
 

@@ -16,7 +16,7 @@ from core_support import FakeEntryPoint, manager
 import pallasite
 from pallasite import config, gpu, plugins
 from pallasite.errors import InternalError, MissingNameError, PallasiteError, PluginError
-from pallasite.known_plugins import known_plugins
+from pallasite.known_plugins import KnownPlugin, known_plugins
 from pallasite.language import PUBLIC_NAMES, execution
 from pallasite_std import plugin as builtin
 
@@ -98,6 +98,7 @@ def test_name_of_a_disabled_plugin():
     [
         ("wgmma", "hopper"),
         ("tcgen05_mma", "blackwell"),
+        ("remote_ref", "multigpu"),
     ],
 )
 def test_name_of_a_plugin_that_is_not_installed(monkeypatch, name, extra):
@@ -113,10 +114,12 @@ def test_name_of_a_plugin_that_is_not_installed(monkeypatch, name, extra):
 
 
 def test_name_of_a_plugin_that_is_not_published(monkeypatch):
+    unpublished = KnownPlugin(name="later", names=("not_yet",))
+    monkeypatch.setattr("pallasite.known_plugins.known_plugins", lambda: (unpublished,))
     monkeypatch.setattr(plugins, "_manager", manager())
     with pytest.raises(MissingNameError) as error:
-        _ = gpu.remote_ref
-    assert error.value.hint == "plugin 'multigpu', which is to provide it, is not available yet"
+        _ = gpu.not_yet
+    assert error.value.hint == "plugin 'later', which is to provide it, is not available yet"
 
 
 def test_name_that_an_installed_plugin_lacks(monkeypatch):

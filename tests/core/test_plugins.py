@@ -303,7 +303,7 @@ def test_plugin_that_imports_what_only_a_later_version_has(tmp_path, monkeypatch
     }
 
 
-@pytest.mark.parametrize("name", ["std", "hopper", "blackwell", "simulator"])
+@pytest.mark.parametrize("name", ["std", "hopper", "blackwell", "multigpu", "simulator"])
 def test_the_plugins_here_state_what_they_need(name):
     module = importlib.import_module(f"pallasite_{name}.plugin")
     assert stated_in_source(module.__name__) == needed_by(module) == PLUGIN_API

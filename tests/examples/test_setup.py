@@ -127,7 +127,8 @@ def without_uv(tmp_path: pathlib.Path) -> Checkout:
     return Checkout(tmp_path, uv=False)
 
 
-PROJECTS = "-e .[assembler] -e ./plugins/blackwell -e ./plugins/hopper -e ./plugins/simulator"
+PLUGINS = ("blackwell", "hopper", "multigpu", "simulator")
+PROJECTS = " -e ".join(("-e .[assembler]", *(f"./plugins/{name}" for name in PLUGINS)))
 DEMO = "installing Pallasite and its plugins into .venv (its output: build/setup.log)\n"
 
 

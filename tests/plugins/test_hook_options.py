@@ -16,6 +16,7 @@ from jax.extend.core import Primitive
 import pallasite
 from pallasite import cli
 from pallasite import gpu as plgpu
+from pallasite.known_plugins import KnownPlugin
 from pallasite.plugin import (
     Executor,
     InvalidTypeError,
@@ -239,11 +240,6 @@ def test_what_is_no_mapping_of_options():
     [
         ("nobody", "plugin_options are for plugin 'nobody', which is not in use", None),
         ("simulator", "plugin 'simulator' has no compiler options", None),
-        (
-            "multigpu",
-            "plugin_options are for plugin 'multigpu', which is not in use",
-            "plugin 'multigpu', which is to provide it, is not available yet",
-        ),
     ],
 )
 def test_plugins_without_options_are_found_out_when_a_kernel_is_traced(name, message, hint):
@@ -253,8 +249,17 @@ def test_plugins_without_options_are_found_out_when_a_kernel_is_traced(name, mes
         jax.jit(plgpu.kernel(body, out_type=OUT, compiler_params=params)).trace(OUT)
     lines = str(error.value).splitlines()
     assert __file__ in lines[0] and lines[0].endswith(message)
-    assert lines[1] == "  expected: a plugin that has some: standard, naps"
+    assert lines[1] == "  expected: a plugin that has some: standard, multigpu, naps"
     assert lines[2:] == ([f"  try: {hint}"] if hint else [])
+
+
+def test_options_of_a_plugin_that_is_not_published(monkeypatch):
+    known = (KnownPlugin(name="later"),)
+    monkeypatch.setattr("pallasite.known_plugins.known_plugins", lambda: known)
+    params = plgpu.CompilerParams(plugin_options={"later": {"x": 1}})
+    with pytest.raises(InvalidValueError, match="for plugin 'later', which is not in use") as error:
+        jax.jit(plgpu.kernel(body, out_type=OUT, compiler_params=params)).trace(OUT)
+    assert "try: plugin 'later', which is to provide it, is not available yet" in str(error.value)
 
 
 def test_options_of_a_disabled_plugin():

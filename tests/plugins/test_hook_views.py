@@ -271,7 +271,7 @@ jax.tree_util.register_dataclass(PeerMemRef, data_fields=(), meta_fields=())
     ("transform", "hint"),
     [
         (EveryOther(0), None),
-        (PeerMemRef(), "plugin 'multigpu', which is to provide it, is not available yet"),
+        (PeerMemRef(), "plugin 'multigpu' is to provide it"),
     ],
     ids=["unknown", "known"],
 )

@@ -1,0 +1,1 @@
+"""Kernels that read, write and signal the memory of other GPUs."""
