@@ -303,7 +303,7 @@ def test_wrong_declarations(declared, why):
     manager().register(Wrong(), "wrong")
     try:
         with pytest.warns(UserWarning, match="plugin 'wrong'"):
-            assert set(manager().options()) == {"standard", "naps"}
+            assert set(manager().options()) == {"standard", "multigpu", "naps"}
         (failed,) = [one for one in manager().plugins() if one.name == "wrong"]
     finally:
         manager().unregister("wrong")
