@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from pallasite.errors import SourceLocation
@@ -12,6 +12,25 @@ from pallasite.resource import SHARED_MEMORY
 
 PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 """By name of dtype, the bits of an element that shares its byte with others in GPU memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMesh:
+    """The JAX device mesh around a kernel's call.
+
+    Attributes:
+      axes: names and sizes of all axes in order; the position along the last one counts fastest in
+        a device's number, which is its index in ``mesh.devices.flat``.
+      manual: names of those over which the call is manually sharded (``jax.shard_map``).
+    """
+
+    axes: tuple[tuple[Hashable, int], ...] = ()
+    manual: tuple[Hashable, ...] = ()
+
+    @property
+    def manual_sizes(self) -> dict[Hashable, int]:
+        """Sizes of the manual axes by name."""
+        return {name: size for name, size in self.axes if name in self.manual}
 
 
 class BufferKind(enum.Enum):
@@ -93,8 +112,9 @@ class HiddenOperand:
     Attributes:
       name: unique in the kernel.
       input: which of ``LaunchParameters.inputs`` it is.
-      value: the bytes of the array, row-major; None if ``initialiser`` makes it.
+      value: the bytes of the array, row-major; None if something else makes it.
       initialiser: ``"module:function"`` of the host, or an empty string.
+      provider: ``"module:object"`` of the host, an ``OperandProvider``, or an empty string.
       arguments: keyword arguments of that function, as JSON.
       per_device: whether each device has a value of its own; then the function gets the device.
     """
@@ -103,6 +123,7 @@ class HiddenOperand:
     input: int
     value: bytes | None = None
     initialiser: str = ""
+    provider: str = ""
     arguments: str = "{}"
     per_device: bool = False
 

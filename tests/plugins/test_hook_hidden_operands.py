@@ -191,12 +191,12 @@ def test_the_command_line(seen, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("source", "error", "text"),
     [
-        ("neither", InvalidValueError, "'offset.neither' needs either a value or an initialiser"),
-        ("both", InvalidValueError, "needs either a value or an initialiser\n  got: both"),
+        ("neither", InvalidValueError, "'offset.neither' needs either a value, an initialiser or"),
+        ("both", InvalidValueError, "or a provider\n  got: a value and an initialiser"),
         ("shape", InvalidTypeError, r"got: float32\[2\]\n  expected: float32\[1\]"),
         ("local", InvalidValueError, "a function that other processes cannot find"),
         ("set", InvalidTypeError, "arguments that cannot be kept: .*set is not JSON serializable"),
-        ("fixed", InvalidValueError, "has a value, which is the same on each device"),
+        ("fixed", InvalidValueError, "has a value, which is not asked for each device"),
     ],
 )
 def test_wrong_requests(seen, source, error, text):

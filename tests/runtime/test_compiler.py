@@ -19,6 +19,7 @@ import pallasite
 from pallasite import Target, config, plugins
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError
+from pallasite.launch import DeviceMesh
 from pallasite.runtime import (
     CacheInfo,
     CacheWarning,
@@ -85,7 +86,7 @@ def test_what_is_compiled_separately(fake):
     compile_kernel(spec, assemble=True)
     compile_kernel(spec, disassemble=True)
     compile_kernel(spec, SM_90A)
-    compile_kernel(spec, mesh_axes={"x": 2})
+    compile_kernel(spec, device_mesh=DeviceMesh((("x", 2),), ("x",)))
     with config.scoped(disabled_passes=("mlir-hoist",)):
         compile_kernel(spec)
     assert len(fake) == 7

@@ -19,7 +19,7 @@ import pallasite
 from pallasite import config, plugins
 from pallasite.errors import ExecutionError, InvalidTypeError
 from pallasite.language.kernel_call import kernel_call_p
-from pallasite.launch import ArrayParameter
+from pallasite.launch import ArrayParameter, DeviceMesh
 from pallasite.launch_plan import canonical_order
 from pallasite.runtime import clear_memory, compiler
 from pallasite.runtime.executors import check_device
@@ -148,7 +148,7 @@ def test_shard_map_calls_the_kernel_on_the_part_of_a_device():
             (256,), jnp.float32, sharding=jax.NamedSharding(mesh, PartitionSpec("x"))
         )
         pallasite.compile(fn, x)
-    assert requests[0].mesh_axes == (("x", 2),)
+    assert requests[0].device_mesh == DeviceMesh((("x", 2),), ("x",))
     assert requests[0].spec.in_avals[0].shape == (128,)
 
 

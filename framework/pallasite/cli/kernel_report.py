@@ -38,6 +38,7 @@ def as_json(kernel: CompiledKernel) -> dict[str, Any]:
                     "name": one.name,
                     "input": one.input,
                     "initialiser": one.initialiser or None,
+                    "provider": one.provider or None,
                     "arguments": json.loads(one.arguments),
                     "per_device": one.per_device,
                 }

@@ -16,6 +16,7 @@ from pallasite.semantics import Semantics
 
 if TYPE_CHECKING:
     from pallasite.jaxpr_table import JaxprTable
+    from pallasite.launch import DeviceMesh
     from pallasite.layouts.registers import Layout
     from pallasite.lowering.arrays import RegisterArray
     from pallasite.lowering.geometry import Geometry
@@ -46,7 +47,7 @@ class KernelContext:
       launch: ids, parameters, barriers, synchronisation.
       geometry: grid, cluster and threads.
       shared: the stack of scoped shared-memory allocations.
-      mesh_axes: sizes of the axes of the JAX device mesh around the kernel, by name.
+      device_mesh: the JAX device mesh around the kernel.
       estimate: what the resource estimator found for the whole kernel.
       semantics: what one user thread is outside of regions that say otherwise.
       location: the user's line that defines the kernel.
@@ -63,7 +64,7 @@ class KernelContext:
     launch: LaunchContext
     geometry: Geometry
     shared: SharedStack
-    mesh_axes: dict[Hashable, int]
+    device_mesh: DeviceMesh
     estimate: Resources
     semantics: Semantics
     location: SourceLocation | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,14 @@ from pallasite.errors import CompilationError, PallasiteError, SourceLocation
 from pallasite.ir.context import make_context
 from pallasite.language.effects import programmatic_launch_effect
 from pallasite.language.spec import KernelSpec
-from pallasite.launch import Allocation, Buffer, BufferKind, ReservedAmount, ResourceReport
+from pallasite.launch import (
+    Allocation,
+    Buffer,
+    BufferKind,
+    DeviceMesh,
+    ReservedAmount,
+    ResourceReport,
+)
 from pallasite.lowering import recording
 from pallasite.lowering.context import KernelContext, Mode, Value
 from pallasite.lowering.equations import mlir_location
@@ -101,14 +107,14 @@ def _constant_inputs(spec: KernelSpec) -> set[int]:
 
 
 def lower_kernel(
-    spec: KernelSpec, target: Target, *, mesh_axes: Mapping[Hashable, int] | None = None
+    spec: KernelSpec, target: Target, *, device_mesh: DeviceMesh | None = None
 ) -> LoweredKernel:
     """Lowers a traced kernel for a target to a verified MLIR module and its launch.
 
     Args:
       spec: the traced kernel.
       target: what to compile for.
-      mesh_axes: sizes of the JAX device mesh around the call, by axis name.
+      device_mesh: the JAX device mesh around the call.
 
     Raises:
       PallasiteError: anything in the kernel that cannot work; it names the user's line.
@@ -132,7 +138,7 @@ def lower_kernel(
             launch=launch,
             geometry=geometry,
             shared=SharedStack(scoped_bytes),
-            mesh_axes=dict(mesh_axes or {}),
+            device_mesh=device_mesh or DeviceMesh(),
             location=location,
             estimate=estimate,
             semantics=spec.params.semantics,

@@ -112,19 +112,22 @@ class HiddenArrays:
         *,
         value: Any,
         initialiser: HostFunction | None,
+        provider: str | None,
         arguments: Arguments | None,
         per_device: bool,
     ) -> Buffer:
         """See :meth:`LaunchContext.hidden_operand`."""
         what = f"hidden operand {name!r}"
-        if (value is None) == (initialiser is None):
+        given = {"a value": value, "an initialiser": initialiser, "a provider": provider}
+        names = [name for name, one in given.items() if one is not None]
+        if len(names) != 1:
             raise InvalidValueError(
-                f"{what} needs either a value or an initialiser",
-                got="neither" if value is None else "both",
+                f"{what} needs either a value, an initialiser or a provider",
+                got=" and ".join(names) or "none of them",
             )
         if per_device and initialiser is None:
             raise InvalidValueError(
-                f"{what} has a value, which is the same on each device",
+                f"{what} has {names[0]}, which is not asked for each device",
                 got="per_device=True",
                 expected="an initialiser",
             )
@@ -147,6 +150,7 @@ class HiddenArrays:
             input=number,
             value=contents,
             initialiser="" if initialiser is None else function_name(initialiser, what),
+            provider="" if provider is None else function_name(provider, what),
             arguments=json_text(arguments or {}, what),
             per_device=per_device,
         )

@@ -63,6 +63,7 @@ class KernelParameters(ThreadIds):
         *,
         value: Any = None,
         initialiser: HostFunction | None = None,
+        provider: str | None = None,
         arguments: Arguments | None = None,
         per_device: bool = False,
     ) -> Buffer:
@@ -73,15 +74,16 @@ class KernelParameters(ThreadIds):
         Args:
           name: unique in the kernel; ``"my-plugin.table"``, say.
           shape, dtype: of the array.
-          value: the array itself, which is kept with the compiled kernel; or else
+          value: the array itself, which is kept with the compiled kernel; or
           initialiser: the host function that makes it, when a program is lowered (from PyTorch:
             when the kernel is first called): ``initialiser(**arguments)``, or
-            ``initialiser(device, **arguments)`` with a :class:`LaunchDevice` if ``per_device``.
+            ``initialiser(device, **arguments)`` with a :class:`LaunchDevice` if ``per_device``; or
+          provider: ``"module:object"``, an ``OperandProvider``, which makes it when a program runs.
           arguments: of that function, made of what JSON has.
           per_device: whether each device gets a value of its own.
 
         Raises:
-          InvalidValueError: a value and an initialiser, or neither; another operand of this name.
+          InvalidValueError: none of the three, or several; another operand of this name.
           InvalidTypeError: a value of another type.
         """
         return self.hidden.operand(
@@ -90,6 +92,7 @@ class KernelParameters(ThreadIds):
             dtype,
             value=value,
             initialiser=initialiser,
+            provider=provider,
             arguments=arguments,
             per_device=per_device,
         )

@@ -22,7 +22,7 @@ def retracing(kernel: KernelContext, mode: Mode | None = None) -> Iterator[None]
     axes += zip(geometry.cluster_names, geometry.cluster_extents, strict=False)
     if geometry.thread_name is not None:
         axes.append((geometry.thread_name, geometry.threads))
-    axes += kernel.mesh_axes.items()
+    axes += kernel.device_mesh.manual_sizes.items()
     if mode is not None and mode.warp_axis is not None:
         axes.append((mode.warp_axis, WARPS_PER_WARPGROUP))
     grid = [*geometry.grid, *geometry.cluster_extents, geometry.threads]

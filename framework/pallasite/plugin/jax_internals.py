@@ -38,6 +38,7 @@ from pallasite._jax import call_p as call_p
 from pallasite._jax import callback_sharding as callback_sharding
 from pallasite._jax import check_p as check_p
 from pallasite._jax import closed_call_p as closed_call_p
+from pallasite._jax import comms_effect as comms_effect
 from pallasite._jax import cond_p as cond_p
 from pallasite._jax import current_user_location as current_user_location
 from pallasite._jax import custom_jvp_call_p as custom_jvp_call_p

@@ -7,6 +7,7 @@ from pallasite.launch import Allocation as Allocation
 from pallasite.launch import ArrayParameter as ArrayParameter
 from pallasite.launch import Buffer as Buffer
 from pallasite.launch import BufferKind as BufferKind
+from pallasite.launch import DeviceMesh as DeviceMesh
 from pallasite.launch import HiddenOperand as HiddenOperand
 from pallasite.launch import HiddenResult as HiddenResult
 from pallasite.launch import HostStep as HostStep

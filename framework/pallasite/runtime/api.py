@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import InvalidValueError
 from pallasite.language.spec import KernelSpec
 from pallasite.language.target_scope import traced_for
+from pallasite.launch import DeviceMesh
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.jax_lowering import kernel_in_equation
 from pallasite.targets import Target
@@ -78,9 +79,9 @@ def compile_all(
             *args, **kwargs
         )
     found: dict[int, CompiledKernel] = {}
-    for spec, mesh_axes in _kernels(traced.jaxpr, {}):
+    for spec, device_mesh in _kernels(traced.jaxpr, DeviceMesh()):
         kernel = compile_kernel(
-            spec, target, assemble=assemble, disassemble=disassemble, mesh_axes=mesh_axes
+            spec, target, assemble=assemble, disassemble=disassemble, device_mesh=device_mesh
         )
         found.setdefault(id(kernel), kernel)
     if not found:
@@ -97,18 +98,18 @@ def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", None) or type(fn).__name__)
 
 
-def _kernels(
-    jaxpr: Any, mesh_axes: Mapping[Hashable, int]
-) -> Iterator[tuple[KernelSpec, Mapping[Hashable, int]]]:
+def _kernels(jaxpr: Any, device_mesh: DeviceMesh) -> Iterator[tuple[KernelSpec, DeviceMesh]]:
     """The kernels called in a jaxpr and inside its equations, with the device mesh around each."""
     for equation in jaxpr.eqns:
         spec = kernel_in_equation(equation)
         if spec is not None:
-            yield spec, mesh_axes
+            yield spec, device_mesh
             continue
-        axes = mesh_axes
+        inside = device_mesh
         if equation.primitive.name == "shard_map":
             shape, manual = equation.params["mesh"].shape, equation.params["newly_manual_axes"]
-            axes = {**mesh_axes, **{name: shape[name] for name in shape if name in manual}}
+            inside = DeviceMesh(
+                tuple(shape.items()), (*device_mesh.manual, *sorted(manual, key=str))
+            )
         for inner in _jax.jaxprs_in_params(equation.params):
-            yield from _kernels(inner, axes)
+            yield from _kernels(inner, inside)

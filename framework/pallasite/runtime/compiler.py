@@ -13,13 +13,14 @@ import dataclasses
 import hashlib
 import threading
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import Any
 
 from pallasite import _jax, config, forks, plugins
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import MissingNameError, PluginError
 from pallasite.language.spec import KernelSpec
+from pallasite.launch import DeviceMesh
 from pallasite.lowering import recording
 from pallasite.runtime import serialization
 from pallasite.runtime.disk_cache import DiskCache
@@ -59,7 +60,7 @@ class _Request:
     assemble: bool
     disassemble: bool
     keep: bool
-    mesh_axes: tuple[tuple[Hashable, int], ...]
+    device_mesh: DeviceMesh
     environment: tuple[Hashable, ...]
 
 
@@ -101,7 +102,7 @@ def compile_kernel(
     assemble: bool = False,
     disassemble: bool = False,
     keep: bool = True,
-    mesh_axes: Mapping[Hashable, int] | None = None,
+    device_mesh: DeviceMesh | None = None,
 ) -> CompiledKernel:
     """Compiles a traced kernel, or finds it in a cache.
 
@@ -115,7 +116,7 @@ def compile_kernel(
       assemble: whether to make machine code and count registers.
       disassemble: whether to show machine code as text; implies ``assemble``.
       keep: whether the result holds the text of the jaxpr, the MLIR, the LLVM IR and the layouts.
-      mesh_axes: sizes of the JAX device mesh around the call, by axis name.
+      device_mesh: the JAX device mesh around the call.
 
     Raises:
       PallasiteError: anything in the kernel that cannot work; it names the user's line.
@@ -127,7 +128,7 @@ def compile_kernel(
             assemble or disassemble,
             disassemble,
             keep or spec.debug,
-            tuple((mesh_axes or {}).items()),
+            device_mesh or DeviceMesh(),
             _environment(),
         )
         return _compile_kernel(request)
@@ -221,7 +222,7 @@ def _content_keys(request: _Request, code: int | None = None) -> list[str]:
     if source is None:
         raise Unkeyable("no plugin says what kernels are")
     parts = [
-        *source.canonical_parts((request.spec, request.target, request.mesh_axes)),
+        *source.canonical_parts((request.spec, request.target, request.device_mesh)),
         source.environment_text(assemble=request.assemble, code=code),
     ]
     whole = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass"))
@@ -287,7 +288,7 @@ def _compile_anew(request: _Request) -> CompiledKernel:
     if jaxpr is not spec.jaxpr:
         spec = spec.replace(jaxpr=jaxpr)
     start = time.perf_counter()
-    lowered = lower_kernel(spec, request.target, mesh_axes=dict(request.mesh_axes))
+    lowered = lower_kernel(spec, request.target, device_mesh=request.device_mesh)
     seconds = time.perf_counter() - start
     if lowered.inference is not None:
         context.timings.append(("infer layouts", lowered.inference.seconds))

@@ -22,6 +22,7 @@ from pallasite.language.interpretation import interpretation
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
+from pallasite.launch import DeviceMesh
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.executors import (
     check_device,
@@ -63,7 +64,7 @@ def lower_kernel_call(
         run = override.run
     else:
         run = find_executor(platform, spec.name, request)
-    compiled = compile_kernel(spec, override.target, keep=False, mesh_axes=_device_mesh(ctx))
+    compiled = compile_kernel(spec, override.target, keep=False, device_mesh=_device_mesh(ctx))
     if platform == "cuda" and spec.interpret is None:
         check_device(compiled.target, local_compute_capability(), spec.name)
     run = functools.partial(run_with_hidden, run, compiled, placement_of(ctx, platform, compiled))
@@ -214,14 +215,14 @@ def check_operands(spec: KernelSpec, avals: Sequence[Any]) -> None:
             )
 
 
-def _device_mesh(ctx: Any) -> dict[Hashable, int]:
-    """Sizes of the axes of the device mesh over which the call is manually sharded."""
+def _device_mesh(ctx: Any) -> DeviceMesh:
+    """The device mesh around the call."""
     context = ctx.module_context.axis_context
     manual: frozenset[Hashable] = getattr(context, "manual_axes", frozenset())
     mesh = getattr(context, "mesh", None)
     if mesh is None:
-        return {}
-    return {name: size for name, size in mesh.shape.items() if name in manual}
+        return DeviceMesh()
+    return DeviceMesh(tuple(mesh.shape.items()), tuple(one for one in mesh.shape if one in manual))
 
 
 def kernel_in_equation(equation: Any) -> KernelSpec | None:

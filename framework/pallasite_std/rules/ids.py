@@ -84,7 +84,7 @@ def axis_index(ctx: RuleContext, name: Hashable) -> RegisterArray:
         return _scalar(launch.cluster_block_id(geometry.cluster_dimension(name)))
     if name == geometry.thread_name and name is not None:
         return _scalar(launch.warpgroup_id)
-    if name in ctx.kernel.mesh_axes:
+    if name in ctx.kernel.device_mesh.manual_sizes:
         raise InvalidValueError(
             f"the index along the device axis {name!r} needs the multi-GPU plugin",
             hint="pass the index to the kernel as an input; "
@@ -92,7 +92,7 @@ def axis_index(ctx: RuleContext, name: Hashable) -> RegisterArray:
         )
     raise InvalidValueError(
         f"there is no axis {name!r} here",
-        expected=f"one of {[*axis_names(ctx), *ctx.kernel.mesh_axes]}",
+        expected=f"one of {[*axis_names(ctx), *ctx.kernel.device_mesh.manual_sizes]}",
     )
 
 
@@ -118,7 +118,7 @@ def _axis_size(ctx: RuleContext, name: Hashable) -> int:
         return geometry.cluster_extents[geometry.cluster_names.index(name)]
     if name == geometry.thread_name:
         return geometry.threads
-    return ctx.kernel.mesh_axes[name]
+    return ctx.kernel.device_mesh.manual_sizes[name]
 
 
 @rules.lowering(_jax.multiple_of_p, *_ALL)

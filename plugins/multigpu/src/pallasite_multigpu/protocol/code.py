@@ -1,0 +1,287 @@
+"""The PTX with which communicating kernels begin and end: the exchange, the barriers, the traps.
+
+Entry. One thread of each block takes a ticket, which also tells the epoch. The first block writes
+the addresses of the kernel's buffers into the slots that each peer has for this device, and then
+the epoch, with the kernel's fingerprint, into its flag there (release, system scope). The last
+block begins the next epoch. Each block waits for the flags of all devices (acquire). There are two
+parities of slots: who is at epoch e + 2 has seen this device at e + 1, where kernel e had ended.
+
+Exit. The last block to come tells all peers, and waits until they say the same.
+
+Orders of memory: PTX ISA, section 8; ``%globaltimer``, 10.28; ``barrier.red``, 9.7.13.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pallasite_multigpu.protocol import layout
+from pallasite_multigpu.protocol.layout import Trap
+
+POLLS_BETWEEN_CHECKS = 64
+"""How often a flag is read before the time is."""
+
+_TABLE = [
+    f"ld.global.nc.b64 {register}, [$TABLE+{word * layout.WORD}];"
+    for register, word in (
+        ("rank", layout.RANK),
+        ("own", layout.MAILBOX),
+        ("count", layout.COUNT),
+        ("limit", layout.TIMEOUT),
+        ("record", layout.RECORD),
+    )
+]
+
+_REGISTERS = [
+    ".reg .pred p, q, first, last, active, pending;",
+    ".reg .b64 rank, own, count, limit, record, word, peer, place, flag, seen, began, now, value;",
+    ".reg .b64 printed;",
+    ".reg .b32 thread, low, high, ticket, next, parity, distance, missing, polls, narrow;",
+]
+
+_PEER = [
+    # Each lane of the warp serves the device of its number, if there is one.
+    "cvt.u64.u32 value, thread;",
+    "setp.lt.u64 active, value, count;",
+    "mov.b64 peer, 0;",
+    f"mad.wide.u32 place, thread, {layout.WORD}, $TABLE;",
+    f"@active ld.global.nc.b64 peer, [place+{layout.MAILBOXES * layout.WORD}];",
+]
+
+
+def entry(fingerprint: int, blocks: int, buffers: int) -> tuple[str, str]:
+    """The entry barrier with the exchange; all threads of all blocks execute it.
+
+    Its operands are the table's address, an address that no other launch has at the same time, and
+    those of the buffers that peers reach. Its result is the address of the slots of this epoch.
+
+    Returns:
+      The text, and constraints.
+    """
+    stores = [
+        f"@first st.global.b64 [place+{(1 + number) * layout.WORD}], ${3 + number};"
+        for number in range(buffers)
+    ]
+    lines = [
+        "{",
+        *_REGISTERS,
+        *_TABLE,
+        "setp.lt.s64 p, rank, 0;",
+        "@p exit;",
+        "mov.u32 thread, %tid.x;",
+        "mov.b32 parity, 0;",
+        "setp.ge.u32 p, thread, 32;",
+        "@p bra.uni READY_${:uid};",
+        # The ticket, in all lanes.
+        "setp.eq.u32 p, thread, 0;",
+        "mov.b64 word, 0;",
+        f"@p atom.acq_rel.gpu.global.add.u64 word, [own+{layout.TICKETS}], 1;",
+        "mov.b64 {ticket, next}, word;",
+        "shfl.sync.idx.b32 ticket, ticket, 0, 31, 0xffffffff;",
+        "shfl.sync.idx.b32 next, next, 0, 31, 0xffffffff;",
+        "add.u32 next, next, 1;",
+        "and.b32 parity, next, 1;",
+        f"setp.ge.u32 q, ticket, {blocks};",
+        *_trap("q", Trap.OVERLAP, fingerprint, "OVERTAKEN"),
+        *_PEER,
+        # The first block publishes.
+        "setp.eq.and.u32 first, ticket, 0, active;",
+        f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
+        "add.s64 place, place, peer;",
+        "cvt.u32.u64 narrow, rank;",
+        f"mad.wide.u32 place, narrow, {layout.SLOTS_OF_DEVICE}, place;",
+        f"add.s64 place, place, {layout.SLOTS};",
+        "@first st.global.b64 [place], $2;",
+        *stores,
+        f"mov.b64 word, {{next, {_hexadecimal(fingerprint)}}};",
+        f"mad.wide.u32 flag, narrow, {layout.LINE}, peer;",
+        f"@first st.release.sys.global.b64 [flag+{layout.ENTRY_FLAGS}], word;",
+        # The last block begins the next epoch.
+        f"setp.eq.u32 last, ticket, {blocks - 1};",
+        "setp.eq.and.u32 last, thread, 0, last;",
+        "mov.b64 word, {0, next};",
+        f"@last st.relaxed.gpu.global.b64 [own+{layout.TICKETS}], word;",
+        f"mad.wide.u32 flag, thread, {layout.LINE}, own;",
+        f"add.s64 flag, flag, {layout.ENTRY_FLAGS};",
+        *_wait("b64", fingerprint, Trap.NOT_BEGUN, "BEGIN"),
+        # A peer at this epoch must run this kernel; one that is ahead has met us before.
+        "setp.eq.and.s32 q, distance, 0, active;",
+        f"setp.ne.and.b32 q, high, {_hexadecimal(fingerprint)}, q;",
+        "cvt.u64.u32 value, high;",
+        *_trap("q", Trap.OTHER_KERNEL, fingerprint, "MISMATCH"),
+        # This launch must be the one that the first block has announced.
+        f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
+        "add.s64 place, place, own;",
+        f"mad.wide.u32 place, narrow, {layout.SLOTS_OF_DEVICE}, place;",
+        f"ld.relaxed.gpu.global.b64 seen, [place+{layout.SLOTS}];",
+        "setp.ne.b64 q, seen, $2;",
+        *_trap("q", Trap.OVERLAP, fingerprint, "ANOTHER"),
+        "READY_${:uid}:",
+        "setp.ne.b32 p, parity, 0;",
+        "barrier.cta.red.or.pred p, 0, p;",
+        "selp.b32 parity, 1, 0, p;",
+        f"mad.wide.u32 $0, parity, {layout.SLOTS_OF_PARITY}, own;",
+        f"add.s64 $0, $0, {layout.SLOTS};",
+        "}",
+    ]
+    return _text(lines, 1), ",".join(["=&l", *["l"] * (2 + buffers), "~{memory}"])
+
+
+def exit_(fingerprint: int, blocks: int) -> tuple[str, str]:
+    """The exit barrier; all threads of all blocks execute it. Its operand is the table's address.
+
+    Returns:
+      The text, and constraints.
+    """
+    lines = [
+        "{",
+        *_REGISTERS,
+        *_TABLE,
+        "barrier.cta.sync 0;",
+        "mov.u32 thread, %tid.x;",
+        "setp.ge.u32 p, thread, 32;",
+        "@p bra.uni LEAVE_${:uid};",
+        "setp.eq.u32 p, thread, 0;",
+        "mov.b32 ticket, 0;",
+        "fence.acq_rel.sys;",
+        f"@p atom.acq_rel.gpu.global.add.u32 ticket, [own+{layout.EXITS}], 1;",
+        "shfl.sync.idx.b32 ticket, ticket, 0, 31, 0xffffffff;",
+        f"setp.ne.u32 q, ticket, {blocks - 1};",
+        "@q bra.uni LEAVE_${:uid};",
+        f"@p st.relaxed.gpu.global.b32 [own+{layout.EXITS}], 0;",
+        # All blocks have begun: the epoch is that of this kernel.
+        f"ld.relaxed.gpu.global.b64 word, [own+{layout.TICKETS}];",
+        "mov.b64 {low, next}, word;",
+        "fence.acq_rel.sys;",
+        *_PEER,
+        "cvt.u32.u64 narrow, rank;",
+        f"mad.wide.u32 flag, narrow, {layout.LINE}, peer;",
+        f"@active st.release.sys.global.b32 [flag+{layout.EXIT_FLAGS}], next;",
+        f"mad.wide.u32 flag, thread, {layout.LINE}, own;",
+        f"add.s64 flag, flag, {layout.EXIT_FLAGS};",
+        *_wait("b32", fingerprint, Trap.NOT_ENDED, "END"),
+        "LEAVE_${:uid}:",
+        "}",
+    ]
+    return _text(lines, 0), "l,~{memory}"
+
+
+def trap(code: int, fingerprint: int) -> tuple[str, str]:
+    """Records an error and ends the kernel, in whichever threads execute it.
+
+    Its operands are the table's address and a value of 64 bits.
+
+    Returns:
+      The text, and constraints.
+    """
+    lines = [
+        "{",
+        *_REGISTERS,
+        *_TABLE,
+        "mov.b32 next, 0;",
+        "mov.b64 value, $1;",
+        "setp.eq.b64 q, own, own;",
+        *_trap("q", code, fingerprint, "GIVE_UP"),
+        "}",
+    ]
+    return _text(lines, 0), "l,l,~{memory}"
+
+
+def _text(lines: Sequence[str], table: int) -> str:
+    return "\n\t".join(lines).replace("$TABLE", f"${table}")
+
+
+def _hexadecimal(fingerprint: int) -> str:
+    return f"{fingerprint:#010x}"
+
+
+def _wait(kind: str, fingerprint: int, code: Trap, name: str) -> list[str]:
+    """The warp waits until the flags of all active lanes have reached the epoch ``next``."""
+    load = {
+        "b64": ["@pending ld.acquire.sys.global.b64 seen, [flag];", "mov.b64 {low, high}, seen;"],
+        "b32": ["@pending ld.acquire.sys.global.b32 low, [flag];"],
+    }[kind]
+    return [
+        "mov.b64 seen, 0;",
+        "mov.b32 polls, 0;",
+        "mov.b32 distance, 0;",
+        "setp.ne.and.b32 pending, 1, 0, active;",
+        "mov.u64 began, %globaltimer;",
+        f"POLL_{name}_${{:uid}}:",
+        *load,
+        "@pending sub.s32 distance, low, next;",
+        "setp.lt.and.s32 pending, distance, 0, active;",
+        "vote.sync.ballot.b32 missing, pending, 0xffffffff;",
+        "setp.eq.b32 p, missing, 0;",
+        f"@p bra.uni MET_{name}_${{:uid}};",
+        "add.u32 polls, polls, 1;",
+        f"and.b32 narrow, polls, {POLLS_BETWEEN_CHECKS - 1};",
+        "setp.ne.b32 p, narrow, 0;",
+        f"@p bra.uni POLL_{name}_${{:uid}};",
+        # Has the host given up, or the time passed?
+        "setp.eq.b64 p, record, 0;",
+        f"@p bra.uni TIME_{name}_${{:uid}};",
+        f"ld.relaxed.sys.global.b64 value, [record+{layout.RECORD_ABORT * layout.WORD}];",
+        "setp.ne.b64 p, value, 0;",
+        "@p trap;",
+        f"TIME_{name}_${{:uid}}:",
+        "setp.eq.b64 p, limit, 0;",
+        f"@p bra.uni POLL_{name}_${{:uid}};",
+        "mov.u64 now, %globaltimer;",
+        "sub.s64 now, now, began;",
+        "setp.lt.u64 q, limit, now;",
+        "vote.sync.any.pred q, q, 0xffffffff;",
+        f"@!q bra.uni POLL_{name}_${{:uid}};",
+        "cvt.u64.u32 value, missing;",
+        "setp.eq.and.u32 q, thread, 0, q;",
+        *_trap("q", code, fingerprint, f"LATE_{name}"),
+        f"bra.uni POLL_{name}_${{:uid}};",
+        f"MET_{name}_${{:uid}}:",
+        "cvt.u32.u64 narrow, rank;",
+    ]
+
+
+def _trap(predicate: str, code: int, fingerprint: int, name: str) -> list[str]:
+    """Where the predicate is true, records the error of this code and ``value``, and traps.
+
+    Of all threads of a device one writes the record; others trap when it is complete.
+    """
+    words = {
+        layout.RECORD_CODE: "now",
+        layout.RECORD_RANK: "rank",
+        layout.RECORD_VALUE: "value",
+        layout.RECORD_EPOCH: "seen",
+        layout.RECORD_FINGERPRINT: "printed",
+    }
+    return [
+        f"@!{predicate} bra GOOD_{name}_${{:uid}};",
+        "setp.eq.b64 p, record, 0;",
+        "@p trap;",
+        f"atom.acq_rel.gpu.global.cas.b32 low, [own+{layout.LOCK}], 0, 1;",
+        "setp.ne.b32 p, low, 0;",
+        f"@p bra KEPT_{name}_${{:uid}};",
+        f"mov.b64 now, {int(code)};",
+        "cvt.u64.u32 seen, next;",
+        f"mov.b64 printed, {_hexadecimal(fingerprint)};",
+        *(
+            f"st.relaxed.sys.global.b64 [record+{word * layout.WORD}], {register};"
+            for word, register in words.items()
+        ),
+        "mov.u32 low, %ctaid.z;",
+        "mov.u32 high, %nctaid.y;",
+        "mov.u32 narrow, %ctaid.y;",
+        "mad.lo.u32 low, low, high, narrow;",
+        "mov.u32 high, %nctaid.x;",
+        "mov.u32 narrow, %ctaid.x;",
+        "mad.lo.u32 low, low, high, narrow;",
+        "cvt.u64.u32 now, low;",
+        f"st.relaxed.sys.global.b64 [record+{layout.RECORD_BLOCK * layout.WORD}], now;",
+        "mov.b64 now, 1;",
+        f"st.release.sys.global.b64 [record+{layout.RECORD_STATE * layout.WORD}], now;",
+        f"KEPT_{name}_${{:uid}}:",
+        f"ld.acquire.sys.global.b64 now, [record+{layout.RECORD_STATE * layout.WORD}];",
+        "setp.eq.b64 p, now, 0;",
+        f"@p bra KEPT_{name}_${{:uid}};",
+        "trap;",
+        f"GOOD_{name}_${{:uid}}:",
+    ]

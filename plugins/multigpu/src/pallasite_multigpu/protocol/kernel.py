@@ -1,0 +1,221 @@
+"""The kernel's side of the protocol: what rules ask for, and the record of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm
+
+from pallasite.plugin import InternalError, UnsupportedError
+from pallasite.plugin.ir import ops, pointer_type
+from pallasite.plugin.lowering import (
+    Buffer,
+    DeviceMesh,
+    KernelContext,
+    RuleContext,
+    StateKey,
+)
+from pallasite_multigpu.protocol import code, layout
+
+TABLE = "multigpu.table"
+"""Name of the hidden operand."""
+PROVIDER = "pallasite_multigpu.runtime.provider:TABLES"
+"""What provides it when a program runs."""
+
+
+@dataclasses.dataclass
+class Communication:
+    """What one kernel needs of the protocol.
+
+    Attributes:
+      table: the address of its table, or what stands for it until the kernel is finished; None
+        until it is needed.
+      slots_of_epoch: what stands for the address of the slots of this epoch, in the prologue.
+      slots: the number of each buffer that peers reach.
+      begins: whether the kernel begins with the exchange and a barrier.
+      reads: whether it reads the memory of peers, so that these may not go on before it has ended.
+      fingerprint: what tells it from other kernels; set when it is finished.
+    """
+
+    table: ir.Value | None = None
+    slots_of_epoch: ir.Value | None = None
+    slots: dict[Buffer, int] = dataclasses.field(default_factory=dict)
+    begins: bool = False
+    reads: bool = False
+    fingerprint: int = 0
+
+
+COMMUNICATION = StateKey("multigpu.communication", lambda kernel: Communication())
+
+
+def placeholder(type: ir.Type) -> ir.Value:
+    """A value that stands for one that is not known yet, to be replaced."""
+    made = ir.Operation.create("builtin.unrealized_conversion_cast", results=[type], operands=[])
+    return made.result
+
+
+def replace(value: ir.Value, by: ir.Value | None) -> None:
+    """Lets a value take the place of a placeholder; without one, nothing may use it."""
+    if by is not None:
+        value.replace_all_uses_with(by)
+    value.owner.erase()
+
+
+def _table(kernel: KernelContext) -> ir.Value:
+    state = kernel.state(COMMUNICATION)
+    if state.table is None:
+        with kernel.launch.at_entry():
+            state.table = placeholder(pointer_type(1))
+    return state.table
+
+
+def mesh(kernel: KernelContext) -> DeviceMesh:
+    """The device mesh around the kernel's call.
+
+    Raises:
+      UnsupportedError: there is none, or the call is not manually sharded over all of its axes.
+    """
+    found = kernel.device_mesh
+    if not found.manual:
+        raise UnsupportedError(
+            "a kernel that reaches other devices is called outside of jax.shard_map",
+            hint="call it inside jax.shard_map, over all axes of the mesh",
+        )
+    return found
+
+
+def is_manual(kernel: KernelContext) -> bool:
+    """Whether the call is manually sharded over all axes of a device mesh."""
+    found = kernel.device_mesh
+    return bool(found.manual) and len(found.manual_sizes) == len(found.axes)
+
+
+def device_count(kernel: KernelContext) -> int:
+    """Devices of the mesh around the kernel's call.
+
+    Raises:
+      UnsupportedError: there is no mesh, or the call is not manually sharded over all of its axes,
+        or it has more devices than a mailbox.
+    """
+    found = mesh(kernel)
+    others = [name for name, _ in found.axes if name not in found.manual]
+    if others:
+        raise UnsupportedError(
+            "a kernel that reaches other devices is called where the mesh is not fully manual",
+            got=f"axes {list(found.manual)}",
+            expected=f"axes {others} as well",
+            hint="let jax.shard_map be over all axes of the mesh (axis_names)",
+        )
+    count = math.prod(size for _, size in found.axes)
+    if count > layout.MAX_DEVICES:
+        raise UnsupportedError(
+            "a kernel reaches other devices of a mesh that has too many",
+            got=f"{count} devices",
+            expected=f"at most {layout.MAX_DEVICES}",
+        )
+    return count
+
+
+def rank(kernel: KernelContext) -> ir.Value:
+    """This device's number in the mesh, its index in ``mesh.devices.flat`` (i32)."""
+    device_count(kernel)
+    table = _table(kernel)
+    return kernel.launch.emit_once(
+        "multigpu.rank",
+        lambda: ops.inline_assembly(
+            f"ld.global.nc.b32 $0, [$1+{layout.RANK * layout.WORD}];",
+            "=r,l",
+            table,
+            results=[ops.i32()],
+            side_effects=False,
+        ),
+    )
+
+
+def communicates(kernel: KernelContext, *, reads: bool = False) -> None:
+    """The kernel begins with a barrier of all devices, at which they exchange addresses.
+
+    Args:
+      kernel: the kernel.
+      reads: whether it reads the memory of peers, and so ends with a barrier, too, unless it has
+        ``exit_barrier=False`` in the options of the plugin.
+    """
+    device_count(kernel)
+    _table(kernel)
+    state = kernel.state(COMMUNICATION)
+    state.begins = True
+    state.reads |= reads
+
+
+def peer_pointer(ctx: RuleContext, buffer: Buffer, rank: ir.Value) -> ir.Value:
+    """The address of a buffer on another device, a global pointer.
+
+    Args:
+      ctx: of the rule.
+      buffer: an input, an output or scratch of the kernel; all devices have one of the same type.
+      rank: the number of the device in the mesh (i32), in range.
+
+    Raises:
+      UnsupportedError: more buffers of the kernel than a mailbox has slots for.
+    """
+    state = ctx.kernel.state(COMMUNICATION)
+    communicates(ctx.kernel)
+    number = state.slots.setdefault(buffer, len(state.slots))
+    if number >= layout.MAX_BUFFERS:
+        raise UnsupportedError(
+            "a kernel gives too many of its buffers to other devices",
+            expected=f"at most {layout.MAX_BUFFERS} arrays that peers reach",
+        )
+    if state.slots_of_epoch is None:
+        raise InternalError("memory of a peer is used before the kernel's body")
+    address = ops.inline_assembly(
+        f"{{ .reg .b64 place;\n\tmad.wide.u32 place, $1, {layout.SLOTS_OF_DEVICE}, $2;\n\t"
+        f"ld.global.b64 $0, [place+{(1 + number) * layout.WORD}];\n\t}}",
+        "=l,r,l",
+        rank,
+        state.slots_of_epoch,
+        results=[ops.i64()],
+        side_effects=False,
+    )
+    return llvm.inttoptr(pointer_type(1), address)
+
+
+def multicast_pointer(ctx: RuleContext, buffer: Buffer) -> ir.Value:
+    """The address that means a buffer on all devices, a global pointer.
+
+    Where there is no multicast, the runtime says so before the kernel is launched.
+    """
+    communicates(ctx.kernel)
+    own = llvm.ptrtoint(ops.i64(), ctx.launch.array_pointer(buffer))
+    table = _table(ctx.kernel)
+    offset = ctx.launch.emit_once(
+        "multigpu.multicast",
+        lambda: ops.inline_assembly(
+            f"ld.global.nc.b64 $0, [$1+{layout.MULTICAST * layout.WORD}];",
+            "=l,l",
+            table,
+            results=[ops.i64()],
+            side_effects=False,
+        ),
+    )
+    return llvm.inttoptr(pointer_type(1), ops.add(own, offset))
+
+
+def trap(ctx: RuleContext, code_: int, value: ir.Value) -> None:
+    """Lets the threads that come here end the kernel with an error that the host reports.
+
+    Args:
+      ctx: of the rule.
+      code_: see :class:`~.layout.Trap`.
+      value: what the error is about, an integer.
+    """
+    communicates(ctx.kernel)
+    state = ctx.kernel.state(COMMUNICATION)
+
+    def give_up(table: ir.Value, wide: ir.Value) -> None:
+        text, constraints = code.trap(code_, state.fingerprint)
+        ops.inline_assembly(text, constraints, table, wide)
+
+    ctx.kernel.emit_later(give_up, _table(ctx.kernel), ops.cast_integer(value, ops.i64()))

@@ -1,0 +1,90 @@
+"""Where a kernel meets its peers: the lifecycle that emits the protocol's code."""
+
+from __future__ import annotations
+
+import zlib
+
+from pallasite.plugin.ir import ops
+from pallasite.plugin.lowering import KernelContext
+from pallasite_multigpu.options import MultiGpuOptions
+from pallasite_multigpu.protocol import code, layout
+from pallasite_multigpu.protocol.kernel import (
+    COMMUNICATION,
+    PROVIDER,
+    TABLE,
+    device_count,
+    placeholder,
+    replace,
+)
+
+
+def applies(kernel: KernelContext) -> bool:
+    """Only where there is a device mesh around the call."""
+    return bool(kernel.device_mesh.manual)
+
+
+def prologue(kernel: KernelContext) -> None:
+    """The entry barrier, if it is found to be needed."""
+    state = kernel.state(COMMUNICATION)
+    slots = placeholder(ops.i64())
+    state.slots_of_epoch = slots
+
+    def enter() -> None:
+        made = None
+        if state.begins:
+            launch = kernel.launch
+            # Launches at the same time may share a table, but not what they write.
+            own = (*launch.hidden.outputs, *launch.hidden.inputs)[0]
+            pointers = [launch.array_pointer(one) for one in (own, *state.slots)]
+            text, constraints = code.entry(
+                state.fingerprint, kernel.geometry.blocks, len(state.slots)
+            )
+            made = ops.inline_assembly(
+                text, constraints, state.table, *pointers, results=[ops.i64()]
+            )
+        replace(slots, made)
+
+    kernel.emit_later(enter)
+
+
+def epilogue(kernel: KernelContext) -> None:
+    """The exit barrier, if it is found to be needed."""
+
+    def leave() -> None:
+        state = kernel.state(COMMUNICATION)
+        wanted = kernel.params.options_of(MultiGpuOptions).exit_barrier
+        if state.begins and (state.reads if wanted is None else wanted):
+            text, constraints = code.exit_(state.fingerprint, kernel.geometry.blocks)
+            ops.inline_assembly(text, constraints, state.table)
+
+    kernel.emit_later(leave)
+
+
+def finish(kernel: KernelContext) -> None:
+    """Asks for the table, if anything uses it."""
+    state = kernel.state(COMMUNICATION)
+    if state.table is None:
+        return
+    launch = kernel.launch
+    state.fingerprint = _fingerprint(kernel)
+    buffer = launch.hidden_operand(
+        TABLE,
+        (layout.table_words(device_count(kernel)),),
+        "uint64",
+        provider=PROVIDER,
+        arguments={"communicates": state.begins, "fingerprint": state.fingerprint},
+    )
+    pointer = launch.array_pointer(buffer)
+    replace(state.table, pointer)
+    state.table = pointer
+
+
+def _fingerprint(kernel: KernelContext) -> int:
+    """32 bits that tell kernels apart; the same in all processes."""
+    geometry, slots = kernel.geometry, kernel.state(COMMUNICATION).slots
+    parts = [
+        kernel.launch.module.operation.get_asm(enable_debug_info=False),
+        str((geometry.cuda_grid, geometry.cluster, geometry.threads)),
+        *map(str, slots),
+    ]
+    return zlib.crc32("\0".join(parts).encode())

@@ -1,0 +1,133 @@
+"""What communicating kernels begin and end with; kernels that do not communicate have nothing."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import pallasite
+from pallasite import gpu as plgpu
+from pallasite import plugins
+from pallasite.plugin import RuleSet, Semantics, UnsupportedError, hookimpl
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import ops
+from pallasite_multigpu import protocol
+from pallasite_multigpu.protocol import layout
+
+X = jax.ShapeDtypeStruct((128,), np.float32)
+
+act_p = _jax.Primitive("act")
+act_p.multiple_results = True
+
+
+@_jax.abstract_eval(act_p)
+def _act_type(*, what):
+    return [], {_jax.comms_effect}
+
+
+rules = RuleSet()
+
+
+@rules.lowering(act_p, Semantics.LANE)
+def _act(ctx, *, what):
+    kernel = ctx.kernel
+    if what == "pull":
+        peer = ops.bitwise_xor(protocol.rank(kernel), 1)
+        source = protocol.peer_pointer(ctx, kernel.launch.hidden.inputs[0], peer)
+        target = kernel.launch.array_pointer(kernel.launch.hidden.outputs[0])
+        protocol.communicates(kernel, reads=True)
+        place = [
+            ops.element_pointer(one, kernel.launch.thread_id, ops.i32()) for one in (source, target)
+        ]
+        ops.store(ops.load(ops.i32(), place[0], alignment=4), place[1], alignment=4)
+    elif what == "rank":
+        target = kernel.launch.array_pointer(kernel.launch.hidden.outputs[0])
+        ops.store(protocol.rank(kernel), target, alignment=4)
+    elif what == "trap":
+        protocol.trap(ctx, protocol.Trap.DEVICE_ID, protocol.rank(kernel))
+    return ()
+
+
+class Acting:
+    @hookimpl
+    def pallasite_lowering_rules(self):
+        return rules.lowering_rules
+
+
+@pytest.fixture(autouse=True)
+def plugin():
+    plugins.register(Acting(), name="acting")
+    yield
+    plugins.unregister("acting")
+
+
+def compiled(*what, devices=2, params=None, **options):
+    def body(x, o):
+        for one in what:
+            act_p.bind(what=one)
+
+    kernel = plgpu.kernel(body, out_type=X, compiler_params=plgpu.CompilerParams(**(params or {})))
+    if devices is None:
+        return pallasite.compile(kernel, X, target="sm_90a")
+    mesh = jax.sharding.AbstractMesh((devices,), ("x",))
+    spec = PartitionSpec("x")
+    called = jax.shard_map(kernel, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    x = jax.ShapeDtypeStruct((128 * devices,), jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+    return pallasite.compile(called, x, target="sm_90a", **options)
+
+
+def test_a_pull_begins_and_ends_with_a_barrier():
+    kernel = compiled("pull", assemble=True)
+    (operand,) = kernel.launch.hidden_operands
+    assert (operand.name, operand.input) == ("multigpu.table", 1)
+    assert kernel.launch.inputs[1].shape == (layout.table_words(2),)
+    text = kernel.ptx
+    order = [
+        "exit;",
+        "atom.acq_rel.gpu.global.add.u64",
+        "st.release.sys.global.b64",
+        "ld.acquire.sys.global.b64",
+        "barrier.cta.red.or.pred",
+        "ld.global.b32",
+        "atom.acq_rel.gpu.global.add.u32",
+        "st.release.sys.global.b32",
+    ]
+    assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
+
+
+def test_the_barrier_at_the_end_is_as_wanted():
+    end = "atom.acq_rel.gpu.global.add.u32"
+    options = {"plugin_options": {"multigpu": {"exit_barrier": False}}}
+    assert end not in compiled("pull", params=options).ptx
+    options = {"plugin_options": {"multigpu": {"exit_barrier": True}}}
+    assert end in compiled("trap", params=options).ptx
+    assert end not in compiled("trap").ptx
+
+
+def test_who_only_asks_who_he_is_meets_nobody():
+    kernel = compiled("rank", assemble=True)
+    assert len(kernel.launch.hidden_operands) == 1
+    assert "ld.global.nc.b32" in kernel.ptx and ".sys" not in kernel.ptx
+
+
+def test_kernels_that_do_not_communicate_are_as_they_were():
+    def ptx():
+        return re.sub(r"\.file.*|\.loc.*", "", compiled().ptx)
+
+    kept = ptx()
+    with pallasite.config.scoped(disabled_plugins="multigpu"):
+        assert ptx() == kept
+    assert not compiled().launch.hidden_operands
+
+
+def test_the_mesh_is_needed():
+    with pytest.raises(UnsupportedError, match=r"outside of jax\.shard_map") as error:
+        compiled("pull", devices=None)
+    assert "test_protocol.py" in str(error.value)
+    with pytest.raises(UnsupportedError, match=r"33 devices\n  expected: at most 32"):
+        compiled("pull", devices=33)
