@@ -85,6 +85,40 @@ def test_what_makes_a_kernel_another_one(monkeypatch):
     assert of(scaled(2.0), x) == keys[0]
 
 
+def shifted(by, factor):
+    """A kernel with constants among the indices and the values of a loop."""
+
+    def body(x, o):
+        def step(i, carry):
+            pl.when(carry > factor)(lambda: o.__setitem__(i + by, jnp.float32(1)))
+            return carry * factor
+
+        jax.lax.fori_loop(0, 4, step, x[0] + factor)
+
+    return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+
+
+def test_constants_count():
+    """Python's numbers are literals of JAX's own classes in a jaxpr."""
+    x = jax.ShapeDtypeStruct((128,), jnp.float32)
+    keys = [of(shifted(*constants), x) for constants in [(1, 0.5), (2, 0.5), (1, 0.25), (1, 0.5)]]
+    assert len(set(keys[:3])) == 3 and keys[3] == keys[0]
+
+
+@pytest.mark.parametrize("base", [int, float, complex, str, bytes])
+def test_numbers_of_other_classes_count(base):
+    class Typed(base):
+        kind = "typed"
+
+    values = [Typed(one if base is not bytes else one.encode()) for one in ("1", "2")]
+    texts = ["\0".join(canonical_parts(one)) for one in values]
+    assert texts[0] != texts[1]
+    values[1] = Typed(base(values[0]))
+    assert "\0".join(canonical_parts(values[1])) == texts[0]
+    values[1].kind = "another"
+    assert "\0".join(canonical_parts(values[1])) != texts[0]
+
+
 def test_barrier_types_count():
     assert of(copy_kernel(arrivals=1), CASES["copy"][1][0]) != of(
         copy_kernel(arrivals=2), CASES["copy"][1][0]

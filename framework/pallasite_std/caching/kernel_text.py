@@ -103,7 +103,7 @@ class _Writer:
 
     def write(self, value: Any) -> None:
         kind = type(value)
-        if value is None or kind in (bool, int, float, complex, str, bytes, type(Ellipsis)):
+        if value is None or kind in _PLAIN or kind in (bool, type(Ellipsis)):
             self.parts.append(f"{kind.__name__} {value!r}")
             return
         handler = self._handlers.get(kind)
@@ -247,6 +247,12 @@ class _Writer:
             if _primitives.setdefault(text, value) is not value:
                 raise Unkeyable(f"the primitive {value.name}, of which there are two")
         self.parts.append(text)
+
+    def number_of_class(self, value: Any) -> None:
+        """A number or text of a class of its own, such as JAX's literals that have a dtype."""
+        base = next(one for one in _PLAIN if isinstance(value, one))
+        self.parts.append(f"{base.__name__} {base.__repr__(value)}")
+        self.fields(type(value), _attributes(value) or {})
 
     def function(self, value: Any) -> None:
         name = f"{value.__module__}.{value.__qualname__}"
@@ -406,6 +412,8 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     return dict(sorted(attributes.items())) if visible else None
 
 
+_PLAIN = (int, float, complex, str, bytes)
+
 _HANDLERS: tuple[tuple[Any, Callable[[_Writer, Any], None]], ...] = (
     (KernelSpec, _Writer.spec),
     (_jax.Jaxpr, _Writer.jaxpr),
@@ -415,7 +423,9 @@ _HANDLERS: tuple[tuple[Any, Callable[[_Writer, Any], None]], ...] = (
     (_jax.AbstractRef, _Writer.reference_type),
     (SourceLocation, lambda w, v: w.parts.append(f"{v}:{v.column}")),
     (enum.Enum, _Writer.enumeration),
+    # Before numbers: NumPy's are of Python's classes, too.
     ((np.ndarray, np.generic, jax.Array, _jax.TypedNdArray), _Writer.array),
+    (_PLAIN, _Writer.number_of_class),
     (np.dtype, lambda w, v: w.parts.append(f"dtype {v.name} {v.str}")),
     (MemorySpace, _Writer.memory_space),
     (_jax.ExtendedDType, _Writer.object),
