@@ -323,9 +323,11 @@ def pallasite_proxy_fences() -> Iterable[ProxyFence]:
 
 @hookimpl
 def pallasite_passes() -> list[Pass]:
-    """Definitions of primitives, a check of barriers, a limit on the size of the code."""
+    """Definitions of primitives, a check of barriers, a limit on the size of the code, counters of
+    slots."""
     from pallasite_std.passes.barriers import check_barriers
     from pallasite_std.passes.code_size import check_code_size
+    from pallasite_std.passes.counters import carry_remainders
     from pallasite_std.passes.definitions import expand_definitions
 
     return [
@@ -342,6 +344,14 @@ def pallasite_passes() -> list[Pass]:
             run=check_code_size,
             before=("mlir-canonicalize",),
             description="refuses kernels that would take minutes to compile",
+        ),
+        Pass(
+            name="carry-remainders",
+            stage="mlir",
+            run=carry_remainders,
+            after=("mlir-canonicalize",),
+            before=("mlir-hoist",),
+            description="loops count slots of rings instead of dividing their counters",
         ),
         Pass(
             name="check-barriers",

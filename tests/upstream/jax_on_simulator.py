@@ -52,11 +52,35 @@ last: tuple[Any, list[int]] = (None, [])
 
 
 def install(target: str, *, sanitize: frozenset[str] = frozenset()) -> None:
-    """Replaces the lowering of JAX's kernels for the CPU.
+    """Replaces the lowering of JAX's kernels for the CPU: they run on the simulator.
 
     Args:
       target: such as ``"sm_100a"``.
       sanitize: groups of checks.
+
+    Raises:
+      RuntimeError: JAX's compiler cannot be used here.
+    """
+    capability = capability_of(target)
+    replace_lowering(capability, lambda code: _Kernel(code, capability, sanitize).run)
+
+
+def capability_of(target: str) -> tuple[int, int]:
+    """The compute capability of a target."""
+    digits = target.removeprefix("sm_").rstrip("af")
+    return int(digits[:-1]), int(digits[-1])
+
+
+def replace_lowering(
+    capability: tuple[int, int], make: Callable[[bytes], Callable[..., list[np.ndarray]]]
+) -> None:
+    """Replaces the lowering of JAX's kernels for the CPU.
+
+    Args:
+      capability: of the GPU for which JAX makes modules.
+      make: given the bytecode of a kernel's module, returns what runs it on (arrays, shapes and
+        types of results, which output is the memory of which input). It is called while JAX lowers
+        a program, once for each module.
 
     Raises:
       RuntimeError: JAX's compiler cannot be used here.
@@ -69,10 +93,8 @@ def install(target: str, *, sanitize: frozenset[str] = frozenset()) -> None:
     from jax._src.pallas import mpmd
     from jax.experimental.mosaic.gpu import utils
 
-    digits = target.removeprefix("sm_").rstrip("af")
-    capability = (int(digits[:-1]), int(digits[-1]))
     utils._infer_arch = lambda: capability
-    cache: dict[bytes, _Kernel] = {}
+    cache: dict[bytes, Callable[..., list[np.ndarray]]] = {}
 
     def lower(ctx: Any, *arguments: Any, module: Any, input_output_aliases: Any, **_: Any) -> Any:
         module = mgpu.core._run_serde_pass(module, serialize=True, ir_version=None)
@@ -80,12 +102,12 @@ def install(target: str, *, sanitize: frozenset[str] = frozenset()) -> None:
         module.operation.write_bytecode(text, desired_version=0)
         code = text.getvalue()
         if code not in cache:
-            cache[code] = _Kernel(code, capability, sanitize)
+            cache[code] = make(code)
         results = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in ctx.avals_out]
         aliases = {output: number for number, output in input_output_aliases}
 
         def call(*values: Any) -> list[Any]:
-            return cache[code].run([np.asarray(one) for one in values], results, aliases)
+            return cache[code]([np.asarray(one) for one in values], results, aliases)
 
         def function(*values: Any) -> Any:
             return jax.pure_callback(call, results, *values)

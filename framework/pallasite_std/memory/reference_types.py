@@ -133,15 +133,17 @@ class MemoryReference:
         size = math.prod(self.buffer.shape) * max(1, self.element_bits // 8)
         return ops.i32() if size < 2**31 else ops.i64()
 
-    def dynamic_offset(self) -> ir.Value | None:
-        """The dynamic part of the element offset, or None if there is none."""
+    def dynamic_offset(self, unit: int = 1) -> ir.Value | None:
+        """The dynamic part of the element offset, or None if there is none; counted in units of so
+        many elements, which must divide the strides of all parts."""
         total: ir.Value | None = None
         for part in self.dynamic:
             index = part.index
             value = ops.divide_unsigned(index, part.term.divisor)
             if part.term.modulus is not None:
                 value = ops.remainder_unsigned(value, part.term.modulus)
-            value = ops.multiply(ops.cast_integer(value, self.index_type), part.term.stride)
+            value = ops.cast_integer(value, self.index_type)
+            value = ops.multiply(value, part.term.stride // unit)
             total = value if total is None else ops.add(total, value)
         return total
 

@@ -39,6 +39,8 @@ _MODES = {16: 0, 128: 2, 64: 4, 32: 6}
 _TRANSPOSABLE = (8, 16)
 """Bits of elements that may be contiguous along m or n."""
 
+_LOW = (1 << 32) - 1
+
 _FIELD = (1 << 18) - CHUNK
 """Offsets have 14 bits and count in chunks."""
 
@@ -267,12 +269,22 @@ def start_descriptor(memory: MemoryReference, constant: int, what: str) -> ir.Va
             f"{what} is in the shared memory of another block",
             expected="the block's own shared memory",
         )
-    address = ops.shared_address(memory.pointer)
-    address = ops.add(address, memory.byte_offset(memory.element_offset()))
-    field = ops.bitwise_and(ops.divide_unsigned(address, CHUNK), (1 << 14) - 1)
-    return ops.arith.ori(
-        ops.cast_integer(field, ops.i64(), signed=False), ops.i64_constant(constant)
-    )
+    unit = CHUNK * 8 // memory.element_bits
+    static, moving = memory.element_offset(), None
+    if all(part.term.stride % unit == 0 for part in memory.dynamic):
+        # The part that loops change is added last; no address is so large that it would carry.
+        static, moving = memory.offset, memory.dynamic_offset(unit)
+    address = ops.add(ops.shared_address(memory.pointer), memory.byte_offset(static))
+    low = ops.bitwise_and(ops.divide_unsigned(address, CHUNK), (1 << 14) - 1)
+    low = ops.arith.ori(low, ops.i32_constant(_signed(constant & _LOW)))
+    if moving is not None:
+        low = ops.add(low, moving)
+    wide = ops.cast_integer(low, ops.i64(), signed=False)
+    return ops.arith.ori(wide, ops.i64_constant(constant & ~_LOW))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
 
 
 def _step(part: DynamicOffset, bits: int) -> MatrixStep:

@@ -1,0 +1,82 @@
+"""Remainders of loop counters are carried from one iteration to the next."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+
+import pallasite
+from pallasite import gpu as plgpu
+from pallasite_simulator import simulate
+
+
+def run(body: Any, limits: Any = (0,), count: int = 64) -> tuple[str, np.ndarray]:
+    """What a kernel writes into ``count`` numbers, and the MLIR that its LLVM IR was made of."""
+
+    def whole(limits_ref: Any, out_ref: Any) -> None:
+        @plgpu.warp_map
+        def _(warp: Any) -> None:
+            @pl.when(warp == 0)
+            def _() -> None:
+                body(limits_ref, out_ref)
+
+    numbers = jnp.asarray(limits, jnp.int32)
+    kernel = plgpu.kernel(whole, out_type=jax.ShapeDtypeStruct((count,), jnp.int32))
+    made = pallasite.compile(kernel, numbers, target="sm_90a")
+    return made.mlir, simulate(made, numbers).outputs[0]
+
+
+@pytest.mark.parametrize("start", [0, 5])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rings(start: int, dynamic: bool) -> None:
+    """Of three and seven slots, used in a branch and after another loop's."""
+
+    def body(limits_ref: Any, out_ref: Any) -> None:
+        stop = limits_ref[0] if dynamic else 23
+
+        def outer(row: Any, _: Any) -> None:
+            def step(i: Any, _: Any) -> None:
+                @pl.when(i != 9)
+                def _() -> None:
+                    three, seven = lax.rem(i, jnp.int32(3)), lax.rem(i, jnp.int32(7))
+                    out_ref[i] = three + 10 * seven + 100 * lax.rem(row, jnp.int32(3))
+
+            lax.fori_loop(start, stop, step, None)
+            out_ref[40 + row] = lax.rem(row, jnp.int32(3))
+
+        lax.fori_loop(0, 5, outer, None)
+
+    ir, out = run(body, (23,))
+    i = np.arange(start, 23)
+    expected = i % 3 + 10 * (i % 7) + 100 * (4 % 3)
+    np.testing.assert_array_equal(out[start:23][i != 9], expected[i != 9])
+    np.testing.assert_array_equal(out[40:45], np.arange(5) % 3)
+    if not (dynamic and start):  # Nothing tells that a counter from 5 does not overflow.
+        assert "arith.remsi" not in ir
+
+
+def test_what_is_left() -> None:
+    """Powers of two, unknown divisors, negative starts and other steps are divided as before."""
+
+    def body(limits_ref: Any, out_ref: Any) -> None:
+        divisor = limits_ref[0]
+
+        def step(i: Any, j: Any) -> Any:
+            out_ref[i + 4] = lax.rem(i, jnp.int32(3))
+            out_ref[i + 28] = lax.rem(i, divisor) + 10 * lax.rem(j, jnp.int32(5))
+            return j + 2
+
+        lax.fori_loop(-4, 16, step, jnp.int32(0))
+
+    ir, out = run(body, (6,))
+    i = np.arange(-4, 16)
+    np.testing.assert_array_equal(out[:20], np.fmod(i, 3))
+    np.testing.assert_array_equal(out[24:44], np.fmod(i, 6) + 10 * (2 * np.arange(20) % 5))
+    assert len(re.findall(r"arith\.remsi", ir)) == 3
