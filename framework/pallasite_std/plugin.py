@@ -203,18 +203,29 @@ _OPERATIONS = {
     "mixed.api": ("mixed_matmul",),
     "ragged.api": ("ragged_matmul", "transposed_ragged_matmul"),
 }
+_ROW_OPERATIONS = {
+    "rows.norms": ("rms_norm", "layer_norm"),
+    "rows.cross_entropy": ("softmax_cross_entropy",),
+    "rows.quantize": ("quantize", "dequantize"),
+    "rows.rotary": ("rotary_embedding",),
+    "rows.gated": ("gated_activation", "swiglu"),
+}
 
 
 @hookimpl
 def pallasite_operations() -> list[Operation]:
-    """Products and attention with warp-level MMA."""
+    """Products and attention with warp-level MMA, which need TMA; and operations on rows."""
     return [
         Operation(
             name=name,
             implementation=f"pallasite_std.ops.{module}:{name}",
-            refuses="pallasite_std.ops.arguments:target_lacks",
+            refuses=refuses,
         )
-        for module, names in _OPERATIONS.items()
+        for modules, refuses in (
+            (_OPERATIONS, "pallasite_std.ops.arguments:target_lacks"),
+            (_ROW_OPERATIONS, None),
+        )
+        for module, names in modules.items()
         for name in names
     ]
 

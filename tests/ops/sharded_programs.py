@@ -141,6 +141,20 @@ def _mixed_reference(a: Any, scales: Any, b: Any) -> Any:
     return (jnp.dot(a, b, precision="highest") * scales).astype(BF16)
 
 
+def _norm(x: Any, w: Any, residual: Any) -> Any:
+    return ops.rms_norm(x, w, residual=residual)[0]
+
+
+def _norm_reference(x: Any, w: Any, residual: Any) -> Any:
+    total = x + residual
+    return total * lax.rsqrt(jnp.mean(total * total, -1, keepdims=True) + 1e-6) * w
+
+
+def _loss_reference(x: Any, labels: Any) -> Any:
+    chosen = jnp.take_along_axis(x, labels[:, None], 1)[:, 0]
+    return jax.nn.logsumexp(x, axis=-1) - chosen
+
+
 def _kernel_body(x: Any, w: Any, out: Any) -> None:
     out[...] = x[...] * w[...]
 
@@ -223,6 +237,10 @@ CASES = {
         (BF16, BF16, I32),
         2,
         _at_most(_2=8),
+    ),
+    "rms_norm": Case(_norm, _norm_reference, ((6, 40), (40,), (6, 40)), (F32, F32, F32), 3),
+    "softmax_cross_entropy": Case(
+        ops.softmax_cross_entropy, _loss_reference, ((6, 40), (6,)), (F32, I32), 1, _at_most(_1=39)
     ),
     "mixed_matmul": Case(
         _mixed,

@@ -1,4 +1,4 @@
-"""Portable operations: GEMM and attention with warp-level MMA.
+"""Portable operations: GEMM and attention with warp-level MMA, and operations on rows.
 
 They serve every target through ``pallasite.ops``; a plugin may contribute faster ones for a target.
 """
@@ -23,6 +23,14 @@ _NAMES = {
     "paged_attention": "decode.api",
     "DecodeConfig": "decode.config",
     "decode_configs": "decode.config",
+    "rms_norm": "rows.norms",
+    "layer_norm": "rows.norms",
+    "softmax_cross_entropy": "rows.cross_entropy",
+    "quantize": "rows.quantize",
+    "dequantize": "rows.quantize",
+    "rotary_embedding": "rows.rotary",
+    "gated_activation": "rows.gated",
+    "swiglu": "rows.gated",
 }
 """The module of each public name; it is imported when the name is first used."""
 

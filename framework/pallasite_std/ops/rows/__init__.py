@@ -1,0 +1,1 @@
+"""Operations on rows: norms, softmax cross-entropy, quantisation, rotary embedding, gated units."""

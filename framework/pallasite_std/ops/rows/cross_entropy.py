@@ -1,0 +1,104 @@
+"""``softmax_cross_entropy``: the function that programs call."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite_std.ops.arguments import matched, positive, without_derivatives, zeros
+from pallasite_std.ops.rows import cross_entropy_kernels
+from pallasite_std.ops.rows.arguments import as_rows, float_array, small_number
+from pallasite_std.ops.rows.cross_entropy_kernels import CrossEntropy
+
+
+def softmax_cross_entropy(
+    logits: jax.Array,
+    labels: jax.Array,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    ignored_label: int | None = None,
+) -> jax.Array:
+    """``logsumexp(logits) - logits[label]`` of each row, in one kernel that reads them once.
+
+    Args:
+      logits: (..., classes), bfloat16, float16 or float32; it is computed in float32.
+      labels: (...), integers. Labels that are no classes count as the nearest one.
+      label_smoothing: share, from 0 to 1, of the target distribution that is the same for all
+        classes.
+      z_loss: factor of ``logsumexp(logits)**2``, which is added to the loss.
+      soft_cap: if given, logits are ``soft_cap * tanh(logits / soft_cap)``.
+      ignored_label: rows with this label have no loss and no gradient.
+
+    Returns:
+      Losses, float32 (...); they have gradients by the logits.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+    """
+    logits = float_array(logits, "logits")
+    labels = jnp.asarray(labels)
+    if labels.shape != logits.shape[:-1] or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise InvalidTypeError(
+            "labels do not fit the logits",
+            got=f"{labels.dtype}{list(labels.shape)}",
+            expected=f"integers of shape {logits.shape[:-1]}",
+        )
+    if logits.shape[-1] == 0:
+        raise InvalidValueError(
+            "there are no classes", got=f"logits of shape {logits.shape}", expected="at least one"
+        )
+    loss = CrossEntropy(
+        smoothing=small_number(label_smoothing, "label_smoothing"),
+        z_loss=small_number(z_loss, "z_loss"),
+        soft_cap=None if soft_cap is None else positive(soft_cap, "soft_cap"),
+        ignored=None if ignored_label is None else int(ignored_label),
+    )
+    if loss.smoothing > 1.0:
+        raise InvalidValueError(
+            "label_smoothing is no share", got=label_smoothing, expected="a number from 0 to 1"
+        )
+    logits, labels = matched(logits, labels.astype(jnp.int32))
+    if logits.size == 0:
+        return zeros(labels.shape, np.dtype(np.float32), logits)
+    result: jax.Array = _loss(loss, logits, labels)
+    return result
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _loss(loss: CrossEntropy, logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return _forward(loss, logits, labels)[0]
+
+
+def _forward(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[jax.Array, Any]:
+    rows = as_rows(logits)
+    kernel = cross_entropy_kernels.forward(loss, *rows.shape, np.dtype(logits.dtype))
+    losses, logarithms = kernel(rows, labels.reshape(-1))
+    return losses.reshape(labels.shape), (logits, labels, logarithms)
+
+
+def _backward(loss: CrossEntropy, saved: Any, d_losses: Any) -> tuple[Any, Any]:
+    logits, labels, logarithms = saved
+    gradient = without_derivatives(
+        "the gradient of softmax_cross_entropy",
+        "use jax.numpy for what is differentiated twice",
+        functools.partial(_gradient, loss),
+    )
+    zero = np.zeros(labels.shape, jax.dtypes.float0)
+    return gradient(logits, labels, logarithms, d_losses), zero
+
+
+def _gradient(loss: CrossEntropy, logits: Any, labels: Any, logarithms: Any, d_losses: Any) -> Any:
+    rows = as_rows(logits)
+    kernel = cross_entropy_kernels.backward(loss, *rows.shape, np.dtype(logits.dtype))
+    (d_logits,) = kernel(rows, labels.reshape(-1), logarithms, d_losses.reshape(-1))
+    return d_logits.reshape(logits.shape)
+
+
+_loss.defvjp(_forward, _backward)

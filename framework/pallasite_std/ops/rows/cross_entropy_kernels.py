@@ -1,0 +1,172 @@
+"""The kernels of softmax cross-entropy.
+
+Forward, a row is read once, however long: each lane keeps the maximum of what it has read and a sum
+of exponentials relative to it (M. Milakov and N. Gimelshein, arXiv 1805.02867), over groups of
+neighbouring elements, so that a sum is rescaled once for a group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
+from pallasite_std.ops.rows.tiling import RowTiling, row_tiling, size_of
+
+GROUP = 8
+LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy:
+    """One loss.
+
+    Attributes:
+      smoothing: share of the target distribution that all classes have alike.
+      z_loss: factor of the squared log-sum-exp.
+      soft_cap: of the logits, or None.
+      ignored: the label of rows without a loss, or None.
+    """
+
+    smoothing: float
+    z_loss: float
+    soft_cap: float | None
+    ignored: int | None
+
+    def logits(self, x: Any) -> Any:
+        """What the softmax is taken of."""
+        return x if self.soft_cap is None else self.soft_cap * jnp.tanh(x / self.soft_cap)
+
+
+def _tiling(rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
+    return row_tiling(rows, columns, size_of(dtype), 32)
+
+
+@functools.lru_cache(maxsize=512)
+def forward(
+    loss: CrossEntropy, rows: int, columns: int, dtype: np.dtype[Any]
+) -> Callable[..., Any]:
+    """The kernel, a function of logits (rows, columns) and labels (rows,).
+
+    Returns: losses and log-sum-exps, float32 (rows,).
+    """
+    tiling = _tiling(rows, columns, dtype)
+
+    def body(block: Rows, x: Any, labels: Any, losses: Any, logarithms: Any) -> None:
+        largest, total, mean = _log_sum_exp(block, loss, x, columns)
+        logarithm = jnp.log(total) + largest
+        label = labels[block.place]
+        there = jnp.clip(label, 0, columns - 1)
+        chosen = loss.logits(_elements(block, x, there))
+        value = logarithm - chosen
+        if mean is not None:
+            value = value + loss.smoothing * (chosen - mean)
+        if loss.z_loss:
+            value = value + loss.z_loss * logarithm * logarithm
+        if loss.ignored is not None:
+            value = jnp.where(label == loss.ignored, 0.0, value)
+        block.store(losses, value)
+        block.store(logarithms, logarithm)
+
+    vector = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    exchanges = 3 if loss.smoothing else 2
+    return row_kernel(body, rows, tiling, [vector, vector], "cross_entropy", exchanges)
+
+
+def _elements(block: Rows, x: Any, columns: Any) -> Any:
+    """An element of each row."""
+    if block.tiling.height == 1:
+        return x[block.first, columns].astype(jnp.float32)
+    rows = block.first + lax.broadcasted_iota(jnp.int32, columns.shape, 0)
+    return x[rows, columns].astype(jnp.float32)
+
+
+def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple[Any, Any, Any]:
+    """Each row's maximum, sum of exponentials relative to it, and (for smoothing) mean."""
+    if block.tiling.resident:
+        (largest,) = block.reduce(lambda chunk: (loss.logits(chunk.load(x)),), "max")
+        largest = jnp.maximum(largest, LOWEST)
+
+        def exponentials(chunk: Chunk) -> tuple[Any, ...]:
+            logits = loss.logits(chunk.load(x))
+            both = (jnp.exp(logits - block.spread(largest, chunk)), logits)
+            return both if loss.smoothing else both[:1]
+
+        total, *rest = block.reduce(exponentials, *("sum",) * (2 if loss.smoothing else 1))
+        return largest, total, rest[0] / columns if rest else None
+
+    def step(chunk: Chunk, carry: Any) -> Any:
+        most, sums, all_logits = carry
+        logits = loss.logits(chunk.load(x))
+        groups = logits.reshape(-1, GROUP)
+        new = jnp.maximum(most, jnp.max(groups, axis=1))
+        exponentials = jnp.exp(groups - lax.broadcast_in_dim(new, groups.shape, (0,)))
+        sums = sums * jnp.exp(most - new) + jnp.sum(exponentials, axis=1)
+        if loss.smoothing:
+            all_logits = all_logits + jnp.sum(groups, axis=1)
+        return new, sums, all_logits
+
+    size = block.tiling.chunk // GROUP
+    zero = jnp.zeros((size,), jnp.float32)
+    start = (jnp.full((size,), LOWEST, jnp.float32), zero, zero)
+    (most, sums, all_logits), tail = block.fold(step, start)
+    mine = jnp.max(most)
+    ends = None
+    if tail is not None:
+        ends = loss.logits(tail.load(x))
+        last = block.thread == block.tiling.threads - 1
+        mine = jnp.where(last, jnp.maximum(mine, jnp.max(ends)), mine)
+    (largest,) = block.exchange((mine,), ("max",))
+    total, every = jnp.sum(sums * jnp.exp(most - largest)), jnp.sum(all_logits)
+    if ends is not None:
+        total = total + jnp.where(last, jnp.sum(jnp.exp(ends - largest)), 0.0)
+        every = every + jnp.where(last, jnp.sum(ends), 0.0)
+    values = (total, every) if loss.smoothing else (total,)
+    total, *means = block.exchange(values, ("sum",) * len(values))
+    return largest, total, means[0] / columns if means else None
+
+
+@functools.lru_cache(maxsize=512)
+def backward(
+    loss: CrossEntropy, rows: int, columns: int, dtype: np.dtype[Any]
+) -> Callable[..., Any]:
+    """The kernel, a function of logits, labels, log-sum-exps and the losses' cotangents.
+
+    Returns: the gradient by the logits, like them.
+    """
+    tiling = _tiling(rows, columns, dtype)
+
+    def body(block: Rows, x: Any, labels: Any, logarithms: Any, d_losses: Any, d_x: Any) -> None:
+        label, logarithm = labels[block.place], logarithms[block.place]
+        d_loss = d_losses[block.place]
+        if loss.ignored is not None:
+            d_loss = jnp.where(label == loss.ignored, 0.0, d_loss)
+        # Labels outside of the classes read the nearest one, forward and backward.
+        there = jnp.clip(label, 0, columns - 1)
+        factor = d_loss * (1.0 + 2.0 * loss.z_loss * logarithm) if loss.z_loss else d_loss
+
+        def store(chunk: Chunk) -> None:
+            logits = loss.logits(chunk.load(x))
+            value = jnp.exp(logits - block.spread(logarithm, chunk)) * block.spread(factor, chunk)
+            hit = chunk.columns() == block.spread(there, chunk)
+            value = value - jnp.where(
+                hit, block.spread(d_loss * (1.0 - loss.smoothing), chunk), 0.0
+            )
+            if loss.smoothing:
+                value = value - block.spread(d_loss * (loss.smoothing / columns), chunk)
+            if loss.soft_cap is not None:
+                share = logits / loss.soft_cap
+                value = value * (1.0 - share * share)
+            chunk.store(d_x, value)
+
+        block.each(store)
+
+    out = jax.ShapeDtypeStruct((rows, columns), dtype)
+    return row_kernel(body, rows, tiling, [out], "cross_entropy_gradient", 0)

@@ -1,0 +1,296 @@
+"""Kernels over the rows of matrices: what is read once, reduced, and written.
+
+A body describes the work by chunks of columns. A row that fits into the registers of its
+warpgroups is one chunk per warpgroup, loaded once, whatever the number of passes; a longer one is
+read again, chunk by chunk, in each pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_std.ops.rows.tiling import RowTiling
+
+COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": jnp.add, "max": jnp.maximum}
+REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max}
+
+
+class Chunk:
+    """Some columns of a block's rows, in the registers of one warpgroup.
+
+    Attributes:
+      first: the first column.
+      width: columns.
+    """
+
+    def __init__(self, rows: Rows, first: Any, width: int, *, kept: bool) -> None:
+        self.rows = rows
+        self.first = first
+        self.width = width
+        self._kept: dict[int, Any] | None = {} if kept else None
+
+    def load(self, ref: Any) -> Any:
+        """Elements of a (rows, columns) matrix as float32: (height, width), or (width,)."""
+        if self._kept is None:
+            return self.load_again(ref)
+        if id(ref) not in self._kept:
+            self._kept[id(ref)] = self.load_again(ref)
+        return self._kept[id(ref)]
+
+    def load_again(self, ref: Any) -> Any:
+        """As :meth:`load`, without keeping it in registers."""
+        return ref[self.rows.place, pl.ds(self.first, self.width)].astype(jnp.float32)
+
+    def keep(self, ref: Any, value: Any) -> None:
+        """Makes :meth:`load` return a float32 value that was computed, if rows are kept."""
+        if self._kept is not None:
+            self._kept[id(ref)] = value
+
+    def vector(self, ref: Any) -> Any:
+        """Elements of a vector with one for each column as float32, the same for all rows."""
+        value = ref[pl.ds(self.first, self.width)].astype(jnp.float32)
+        if self.rows.tiling.height == 1:
+            return value
+        return lax.broadcast_in_dim(value, (self.rows.tiling.height, self.width), (1,))
+
+    def store(self, ref: Any, value: Any) -> None:
+        """Writes elements of a (rows, columns) matrix, converted to its dtype."""
+        ref[self.rows.place, pl.ds(self.first, self.width)] = value.astype(ref.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what :meth:`load` returns."""
+        height = self.rows.tiling.height
+        return (self.width,) if height == 1 else (height, self.width)
+
+    def columns(self) -> Any:
+        """The number of each element's column, int32 of :attr:`shape`."""
+        axis = len(self.shape) - 1
+        return self.first + lax.broadcasted_iota(jnp.int32, self.shape, axis)
+
+
+class Rows:
+    """The rows of a block.
+
+    Attributes:
+      tiling: how they are distributed.
+      first: the number of the first row.
+      place: index of the rows in a matrix.
+      thread: which of the warpgroups that share a row this is.
+    """
+
+    def __init__(
+        self, tiling: RowTiling, first: Any, thread: Any, exchange: Exchange | None = None
+    ) -> None:
+        self.tiling = tiling
+        self.first = first
+        self.place: Any = first if tiling.height == 1 else pl.ds(first, tiling.height)
+        self.thread = thread
+        self._exchange = exchange
+        self._resident = Chunk(self, thread * tiling.chunk, tiling.chunk, kept=True)
+
+    # Passes over the row --------------------------------------------------------------------------
+
+    def reduce(self, values: Callable[[Chunk], Any], *kinds: str) -> tuple[Any, ...]:
+        """Reductions of each row, in one pass, for every warpgroup.
+
+        Args:
+          values: the array to reduce, of the chunk's shape, for each kind.
+          *kinds: "sum" or "max".
+
+        Returns:
+          A float32 value for each kind: (height,), or a scalar.
+        """
+
+        def partial(chunk: Chunk) -> tuple[Any, ...]:
+            arrays = values(chunk)
+            return tuple(
+                REDUCE[kind](array, axis=-1) for kind, array in zip(kinds, arrays, strict=True)
+            )
+
+        if self.tiling.resident:
+            return self.exchange(partial(self._resident), kinds)
+
+        def step(chunk: Chunk, sums: tuple[Any, ...]) -> tuple[Any, ...]:
+            arrays = values(chunk)
+            return tuple(
+                COMBINE[kind](one, array)
+                for kind, one, array in zip(kinds, sums, arrays, strict=True)
+            )
+
+        # Chunks are combined element by element; lanes exchange values once.
+        start = tuple(
+            jnp.full((self.tiling.chunk,), 0.0 if kind == "sum" else -jnp.inf, jnp.float32)
+            for kind in kinds
+        )
+        sums = self._over_chunks(step, start)
+        results = tuple(REDUCE[kind](one) for kind, one in zip(kinds, sums, strict=True))
+        rest = self._rest()
+        if rest is not None:
+            ends = partial(rest)
+            mine = self.thread == self.tiling.threads - 1
+            results = tuple(
+                COMBINE[kind](one, jnp.where(mine, end, 0.0 if kind == "sum" else -jnp.inf))
+                for kind, one, end in zip(kinds, results, ends, strict=True)
+            )
+        return self.exchange(results, kinds)
+
+    def each(self, work: Callable[[Chunk], None]) -> None:
+        """Does something with each chunk, such as to store a result."""
+        if self.tiling.resident:
+            work(self._resident)
+            return
+
+        def step(chunk: Chunk, carry: tuple[()]) -> tuple[()]:
+            work(chunk)
+            return carry
+
+        self._over_chunks(step, ())
+        rest = self._rest()
+        if rest is not None:
+            pl.when(self.thread == self.tiling.threads - 1)(lambda: work(rest))
+
+    def fold(self, step: Callable[[Chunk, Any], Any], start: Any) -> tuple[Any, Chunk | None]:
+        """The carry of full chunks of this warpgroup, and the columns that are left, if any.
+
+        The last warpgroup has to add those.
+        """
+        if self.tiling.resident:
+            return step(self._resident, start), None
+        return self._over_chunks(step, start), self._rest()
+
+    def _over_chunks(self, step: Callable[[Chunk, Any], Any], carry: Any) -> Any:
+        chunk, threads = self.tiling.chunk, self.tiling.threads
+        full = self.tiling.columns // chunk
+        # Chunks take turns, so that all warpgroups read neighbouring memory.
+        mine = lax.div(full - self.thread + (threads - 1), threads)
+
+        def body(number: Any, carry: Any) -> Any:
+            first = pl.multiple_of((number * threads + self.thread) * chunk, chunk)
+            return step(Chunk(self, first, chunk, kept=False), carry)
+
+        return lax.fori_loop(0, mine, body, carry)
+
+    def _rest(self) -> Chunk | None:
+        width = self.tiling.columns % self.tiling.chunk
+        first = self.tiling.columns - width
+        return Chunk(self, first, width, kept=False) if width else None
+
+    # Values of whole rows -------------------------------------------------------------------------
+
+    def spread(self, value: Any, chunk: Chunk) -> Any:
+        """A value of each row, for all columns of a chunk."""
+        if self.tiling.height == 1:
+            return value
+        return lax.broadcast_in_dim(value, chunk.shape, (0,))
+
+    def store(self, ref: Any, value: Any) -> None:
+        """Writes a value of each row to a (rows,) vector."""
+
+        def write() -> None:
+            ref[self.place] = value.astype(ref.dtype)
+
+        if self.tiling.threads == 1:
+            write()
+        else:
+            pl.when(self.thread == 0)(write)
+
+    def exchange(self, values: Sequence[Any], kinds: Sequence[str]) -> tuple[Any, ...]:
+        """Combines values of the warpgroups that share a row; all of them get the results."""
+        if self._exchange is None:
+            return tuple(values)
+        return self._exchange(self.thread, values, kinds)
+
+
+class Exchange:
+    """Shared memory through which warpgroups combine values.
+
+    Each use has a slot of its own, so that no warpgroup overwrites what another has not read.
+    """
+
+    def __init__(self, threads: int, partials: Any, barrier: Any) -> None:
+        self.threads = threads
+        self.partials = partials
+        self.barrier = barrier
+        self.used = 0
+
+    def __call__(self, thread: Any, values: Sequence[Any], kinds: Sequence[str]) -> tuple[Any, ...]:
+        """The combined values."""
+        first = self.used
+        self.used += len(values)
+        for number, value in enumerate(values):
+            self.partials[first + number, thread] = value
+        plgpu.barrier_arrive(self.barrier)
+        plgpu.barrier_wait(self.barrier)
+        results = []
+        for number, kind in enumerate(kinds):
+            total = self.partials[first + number, 0]
+            for other in range(1, self.threads):
+                total = COMBINE[kind](total, self.partials[first + number, other])
+            results.append(total)
+        return tuple(results)
+
+
+def row_kernel(
+    body: Callable[..., None],
+    rows: int,
+    tiling: RowTiling,
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    exchanges: int,
+    min_blocks: int = 1,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """A kernel with a block for each ``tiling.height`` rows.
+
+    Args:
+      body: ``body(rows, *refs)`` with a :class:`Rows`, the operands and the results.
+      rows: of the matrices, at least ``tiling.height``.
+      tiling: how they are distributed.
+      out_types: types of the results.
+      name: of the kernel, in profiles.
+      exchanges: values that the body reduces altogether.
+      min_blocks: how many blocks a multiprocessor should hold, which limits registers.
+    """
+    height, threads = tiling.height, tiling.threads
+    several: dict[str, Any] = {}
+    if threads > 1:
+        several = dict(num_threads=threads, thread_name="part")
+        if exchanges:
+            several["scratch_types"] = dict(
+                partials=plgpu.SMEM((exchanges, threads), jnp.float32),
+                barrier=plgpu.Barrier(num_arrivals=threads),
+            )
+
+    def with_rows(*refs: Any, **scratch: Any) -> None:
+        block, left = lax.axis_index("rows"), rows % height
+        thread = lax.axis_index("part") if threads > 1 else 0
+        exchange = Exchange(threads, **scratch) if scratch else None
+
+        def work(count: int) -> None:
+            part = dataclasses.replace(tiling, height=count)
+            body(Rows(part, block * height, thread, exchange), *refs)
+
+        if left:
+            pl.when(block < rows // height)(lambda: work(height))
+            pl.when(block == rows // height)(lambda: work(left))
+        else:
+            work(height)
+
+    kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
+        with_rows,
+        out_type=tuple(out_types),
+        grid=(-(-rows // height),),
+        grid_names=("rows",),
+        kernel_name=name,
+        compiler_params=plgpu.CompilerParams(min_blocks=min_blocks),
+        **several,
+    )
+    return kernel

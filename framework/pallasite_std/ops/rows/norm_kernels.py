@@ -1,0 +1,193 @@
+"""The kernels of RMSNorm and layer norm, forward and backward."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
+from pallasite_std.ops.rows.quantization import quantized_values, row_scale
+from pallasite_std.ops.rows.tiling import row_tiling, size_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """One norm.
+
+    Attributes:
+      centered: whether the mean is subtracted (layer norm).
+      epsilon: added to the variance or mean square.
+      offset: added to the weight.
+      weight, bias, residual: which operands there are.
+      out_dtype: of the result.
+      quantized: dtype to which the result is quantised, with a scale for each row; or None.
+    """
+
+    centered: bool
+    epsilon: float
+    offset: float
+    weight: bool
+    bias: bool
+    residual: bool
+    out_dtype: np.dtype[Any]
+    quantized: np.dtype[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """For profiles."""
+        return "layer_norm" if self.centered else "rms_norm"
+
+
+@functools.lru_cache(maxsize=512)
+def forward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """The kernel, a function of x, residual?, weight?, bias?.
+
+    Returns:
+      the result, the scales of its rows if it is quantised, and the sum of x and residual if there
+      is a residual.
+    """
+    tiling = row_tiling(rows, columns, size_of(dtype), 64)
+
+    def body(block: Rows, x: Any, *refs: Any) -> None:
+        operands = list(refs)
+        residual = operands.pop(0) if norm.residual else None
+        weight = operands.pop(0) if norm.weight else None
+        bias = operands.pop(0) if norm.bias else None
+        out = operands.pop(0)
+        scales = operands.pop(0) if norm.quantized is not None else None
+        summed = operands.pop(0) if norm.residual else None
+        source = x
+        if residual is not None:
+            # What is normalised is what others read: the rounded sum.
+            def add(chunk: Chunk) -> None:
+                value = chunk.load_again(x) + chunk.load_again(residual)
+                value = value.astype(dtype)
+                chunk.keep(summed, value.astype(jnp.float32))
+                chunk.store(summed, value)
+
+            block.each(add)
+            source = summed
+
+        mean, scale = statistics(block, norm, source, columns)
+
+        def value(chunk: Chunk) -> Any:
+            x = chunk.load(source)
+            if mean is not None:
+                x = x - block.spread(mean, chunk)
+            return affine(norm, chunk, x * block.spread(scale, chunk), weight, bias)
+
+        if scales is None:
+            block.each(lambda chunk: chunk.store(out, value(chunk)))
+            return
+        (largest,) = block.reduce(lambda chunk: (abs(value(chunk)),), "max")
+        step = row_scale(largest, norm.quantized)
+        block.store(scales, step)
+
+        def quantize(chunk: Chunk) -> None:
+            exact = value(chunk) / block.spread(step, chunk)
+            chunk.store(out, quantized_values(exact, norm.quantized))
+
+        block.each(quantize)
+
+    matrix = (rows, columns)
+    out_types = [jax.ShapeDtypeStruct(matrix, norm.quantized or norm.out_dtype)]
+    if norm.quantized is not None:
+        out_types.append(jax.ShapeDtypeStruct((rows,), jnp.float32))
+    if norm.residual:
+        out_types.append(jax.ShapeDtypeStruct(matrix, dtype))
+    exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
+    return row_kernel(body, rows, tiling, out_types, norm.name, exchanges)
+
+
+def statistics(block: Rows, norm: Norm, source: Any, columns: int) -> tuple[Any, Any]:
+    """The mean of each row (None if it is not subtracted), and the factor that normalises it."""
+    mean = None
+    if norm.centered:
+        (total,) = block.reduce(lambda chunk: (chunk.load(source),), "sum")
+        mean = total / columns
+
+    def square(chunk: Chunk) -> tuple[Any]:
+        x = chunk.load(source)
+        if mean is not None:
+            x = x - block.spread(mean, chunk)
+        return (x * x,)
+
+    (total,) = block.reduce(square, "sum")
+    return mean, lax.rsqrt(total / columns + norm.epsilon)
+
+
+def affine(norm: Norm, chunk: Chunk, x: Any, weight: Any, bias: Any) -> Any:
+    """Normalised values times weight, plus bias."""
+    if weight is not None:
+        x = x * (chunk.vector(weight) + norm.offset if norm.offset else chunk.vector(weight))
+    if bias is not None:
+        x = x + chunk.vector(bias)
+    return x
+
+
+# Backward -----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=512)
+def backward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """The kernel, a function of x (or the sum with the residual), d_out, weight?, d_sum?.
+
+    Returns:
+      the gradient by x; and the mean of each row if it is subtracted, and the factor of each row,
+      with which the gradients by weight and bias are sums over rows.
+    """
+    tiling = row_tiling(rows, columns, size_of(dtype), 32)
+
+    def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> None:
+        operands = list(refs)
+        weight = operands.pop(0) if norm.weight else None
+        d_sum = operands.pop(0) if norm.residual else None
+        d_x = operands.pop(0)
+        means = operands.pop(0) if norm.centered else None
+        scales = operands.pop(0)
+        mean = None
+        if norm.centered:
+            (total,) = block.reduce(lambda chunk: (chunk.load(x),), "sum")
+            mean = total / columns
+
+        def centered(chunk: Chunk) -> Any:
+            value = chunk.load(x)
+            return value if mean is None else value - block.spread(mean, chunk)
+
+        def moments(chunk: Chunk) -> tuple[Any, ...]:
+            value = centered(chunk)
+            gradient = affine(norm, chunk, chunk.load(d_out), weight, None)
+            both = (value * value, gradient * value)
+            return (*both, gradient) if norm.centered else both
+
+        kinds = ("sum",) * (3 if norm.centered else 2)
+        squares, products, *rest = block.reduce(moments, *kinds)
+        scale = lax.rsqrt(squares / columns + norm.epsilon)
+        along = products * scale * scale / columns
+
+        def store(chunk: Chunk) -> None:
+            gradient = affine(norm, chunk, chunk.load(d_out), weight, None)
+            if rest:
+                gradient = gradient - block.spread(rest[0] / columns, chunk)
+            value = gradient - centered(chunk) * block.spread(along, chunk)
+            value = value * block.spread(scale, chunk)
+            if d_sum is not None:
+                value = value + chunk.load_again(d_sum)
+            chunk.store(d_x, value)
+
+        block.each(store)
+        if means is not None:
+            block.store(means, mean)
+        block.store(scales, scale)
+
+    out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)]
+    out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * (1 + norm.centered)
+    exchanges = 4 if norm.centered else 2
+    return row_kernel(body, rows, tiling, out_types, f"{norm.name}_gradient", exchanges)

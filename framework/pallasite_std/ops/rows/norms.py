@@ -1,0 +1,198 @@
+"""``rms_norm`` and ``layer_norm``: the functions that programs call."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
+from pallasite_std.ops.rows import norm_kernels
+from pallasite_std.ops.rows.arguments import (
+    FLOATS,
+    as_rows,
+    float_array,
+    per_column,
+    quantized_dtype,
+    same_type,
+    small_number,
+)
+from pallasite_std.ops.rows.norm_kernels import Norm
+
+
+def rms_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    *,
+    residual: jax.Array | None = None,
+    epsilon: float = 1e-6,
+    weight_offset: float = 0.0,
+    out_dtype: Any = None,
+    quantize: Any = None,
+) -> Any:
+    """``x / sqrt(mean(x**2) + epsilon) * (weight + weight_offset)`` along the last axis, in one
+    kernel.
+
+    Args:
+      x: (..., columns), bfloat16, float16 or float32; it is computed in float32.
+      weight: (columns,), of any of these dtypes.
+      residual: like x. It is added before, and the sum, rounded to the dtype of x, is returned too.
+      epsilon: added to the mean square.
+      weight_offset: 1.0 for models that keep their weights minus one.
+      out_dtype: of the result; by default that of x.
+      quantize: float8_e4m3fn, float8_e5m2 or int8: each row of the result is divided by a scale
+        that maps its largest magnitude to the dtype's largest number, and rounded to the dtype.
+
+    Returns:
+      The result, like x; with ``quantize`` followed by the scales, float32 (...,); with
+      ``residual`` followed by the sum, like x. A single result is not in a tuple.
+      There are gradients by x, weight and residual, but not of quantised results.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+
+    Source: B. Zhang and R. Sennrich, "Root mean square layer normalization", arXiv 1910.07467.
+    """
+    return _norm(False, x, weight, None, residual, epsilon, weight_offset, out_dtype, quantize)
+
+
+def layer_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    residual: jax.Array | None = None,
+    epsilon: float = 1e-5,
+    weight_offset: float = 0.0,
+    out_dtype: Any = None,
+    quantize: Any = None,
+) -> Any:
+    """``(x - mean(x)) / sqrt(var(x) + epsilon) * (weight + weight_offset) + bias`` along the last
+    axis, in one kernel.
+
+    Args:
+      bias: (columns,).
+      x, weight, residual, epsilon, weight_offset, out_dtype, quantize: as of :func:`rms_norm`.
+
+    Returns:
+      As :func:`rms_norm`; there are gradients by bias, too.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+
+    Source: J. L. Ba et al., "Layer normalization", arXiv 1607.06450.
+    """
+    return _norm(True, x, weight, bias, residual, epsilon, weight_offset, out_dtype, quantize)
+
+
+def _norm(
+    centered: bool,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    epsilon: Any,
+    weight_offset: Any,
+    out_dtype: Any,
+    quantize: Any,
+) -> Any:
+    x = float_array(x, "x")
+    columns = x.shape[-1]
+    weight, bias = per_column(weight, "weight", columns), per_column(bias, "bias", columns)
+    if residual is not None:
+        residual = same_type(residual, x, "residual", "x")
+    norm = Norm(
+        centered=centered,
+        epsilon=small_number(epsilon, "epsilon"),
+        offset=small_number(weight_offset, "weight_offset"),
+        weight=weight is not None,
+        bias=bias is not None,
+        residual=residual is not None,
+        out_dtype=float_dtype(x.dtype if out_dtype is None else out_dtype, FLOATS),
+        quantized=None if quantize is None else quantized_dtype(quantize),
+    )
+    x, weight, bias, residual = matched(x, weight, bias, residual)
+    if x.size == 0:
+        results = _of_nothing(norm, x)
+    elif norm.quantized is not None:
+        results = _quantized(norm)(x, weight, bias, residual)
+    else:
+        results = _differentiable(norm, x, weight, bias, residual)
+    return results if len(results) > 1 else results[0]
+
+
+def _of_nothing(norm: Norm, x: jax.Array) -> tuple[jax.Array, ...]:
+    results = [zeros(x.shape, norm.quantized or norm.out_dtype, x)]
+    if norm.quantized is not None:
+        results.append(zeros(x.shape[:-1], np.dtype(np.float32), x) + 1)
+    if norm.residual:
+        results.append(x)
+    return tuple(results)
+
+
+def _run(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[jax.Array, ...]:
+    rows = as_rows(x)
+    operands = [as_rows(residual)] if norm.residual else []
+    operands += [one for one in (weight, bias) if one is not None]
+    kernel = norm_kernels.forward(norm, *rows.shape, np.dtype(x.dtype))
+    out, *rest = kernel(rows, *operands)
+    results = [out.reshape(x.shape)]
+    if norm.quantized is not None:
+        results.append(rest.pop(0).reshape(x.shape[:-1]))
+    if norm.residual:
+        results.append(rest.pop(0).reshape(x.shape))
+    return tuple(results)
+
+
+def _quantized(norm: Norm) -> Any:
+    what = f"{norm.name} with a quantised result"
+    hint = "leave quantize out, and quantise what does not take part in gradients"
+    return without_derivatives(what, hint, functools.partial(_run, norm))
+
+
+# Derivatives --------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _differentiable(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -> Any:
+    return _run(norm, x, weight, bias, residual)
+
+
+def _forward(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:
+    results = _differentiable(norm, x, weight, bias, residual)
+    return results, (results[-1] if norm.residual else x, weight, bias)
+
+
+def _backward(norm: Norm, saved: Any, cotangents: Any) -> tuple[Any, Any, Any, Any]:
+    normalized, weight, bias = saved
+    refuse = without_derivatives(
+        f"the gradient of {norm.name}",
+        "use jax.numpy for what is differentiated twice",
+        functools.partial(_gradients, norm),
+    )
+    d_x, d_weight, d_bias = refuse(normalized, weight, bias, cotangents)
+    return d_x, d_weight, d_bias, d_x if norm.residual else None
+
+
+def _gradients(norm: Norm, x: Any, weight: Any, bias: Any, cotangents: Any) -> Any:
+    rows, d_out = as_rows(x), as_rows(cotangents[0])
+    operands = [] if weight is None else [weight]
+    if norm.residual:
+        operands.append(as_rows(cotangents[1]))
+    kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype))
+    d_x, *means, scales = kernel(rows, d_out, *operands)
+    wide = d_out.astype(jnp.float32)
+    d_weight = d_bias = None
+    if weight is not None:
+        values = rows.astype(jnp.float32)
+        values = (values - means[0][:, None] if means else values) * scales[:, None]
+        d_weight = jnp.sum(wide * values, axis=0).astype(weight.dtype)
+    if bias is not None:
+        d_bias = jnp.sum(wide, axis=0).astype(bias.dtype)
+    return d_x.reshape(x.shape), d_weight, d_bias
+
+
+_differentiable.defvjp(_forward, _backward)

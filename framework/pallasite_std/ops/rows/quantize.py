@@ -1,0 +1,135 @@
+"""``quantize`` and ``dequantize``: the functions that programs call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
+from pallasite_std.ops.rows.arguments import FLOATS, QUANTIZED, float_array, names, quantized_dtype
+from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
+from pallasite_std.ops.rows.quantization import quantized_values, row_scale
+from pallasite_std.ops.rows.tiling import row_tiling, size_of
+
+
+def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax.Array, jax.Array]:
+    """Divides rows by a scale each, and rounds them to a narrow dtype, in one kernel.
+
+    The scale maps the largest magnitude of a row to the dtype's largest number; that of a row of
+    zeros is 1.
+
+    Args:
+      x: (..., columns), bfloat16, float16 or float32.
+      dtype: float8_e4m3fn, float8_e5m2 or int8.
+      group: if given, each run of so many columns has a scale of its own; it divides the columns.
+
+    Returns:
+      The quotients, (..., columns) of ``dtype``, and the scales, float32: (...,), or
+      (..., columns // group) with ``group``. Neither has derivatives.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+    """
+    x, kind = float_array(x, "x"), quantized_dtype(dtype)
+    columns = x.shape[-1]
+    if group is not None and (group <= 0 or columns % group):
+        raise InvalidValueError(
+            "group does not divide the columns",
+            got=f"group {group}, {columns} columns",
+            expected="a positive divisor",
+        )
+    shape = x.shape[:-1] if group is None else (*x.shape[:-1], columns // group)
+    (x,) = matched(x)
+    if x.size == 0:
+        return zeros(x.shape, kind, x), zeros(shape, np.dtype(np.float32), x) + 1
+    run = without_derivatives(
+        "quantize", "quantise what does not take part in gradients", functools.partial(_run, kind)
+    )
+    values, scales = run(x.reshape(-1, columns if group is None else group))
+    return values.reshape(x.shape), scales.reshape(shape)
+
+
+def _run(dtype: np.dtype[Any], rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    values, scales = _kernel(dtype, *rows.shape, np.dtype(rows.dtype))(rows)
+    return values, scales
+
+
+@functools.lru_cache(maxsize=512)
+def _kernel(
+    kind: np.dtype[Any], rows: int, columns: int, dtype: np.dtype[Any]
+) -> Callable[..., Any]:
+    tiling = row_tiling(rows, columns, size_of(dtype), 64)
+
+    def body(block: Rows, x: Any, out: Any, scales: Any) -> None:
+        (largest,) = block.reduce(lambda chunk: (abs(chunk.load(x)),), "max")
+        scale = row_scale(largest, kind)
+
+        def store(chunk: Chunk) -> None:
+            exact = chunk.load(x) / block.spread(scale, chunk)
+            chunk.store(out, quantized_values(exact, kind))
+
+        block.each(store)
+        block.store(scales, scale)
+
+    out_types = [
+        jax.ShapeDtypeStruct((rows, columns), kind),
+        jax.ShapeDtypeStruct((rows,), jnp.float32),
+    ]
+    return row_kernel(body, rows, tiling, out_types, "quantize", 1)
+
+
+def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) -> jax.Array:
+    """``values * scales``, the inverse of :func:`quantize` but for rounding, in one kernel.
+
+    Args:
+      values: (..., columns), float8_e4m3fn, float8_e5m2 or int8.
+      scales: float32; (...,), or (..., groups) where groups divide the columns.
+      dtype: of the result: bfloat16, float16 or float32.
+
+    Raises:
+      InvalidTypeError: arguments that do not fit together.
+    """
+    values, scales = jnp.asarray(values), jnp.asarray(scales)
+    out = float_dtype(dtype, FLOATS)
+    lead, columns = values.shape[:-1], values.shape[-1] if values.ndim else 0
+    grouped = scales.ndim == values.ndim and scales.shape[:-1] == lead and scales.size
+    fits = scales.shape == lead or (grouped and columns % scales.shape[-1] == 0)
+    if not (values.ndim and fits) or np.dtype(values.dtype) not in QUANTIZED:
+        raise InvalidTypeError(
+            "values and scales do not fit together",
+            got=f"{values.dtype}{list(values.shape)} and {scales.dtype}{list(scales.shape)}",
+            expected=f"values of {names(QUANTIZED)}, and a scale for each row or group of columns",
+        )
+    values, scales = matched(values, scales.astype(jnp.float32))
+    if values.size == 0:
+        return zeros(values.shape, out, values)
+    rows = values.reshape(scales.size, -1)
+    run = without_derivatives(
+        "dequantize",
+        "use jax.numpy for what takes part in gradients",
+        _dequantization(out, *rows.shape, np.dtype(values.dtype)),
+    )
+    (result,) = run(rows, scales.reshape(-1))
+    return jnp.reshape(result, values.shape)
+
+
+@functools.lru_cache(maxsize=512)
+def _dequantization(
+    out: np.dtype[Any], rows: int, columns: int, dtype: np.dtype[Any]
+) -> Callable[..., Any]:
+    tiling = row_tiling(rows, columns, size_of(dtype), 32)
+
+    def body(block: Rows, values: Any, scales: Any, result: Any) -> None:
+        scale = scales[block.place]
+        block.each(
+            lambda chunk: chunk.store(result, chunk.load(values) * block.spread(scale, chunk))
+        )
+
+    out_types = [jax.ShapeDtypeStruct((rows, columns), out)]
+    return row_kernel(body, rows, tiling, out_types, "dequantize", 0)

@@ -1,0 +1,156 @@
+"""``rotary_embedding``: the function that programs call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite.plugin import InvalidTypeError
+from pallasite_std.ops.arguments import matched, positive, without_derivatives, zeros
+from pallasite_std.ops.rows.arguments import float_array
+
+
+def rotary_embedding(
+    x: jax.Array,
+    positions: jax.Array,
+    *,
+    base: float = 10000.0,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+) -> jax.Array:
+    """Rotates pairs of elements of each head by angles that grow with the position.
+
+    Pair i of a head is multiplied, as a complex number, by
+    ``exp(1j * position * base**(-2 * i / rotary_dim))``.
+
+    Args:
+      x: (..., tokens, heads, head_dim), bfloat16, float16 or float32; it is computed in float32.
+      positions: (tokens,), or (..., tokens) as the leading axes of x: numbers.
+      base: of the angles.
+      rotary_dim: how many elements of each head are rotated, an even number; the rest is copied.
+        By default all.
+      interleaved: whether a pair is of neighbours (2i, 2i + 1), instead of halves
+        (i, i + rotary_dim / 2).
+
+    Returns:
+      An array like x, which has gradients by it, of any order.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+
+    Source: J. Su et al., "RoFormer", arXiv 2104.09864.
+    """
+    x, positions = float_array(x, "x", rank=3), jnp.asarray(positions)
+    *lead, tokens, heads, head_dim = x.shape
+    rotated = head_dim if rotary_dim is None else rotary_dim
+    if not 0 < rotated <= head_dim or rotated % 2:
+        raise InvalidTypeError(
+            "so many elements of a head cannot be rotated",
+            got=f"rotary_dim {rotated}, heads of {head_dim}",
+            expected="an even number, at most that of a head",
+        )
+    if positions.shape not in ((tokens,), (*lead, tokens)):
+        raise InvalidTypeError(
+            "positions do not fit the tokens",
+            got=f"{positions.dtype}{list(positions.shape)}",
+            expected=f"shape {(tokens,)} or {(*lead, tokens)}",
+        )
+    frequencies = positive(base, "base") ** (-np.arange(0, rotated, 2) / rotated)
+    angles = without_derivatives(
+        "rotary_embedding by positions",
+        "use jax.numpy, or jax.lax.stop_gradient of the positions",
+        functools.partial(_angles, tuple(frequencies), (*lead, tokens)),
+    )
+    x, cosines, sines = matched(x, *angles(positions))
+    if x.size == 0:
+        return zeros(x.shape, np.dtype(x.dtype), x)
+    rows = x.reshape(-1, heads, head_dim)
+    result: jax.Array = _rotate(interleaved, rows, cosines, sines)
+    return result.reshape(x.shape)
+
+
+def _angles(
+    frequencies: tuple[float, ...], shape: tuple[int, ...], positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines, (all tokens, pairs)."""
+    angles = positions.astype(jnp.float32)[..., None] * jnp.asarray(frequencies, jnp.float32)
+    angles = jnp.broadcast_to(angles, (*shape, len(frequencies))).reshape(-1, len(frequencies))
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rotate(interleaved: bool, x: Any, cosines: Any, sines: Any) -> Any:
+    kernel = _kernel(interleaved, *x.shape, cosines.shape[1], np.dtype(x.dtype))
+    return kernel(x, cosines, sines)
+
+
+def _forward(interleaved: bool, x: Any, cosines: Any, sines: Any) -> tuple[Any, Any]:
+    return _rotate(interleaved, x, cosines, sines), (cosines, sines)
+
+
+def _backward(interleaved: bool, saved: Any, d_out: Any) -> tuple[Any, Any, Any]:
+    cosines, sines = saved
+    # The transpose of a rotation is the one back; nobody asks for gradients by angles.
+    d_x = _rotate(interleaved, d_out, cosines, -sines)
+    return d_x, jnp.zeros_like(cosines), jnp.zeros_like(sines)
+
+
+_rotate.defvjp(_forward, _backward)
+
+
+@functools.lru_cache(maxsize=512)
+def _kernel(
+    interleaved: bool,
+    tokens: int,
+    heads: int,
+    head_dim: int,
+    pairs: int,
+    dtype: np.dtype[Any],
+) -> Callable[..., Any]:
+    """A kernel of which each block rotates some heads of one token."""
+    together = 1
+    while together < heads and together * head_dim < 4096 and heads % (2 * together) == 0:
+        together *= 2
+
+    def body(x: Any, cosines: Any, sines: Any, out: Any) -> None:
+        token = lax.axis_index("token")
+        some = pl.ds(lax.axis_index("heads") * together, together)
+        cosine, sine = cosines[token], sines[token]
+
+        def turn(first: Any, second: Any) -> tuple[Any, Any]:
+            shape = first.shape
+            cos = lax.broadcast_in_dim(cosine, shape, (1,))
+            sin = lax.broadcast_in_dim(sine, shape, (1,))
+            first, second = first.astype(jnp.float32), second.astype(jnp.float32)
+            return first * cos - second * sin, second * cos + first * sin
+
+        if interleaved:
+            both = x[token, some, pl.ds(0, 2 * pairs)].reshape(together, pairs, 2)
+            one, other = turn(both[:, :, 0], both[:, :, 1])
+            turned = jnp.stack([one, other], axis=2).reshape(together, 2 * pairs)
+            out[token, some, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
+        else:
+            halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
+            values = turn(*(x[token, some, half] for half in halves))
+            for half, value in zip(halves, values, strict=True):
+                out[token, some, half] = value.astype(dtype)
+        if 2 * pairs < head_dim:
+            rest = pl.ds(2 * pairs, head_dim - 2 * pairs)
+            out[token, some, rest] = x[token, some, rest]
+
+    kernel: Callable[..., Any] = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
+        grid=(heads // together, tokens),
+        grid_names=("heads", "token"),
+        kernel_name="rotary_embedding",
+    )
+    return kernel
