@@ -46,7 +46,7 @@ add.u32 %r8, %r5, %r7;
 tcgen05.st.sync.aligned.32x32b.x4.b32 [%r8], {%v0,%v1,%v2,%v3};
 add.u64 %inside, %inside, 16;
 add.u32 %r7, %r7, 4;
-setp.lt.u32 %p2, %r7, 256;
+setp.lt.u32 %p2, %r7, %USED%;
 @%p2 bra FILL;
 tcgen05.wait::st.sync.aligned;
 tcgen05.fence::before_thread_sync;
@@ -69,7 +69,7 @@ tcgen05.wait::ld.sync.aligned;
 st.global.v4.b32 [%out], {%v0,%v1,%v2,%v3};
 add.u64 %out, %out, 16;
 add.u32 %r7, %r7, 4;
-setp.lt.u32 %p2, %r7, 256;
+setp.lt.u32 %p2, %r7, %USED%;
 @%p2 bra DRAIN;
 bar.sync 0;
 @%p0 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r5, 256;
@@ -83,6 +83,7 @@ def run_on_tensor_memory(
     *,
     target: str = "sm_100a",
     phase: int = 0,
+    used: int = COLUMNS,
     **options: object,
 ) -> np.ndarray:
     """Runs instructions of one thread.
@@ -94,6 +95,7 @@ def run_on_tensor_memory(
       inside: what tensor memory holds, uint32 of shape (128, 256).
       target: of the module.
       phase: parity of the phase of ``done`` that the last commit completes.
+      used: how many columns are filled before and read after.
 
     Returns:
       What it holds then.
@@ -102,10 +104,9 @@ def run_on_tensor_memory(
     held = np.zeros(size, np.uint8)
     held[: shared.nbytes] = np.ascontiguousarray(shared).reshape(-1).view(np.uint8)
     out = np.full((128, COLUMNS), 0xCDCDCDCD, np.uint32)
+    whole = _SETUP + code + _END.replace("[done], 0;", f"[done], {phase};")
     ptx = module(
-        _SETUP.replace("%BYTES%", str(size))
-        + code
-        + _END.replace("[done], 0;", f"[done], {phase};"),
+        whole.replace("%BYTES%", str(size)).replace("%USED%", str(used)),
         [f".u64 {name}" for name in ("shared_in", "tensor_in", "tensor_out")],
         target=target,
         variables=f".shared .align 1024 .b8 data[{size}];\n",

@@ -1,14 +1,16 @@
-"""Runs a test file of JAX's Mosaic GPU backend with ``pallasite.gpu`` in place of that backend.
+"""Runs test files of JAX's Mosaic GPU backend with ``pallasite.gpu`` in place of that backend.
 
     python tests/upstream/run_upstream_tests.py mosaic_gpu_test.py --semantics lane --json ours.json
     python tests/upstream/run_upstream_tests.py mosaic_gpu_test.py --backend jax --json jax.json
-    python tests/upstream/run_upstream_tests.py FILE --backend simulated --target sm_100a
+    python tests/upstream/run_upstream_tests.py FILE ... --backend simulated --sanitize -n 2 \\
+        --target sm_90a,sm_100a,sm_103a --quiet
     python tests/upstream/run_upstream_tests.py --json ours.json --compare jax.json
 
-The file comes from a checkout of JAX (``tests/pallas/mosaic_gpu_test.py``) and is not changed.
+The files come from a checkout of JAX (``tests/pallas/mosaic_gpu_test.py``) and are not changed.
 Where JAX has no GPU, kernels run on the simulator. With ``--backend simulated`` JAX's own compiler
 makes them (see ``jax_compiler.py``), and its tests judge our simulator. Tests run in processes of
-their own: one that hangs or crashes costs only itself. The exit status is 0 if no test failed.
+their own: one that hangs or crashes costs only itself. Failures that are JAX's own, with the
+reason for each, are in ``own_failures.py``. The exit status is 0 if no other test failed.
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ def run(
     setup: worker.Setup,
     *,
     pattern: str = "",
+    variants: int = 0,
     workers: int = 1,
     limit: float = 60.0,
     seconds: float = math.inf,
@@ -96,6 +99,7 @@ def run(
     Args:
       setup: the file, and how it is run.
       pattern: what to look for in the names; empty for all tests.
+      variants: how many variants of each parameterized test; 0 for all.
       workers: how many processes.
       limit: time limit of each test, in seconds.
       seconds: after so many of them no test is begun any more; those left have no outcome.
@@ -107,6 +111,8 @@ def run(
     deadline = time.monotonic() + seconds
     first = Process(setup)
     tests = [test for test in first.tests if re.search(pattern, test)]
+    if variants:
+        tests = some_variants(tests, variants)
     pending: queue.SimpleQueue[str] = queue.SimpleQueue()
     for test in tests:
         pending.put(test)
@@ -137,6 +143,20 @@ def run(
     for thread in threads:
         thread.join()
     return [outcomes[test] for test in tests if test in outcomes]
+
+
+def some_variants(tests: list[str], count: int) -> list[str]:
+    """So many of each test's variants, whose names differ in the number at their end: evenly
+    distributed, the first among them."""
+    groups: dict[str, list[str]] = collections.defaultdict(list)
+    for test in tests:
+        groups[test.rstrip("0123456789")].append(test)
+    chosen: set[str] = set()
+    for members in groups.values():
+        members.sort(key=lambda test: (len(test), test))
+        step = max(1, len(members) / count)
+        chosen.update(members[int(step * n)] for n in range(min(count, len(members))))
+    return [test for test in tests if test in chosen]
 
 
 def counts(outcomes: Iterable[worker.Outcome]) -> dict[str, int]:
@@ -217,48 +237,76 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("path", nargs="?", type=pathlib.Path, help="the test file")
+    parser.add_argument("paths", nargs="*", type=pathlib.Path, help="the test files")
     parser.add_argument("--backend", choices=("ours", "jax", "simulated"), default="ours")
     parser.add_argument("--semantics", choices=("lane", "warpgroup", "all"), default="all")
     parser.add_argument("-k", dest="pattern", default="", help="a regular expression for names")
+    parser.add_argument(
+        "--variants", type=int, default=0, help="at most so many variants of each test"
+    )
     parser.add_argument("-n", dest="workers", type=int, default=1, help="how many processes")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that a test may take")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="when to stop, with what has run by then"
     )
-    parser.add_argument("--target", default="sm_90a", help="what is compiled for without a GPU")
+    parser.add_argument(
+        "--target",
+        dest="targets",
+        type=lambda text: text.split(","),
+        default=["sm_90a"],
+        help="what is compiled for without a GPU; several, separated by commas, one after another",
+    )
     parser.add_argument("--sanitize", action="store_true", help="with the simulator's sanitizer")
-    parser.add_argument("--json", type=pathlib.Path, help="where outcomes are written")
+    parser.add_argument(
+        "--json",
+        type=pathlib.Path,
+        help="where outcomes are written; of several runs, file and target become part of the name",
+    )
     parser.add_argument("--compare", type=pathlib.Path, help="outcomes of another run")
     parser.add_argument("--examples", type=int, default=3, help="names shown for each reason")
     parser.add_argument("--quiet", action="store_true", help="only the tables")
     options = parser.parse_args(arguments)
-    if options.path is None:
-        if options.json is None or options.compare is None:
-            parser.error("without a test file, --json and --compare name two runs")
-        outcomes = read(options.json)
-    else:
+    runs = [(path, target) for path in options.paths for target in options.targets]
+    if not runs and (options.json is None or options.compare is None):
+        parser.error("without a test file, --json and --compare name two runs")
+    if len(runs) > 1 and options.compare is not None:
+        parser.error("--compare is for one file and one target")
+    outcomes = [] if runs else read(options.json)
+    failed, deadline = 0, time.monotonic() + options.seconds
+    for path, target in runs:
         setup = worker.Setup(
-            path=str(options.path.resolve()),
+            path=str(path.resolve()),
             backend=options.backend,
             semantics=options.semantics,
-            target=options.target,
+            target=target,
             sanitize=options.sanitize,
         )
+        if len(runs) > 1:
+            print(f"{path.name}, {target}:", flush=True)
+        start = time.monotonic()
         outcomes = run(
             setup,
             pattern=options.pattern,
+            variants=options.variants,
             workers=options.workers,
             limit=options.limit,
-            seconds=options.seconds,
+            seconds=deadline - start,
             each=None if options.quiet else _show,
         )
         if options.json is not None:
-            write(options.json, outcomes, setup)
+            write(_record_path(options.json, path, target, len(runs)), outcomes, setup)
         print(report(outcomes, examples=options.examples))
+        if len(runs) > 1:
+            print(f"{time.monotonic() - start:.0f} s\n", flush=True)
+        failed += sum(outcome.outcome == "fail" for outcome in outcomes)
     if options.compare is not None:
         print(compare(outcomes, read(options.compare), examples=options.examples))
-    return int(any(outcome.outcome == "fail" for outcome in outcomes))
+        failed = sum(outcome.outcome == "fail" for outcome in outcomes)
+    return int(failed > 0)
+
+
+def _record_path(path: pathlib.Path, test: pathlib.Path, target: str, count: int) -> pathlib.Path:
+    return path if count == 1 else path.with_suffix(f".{test.stem}.{target}{path.suffix}")
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ def _simulate(setup: Setup) -> None:
 
     # JAX declares one byte of its dynamic shared memory.
     groups = frozenset(GROUPS) - {"bounds"} if setup.sanitize else frozenset()
+    # What tests compute on the host takes more time to be optimized than to run.
+    jax.config.update("jax_disable_most_optimizations", True)
     _register_plugins()
     jax_on_simulator.install(setup.target, sanitize=groups)
     count = property(lambda self: jax_on_simulator.MULTIPROCESSORS)

@@ -18,6 +18,7 @@ from pallasite_blackwell.simulation.tensor_memory import (
     require_target,
     uniform_of_warps,
 )
+from pallasite_blackwell.simulation.thread_fences import ThreadFences
 from pallasite_simulator.binder import U32, Binder
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.wait import Wait
@@ -180,6 +181,9 @@ def _tell_forgotten(memory: TensorMemory, block: int, start: int, count: int) ->
         lanes = np.arange(128)
         offsets = memory.offsets(block, lanes, np.full(128, start))
         observer.forget_contents(SPACE, offsets, 4 * count)
+    fences = ThreadFences.of(memory.wave)
+    if fences is not None:
+        fences.forget(block, start, count)
 
 
 def _aligned_group(binder: Binder) -> int:

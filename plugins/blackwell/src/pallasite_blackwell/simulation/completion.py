@@ -15,6 +15,7 @@ from pallasite_blackwell.simulation.tensor_memory import (
     cta_group,
     require_target,
 )
+from pallasite_blackwell.simulation.thread_fences import ThreadFences
 from pallasite_simulator.binder import Binder
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.mbarrier import mbarriers
@@ -76,6 +77,9 @@ def bind_fence(instruction: Instruction, binder: Binder) -> Step:
         observer = lanes.wave.observer
         if observer is not None:
             observer.proxy_fence(lanes.numbers, f"tensor::{name}")
+        fences = ThreadFences.of(lanes.wave)
+        if fences is not None:
+            fences.fenced(lanes.numbers, name.removesuffix("_thread_sync"))
 
     return step
 
@@ -144,6 +148,9 @@ def _tell(lanes: Lanes, numbers: Array, slots: Array) -> None:
     observer = wave.observer
     if observer is None:
         return
+    fences = ThreadFences.of(wave)
+    if fences is not None:
+        fences.fenced(lanes.numbers, "before")
     barriers, events = mbarriers(wave), Events.of(wave)
     for lane in lanes.numbers.tolist():
         chosen = numbers == lane

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from pallasite_blackwell.simulation.events import Events, pipe
+from pallasite_blackwell.simulation.events import pipe, tell_pipe
 from pallasite_blackwell.simulation.formats import unpack
 from pallasite_blackwell.simulation.matrix_descriptors import CHUNK, SharedMatrix, Tile
 from pallasite_blackwell.simulation.tensor_memory import (
@@ -149,19 +149,9 @@ def _tell(
     accesses: list[tuple[str, str, Array, int]],
     instruction: Instruction,
 ) -> None:
-    observer = memory.wave.observer
-    if observer is None:
+    if memory.wave.observer is None:
         return
-    operation = pipe(lane, instruction)
-    observer.begin(operation)
-    for kind, space, offsets, size in accesses:
-        pieces = (offsets[:, None] + np.arange(0, size, CELL)).reshape(-1)
-        if space != SPACE:
-            pieces, piece = offsets, size
-        else:
-            piece = CELL
-        observer.async_access(operation, kind, space, pieces, piece, np.full(len(pieces), lane))
-    Events.of(memory.wave).issue(operation)
+    tell_pipe(memory, pipe(lane, instruction), accesses)
 
 
 @instructions.register("tcgen05.shift")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pallasite_blackwell.simulation.tensor_memory import CELL, SPACE, TensorMemory
+from pallasite_blackwell.simulation.thread_fences import ThreadFences
 from pallasite_simulator.engine.lanes import WARP, Lanes
 from pallasite_simulator.engine.observer import AsyncOperation
 from pallasite_simulator.engine.wave import Wave
@@ -149,3 +150,41 @@ def tell_move(
         owners = np.concatenate([owners, owners])
     observer.async_access(operation, kind, SPACE, offsets, CELL, owners)
     Events.of(wave).move(operation, kind)
+    fences = ThreadFences.of(wave)
+    if fences is not None:
+        fences.access(kind, cells, lanes.numbers, instruction)
+
+
+def tell_pipe(
+    memory: TensorMemory,
+    operation: AsyncOperation,
+    accesses: list[tuple[str, str, Array, int]],
+) -> None:
+    """Tells of a product or a copy of one thread.
+
+    Args:
+      operation: as :func:`pipe` made it.
+      accesses: of each piece, its kind (``"update"`` for what is read and written), the state
+        space, the byte offsets of the parts, and their size.
+    """
+    wave = memory.wave
+    observer = wave.observer
+    assert observer is not None
+    observer.begin(operation)
+    fences = ThreadFences.of(wave)
+    for kind, space, offsets, size in accesses:
+        kinds = ("read", "write") if kind == "update" else (kind,)
+        places, piece = offsets, size
+        if space == SPACE:
+            # Pieces of 16 bytes are looked at together.
+            piece = 16 if not size % 16 and not (offsets % 16).any() else CELL
+            if size > piece:
+                places = (offsets[:, None] + np.arange(0, size, piece)).reshape(-1)
+        owners = np.full(len(places), int(operation.lanes[0]))
+        for one in kinds:
+            observer.async_access(operation, one, space, places, piece, owners)
+        if fences is not None and space == SPACE:
+            columns = np.arange(0, size, CELL) // CELL
+            cells = (offsets // CELL)[:, None] + columns
+            fences.access(kinds[-1], cells, operation.lanes, operation.instruction)
+    Events.of(wave).issue(operation)

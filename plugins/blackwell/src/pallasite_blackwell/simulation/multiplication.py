@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 
 from pallasite_blackwell.simulation import factors, formats, sparsity
-from pallasite_blackwell.simulation.events import Events, pipe
+from pallasite_blackwell.simulation.events import pipe, tell_pipe
 from pallasite_blackwell.simulation.instruction_descriptors import (
     DescriptorError,
     Variant,
@@ -137,13 +137,12 @@ class _Product:
     def run(self) -> None:
         """Computes it."""
         shape, memory, wave = self._shape, self._memory, self._memory.wave
-        listens = wave.observer is not None
-        if listens:
+        if wave.observer is not None:
             self._operation = pipe(self._lane, self._instruction)
         b = self._matrix_b()
         results = [self._of_block(number, block, b) for number, block in enumerate(self._blocks)]
-        if listens:
-            self._tell()
+        if self._operation is not None:
+            tell_pipe(memory, self._operation, self._accesses)
         for write in results:
             memory.words[write[0]][write[1], write[2]] = write[3]
         counters = wave.counters
@@ -319,7 +318,7 @@ class _Product:
         words = self._added(held, sums)
         on = self._enabled(number, lanes)
         offsets = memory.offsets(block, lanes.reshape(-1), np.full(lanes.size, column))
-        kind = "atomic" if given.keep else "write"
+        kind = "update" if given.keep else "write"
         self._accesses.append((kind, SPACE, offsets[on.reshape(-1)], each * CELL))
         memory.count("write", int(on.sum()) * each)
         chosen = lanes[on][:, None]
@@ -393,26 +392,6 @@ class _Product:
         distinct = np.unique(memory.offsets(block, lanes, columns))
         self._accesses.append(("read", SPACE, distinct, CELL))
         return factors.read(memory, block, where, self._shape.scale)
-
-    # The observer ---------------------------------------------------------------------------------
-
-    def _tell(self) -> None:
-        operation, observer = self._operation, self._memory.wave.observer
-        assert operation is not None and observer is not None
-        observer.begin(operation)
-        for kind, space, offsets, size in self._accesses:
-            if size > 16 and not size % 16 and space == SPACE and not (offsets % 16).any():
-                offsets = (offsets[:, None] + np.arange(0, size, 16)).reshape(-1)
-                size = 16
-            elif size > CELL and space == SPACE:
-                offsets = (offsets[:, None] + np.arange(0, size, CELL)).reshape(-1)
-                size = CELL
-            owners = np.full(len(offsets), self._lane)
-            if kind == "atomic":
-                observer.async_access(operation, "read", space, offsets, size, owners)
-                kind = "write"
-            observer.async_access(operation, kind, space, offsets, size, owners)
-        Events.of(self._memory.wave).issue(operation)
 
 
 _AT_ONCE = 1 << 18

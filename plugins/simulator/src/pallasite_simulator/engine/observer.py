@@ -92,6 +92,10 @@ class Observer:
     def attach(self, wave: Wave) -> None:
         """Called once, before the wave starts."""
 
+    def checks(self, group: str) -> bool:
+        """Whether a group of checks is on; asked by rules whose checks are their own."""
+        return False
+
     def undefined_register(self, lanes: Array, name: str, instruction: Instruction) -> None:
         """Lanes read a register that they never wrote."""
 

@@ -19,10 +19,17 @@ GROUPS = ("bounds", "initialized", "races", "barriers", "async", "registers", "o
 - ``outputs``: outputs that the kernel does not write, or reads before.
 """
 
+FURTHER = ("fences",)
+"""What is checked only by name:
+
+- ``fences``: ``tcgen05.fence`` between accesses of different warps to tensor memory, which some
+  compilers leave out.
+"""
+
 FAST = ("bounds", "barriers")
 """What ``"fast"`` stands for: checks that cost little, which are on by default."""
 
-IN_TESTS = tuple(name for name in GROUPS if name != "outputs")
+IN_TESTS = (*(name for name in GROUPS if name != "outputs"), *FURTHER)
 """What the plugin for pytest checks: tests look at the outputs themselves, and at parts of them."""
 
 FIRST = "first"
@@ -46,12 +53,12 @@ def parse_groups(value: str | bool | Iterable[str]) -> frozenset[str]:
             found.update(GROUPS)
         elif name == "fast":
             found.update(FAST)
-        elif name in GROUPS or name == FIRST:
+        elif name in (*GROUPS, *FURTHER, FIRST):
             found.add(name)
         elif name not in ("", "none", "off", "false", "0"):
             raise ConfigError(
                 "there is no such group of checks",
                 got=name,
-                expected="all, fast, none, or some of " + ", ".join((*GROUPS, FIRST)),
+                expected="all, fast, none, or some of " + ", ".join((*GROUPS, *FURTHER, FIRST)),
             )
     return frozenset(GROUPS) | found if found == {FIRST} else frozenset(found)

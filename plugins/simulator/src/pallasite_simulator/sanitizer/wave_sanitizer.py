@@ -74,6 +74,9 @@ class WaveSanitizer(Observer):
             wave, launch, self._ordering, self._memory, self._reporter, self.groups, self
         )
 
+    def checks(self, group: str) -> bool:
+        return group in self.groups
+
     # Registers and memory -------------------------------------------------------------------------
 
     def undefined_register(self, lanes: Array, name: str, instruction: Instruction) -> None:
