@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -28,9 +29,17 @@ from pallasite_simulator.programs import load
 
 
 @pytest.fixture(autouse=True)
-def _small_waves(monkeypatch):
-    """Grids of a few blocks are long enough to be shared."""
+def _all_take_part(monkeypatch):
+    """Grids of a few blocks are long enough to be shared, and nobody begins before the others."""
+    take_part = team._Round._take_part
+
+    def when_all_are_there(self, job):
+        while self._busy < len(self._team) and not self._is_over():
+            time.sleep(0.001)
+        take_part(self, job)
+
     monkeypatch.setattr(launch, "LANES_AT_ONCE", 256)
+    monkeypatch.setattr(team._Round, "_take_part", when_all_are_there)
 
 
 def same(one, other):
@@ -163,12 +172,51 @@ def test_errors_travel_whole():
     assert found.error.printed == "text" and found.error.location == location
 
 
-def test_a_process_that_dies():
+def test_a_process_that_dies(monkeypatch):
     same(run_scale(1), run_scale(2))
     os.kill(team._members[0]._process.pid, signal.SIGKILL)
+    team._members[0]._process.wait()
+    same(run_scale(1), run_scale(2))
+    ask = team._Worker.ask
+
+    def ask_and_kill(self, message):
+        if isinstance(message, messages.Chunk):
+            os.kill(self._process.pid, signal.SIGKILL)
+        return ask(self, message)
+
+    monkeypatch.setattr(team._Worker, "ask", ask_and_kill)
     with pytest.raises(SimulationError, match="a process that runs blocks of the grid has ended"):
         run_scale(2)
+    monkeypatch.setattr(team._Worker, "ask", ask)
     same(run_scale(1), run_scale(2))
+
+
+def test_nobody_waits_for_a_process_that_begins_too_late(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(launch, "LANES_AT_ONCE", 256)
+    begun = threading.Event()
+    ask = team._Worker.ask
+
+    def late(self, message):
+        begun.wait()
+        return ask(self, message)
+
+    monkeypatch.setattr(team._Worker, "ask", late)
+    team._dismiss()
+    try:
+        same(run_scale(1), run_scale(3))
+        same(run_scale(1), run_scale(3))
+    finally:
+        begun.set()
+    monkeypatch.undo()
+    same(run_scale(1), run_scale(3))
+
+
+def test_the_time_of_a_launch_is_over_everywhere():
+    for processes in (1, 2):
+        with config.scoped(simulator_timeout=0.3), pytest.raises(SimulationError) as caught:
+            run_ptx(LOOP, [np.zeros(1, np.int32)], grid=64, block=64, processes=processes)
+        assert "simulator_timeout" in str(caught.value)
 
 
 def test_an_interrupt_ends_the_processes(monkeypatch):
@@ -391,7 +439,7 @@ from pallasite_simulator import launch, run_ptx
 from pallasite_simulator.parallel import team
 
 def tell():
-    while len(team._members) < 2:
+    while len(team._members) < 1:
         time.sleep(0.05)
     time.sleep(0.3)
     print(*(one._process.pid for one in team._members), flush=True)
@@ -434,7 +482,7 @@ def test_nothing_is_left_of_a_process_that_is_killed():
     process.stdin.write(LOOP)
     process.stdin.close()
     workers = [int(word) for word in process.stdout.readline().split()]
-    assert len(workers) == 2 and all(map(_is_running, workers))
+    assert len(workers) == 1 and all(map(_is_running, workers))
     process.kill()
     process.wait()
     end = time.monotonic() + 30

@@ -228,6 +228,7 @@ def run_blocks(
     parameters: Array,
     order: Array | None = None,
     traffic: Traffic | None = None,
+    watchdog: Watchdog | None = None,
 ) -> Execution:
     """Runs blocks of a launch on memory that is ready, in this process.
 
@@ -237,6 +238,7 @@ def run_blocks(
       parameters: the parameter buffer.
       order: the blocks to run, whole clusters, instead of those that the launch says.
       traffic: counts accesses to memory; the execution then has nothing of them.
+      watchdog: says when it has to end; None for what the launch says, from now on.
 
     Raises:
       SimulationError: the kernel did something that has no meaning, or no thread can go on.
@@ -245,7 +247,7 @@ def run_blocks(
     chosen = launch.order if order is None else order
     try:
         with exact_floats():
-            execution = _Waves(launch, memory, parameters, own or traffic).run(chosen)
+            execution = _Waves(launch, memory, parameters, own or traffic, watchdog).run(chosen)
     except SimulationError as error:
         if launch.sanitizer is not None:
             launch.sanitizer.annotate(error)
@@ -260,14 +262,21 @@ class _Waves:
     for a block that has not begun, is taken up again after others."""
 
     def __init__(
-        self, launch: Launch, memory: GlobalMemory, parameters: Array, traffic: Traffic | None
+        self,
+        launch: Launch,
+        memory: GlobalMemory,
+        parameters: Array,
+        traffic: Traffic | None,
+        watchdog: Watchdog | None,
     ):
         self._launch = launch
         self._memory = memory
         self._parameters = parameters
         self._traffic = traffic
         self._running: list[Wave] = []
-        self._watchdog = Watchdog(launch.timeout) if launch.timeout else None
+        self._watchdog = watchdog
+        if watchdog is None and launch.timeout:
+            self._watchdog = Watchdog(launch.timeout)
         self._execution = Execution.empty(launch.program)
         self._late: Array = np.zeros(0, np.int64)
 

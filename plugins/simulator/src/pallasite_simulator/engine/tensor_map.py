@@ -10,13 +10,15 @@ import dataclasses
 import functools
 import math
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from pallasite.plugin import InvalidValueError
-from pallasite.plugin.lowering import TensorMapParameter
+
+if TYPE_CHECKING:
+    from pallasite.plugin.lowering import TensorMapParameter
 
 BYTES = 128
 MAX_RANK = 5

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import struct
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from pallasite.plugin import PallasiteError, SourceLocation
-from pallasite.plugin.lowering import Allocation as Request
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.memory import Allocation
+from pallasite_simulator.engine.wave import Watchdog
 from pallasite_simulator.launch import Execution
 from pallasite_simulator.ptx.syntax import Position
 from pallasite_simulator.sanitizer.findings import Findings
 from pallasite_simulator.types import Array
+
+if TYPE_CHECKING:
+    from pallasite.plugin.lowering import Allocation as Request
 
 _LENGTH = struct.Struct("<Q")
 
@@ -81,6 +84,7 @@ class Job:
       statistics: whether accesses to memory are counted.
       checks: what the sanitizer checks; None if nothing.
       requests: who asked for which piece of dynamic shared memory.
+      watchdog: says when the launch has to have ended; None for never.
     """
 
     ptx: str
@@ -97,6 +101,7 @@ class Job:
     statistics: bool
     checks: frozenset[str] | None
     requests: tuple[Request, ...]
+    watchdog: Watchdog | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,25 +1,30 @@
-"""The processes that run blocks, and how a launch is shared among them."""
+"""The processes that run blocks, and how a launch is shared among them.
+
+The process that launches is one of them. The others take a second to start, and then keep for later
+launches; until they are there, and where they are late, it does their part.
+"""
 
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import copy
 import dataclasses
 import functools
 import os
-import queue
 import subprocess
 import sys
 import tempfile
 import threading
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from pallasite.plugin import PallasiteError, config, plugins
+from pallasite_simulator.engine.wave import Watchdog
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.launch import Execution, Launch, wave_size
 from pallasite_simulator.parallel.messages import (
@@ -31,6 +36,7 @@ from pallasite_simulator.parallel.messages import (
     Surroundings,
 )
 from pallasite_simulator.parallel.sharing import obstacle
+from pallasite_simulator.parallel.worker import Work, failed
 from pallasite_simulator.statistics.traffic import SECTOR_BYTES
 from pallasite_simulator.types import Array
 
@@ -139,12 +145,13 @@ def run_shared(
         launch.statistics,
         None if sanitizer is None else sanitizer.groups,
         () if sanitizer is None else sanitizer.allocations,
+        Watchdog(launch.timeout) if launch.timeout else None,
     )
     with _lock:
-        team = _team(min(launch.processes, len(chunks)))
+        team = _team(min(launch.processes, len(chunks)) - 1)
         jobs = [
             dataclasses.replace(job, sectors_at=memory.size + place * flags) if flags else job
-            for place in range(len(team))
+            for place in range(len(team) + 1)
         ]
         try:
             execution = _Round(team, jobs, chunks, launch).run()
@@ -189,7 +196,7 @@ def _wave_size(launch: Launch) -> int:
 
 
 class _Round:
-    """One launch, and a thread for each process that hands out its chunks."""
+    """One launch, and a thread for each other process that hands out its chunks."""
 
     def __init__(
         self,
@@ -201,13 +208,12 @@ class _Round:
         self._team = team
         self._jobs = jobs
         self._launch = launch
-        self._chunks: queue.SimpleQueue[tuple[int, Array]] = queue.SimpleQueue()
-        for item in enumerate(chunks):
-            self._chunks.put(item)
+        self._chunks = collections.deque(enumerate(chunks))
         self._done: dict[int, Done] = {}
         self._counted: list[Execution] = []
         self._errors: dict[int, BaseException] = {}
-        self._lock = threading.Lock()
+        self._busy = 0
+        self._changed = threading.Condition()
 
     def run(self) -> Execution:
         """Runs all chunks; returns what they did.
@@ -215,14 +221,11 @@ class _Round:
         Raises:
           SimulationError: that of the earliest chunk that failed.
         """
-        threads = [
-            threading.Thread(target=self._attend, args=item, daemon=True)
-            for item in zip(self._team, self._jobs, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for worker, job in zip(self._team, self._jobs[1:], strict=True):
+            worker.begin(functools.partial(self._attend, worker, job))
+        self._take_part(self._jobs[0])
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over() and not self._busy)
         execution = Execution.empty(self._launch.program)
         last = min(self._errors, default=len(self._done))
         for number in range(last):
@@ -260,26 +263,66 @@ class _Round:
             whole.add(key, functools.partial(copy.copy, finding), finding.count)
         whole.more |= findings.more - whole.found.keys()
 
-    def _attend(self, worker: _Worker, job: Job) -> None:
-        number = -1
+    def _is_over(self) -> bool:
+        """Whether no more chunks will begin."""
+        return not self._chunks or bool(self._errors)
+
+    def _take(self, busy: int = 0) -> tuple[int, Array] | None:
+        """The next chunk, to be waited for by ``busy`` processes more; None if there is none."""
+        with self._changed:
+            if self._is_over():
+                return None
+            self._busy += busy
+            return self._chunks.popleft()
+
+    def _put(self, number: int, done: Done) -> None:
+        """Keeps what a chunk did."""
+        with self._changed:
+            self._done[number] = done
+            if self._launch.progress is not None:
+                found = [one.execution for one in self._done.values()]
+                self._launch.progress(sum(one.blocks for one in found if one is not None))
+
+    def _take_part(self, job: Job) -> None:
+        """Runs chunks in this process, until there are no more."""
+        work, number = None, -1
         try:
+            work = Work(job)
+            while (item := self._take()) is not None:
+                number, blocks = item
+                self._put(number, Done(work.run(blocks), work.findings))
+            self._counted.append(work.end())
+        except Exception as error:
+            self._fail(number, _ChunkFailed(failed(error, work)))
+
+    def _attend(self, worker: _Worker, job: Job) -> None:
+        """Has chunks run by another process, until there are no more; nobody waits for it if it
+        begins too late for any."""
+        number, counts = -1, 0
+        try:
+            while not worker.is_ready(0.02):
+                if self._is_over():
+                    return
             worker.ask(job)
-            while not self._errors:
-                try:
-                    number, blocks = self._chunks.get_nowait()
-                except queue.Empty:
-                    break
-                done = worker.ask(Chunk(blocks))
-                with self._lock:
-                    self._done[number] = done
-                    if self._launch.progress is not None:
-                        found = [one.execution for one in self._done.values()]
-                        self._launch.progress(sum(one.blocks for one in found if one is not None))
+            while (item := self._take(1 - counts)) is not None:
+                (number, blocks), counts = item, 1
+                self._put(number, worker.ask(Chunk(blocks)))
             counted = worker.ask(Chunk(None)).execution
             assert counted is not None
-            self._counted.append(counted)
+            if counts:
+                self._counted.append(counted)
         except BaseException as error:
+            if counts or not self._is_over():
+                self._fail(number, error)
+        finally:
+            with self._changed:
+                self._busy -= counts
+                self._changed.notify_all()
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        with self._changed:
             self._errors[number] = error
+            self._changed.notify_all()
 
 
 class _ChunkFailed(Exception):
@@ -303,7 +346,34 @@ class _Worker:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._channel = Channel(self._process.stdout, self._process.stdin)
         self._channel.send(surroundings)
-        self.ended = False
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._start, daemon=True)
+        self._thread.start()
+
+    def _start(self) -> None:
+        """Waits until the process is ready, or has ended, which the first question to it shows."""
+        with contextlib.suppress(EOFError, OSError):
+            self._channel.receive()
+        self._ready.set()
+
+    def has_ended(self) -> bool:
+        """Whether there is no such process any more."""
+        return self._process.poll() is not None
+
+    def is_ready(self, seconds: float) -> bool:
+        """Whether the process can be asked, at most so many seconds later."""
+        return self._ready.wait(seconds)
+
+    def begin(self, attend: Callable[[], None]) -> None:
+        """Calls a function that asks the process, in a thread, when the last one has ended."""
+        before = self._thread
+
+        def run() -> None:
+            before.join()
+            attend()
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
 
     def ask(self, message: Job | Chunk) -> Done:
         """Has a message answered.
@@ -316,7 +386,6 @@ class _Worker:
             self._channel.send(message)
             answer: Any = self._channel.receive()
         except (EOFError, OSError) as error:
-            self.ended = True
             status = self._process.wait()
             raise SimulationError(
                 "a process that runs blocks of the grid has ended",
@@ -348,7 +417,7 @@ def _team(size: int) -> list[_Worker]:
     if _known != [surroundings]:
         _dismiss()
         _known[:] = [surroundings]
-    for one in [one for one in _members if one.ended]:
+    for one in [one for one in _members if one.has_ended()]:
         _members.remove(one)
         one.stop()
     while len(_members) < size:

@@ -33,6 +33,7 @@ def main() -> None:
         assert isinstance(surroundings, Surroundings)
         for name, module in surroundings.plugins:
             plugins.register(importlib.import_module(module), name=name)
+        channel.send(Done(None))
         _serve(channel)
     except (EOFError, OSError, KeyboardInterrupt):
         return
@@ -47,12 +48,12 @@ def _end_with(parent: int) -> None:
 
 
 def _serve(channel: Channel) -> None:
-    work: _Work | None = None
+    work: Work | None = None
     while True:
         message = channel.receive()
         try:
             if isinstance(message, Job):
-                work = _Work(message)
+                work = Work(message)
                 channel.send(Done(None))
             else:
                 assert isinstance(message, Chunk) and work is not None
@@ -61,14 +62,19 @@ def _serve(channel: Channel) -> None:
                     work = None
                 else:
                     channel.send(Done(work.run(message.blocks), work.findings))
-        except PallasiteError as error:
-            channel.send(Failed(error, findings=work.findings if work is not None else None))
         except Exception as error:
-            text = f"a process that runs blocks failed: {type(error).__name__}: {error}"
-            channel.send(Failed(SimulationError(text), traceback.format_exc()))
+            channel.send(failed(error, work))
 
 
-class _Work:
+def failed(error: Exception, work: Work | None) -> Failed:
+    """What is said of an exception, where it is handled."""
+    if isinstance(error, PallasiteError):
+        return Failed(error, findings=work.findings if work is not None else None)
+    text = f"a process that runs blocks failed: {type(error).__name__}: {error}"
+    return Failed(SimulationError(text), traceback.format_exc())
+
+
+class Work:
     """A job, prepared.
 
     Attributes:
@@ -92,6 +98,7 @@ class _Work:
             self._traffic.share(contents[job.sectors_at :].view(np.bool_))
         self._sanitizer: LaunchState | None = None
         self.findings: Findings | None = None
+        self._watchdog = job.watchdog
         if job.checks is not None:
             self._sanitizer = LaunchState(job.checks, job.requests)
         self._launch = Launch(
@@ -107,7 +114,9 @@ class _Work:
         """Runs blocks; what was counted of accesses to memory comes at the end."""
         if self._sanitizer is not None:
             self.findings = self._sanitizer.findings = Findings(self._program.name)
-        return run_blocks(self._launch, self._memory, self._parameters, blocks, self._traffic)
+        return run_blocks(
+            self._launch, self._memory, self._parameters, blocks, self._traffic, self._watchdog
+        )
 
     def end(self) -> Execution:
         """What was counted of accesses to memory."""

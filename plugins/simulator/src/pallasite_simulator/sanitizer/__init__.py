@@ -7,11 +7,14 @@ A launch with ``Launch(..., sanitizer=LaunchState(groups, allocations))`` is che
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-from pallasite.plugin.lowering import Allocation
 from pallasite_simulator.engine.observer import Observer
 from pallasite_simulator.sanitizer.groups import GROUPS, parse_groups
 from pallasite_simulator.sanitizer.launch_state import LaunchState
+
+if TYPE_CHECKING:
+    from pallasite.plugin.lowering import Allocation
 
 __all__ = ["GROUPS", "LaunchState", "make", "parse_groups"]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pallasite.plugin import SourceLocation
-from pallasite.plugin.lowering import Allocation
 from pallasite_simulator.engine.memory import SHARED_BASE
 from pallasite_simulator.ptx.syntax import Instruction, Position, Symbol
 from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
+    from pallasite.plugin.lowering import Allocation
     from pallasite_simulator.engine.program import Program
 
 _SHIFT = 4

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pallasite.plugin.lowering import Allocation
 from pallasite_simulator.engine.geometry import Geometry
 from pallasite_simulator.engine.lanes import WARP
 from pallasite_simulator.engine.observer import Observer
@@ -19,6 +18,7 @@ from pallasite_simulator.sanitizer.groups import FIRST, GROUPS
 from pallasite_simulator.sanitizer.shadow import LARGEST, Shadow
 
 if TYPE_CHECKING:
+    from pallasite.plugin.lowering import Allocation
     from pallasite_simulator.arguments import Pointer
     from pallasite_simulator.engine.program import Program
     from pallasite_simulator.engine.wave import Wave
