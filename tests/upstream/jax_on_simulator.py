@@ -153,7 +153,7 @@ class _Kernel:
         global last
         last = (self, numbers)
         if state is not None and state.findings:
-            findings.append(str(state.findings.error()))
+            findings.extend(map(str, state.findings.found.values()))
         print("".join(execution.output), end="")
         outputs = [memory[number] for number in numbers[len(values) :]]
         return [

@@ -160,9 +160,10 @@ def some_variants(tests: list[str], count: int) -> list[str]:
 
 
 def counts(outcomes: Iterable[worker.Outcome]) -> dict[str, int]:
-    """How many tests passed, failed and were skipped."""
+    """How many tests passed, failed and were skipped, and how many failures are JAX's own."""
     found = collections.Counter(outcome.outcome for outcome in outcomes)
-    return {name: found[name] for name in ("pass", "fail", "skip")}
+    names = ("pass", "fail", "skip", *(("own",) if found["own"] else ()))
+    return {name: found[name] for name in names}
 
 
 def by_reason(outcomes: Iterable[worker.Outcome]) -> list[tuple[str, list[worker.Outcome]]]:
@@ -176,7 +177,7 @@ def by_reason(outcomes: Iterable[worker.Outcome]) -> list[tuple[str, list[worker
 def report(outcomes: list[worker.Outcome], *, examples: int = 3) -> str:
     """Counts, and tables of failures and skips by reason."""
     lines = [", ".join(f"{number} {name}" for name, number in counts(outcomes).items())]
-    for title, wanted in (("Failures", "fail"), ("Skips", "skip")):
+    for title, wanted in (("Failures", "fail"), ("JAX's own", "own"), ("Skips", "skip")):
         groups = by_reason(outcome for outcome in outcomes if outcome.outcome == wanted)
         if groups:
             lines += ["", f"{title} by reason:"]

@@ -17,6 +17,8 @@ from unittest import mock
 PUBLIC = "jax.experimental.pallas.mosaic_gpu"
 PRIVATE = "jax._src.pallas.mosaic_gpu"
 DIALECT = "jax.experimental.mosaic.gpu"
+_MOST_SHARED = 227 * 1024
+"""Bytes of shared memory that a block can have."""
 
 
 class Absent:
@@ -120,7 +122,9 @@ def pretend_gpu(target: str) -> None:
     from pallasite.target_selection import find_target
 
     count = find_target(target).multiprocessors
-    type(jax.devices()[0]).core_count = property(lambda device: count)
+    kind = type(jax.devices()[0])
+    kind.core_count = property(lambda device: count)
+    kind.shared_memory_per_block_optin = property(lambda device: _MOST_SHARED)
     digits = target.removeprefix("sm_").rstrip("af")
     present = (int(digits[:-1]), int(digits[-1]))
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import re
@@ -43,7 +44,8 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How one test ended: ``outcome`` is "pass", "fail" or "skip"."""
+    """How one test ended: ``outcome`` is "pass", "fail", "skip", or "own" for failures and findings
+    that are JAX's own."""
 
     test: str
     outcome: str
@@ -139,7 +141,8 @@ def _register_plugins() -> None:
     for project in sorted(_ROOT.glob("plugins/*/pyproject.toml")):
         points = tomllib.loads(project.read_text())["project"]["entry-points"][_GROUP]
         for name, module in points.items():
-            if name not in installed:
+            found = importlib.util.find_spec(module.partition(".")[0])
+            if name not in installed and found is not None:
                 plugins.register(importlib.import_module(module), name=name)
 
 
@@ -192,14 +195,14 @@ def _run(name: str, case: unittest.TestCase, setup: Setup) -> Outcome:
         case.run(result)
         _wait_for_device()
     seconds = time.monotonic() - start
-    if setup.backend == "simulated" and setup.sanitize:
+    if setup.backend == "simulated":
         import jax_on_simulator
 
-        found, jax_on_simulator.findings = jax_on_simulator.findings, []
-        if found and result.problem is None:
-            text = "\n".join(found)
-            kind = next((one for one in text.splitlines() if one.startswith("  1.")), "")
-            return Outcome(name, "fail", f"SanitizerError: {kind[5:]}", seconds, text[-4000:])
+        found = list(jax_on_simulator.findings)
+        jax_on_simulator.findings.clear()
+        outcome = _judged(name, result, found)
+        if outcome is not None:
+            return dataclasses.replace(outcome, seconds=seconds)
     if result.problem is not None:
         return Outcome(name, "fail", reason_of(result.problem), seconds, result.text[-4000:])
     if result.skipped:
@@ -207,6 +210,25 @@ def _run(name: str, case: unittest.TestCase, setup: Setup) -> Outcome:
     if result.unexpectedSuccesses:
         return Outcome(name, "fail", "unexpected success", seconds)
     return Outcome(name, "pass", "", seconds)
+
+
+def _judged(name: str, result: _Result, findings: list[str]) -> Outcome | None:
+    """Tells failures and findings that are JAX's own from others; None if there are none."""
+    import own_failures
+
+    if result.problem is not None:
+        reason = reason_of(result.problem)
+        why = own_failures.failure(name, f"{reason}\n{result.text}")
+        return None if why is None else Outcome(name, "own", why, 0.0, result.text[-4000:])
+    reasons = {own_failures.finding(name, one): one for one in findings}
+    if None in reasons:
+        text = reasons[None]
+        kind = text.splitlines()[0].rstrip(":")
+        return Outcome(name, "fail", f"SanitizerError: {kind}", 0.0, text[-4000:])
+    if reasons:
+        why = "; ".join(sorted(str(one) for one in reasons))
+        return Outcome(name, "own", why, 0.0, "\n".join(findings)[-4000:])
+    return None
 
 
 def _wait_for_device() -> None:

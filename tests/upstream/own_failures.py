@@ -1,0 +1,124 @@
+"""What fails in JAX's own tests (tag jax-v0.11.0, JAX 0.11.2) when JAX compiles its kernels and the
+simulator runs them, for reasons that are not the simulator's."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A failure, or something that the sanitizer finds.
+
+    Attributes:
+      why: the reason.
+      tests: a regular expression for names of methods.
+      text: one for the reason of the failure, or for what was found.
+    """
+
+    why: str
+    tests: str
+    text: str
+
+
+FAILURES = (
+    Own(
+        "the test calls what JAX 0.11.2 no longer has",
+        "",
+        r"unexpected keyword argument '(manual_ready_barriers|impl)'",
+    ),
+    Own(
+        "the test expects other LLVM IR of the host",
+        "test_griddepcontrol_multi_kernel",
+        "Regex didn't match: 'define void @kernel_",
+    ),
+    Own("the test expects an error that JAX 0.11.2 does not raise", "", "NotImplementedError not"),
+    Own(
+        "JAX 0.11.2 checks closures earlier, with another error",
+        "test_errors_when_closing_over_array",
+        "captures non-scalar array constants",
+    ),
+    Own("JAX 0.11.2 cannot ask a reference for its space", "", "'memory_space' attribute is not"),
+    Own(
+        "since JAX 0.11.1, threads that cancel together are named; here each cancels for itself",
+        "test_cluster_launch_control",
+        "Arrays are not equal|try_cancel",
+    ),
+    Own(
+        "reads and writes behind the ends of arrays",
+        "test_copy_gmem_to_smem_clamped_arrivals|test_program_id_in_block_spec",
+        "CpuCallback error",
+    ),
+    Own("prints with a format that CUDA does not know", "test_cond", "CpuCallback error"),
+    Own(
+        "the test looks at how JAX calls a kernel on a GPU",
+        "test_export_succeeds|test_lower_with_abstract_mesh|test_lowering|test_input_output_alias",
+        "host_callbacks|device assignment|output_operand_aliases|Only interpret mode",
+    ),
+)
+
+FINDINGS = (
+    Own(
+        "several blocks or threads write the same result",
+        r"test_tmem|test_tma_load_multicast|test_carry_accumulate",
+        r"in global memory(.|\n)* a bulk copy (.|\n)*, which wrote it",
+    ),
+    Own("blocks read and write the same place", "test_cluster$", "data race in global memory"),
+    Own(
+        "two threads copy the same buffer, and each waits for its own stores",
+        "test_carry_accumulate",
+        "data race with an asynchronous operation in shared memory",
+    ),
+    Own(
+        "no commit_smem before a copy or product",
+        r"test_get_swap_with|test_no_output|test_warp_specialized_[st]mem_slice"
+        "|test_async_copy_sparse_metadata_smem_to_tmem_warp",
+        "missing fence.proxy.async",
+    ),
+    Own(
+        "no wait_smem_to_gmem at the end",
+        "test_loading_from_ref_union|test_smem_aliasing|test_smem_gmem_transposed_copies"
+        "|test_async_copy_sparse_metadata_smem_to_tmem_warp",
+        "thread ends before its asynchronous operation",
+    ),
+    Own(
+        "copies to tensor memory that nobody waits for",
+        "test_async_copy_sparse_metadata_smem_to_tmem_warp|test_tmem_alloc_within_warp_map",
+        "in tensor memory|kernel ends before its asynchronous operation",
+    ),
+    Own(
+        "blocks end while others read their shared memory",
+        "test_cluster_ref_read",
+        "block ends while its shared memory is in use",
+    ),
+    Own(
+        "what only a part was copied or written of is used as a whole",
+        "test_copy_gmem_to_smem|test_async_prefetch|test_tmem_alloc_within_warp_map|test_print"
+        "|profiler",
+        "read of uninitialized shared memory",
+    ),
+    Own(
+        "JAX loads what it overwrites, by ldmatrix",
+        "",
+        r"(uninitialized|data race in) shared memory(.|\n)* ldmatrix\.",
+    ),
+)
+
+
+def failure(test: str, text: str) -> str | None:
+    """Why a test fails, if that is JAX's own; ``text`` is what it says."""
+    return _why(FAILURES, test, text)
+
+
+def finding(test: str, text: str) -> str | None:
+    """Why the sanitizer finds something, if that is JAX's own."""
+    return _why(FINDINGS, test, text)
+
+
+def _why(known: tuple[Own, ...], test: str, text: str) -> str | None:
+    method = test.rpartition(".")[2]
+    for one in known:
+        if re.search(one.tests, method) and re.search(one.text, text):
+            return one.why
+    return None
