@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from pallasite_std.copies.tensor_map_encoding import encode as encode
     from pallasite_std.host_calls import kernel_errors as kernel_errors
     from pallasite_std.host_calls import run_on_host as run_on_host
+    from pallasite_std.memory import transfers as transfers
     from pallasite_std.memory.divisibility import known_divisor as known_divisor
     from pallasite_std.memory.matrix_starts import MatrixStep as MatrixStep
     from pallasite_std.memory.matrix_starts import check_matrix_starts as check_matrix_starts
     from pallasite_std.memory.reference_types import DynamicOffset as DynamicOffset
+    from pallasite_std.memory.reference_types import Elsewhere as Elsewhere
     from pallasite_std.memory.reference_types import MemoryReference as MemoryReference
     from pallasite_std.memory.references import index_reference as index_reference
     from pallasite_std.memory.regions import MemoryRegion as MemoryRegion
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.softmax import cap as cap
     from pallasite_std.ops.softmax import lowest as lowest
     from pallasite_std.primitives import arguments as arguments
+    from pallasite_std.primitives import arrays as arrays
     from pallasite_std.primitives import barriers as barriers
     from pallasite_std.primitives import cluster_launch as cluster_launch
     from pallasite_std.primitives import copies as copies
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
     from pallasite_std.primitives.layouts import layout_cast as layout_cast
     from pallasite_std.rules import cluster_launch as _cluster_launch_rules
     from pallasite_std.rules import copies as _copy_rules
+    from pallasite_std.rules import semaphores as _semaphore_rules
 
     cluster_launch_rules = _cluster_launch_rules
     """What rules of cluster launch control check."""
@@ -81,15 +85,21 @@ if TYPE_CHECKING:
     copy_rules = _copy_rules
     """The lowering rules of copies, and what they are made of."""
 
+    semaphore_rules = _semaphore_rules
+    """How semaphores are signalled, and in which scope they order memory."""
+
 _MODULES = {
     "arguments": "primitives.arguments",
+    "arrays": "primitives.arrays",
     "barriers": "primitives.barriers",
     "cluster_launch": "primitives.cluster_launch",
     "cluster_launch_rules": "rules.cluster_launch",
     "copies": "primitives.copies",
     "copy_rules": "rules.copies",
     "inline": "primitives.inline",
+    "semaphore_rules": "rules.semaphores",
     "tensor_copies": "copies.tensor_copies",
+    "transfers": "memory.transfers",
 }
 
 _NAMES = {
@@ -98,7 +108,7 @@ _NAMES = {
     "host_calls": ("kernel_errors", "run_on_host"),
     "memory.divisibility": ("known_divisor",),
     "memory.matrix_starts": ("MatrixStep", "check_matrix_starts"),
-    "memory.reference_types": ("DynamicOffset", "MemoryReference"),
+    "memory.reference_types": ("DynamicOffset", "Elsewhere", "MemoryReference"),
     "memory.references": ("index_reference",),
     "memory.regions": ("MemoryRegion", "memory_region"),
     "memory_events": ("ASYNC",),

@@ -51,6 +51,7 @@ class MemoryAccess(Protocol):
         *,
         pointer: bool = True,
         other_blocks: bool = False,
+        copied_to: bool = False,
     ) -> Any:
         """See :func:`resolve`."""
 
@@ -128,6 +129,7 @@ def resolve(
     *,
     pointer: bool = True,
     other_blocks: bool = False,
+    copied_to: bool = False,
 ) -> Any:
     """The memory that a reference and its transforms stand for.
 
@@ -137,13 +139,19 @@ def resolve(
       transforms: its transforms, outermost view last.
       pointer: whether plain accesses will happen; a copy by TMA needs no pointer of a global array.
       other_blocks: whether the rule accesses the shared memory of other blocks of the cluster too.
+      copied_to: whether the rule is of a copy to what the reference stands for.
 
     Raises:
       InvalidTypeError: not a reference to memory.
       InvalidValueError, UnsupportedError: a view that the memory layout cannot express.
     """
     return ctx.kernel.accesses.resolve(
-        ctx, reference, transforms, pointer=pointer, other_blocks=other_blocks
+        ctx,
+        reference,
+        transforms,
+        pointer=pointer,
+        other_blocks=other_blocks,
+        copied_to=copied_to,
     )
 
 

@@ -23,6 +23,7 @@ from pallasite._jax import RoundingMethod as RoundingMethod
 from pallasite._jax import ShapedArray as ShapedArray
 from pallasite._jax import Slice as Slice
 from pallasite._jax import Tracer as Tracer
+from pallasite._jax import Transform as Transform
 from pallasite._jax import TransformedRef as TransformedRef
 from pallasite._jax import TransposeTransform as TransposeTransform
 from pallasite._jax import TypedNdArray as TypedNdArray

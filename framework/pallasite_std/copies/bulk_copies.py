@@ -46,6 +46,8 @@ class BulkCopy:
     def global_address(self, ctx: RuleContext) -> ir.Value:
         """Emits a pointer to where the window begins, which may be outside of the array."""
         assert self.window.buffer is not None
+        if self.window.peer is not None:
+            return self.window.address()
         pointer = ctx.launch.array_pointer(self.window.buffer)
         return dataclasses.replace(self.window, pointer=pointer).address()
 
@@ -88,7 +90,7 @@ def plan(
       is taken to be one if the kernel computes it: no other copy can do without that either.
     """
     axis = _cut_dimension(window)
-    if axis is None or not shared.layout.is_contiguous or window.peer is not None:
+    if axis is None or not shared.layout.is_contiguous:
         return None
     if _size(window) % UNIT or not (_begins_aligned(window) and _is_aligned(shared)):
         return None

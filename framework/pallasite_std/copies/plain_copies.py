@@ -35,7 +35,7 @@ def has_odd_rows(shape: Sequence[int], element_bits: int) -> bool:
 def applies(window: MemoryReference) -> bool:
     """Whether no engine copies a window of global memory, but all lanes can."""
     buffer = window.buffer
-    if buffer is None or window.window is None or window.peer is not None:
+    if buffer is None or window.window is None:
         return False
     return has_odd_rows(buffer.shape, window.element_bits)
 
@@ -83,7 +83,8 @@ def _each(
     loop over the elements that the calling lane is for."""
     buffer = window.buffer
     assert buffer is not None and window.window is not None
-    window = dataclasses.replace(window, pointer=ctx.launch.array_pointer(buffer))
+    if window.peer is None:
+        window = dataclasses.replace(window, pointer=ctx.launch.array_pointer(buffer))
     lane = ctx.launch.lane_id
     if not ctx.in_warp:
         lane = ops.add(lane, ops.multiply(ctx.launch.warp_id, 32))

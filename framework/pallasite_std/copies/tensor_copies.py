@@ -118,7 +118,10 @@ def plan_copy(
         swizzle=plan.swizzle,
         location=ctx.location,
     )
-    descriptor = ctx.launch.parameter(parameter)
+    if source.peer is None:
+        descriptor = ctx.launch.parameter(parameter)
+    else:
+        descriptor = source.peer.descriptor(ctx, parameter)
     coordinates = []
     starts: dict[int, ir.Value] = {}
     for coordinate in plan.coordinates:

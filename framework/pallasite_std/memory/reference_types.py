@@ -28,7 +28,13 @@ from pallasite.plugin.layouts import (
     padded,
     plan_access,
 )
-from pallasite.plugin.lowering import BarrierStorage, Buffer, LaunchContext
+from pallasite.plugin.lowering import (
+    BarrierStorage,
+    Buffer,
+    LaunchContext,
+    RuleContext,
+    TensorMapParameter,
+)
 from pallasite_std.memory.divisibility import known_divisor
 
 
@@ -68,6 +74,25 @@ class WindowStart:
         return math.gcd(self.static, *map(known_divisor, self.dynamic)) or ANY
 
 
+class Elsewhere:
+    """Where memory is that is not on this device: what a plugin for such memory derives from.
+
+    Attributes:
+      copied_to: whether it can only be copied to: it stands for the memory of several devices.
+    """
+
+    copied_to = False
+
+    def descriptor(self, ctx: RuleContext, parameter: TensorMapParameter) -> ir.Value:
+        """A pointer to a TMA descriptor of the memory there, else as a parameter says.
+
+        Raises:
+          UnsupportedError: there is none.
+        """
+        del parameter
+        raise UnsupportedError(f"{ctx.primitive} by a TMA descriptor of memory elsewhere")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class MemoryReference:
     """A reference to (part of) an array in global or shared memory.
@@ -88,7 +113,7 @@ class MemoryReference:
       constant: whether it is not written while the kernel runs.
       members: for a union of allocations, the layouts of those members that inference has chosen
         one for, by offset in bytes, dtype and shape.
-      peer: device-side information of plugins for multi-GPU references.
+      peer: where it is, if it is not on this device; ``pointer`` leads there.
     """
 
     pointer: ir.Value
@@ -104,7 +129,7 @@ class MemoryReference:
     may_be_read: bool = True
     constant: bool = False
     members: Mapping[Any, MemoryLayout] | None = None
-    peer: Any = None
+    peer: Elsewhere | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

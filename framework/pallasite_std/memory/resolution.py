@@ -24,6 +24,7 @@ def resolve(
     *,
     pointer: bool = True,
     other_blocks: bool = False,
+    copied_to: bool = False,
 ) -> MemoryReference:
     """The memory that a reference and its transforms stand for.
 
@@ -33,6 +34,7 @@ def resolve(
       transforms: its transforms, outermost view last.
       pointer: whether plain accesses will happen; a copy by TMA needs no pointer of a global array.
       other_blocks: whether the rule accesses the shared memory of other blocks of the cluster too.
+      copied_to: whether the rule is of a copy to what the reference stands for.
 
     Raises:
       InvalidTypeError: not a reference to memory.
@@ -57,6 +59,12 @@ def resolve(
             f"primitive {ctx.primitive} cannot access the shared memory of another block",
             expected="the block's own shared memory",
             hint="read what cluster_ref gives, or assign to it",
+        )
+    if memory.peer is not None and memory.peer.copied_to and not copied_to:
+        raise UnsupportedError(
+            f"primitive {ctx.primitive} cannot access the memory of all devices at once",
+            expected="the memory of one device, or a copy from shared memory to that of all",
+            hint="use multimem_store and multimem_load_reduce, or remote_ref",
         )
     if ctx.kernel.recorder is not None and memory.space.is_shared:
         ctx.kernel.recorder.view(ctx, reference, memory)

@@ -41,6 +41,12 @@ from pallasite_std.memory.padding import (
 )
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 
+type LoadVector = Callable[..., ir.Value]
+"""``load(type, pointer, alignment=bytes)`` returns a vector or scalar of elements in memory."""
+
+type StoreVector = Callable[..., None]
+"""``store(value, pointer, alignment=bytes)`` stores one."""
+
 
 def dense_layout(shape: Sequence[int], vector_limit: int) -> RegisterLayout:
     """The layout that a load chooses for an array of this shape that lies densely in memory."""
@@ -149,6 +155,8 @@ def load_array(
     reference: MemoryReference,
     layout: Layout | None = None,
     vector_limit: int | None = None,
+    *,
+    load: LoadVector = ops.load,
 ) -> RegisterArray:
     """Loads the elements that a reference views into registers.
 
@@ -157,6 +165,7 @@ def load_array(
       reference: in global memory, or the shared memory of a block of the cluster.
       layout: the register layout; by default a strided one with the widest vectors.
       vector_limit: elements per access, at most, where the layout is not given.
+      load: emits the load of a vector, or of a scalar, of elements as they are in memory.
 
     Raises:
       InvalidValueError: the layout and the memory do not fit together.
@@ -164,7 +173,7 @@ def load_array(
     check_window(reference)
     reference = remote_pointer(reference)
     if reference.shape == () or (layout is None and reference.layout.size == 1):
-        value = _load_scalar(reference)
+        value = _load_scalar(reference, load)
         return RegisterArray.splat(value, reference.dtype, reference.shape)
     if isinstance(layout, SplatLayout):
         raise InvalidValueError(
@@ -180,7 +189,7 @@ def load_array(
         loaded, elements = load_matrices(plan, address_of, memory)
     else:
         address_of = access_addresses(launch, reference, plan)
-        loaded, elements = _load_vectors(launch, layout, plan, address_of, memory)
+        loaded, elements = _load_vectors(launch, layout, plan, address_of, memory, load)
     sources = [
         [elements[register, element] for element in range(layout.vector_length)]
         for register in range(layout.registers)
@@ -204,6 +213,7 @@ def _load_vectors(
     plan: AccessPlan,
     address_of: Callable[[Access], ir.Value],
     element: ir.Type,
+    load_vector: LoadVector,
 ) -> tuple[list[ir.Value], dict[tuple[int, int], tuple[int, int]]]:
     """Emits the loads of an array; returns what :func:`load_matrices` does."""
     vector = ops.vector_type(element, plan.width)
@@ -212,7 +222,7 @@ def _load_vectors(
 
     def load(accesses: Sequence[Access]) -> list[ir.Value]:
         alignment = max(1, plan.width_bytes)
-        return [ops.load(vector, address_of(access), alignment=alignment) for access in accesses]
+        return [load_vector(vector, address_of(access), alignment=alignment) for access in accesses]
 
     for guards, accesses in guarded_groups(plan.accesses).items():
         for number, access in enumerate(accesses, start=len(loaded)):
@@ -230,10 +240,22 @@ def _load_vectors(
     return loaded, places
 
 
-def store_array(launch: LaunchContext, reference: MemoryReference, array: RegisterArray) -> None:
+def store_array(
+    launch: LaunchContext,
+    reference: MemoryReference,
+    array: RegisterArray,
+    *,
+    store: StoreVector = ops.store,
+) -> None:
     """Stores an array to the memory that a reference views.
 
     Where several threads hold an element they store equal values.
+
+    Args:
+      launch: the kernel's launch context.
+      reference: in global memory, or the shared memory of a block of the cluster.
+      array: of the reference's shape and dtype.
+      store: emits the store of a vector, or of a scalar, of elements as they are in memory.
 
     Raises:
       InvalidTypeError: another dtype.
@@ -254,7 +276,7 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
     check_window(reference)
     reference = remote_pointer(reference)
     if reference.layout.size == 1:
-        _store_scalar(launch, reference, array.scalar)
+        _store_scalar(reference, array.scalar, store)
         return
     if array.is_splat:
         array = array.materialize(default_layout(reference))
@@ -270,7 +292,7 @@ def store_array(launch: LaunchContext, reference: MemoryReference, array: Regist
         with where_elements(launch, layout, guards):
             vectors = gather(values, [list(access.parts) for access in accesses])
             for access, value in zip(accesses, vectors, strict=True):
-                ops.store(value, address_of(access), alignment=max(1, plan.width_bytes))
+                store(value, address_of(access), alignment=max(1, plan.width_bytes))
 
 
 def remote_pointer(reference: MemoryReference) -> MemoryReference:
@@ -291,14 +313,13 @@ def remote_pointer(reference: MemoryReference) -> MemoryReference:
     return dataclasses.replace(reference, pointer=pointer, remote=None)
 
 
-def _load_scalar(reference: MemoryReference) -> ir.Value:
+def _load_scalar(reference: MemoryReference, load: LoadVector) -> ir.Value:
     if reference.element_bits < 8:
         return _load_part_of_byte(reference)
     pointer = scalar_address(reference)
     size = max(1, reference.element_bits // 8)
-    value = ops.load(
-        types.memory_type(reference.dtype), pointer, alignment=size, constant=reference.constant
-    )
+    constant = {"constant": True} if reference.constant else {}
+    value = load(types.memory_type(reference.dtype), pointer, alignment=size, **constant)
     return from_memory(value, reference.dtype)
 
 
@@ -316,10 +337,10 @@ def _load_part_of_byte(reference: MemoryReference) -> ir.Value:
     return ops.cast_integer(shifted, types.memory_type(reference.dtype))
 
 
-def _store_scalar(launch: LaunchContext, reference: MemoryReference, value: ir.Value) -> None:
+def _store_scalar(reference: MemoryReference, value: ir.Value, store: StoreVector) -> None:
     pointer = scalar_address(reference)
     size = max(1, reference.element_bits // 8)
-    ops.store(to_memory(value, reference.dtype), pointer, alignment=size)
+    store(to_memory(value, reference.dtype), pointer, alignment=size)
 
 
 def scalar_address(reference: MemoryReference) -> ir.Value:

@@ -262,7 +262,7 @@ def _copy_smem_to_gmem(
 ) -> Sequence[Value]:
     src, dst, predicate = args_tree.unflatten(operands)
     source = resolve(ctx, src)
-    destination = resolve(ctx, dst, pointer=False)
+    destination = resolve(ctx, dst, pointer=False, copied_to=True)
     try:
         issue = plans.plan_store(ctx, source, destination, reduction_op)
     except InvalidValueError:

@@ -5,7 +5,7 @@ at once, and scopes that follow one another use the same ones. So a semaphore mu
 when its scope ends; nothing clears it in between. Global semaphores are never given back.
 
 Orders of memory: a signal releases what the thread did before, a wait acquires it, at the scope of
-the device (of the system, once a plugin lets devices signal each other). PTX ISA 8.
+the device; in a kernel that signals semaphores of other devices, at that of the system. PTX ISA 8.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from pallasite.plugin.lowering import (
     RuleContext,
     StateKey,
     Value,
+    nothing,
     resolve,
 )
 from pallasite_std.memory.reference_types import MemoryReference
@@ -56,6 +57,8 @@ _BYTES = 4
 
 BLOCK_SEMAPHORES = Resource("block_semaphores", unit="semaphores", limited=False)
 GLOBAL_SEMAPHORES = Resource("global_semaphores", unit="semaphores", limited=False)
+REMOTE_SIGNALS = Resource("remote_signals", unit="signals", limited=False)
+"""Signals to semaphores of other devices; plugins whose primitives make some reserve them."""
 
 
 # Storage ----------------------------------------------------------------------------------------
@@ -185,14 +188,29 @@ def _get_global(ctx: RuleContext, *, what: Any) -> MemoryReference:
     return _reference(ctx.launch.array_pointer(buffer), offset, what.shape, buffer)
 
 
+@rules.resources(_jax.semaphore_signal_p)
+def _signal_resources(
+    ctx: EstimatorContext, *operands: Any, args_tree: Any, device_id_type: Any
+) -> Resources:
+    *_, device, _ = jax.tree.unflatten(args_tree, operands)
+    return nothing() if device is None else Resources({REMOTE_SIGNALS: 1})
+
+
 # Operations -------------------------------------------------------------------------------------
 
 
-def _scope(memory: MemoryReference) -> str:
-    return "gpu" if memory.peer is None else "sys"
+def scope_of(ctx: RuleContext, memory: MemoryReference) -> str:
+    """The scope in which a semaphore orders memory: who may signal it or wait for it."""
+    far = memory.peer is not None or ctx.kernel.estimate.amount(REMOTE_SIGNALS)
+    return "sys" if far else "gpu"
 
 
-def _one(ctx: RuleContext, reference: Value, transforms: Any) -> MemoryReference:
+def one_semaphore(ctx: RuleContext, reference: Value, transforms: Any) -> MemoryReference:
+    """The semaphore that a reference and its transforms stand for.
+
+    Raises:
+      UnsupportedError: they stand for several.
+    """
     memory: MemoryReference = resolve(ctx, reference, transforms or ())
     if memory.layout.size != 1:
         raise UnsupportedError(
@@ -210,18 +228,23 @@ def _signal(
         raise UnsupportedError(
             "semaphore_signal with core_index", hint="a GPU's blocks have no core numbers"
         )
-    memory = _one(ctx, reference, transforms)
-    scope = _scope(memory)
-    pointer = memory.address()
+    memory = one_semaphore(ctx, reference, transforms)
     if device is not None:
         raise UnsupportedError(
             "a semaphore of another device is signalled",
             expected="semaphore_signal without device_id",
             hint=manager().remedy("names", "remote_ref"),
         )
+    signal(ctx, memory, amount)
+    return ()
+
+
+def signal(ctx: RuleContext, memory: MemoryReference, amount: Value) -> None:
+    """Emits a signal to one semaphore, on this device or another, after what the thread did."""
     if ctx.auto_barriers:
         # One lane signals for all: what the others did must be done.
         ctx.synchronize()
+    scope, pointer = scope_of(ctx, memory), memory.address()
     value = ctx.scalar(amount, ops.i32())
     with ops.when(ctx.leader):
         ops.inline_assembly(
@@ -230,7 +253,6 @@ def _signal(
             _as_global(pointer),
             value,
         )
-    return ()
 
 
 def _as_global(pointer: ir.Value) -> ir.Value:
@@ -243,8 +265,8 @@ def _as_global(pointer: ir.Value) -> ir.Value:
 def _wait(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value]:
     """One lane spins, then all go on."""
     reference, transforms, amount, decrement = jax.tree.unflatten(args_tree, operands)
-    memory = _one(ctx, reference, transforms)
-    scope = _scope(memory)
+    memory = one_semaphore(ctx, reference, transforms)
+    scope = scope_of(ctx, memory)
     value = ctx.scalar(amount, ops.i32())
     pointer = memory.address()
     if isinstance(decrement, RegisterArray):
@@ -287,10 +309,10 @@ def _take(scope: str) -> str:
 def _read(ctx: RuleContext, *operands: Value, args_tree: Any) -> RegisterArray:
     """All lanes get the value that one lane saw: it may change while they read."""
     reference, transforms = jax.tree.unflatten(args_tree, operands)
-    memory = _one(ctx, reference, transforms)
+    memory = one_semaphore(ctx, reference, transforms)
     pointer = memory.address()
     seen = ops.inline_assembly(
-        f"ld.acquire.{_scope(memory)}.global.s32 $0, [$1];",
+        f"ld.acquire.{scope_of(ctx, memory)}.global.s32 $0, [$1];",
         "=r,l,~{memory}",
         pointer,
         results=[ops.i32()],

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from pallasite.plugin import KernelLifecycle, hookimpl, imported_on_call
+import importlib
+from collections.abc import Iterable
+
+from pallasite.plugin import (
+    InferenceRule,
+    KernelLifecycle,
+    LayoutRule,
+    LoweringRule,
+    ResourceRule,
+    RuleSet,
+    ViewRule,
+    hookimpl,
+    imported_on_call,
+)
 
 PALLASITE_PLUGIN_API = (1, 0)
 """What the plugin needs of Pallasite."""
@@ -14,6 +27,66 @@ def pallasite_options() -> type:
     from pallasite_multigpu.options import MultiGpuOptions
 
     return MultiGpuOptions
+
+
+_NAMES = {
+    "language.multimem": ("multimem_load_reduce", "multimem_store"),
+    "language.references": ("PeerMemRef", "multicast_ref", "remote_ref"),
+    "language.semaphores": (
+        *("SemaphoreSignal", "semaphore_signal_multicast", "semaphore_signal_parallel"),
+    ),
+}
+
+_RULES = ("rules.identity", "rules.multimem", "rules.semaphores")
+
+
+def _rules() -> RuleSet:
+    found = RuleSet()
+    for name in _RULES:
+        found.extend(importlib.import_module(f"pallasite_multigpu.{name}").rules)
+    return found
+
+
+@hookimpl
+def pallasite_names() -> dict[str, str]:
+    """References to other devices, signals, multicast."""
+    return {
+        name: f"pallasite_multigpu.{module}:{name}"
+        for module, names in _NAMES.items()
+        for name in names
+    }
+
+
+@hookimpl
+def pallasite_views() -> Iterable[ViewRule]:
+    """Memory of other devices."""
+    from pallasite_multigpu.views.peers import VIEW_RULES
+
+    return VIEW_RULES
+
+
+@hookimpl
+def pallasite_lowering_rules() -> Iterable[LoweringRule]:
+    """How signals, multicast and device indices are emitted."""
+    return _rules().lowering_rules
+
+
+@hookimpl
+def pallasite_resource_rules() -> Iterable[ResourceRule]:
+    """Which of them signal other devices."""
+    return _rules().resource_rules
+
+
+@hookimpl
+def pallasite_layout_rules() -> Iterable[LayoutRule]:
+    """Layout hints of reducing loads."""
+    return _rules().layout_rules
+
+
+@hookimpl
+def pallasite_inference_rules() -> Iterable[InferenceRule]:
+    """Layouts of multicast stores and reducing loads."""
+    return _rules().inference_rules
 
 
 @hookimpl
@@ -28,5 +101,12 @@ def pallasite_lifecycles() -> tuple[KernelLifecycle, ...]:
             epilogue=imported_on_call(f"{where}:epilogue"),
             finish=imported_on_call(f"{where}:finish"),
             description="kernels that reach other devices begin and end with these, if need be",
+        ),
+        KernelLifecycle(
+            name="device-tensor-maps",
+            applies=imported_on_call(f"{where}:applies"),
+            prologue=imported_on_call("pallasite_multigpu.views.tensor_maps:make_descriptors"),
+            after=("device-barriers",),
+            description="makes TMA descriptors of other devices' arrays",
         ),
     )

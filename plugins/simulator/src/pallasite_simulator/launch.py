@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from pallasite_simulator.engine.memory import GlobalMemory
 from pallasite_simulator.engine.program import Program
 from pallasite_simulator.engine.residency import resident_blocks
 from pallasite_simulator.engine.wave import Watchdog, Wave
-from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.errors import DeadlockError, SimulationError
 from pallasite_simulator.sanitizer.findings import Findings
 from pallasite_simulator.statistics.traffic import SECTOR_BYTES, Traffic
 from pallasite_simulator.types import Array
@@ -247,19 +247,78 @@ def run_blocks(
     chosen = launch.order if order is None else order
     try:
         with exact_floats():
-            execution = _Waves(launch, memory, parameters, own or traffic, watchdog).run(chosen)
+            waves = Waves(launch, memory, parameters, own or traffic, watchdog)
+            run_together([waves], [chosen])
     except SimulationError as error:
         if launch.sanitizer is not None:
             launch.sanitizer.annotate(error)
         raise
     if own is not None:
-        execution.add_traffic(launch.program, own)
-    return execution
+        waves.execution.add_traffic(launch.program, own)
+    return waves.execution
 
 
-class _Waves:
+def run_together(parts: Sequence[Waves], orders: Sequence[Array]) -> None:
+    """Runs blocks of several launches that may wait for one another, to their end.
+
+    Args:
+      parts: the waves of each launch, none of which has begun.
+      orders: the blocks to run, for each launch.
+
+    Raises:
+      SimulationError: the kernel did something that has no meaning, or no thread can go on; its
+        ``printed`` is what all of them printed.
+    """
+    left = [one.rounds(order) for one, order in zip(parts, orders, strict=True)]
+    vain = 0
+    try:
+        while left:
+            steps = [(one, next(one, None)) for one in left]
+            left = [one for one, moved in steps if moved is not None]
+            # That the blocks of a launch have ended is progress, too.
+            ended = len(left) < len(steps)
+            vain = 0 if ended or any(moved for _, moved in steps) else vain + 1
+            running = [wave for one in parts for wave in one.running]
+            stuck = vain > PATIENCE or not any(one.polling for one in running)
+            if running and vain and stuck:
+                raise standstill(running)
+    except SimulationError as error:
+        error.printed = "".join(text for one in parts for text in one.execution.output)
+        error.printed += "".join(
+            text for one in parts for wave in one.running for text in wave.output
+        )
+        raise
+
+
+def standstill(waves: Sequence[Wave]) -> DeadlockError:
+    """The error for waves that can never go on: one device's first, then those of the others."""
+    devices = {wave.geometry.device for wave in waves}
+    if len(devices) == 1:
+        return waves[0].standstill()
+    shown: list[str] = []
+    location = None
+    for device in sorted(devices, key=str):
+        first = next(wave for wave in waves if wave.geometry.device == device)
+        found, place = first.situation("poll for something that no thread does, near")
+        shown += found
+        location = location or place
+    return DeadlockError(
+        f"deadlock in kernel {waves[0].program.name!r} on {len(devices)} devices: no thread can"
+        " go on",
+        got="\n    ".join(["", *shown]),
+        hint="find the device that should have signalled, and see above what it waits for itself",
+        location=location,
+    )
+
+
+class Waves:
     """The waves of a launch. They run one after the other; one that cannot go on, because it waits
-    for a block that has not begun, is taken up again after others."""
+    for a block that has not begun, is taken up again after others.
+
+    Attributes:
+      running: those that have begun and not ended.
+      execution: what those that have ended did.
+    """
 
     def __init__(
         self,
@@ -267,38 +326,29 @@ class _Waves:
         memory: GlobalMemory,
         parameters: Array,
         traffic: Traffic | None,
-        watchdog: Watchdog | None,
+        watchdog: Watchdog | None = None,
     ):
+        self.running: list[Wave] = []
+        self.execution = Execution.empty(launch.program)
         self._launch = launch
         self._memory = memory
         self._parameters = parameters
         self._traffic = traffic
-        self._running: list[Wave] = []
         self._watchdog = watchdog
         if watchdog is None and launch.timeout:
             self._watchdog = Watchdog(launch.timeout)
-        self._execution = Execution.empty(launch.program)
         self._late: Array = np.zeros(0, np.int64)
 
-    def run(self, order: Array) -> Execution:
-        """Runs blocks, in this order as far as nothing makes them wait."""
-        try:
-            self._run(order)
-        except SimulationError as error:
-            error.printed = "".join(self._execution.output)
-            error.printed += "".join(text for wave in self._running for text in wave.output)
-            raise
-        return self._execution
-
-    def _run(self, order: Array) -> None:
-        launch, running = self._launch, self._running
+    def rounds(self, order: Array) -> Iterator[bool]:
+        """Runs blocks, in this order as far as nothing makes them wait; says after each round
+        whether any thread made progress."""
+        launch, running = self._launch, self.running
         size = wave_size(launch.geometry, launch.shared_bytes, launch.recorded)
         if launch.program.cancels:
             # Only clusters that do not fit on the chip can be cancelled.
             room = resident_blocks(launch.program, launch.geometry, launch.shared_bytes)
             order, self._late = order[:room], order[room:]
         pending = [order[start : start + size] for start in range(0, len(order), size)][::-1]
-        vain = 0
         while pending or running or len(self._late):
             moved = False
             if not pending and not running:
@@ -313,9 +363,7 @@ class _Waves:
                 resident = sum(wave.block_count for wave in running)
             for wave in list(running):
                 moved |= self._go_on(wave)
-            vain = 0 if moved else vain + 1
-            if running and vain and (vain > PATIENCE or not any(one.polling for one in running)):
-                raise running[0].standstill()
+            yield moved
 
     def _begin(self, blocks: Array) -> Wave:
         launch = self._launch
@@ -348,8 +396,8 @@ class _Waves:
         """Runs a wave as far as it gets; returns whether it made progress."""
         moved = wave.run()
         if wave.done:
-            self._running.remove(wave)
-            _finish(wave, self._launch, self._execution)
+            self.running.remove(wave)
+            _finish(wave, self._launch, self.execution)
         return moved
 
 

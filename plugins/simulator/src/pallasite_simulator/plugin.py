@@ -37,6 +37,10 @@ def pallasite_executors() -> list[Executor]:
 
 
 def _run(compiled: Any, *operands: Any, request: LaunchRequest) -> Any:
+    if any(one.provider for one in compiled.launch.hidden_operands):
+        from pallasite_simulator.devices.execution import run_in_program
+
+        return run_in_program(compiled, *operands, request=request)
     from pallasite_simulator.executor import execute
     from pallasite_std.api import run_on_host
 

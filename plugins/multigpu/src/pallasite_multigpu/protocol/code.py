@@ -110,6 +110,7 @@ def entry(fingerprint: int, blocks: int, buffers: int) -> tuple[str, str]:
         "cvt.u64.u32 value, high;",
         *_trap("q", Trap.OTHER_KERNEL, fingerprint, "MISMATCH"),
         # This launch must be the one that the first block has announced.
+        "bar.warp.sync 0xffffffff;",
         f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
         "add.s64 place, place, own;",
         f"mad.wide.u32 place, narrow, {layout.SLOTS_OF_DEVICE}, place;",

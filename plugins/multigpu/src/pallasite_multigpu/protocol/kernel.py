@@ -149,48 +149,70 @@ def communicates(kernel: KernelContext, *, reads: bool = False) -> None:
     state.reads |= reads
 
 
-def peer_pointer(ctx: RuleContext, buffer: Buffer, rank: ir.Value) -> ir.Value:
+def peer_pointer(kernel: KernelContext, buffer: Buffer, rank: ir.Value) -> ir.Value:
     """The address of a buffer on another device, a global pointer.
 
     Args:
-      ctx: of the rule.
+      kernel: the kernel.
       buffer: an input, an output or scratch of the kernel; all devices have one of the same type.
       rank: the number of the device in the mesh (i32), in range.
 
     Raises:
       UnsupportedError: more buffers of the kernel than a mailbox has slots for.
     """
-    state = ctx.kernel.state(COMMUNICATION)
-    communicates(ctx.kernel)
-    number = state.slots.setdefault(buffer, len(state.slots))
+    number = slot_of(kernel, buffer)
+    slots = kernel.state(COMMUNICATION).slots_of_epoch
+    if slots is None:
+        raise InternalError("memory of a peer is used before the kernel's body")
+    return slot_pointer(slots, number, rank)
+
+
+def slot_of(kernel: KernelContext, buffer: Buffer) -> int:
+    """The number of the slots that have the addresses of a buffer on all devices.
+
+    Raises:
+      UnsupportedError: more buffers of the kernel than a mailbox has slots for.
+    """
+    communicates(kernel)
+    slots = kernel.state(COMMUNICATION).slots
+    number = slots.setdefault(buffer, len(slots))
     if number >= layout.MAX_BUFFERS:
         raise UnsupportedError(
             "a kernel gives too many of its buffers to other devices",
             expected=f"at most {layout.MAX_BUFFERS} arrays that peers reach",
         )
-    if state.slots_of_epoch is None:
-        raise InternalError("memory of a peer is used before the kernel's body")
+    return number
+
+
+def slot_pointer(slots: ir.Value, number: int, rank: ir.Value) -> ir.Value:
+    """What a slot holds: a global pointer.
+
+    Args:
+      slots: the address of the slots of the epoch (i64).
+      number: of the slot.
+      rank: the number of the device whose address it is (i32), in range.
+    """
     address = ops.inline_assembly(
         f"{{ .reg .b64 place;\n\tmad.wide.u32 place, $1, {layout.SLOTS_OF_DEVICE}, $2;\n\t"
         f"ld.global.b64 $0, [place+{(1 + number) * layout.WORD}];\n\t}}",
         "=l,r,l",
         rank,
-        state.slots_of_epoch,
+        slots,
         results=[ops.i64()],
         side_effects=False,
     )
     return llvm.inttoptr(pointer_type(1), address)
 
 
-def multicast_pointer(ctx: RuleContext, buffer: Buffer) -> ir.Value:
+def multicast_pointer(kernel: KernelContext, buffer: Buffer) -> ir.Value:
     """The address that means a buffer on all devices, a global pointer.
 
     Where there is no multicast, the runtime says so before the kernel is launched.
     """
-    communicates(ctx.kernel)
-    own = llvm.ptrtoint(ops.i64(), ctx.launch.array_pointer(buffer))
-    table = _table(ctx.kernel)
-    offset = ctx.launch.emit_once(
+    communicates(kernel)
+    own = llvm.ptrtoint(ops.i64(), kernel.launch.array_pointer(buffer))
+    table = _table(kernel)
+    offset = kernel.launch.emit_once(
         "multigpu.multicast",
         lambda: ops.inline_assembly(
             f"ld.global.nc.b64 $0, [$1+{layout.MULTICAST * layout.WORD}];",

@@ -22,12 +22,14 @@ class Geometry:
       block: threads.
       cluster: blocks of a cluster; divides ``grid``.
       explicit_cluster: whether the kernel was launched with clusters.
+      device: which of several devices, each with such a grid; None for one alone.
     """
 
     grid: Extent
     block: Extent
     cluster: Extent = (1, 1, 1)
     explicit_cluster: bool = False
+    device: int | None = None
 
     @property
     def threads(self) -> int:
@@ -54,6 +56,11 @@ class Geometry:
         """``(x, y, z)`` of a block, given its linear number (x fastest)."""
         x, y, _ = self.grid
         return block % x, block // x % y, block // (x * y)
+
+    def block_name(self, block: int) -> str:
+        """``(x, y, z)`` of a block, given its linear number, and its device if it has one."""
+        device = "" if self.device is None else f" of device {self.device}"
+        return f"{self.block_index(block)}{device}"
 
     @functools.cached_property
     def order(self) -> Array:

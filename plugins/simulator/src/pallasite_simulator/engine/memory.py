@@ -28,6 +28,9 @@ GLOBAL_BASE = 0x7F00_0000_0000
 SHARED_WINDOW = 0x7E00_0000_0000
 LOCAL_WINDOW = 0x7D00_0000_0000
 PARAM_WINDOW = 0x7C00_0000_0000
+MULTICAST_WINDOW = 0x7B00_0000_0000
+"""Where an address means the same place on all devices, for instructions that know of that."""
+
 WINDOW_SHIFT = 40
 
 SHARED_BASE = 1024
@@ -55,6 +58,30 @@ _SPACE_OF_WINDOW = {
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 """Bytes of an access to the type that copies so many at once. Complex numbers are moved, never
 computed with."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceSegments:
+    """Where the memory of each of several devices is in one global memory: all alike.
+
+    Attributes:
+      start: the offset of that of the first device.
+      stride: bytes from one to the next.
+      count: how many devices there are.
+    """
+
+    start: int
+    stride: int
+    count: int
+
+    def multicast_distance(self, device: int) -> int:
+        """What to add to an address on a device for that of the same place on all devices."""
+        return MULTICAST_WINDOW - GLOBAL_BASE - self.start - device * self.stride
+
+    def devices(self, offsets: Array) -> Array:
+        """Which devices own byte offsets; -1 for what all have in common."""
+        found: Array = (offsets - self.start) // self.stride
+        return np.where(offsets < self.start, -1, found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,9 +129,11 @@ class GlobalMemory:
       allocations: ascending by offset.
       region: the memory; made by :meth:`seal`.
       heap: what is used of the heap: sizes by address, and how many bytes in ``"used"``.
+      segments: the parts of several devices; None for one alone.
     """
 
     def __init__(self) -> None:
+        self.segments: DeviceSegments | None = None
         self.allocations: list[Allocation] = []
         self.heap: dict[int | str, int] = {}
         self.region: Region
@@ -129,6 +158,10 @@ class GlobalMemory:
         self.allocations.append(Allocation(name, offset, size, writable, undefined))
         self._size = offset + size
         return GLOBAL_BASE + offset
+
+    def skip_to(self, offset: int) -> None:
+        """Leaves out what is before an offset: nothing is allocated there any more."""
+        self._size = max(self._size, offset)
 
     @property
     def size(self) -> int:
@@ -537,4 +570,6 @@ class Memory:
                 best, distance = f"{before} bytes before {one.name} ({one.size} bytes)", before
             if 0 <= after < distance:
                 best, distance = f"{after} bytes behind {one.name} ({one.size} bytes)", after
+        if offset + GLOBAL_BASE >> WINDOW_SHIFT == MULTICAST_WINDOW >> WINDOW_SHIFT:
+            return "a multicast address, which only multimem and copies to global memory take"
         return best if best is not None and distance < 1 << 30 else "nowhere near any array"

@@ -233,8 +233,8 @@ class Wave:
     # Names ----------------------------------------------------------------------------------------
 
     def block_name(self, block: int) -> str:
-        """``(x, y, z)`` of a block of the wave."""
-        return str(self.geometry.block_index(int(self.blocks[block])))
+        """``(x, y, z)`` of a block of the wave, and its device if there are several."""
+        return self.geometry.block_name(int(self.blocks[block]))
 
     def thread_name(self, lane: int) -> str:
         """``thread t of block (x, y, z)``."""
@@ -285,7 +285,7 @@ class Wave:
 
     def standstill(self) -> DeadlockError:
         """The error for lanes that can never go on."""
-        shown, location = self._situation("poll for something that no thread does, near")
+        shown, location = self.situation("poll for something that no thread does, near")
         return DeadlockError(
             f"deadlock in kernel {self.program.name!r}: no thread can go on",
             got="\n    ".join(["", *shown]),
@@ -298,7 +298,7 @@ class Wave:
         """Raises :class:`WatchdogError` if the launch takes too long."""
         if self.watchdog is None or not self.watchdog.late:
             return
-        shown, location = self._situation("run near", running)
+        shown, location = self.situation("run near", running)
         raise WatchdogError(
             f"kernel {self.program.name!r} has not ended after {self.watchdog.seconds:g} s",
             got="\n    ".join(["", *shown]),
@@ -307,7 +307,7 @@ class Wave:
             location=location,
         )
 
-    def _situation(
+    def situation(
         self, verb: str, running: tuple[int, Lanes] | None = None
     ) -> tuple[list[str], SourceLocation | None]:
         """Where all lanes are, and what those that wait do so for; and the first place."""

@@ -23,6 +23,7 @@ MODULES = (
     "loads",
     "caches",
     "atomics",
+    "multimem",
     "fences",
     "calls",
     "heap",

@@ -105,7 +105,8 @@ class History:
     def __init__(self, launch: LaunchState, ordering: Ordering):
         self._launch = launch
         self._ordering = ordering
-        self._one_domain = launch.geometry.blocks == launch.geometry.cluster_size
+        one_cluster = launch.geometry.blocks == launch.geometry.cluster_size
+        self._one_domain = one_cluster and launch.geometry.device is None
 
     def unordered(
         self,
@@ -160,6 +161,8 @@ class History:
             if self._launch.traits.narrow:
                 narrow = entries.narrow(picked) | operation.narrow
                 included &= ~(narrow & self._elsewhere(columns, owners, accessor, foreign))
+            if self._launch.geometry.device is not None:
+                included &= ~self._out_of_scope(picked, operation)
             bad &= ~included
         if not bad.any():
             return None
@@ -192,6 +195,21 @@ class History:
         width = self._launch.threads_per_block
         elsewhere: Array = columns // width != entries.columns(code) // width
         return elsewhere if foreign is None else elsewhere | foreign
+
+    def _out_of_scope(self, picked: Array, operation: Operation) -> Array:
+        """Which strong accesses were made by threads of other devices, where not both have the
+        scope of the system."""
+        launch = self._launch
+        own = self._ordering.wave.geometry.device
+        devices = np.array([-1 if one is None else one for one in launch.devices])
+        found: Array = (devices[entries.domains(picked)] != own) & (picked != 0)
+        if operation.instruction.has("sys") and found.any():
+            times = entries.times(picked)
+            for time in np.unique(times[found]).tolist():
+                instruction = launch.events[time]
+                if instruction is not None and instruction.has("sys"):
+                    found &= times != time
+        return found
 
     def _without_own(
         self,

@@ -120,6 +120,8 @@ class LaunchState:
       clocks: vector clocks.
       locations: places in global memory through which blocks synchronize: for each, by domain,
         what was released there. What is in it is replaced, never changed.
+      domains: the blocks of each domain.
+      devices: the device of each domain; None if there is one only.
       global_memory: shadow of global memory.
       untold: functions that tell of errors which else are told of at the end of waves.
     """
@@ -147,6 +149,7 @@ class LaunchState:
         self.titles: dict[str, tuple[str, str]] = {}
         self.locations: dict[Hashable, Mapping[int, int]] = {}
         self.domains: list[Sequence[int]] = []
+        self.devices: list[int | None] = []
         self._roots: list[Callable[[], Iterable[int]]] = []
         self.untold: list[Callable[[], None]] = []
         self._prepared = False
@@ -200,8 +203,13 @@ class LaunchState:
     def thread_name(self, domain: int, column: int) -> str:
         """``thread t of block (x, y, z)``."""
         rank, thread = divmod(column, self.threads_per_block)
-        block = self.geometry.block_index(int(self.domains[domain][rank]))
-        return f"thread {thread} of block {block}"
+        return f"thread {thread} of block {self.block_name(domain, rank)}"
+
+    def block_name(self, domain: int, rank: int) -> str:
+        """``(x, y, z)`` of a block by its rank in its cluster, and its device if there are
+        several."""
+        geometry = dataclasses.replace(self.geometry, device=self.devices[domain])
+        return geometry.block_name(int(self.domains[domain][rank]))
 
     def name(self, domain: int, column: int) -> str:
         """Who did something: a thread, or what a thread began."""
@@ -222,7 +230,7 @@ class LaunchState:
             return f"a wgmma of the warpgroup of {first[0]} of {first[1]}"
         if engine in self.titles:
             return f"{self.titles[engine][0]} begun by {self.thread_name(domain, number)}"
-        block = self.geometry.block_index(int(self.domains[domain][0]))
+        block = self.block_name(domain, 0)
         return (
             f"an asynchronous operation of the cluster of block {block}"
             if (self.geometry.cluster_size > 1)

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
     from pallasite_simulator.sanitizer.launch_state import LaunchState
 
-_BLOCK, _CLUSTER, _CHIP = range(3)
+_BLOCK, _CLUSTER, _CHIP, _SYSTEM = range(4)
 """Scopes, narrower ones first."""
 
 _SCOPES = {"cta": _BLOCK, "cluster": _CLUSTER, "gpu": _CHIP, "sys": _CHIP}
+"""Where there is one device."""
 
 
 class Ordering:
@@ -45,6 +46,9 @@ class Ordering:
         cluster = wave.cluster_size
         for start in range(0, wave.block_count, cluster):
             launch.domains.append([int(one) for one in wave.blocks[start : start + cluster]])
+            launch.devices.append(wave.geometry.device)
+        self._device = wave.geometry.device
+        self._scopes = _SCOPES if self._device is None else {**_SCOPES, "sys": _SYSTEM}
         self.width: int = cluster * wave.lanes_per_block
         self.column: Array = wave.all_numbers % self.width
         self.domain: Array = self.first_domain + wave.all_numbers // self.width
@@ -220,19 +224,28 @@ class Ordering:
                 self.add_to_key(key, self.publish(group))
             return
         for group in self.groups(lanes, self.wave.lane_block[lanes]):
-            self._publish_to(int(group[0]), key, self.publish(group), _SCOPES[scope])
+            self._publish_to(int(group[0]), key, self.publish(group), self._scopes[scope])
 
     def _publish_to(self, lane: int, key: Hashable, row: int, scope: int) -> None:
         """What a row knows becomes part of a place in global memory, for those in the scope of a
         lane."""
         domain = int(self.domain[lane])
-        if scope == _CHIP:
+        for wide in self._wide_keys(key, scope):
             known = self.clocks.foreign[row]
             released = self.clocks.join_foreign(known, {domain: self.clocks.plain(row)})
-            before = self.launch.locations.get(key)
-            self.launch.locations[key] = self.clocks.join_foreign(before, released) or {}
+            before = self.launch.locations.get(wide)
+            self.launch.locations[wide] = self.clocks.join_foreign(before, released) or {}
         for level in range(min(scope, _CLUSTER) + 1):
             self.add_to_key(self._key_of(lane, key, level), row)
+
+    def _wide_keys(self, key: Hashable, scope: int) -> list[Hashable]:
+        """The keys of a place for those in a scope who may be in other clusters."""
+        keys: list[Hashable] = []
+        if scope >= _CHIP:
+            keys.append(key if self._device is None else ("device", self._device, key))
+        if scope >= _SYSTEM:
+            keys.append(key)
+        return keys
 
     def _key_of(self, lane: int, key: Hashable, scope: int) -> Hashable:
         """The key for those in the scope of a lane."""
@@ -250,14 +263,14 @@ class Ordering:
                 row = self.clocks.join_all([row, *(self._ended.get(b, NOTHING) for b in ended)])
             self.learn(lanes, row)
             return
-        level = _SCOPES[scope]
+        level = self._scopes[scope]
         for group in self.groups(lanes, self.wave.lane_block[lanes]):
             first = int(group[0])
             for one in range(min(level, _CLUSTER) + 1):
                 self.learn(group, self._keys.get(self._key_of(first, key, one), NOTHING))
-            if level == _CHIP:
-                domain = int(self.domain[first])
-                self._learn_from(domain, group, self.launch.locations.get(key, {}))
+            domain = int(self.domain[first])
+            for wide in self._wide_keys(key, level):
+                self._learn_from(domain, group, self.launch.locations.get(wide, {}))
 
     def _learn_from(self, domain: int, lanes: Array, released: Mapping[int, int]) -> None:
         """Lanes of a domain learn what was released to all domains."""
@@ -337,7 +350,7 @@ class Ordering:
     def fence(self, lanes: Array, scope: str) -> None:
         """A fence makes later relaxed writes release, and earlier relaxed reads acquire, for those
         in its scope."""
-        widest = _SCOPES[scope]
+        widest = self._scopes[scope]
         for lane in [int(lane) for lane in lanes if int(lane) in self._seen]:
             seen = self._seen[lane]
             for level in [one for one in seen if one <= widest]:
@@ -385,7 +398,7 @@ class Ordering:
         scopes of both the fence and the release."""
         if not self._at_fence and not self._initialized:
             return
-        widest = _SCOPES[scope]
+        widest = self._scopes[scope]
         for lane in lanes.tolist():
             if not _is_location(key):
                 row = self._fence_row(lane, widest)
@@ -410,13 +423,14 @@ class Ordering:
                 if local != NOTHING:
                     found[_BLOCK] = {domain: self.clocks.plain(local)}
             else:
-                widest = _SCOPES[scope]
+                widest = self._scopes[scope]
                 for level in range(min(widest, _CLUSTER) + 1):
                     row = self._keys.get(self._key_of(lane, key, level), NOTHING)
                     if row != NOTHING:
                         found[level] = {domain: self.clocks.plain(row)}
-                if widest == _CHIP and self.launch.locations.get(key):
-                    found[_CHIP] = self.launch.locations[key]
+                for level, wide in enumerate(self._wide_keys(key, widest), _CHIP):
+                    if self.launch.locations.get(wide):
+                        found[level] = self.launch.locations[wide]
             if found:
                 seen = self._seen.setdefault(lane, {})
                 for level, released in found.items():

@@ -25,6 +25,10 @@ _GRID = (
     "let each block write its own part, accumulate with atomics, or order the blocks with a"
     " semaphore (release and acquire at .gpu scope)"
 )
+_DEVICES = (
+    "order the devices with a semaphore (in Pallas: pl.semaphore_signal(sem, device_id=...) after"
+    " the access and pl.semaphore_wait before the other one), at .sys scope on both sides"
+)
 _SCOPE = (
     "use a scope that both threads are in: .gpu for threads of different blocks, .cluster for those"
     " of one cluster"
@@ -175,9 +179,13 @@ class Reporter:
         engines = (self.engine(now.entry), self.engine(before.entry))
         across = entries.domains(now.entry) != entries.domains(before.entry)
         kind = f"data race in {space} memory"
+        devices = self.launch.devices
+        far = across and (
+            devices[int(entries.domains(now.entry))] != devices[int(entries.domains(before.entry))]
+        )
         if across:
-            kind += " between blocks"
-        hint = _GRID if across else _BARRIER
+            kind += " between devices" if far else " between blocks"
+        hint = _DEVICES if far else _GRID if across else _BARRIER
         link = "nothing orders it after"
         if proxy and before.verb == "initialized":
             kind = "missing fence after mbarrier.init"

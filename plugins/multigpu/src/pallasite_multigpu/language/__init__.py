@@ -1,0 +1,1 @@
+"""What kernels write: references to other devices, signals to them, multicast."""

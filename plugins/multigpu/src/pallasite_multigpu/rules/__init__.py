@@ -1,0 +1,1 @@
+"""How the language is lowered."""

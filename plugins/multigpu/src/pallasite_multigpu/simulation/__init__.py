@@ -1,0 +1,1 @@
+"""What the simulator needs to run kernels of several devices."""

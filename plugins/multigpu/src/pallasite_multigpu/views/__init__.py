@@ -1,0 +1,1 @@
+"""What views of the memory of other devices mean."""

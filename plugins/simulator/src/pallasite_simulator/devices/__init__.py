@@ -1,0 +1,1 @@
+"""Several devices at once: kernels that reach each other's memory, in one joint simulation."""

@@ -1,0 +1,182 @@
+"""Kernels that reach other devices: from the inputs on each device to the outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallasite.plugin import LaunchRequest, config
+from pallasite.plugin.lowering import HiddenOperand
+from pallasite.plugin.runtime import CompiledKernel
+from pallasite_simulator import executor, progress
+from pallasite_simulator.devices.joint import SharedState, run_devices
+from pallasite_simulator.devices.meeting import Meeting
+from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.launch import Execution, Launch
+from pallasite_simulator.types import Array
+
+
+def provided(compiled: CompiledKernel) -> list[HiddenOperand]:
+    """The operands of a kernel that tell it of other devices."""
+    return [one for one in compiled.launch.hidden_operands if one.provider]
+
+
+def communicates(compiled: CompiledKernel) -> bool:
+    """Whether a kernel waits for other devices."""
+    return any(json.loads(one.arguments).get("communicates") for one in provided(compiled))
+
+
+def run_in_program(compiled: CompiledKernel, *operands: Any, request: LaunchRequest) -> Any:
+    """The JAX operations that run a kernel which other devices run, too."""
+    from pallasite_std.api import run_on_host
+
+    count, rank = 1, 0
+    for name, size in request.device_mesh.axes:
+        count, rank = count * size, rank * size + jax.lax.axis_index(name)
+    meeting = Meeting(compiled.name, count)
+    execute = functools.partial(_execute, meeting)
+    rank = jax.numpy.asarray(rank, jax.numpy.int32)
+    return run_on_host(execute, compiled, rank, *operands, request=request)
+
+
+def _execute(
+    meeting: Meeting, compiled: CompiledKernel, inputs: Sequence[Array]
+) -> Sequence[Array]:
+    rank, *own = inputs
+    number = int(rank)
+    if not communicates(compiled):
+        return execute_devices(compiled, {number: own}, meeting.count)[0]
+    return meeting.run(
+        number,
+        own,
+        lambda all_inputs: execute_devices(compiled, dict(enumerate(all_inputs)), meeting.count),
+    )
+
+
+def execute_devices(
+    compiled: CompiledKernel, inputs: Mapping[int, Sequence[Array]], count: int
+) -> list[list[Array]]:
+    """Runs a compiled kernel on devices; what it prints goes to standard output.
+
+    Args:
+      compiled: the kernel.
+      inputs: by rank, all inputs on the device; those that tell of other devices are made here.
+      count: devices of the mesh.
+
+    Returns:
+      The outputs on each of the devices.
+
+    Raises:
+      PallasiteError: what the kernel does has no meaning, or the sanitizer found something.
+    """
+    sanitizer = executor.make_sanitizer(config.get("sanitize"), compiled.resources.allocations)
+    arrays, launches, state = prepare(
+        compiled,
+        inputs,
+        count,
+        sanitizer=sanitizer,
+        timeout=config.get("simulator_timeout"),
+    )
+    if executor.launches_nothing(compiled.launch):
+        return [one.untouched() for one in arrays]
+    blocks = math.prod(compiled.launch.grid) * len(launches)
+    with progress.bar(compiled.name, blocks, config.get("simulator_progress")) as update:
+        parts = _Progress(update)
+        launches = [
+            dataclasses.replace(one, progress=parts.of(number))
+            for number, one in enumerate(launches)
+        ]
+        try:
+            executions: list[Execution] = run_devices(launches, state)
+        except SimulationError as error:
+            executor.show(error.printed)
+            raise
+    executor.show("".join(text for one in executions for text in one.output))
+    return [one.outputs() for one in arrays]
+
+
+class _Progress:
+    """Adds up the blocks of all devices that have ended."""
+
+    def __init__(self, update: Callable[[int], None] | None):
+        self._update = update
+        self._ended: dict[int, int] = {}
+
+    def of(self, device: int) -> Callable[[int], None]:
+        """What is told how many blocks of a device have ended."""
+
+        def tell(blocks: int) -> None:
+            self._ended[device] = blocks
+            if self._update is not None:
+                self._update(sum(self._ended.values()))
+
+        return tell
+
+
+def prepare(
+    compiled: CompiledKernel,
+    inputs: Mapping[int, Sequence[Array]],
+    count: int,
+    **further: Any,
+) -> tuple[list[executor.Arrays], list[Launch], SharedState]:
+    """The arrays and launches of a kernel on devices, and what tells them of each other.
+
+    Args:
+      compiled: the kernel.
+      inputs: by rank, all inputs on the device.
+      count: devices of the mesh.
+      **further: attributes of the launches.
+    """
+    hidden = provided(compiled)
+    arrays, launches = [], []
+    tables: list[list[Array]] = [[] for _ in hidden]
+    for rank, given in inputs.items():
+        own = list(given)
+        for place, operand in enumerate(hidden):
+            buffer = compiled.launch.inputs[operand.input]
+            table = np.zeros(buffer.shape, buffer.dtype)
+            tables[place].append(table)
+            own[operand.input] = table
+        one = executor.Arrays(compiled, own)
+        launch = executor.make_launch(compiled, one, **further)
+        geometry = dataclasses.replace(launch.geometry, device=rank)
+        arrays.append(one)
+        launches.append(dataclasses.replace(launch, geometry=geometry))
+    return arrays, launches, _state(compiled, hidden, tables, list(inputs), count)
+
+
+def _state(
+    compiled: CompiledKernel,
+    hidden: Sequence[HiddenOperand],
+    tables: Sequence[Sequence[Array]],
+    ranks: Sequence[int],
+    count: int,
+) -> SharedState:
+    """What providers of operands keep in the memory of devices."""
+    parts = []
+    for operand in hidden:
+        module, _, name = operand.provider.partition(":")
+        provider = getattr(importlib.import_module(module), name)
+        parts.append(provider.simulated(compiled, count, **json.loads(operand.arguments)))
+    sizes = {name: size for one in parts for name, size in one.sizes.items()}
+
+    def fill(
+        addresses: Mapping[str, Sequence[int]], multicast: Sequence[int]
+    ) -> Mapping[str, Sequence[Array]]:
+        contents: dict[str, Sequence[Array]] = {}
+        for one, own in zip(parts, tables, strict=True):
+            made, memory = one.fill(ranks, addresses, multicast)
+            for table, values in zip(own, made, strict=True):
+                table[...] = values
+            contents |= memory
+        return contents
+
+    return SharedState(sizes, fill)

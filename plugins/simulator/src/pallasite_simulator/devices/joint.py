@@ -1,0 +1,127 @@
+"""One simulation of a kernel on several devices: one memory, in which all grids run together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from pallasite_simulator.arguments import Arrays, Pointer
+from pallasite_simulator.engine.float_environment import exact_floats
+from pallasite_simulator.engine.memory import DeviceSegments
+from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.launch import Execution, Launch, Waves, run_together
+from pallasite_simulator.statistics.traffic import Traffic
+from pallasite_simulator.types import Array
+
+SEGMENT_ALIGNMENT = 1 << 16
+"""Bytes that the memory of a device is a multiple of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedState:
+    """Memory through which devices find each other.
+
+    Attributes:
+      sizes: by name, bytes of further memory that each device has.
+      fill: called when it is known where that memory is, as ``fill(addresses, multicast)``:
+        ``addresses`` has by name the address on each device, ``multicast`` for each device what to
+        add to an address of it for that of the same place on all devices. It writes to the
+        arguments of the launches, and returns by name the contents of the memory of each device.
+    """
+
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    fill: Callable[[Mapping[str, Sequence[int]], Sequence[int]], Mapping[str, Sequence[Array]]] = (
+        lambda addresses, multicast: {}
+    )
+
+
+def run_devices(
+    launches: Sequence[Launch],
+    state: SharedState | None = None,
+    *,
+    raise_findings: bool = True,
+) -> list[Execution]:
+    """Runs a kernel on several devices to its end.
+
+    Args:
+      launches: what each device runs, alike but for the contents of arrays; their geometry says
+        which device it is, and all have one sanitizer.
+      state: through which they find each other.
+      raise_findings: whether what the sanitizer found is an error.
+
+    Returns:
+      What each device did.
+
+    Raises:
+      SimulationError: the kernel did something that has no meaning, no thread can go on, or the
+        sanitizer found something.
+    """
+    state = state or SharedState()
+    program = launches[0].program
+    sanitizer = launches[0].sanitizer
+    memory = program.new_memory()
+    start = memory.size + -memory.size % SEGMENT_ALIGNMENT
+    stride = 0
+    arrays: list[Arrays] = []
+    addresses: dict[str, list[int]] = {name: [] for name in state.sizes}
+    for device, launch in enumerate(launches):
+        memory.skip_to(start + device * stride)
+        named = [_of_device(one, device) for one in launch.arrays]
+        arguments = [
+            _of_device(one, device) if isinstance(one, Pointer) else one for one in launch.arguments
+        ]
+        arrays.append(Arrays(memory, named, arguments))
+        for name, size in state.sizes.items():
+            addresses[name].append(memory.allocate(f"{name} of device {device}", size))
+        if not stride:
+            stride = memory.size - start
+            stride += -stride % SEGMENT_ALIGNMENT
+    segments = DeviceSegments(start, stride, len(launches))
+    memory.segments = segments
+    memory.seal()
+    program.initialize(memory)
+    multicast = [segments.multicast_distance(device) for device in range(len(launches))]
+    contents = state.fill(addresses, multicast)
+    for name, each in contents.items():
+        for address, one in zip(addresses[name], each, strict=True):
+            held = np.ascontiguousarray(one).reshape(-1).view(np.uint8)
+            memory.bytes_at(address, held.size)[:] = held
+    parts = []
+    for launch, own in zip(launches, arrays, strict=True):
+        own.write()
+        traffic = Traffic(memory.size) if launch.statistics else None
+        parts.append((Waves(launch, memory, own.parameters(program), traffic), traffic))
+    _run(launches, [waves for waves, _ in parts])
+    executions = []
+    for launch, own, (waves, traffic) in zip(launches, arrays, parts, strict=True):
+        own.read()
+        if traffic is not None:
+            waves.execution.add_traffic(program, traffic)
+        executions.append(waves.execution)
+        if launch.sanitizer is not None and launch.blocks is None:
+            outputs = [*own.outputs, *((unused, None) for unused in launch.unused_outputs)]
+            launch.sanitizer.check_outputs(program, outputs, exact=True)
+    if sanitizer is not None and raise_findings:
+        try:
+            sanitizer.finish()
+        except SimulationError as error:
+            error.printed = "".join(text for one in executions for text in one.output)
+            raise
+    return executions
+
+
+def _run(launches: Sequence[Launch], parts: Sequence[Waves]) -> None:
+    sanitizer = launches[0].sanitizer
+    try:
+        with exact_floats():
+            run_together(parts, [launch.order for launch in launches])
+    except SimulationError as error:
+        if sanitizer is not None:
+            sanitizer.annotate(error)
+        raise
+
+
+def _of_device(pointer: Pointer, device: int) -> Pointer:
+    return dataclasses.replace(pointer, name=f"{pointer.name} of device {device}")
