@@ -334,8 +334,9 @@ def pallasite_proxy_fences() -> Iterable[ProxyFence]:
 
 @hookimpl
 def pallasite_passes() -> list[Pass]:
-    """Definitions of primitives, a check of barriers, a limit on the size of the code, counters of
+    """Definitions of primitives, checks of kernels, a limit on the size of the code, counters of
     slots."""
+    from pallasite_std.checks.passes import run_check_grid, run_check_indices
     from pallasite_std.passes.barriers import check_barriers
     from pallasite_std.passes.code_size import check_code_size
     from pallasite_std.passes.counters import carry_remainders
@@ -369,5 +370,19 @@ def pallasite_passes() -> list[Pass]:
             stage="jaxpr",
             run=check_barriers,
             description="finds waits on barriers that can never end",
+        ),
+        Pass(
+            name="check-indices",
+            stage="jaxpr",
+            run=run_check_indices,
+            after=("definitions",),
+            description="finds indices that leave an array for some block",
+        ),
+        Pass(
+            name="check-grid",
+            stage="jaxpr",
+            run=run_check_grid,
+            after=("definitions", "check-indices"),
+            description="finds outputs that the grid covers in part or twice",
         ),
     ]

@@ -109,7 +109,7 @@ class Case:
         axis = names[-1] if self.pair else None
 
         def body(a, b, o, a_smem, b_smem, acc, filled, done, both=None, a_tmem=None):
-            index = lax.axis_index(axis) if self.pair else 0
+            index = lax.rem(lax.axis_index(axis), 2) if self.pair else 0
             a_part = jnp.int32(index) * rows
             b_part = jnp.int32(index) * columns
             a_at = (slice(None), pl_ds(a_part, rows)) if self.a_turned else pl_ds(a_part, rows)

@@ -50,6 +50,8 @@ class PassContext:
       target: what it is compiled for.
       options: the kernel's ``CompilerParams``, or None.
       mesh: the kernel's grid, cluster and threads, or None.
+      spec: the kernel as it was traced, or None.
+      shared: what passes leave for others.
       timings: seconds by name of pass or step, in order; the pipeline appends to it.
     """
 
@@ -57,6 +59,8 @@ class PassContext:
     target: Target
     options: Any = None
     mesh: Any = None
+    spec: Any = None
+    shared: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
     timings: list[tuple[str, float]] = dataclasses.field(default_factory=list)
     _numbers: dict[str, Iterator[int]] = dataclasses.field(default_factory=dict, repr=False)
 

@@ -283,7 +283,7 @@ def _compile_anew(request: _Request) -> CompiledKernel:
 
     _count("compiles")
     spec = request.spec
-    context = PassContext(spec.name, request.target, spec.params, spec.mesh)
+    context = PassContext(spec.name, request.target, spec.params, spec.mesh, spec)
     jaxpr = run_stage("jaxpr", spec.jaxpr, context)
     if jaxpr is not spec.jaxpr:
         spec = spec.replace(jaxpr=jaxpr)

@@ -1,0 +1,1 @@
+"""Checks of kernels before code is generated: indices, the grid, copies, barriers."""

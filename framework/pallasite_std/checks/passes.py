@@ -1,0 +1,120 @@
+"""The passes that check kernels; they share one walk."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from pallasite_std.checks.accesses import Accesses, TooLongError, Use
+from pallasite_std.checks.dependences import Dependences
+from pallasite_std.checks.grids import repeated, uncovered, windows_of
+from pallasite_std.checks.indices import check_indices
+from pallasite_std.checks.scalars import Memory, Places
+
+
+class KernelCheckWarning(UserWarning):
+    """A kernel does something that is hardly meant, but has a meaning."""
+
+
+class Walk:
+    """What all threads of a kernel do to references.
+
+    Attributes:
+      uses: by all threads.
+      opaque: references that something unknown is done to.
+      places: the grid.
+      complete: whether the kernel is short enough to be followed.
+    """
+
+    def __init__(self, jaxpr: Any, context: Any):
+        self.jaxpr = jaxpr
+        self.context = context
+        self.uses: list[Use] = []
+        self.opaque: set[Any] = set()
+        self.places = Places(context.mesh)
+        self.complete = True
+        try:
+            for visitor in self.visit(Accesses):
+                self.uses += visitor.uses
+                self.opaque |= visitor.opaque
+        except TooLongError:
+            self.complete = False
+
+    def visit(self, visitor: type[Accesses]) -> list[Any]:
+        """The kernel visited once for each thread that does something of its own."""
+        mesh = self.context.mesh
+        operands = [Memory(one, number) for number, one in enumerate(self.jaxpr.invars)]
+        found = []
+        for thread in range((mesh and mesh.num_threads) or 1):
+            one = visitor(self.context.jaxprs, self.places, thread)
+            one.run(self.jaxpr, operands)
+            found.append(one)
+            if not self.places.asked_for_thread:
+                break
+        return found
+
+
+def _walk(jaxpr: Any, context: Any) -> Walk:
+    walk: Walk | None = context.shared.get(Walk)
+    if walk is None or walk.jaxpr is not jaxpr:
+        walk = context.shared[Walk] = Walk(jaxpr, context)
+    return walk
+
+
+def run_check_indices(jaxpr: Any, context: Any) -> None:
+    """Raises if an index certainly leaves an array for some block; see :func:`check_indices`."""
+    walk = _walk(jaxpr, context)
+    if walk.complete:
+        check_indices(walk.uses, walk.places)
+
+
+def run_check_grid(jaxpr: Any, context: Any) -> None:
+    """Warns if the grid covers an output in part, or if blocks certainly write other data to the
+    same elements."""
+    spec = context.spec
+    walk = _walk(jaxpr, context)
+    if spec is None or not walk.complete:
+        return
+    first = len(spec.in_avals)
+    outputs = dict(enumerate(jaxpr.invars[first:], first))
+    windows = windows_of(walk.uses, walk.opaque, outputs)
+    aliased = {output for _, output in spec.input_output_aliases}
+    for number, found in windows.items():
+        shape = jaxpr.invars[number].aval.shape
+        gap = None if number - first in aliased else uncovered(found, shape, walk.places)
+        if gap is not None:
+            dimension, index = gap
+            last = found[-1].use.location
+            warnings.warn(
+                f"{last or spec.location}: the grid covers output {number - first} in part: no"
+                f" block writes index {index} of dimension {dimension}, which has"
+                f" {shape[dimension]}; it is left undefined. Expected a grid whose blocks cover the"
+                " output, or input_output_aliases",
+                KernelCheckWarning,
+                stacklevel=2,
+            )
+    _check_repeated(walk, windows, first, spec)
+
+
+def _check_repeated(walk: Walk, windows: Any, first: int, spec: Any) -> None:
+    candidates = []
+    for number, found in windows.items():
+        for window in found:
+            symbol = repeated(window, walk.places)
+            if symbol is not None:
+                candidates.append((number, window, symbol))
+    if not candidates:
+        return
+    written: dict[int, Any] = {}
+    for visitor in walk.visit(Dependences):
+        for key, data in visitor.written.items():
+            written[key] = written.get(key, frozenset()) | data
+    for number, window, symbol in candidates:
+        if symbol in written.get(id(window.use.equation), ()):
+            warnings.warn(
+                f"{window.use.location or spec.location}: the grid covers output {number - first}"
+                f" twice: blocks with another {symbol.name} write other data to the same elements."
+                " Expected windows that depend on each axis of the grid",
+                KernelCheckWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,349 @@
+"""The base of walks over a kernel that follow its integers and conditions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.jaxprs import JaxprTable, Visitor
+from pallasite_std.checks import values as v
+
+lax = _jax.lax_primitives
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Test:
+    """A condition that holds where a symbol is from ``low`` to ``high``."""
+
+    symbol: v.Symbol
+    low: int
+    high: int
+
+    def negation(self) -> Test | None:
+        """The condition that holds elsewhere, if it is one of these."""
+        last = self.symbol.extent - 1
+        if self.low == 0 and self.high < last:
+            return Test(self.symbol, self.high + 1, last)
+        if self.high == last and self.low > 0:
+            return Test(self.symbol, 0, self.low - 1)
+        return None
+
+
+class Memory:
+    """An allocation, or an operand of the kernel.
+
+    Attributes:
+      variable: the reference in the jaxpr.
+      number: among the kernel's inputs and outputs; None for allocations.
+    """
+
+    __slots__ = ("number", "variable")
+
+    def __init__(self, variable: Any, number: int | None = None):
+        self.variable = variable
+        self.number = number
+
+    @property
+    def aval(self) -> Any:
+        """The type of the reference."""
+        return self.variable.aval
+
+
+class Places:
+    """The values of grid axes, which all threads of a kernel share.
+
+    Attributes:
+      splits: of symbols.
+      asked_for_thread: whether anything depends on the number of the thread.
+    """
+
+    def __init__(self, mesh: Any):
+        sizes = {} if mesh is None else dict(mesh.shape)
+        self.thread_name = None if mesh is None else mesh.thread_name
+        self.axes = tuple(sizes)
+        self.sizes = sizes
+        cluster = set() if mesh is None else set(mesh.cluster_names)
+        self.cluster = cluster
+        self.splits = v.Splits()
+        self.asked_for_thread = False
+        self._symbols: dict[Any, Any] = {}
+
+    def position(self, name: Any) -> Any:
+        """The position along an axis of the grid or of the cluster."""
+        if name not in self.sizes:
+            return None
+        found = self._symbols.get(name)
+        if found is None:
+            found = v.symbol(self.sizes[name], str(name), blocks=True)
+            self._symbols[name] = found
+        return found
+
+    def symbols(self) -> list[v.Symbol]:
+        """Those of all axes that have more than one position."""
+        found = [self.position(name) for name in self.axes if name != self.thread_name]
+        return [value.terms[0][0] for value in found if isinstance(value, v.Form)]
+
+
+class ScalarVisitor(Visitor[Any]):
+    """Follows the integers of one thread.
+
+    A value is what :mod:`pallasite_std.checks.values` has, a :class:`Test`, a :class:`Memory`, or
+    None.
+    """
+
+    def __init__(self, table: JaxprTable, places: Places, thread: int):
+        super().__init__(table)
+        self.places = places
+        self.thread = thread
+
+    def unknown(self, variable: Any) -> Any:
+        aval = variable.aval
+        return Memory(variable) if isinstance(aval, _jax.AbstractRef) else None
+
+    def literal(self, atom: Any) -> Any:
+        return int(atom.val) if _is_integer(atom.aval) else None
+
+    def constant(self, variable: Any, value: Any) -> Any:
+        return None
+
+    def number(self, value: Any) -> int | None:
+        return value if isinstance(value, int) else None
+
+    def join(self, values: Sequence[Any], variable: Any) -> Any:
+        first, *rest = values
+        if all(value is first for value in rest):
+            return first
+        if any(isinstance(value, Test | Memory) for value in values):
+            return None
+        return v.hull(values)
+
+    def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        if equation.primitive is _jax.jit_p:
+            function = _NAMED.get(equation.params["name"])
+            if function is not None and _is_integer(equation.outvars[0].aval):
+                return (function(self, *operands[:2]),)
+        return super().equation(equation, operands)
+
+    def scalar(self, equation: Any, operands: list[Any]) -> tuple[Any] | None:
+        """The result of a primitive that computes an integer or a condition."""
+        function = _FUNCTIONS.get(equation.primitive)
+        if function is None or not _is_integer(equation.outvars[0].aval):
+            return None
+        return (function(self, equation, operands),)
+
+    def axis(self, name: Any) -> Any:
+        """The position along an axis."""
+        if name == self.places.thread_name and name is not None:
+            self.places.asked_for_thread = True
+            return self.thread
+        return self.places.position(name)
+
+
+def _is_integer(aval: Any) -> bool:
+    return getattr(aval, "shape", None) == () and getattr(aval.dtype, "kind", "f") in "iub"
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, Test) else value
+
+
+def _axis_index(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    return self.axis(equation.params["axis_name"])
+
+
+def _program_id(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    axis, axes = equation.params["axis"], self.places.axes
+    return self.axis(axes[axis]) if 0 <= axis < len(axes) else None
+
+
+def _num_programs(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    axis, axes = equation.params["axis"], self.places.axes
+    return self.places.sizes[axes[axis]] if 0 <= axis < len(axes) else None
+
+
+def _difference(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    result = v.add(_plain(operands[0]), _plain(operands[1]), -1)
+    ends = v.bounds(result)
+    wraps = equation.outvars[0].aval.dtype.kind == "u" and ends is not None and ends[0] < 0
+    return None if wraps else result
+
+
+def _divide(self: ScalarVisitor, a: Any, b: Any) -> Any:
+    """Rounded towards zero; of numbers with one sign, also rounded down."""
+    a, b = _plain(a), _plain(b)
+    if isinstance(a, int) and isinstance(b, int):
+        if b == 0:
+            return None
+        quotient = abs(a) // abs(b)
+        return quotient if (a < 0) == (b < 0) else -quotient
+    return self.places.splits.divide(a, b)[0]
+
+
+def _remainder(self: ScalarVisitor, a: Any, b: Any) -> Any:
+    """With the sign of the dividend; of numbers with one sign, also with that of the divisor."""
+    a, b = _plain(a), _plain(b)
+    if isinstance(a, int) and isinstance(b, int):
+        quotient = _divide(self, a, b)
+        return None if quotient is None else a - quotient * b
+    return self.places.splits.divide(a, b)[1]
+
+
+def _floor_divide(self: ScalarVisitor, a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b else None
+    return _divide(self, a, b)
+
+
+def _floor_remainder(self: ScalarVisitor, a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b if b else None
+    return _remainder(self, a, b)
+
+
+def _comparison(relation: str) -> Callable[[ScalarVisitor, Any, Any], Any]:
+    def compare(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+        a, b = operands
+        if isinstance(a, Test) or isinstance(b, Test):
+            return None
+        if relation in ("eq", "ne"):
+            known = v.equal(a, b)
+            if known is not None:
+                return known if relation == "eq" else 1 - known
+        else:
+            known = v.less(a, b) if relation in ("lt", "ge") else v.less(b, a)
+            if known is not None:
+                return known if relation in ("lt", "gt") else 1 - known
+        if isinstance(b, v.Form) and isinstance(a, int):
+            return _test(_MIRRORED[relation], b, a)
+        if isinstance(a, v.Form) and isinstance(b, int):
+            return _test(relation, a, b)
+        return None
+
+    return compare
+
+
+_MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def _test(relation: str, form: v.Form, number: int) -> Test | None:
+    """``form relation number`` as a condition on one symbol."""
+    if len(form.terms) != 1:
+        return None
+    (symbol, c), last = form.terms[0], form.terms[0][0].extent - 1
+    if c < 0:
+        number, c, relation = -number, -c, _MIRRORED[relation]
+        number += form.constant
+    else:
+        number -= form.constant
+    # Now c * symbol relation number, where both outcomes are possible.
+    if relation in ("eq", "ne"):
+        if number % c:
+            return None
+        test: Test | None = Test(symbol, number // c, number // c)
+        return test if relation == "eq" or test is None else test.negation()
+    if relation == "lt":
+        return Test(symbol, 0, (number - 1) // c)
+    if relation == "le":
+        return Test(symbol, 0, number // c)
+    if relation == "gt":
+        return Test(symbol, number // c + 1, last)
+    return Test(symbol, -(-number // c), last)
+
+
+def _and(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    return _logical(equation, operands, 0)
+
+
+def _or(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    return _logical(equation, operands, 1)
+
+
+def _logical(equation: Any, operands: Any, decisive: int) -> Any:
+    a, b = operands
+    if equation.outvars[0].aval.dtype != np.bool_:
+        if isinstance(a, int) and isinstance(b, int):
+            return a | b if decisive else a & b
+        return None
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, int):
+            return decisive if one == decisive else other
+    return a if a == b else None
+
+
+def _not(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    (a,) = operands
+    if equation.outvars[0].aval.dtype != np.bool_:
+        return None
+    if isinstance(a, Test):
+        return a.negation()
+    return 1 - a if isinstance(a, int) else None
+
+
+def _select(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    which, *cases = operands
+    if isinstance(which, int):
+        return cases[min(max(which, 0), len(cases) - 1)]
+    if any(isinstance(case, Test) for case in cases):
+        return None
+    return v.hull(cases)
+
+
+def _converted(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    source = getattr(equation.invars[0].aval, "dtype", None)
+    if source is None or source.kind not in "iub":
+        return None
+    target = equation.outvars[0].aval.dtype
+    value = operands[0]
+    if isinstance(value, Test) or target.itemsize >= 4:
+        return value
+    if target == np.bool_:
+        return value if source == np.bool_ else None
+    ends = v.bounds(value)
+    inside = ends is not None and ends[0] >= 0 and ends[1] < 1 << (8 * target.itemsize - 1)
+    return value if inside else None
+
+
+def _sign(self: ScalarVisitor, equation: Any, operands: Any) -> Any:
+    ends = v.bounds(_plain(operands[0]))
+    if ends is None:
+        return None
+    low, high = ((end > 0) - (end < 0) for end in ends)
+    return low if low == high else v.Range(low, high)
+
+
+_FUNCTIONS: dict[Any, Callable[[ScalarVisitor, Any, Any], Any]] = {
+    _jax.axis_index_p: _axis_index,
+    _jax.program_id_p: _program_id,
+    _jax.num_programs_p: _num_programs,
+    _jax.multiple_of_p: lambda self, equation, operands: operands[0],
+    lax.add_p: lambda self, equation, operands: v.add(*map(_plain, operands)),
+    lax.sub_p: _difference,
+    lax.mul_p: lambda self, equation, operands: v.multiply(*map(_plain, operands)),
+    lax.neg_p: lambda self, equation, operands: v.multiply(_plain(operands[0]), -1),
+    lax.div_p: lambda self, equation, operands: _divide(self, *operands),
+    lax.rem_p: lambda self, equation, operands: _remainder(self, *operands),
+    lax.min_p: lambda self, equation, operands: v.minimum(*map(_plain, operands)),
+    lax.max_p: lambda self, equation, operands: v.maximum(*map(_plain, operands)),
+    lax.sign_p: _sign,
+    lax.eq_p: _comparison("eq"),
+    lax.ne_p: _comparison("ne"),
+    lax.lt_p: _comparison("lt"),
+    lax.le_p: _comparison("le"),
+    lax.gt_p: _comparison("gt"),
+    lax.ge_p: _comparison("ge"),
+    lax.and_p: _and,
+    lax.or_p: _or,
+    lax.not_p: _not,
+    lax.select_n_p: _select,
+    lax.convert_element_type_p: _converted,
+}
+
+_NAMED: dict[str, Callable[[ScalarVisitor, Any, Any], Any]] = {
+    "floor_divide": _floor_divide,
+    "remainder": _floor_remainder,
+}
+"""Functions of ``jax.numpy`` by the names of their jaxprs."""
