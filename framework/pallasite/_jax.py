@@ -36,6 +36,7 @@ from jax._src import dtypes as _dtypes
 from jax._src import effects as _effects
 from jax._src import flattree as _flattree
 from jax._src import literals as _literals
+from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
 from jax._src import pretty_printer as _pretty_printer
 from jax._src import source_info_util as _source_info_util
@@ -142,9 +143,14 @@ ReadEffect = _state_types.ReadEffect
 RefEffect = _state_types.RefEffect
 WriteEffect = _state_types.WriteEffect
 comms_effect = _pallas_core.comms_effect
+get_concrete_mesh = _mesh.get_concrete_mesh
 debug_effect = _debugging.debug_effect
 ordered_debug_effect = _debugging.ordered_debug_effect
 control_flow_allowed_effects = _effects.control_flow_allowed_effects
+custom_derivatives_allowed_effects = _effects.custom_derivatives_allowed_effects
+ordered_effects = _effects.ordered_effects
+remat_allowed_effects = _effects.remat_allowed_effects
+shardable_ordered_effects = _effects.shardable_ordered_effects
 kernel_local_effects = _pallas_core.kernel_local_effects
 lowerable_effects = _effects.lowerable_effects
 

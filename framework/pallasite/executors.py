@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pallasite.errors import InvalidValueError
+from pallasite.launch import DeviceMesh
 from pallasite.targets import Target
 
 
@@ -84,11 +85,15 @@ class LaunchRequest:
       side_effects: whether the kernel does more than fill its outputs (it prints, say), so that it
         must run even if its results are unused.
       params: the kernel's ``CompilerParams``; None where only the compiled kernel is known.
+      device_mesh: the device mesh around the call.
+      devices: JAX's devices in the order of that mesh; None where JAX does not say.
     """
 
     platform: str
     side_effects: bool = True
     params: Any = None
+    device_mesh: DeviceMesh = DeviceMesh()
+    devices: tuple[Any, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

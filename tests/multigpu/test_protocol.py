@@ -6,57 +6,14 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from acting import Acting, kernel_of
 from jax.sharding import PartitionSpec
 
 import pallasite
-from pallasite import gpu as plgpu
 from pallasite import plugins
-from pallasite.plugin import RuleSet, Semantics, UnsupportedError, hookimpl
-from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.ir import ops
-from pallasite_multigpu import protocol
+from pallasite.plugin import UnsupportedError
 from pallasite_multigpu.protocol import layout
-
-X = jax.ShapeDtypeStruct((128,), np.float32)
-
-act_p = _jax.Primitive("act")
-act_p.multiple_results = True
-
-
-@_jax.abstract_eval(act_p)
-def _act_type(*, what):
-    return [], {_jax.comms_effect}
-
-
-rules = RuleSet()
-
-
-@rules.lowering(act_p, Semantics.LANE)
-def _act(ctx, *, what):
-    kernel = ctx.kernel
-    if what == "pull":
-        peer = ops.bitwise_xor(protocol.rank(kernel), 1)
-        source = protocol.peer_pointer(ctx, kernel.launch.hidden.inputs[0], peer)
-        target = kernel.launch.array_pointer(kernel.launch.hidden.outputs[0])
-        protocol.communicates(kernel, reads=True)
-        place = [
-            ops.element_pointer(one, kernel.launch.thread_id, ops.i32()) for one in (source, target)
-        ]
-        ops.store(ops.load(ops.i32(), place[0], alignment=4), place[1], alignment=4)
-    elif what == "rank":
-        target = kernel.launch.array_pointer(kernel.launch.hidden.outputs[0])
-        ops.store(protocol.rank(kernel), target, alignment=4)
-    elif what == "trap":
-        protocol.trap(ctx, protocol.Trap.DEVICE_ID, protocol.rank(kernel))
-    return ()
-
-
-class Acting:
-    @hookimpl
-    def pallasite_lowering_rules(self):
-        return rules.lowering_rules
 
 
 @pytest.fixture(autouse=True)
@@ -67,13 +24,9 @@ def plugin():
 
 
 def compiled(*what, devices=2, params=None, **options):
-    def body(x, o):
-        for one in what:
-            act_p.bind(what=one)
-
-    kernel = plgpu.kernel(body, out_type=X, compiler_params=plgpu.CompilerParams(**(params or {})))
+    kernel = kernel_of(*what, **(params or {}))
     if devices is None:
-        return pallasite.compile(kernel, X, target="sm_90a")
+        return pallasite.compile(kernel, jax.ShapeDtypeStruct((128,), jnp.float32), target="sm_90a")
     mesh = jax.sharding.AbstractMesh((devices,), ("x",))
     spec = PartitionSpec("x")
     called = jax.shard_map(kernel, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -128,6 +81,6 @@ def test_kernels_that_do_not_communicate_are_as_they_were():
 def test_the_mesh_is_needed():
     with pytest.raises(UnsupportedError, match=r"outside of jax\.shard_map") as error:
         compiled("pull", devices=None)
-    assert "test_protocol.py" in str(error.value)
+    assert "acting.py" in str(error.value)
     with pytest.raises(UnsupportedError, match=r"33 devices\n  expected: at most 32"):
         compiled("pull", devices=33)

@@ -133,6 +133,7 @@ def test_records_and_reports(seen):
             "name": "offset.rank",
             "input": 1,
             "initialiser": "offset_plugin:rank",
+            "provider": None,
             "arguments": {"start": 10, "step": 100},
             "per_device": True,
         }

@@ -29,6 +29,13 @@ class TensorCorePipelineEffect(_jax.Effect):  # type: ignore[misc]
         return "TensorCorePipeline"
 
 
+class CommunicationEffect(_jax.Effect):  # type: ignore[misc]
+    """Keeps calls of kernels that communicate with other devices in their order, on each device."""
+
+    def __str__(self) -> str:
+        return "Communication"
+
+
 memory_effect = MemoryEffect()
 """Of primitives that touch memory in ways that their references do not say."""
 programmatic_launch_effect = ProgrammaticLaunchEffect()
@@ -42,6 +49,18 @@ def register_kernel_effect(effect_type: type) -> None:
     _jax.kernel_local_effects.add_type(effect_type)
     _jax.control_flow_allowed_effects.add_type(effect_type)
 
+
+communication_effect = CommunicationEffect()
+"""Of calls of kernels whose bodies have JAX's effect of communication; ordered."""
+for _effects in (
+    _jax.lowerable_effects,
+    _jax.ordered_effects,
+    _jax.shardable_ordered_effects,
+    _jax.control_flow_allowed_effects,
+    _jax.remat_allowed_effects,
+    _jax.custom_derivatives_allowed_effects,
+):
+    _effects.add_type(CommunicationEffect)
 
 for _effect_type in (MemoryEffect, ProgrammaticLaunchEffect, TensorCorePipelineEffect):
     register_kernel_effect(_effect_type)

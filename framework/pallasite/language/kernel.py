@@ -20,7 +20,7 @@ from pallasite import _jax
 from pallasite.errors import InvalidTypeError, SourceLocation
 from pallasite.language import checks
 from pallasite.language.interpretation import interpretation
-from pallasite.language.kernel_call import kernel_call_p
+from pallasite.language.kernel_call import call_kernel
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
@@ -208,7 +208,7 @@ class _Kernel:
         with _jax.no_check_of_varying_axes():
             spec, captured, out_tree = self.trace(avals, in_tree)
         _check_distinct_references([*flat, *captured], self.name)
-        results = kernel_call_p.bind(*flat, *captured, spec=spec)
+        results = call_kernel(*flat, *captured, spec=spec)
         outputs = jax.tree.unflatten(out_tree, results)
         return outputs[0] if self.single_output else outputs
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from pallasite import _jax, config, plugins
 from pallasite.language import checks, execution
+from pallasite.language.effects import communication_effect
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
 from pallasite.language.tracing import KernelEnvironment
@@ -29,6 +30,21 @@ class BatchAxis:
 
 kernel_call_p = _jax.Primitive("pallasite_kernel")
 kernel_call_p.multiple_results = True
+
+
+devices_p = _jax.Primitive("pallasite_devices")
+"""Lets JAX lower a program once for each set of devices: does nothing else."""
+devices_p.multiple_results = True
+_jax.abstract_eval(devices_p)(lambda: ([], {communication_effect}))
+_jax.prims_that_require_devices.add(devices_p)
+_jax.register_lowering(devices_p, lambda ctx: ctx.set_tokens_out(ctx.tokens_in) or [])
+
+
+def call_kernel(*operands: Any, spec: KernelSpec) -> Any:
+    """Binds ``kernel_call_p``; programs whose kernels communicate are lowered for their devices."""
+    if _jax.comms_effect in spec.jaxpr.effects and not _jax.get_concrete_mesh().empty:
+        devices_p.bind()
+    return kernel_call_p.bind(*operands, spec=spec)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -77,6 +93,8 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
         elif isinstance(effect, _jax.NamedAxisEffect):
             if effect.name not in spec.mesh.shape:
                 effects.add(effect)
+        elif effect is _jax.comms_effect:
+            effects.add(communication_effect)
         elif not (
             spec.mesh.discharges_effect(effect) or _jax.kernel_local_effects.contains(effect)
         ):

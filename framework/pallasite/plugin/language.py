@@ -9,6 +9,7 @@ from pallasite.language.barriers import BARRIER_SPACE as BARRIER_SPACE
 from pallasite.language.barriers import BarrierAllocation as BarrierAllocation
 from pallasite.language.barriers import BarrierDType as BarrierDType
 from pallasite.language.barriers import is_barrier as is_barrier
+from pallasite.language.effects import communication_effect as communication_effect
 from pallasite.language.effects import memory_effect as memory_effect
 from pallasite.language.effects import programmatic_launch_effect as programmatic_launch_effect
 from pallasite.language.effects import tensor_core_pipeline_effect as tensor_core_pipeline_effect

@@ -12,6 +12,7 @@ from pallasite.runtime.executors import check_device as check_device
 from pallasite.runtime.executors import find_executor as find_executor
 from pallasite.runtime.executors import interpreter as interpreter
 from pallasite.runtime.hidden import LaunchDevice as LaunchDevice
+from pallasite.runtime.hidden import OperandProvider as OperandProvider
 from pallasite.runtime.hidden import consume_hidden_results as consume_hidden_results
 from pallasite.runtime.hidden import hidden_operands as hidden_operands
 from pallasite.runtime.jax_lowering import kernel_in_equation as kernel_in_equation

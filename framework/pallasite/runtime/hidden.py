@@ -12,12 +12,13 @@ import importlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import ExecutionError, InvalidTypeError
+from pallasite.extensions import LaunchRequest
 from pallasite.launch import Buffer, HiddenOperand
 
 
@@ -34,6 +35,19 @@ class LaunchDevice:
     platform: str
     ordinal: int
     id: int
+
+
+class OperandProvider(Protocol):
+    """Makes a hidden operand where programs run, since it cannot be a constant of a program.
+
+    Both methods get the operand's arguments by keyword, and return an array of its type.
+    """
+
+    def in_jax(self, compiled: CompiledKernel, request: LaunchRequest, **arguments: Any) -> Any:
+        """The operand on the device that runs the call, made of JAX operations: it is traced."""
+
+    def on_device(self, compiled: CompiledKernel, device: LaunchDevice, **arguments: Any) -> Any:
+        """The operand (NumPy) of a launch on one device, without a JAX program: PyTorch's, say."""
 
 
 _lock = threading.RLock()
@@ -68,18 +82,38 @@ def operand_value(
       InvalidTypeError: the initialiser returned something else than the kernel expects.
     """
     buffer = compiled.launch.inputs[operand.input]
+    if operand.provider and device is not None:
+        made = provider_of(compiled, operand).on_device(
+            compiled, device, **json.loads(operand.arguments)
+        )
+        return _checked(
+            np.asarray(made), buffer, f"provider {operand.provider}", _what(compiled, operand)
+        )
     if operand.value is not None:
         return np.frombuffer(operand.value, np.dtype(buffer.dtype)).reshape(buffer.shape)
     place = device if operand.per_device else None
     key = (operand.initialiser, operand.arguments, buffer.shape, np.dtype(buffer.dtype), place)
     with _lock:
         if key not in _values:
-            what = f"hidden operand {operand.name!r} of kernel {compiled.name!r}"
+            what = _what(compiled, operand)
             function = host_function(operand.initialiser, what)
             given = (place,) if operand.per_device else ()
             value = np.asarray(function(*given, **json.loads(operand.arguments)))
-            _values[key] = _checked(value, buffer, operand.initialiser, what)
+            _values[key] = _checked(value, buffer, f"initialiser {operand.initialiser}", what)
         return _values[key]
+
+
+def provider_of(compiled: CompiledKernel, operand: HiddenOperand) -> OperandProvider:
+    """What makes a hidden operand where programs run.
+
+    Raises:
+      ExecutionError: it cannot be found.
+    """
+    return cast(OperandProvider, host_function(operand.provider, _what(compiled, operand)))
+
+
+def _what(compiled: CompiledKernel, operand: HiddenOperand) -> str:
+    return f"hidden operand {operand.name!r} of kernel {compiled.name!r}"
 
 
 def hidden_operands(compiled: CompiledKernel, device: LaunchDevice) -> list[np.ndarray]:
@@ -144,7 +178,7 @@ def _checked(value: np.ndarray, buffer: Buffer, function: str, what: str) -> np.
     expected = (buffer.shape, np.dtype(buffer.dtype))
     if (value.shape, value.dtype) != expected:
         raise InvalidTypeError(
-            f"the initialiser {function} of {what} returned another type",
+            f"the {function} of {what} returned another type",
             got=f"{value.dtype.name}{list(value.shape)}",
             expected=f"{expected[1].name}{list(expected[0])}",
         )

@@ -8,6 +8,7 @@ taken when a program that calls it is lowered, for each device of this process t
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -20,8 +21,15 @@ from jax.interpreters import mlir
 from pallasite import _jax
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import UnsupportedError
+from pallasite.extensions import LaunchRequest
 from pallasite.launch import HiddenOperand
-from pallasite.runtime.hidden import LaunchDevice, consumer, operand_value, run_steps
+from pallasite.runtime.hidden import (
+    LaunchDevice,
+    consumer,
+    operand_value,
+    provider_of,
+    run_steps,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +78,7 @@ def run_with_hidden(
     run: Callable[..., Sequence[Any]],
     compiled: CompiledKernel,
     placement: Placement | None,
+    request: LaunchRequest,
     *operands: Any,
 ) -> list[Any]:
     """Runs a kernel by an executor, with its hidden operands; returns the caller's outputs.
@@ -84,7 +93,7 @@ def run_with_hidden(
         for device in _devices(compiled, placement):
             if device is not None:
                 run_steps(compiled, device)
-    hidden = [_operand(compiled, one, placement) for one in launch.hidden_operands]
+    hidden = [_operand(compiled, one, placement, request) for one in launch.hidden_operands]
     results = list(run(compiled, *operands, *hidden))
     taken = {one.output for one in launch.hidden_results}
     for number in sorted(taken):
@@ -92,7 +101,15 @@ def run_with_hidden(
     return [value for number, value in enumerate(results) if number not in taken]
 
 
-def _operand(compiled: CompiledKernel, operand: HiddenOperand, placement: Placement | None) -> Any:
+def _operand(
+    compiled: CompiledKernel,
+    operand: HiddenOperand,
+    placement: Placement | None,
+    request: LaunchRequest,
+) -> Any:
+    if operand.provider:
+        provider = provider_of(compiled, operand)
+        return provider.in_jax(compiled, request, **json.loads(operand.arguments))
     if placement is None or not operand.per_device:
         return _constant(operand_value(compiled, operand, None))
     devices = _devices(compiled, placement)

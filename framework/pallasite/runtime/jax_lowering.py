@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
 from jax.interpreters import mlir
 
 from pallasite import _jax, plugins
@@ -55,8 +56,13 @@ def lower_kernel_call(
         platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
     check_operands(spec, ctx.avals_in)
     override = current()
+    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
     request = LaunchRequest(
-        platform=platform, side_effects=has_side_effects(spec), params=spec.params
+        platform=platform,
+        side_effects=has_side_effects(spec),
+        params=spec.params,
+        device_mesh=_device_mesh(ctx),
+        devices=tuple(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else None,
     )
     if spec.interpret is not None:
         run = interpreter(spec.interpret, spec.name, request)
@@ -64,10 +70,11 @@ def lower_kernel_call(
         run = override.run
     else:
         run = find_executor(platform, spec.name, request)
-    compiled = compile_kernel(spec, override.target, keep=False, device_mesh=_device_mesh(ctx))
+    compiled = compile_kernel(spec, override.target, keep=False, device_mesh=request.device_mesh)
     if platform == "cuda" and spec.interpret is None:
         check_device(compiled.target, local_compute_capability(), spec.name)
-    run = functools.partial(run_with_hidden, run, compiled, placement_of(ctx, platform, compiled))
+    placement = placement_of(ctx, platform, compiled)
+    run = functools.partial(run_with_hidden, run, compiled, placement, request)
     rule = mlir.lower_fun(run, multiple_results=True)
     return rule(ctx, *operands)
 

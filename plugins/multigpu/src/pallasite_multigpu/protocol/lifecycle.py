@@ -72,7 +72,11 @@ def finish(kernel: KernelContext) -> None:
         (layout.table_words(device_count(kernel)),),
         "uint64",
         provider=PROVIDER,
-        arguments={"communicates": state.begins, "fingerprint": state.fingerprint},
+        arguments={
+            "communicates": state.begins,
+            "fingerprint": state.fingerprint,
+            "location": str(kernel.location or ""),
+        },
     )
     pointer = launch.array_pointer(buffer)
     replace(state.table, pointer)

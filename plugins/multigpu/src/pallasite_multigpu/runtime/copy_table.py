@@ -1,0 +1,250 @@
+"""The call in JAX programs that copies a device's table: code for the host, made at run time.
+
+A program may not contain addresses, since processes that run the same one compile and cache the
+same text. So it names a group of devices by a number, and this handler of XLA's foreign function
+interface (``xla/ffi/api/c_api.h``, version 0.4) looks up the table that the present device has in
+that group, and copies it to its result on the stream. It is written in LLVM IR, which LLVM compiles
+for the host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+
+import jax
+import llvmlite.binding as llvm
+
+from pallasite.plugin import ExecutionError
+from pallasite_multigpu.runtime.cuda import driver
+
+TARGET = "pallasite_multigpu_table"
+"""The name of the call; its attribute is ``group``, its result the table."""
+MAX_ENTRIES = 4096
+"""Tables that a process can have."""
+_ENTRY_WORDS = 3
+
+_lock = threading.Lock()
+_keep: list[object] = []
+
+# Offsets of fields, in bytes, on machines with pointers of 64 bits.
+_HANDLER = """
+@missing = private constant [52 x i8] c"pallasite: this device has no mailboxes in the mesh\\00"
+@failed = private constant [50 x i8] c"pallasite: the copy of the table of devices fails\\00"
+
+define private ptr @field(ptr %base, i64 %offset) alwaysinline {
+  %place = getelementptr i8, ptr %base, i64 %offset
+  %value = load ptr, ptr %place
+  ret ptr %value
+}
+
+define private ptr @error(ptr %api, ptr %text) {
+  %arguments = alloca [4 x i64]
+  store [4 x i64] [i64 28, i64 0, i64 0, i64 13], ptr %arguments
+  %message = getelementptr i8, ptr %arguments, i64 16
+  store ptr %text, ptr %message
+  %create = call ptr @field(ptr %api, i64 48)
+  %made = call ptr %create(ptr %arguments)
+  ret ptr %made
+}
+
+define ptr @HANDLER(ptr %frame) {
+entry:
+  %extension = call ptr @field(ptr %frame, i64 8)
+  %none = icmp eq ptr %extension, null
+  br i1 %none, label %stage, label %asked
+
+asked:  ; Which version this is, and what may be done with it.
+  %type.place = getelementptr i8, ptr %extension, i64 8
+  %type = load i32, ptr %type.place
+  %is.metadata = icmp eq i32 %type, 1
+  br i1 %is.metadata, label %metadata, label %stage
+
+metadata:
+  %about = call ptr @field(ptr %extension, i64 24)
+  %major = getelementptr i8, ptr %about, i64 24
+  store i32 0, ptr %major
+  %minor = getelementptr i8, ptr %about, i64 28
+  store i32 4, ptr %minor
+  %traits = getelementptr i8, ptr %about, i64 32
+  store i32 1, ptr %traits
+  ret ptr null
+
+stage:
+  %stage.place = getelementptr i8, ptr %frame, i64 32
+  %stage.now = load i32, ptr %stage.place
+  %executes = icmp eq i32 %stage.now, 3
+  br i1 %executes, label %execute, label %leave
+
+leave:
+  ret ptr null
+
+execute:
+  %api = call ptr @field(ptr %frame, i64 16)
+  %context = call ptr @field(ptr %frame, i64 24)
+  %asking = alloca [4 x i64]
+  store [4 x i64] [i64 28, i64 0, i64 0, i64 0], ptr %asking
+  %asking.context = getelementptr i8, ptr %asking, i64 16
+  store ptr %context, ptr %asking.context
+  %get.ordinal = call ptr @field(ptr %api, i64 184)
+  %no.ordinal = call ptr %get.ordinal(ptr %asking)
+  %has.ordinal = icmp eq ptr %no.ordinal, null
+  br i1 %has.ordinal, label %place, label %refuse
+
+refuse:
+  ret ptr %no.ordinal
+
+place:
+  %ordinal.place = getelementptr i8, ptr %asking, i64 24
+  %ordinal = load i32, ptr %ordinal.place
+  %ordinal.wide = sext i32 %ordinal to i64
+  %attributes = call ptr @field(ptr %frame, i64 160)
+  %attribute = load ptr, ptr %attributes
+  %group.place = call ptr @field(ptr %attribute, i64 8)
+  %group = load i64, ptr %group.place
+  %results = call ptr @field(ptr %frame, i64 112)
+  %result = load ptr, ptr %results
+  %target = call ptr @field(ptr %result, i64 24)
+  %extents = call ptr @field(ptr %result, i64 40)
+  %words = load i64, ptr %extents
+  %bytes = mul i64 %words, 8
+  %entries = inttoptr i64 ENTRIES to ptr
+  %count = load atomic i64, ptr %entries acquire, align 8
+  br label %next
+
+next:
+  %number = phi i64 [ 0, %place ], [ %following, %other ]
+  %over = icmp uge i64 %number, %count
+  br i1 %over, label %missing, label %look
+
+missing:
+  %error.missing = call ptr @error(ptr %api, ptr @missing)
+  ret ptr %error.missing
+
+look:
+  %skipped = mul i64 %number, 24
+  %offset = add i64 %skipped, 8
+  %found.entry = getelementptr i8, ptr %entries, i64 %offset
+  %found.group = load i64, ptr %found.entry
+  %found.ordinal.place = getelementptr i8, ptr %found.entry, i64 8
+  %found.ordinal = load i64, ptr %found.ordinal.place
+  %same.group = icmp eq i64 %found.group, %group
+  %same.ordinal = icmp eq i64 %found.ordinal, %ordinal.wide
+  %same = and i1 %same.group, %same.ordinal
+  br i1 %same, label %copy, label %other
+
+other:
+  %following = add i64 %number, 1
+  br label %next
+
+copy:
+  %source = call ptr @field(ptr %found.entry, i64 16)
+COPY
+}
+"""
+
+_COPY_ON_HOST = """\
+  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 %bytes, i1 false)
+  ret ptr null
+"""
+
+_COPY_ON_CUDA = """\
+  %get.stream = call ptr @field(ptr %api, i64 80)
+  store i64 32, ptr %asking
+  %no.stream = call ptr %get.stream(ptr %asking)
+  %has.stream = icmp eq ptr %no.stream, null
+  br i1 %has.stream, label %enqueue, label %refuse.stream
+
+refuse.stream:
+  ret ptr %no.stream
+
+enqueue:
+  %stream.place = getelementptr i8, ptr %asking, i64 24
+  %stream = load ptr, ptr %stream.place
+  %copy.function = inttoptr i64 FUNCTION to ptr
+  %code = call i32 %copy.function(ptr %target, ptr %source, i64 %bytes, ptr %stream)
+  %good = icmp eq i32 %code, 0
+  br i1 %good, label %done, label %bad
+
+done:
+  ret ptr null
+
+bad:
+  %error.failed = call ptr @error(ptr %api, ptr @failed)
+  ret ptr %error.failed
+"""
+
+
+class Tables:
+    """The tables of this process by group and ordinal of the device, where the handler looks."""
+
+    def __init__(self) -> None:
+        self._words = (ctypes.c_uint64 * (1 + _ENTRY_WORDS * MAX_ENTRIES))()
+        self._known: dict[tuple[int, int], int] = {}
+
+    @property
+    def address(self) -> int:
+        """Where they are: a count, and for each group, ordinal and address."""
+        return ctypes.addressof(self._words)
+
+    def add(self, group: int, ordinal: int, address: int) -> None:
+        """Adds the table of a device in a group; adding it again changes nothing.
+
+        Raises:
+          ExecutionError: there are too many.
+        """
+        with _lock:
+            if (group, ordinal) in self._known:
+                return
+            number = len(self._known)
+            if number == MAX_ENTRIES:
+                raise ExecutionError(
+                    "this process has kernels of too many groups of devices",
+                    expected=f"at most {MAX_ENTRIES} tables",
+                )
+            first = 1 + _ENTRY_WORDS * number
+            self._words[first : first + _ENTRY_WORDS] = [group, ordinal, address]
+            self._known[group, ordinal] = address
+            self._words[0] = number + 1
+
+
+TABLES = Tables()
+
+
+@functools.cache
+def register(platform: str) -> None:
+    """Makes the call known to JAX.
+
+    Args:
+      platform: ``"cuda"``, or ``"cpu"``, where tables are in the host's memory.
+
+    Raises:
+      ExecutionError: the CUDA driver is not there.
+    """
+    if platform == "cuda":
+        copy = _COPY_ON_CUDA.replace("FUNCTION", str(driver().address("cuMemcpyDtoDAsync_v2")))
+    else:
+        copy = _COPY_ON_HOST
+    name = f"{TARGET}_{platform}"
+    text = _HANDLER.replace("COPY", copy).replace("ENTRIES", str(TABLES.address))
+    address = _compiled(text.replace("HANDLER", name), name)
+    handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+    jax.ffi.register_ffi_target(
+        TARGET, jax.ffi.pycapsule(handler), platform={"cuda": "CUDA"}.get(platform, platform)
+    )
+    _keep.append(handler)
+
+
+def _compiled(text: str, name: str) -> int:
+    """The address of a function for the host, from LLVM IR."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly(text)
+    module.verify()
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _keep.append(engine)
+    address: int = engine.get_function_address(name)
+    return address

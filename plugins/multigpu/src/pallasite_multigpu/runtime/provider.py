@@ -1,0 +1,102 @@
+"""What provides the table of a kernel where programs run; see ``OperandProvider``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallasite.plugin import LaunchRequest, UnsupportedError
+from pallasite.plugin.runtime import CompiledKernel, LaunchDevice
+from pallasite_multigpu.protocol import layout
+from pallasite_multigpu.runtime import copy_table, groups, warm_up, watcher
+
+OTHER_MACHINE = 0
+"""The number of the group in a program whose devices are not known, which cannot run."""
+
+
+class TableProvider:
+    """Makes the tables of kernels.
+
+    Methods get what lowering keeps with the operand by keyword: ``communicates`` (whether the
+    kernel meets its peers, or only asks who it is), ``fingerprint`` and ``location``.
+    """
+
+    def in_jax(
+        self,
+        compiled: CompiledKernel,
+        request: LaunchRequest,
+        *,
+        communicates: bool,
+        fingerprint: int,
+        location: str,
+    ) -> Any:
+        """The table of the device that runs the program.
+
+        On GPUs it is copied from where the group has it. Elsewhere, and for a kernel that meets
+        nobody, it says who the device is and nothing more; the simulator fills in the rest.
+        """
+        devices = math.prod(size for _, size in request.device_mesh.axes)
+        if not communicates or request.platform != "cuda":
+            return _who_this_is(request, devices)
+        watcher.know(fingerprint, watcher.KernelName(compiled.name, location))
+        number = OTHER_MACHINE
+        if request.devices is not None and _are_here(request.devices):
+            copy_table.register("cuda")
+            number = groups.local_group(request.devices).number
+            name = next(
+                one.name
+                for one in compiled.launch.hidden_operands
+                if one.provider.endswith(":TABLES")
+            )
+            warm_up.warm_up(compiled, name, request.devices)
+        with jax.enable_x64(True):
+            type_ = jax.ShapeDtypeStruct((layout.table_words(devices),), np.uint64)
+            return jax.ffi.ffi_call(copy_table.TARGET, type_)(group=np.int64(number))
+
+    def on_device(
+        self,
+        compiled: CompiledKernel,
+        device: LaunchDevice,
+        *,
+        communicates: bool,
+        fingerprint: int,
+        location: str,
+    ) -> np.ndarray:
+        """The table of a launch by itself, as of a mesh with one device.
+
+        Raises:
+          UnsupportedError: the kernel communicates, and is launched on a GPU without JAX.
+        """
+        del fingerprint
+        words = next(
+            compiled.launch.inputs[one.input].shape[0]
+            for one in compiled.launch.hidden_operands
+            if one.provider.endswith(":TABLES")
+        )
+        if communicates and device.platform != "cpu":
+            where = f"{location}: " if location else ""
+            raise UnsupportedError(
+                f"{where}kernel {compiled.name!r} communicates, and is launched on one GPU alone",
+                expected="a call from JAX, inside jax.shard_map",
+            )
+        return layout.table(0, [0] * (words - layout.MAILBOXES))
+
+
+def _are_here(devices: tuple[Any, ...]) -> bool:
+    return all(one.platform in ("gpu", "cuda") for one in devices)
+
+
+def _who_this_is(request: LaunchRequest, devices: int) -> Any:
+    position: Any = 0
+    for name, size in request.device_mesh.axes:
+        position = position * size + jax.lax.axis_index(name)
+    with jax.enable_x64(True):
+        words = jnp.asarray(layout.table(0, [0] * devices))
+        return words.at[layout.RANK].set(jnp.asarray(position).astype(jnp.uint64))
+
+
+TABLES = TableProvider()
