@@ -147,10 +147,6 @@ get_concrete_mesh = _mesh.get_concrete_mesh
 debug_effect = _debugging.debug_effect
 ordered_debug_effect = _debugging.ordered_debug_effect
 control_flow_allowed_effects = _effects.control_flow_allowed_effects
-custom_derivatives_allowed_effects = _effects.custom_derivatives_allowed_effects
-ordered_effects = _effects.ordered_effects
-remat_allowed_effects = _effects.remat_allowed_effects
-shardable_ordered_effects = _effects.shardable_ordered_effects
 kernel_local_effects = _pallas_core.kernel_local_effects
 lowerable_effects = _effects.lowerable_effects
 
@@ -420,6 +416,19 @@ def extend_axis_env(axes: Sequence[tuple[Any, int]]) -> Iterator[None]:
     """Makes named axes known to ``lax.axis_index`` and ``lax.axis_size`` while tracing."""
     with _core.extend_axis_env_nd(axes):
         yield
+
+
+def allow_ordered_effect(effect_type: type) -> None:
+    """Permits an effect everywhere, in its order on each device."""
+    for kind in ("lowerable", "ordered", "shardable_ordered", "control_flow_allowed"):
+        getattr(_effects, f"{kind}_effects").add_type(effect_type)
+    for kind in ("remat", "custom_derivatives"):
+        getattr(_effects, f"{kind}_allowed_effects").add_type(effect_type)
+
+
+def platform_of_mesh() -> str | None:
+    """Of the devices of the mesh around what is being traced, such as "gpu"; None if not known."""
+    return getattr(_mesh.get_abstract_mesh().abstract_device, "platform", None)
 
 
 def axis_size(name: Any) -> int:

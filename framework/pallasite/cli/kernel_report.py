@@ -156,7 +156,11 @@ def _hidden(launch: LaunchParameters) -> str:
             _buffer(launch.inputs[one.input]),
             one.name,
             _array(launch.inputs[one.input]),
-            f"made by {one.initialiser}" if one.initialiser else "a constant",
+            f"made by {one.initialiser}"
+            if one.initialiser
+            else f"provided by {one.provider}"
+            if one.provider
+            else "a constant",
             "for each device" if one.per_device else "",
         )
         for one in launch.hidden_operands

@@ -302,27 +302,6 @@ def inline_assembly(
     )
 
 
-_MOST_TIED = 32
-"""Registers that one piece of inline assembly passes through."""
-
-
-def own_registers(values: Sequence[ir.Value]) -> list[ir.Value]:
-    """The same values of 32 bits, each in a register that LLVM gives to nothing else.
-
-    Equal values share a register otherwise, until they are copied to where a loop or a branch
-    wants them apart: once more at each of these.
-    """
-    results: list[ir.Value] = []
-    for start in range(0, len(values), _MOST_TIED):
-        part = values[start : start + _MOST_TIED]
-        words = [bitcast(value, i32()) for value in part]
-        constraints = ",".join(["=r"] * len(words) + [str(i) for i in range(len(words))])
-        made = inline_assembly("", constraints, *words, results=[i32()] * len(words))
-        made = [made] if len(words) == 1 else made
-        results += [bitcast(one, value.type) for one, value in zip(made, part, strict=True)]
-    return results
-
-
 def inline_assembly_operation(text: str, constraints: str, *operands: ir.Value) -> ir.Operation:
     """Inline PTX without results, as the operation; see :func:`inline_assembly`."""
     made = llvm.inline_asm(None, list(operands), text, constraints, has_side_effects=True)

@@ -51,16 +51,8 @@ def register_kernel_effect(effect_type: type) -> None:
 
 
 communication_effect = CommunicationEffect()
-"""Of calls of kernels whose bodies have JAX's effect of communication; ordered."""
-for _effects in (
-    _jax.lowerable_effects,
-    _jax.ordered_effects,
-    _jax.shardable_ordered_effects,
-    _jax.control_flow_allowed_effects,
-    _jax.remat_allowed_effects,
-    _jax.custom_derivatives_allowed_effects,
-):
-    _effects.add_type(CommunicationEffect)
+"""Of calls of kernels whose bodies have ``comms_effect``: ordered, on each device."""
+_jax.allow_ordered_effect(CommunicationEffect)
 
 for _effect_type in (MemoryEffect, ProgrammaticLaunchEffect, TensorCorePipelineEffect):
     register_kernel_effect(_effect_type)

@@ -35,9 +35,9 @@ kernel_call_p.multiple_results = True
 devices_p = _jax.Primitive("pallasite_devices")
 """Lets JAX lower a program once for each set of devices: does nothing else."""
 devices_p.multiple_results = True
-_jax.abstract_eval(devices_p)(lambda: ([], {communication_effect}))
+_jax.abstract_eval(devices_p)(lambda: ([], {_jax.debug_effect}))
 _jax.prims_that_require_devices.add(devices_p)
-_jax.register_lowering(devices_p, lambda ctx: ctx.set_tokens_out(ctx.tokens_in) or [])
+_jax.register_lowering(devices_p, lambda ctx: [])
 
 
 def call_kernel(*operands: Any, spec: KernelSpec) -> Any:
@@ -94,16 +94,19 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
             if effect.name not in spec.mesh.shape:
                 effects.add(effect)
         elif effect is _jax.comms_effect:
-            effects.add(communication_effect)
+            # On GPUs, a program runs in the same order on all devices.
+            on_gpu = _jax.platform_of_mesh() == "gpu"
+            effects.add(_jax.debug_effect if on_gpu else communication_effect)
         elif not (
             spec.mesh.discharges_effect(effect) or _jax.kernel_local_effects.contains(effect)
         ):
             effects.add(effect)
     if has_host_effects(spec.params):
         effects.add(_jax.debug_effect)
-    if any(one.per_device for one in plugins.manager().lifecycles()):
-        # Programs with kernels are lowered once for each set of devices, which JAX then tells.
-        _jax.prims_that_require_devices.add(kernel_call_p)
+    # If so, programs with kernels are lowered once for each set of devices, which JAX then tells.
+    per_device = any(one.per_device for one in plugins.manager().lifecycles())
+    asking = _jax.prims_that_require_devices
+    (asking.add if per_device else asking.discard)(kernel_call_p)
     return _result_types(spec, in_avals), effects
 
 

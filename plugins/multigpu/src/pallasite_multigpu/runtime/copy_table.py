@@ -12,9 +12,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from typing import cast
 
 import jax
+import jax.numpy as jnp
 import llvmlite.binding as llvm
+import numpy as np
 
 from pallasite.plugin import ExecutionError
 from pallasite_multigpu.runtime.cuda import driver
@@ -234,6 +237,19 @@ def register(platform: str) -> None:
         TARGET, jax.ffi.pycapsule(handler), platform={"cuda": "CUDA"}.get(platform, platform)
     )
     _keep.append(handler)
+
+
+def call(group: int, words: int) -> jax.Array:
+    """The table of the device that runs the program; traced by JAX, with 64-bit types enabled.
+
+    Args:
+      group: the number of the group.
+      words: of the table.
+    """
+    # XLA moves a call out of a loop only if its operands are no smaller than its result.
+    unused = jnp.zeros((words,), np.uint64)
+    type_ = jax.ShapeDtypeStruct((words,), np.uint64)
+    return cast(jax.Array, jax.ffi.ffi_call(TARGET, type_)(unused, group=np.int64(group)))
 
 
 def _compiled(text: str, name: str) -> int:

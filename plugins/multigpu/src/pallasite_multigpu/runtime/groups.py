@@ -14,6 +14,9 @@ from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.runtime import copy_table, watcher
 from pallasite_multigpu.runtime.cuda import driver
 
+OTHER_MACHINE = 0
+"""The number of the group in a program whose devices are not known, which cannot run."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:

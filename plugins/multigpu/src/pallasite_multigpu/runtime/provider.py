@@ -14,9 +14,6 @@ from pallasite.plugin.runtime import CompiledKernel, LaunchDevice
 from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.runtime import copy_table, groups, warm_up, watcher
 
-OTHER_MACHINE = 0
-"""The number of the group in a program whose devices are not known, which cannot run."""
-
 
 class TableProvider:
     """Makes the tables of kernels.
@@ -43,7 +40,7 @@ class TableProvider:
         if not communicates or request.platform != "cuda":
             return _who_this_is(request, devices)
         watcher.know(fingerprint, watcher.KernelName(compiled.name, location))
-        number = OTHER_MACHINE
+        number = groups.OTHER_MACHINE
         if request.devices is not None and _are_here(request.devices):
             copy_table.register("cuda")
             number = groups.local_group(request.devices).number
@@ -54,8 +51,7 @@ class TableProvider:
             )
             warm_up.warm_up(compiled, name, request.devices)
         with jax.enable_x64(True):
-            type_ = jax.ShapeDtypeStruct((layout.table_words(devices),), np.uint64)
-            return jax.ffi.ffi_call(copy_table.TARGET, type_)(group=np.int64(number))
+            return copy_table.call(number, layout.table_words(devices))
 
     def on_device(
         self,

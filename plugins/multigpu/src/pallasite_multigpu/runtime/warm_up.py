@@ -38,13 +38,13 @@ def warm_up(compiled: CompiledKernel, table: str, devices: Sequence[Any]) -> Non
         if not missing:
             return
         (number,) = (one.input for one in compiled.launch.hidden_operands if one.name == table)
-        small = dataclasses.replace(compiled, launch=_small(compiled.launch, number))
+        small = dataclasses.replace(compiled, launch=small_launch(compiled.launch, number))
         # Other than this thread, a new one is not in the middle of tracing a program.
-        _in_new_thread(lambda: [_launch(small, number, one) for one in missing])
+        _in_new_thread(lambda: _launch(small, number, missing))
         _done.update((kernel, one.id) for one in missing)
 
 
-def _small(launch: LaunchParameters, table: int) -> LaunchParameters:
+def small_launch(launch: LaunchParameters, table: int) -> LaunchParameters:
     """The same launch, with one element for each array but the table."""
     kept = launch.inputs[table]
 
@@ -68,14 +68,15 @@ def _small(launch: LaunchParameters, table: int) -> LaunchParameters:
     )
 
 
-def _launch(compiled: CompiledKernel, table: int, device: Any) -> None:
+def _launch(compiled: CompiledKernel, table: int, devices: Sequence[Any]) -> None:
     run = find_executor("cuda", compiled.name)
     inputs = compiled.launch.inputs
     with jax.enable_x64(True):
         values = [np.zeros(one.shape, one.dtype) for one in inputs]
         values[table] = layout.table(-1, [0] * (inputs[table].shape[0] - layout.MAILBOXES))
-        operands = [jax.device_put(one, device) for one in values]
-        jax.block_until_ready(jax.jit(lambda *given: run(compiled, *given))(*operands))
+        launch = jax.jit(lambda *operands: run(compiled, *operands))
+        for device in devices:
+            jax.block_until_ready(launch(*jax.device_put(values, device)))
 
 
 def _in_new_thread(function: Callable[[], Any]) -> None:
