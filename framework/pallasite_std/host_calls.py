@@ -23,6 +23,7 @@ from jax.interpreters import mlir
 
 from pallasite.plugin import ExecutionError, LaunchRequest, PallasiteError, config
 from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import communication_effect
 from pallasite.plugin.runtime import CompiledKernel
 
 HostFunction = Callable[[CompiledKernel, Sequence[np.ndarray]], Sequence[np.ndarray]]
@@ -39,6 +40,7 @@ def run_on_host(
     compiled: CompiledKernel,
     *operands: jax.Array,
     request: LaunchRequest | None = None,
+    ordered: bool = False,
 ) -> list[jax.Array]:
     """Runs a kernel by a Python function; with that bound, it is what an executor's ``run`` is.
 
@@ -47,9 +49,11 @@ def run_on_host(
 
     It works wherever kernels do: eagerly, under ``jax.jit``, and inside ``jax.shard_map``. Options
     that a ``with config.scoped(...)`` sets where the program is compiled hold when it runs.
+
+    Calls that are ``ordered`` run one after the other on each device, in the program's order.
     """
     del request
-    call = _HostCall(execute, compiled, config.scoped_options())
+    call = _HostCall(execute, compiled, config.scoped_options(), ordered)
     results: list[jax.Array] = host_call_p.bind(*operands, call=call)
     return results
 
@@ -84,6 +88,7 @@ class _HostCall:
     execute: HostFunction
     compiled: CompiledKernel
     options: Mapping[str, Any]
+    ordered: bool
 
     def __call__(self, *inputs: Any) -> tuple[np.ndarray, ...]:
         error: Exception
@@ -124,20 +129,23 @@ def _impl(*operands: Any, call: _HostCall) -> list[jax.Array]:
     return list(map(jax.numpy.asarray, call(*operands)))
 
 
-def _abstract_eval(*operands: Any, call: _HostCall) -> list[Any]:
+@_jax.abstract_eval(host_call_p)
+def _abstract_eval(*operands: Any, call: _HostCall) -> tuple[list[Any], set[Any]]:
     del operands
-    return [
+    outputs = [
         jax.core.ShapedArray(buffer.shape, np.dtype(buffer.dtype))
         for buffer in call.compiled.launch.outputs
     ]
+    return outputs, {communication_effect} if call.ordered else set()
 
 
 def _lower(ctx: Any, *operands: Any, call: _HostCall) -> Any:
     # A kernel may print, and it may find an error: XLA must not drop it, nor join two calls of it.
-    results, _, _ = mlir.emit_python_callback(
+    token = ctx.tokens_in.get(communication_effect) if call.ordered else None
+    results, token, _ = mlir.emit_python_callback(
         ctx,
         call,
-        None,
+        token,
         list(operands),
         ctx.avals_in,
         ctx.avals_out,
@@ -145,9 +153,10 @@ def _lower(ctx: Any, *operands: Any, call: _HostCall) -> Any:
         returns_token=False,
         sharding=_jax.callback_sharding(ctx.module_context.axis_context, None, ctx.avals_out),
     )
+    if call.ordered:
+        ctx.set_tokens_out(mlir.TokenSet({communication_effect: token}))
     return results
 
 
 host_call_p.def_impl(_impl)
-host_call_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(host_call_p, _lower)

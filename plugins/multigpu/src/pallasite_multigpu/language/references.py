@@ -75,6 +75,12 @@ for _transform, _data, _meta in (
     jax.tree_util.register_dataclass(_transform, data_fields=_data, meta_fields=_meta)
 
 
+reach_devices_p = _jax.Primitive("reach_devices")
+"""Says that a kernel uses the memory of other devices; does nothing."""
+reach_devices_p.multiple_results = True
+_jax.abstract_eval(reach_devices_p)(lambda: ((), {_jax.comms_effect}))
+
+
 def _shown(leaf: Any, context: Any) -> str:
     del context
     return str(leaf)
@@ -115,6 +121,7 @@ def remote_ref(ref: Any, device_id: Any, device_id_type: Any = pl.DeviceIdType.M
             hint="take one device or all of them: remote_ref(ref, ...) or multicast_ref(ref, ...)",
         )
     device = device_coordinates(device_id, device_id_type)
+    reach_devices_p.bind()
     return _jax.TransformedRef(base.ref, (*base.transforms, PeerMemRef(device, device_id_type)))
 
 
@@ -140,6 +147,7 @@ def multicast_ref(ref: Any, collective_axes: Hashable | tuple[Hashable, ...]) ->
             hint="take one device or all of them: remote_ref(ref, ...) or multicast_ref(ref, ...)",
         )
     axes = axis_tuple(collective_axes)
+    reach_devices_p.bind()
     return _jax.TransformedRef(base.ref, (*base.transforms, MulticastRef(axes)))
 
 

@@ -42,7 +42,8 @@ def prologue(kernel: KernelContext) -> None:
             made = ops.inline_assembly(
                 text, constraints, state.table, *pointers, results=[ops.i64()]
             )
-        replace(slots, made)
+        # What other lifecycles have deferred may name it, even if it will not be used.
+        replace(slots, ops.i64_constant(0) if made is None else made)
 
     kernel.emit_later(enter)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,17 @@ from jaxlib.mlir import ir
 from pallasite.plugin import RuleSet, Semantics
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
-from pallasite.plugin.lowering import RegisterArray, RuleContext
+from pallasite.plugin.lowering import RegisterArray, RuleContext, Value
+from pallasite_multigpu.language.references import reach_devices_p
 from pallasite_multigpu.rules.devices import mesh_axes, own_coordinate
 
 rules = RuleSet()
+
+
+@rules.lowering(reach_devices_p, Semantics.LANE, Semantics.WARP)
+def _reach_devices(ctx: RuleContext) -> Sequence[Value]:
+    """Views of other devices say by themselves what they need."""
+    return ()
 
 
 @rules.lowering(_jax.axis_index_p, Semantics.LANE, Semantics.WARP, overrides=("standard",))

@@ -13,6 +13,7 @@ from pallasite.plugin import LaunchRequest, UnsupportedError
 from pallasite.plugin.runtime import CompiledKernel, LaunchDevice
 from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.runtime import copy_table, groups, warm_up, watcher
+from pallasite_multigpu.simulation.memory import SimulatedTables
 
 
 class TableProvider:
@@ -80,6 +81,19 @@ class TableProvider:
                 expected="a call from JAX, inside jax.shard_map",
             )
         return layout.table(0, [0] * (words - layout.MAILBOXES))
+
+    def simulated(
+        self,
+        compiled: CompiledKernel,
+        count: int,
+        *,
+        communicates: bool,
+        fingerprint: int,
+        location: str,
+    ) -> SimulatedTables:
+        """What the simulator puts into the memory of ``count`` devices that run the kernel."""
+        del compiled, fingerprint, location
+        return SimulatedTables(count, communicates)
 
 
 def _are_here(devices: tuple[Any, ...]) -> bool:

@@ -22,12 +22,10 @@ class SimulatedTables:
     Attributes:
       count: devices of the mesh.
       communicating: whether the kernel waits for other devices.
-      fingerprint: of the kernel.
     """
 
     count: int
     communicating: bool
-    fingerprint: int
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -44,7 +44,8 @@ def run_in_program(compiled: CompiledKernel, *operands: Any, request: LaunchRequ
     meeting = Meeting(compiled.name, count)
     execute = functools.partial(_execute, meeting)
     rank = jax.numpy.asarray(rank, jax.numpy.int32)
-    return run_on_host(execute, compiled, rank, *operands, request=request)
+    ordered = communicates(compiled)
+    return run_on_host(execute, compiled, rank, *operands, request=request, ordered=ordered)
 
 
 def _execute(

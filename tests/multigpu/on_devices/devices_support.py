@@ -1,0 +1,50 @@
+"""Running kernels on several CPU devices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+
+from pallasite import gpu as plgpu
+
+SEMAPHORE = plgpu.SemaphoreType.REGULAR
+LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+WARPGROUP = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+
+
+def mesh_of(**axes: int) -> jax.sharding.Mesh:
+    """A mesh of the first devices, or of those in ``devices`` (an array of its shape)."""
+    count = math.prod(axes.values())
+    devices = np.array(jax.devices()[:count]).reshape(tuple(axes.values()))
+    return jax.sharding.Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def run(kernel: Any, mesh: jax.sharding.Mesh, *arrays: Any) -> Any:
+    """Runs a kernel on each device, on rows of the arrays: what it returns, row by row, one row for
+    each device in the order of the mesh."""
+    spec = PartitionSpec(mesh.axis_names)
+
+    def on_one(*rows: Any) -> Any:
+        results = kernel(*(row[0] for row in rows))
+        return jax.tree.map(lambda one: one[None], results)
+
+    call = jax.shard_map(on_one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.tree.map(np.asarray, jax.jit(call)(*arrays))
+
+
+def rows(mesh: jax.sharding.Mesh, shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
+    """Random numbers, a row for each device of the mesh."""
+    generator = np.random.default_rng(seed)
+    whole = (mesh.devices.size, *shape)
+    if np.issubdtype(np.dtype(dtype), np.integer):
+        return generator.integers(-1000, 1000, whole).astype(dtype)
+    return generator.standard_normal(whole).astype(dtype)
+
+
+def like(array: Any, shape: tuple[int, ...] | None = None) -> jax.ShapeDtypeStruct:
+    """The type of one row."""
+    return jax.ShapeDtypeStruct(array.shape[1:] if shape is None else shape, array.dtype)
