@@ -302,13 +302,6 @@ def inline_assembly(
     )
 
 
-def inline_assembly_operation(text: str, constraints: str, *operands: ir.Value) -> ir.Operation:
-    """Inline PTX without results, as the operation; see :func:`inline_assembly`."""
-    made = llvm.inline_asm(None, list(operands), text, constraints, has_side_effects=True)
-    operation: ir.Operation = made.operation
-    return operation
-
-
 # Control flow ---------------------------------------------------------------------------------
 
 

@@ -319,21 +319,6 @@ def cluster_ref(ref: Any, block_id: Mapping[Any, Any]) -> Any:
     return _append(ref, ClusterRefTransform(tuple(block_id.keys()), tuple(block_id.values())))
 
 
-def batch_transform(transform: Any, leading_rank: int) -> Any:
-    """The transform for an allocation with ``leading_rank`` more dimensions in front."""
-    match transform:
-        case _jax.TransposeTransform():
-            shifted = (axis + leading_rank for axis in transform.permutation)
-            return _jax.TransposeTransform((*range(leading_rank), *shifted))
-        case TilingTransform() | SwizzleTransform():
-            return transform
-        case _:
-            raise checks.unsupported(
-                f"{type(transform).__name__} cannot be used on a pipelined block",
-                expected="TilingTransform, SwizzleTransform or TransposeTransform",
-            )
-
-
 def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
     """The widest swizzle, in bytes, that divides rows of ``minor_dim_bits`` bits.
 
@@ -353,17 +338,3 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
 def element_bits(dtype: Any, shape: tuple[int, ...]) -> int:
     """Size in bits of an array."""
     return int(math.prod(shape) * _jax.itemsize_bits(dtype))
-
-
-def physical_view(ref: Any) -> Any:
-    """The slot that ``ref`` (what the body of a pipeline gets) selects, in its physical layout.
-
-    That is the reference on which the inverse transforms of the block spec are still to come.
-    """
-    base = as_transformed(ref)
-    slots = [t for t in base.transforms if isinstance(t, _jax.NDIndexer)]
-    if not slots:
-        return base.ref
-    shape = tuple(_jax.typeof(base.ref).shape)
-    indices = (slots[-1].indices[0], *(slice(None) for _ in shape[1:]))
-    return _jax.TransformedRef(base.ref, (_jax.NDIndexer.from_indices_shape(indices, shape),))

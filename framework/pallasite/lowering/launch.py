@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallasite.errors import InternalError, SourceLocation
+from pallasite.errors import SourceLocation
 from pallasite.ir import ops
 from pallasite.ir.types import bit_width, pointer_type
 from pallasite.launch import (
@@ -272,9 +272,3 @@ class LaunchContext(KernelParameters):
 def buffer_bytes(shape: Sequence[int], dtype: Any) -> int:
     """Bytes of an array in memory, rounded up to whole bytes."""
     return -(-math.prod(shape) * bit_width(dtype) // 8)
-
-
-def require(condition: bool, message: str) -> None:
-    """Raises :class:`InternalError` for something that no user can cause."""
-    if not condition:
-        raise InternalError(message)

@@ -40,7 +40,5 @@ from pallasite.language.transforms import ClusterRefTransform as ClusterRefTrans
 from pallasite.language.transforms import UnswizzleTransform as UnswizzleTransform
 from pallasite.language.transforms import UntilingTransform as UntilingTransform
 from pallasite.language.transforms import as_transformed as as_transformed
-from pallasite.language.transforms import batch_transform as batch_transform
 from pallasite.language.transforms import element_bits as element_bits
 from pallasite.language.transforms import find_swizzle as find_swizzle
-from pallasite.language.transforms import physical_view as physical_view

@@ -19,7 +19,7 @@ from pallasite.plugin.language import (
     CompilerParams,
     KernelSpec,
     Mesh,
-    physical_view,
+    as_transformed,
     trace_kernel,
 )
 from pallasite_std.pipelines.block_spec import BlockSpec, PipelinedBlockMapping
@@ -254,8 +254,22 @@ def _own_fields(mapping: Any) -> dict[str, Any]:
 def _block_view(ref: Any, mapping: Any) -> Any:
     """The reference that stands for a block in the kernel's jaxpr."""
     if mapping.transformed_block_aval.memory_space not in (GMEM, _jax.PallasMemorySpace.ANY):
-        return physical_view(ref)
+        return _physical_view(ref)
     squeezed = [isinstance(dim, pl.Squeezed) for dim in mapping.block_shape]
     if not any(squeezed):
         return ref
     return ref.at[tuple(0 if gone else slice(None) for gone in squeezed)]
+
+
+def _physical_view(ref: Any) -> Any:
+    """The slot that ``ref`` (what the body of a pipeline gets) selects, in its physical layout.
+
+    That is the reference on which the inverse transforms of the block spec are still to come.
+    """
+    base = as_transformed(ref)
+    slots = [t for t in base.transforms if isinstance(t, _jax.NDIndexer)]
+    if not slots:
+        return base.ref
+    shape = tuple(_jax.typeof(base.ref).shape)
+    indices = (slots[-1].indices[0], *(slice(None) for _ in shape[1:]))
+    return _jax.TransformedRef(base.ref, (_jax.NDIndexer.from_indices_shape(indices, shape),))

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from pallasite.plugin.language import SMEM, batch_transform
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import SMEM, checks, transforms
 from pallasite_std.pipelines.blocks import Block
 from pallasite_std.primitives.copies import barrier_expect, copy_gmem_to_smem, copy_smem_to_gmem
 
@@ -68,5 +69,20 @@ def allocation(block: Block, gmem_ref: Any, num_stages: int) -> Any:
     if not block.in_smem:
         return None
     leading = () if num_stages == 1 else (num_stages,)
-    transforms = tuple(batch_transform(t, len(leading)) for t in block.spec.transforms)
+    transforms = tuple(_batched(t, len(leading)) for t in block.spec.transforms)
     return SMEM((*leading, *block.shape), gmem_ref.dtype, transforms=transforms)
+
+
+def _batched(transform: Any, leading_rank: int) -> Any:
+    """The transform for an allocation with ``leading_rank`` more dimensions in front."""
+    match transform:
+        case _jax.TransposeTransform():
+            shifted = (axis + leading_rank for axis in transform.permutation)
+            return _jax.TransposeTransform((*range(leading_rank), *shifted))
+        case transforms.TilingTransform() | transforms.SwizzleTransform():
+            return transform
+        case _:
+            raise checks.unsupported(
+                f"{type(transform).__name__} cannot be used on a pipelined block",
+                expected="TilingTransform, SwizzleTransform or TransposeTransform",
+            )
