@@ -15,6 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from tests import xla_programs
 from tests.accepted_ptx import AcceptedPtx
 
 from pallasite import config, plugins
@@ -35,6 +36,7 @@ HAS_GPU = pathlib.Path("/proc/driver/nvidia/version").exists()
 # optimization takes. XLA has not read it yet; processes that tests start inherit it.
 if not HAS_GPU:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    xla_programs.share()
 
 # How long an example takes to be made or to run says nothing: other programs run as well.
 hypothesis.settings.register_profile(
@@ -164,7 +166,7 @@ def pytest_collection_finish() -> None:
     garbage, which takes a good part of the time otherwise."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
+    gc.set_threshold(100_000, 10, 10)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

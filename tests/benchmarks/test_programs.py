@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 
 import attention
 import contest
@@ -16,6 +14,7 @@ import program
 import pytest
 import timing
 from contest import Result, RowResult
+from tests import python_processes
 
 BENCHMARKS = pathlib.Path(matmul.__file__).parent
 
@@ -264,12 +263,10 @@ def test_selection():
 
 def test_a_run_from_the_command_line(tmp_path: pathlib.Path):
     path = tmp_path / "rows.json"
-    command = [sys.executable, BENCHMARKS / "matmul.py", "--rehearse", "--timing", "clock"]
+    command = [BENCHMARKS / "matmul.py", "--rehearse", "--timing", "clock"]
     command += ["--ours", "none", "--rivals", "xla", "upstream", "--rows", "bf16", "fp8"]
     command += ["--seconds", "3600", "--step-seconds", "3600"]
-    done = subprocess.run(
-        [*command, "--code-time", "0", "--json", path], capture_output=True, text=True
-    )
+    done = python_processes.run([*command, "--code-time", "0", "--json", path])
     assert done.returncode == 0, done.stderr
     data = json.loads(path.read_text())
     assert data["benchmark"] == "matmul"

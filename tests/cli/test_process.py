@@ -7,17 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from tests import python_processes
 
 
 def start(*arguments: str, **keywords) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, "-m", "pallasite", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        **keywords,
-    )
+    return python_processes.run(["-m", "pallasite", *arguments], env=environment, **keywords)
 
 
 def test_help():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 from refusals import array, make
+from tests import python_processes
 
 import pallasite
 from pallasite import config, plugins
@@ -146,7 +146,7 @@ DiskCache(pathlib.Path(sys.argv[1])).put(sys.argv[2], b"content")
 def test_killed_process(cache):
     key = "ab" * 32
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    killed = subprocess.run([sys.executable, "-c", KILLED, cache, key], env=environment)
+    killed = python_processes.run(["-c", KILLED, cache, key], env=environment)
     assert killed.returncode == -signal.SIGKILL
     store = DiskCache(cache)
     assert store.get(key) is None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import subprocess
 import sys
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import pytest
+from tests import python_processes
 
 import pallasite
 from examples import catalog, demo, measuring
@@ -200,14 +200,8 @@ def test_errors_of_kernels_are_reported(
 def test_several_processes_make_the_same_table():
     """Rows come in the order of the catalog, whichever process is quicker."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [
-        sys.executable,
-        ROOT / "examples/demo.py",
-        "gelu_bf16",
-        "vector_add_f32",
-        "--processes=2",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = [ROOT / "examples/demo.py", "gelu_bf16", "vector_add_f32", "--processes=2"]
+    done = python_processes.run(command, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     _, table = done.stdout.split("\n\n", 1)
     head, *rows = table.split("\n\n")[0].splitlines()

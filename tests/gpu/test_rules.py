@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import subprocess
 import sys
 
 import jax
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from jax.experimental import checkify
 from jax.experimental import pallas as pl
+from tests import python_processes
 
 from pallasite._jax import masked_load, masked_store, masked_swap, run_state
 from pallasite.ir import ops
@@ -511,9 +511,7 @@ def test_check_that_fails(tmp_path):
     script = tmp_path / "failing.py"
     script.write_text(FAILING_CHECK)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=120
-    )
+    done = python_processes.run([script], env=environment, timeout=120)
     assert done.returncode != 0
     text = done.stdout + done.stderr
     assert f"{script}:7: check failed: not positive: -2.5" in text

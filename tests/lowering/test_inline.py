@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import subprocess
+import os
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests import python_processes
 
 from kernels import array, compile_to_ptx, in_order, make
 from pallasite.errors import InvalidTypeError, InvalidValueError
@@ -267,4 +268,7 @@ assert "jax.experimental.mosaic.gpu" not in sys.modules
 
 @pytest.mark.parametrize("values", inline.VALUES)
 def test_the_other_values_are_imported_when_code_needs_them(values):
-    subprocess.run([sys.executable, "-c", LAZY.replace("VALUES", repr(values))], check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = LAZY.replace("VALUES", repr(values))
+    done = python_processes.run(["-c", code], env=environment)
+    assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ def _act(ctx, *, what):
         count = protocol.device_count(kernel)
         peer = ops.remainder_unsigned(ops.add(protocol.rank(kernel), 1), count)
         protocol.communicates(kernel, reads=True)
-        source = protocol.peer_pointer(ctx, given, peer)
+        source = protocol.peer_pointer(ctx.kernel, given, peer)
         element = ops.add(ops.multiply(launch.block_id(0), 128), launch.thread_id)
         places = [
             ops.element_pointer(one, element, ops.i32())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
+from tests import python_processes
 
 SCRIPT = pathlib.Path(__file__).parent / "sharded_programs.py"
 
@@ -31,13 +31,8 @@ def test_programs(kind, cases):
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=4",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--seed", "0", "--only", kind, "--cases", cases],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    done = python_processes.run(
+        [SCRIPT, "--seed", "0", "--only", kind, "--cases", cases], env=environment
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -12,6 +12,8 @@ import sys
 import tomllib
 from collections.abc import Sequence
 
+from tests import python_processes
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GROUP = "pallasite.plugins"
 
@@ -91,10 +93,4 @@ def run_python(
     inherited = [path for path in sys.path if path and "site-packages" not in path]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PALLASITE_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), *inherited])
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    return python_processes.run(arguments, env=environment | variables, timeout=600)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from offset_plugin import offset, registered
+from tests import python_processes
 
 import pallasite
 from pallasite import gpu as plgpu
@@ -315,9 +315,7 @@ def test_devices_and_the_disk_cache(installed, tmp_path):
     }
 
     def run():
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment
-        )
+        done = python_processes.run(["-c", SCRIPT], env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()[-5:]
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from fake_kernels import SM_90A, add_kernel
 from sample_kernels import CASES, by_pallas_call, scaled, shape, specs
+from tests import python_processes
 
 import pallasite
 from pallasite import Target, config, plugins
@@ -292,10 +293,8 @@ def test_a_second_process_compiles_nothing(tmp_path, name):
     }
 
     def run():
-        command = [sys.executable, "-c", SCRIPT, name]
-        return subprocess.run(
-            command, check=True, capture_output=True, text=True, env=environment_
-        ).stdout.splitlines()[-1]
+        done = python_processes.run(["-c", SCRIPT, name], env=environment_, check=True)
+        return done.stdout.splitlines()[-1]
 
     assert run() == str(CacheInfo(compiles=1))
     assert run() == str(CacheInfo(disk_hits=1))

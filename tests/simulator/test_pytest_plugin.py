@@ -8,6 +8,7 @@ import sys
 
 import jax
 import pytest
+from tests import python_processes
 
 CONFTEST = """
 import pallasite_simulator.pytest_plugin
@@ -63,22 +64,15 @@ def run(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_kernels.py").write_text(TESTS)
 
-    def run(*options):
+    def run(*options, start=python_processes.run):
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "JAX_PLATFORMS": "cpu",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # Other plugins take time.
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--strict-markers"]
-            + ["--tb=short", *options],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=300,
-        )
+        always = ["-p", "no:cacheprovider", "-rA", "--strict-markers", "--tb=short"]
+        done = start(["-m", "pytest", *always, *options], cwd=tmp_path, env=environment)
         return done.returncode, done.stdout + done.stderr
 
     return run
@@ -129,9 +123,14 @@ def test_on_a_gpu_the_tests_are_marked(run, tmp_path):
         assert "test_beyond" in output and "4/5 tests collected (1 deselected)" in output
 
 
+def start_anew(arguments, **keywords):
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **keywords)
+
+
 def test_projects_without_kernels_pay_nothing(run, tmp_path):
     (tmp_path / "test_kernels.py").write_text(
         "import sys\ndef test_it():\n    assert not {'jax', 'numpy'} & set(sys.modules)\n"
     )
-    status, output = run()
+    status, output = run(start=start_anew)
     assert status == 0, output

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import jax_compiler
 import own_failures
 import pytest
 import run_upstream_tests
+from tests import python_processes
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -78,8 +77,7 @@ class KernelWGTest(KernelTest):
 
 def run(*arguments: object, code: int) -> str:
     """Runs the command and returns what it prints."""
-    command = [sys.executable, str(RUNNER), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    result = python_processes.run([RUNNER, *map(str, arguments)])
     assert result.returncode == code, result.stdout + result.stderr
     return result.stdout
 
@@ -149,8 +147,7 @@ def test_a_file_that_cannot_be_loaded(tmp_path):
     """The error names the file and says why."""
     path = tmp_path / "broken_test.py"
     path.write_text("import a_module_that_is_not_there\n")
-    command = [sys.executable, str(RUNNER), str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    result = python_processes.run([RUNNER, path])
     assert result.returncode == 1
     assert "broken_test.py cannot be loaded" in result.stderr
     assert "No module named 'a_module_that_is_not_there'" in result.stderr
