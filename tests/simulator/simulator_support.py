@@ -48,12 +48,14 @@ def run_ptx(
     cluster: int | tuple[int, int, int] = 1,
     shared: int = 0,
     name: str | None = None,
+    multiprocessors: int = 132,
     **options: Any,
 ) -> Execution:
     """Runs a kernel; arrays among the arguments are changed in place."""
     values = [Pointer(one) if isinstance(one, np.ndarray) else one for one in arguments]
     geometry = Geometry(_extent(grid), _extent(block), _extent(cluster), cluster != 1)
-    return run(Launch(load(ptx, name), geometry, values, dynamic_shared_bytes=shared, **options))
+    program = load(ptx, name, multiprocessors)
+    return run(Launch(program, geometry, values, dynamic_shared_bytes=shared, **options))
 
 
 def body_ptx(

@@ -8,6 +8,7 @@ import pytest
 from simulator_support import module, run_ptx
 from tensor_programs import k_major, matrix_descriptor, product, run_on_tensor_memory
 
+from pallasite_simulator import launch
 from pallasite_simulator.engine.tensor_map import TensorMap
 from pallasite_simulator.errors import PtxError, SimulationError
 from pallasite_simulator.launch import Descriptor, Pointer
@@ -270,6 +271,67 @@ def test_allocation_that_is_never_possible():
     once = ALLOCATION.replace("tcgen05.dealloc", "@%p0 bra END; bra.uni END; tcgen05.dealloc")
     with pytest.raises(SimulationError, match="columns of tensor memory to be released"):
         run_ptx(module(once + "END:", target="sm_100a"), block=64)
+
+
+SHARING = """
+.reg .b32 %r<8>; .reg .b64 %rd<4>; .reg .pred %p<4>; .shared .align 4 .b32 place[2];
+mov.u32 %r0, %ctaid.x;
+ld.param.u64 %rd0, [out];
+mul.wide.u32 %rd1, %r0, 4;
+add.u64 %rd1, %rd0, %rd1;
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [place], COLUMNS;
+ld.shared.b32 %r1, [place];
+mov.u32 %r2, %tid.x;
+setp.eq.u32 %p1, %r2, 0;
+@%p1 st.release.gpu.global.b32 [%rd1], %r1;
+MORE
+tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, COLUMNS;
+"""
+
+OTHER = """
+setp.ne.u32 %p0, %r0, 0;
+@%p0 bra READY;
+OTHER:
+ld.acquire.gpu.global.b32 %r3, [%rd0+4];
+setp.eq.u32 %p0, %r3, 0xFFFFFFFF;
+@%p0 bra OTHER;
+READY:
+"""
+"""Block 0 waits for block 1."""
+
+
+def shared_multiprocessors(columns, count, more="", blocks=3, **options):
+    ptx = module(
+        SHARING.replace("COLUMNS", str(columns)).replace("MORE", more), [".u64 out"],
+        target="sm_100a",
+    )  # fmt: skip
+    out = np.full(blocks, 0xFFFFFFFF, np.uint32)
+    run_ptx(ptx, out, grid=blocks, block=32, multiprocessors=count, **options)
+    return out.tolist()
+
+
+def test_blocks_of_a_multiprocessor_share_its_columns():
+    assert shared_multiprocessors(128, 3) == [0, 0, 0]
+    assert shared_multiprocessors(128, 1) == [0, 128, 256]
+    assert shared_multiprocessors(128, 2) == [0, 0, 128]
+    assert shared_multiprocessors(512, 1) == [0, 0, 0]
+    assert shared_multiprocessors(256, 2, OTHER) == [0, 0, 256]
+    assert shared_multiprocessors(512, 2, OTHER, blocks=2) == [0, 0]
+    with pytest.raises(SimulationError, match=r"others by block \(0, 0, 0\) on its multip"):
+        shared_multiprocessors(512, 1, OTHER, blocks=2)
+    # Block 1 begins when block 0 ends, because of their shared memory.
+    with pytest.raises(SimulationError, match="an earlier block of the multiprocessor to end"):
+        shared_multiprocessors(128, 1, OTHER, blocks=2, shared=200 * 1024)
+    assert shared_multiprocessors(128, 1, shared=200 * 1024) == [0, 0, 0]
+
+
+def test_waves_share_columns(monkeypatch):
+    """Also of blocks that the simulator does not run together."""
+    monkeypatch.setattr(launch, "LANES_AT_ONCE", 32)
+    assert shared_multiprocessors(128, 1, OTHER) == [0, 128, 128]
+    assert shared_multiprocessors(512, 2, OTHER) == [0, 0, 0]
+    with pytest.raises(SimulationError, match="others by block"):
+        shared_multiprocessors(512, 1, OTHER)
 
 
 WRONG = {

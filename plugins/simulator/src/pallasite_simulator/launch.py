@@ -294,7 +294,7 @@ def standstill(waves: Sequence[Wave]) -> DeadlockError:
     """The error for waves that can never go on: one device's first, then those of the others."""
     devices = {wave.geometry.device for wave in waves}
     if len(devices) == 1:
-        return waves[0].standstill()
+        return waves[0].standstill(waves[1:])
     shown: list[str] = []
     location = None
     for device in sorted(devices, key=str):

@@ -51,6 +51,14 @@ class _Request:
     address: Any
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    """Blocks that wait for columns: one, or a pair."""
+
+    blocks: tuple[int, ...]
+    count: int
+
+
 @instructions.register("tcgen05.alloc", needs_warp=True)
 def bind_alloc(instruction: Instruction, binder: Binder) -> Step:
     """Allocates columns and writes their address to shared memory: PTX ISA 9.7.16.7.1."""
@@ -124,10 +132,10 @@ def _allocate(
                 expected=str(other.count),
             )
         requests[peer] = other
-    start = _free_columns(memory, list(requests), request.count)
+    asked = _Asked(tuple(requests), request.count)
+    start, text = _free_columns(memory, asked)
     if start is None:
-        held = ", ".join(f"{one.count} from {one.start}" for one in memory.pieces[block])
-        text = f"{request.count} columns of tensor memory to be released (in use: {held}),"
+        _wait_for_others(memory).append(asked)
         return [Wait(request.warp, _FREED, lambda: text, again=True)]
     for owner, one in requests.items():
         columns = slice(start, start + one.count)
@@ -154,13 +162,44 @@ def _requests(wave: Wave) -> dict[int, _Request]:
     return result
 
 
-def _free_columns(memory: TensorMemory, blocks: list[int], count: int) -> int | None:
-    """The first columns that are free in all blocks."""
-    used = memory.allocated[blocks].any(axis=0)
-    for start in range(0, COLUMNS - count + 1, 32):
-        if not used[start : start + count].any():
-            return start
-    return None
+def _free_columns(memory: TensorMemory, asked: _Asked) -> tuple[int | None, str]:
+    """The first columns that are free for all blocks; None if there are none, and what they wait
+    for."""
+    used = np.zeros(COLUMNS, np.bool_)
+    names: set[str] = set()
+    for block in asked.blocks:
+        found = memory.multiprocessors.used(memory, block)
+        if found is None:
+            return None, "an earlier block of the multiprocessor to end"
+        used |= found[0]
+        names.update(found[1])
+    for start in range(0, COLUMNS - asked.count + 1, 32):
+        if not used[start : start + asked.count].any():
+            return start, ""
+    held = ", ".join(f"{one.count} from {one.start}" for one in memory.pieces[asked.blocks[0]])
+    own = f"in use: {held or 'none of its own'}"
+    others = f"; others by block {', '.join(sorted(names))} on its multiprocessor" if names else ""
+    return None, f"{asked.count} columns of tensor memory to be released ({own}{others}),"
+
+
+def _wait_for_others(memory: TensorMemory) -> list[_Asked]:
+    """What blocks wait for. It may be other waves that release it, or blocks that end."""
+    wave = memory.wave
+    found: Any = wave.resources.get(_FREED)
+    if found is None:
+        found = wave.resources[_FREED] = []
+
+        def look() -> bool:
+            asked: list[_Asked] = found
+            if not any(_free_columns(memory, one)[0] is not None for one in asked):
+                return False
+            asked.clear()
+            wave.wake(_FREED)
+            return True
+
+        wave.at_standstill.append(look)
+    result: list[_Asked] = found
+    return result
 
 
 def _check_count(memory: TensorMemory, lane: int, count: int, instruction: Instruction) -> None:

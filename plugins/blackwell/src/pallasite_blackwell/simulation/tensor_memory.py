@@ -1,8 +1,8 @@
 """Tensor memory (PTX ISA 9.7.16.1): 128 lanes of 512 columns of 32 bits for each block.
 
 An address has the lane in its upper and the column in its lower 16 bits. Each block of the
-simulator has a memory of its own; blocks that share a multiprocessor never wait for each other's
-columns.
+simulator has a memory of its own; which columns of it are free also depends on the blocks that
+share its multiprocessor.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pallasite_blackwell.simulation.multiprocessors import Multiprocessors
 from pallasite_simulator.binder import Binder
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.memory import Region, aligned_bytes
@@ -85,6 +86,7 @@ class TensorMemory:
       allocated: which columns of each block may be used.
       pieces: allocations of each block.
       relinquished: which blocks may not allocate any more.
+      multiprocessors: those of the launch.
     """
 
     def __init__(self, wave: Wave):
@@ -100,6 +102,7 @@ class TensorMemory:
         self.pieces: list[list[Piece]] = [[] for _ in range(blocks)]
         self.relinquished: Array = np.zeros(blocks, np.bool_)
         self._groups: Array = np.zeros(blocks, np.int8)
+        self.multiprocessors = Multiprocessors.of(self)
 
     @classmethod
     def of(cls, wave: Wave) -> TensorMemory:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,11 +130,13 @@ class GlobalMemory:
       region: the memory; made by :meth:`seal`.
       heap: what is used of the heap: sizes by address, and how many bytes in ``"used"``.
       segments: the parts of several devices; None for one alone.
+      resources: further state of the launch that instructions keep, by a key of their own.
     """
 
     def __init__(self) -> None:
         self.segments: DeviceSegments | None = None
         self.allocations: list[Allocation] = []
+        self.resources: dict[Hashable, object] = {}
         self.heap: dict[int | str, int] = {}
         self.region: Region
         self._size = 0

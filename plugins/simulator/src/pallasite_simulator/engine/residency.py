@@ -20,11 +20,14 @@ _BLOCKS = 32
 _SMALL_BLOCKS = 24
 
 
-def blocks_per_multiprocessor(program: Program, geometry: Geometry, shared_bytes: int) -> int:
+def blocks_per_multiprocessor(
+    program: Program, geometry: Geometry, shared_bytes: int, *, allocated: bool = True
+) -> int:
     """How many blocks of a kernel fit on one multiprocessor, at least one.
 
     The number of registers is that of ``.maxnreg``, or, where PTX does not say it, is taken to be
-    no limit. Rules of instructions lower ``program.most_blocks`` for what else is limited.
+    no limit. Rules of instructions lower ``program.most_blocks`` for what blocks allocate while
+    they run, which counts with ``allocated``.
     """
     small = program.module.target.startswith("sm_12")
     threads = -(-geometry.threads // 32) * 32
@@ -32,7 +35,7 @@ def blocks_per_multiprocessor(program: Program, geometry: Geometry, shared_bytes
         _SMALL_BLOCKS if small else _BLOCKS,
         (_SMALL_THREADS if small else _THREADS) // threads,
         (_SMALL_SHARED_BYTES if small else _SHARED_BYTES) // (shared_bytes + _SYSTEM_BYTES),
-        program.most_blocks,
+        program.most_blocks if allocated else _BLOCKS,
     ]
     registers = program.function.directives.get("maxnreg")
     if registers:

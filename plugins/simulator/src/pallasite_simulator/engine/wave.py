@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,6 +83,8 @@ class Wave:
       cancel_cluster: takes a cluster away from those that have not begun; returns the linear
         number of its first block, or None if there is none.
       at_end: called when all lanes have ended.
+      at_standstill: called when no lane can go on by itself; each returns whether it has woken any,
+        such as those that wait for what other waves have.
       counters: numbers for statistics, by name; instructions add their own.
     """
 
@@ -135,6 +137,7 @@ class Wave:
         self.output: list[str] = []
         self.cancel_cluster: Callable[[], int | None] = lambda: None
         self.at_end: list[Callable[[], None]] = []
+        self.at_standstill: list[Callable[[], bool]] = []
         self.counters: dict[str, int] = {}
         self.issued = np.zeros(len(program.code) + 1, np.int64)
         self._specials: dict[tuple[str, str], Values] = {}
@@ -283,9 +286,12 @@ class Wave:
                 self.observer.finish()
         return self.progress != start
 
-    def standstill(self) -> DeadlockError:
-        """The error for lanes that can never go on."""
-        shown, location = self.situation("poll for something that no thread does, near")
+    def standstill(self, others: Sequence[Wave] = ()) -> DeadlockError:
+        """The error for lanes that can never go on, here and in other waves."""
+        polling = "poll for something that no thread does, near"
+        shown, location = self.situation(polling)
+        for other in others:
+            shown += other.situation(polling)[0]
         return DeadlockError(
             f"deadlock in kernel {self.program.name!r}: no thread can go on",
             got="\n    ".join(["", *shown]),
@@ -586,6 +592,8 @@ class Wave:
                 if key in self._parked:
                     self.wake(key)
                     found = True
+        for function in self.at_standstill:
+            found |= function()
         return found
 
     def _give_up(self) -> bool:
