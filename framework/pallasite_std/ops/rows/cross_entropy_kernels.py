@@ -2,7 +2,7 @@
 
 Forward, a row is read once, however long: each lane keeps the maximum of what it has read and a sum
 of exponentials relative to it (M. Milakov and N. Gimelshein, arXiv 1805.02867), over groups of
-neighbouring elements, so that a sum is rescaled once for a group.
+elements, so that a sum is rescaled once for a group.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
-from pallasite_std.ops.rows.tiling import RowTiling, row_tiling, size_of
+from pallasite_std.ops.rows.tiling import VECTOR_BYTES, Registers, streaming_tiling
 
-GROUP = 8
 LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -45,19 +45,13 @@ class CrossEntropy:
         return x if self.soft_cap is None else self.soft_cap * jnp.tanh(x / self.soft_cap)
 
 
-def _tiling(rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
-    return row_tiling(rows, columns, size_of(dtype), 32)
-
-
 @functools.lru_cache(maxsize=512)
-def forward(
-    loss: CrossEntropy, rows: int, columns: int, dtype: np.dtype[Any]
-) -> Callable[..., Any]:
+def forward(loss: CrossEntropy, rows: int, columns: int) -> Callable[..., Any]:
     """The kernel, a function of logits (rows, columns) and labels (rows,).
 
     Returns: losses and log-sum-exps, float32 (rows,).
     """
-    tiling = _tiling(rows, columns, dtype)
+    tiling = streaming_tiling(rows, columns, Registers())
 
     def body(block: Rows, x: Any, labels: Any, losses: Any, logarithms: Any) -> None:
         largest, total, mean = _log_sum_exp(block, loss, x, columns)
@@ -102,18 +96,23 @@ def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple
         total, *rest = block.reduce(exponentials, *("sum",) * (2 if loss.smoothing else 1))
         return largest, total, rest[0] / columns if rest else None
 
+    # A group is what one lane loads: neighbours if rows are aligned to vectors, else every 256th.
+    vector = VECTOR_BYTES // x.dtype.itemsize
+    aligned = columns % vector == 0
+    size = block.tiling.chunk // (vector if aligned else 8)
+    shape, axis = ((size, vector), 1) if aligned else ((8, size), 0)
+
     def step(chunk: Chunk, carry: Any) -> Any:
         most, sums, all_logits = carry
         logits = loss.logits(chunk.load(x))
-        groups = logits.reshape(-1, GROUP)
-        new = jnp.maximum(most, jnp.max(groups, axis=1))
-        exponentials = jnp.exp(groups - lax.broadcast_in_dim(new, groups.shape, (0,)))
-        sums = sums * jnp.exp(most - new) + jnp.sum(exponentials, axis=1)
+        groups = logits.reshape(shape)
+        new = jnp.maximum(most, jnp.max(groups, axis=axis))
+        exponentials = jnp.exp(groups - lax.broadcast_in_dim(new, shape, (1 - axis,)))
+        sums = sums * jnp.exp(most - new) + jnp.sum(exponentials, axis=axis)
         if loss.smoothing:
-            all_logits = all_logits + jnp.sum(groups, axis=1)
+            all_logits = all_logits + jnp.sum(groups, axis=axis)
         return new, sums, all_logits
 
-    size = block.tiling.chunk // GROUP
     zero = jnp.zeros((size,), jnp.float32)
     start = (jnp.full((size,), LOWEST, jnp.float32), zero, zero)
     (most, sums, all_logits), tail = block.fold(step, start)
@@ -141,9 +140,10 @@ def backward(
 
     Returns: the gradient by the logits, like them.
     """
-    tiling = _tiling(rows, columns, dtype)
 
-    def body(block: Rows, x: Any, labels: Any, logarithms: Any, d_losses: Any, d_x: Any) -> None:
+    def work(
+        block: Rows, chunk: Chunk, x: Any, labels: Any, logarithms: Any, d_losses: Any, d_x: Any
+    ) -> None:
         label, logarithm = labels[block.place], logarithms[block.place]
         d_loss = d_losses[block.place]
         if loss.ignored is not None:
@@ -151,22 +151,16 @@ def backward(
         # Labels outside of the classes read the nearest one, forward and backward.
         there = jnp.clip(label, 0, columns - 1)
         factor = d_loss * (1.0 + 2.0 * loss.z_loss * logarithm) if loss.z_loss else d_loss
-
-        def store(chunk: Chunk) -> None:
-            logits = loss.logits(chunk.load(x))
-            value = jnp.exp(logits - block.spread(logarithm, chunk)) * block.spread(factor, chunk)
-            hit = chunk.columns() == block.spread(there, chunk)
-            value = value - jnp.where(
-                hit, block.spread(d_loss * (1.0 - loss.smoothing), chunk), 0.0
-            )
-            if loss.smoothing:
-                value = value - block.spread(d_loss * (loss.smoothing / columns), chunk)
-            if loss.soft_cap is not None:
-                share = logits / loss.soft_cap
-                value = value * (1.0 - share * share)
-            chunk.store(d_x, value)
-
-        block.each(store)
+        logits = loss.logits(chunk.load(x))
+        value = jnp.exp(logits - block.spread(logarithm, chunk)) * block.spread(factor, chunk)
+        hit = chunk.columns() == block.spread(there, chunk)
+        value = value - jnp.where(hit, block.spread(d_loss * (1.0 - loss.smoothing), chunk), 0.0)
+        if loss.smoothing:
+            value = value - block.spread(d_loss * (loss.smoothing / columns), chunk)
+        if loss.soft_cap is not None:
+            share = logits / loss.soft_cap
+            value = value * (1.0 - share * share)
+        chunk.store(d_x, value)
 
     out = jax.ShapeDtypeStruct((rows, columns), dtype)
-    return row_kernel(body, rows, tiling, [out], "cross_entropy_gradient", 0)
+    return elementwise_kernel(work, rows, columns, [out], "cross_entropy_gradient")

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite_std.ops.arguments import matched, without_derivatives, zeros
-from pallasite_std.ops.rows.arguments import as_rows, float_array, same_type
-from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
-from pallasite_std.ops.rows.tiling import row_tiling, size_of
+from pallasite_std.ops.rows.arguments import float_array, same_type
+from pallasite_std.ops.rows.elementwise import elementwise_kernel, flattened
+from pallasite_std.ops.rows.kernel import Chunk, Rows
 
 type Activation = Callable[[jax.Array], jax.Array]
 
@@ -48,9 +48,9 @@ def gated_activation(gate: jax.Array, up: jax.Array, activation: Activation) -> 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gated(activation: Activation, gate: jax.Array, up: jax.Array) -> jax.Array:
-    rows = as_rows(gate)
-    kernel = _kernel(activation, False, *rows.shape, np.dtype(gate.dtype))
-    return jnp.reshape(kernel(rows, as_rows(up))[0], gate.shape)
+    operands = flattened(gate, up)
+    kernel = _kernel(activation, False, *operands[0].shape, np.dtype(gate.dtype))
+    return jnp.reshape(kernel(*operands)[0], gate.shape)
 
 
 def _forward(activation: Activation, gate: Any, up: Any) -> tuple[Any, Any]:
@@ -59,13 +59,13 @@ def _forward(activation: Activation, gate: Any, up: Any) -> tuple[Any, Any]:
 
 def _backward(activation: Activation, saved: Any, d_out: Any) -> tuple[Any, Any]:
     gate, up = saved
-    rows = as_rows(gate)
+    operands = flattened(gate, up, d_out)
     run = without_derivatives(
         "the gradient of a gated activation",
         "use jax.numpy for what is differentiated twice",
-        _kernel(activation, True, *rows.shape, np.dtype(gate.dtype)),
+        _kernel(activation, True, *operands[0].shape, np.dtype(gate.dtype)),
     )
-    d_gate, d_up = run(rows, as_rows(up), as_rows(d_out))
+    d_gate, d_up = run(*operands)
     return d_gate.reshape(gate.shape), d_up.reshape(gate.shape)
 
 
@@ -76,21 +76,16 @@ _gated.defvjp(_forward, _backward)
 def _kernel(
     activation: Activation, gradient: bool, rows: int, columns: int, dtype: np.dtype[Any]
 ) -> Callable[..., Any]:
-    tiling = row_tiling(rows, columns, size_of(dtype), 32)
-
-    def body(block: Rows, gate: Any, up: Any, *refs: Any) -> None:
-        def store(chunk: Chunk) -> None:
-            if gradient:
-                d_out, d_gate, d_up = refs
-                cotangent = chunk.load(d_out)
-                value, slope = jax.jvp(activation, *[(chunk.load(gate),), (jnp.ones(chunk.shape),)])
-                chunk.store(d_gate, cotangent * chunk.load(up) * slope)
-                chunk.store(d_up, cotangent * value)
-            else:
-                chunk.store(refs[0], activation(chunk.load(gate)) * chunk.load(up))
-
-        block.each(store)
+    def work(block: Rows, chunk: Chunk, gate: Any, up: Any, *refs: Any) -> None:
+        if gradient:
+            d_out, d_gate, d_up = refs
+            cotangent = chunk.load(d_out)
+            value, slope = jax.jvp(activation, (chunk.load(gate),), (jnp.ones(chunk.shape),))
+            chunk.store(d_gate, cotangent * chunk.load(up) * slope)
+            chunk.store(d_up, cotangent * value)
+        else:
+            chunk.store(refs[0], activation(chunk.load(gate)) * chunk.load(up))
 
     out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)] * (2 if gradient else 1)
     name = "gated_activation_gradient" if gradient else "gated_activation"
-    return row_kernel(body, rows, tiling, out_types, name, 0)
+    return elementwise_kernel(work, rows, columns, out_types, name)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -20,6 +21,7 @@ from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.tiling import RowTiling
 
 COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": jnp.add, "max": jnp.maximum}
+NEUTRAL = {"sum": 0.0, "max": -np.inf}
 REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max}
 
 
@@ -85,6 +87,7 @@ class Rows:
       first: the number of the first row.
       place: index of the rows in a matrix.
       thread: which of the warpgroups that share a row this is.
+      resident: the columns that this warpgroup holds, if rows are held.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Rows:
         self.place: Any = first if tiling.height == 1 else pl.ds(first, tiling.height)
         self.thread = thread
         self._exchange = exchange
-        self._resident = Chunk(self, thread * tiling.chunk, tiling.chunk, kept=True)
+        self.resident = Chunk(self, thread * tiling.chunk, tiling.chunk, kept=True)
 
     # Passes over the row --------------------------------------------------------------------------
 
@@ -117,7 +120,7 @@ class Rows:
             )
 
         if self.tiling.resident:
-            return self.exchange(partial(self._resident), kinds)
+            return self.exchange(partial(self.resident), kinds)
 
         def step(chunk: Chunk, sums: tuple[Any, ...]) -> tuple[Any, ...]:
             arrays = values(chunk)
@@ -127,26 +130,25 @@ class Rows:
             )
 
         # Chunks are combined element by element; lanes exchange values once.
-        start = tuple(
-            jnp.full((self.tiling.chunk,), 0.0 if kind == "sum" else -jnp.inf, jnp.float32)
-            for kind in kinds
-        )
+        start = tuple(jnp.full((self.tiling.chunk,), NEUTRAL[kind], jnp.float32) for kind in kinds)
         sums = self._over_chunks(step, start)
         results = tuple(REDUCE[kind](one) for kind, one in zip(kinds, sums, strict=True))
         rest = self._rest()
         if rest is not None:
-            ends = partial(rest)
-            mine = self.thread == self.tiling.threads - 1
+            # It may hold what only the last warpgroup has written.
+            neutral = tuple(jnp.float32(NEUTRAL[kind]) for kind in kinds)
+            ends = lax.cond(
+                self.thread == self.tiling.threads - 1, lambda: partial(rest), lambda: neutral
+            )
             results = tuple(
-                COMBINE[kind](one, jnp.where(mine, end, 0.0 if kind == "sum" else -jnp.inf))
-                for kind, one, end in zip(kinds, results, ends, strict=True)
+                COMBINE[kind](one, end) for kind, one, end in zip(kinds, results, ends, strict=True)
             )
         return self.exchange(results, kinds)
 
     def each(self, work: Callable[[Chunk], None]) -> None:
         """Does something with each chunk, such as to store a result."""
         if self.tiling.resident:
-            work(self._resident)
+            work(self.resident)
             return
 
         def step(chunk: Chunk, carry: tuple[()]) -> tuple[()]:
@@ -164,7 +166,7 @@ class Rows:
         The last warpgroup has to add those.
         """
         if self.tiling.resident:
-            return step(self._resident, start), None
+            return step(self.resident, start), None
         return self._over_chunks(step, start), self._rest()
 
     def _over_chunks(self, step: Callable[[Chunk, Any], Any], carry: Any) -> Any:
@@ -214,33 +216,52 @@ class Exchange:
     """Shared memory through which warpgroups combine values.
 
     Each use has a slot of its own, so that no warpgroup overwrites what another has not read.
+
+    Args:
+      threads: warpgroups that share a row.
+      partials: shared memory, (slots, threads).
+      barrier: on which all of them arrive.
+      first: the first slot.
     """
 
-    def __init__(self, threads: int, partials: Any, barrier: Any) -> None:
+    def __init__(self, threads: int, partials: Any, barrier: Any, first: Any = 0) -> None:
         self.threads = threads
         self.partials = partials
         self.barrier = barrier
-        self.used = 0
+        self.next = first
 
     def __call__(self, thread: Any, values: Sequence[Any], kinds: Sequence[str]) -> tuple[Any, ...]:
         """The combined values."""
-        first = self.used
-        self.used += len(values)
-        for number, value in enumerate(values):
-            self.partials[first + number, thread] = value
+        slots = [self.next + number for number in range(len(values))]
+        self.next = self.next + len(values)
+        for slot, value in zip(slots, values, strict=True):
+            self.partials[slot, thread] = value
         plgpu.barrier_arrive(self.barrier)
         plgpu.barrier_wait(self.barrier)
         results = []
-        for number, kind in enumerate(kinds):
-            total = self.partials[first + number, 0]
+        for slot, kind in zip(slots, kinds, strict=True):
+            total = self.partials[slot, 0]
             for other in range(1, self.threads):
-                total = COMBINE[kind](total, self.partials[first + number, other])
+                total = COMBINE[kind](total, self.partials[slot, other])
             results.append(total)
         return tuple(results)
 
 
+def _threads(tiling: RowTiling, slots: int) -> dict[str, Any]:
+    """Arguments of ``plgpu.kernel`` for the warpgroups that share a row."""
+    if tiling.threads == 1:
+        return {}
+    several: dict[str, Any] = dict(num_threads=tiling.threads, thread_name="part")
+    if slots:
+        several["scratch_types"] = dict(
+            partials=plgpu.SMEM((slots, tiling.threads), jnp.float32),
+            barrier=plgpu.Barrier(num_arrivals=tiling.threads),
+        )
+    return several
+
+
 def row_kernel(
-    body: Callable[..., None],
+    body: Callable[..., Any],
     rows: int,
     tiling: RowTiling,
     out_types: Sequence[jax.ShapeDtypeStruct],
@@ -260,14 +281,6 @@ def row_kernel(
       min_blocks: how many blocks a multiprocessor should hold, which limits registers.
     """
     height, threads = tiling.height, tiling.threads
-    several: dict[str, Any] = {}
-    if threads > 1:
-        several = dict(num_threads=threads, thread_name="part")
-        if exchanges:
-            several["scratch_types"] = dict(
-                partials=plgpu.SMEM((exchanges, threads), jnp.float32),
-                barrier=plgpu.Barrier(num_arrivals=threads),
-            )
 
     def with_rows(*refs: Any, **scratch: Any) -> None:
         block, left = lax.axis_index("rows"), rows % height
@@ -291,6 +304,79 @@ def row_kernel(
         grid_names=("rows",),
         kernel_name=name,
         compiler_params=plgpu.CompilerParams(min_blocks=min_blocks),
-        **several,
+        **_threads(tiling, exchanges),
+    )
+    return kernel
+
+
+def folding_row_kernel(
+    body: Callable[..., Any],
+    finish: Callable[..., None],
+    rows: int,
+    tiling: RowTiling,
+    blocks: int,
+    sums: int,
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    exchanges: int,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """A kernel whose blocks go over many rows each, and keep sums over them in registers.
+
+    Args:
+      body: ``body(rows, *refs)`` works on a block's next rows, which its warpgroups have to hold
+        (``tiling.resident``), and returns what to add to each sum, of the chunk's shape.
+      finish: ``finish(first, block, sums, *refs)`` stores the sums of a block's rows, each (width,)
+        from column ``first`` on.
+      rows: of the matrices.
+      tiling: how they are distributed.
+      blocks: how many share the rows, at most one for each ``tiling.height`` rows.
+      sums: how many there are.
+      out_types: types of the results.
+      name: of the kernel, in profiles.
+      exchanges: values that the body reduces altogether.
+    """
+    height, threads = tiling.height, tiling.threads
+    full = rows // height
+
+    def over_rows(*refs: Any, **scratch: Any) -> None:
+        block = lax.axis_index("block")
+        thread = lax.axis_index("part") if threads > 1 else 0
+
+        chunk = Rows(tiling, 0, thread).resident
+
+        def work(step: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            # The slots of one step are free two steps later.
+            first = lax.rem(step, 2) * exchanges
+            exchange = Exchange(threads, **scratch, first=first) if scratch else None
+            row = (block + step * blocks) * height
+            added = body(Rows(tiling, row, thread, exchange), *refs)
+            return tuple(one + more for one, more in zip(carry, added, strict=True))
+
+        steps = lax.div(full - block + (blocks - 1), blocks)
+        carry = lax.fori_loop(0, steps, work, (jnp.zeros(chunk.shape, jnp.float32),) * sums)
+        single = dataclasses.replace(tiling, height=1)
+        for row in range(full * height, rows):
+
+            def rest(carry: tuple[Any, ...], row: int = row) -> tuple[Any, ...]:
+                added = body(Rows(single, row, thread), *refs)
+                top = lax.broadcasted_iota(jnp.int32, chunk.shape, 0) == 0
+                return tuple(
+                    one + jnp.where(top, lax.broadcast_in_dim(more, chunk.shape, (1,)), 0.0)
+                    for one, more in zip(carry, added, strict=True)
+                )
+
+            # They are the last: the block that would be next takes them.
+            carry = lax.cond(block == full % blocks, rest, lambda carry: carry, carry)
+        if height > 1:
+            carry = tuple(jnp.sum(one, axis=0) for one in carry)
+        finish(chunk.first, block, carry, *refs)
+
+    kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
+        over_rows,
+        out_type=tuple(out_types),
+        grid=(blocks,),
+        grid_names=("block",),
+        kernel_name=name,
+        **_threads(tiling, 2 * exchanges),
     )
     return kernel

@@ -11,10 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import pallas as pl
 
-from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
+from pallasite_std.ops.rows.kernel import Chunk, Rows, folding_row_kernel, row_kernel
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
-from pallasite_std.ops.rows.tiling import row_tiling, size_of
+from pallasite_std.ops.rows.tiling import Registers, RowTiling, row_tiling, size_of
+
+FORWARD = Registers()
+GRADIENT = Registers(alone=64, shared=32, crowded=16, area=1024)
+"""Three arrays are live: x, the cotangent, and sums for the gradient by the weight."""
+CENTERED_GRADIENT = Registers(alone=32, shared=32, crowded=16, area=1024)
+"""There are sums for the bias, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +60,7 @@ def forward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callab
       the result, the scales of its rows if it is quantised, and the sum of x and residual if there
       is a residual.
     """
-    tiling = row_tiling(rows, columns, size_of(dtype), 64)
+    tiling = row_tiling(rows, columns, size_of(dtype), FORWARD)
 
     def body(block: Rows, x: Any, *refs: Any) -> None:
         operands = list(refs)
@@ -87,11 +94,11 @@ def forward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callab
             block.each(lambda chunk: chunk.store(out, value(chunk)))
             return
         (largest,) = block.reduce(lambda chunk: (abs(value(chunk)),), "max")
-        step = row_scale(largest, norm.quantized)
+        step, inverse = row_scale(largest, norm.quantized)
         block.store(scales, step)
 
         def quantize(chunk: Chunk) -> None:
-            exact = value(chunk) / block.spread(step, chunk)
+            exact = value(chunk) * block.spread(inverse, chunk)
             chunk.store(out, quantized_values(exact, norm.quantized))
 
         block.each(quantize)
@@ -135,23 +142,31 @@ def affine(norm: Norm, chunk: Chunk, x: Any, weight: Any, bias: Any) -> Any:
 # Backward -----------------------------------------------------------------------------------------
 
 
+def keeps_sums(norm: Norm, tiling: RowTiling) -> bool:
+    """Whether the kernel for gradients by x computes those by weight and bias, too."""
+    return tiling.resident and (norm.weight or norm.bias)
+
+
 @functools.lru_cache(maxsize=512)
-def backward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callable[..., Any]:
+def backward(
+    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], multiprocessors: int
+) -> Callable[..., Any]:
     """The kernel, a function of x (or the sum with the residual), d_out, weight?, d_sum?.
 
     Returns:
-      the gradient by x; and the mean of each row if it is subtracted, and the factor of each row,
-      with which the gradients by weight and bias are sums over rows.
+      the gradient by x; then, if rows are held in registers, sums over the rows of each block from
+      which gradients by weight and bias are made, float32 (blocks, columns) each, if there are such
+      operands. Else the mean of each row if it is subtracted, and the factor of each row.
     """
-    tiling = row_tiling(rows, columns, size_of(dtype), 32)
+    registers = CENTERED_GRADIENT if norm.centered else GRADIENT
+    tiling = row_tiling(rows, columns, size_of(dtype), registers)
+    summed = keeps_sums(norm, tiling)
 
-    def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> None:
+    def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> tuple[Any, ...]:
         operands = list(refs)
         weight = operands.pop(0) if norm.weight else None
         d_sum = operands.pop(0) if norm.residual else None
         d_x = operands.pop(0)
-        means = operands.pop(0) if norm.centered else None
-        scales = operands.pop(0)
         mean = None
         if norm.centered:
             (total,) = block.reduce(lambda chunk: (chunk.load(x),), "sum")
@@ -183,11 +198,27 @@ def backward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Calla
             chunk.store(d_x, value)
 
         block.each(store)
-        if means is not None:
-            block.store(means, mean)
-        block.store(scales, scale)
+        if not summed:
+            *means, scales = operands
+            for one in means:
+                block.store(one, mean)
+            block.store(scales, scale)
+            return ()
+        chunk = block.resident
+        d_value = chunk.load(d_out)
+        d_weight = d_value * (centered(chunk) * block.spread(scale, chunk))
+        return ((d_weight,) if norm.weight else ()) + ((d_value,) if norm.bias else ())
 
+    def finish(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
+        for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
+            ref[block, pl.ds(first, tiling.chunk)] = value
+
+    name, exchanges = f"{norm.name}_gradient", 4 if norm.centered else 2
     out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)]
-    out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * (1 + norm.centered)
-    exchanges = 4 if norm.centered else 2
-    return row_kernel(body, rows, tiling, out_types, f"{norm.name}_gradient", exchanges)
+    if not summed:
+        out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * (1 + norm.centered)
+        return row_kernel(body, rows, tiling, out_types, name, exchanges)
+    count = norm.weight + norm.bias
+    blocks = max(1, min(rows // tiling.height, multiprocessors * max(1, 8 // tiling.threads)))
+    out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
+    return folding_row_kernel(body, finish, rows, tiling, blocks, count, out_types, name, exchanges)

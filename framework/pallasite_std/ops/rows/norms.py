@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallasite.plugin import select_target
 from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
 from pallasite_std.ops.rows import norm_kernels
 from pallasite_std.ops.rows.arguments import (
@@ -182,16 +183,25 @@ def _gradients(norm: Norm, x: Any, weight: Any, bias: Any, cotangents: Any) -> A
     operands = [] if weight is None else [weight]
     if norm.residual:
         operands.append(as_rows(cotangents[1]))
-    kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype))
-    d_x, *means, scales = kernel(rows, d_out, *operands)
-    wide = d_out.astype(jnp.float32)
+    multiprocessors = max(1, select_target().multiprocessors)
+    kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), multiprocessors)
+    d_x, *rest = kernel(rows, d_out, *operands)
     d_weight = d_bias = None
-    if weight is not None:
-        values = rows.astype(jnp.float32)
-        values = (values - means[0][:, None] if means else values) * scales[:, None]
-        d_weight = jnp.sum(wide * values, axis=0).astype(weight.dtype)
-    if bias is not None:
-        d_bias = jnp.sum(wide, axis=0).astype(bias.dtype)
+    if rest[0].ndim == 2:
+        sums = [jnp.sum(one, axis=0) for one in rest]
+        if weight is not None:
+            d_weight = sums.pop(0).astype(weight.dtype)
+        if bias is not None:
+            d_bias = sums.pop(0).astype(bias.dtype)
+    else:
+        *means, scales = rest
+        wide = d_out.astype(jnp.float32)
+        if weight is not None:
+            values = rows.astype(jnp.float32)
+            values = (values - means[0][:, None] if means else values) * scales[:, None]
+            d_weight = jnp.sum(wide * values, axis=0).astype(weight.dtype)
+        if bias is not None:
+            d_bias = jnp.sum(wide, axis=0).astype(bias.dtype)
     return d_x.reshape(x.shape), d_weight, d_bias
 
 

@@ -17,13 +17,20 @@ def largest_number(dtype: Any) -> float:
     return float(ml_dtypes.finfo(kind).max)
 
 
-def row_scale(largest: Any, dtype: Any) -> Any:
-    """The scale of a row from the largest magnitude in it; 1 for a row of zeros."""
-    return jnp.where(largest == 0.0, 1.0, largest * (1.0 / largest_number(dtype)))
+def row_scale(largest: Any, dtype: Any) -> tuple[Any, Any]:
+    """The scale of a row from the largest magnitude in it, and its reciprocal; 1 for zeros.
+
+    The reciprocal is finite: rows of subnormal numbers may not use all of the dtype's range.
+    """
+    limit = largest_number(dtype)
+    largest = jnp.where(largest == 0.0, limit, largest)
+    smallest = limit / float(np.finfo(np.float32).max)
+    largest = jnp.maximum(largest, 1.001 * smallest)
+    return largest * (1.0 / limit), limit / largest
 
 
 def quantized_values(exact: Any, dtype: Any) -> Any:
-    """Numbers divided by their scale, rounded to even and saturated, as the dtype."""
+    """Numbers in units of their scale, rounded to even and saturated, as the dtype."""
     limit = largest_number(dtype)
     exact = jnp.clip(exact, -limit, limit)
     if np.dtype(dtype).kind == "i":

@@ -13,9 +13,10 @@ import numpy as np
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
 from pallasite_std.ops.rows.arguments import FLOATS, QUANTIZED, float_array, names, quantized_dtype
+from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
-from pallasite_std.ops.rows.tiling import row_tiling, size_of
+from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
 
 
 def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax.Array, jax.Array]:
@@ -64,14 +65,14 @@ def _run(dtype: np.dtype[Any], rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _kernel(
     kind: np.dtype[Any], rows: int, columns: int, dtype: np.dtype[Any]
 ) -> Callable[..., Any]:
-    tiling = row_tiling(rows, columns, size_of(dtype), 64)
+    tiling = row_tiling(rows, columns, size_of(dtype), Registers())
 
     def body(block: Rows, x: Any, out: Any, scales: Any) -> None:
         (largest,) = block.reduce(lambda chunk: (abs(chunk.load(x)),), "max")
-        scale = row_scale(largest, kind)
+        scale, inverse = row_scale(largest, kind)
 
         def store(chunk: Chunk) -> None:
-            exact = chunk.load(x) / block.spread(scale, chunk)
+            exact = chunk.load(x) * block.spread(inverse, chunk)
             chunk.store(out, quantized_values(exact, kind))
 
         block.each(store)
@@ -113,23 +114,16 @@ def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) 
     run = without_derivatives(
         "dequantize",
         "use jax.numpy for what takes part in gradients",
-        _dequantization(out, *rows.shape, np.dtype(values.dtype)),
+        _dequantization(out, *rows.shape),
     )
     (result,) = run(rows, scales.reshape(-1))
     return jnp.reshape(result, values.shape)
 
 
 @functools.lru_cache(maxsize=512)
-def _dequantization(
-    out: np.dtype[Any], rows: int, columns: int, dtype: np.dtype[Any]
-) -> Callable[..., Any]:
-    tiling = row_tiling(rows, columns, size_of(dtype), 32)
-
-    def body(block: Rows, values: Any, scales: Any, result: Any) -> None:
-        scale = scales[block.place]
-        block.each(
-            lambda chunk: chunk.store(result, chunk.load(values) * block.spread(scale, chunk))
-        )
+def _dequantization(out: np.dtype[Any], rows: int, columns: int) -> Callable[..., Any]:
+    def work(block: Rows, chunk: Chunk, values: Any, scales: Any, result: Any) -> None:
+        chunk.store(result, chunk.load(values) * block.spread(scales[block.place], chunk))
 
     out_types = [jax.ShapeDtypeStruct((rows, columns), out)]
-    return row_kernel(body, rows, tiling, out_types, "dequantize", 0)
+    return elementwise_kernel(work, rows, columns, out_types, "dequantize")

@@ -16,6 +16,8 @@ from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidTypeError
 from pallasite_std.ops.arguments import matched, positive, without_derivatives, zeros
 from pallasite_std.ops.rows.arguments import float_array
+from pallasite_std.ops.rows.elementwise import ELEMENTS
+from pallasite_std.ops.rows.tiling import LANES
 
 
 def rotary_embedding(
@@ -115,42 +117,42 @@ def _kernel(
     pairs: int,
     dtype: np.dtype[Any],
 ) -> Callable[..., Any]:
-    """A kernel of which each block rotates some heads of one token."""
-    together = 1
-    while together < heads and together * head_dim < 4096 and heads % (2 * together) == 0:
-        together *= 2
+    """A kernel of which each block rotates some heads of some tokens."""
+    most = max(1, LANES * ELEMENTS // head_dim)
+    together = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= most)
+    height = 1
+    while together == heads and 2 * height * together <= most and tokens % (2 * height) == 0:
+        height *= 2
 
     def body(x: Any, cosines: Any, sines: Any, out: Any) -> None:
-        token = lax.axis_index("token")
+        place = pl.ds(lax.axis_index("tokens") * height, height)
         some = pl.ds(lax.axis_index("heads") * together, together)
-        cosine, sine = cosines[token], sines[token]
+        shape = (height, together, pairs)
+        cosine, sine = (lax.broadcast_in_dim(ref[place], shape, (0, 2)) for ref in (cosines, sines))
 
         def turn(first: Any, second: Any) -> tuple[Any, Any]:
-            shape = first.shape
-            cos = lax.broadcast_in_dim(cosine, shape, (1,))
-            sin = lax.broadcast_in_dim(sine, shape, (1,))
             first, second = first.astype(jnp.float32), second.astype(jnp.float32)
-            return first * cos - second * sin, second * cos + first * sin
+            return first * cosine - second * sine, second * cosine + first * sine
 
         if interleaved:
-            both = x[token, some, pl.ds(0, 2 * pairs)].reshape(together, pairs, 2)
-            one, other = turn(both[:, :, 0], both[:, :, 1])
-            turned = jnp.stack([one, other], axis=2).reshape(together, 2 * pairs)
-            out[token, some, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
+            both = x[place, some, pl.ds(0, 2 * pairs)].reshape(*shape, 2)
+            values = turn(both[..., 0], both[..., 1])
+            turned = jnp.stack(values, axis=3).reshape(height, together, 2 * pairs)
+            out[place, some, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
         else:
             halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
-            values = turn(*(x[token, some, half] for half in halves))
+            values = turn(*(x[place, some, half] for half in halves))
             for half, value in zip(halves, values, strict=True):
-                out[token, some, half] = value.astype(dtype)
+                out[place, some, half] = value.astype(dtype)
         if 2 * pairs < head_dim:
             rest = pl.ds(2 * pairs, head_dim - 2 * pairs)
-            out[token, some, rest] = x[token, some, rest]
+            out[place, some, rest] = x[place, some, rest]
 
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
-        grid=(heads // together, tokens),
-        grid_names=("heads", "token"),
+        grid=(heads // together, tokens // height),
+        grid_names=("heads", "tokens"),
         kernel_name="rotary_embedding",
     )
     return kernel

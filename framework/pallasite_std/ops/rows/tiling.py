@@ -9,6 +9,8 @@ import numpy as np
 LANES = 128
 MOST_WARPGROUPS = 8
 VECTOR_BYTES = 16
+BUSY_ROWS = 512
+"""So many rows keep the multiprocessors of a chip busy with one warpgroup for each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,40 +32,78 @@ class RowTiling:
     @property
     def resident(self) -> bool:
         """Whether the warpgroups hold a whole row, so that it is read once."""
-        return self.chunk * self.threads >= self.columns
+        return self.chunk * self.threads == self.columns
 
 
-def row_tiling(rows: int, columns: int, itemsize: int, registers: int) -> RowTiling:
+@dataclasses.dataclass(frozen=True)
+class Registers:
+    """How many elements of a row a lane may hold: 32 bits each, for all arrays live together.
+
+    Attributes:
+      alone: if one warpgroup works on a row.
+      shared: if several do, up to four.
+      crowded: if eight do, which leaves 64 registers for each lane.
+      area: elements that a block of short rows should have.
+    """
+
+    alone: int = 64
+    shared: int = 64
+    crowded: int = 32
+    area: int = 4096
+
+    def limit(self, threads: int) -> int:
+        """Columns of one of so many warpgroups."""
+        if threads == 1:
+            return self.alone * LANES
+        return (self.shared if threads <= 4 else self.crowded) * LANES
+
+
+def row_tiling(rows: int, columns: int, itemsize: int, registers: Registers) -> RowTiling:
     """The tiling of a matrix of which each row is reduced.
+
+    Few warpgroups for a row are best as long as there are rows enough: they wait for each other
+    less. Those that share a row have vectors of their own.
 
     Args:
       rows, columns: extents.
       itemsize: of an element in memory, in bytes.
-      registers: elements of a row that a lane may hold: 32 bits each, for all arrays that are live
-        together, so a fraction of the register file.
+      registers: limits.
     """
-    limit = registers * LANES
-    if columns <= limit // 2:
-        # Short rows: a warp or less for each, so that reductions need no shared memory.
+    if columns <= registers.area // 2:
         height = 1
-        while height < 16 and 2 * height * columns <= min(limit, 2048) and 2 * height <= rows:
+        while height < 16 and 2 * height * columns <= registers.area and 2 * height <= rows:
             height *= 2
         return RowTiling(height, 1, columns, columns)
     vector = max(1, VECTOR_BYTES // itemsize)
     counts = [2**n for n in range(MOST_WARPGROUPS.bit_length())]
-    for aligned in (True, False):
-        for threads in counts:
-            part = columns // threads
-            if columns % threads or part > limit or (aligned and part % vector):
-                continue
-            if threads == 1 or part >= LANES * vector // 2:
-                return RowTiling(1, threads, part, columns)
-    if columns <= 2 * limit:
+    fitting = [
+        threads
+        for threads in counts
+        if columns % (threads * vector) == 0 and columns // threads <= registers.limit(threads)
+    ]
+    if fitting:
+        threads = fitting[0]
+        while 2 * threads in fitting and rows * threads < BUSY_ROWS:
+            if columns // (2 * threads) < LANES * vector:
+                break
+            threads *= 2
+        return RowTiling(1, threads, columns // threads, columns)
+    if columns <= registers.limit(1):
         return RowTiling(1, 1, columns, columns)
-    threads = next((n for n in counts if columns <= 4 * n * limit), MOST_WARPGROUPS)
-    return RowTiling(1, threads, max(LANES * vector, limit // 2), columns)
+    threads = 4 if columns <= 65536 and rows >= BUSY_ROWS else MOST_WARPGROUPS
+    return RowTiling(1, min(threads, columns // (16 * LANES)), 16 * LANES, columns)
+
+
+def streaming_tiling(rows: int, columns: int, registers: Registers) -> RowTiling:
+    """The tiling of a matrix of which each row is read once, chunk by chunk."""
+    if columns <= registers.area:
+        return row_tiling(rows, columns, 1, registers)
+    threads = 1 if columns <= 65536 else 2
+    while rows * threads < BUSY_ROWS and threads < MOST_WARPGROUPS and columns > threads * 8192:
+        threads *= 2
+    return RowTiling(1, threads, (16 if threads == 1 else 32) * LANES, columns)
 
 
 def size_of(dtype: object) -> int:
     """Bytes of an element."""
-    return np.dtype(dtype).itemsize  # type: ignore[call-overload, no-any-return]
+    return int(np.dtype(dtype).itemsize)  # type: ignore[call-overload]
