@@ -1,0 +1,29 @@
+"""Collective operations as kernels: what other devices have, by their memory."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_NAMES = {
+    "all_gather": "pallasite_multigpu.ops.api",
+    "all_reduce": "pallasite_multigpu.ops.api",
+    "all_to_all": "pallasite_multigpu.ops.api",
+    "reduce_scatter": "pallasite_multigpu.ops.api",
+}
+"""The module of each public name; it is imported when the name is first used."""
+
+__all__ = list(_NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    module = _NAMES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})

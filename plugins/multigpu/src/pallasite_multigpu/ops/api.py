@@ -1,0 +1,369 @@
+"""``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all``: what programs call.
+
+All are called inside ``jax.shard_map``, over all axes of the mesh, on one device's part of arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite_multigpu.ops import choice, kernels
+from pallasite_multigpu.ops.tiles import Tiles, split
+
+type Reduction = Literal["add", "min", "max", "and", "or", "xor"]
+type Method = Literal["one_step", "two_steps"]
+
+_BITWISE = ("and", "or", "xor")
+
+
+def all_gather(
+    x: jax.Array,
+    *,
+    axis_name: Hashable,
+    gather_dimension: int = 0,
+    num_blocks: int | None = None,
+    tile_size: int | None = None,
+    vec_size: int | None = None,
+) -> jax.Array:
+    """The arrays of all devices along an axis, one behind the other: ``lax.all_gather`` (tiled).
+
+    Args:
+      x: an array of any dtype; the same shape on all devices.
+      axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
+      gather_dimension: the dimension along which they are put together.
+      num_blocks: how many blocks the kernel has, at most; by default chosen by size.
+      tile_size: elements that a block moves at once; likewise.
+      vec_size: elements of an access of one lane, at most: ``tile_size`` is a multiple of 128 times
+        as many. By default what 16 bytes hold.
+
+    Gradients are those of ``lax.all_gather``.
+
+    Returns:
+      The same dtype and shape, but ``gather_dimension`` is larger by the number of devices.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit.
+    """
+    dimension = _dimension(x, gather_dimension, "gather_dimension")
+    plan = _plan(x, 1, num_blocks, tile_size, vec_size)
+    return _all_gather(x, axis_name, dimension, plan)
+
+
+def reduce_scatter(
+    x: jax.Array,
+    *,
+    axis_name: Hashable,
+    scatter_dimension: int | None = 0,
+    reduction: Reduction = "add",
+    num_blocks: int | None = None,
+    tile_size: int | None = None,
+    vec_size: int | None = None,
+) -> jax.Array:
+    """This device's part of the reduction of all devices' arrays: ``lax.psum_scatter`` (tiled).
+
+    Args:
+      x: an array of the same shape on all devices; of floating-point numbers or integers.
+      axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
+      scatter_dimension: the dimension whose parts the devices get; None for :func:`all_reduce`.
+      reduction: ``"add"``, ``"min"``, ``"max"``; of integers also ``"and"``, ``"or"``, ``"xor"``.
+        Sums of floating-point numbers of less than 32 bits are made in float32, in the order of
+        the devices, and rounded once.
+      num_blocks, tile_size, vec_size: as for :func:`all_gather`.
+
+    Gradients are those of ``lax.psum_scatter``, of the reduction ``"add"``.
+
+    Returns:
+      The same dtype and shape, but ``scatter_dimension`` is smaller by the number of devices.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit, such as a dimension that the
+        number of devices does not divide.
+    """
+    if scatter_dimension is None:
+        return all_reduce(
+            x,
+            axis_name=axis_name,
+            reduction=reduction,
+            num_blocks=num_blocks,
+            tile_size=tile_size,
+            vec_size=vec_size,
+        )
+    _check_reduction(x, reduction)
+    dimension = _dimension(x, scatter_dimension, "scatter_dimension")
+    _check_divisible(x, dimension, axis_name, "scatter_dimension")
+    plan = _plan(x, _count(axis_name), num_blocks, tile_size, vec_size)
+    if reduction == "add":
+        return _sum_scatter(x, axis_name, dimension, plan)
+    return _reduce_scatter(x, axis_name, dimension, reduction, plan)
+
+
+def all_reduce(
+    x: jax.Array,
+    *,
+    axis_name: Hashable,
+    reduction: Reduction = "add",
+    method: Method | None = None,
+    num_blocks: int | None = None,
+    tile_size: int | None = None,
+    vec_size: int | None = None,
+) -> jax.Array:
+    """The reduction of all devices' arrays, on each device: ``lax.psum``, ``pmin``, ``pmax``.
+
+    All devices get the same bits.
+
+    Args:
+      x: an array of the same shape on all devices; of floating-point numbers or integers.
+      axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
+      reduction: as for :func:`reduce_scatter`.
+      method: ``"one_step"``: each device reads all arrays; ``"two_steps"``: each reduces its part
+        and writes it to all. By default chosen by size.
+      num_blocks, tile_size, vec_size: as for :func:`all_gather`.
+
+    The gradient of the reduction ``"add"`` is the sum of all devices' gradients.
+
+    Returns:
+      The same dtype and shape.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit.
+    """
+    _check_reduction(x, reduction)
+    if method not in (None, "one_step", "two_steps"):
+        raise InvalidValueError(
+            "all_reduce: the method is unknown", got=method, expected='"one_step" or "two_steps"'
+        )
+    plan = _plan(x, _count(axis_name), num_blocks, tile_size, vec_size)
+    if reduction == "add":
+        return _sum(x, axis_name, method, plan)
+    return _all_reduce(x, axis_name, reduction, method, plan)
+
+
+def all_to_all(
+    x: jax.Array,
+    *,
+    axis_name: Hashable,
+    split_dimension: int = 0,
+    concat_dimension: int = 0,
+    num_blocks: int | None = None,
+    tile_size: int | None = None,
+    vec_size: int | None = None,
+) -> jax.Array:
+    """Each device gets its part of each device's array: ``lax.all_to_all`` (tiled).
+
+    Args:
+      x: an array of any dtype; the same shape on all devices.
+      axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
+      split_dimension: the dimension whose parts the devices get.
+      concat_dimension: the dimension along which what they get is put together.
+      num_blocks, tile_size, vec_size: as for :func:`all_gather`.
+
+    Gradients are those of ``lax.all_to_all``.
+
+    Returns:
+      The same dtype; ``split_dimension`` is smaller by the number of devices, then
+      ``concat_dimension`` larger.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit.
+    """
+    from_ = _dimension(x, split_dimension, "split_dimension")
+    to = _dimension(x, concat_dimension, "concat_dimension")
+    _check_divisible(x, from_, axis_name, "split_dimension")
+    plan = _plan(x, _count(axis_name), num_blocks, tile_size, vec_size)
+    return _all_to_all(x, axis_name, from_, to, plan)
+
+
+# Arguments ----------------------------------------------------------------------------------------
+
+
+def _count(axis_name: Hashable) -> int:
+    """Devices along an axis, or along several."""
+    count: int = jax.lax.axis_size(axis_name)
+    return count
+
+
+def _dimension(x: jax.Array, dimension: int, name: str) -> int:
+    if not -x.ndim <= dimension < x.ndim:
+        raise InvalidValueError(
+            f"{name} is out of range", got=dimension, expected=f"one of {x.ndim} dimensions"
+        )
+    return dimension % x.ndim
+
+
+def _check_reduction(x: jax.Array, reduction: str) -> None:
+    if reduction not in kernels.COMBINE:
+        raise InvalidValueError(
+            "the reduction is unknown", got=repr(reduction), expected=", ".join(kernels.COMBINE)
+        )
+    integers = jnp.issubdtype(x.dtype, jnp.integer)
+    if not integers and not jnp.issubdtype(x.dtype, jnp.floating):
+        raise InvalidTypeError(
+            "a reduction of all devices' arrays is of numbers",
+            got=x.dtype,
+            expected="floating-point numbers or integers",
+        )
+    if reduction in _BITWISE and not integers:
+        raise InvalidTypeError(
+            f"the reduction {reduction!r} is of integers", got=x.dtype, expected="an integer dtype"
+        )
+
+
+def _check_divisible(x: jax.Array, dimension: int, axis_name: Hashable, name: str) -> None:
+    count = _count(axis_name)
+    if x.shape[dimension] % count:
+        raise InvalidValueError(
+            f"{name} cannot be divided among the devices",
+            got=f"{x.shape[dimension]} elements along dimension {dimension}",
+            expected=f"a multiple of {count}, the number of devices along {axis_name!r}",
+        )
+
+
+def _plan(
+    x: jax.Array,
+    arrays: int,
+    num_blocks: int | None,
+    tile_size: int | None,
+    vec_size: int | None,
+) -> choice.Plan:
+    for name, value in (
+        ("num_blocks", num_blocks),
+        ("tile_size", tile_size),
+        ("vec_size", vec_size),
+    ):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InvalidValueError(f"{name} is no positive number", got=repr(value))
+    if tile_size is not None and vec_size is not None and tile_size % (128 * vec_size):
+        raise InvalidValueError(
+            "the tile cannot be divided among the lanes",
+            got=f"tile_size {tile_size}, vec_size {vec_size}",
+            expected=f"a multiple of {128 * vec_size}",
+        )
+    return choice.plan(x.dtype.itemsize, x.size, arrays, num_blocks, tile_size)
+
+
+# Differentiation ----------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _all_gather(x: jax.Array, axis: Hashable, dimension: int, plan: choice.Plan) -> jax.Array:
+    count = _count(axis)
+    rows, columns = split(x.shape, dimension)
+    shape = list(x.shape)
+    shape[dimension] *= count
+    if count == 1 or not x.size:
+        return x.reshape(shape)
+    tiles = plan.tiles(rows, columns)
+    gather = kernels.gather_by_writing if plan.writes else kernels.gather_by_reading
+    return gather(x.reshape(rows, columns), axis, count, tiles).reshape(shape)
+
+
+def _all_gather_fwd(x: Any, axis: Any, dimension: Any, plan: Any) -> Any:
+    return _all_gather(x, axis, dimension, plan), None
+
+
+def _all_gather_bwd(axis: Any, dimension: Any, plan: Any, _: Any, gradient: Any) -> Any:
+    return (_sum_scatter(gradient, axis, dimension, plan),)
+
+
+_all_gather.defvjp(_all_gather_fwd, _all_gather_bwd)
+
+
+def _reduce_scatter(
+    x: jax.Array, axis: Hashable, dimension: int, reduction: str, plan: choice.Plan
+) -> jax.Array:
+    count = _count(axis)
+    shape = list(x.shape)
+    shape[dimension] //= count
+    if count == 1 or not x.size:
+        return x.reshape(shape)
+    rows, columns = split(tuple(shape), dimension)
+    tiles = plan.tiles(rows, columns)
+    whole = x.reshape(rows, count, columns)
+    return kernels.scatter_by_reading(whole, axis, count, reduction, tiles).reshape(shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _sum_scatter(x: jax.Array, axis: Hashable, dimension: int, plan: choice.Plan) -> jax.Array:
+    return _reduce_scatter(x, axis, dimension, "add", plan)
+
+
+def _sum_scatter_fwd(x: Any, axis: Any, dimension: Any, plan: Any) -> Any:
+    return _sum_scatter(x, axis, dimension, plan), None
+
+
+def _sum_scatter_bwd(axis: Any, dimension: Any, plan: Any, _: Any, gradient: Any) -> Any:
+    return (_all_gather(gradient, axis, dimension, plan),)
+
+
+_sum_scatter.defvjp(_sum_scatter_fwd, _sum_scatter_bwd)
+
+
+def _all_reduce(
+    x: jax.Array, axis: Hashable, reduction: str, method: str | None, plan: choice.Plan
+) -> jax.Array:
+    count = _count(axis)
+    if count == 1 or not x.size:
+        return x
+    if method is None:
+        method = choice.method_of_all_reduce(x.size * x.dtype.itemsize, count)
+    part = -(-x.size // count)
+    if method == "one_step" or part * count != x.size:
+        tiles = plan.tiles(1, x.size)
+        flat = x.reshape(1, x.size)
+        return kernels.reduce_in_one_step(flat, axis, count, reduction, tiles).reshape(x.shape)
+    whole = x.reshape(1, count, part)
+    tiles = plan.tiles(1, part)
+    return kernels.reduce_in_two_steps(whole, axis, count, reduction, tiles).reshape(x.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _sum(x: jax.Array, axis: Hashable, method: str | None, plan: choice.Plan) -> jax.Array:
+    return _all_reduce(x, axis, "add", method, plan)
+
+
+def _sum_fwd(x: Any, axis: Any, method: Any, plan: Any) -> Any:
+    return _sum(x, axis, method, plan), None
+
+
+def _sum_bwd(axis: Any, method: Any, plan: Any, _: Any, gradient: Any) -> Any:
+    return (_sum(gradient, axis, method, plan),)
+
+
+_sum.defvjp(_sum_fwd, _sum_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _all_to_all(x: jax.Array, axis: Hashable, from_: int, to: int, plan: choice.Plan) -> jax.Array:
+    count = _count(axis)
+    if count == 1 or not x.size:
+        return x
+    parts = (
+        jnp.stack(jnp.split(x, count, from_))
+        if from_
+        else x.reshape(count, x.shape[0] // count, *x.shape[1:])
+    )
+    elements = math.prod(parts.shape[1:])
+    tiles: Tiles = plan.tiles(1, elements)
+    got = kernels.exchange_by_reading(parts.reshape(count, 1, elements), axis, count, tiles)
+    whole = jnp.moveaxis(got.reshape(parts.shape), 0, to)
+    shape = list(parts.shape[1:])
+    shape[to] *= count
+    return whole.reshape(shape)
+
+
+def _all_to_all_fwd(x: Any, axis: Any, from_: Any, to: Any, plan: Any) -> Any:
+    return _all_to_all(x, axis, from_, to, plan), None
+
+
+def _all_to_all_bwd(axis: Any, from_: Any, to: Any, plan: Any, _: Any, gradient: Any) -> Any:
+    return (_all_to_all(gradient, axis, to, from_, plan),)
+
+
+_all_to_all.defvjp(_all_to_all_fwd, _all_to_all_bwd)

@@ -1,0 +1,60 @@
+"""Which method, how many blocks and how large tiles: from the sizes, as measured on two H200."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallasite.plugin import select_target
+from pallasite_multigpu.ops.tiles import Tiles, elements_of_tile, tiles_of
+
+UNROLL = 8
+"""Vectors of 16 bytes that a lane has in flight."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an operation is carried out.
+
+    Attributes:
+      blocks: of the kernel, at most.
+      tile: elements that a block moves at once.
+      writes: whether devices write what the others get, rather than read.
+    """
+
+    blocks: int
+    tile: int
+    writes: bool = False
+
+    def tiles(self, rows: int, columns: int) -> Tiles:
+        """The tiles of an array of these extents."""
+        return tiles_of(rows, columns, self.tile, self.blocks)
+
+
+def plan(
+    itemsize: int, size: int, arrays: int, num_blocks: int | None, tile_size: int | None
+) -> Plan:
+    """How an operation is carried out.
+
+    Args:
+      itemsize: bytes of an element.
+      size: elements of this device's array.
+      arrays: how many arrays a lane holds tiles of at the same time.
+      num_blocks, tile_size: what the caller wants, or None.
+    """
+    blocks = num_blocks or select_target().multiprocessors or 132
+    if tile_size is None:
+        largest = elements_of_tile(itemsize, arrays, UNROLL)
+        smallest = elements_of_tile(itemsize, arrays, 1)
+        # Small arrays are shared by as many blocks as there are tiles of one vector.
+        tile_size = max(min(largest, -(-size // blocks // smallest) * smallest), smallest)
+    return Plan(blocks, tile_size)
+
+
+def method_of_all_reduce(nbytes: int, count: int) -> str:
+    """Whether all devices read all arrays, or each reduces a part and writes it to the others.
+
+    Args:
+      nbytes: of this device's array.
+      count: devices.
+    """
+    return "one_step" if count == 2 or nbytes * (count - 1) <= 1 << 20 else "two_steps"

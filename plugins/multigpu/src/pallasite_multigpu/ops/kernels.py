@@ -1,0 +1,255 @@
+"""The kernels: arrays of two dimensions, whose rows each device has a part of.
+
+What is read from peers is there when a kernel begins, and nobody leaves before all have read it:
+the barriers between devices see to that. What is written to peers is announced by semaphores.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_multigpu.ops.tiles import BLOCKS, Tiles
+
+COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "min": jnp.minimum,
+    "max": jnp.maximum,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+}
+"""By name of a reduction, what combines two arrays."""
+
+
+def _peer(ref: Any, axis: Hashable, rank: Any) -> Any:
+    """The array of the device at an index along an axis, whose other coordinates are this one's."""
+    return plgpu.remote_ref(ref, {axis: rank})
+
+
+def _after(own: Any, offset: int, count: int) -> Any:
+    return lax.rem(own + offset, count)
+
+
+def _sum_up(parts: list[Any], reduction: str, dtype: Any, accumulate: Any) -> Any:
+    """The reduction of tiles in their order, in the type of accumulation."""
+    wide = [part.astype(accumulate) for part in parts]
+    return functools.reduce(COMBINE[reduction], wide).astype(dtype)
+
+
+def accumulation_type(dtype: Any, reduction: str) -> Any:
+    """In which type elements are added: float32 for narrower floating-point types."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32) if narrow and reduction == "add" else jnp.dtype(dtype)
+
+
+def _kernel(
+    body: Callable[..., None], out_type: Any, blocks: int, name: str, **options: Any
+) -> Callable[..., jax.Array]:
+    made: Callable[..., jax.Array] = plgpu.kernel(
+        body,
+        out_type=out_type,
+        grid=(blocks,),
+        grid_names=(BLOCKS,),
+        kernel_name=name,
+        **options,
+    )
+    return made
+
+
+def gather_by_reading(x: jax.Array, axis: Hashable, count: int, tiles: Tiles) -> jax.Array:
+    """(rows, columns) of each device to (rows, count, columns): each reads what the others have."""
+
+    def body(x_ref: Any, y_ref: Any) -> None:
+        own = lax.axis_index(axis)
+
+        def move(rows: Any, columns: Any) -> None:
+            # The other tiles are on their way while this one arrives.
+            found = [
+                _peer(x_ref, axis, _after(own, offset, count))[rows, columns]
+                for offset in range(1, count)
+            ]
+            y_ref[rows, own, columns] = x_ref[rows, columns]
+            for offset, part in enumerate(found, 1):
+                y_ref[rows, _after(own, offset, count), columns] = part
+
+        tiles.each(move)
+
+    out_type = jax.ShapeDtypeStruct((tiles.rows, count, tiles.columns), x.dtype)
+    return _kernel(body, out_type, tiles.blocks, "all_gather")(x)
+
+
+def gather_by_writing(x: jax.Array, axis: Hashable, count: int, tiles: Tiles) -> jax.Array:
+    """As :func:`gather_by_reading`, by stores to all devices."""
+
+    def body(x_ref: Any, y_ref: Any, arrived: Any) -> None:
+        own = lax.axis_index(axis)
+
+        def move(rows: Any, columns: Any) -> None:
+            tile = x_ref[rows, columns]
+            y_ref[rows, own, columns] = tile
+            for offset in range(1, count):
+                _peer(y_ref, axis, _after(own, offset, count))[rows, own, columns] = tile
+
+        tiles.each(move)
+        announce(arrived, axis, own, count)
+
+    out_type = jax.ShapeDtypeStruct((tiles.rows, count, tiles.columns), x.dtype)
+    scratch = [plgpu.SemaphoreType.REGULAR]
+    return _kernel(body, out_type, tiles.blocks, "all_gather", scratch_types=scratch)(x)
+
+
+STAGES = 4
+"""Tiles in shared memory at a time, of kernels that copy in bulk."""
+
+
+def gather_in_bulk(x: jax.Array, axis: Hashable, count: int, tile: int, blocks: int) -> jax.Array:
+    """(columns,) of each device to (count, columns): each copies what it has to all, by way of
+    shared memory.
+
+    Args:
+      x: whose bytes ``tile`` divides into whole tiles.
+      axis: of the mesh.
+      count: devices along it.
+      tile: elements of a tile, a multiple of 16 bytes.
+      blocks: that share the tiles.
+    """
+    (columns,) = x.shape
+    tiles = columns // tile
+
+    def body(x_ref: Any, y_ref: Any, buffers: Any, filled: Any, arrived: Any) -> None:
+        own, block = lax.axis_index(axis), lax.axis_index(BLOCKS)
+        steps = lax.div(tiles - block + blocks - 1, blocks)
+
+        def place(step: Any) -> Any:
+            return pl.ds((block + step * blocks) * tile, tile)
+
+        def fetch(step: Any) -> None:
+            @pl.when(step < steps)
+            def _() -> None:
+                stage = lax.rem(step, STAGES)
+                plgpu.copy_gmem_to_smem(x_ref.at[place(step)], buffers.at[stage], filled.at[stage])
+
+        for stage in range(STAGES - 1):
+            fetch(stage)
+
+        def move(step: Any, _: Any) -> None:
+            stage = lax.rem(step, STAGES)
+            plgpu.barrier_wait(filled.at[stage])
+            for offset in range(1, count):
+                there = _peer(y_ref, axis, _after(own, offset, count))
+                plgpu.copy_smem_to_gmem(
+                    buffers.at[stage], there.at[own, place(step)], commit_group=False
+                )
+            plgpu.copy_smem_to_gmem(buffers.at[stage], y_ref.at[own, place(step)])
+            # The copies of the step before have read the place of the next tile.
+            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+            fetch(step + STAGES - 1)
+
+        lax.fori_loop(0, steps, move, None)
+        plgpu.wait_smem_to_gmem(0)
+        announce(arrived, axis, own, count)
+
+    scratch = [
+        plgpu.SMEM((STAGES, tile), x.dtype),
+        plgpu.Barrier(num_barriers=STAGES),
+        plgpu.SemaphoreType.REGULAR,
+    ]
+    out_type = jax.ShapeDtypeStruct((count, columns), x.dtype)
+    return _kernel(body, out_type, blocks, "all_gather", scratch_types=scratch)(x)
+
+
+def announce(arrived: Any, axis: Hashable, own: Any, count: int) -> None:
+    """Tells the same block of each other device that this one has written there, and waits until
+    they have written here. Each block has a semaphore of its own."""
+    for offset in range(1, count):
+        pl.semaphore_signal(arrived, 1, device_id={axis: _after(own, offset, count)})
+    pl.semaphore_wait(arrived, count - 1)
+
+
+def scatter_by_reading(
+    x: jax.Array, axis: Hashable, count: int, reduction: str, tiles: Tiles
+) -> jax.Array:
+    """(rows, count, columns) of each device to (rows, columns): the own part of the reduction."""
+    accumulate = accumulation_type(x.dtype, reduction)
+
+    def body(x_ref: Any, y_ref: Any) -> None:
+        own = lax.axis_index(axis)
+
+        def reduce(rows: Any, columns: Any) -> None:
+            parts = [_peer(x_ref, axis, rank)[rows, own, columns] for rank in range(count)]
+            y_ref[rows, columns] = _sum_up(parts, reduction, x.dtype, accumulate)
+
+        tiles.each(reduce)
+
+    out_type = jax.ShapeDtypeStruct((tiles.rows, tiles.columns), x.dtype)
+    return _kernel(body, out_type, tiles.blocks, "reduce_scatter")(x)
+
+
+def reduce_in_one_step(
+    x: jax.Array, axis: Hashable, count: int, reduction: str, tiles: Tiles
+) -> jax.Array:
+    """The reduction of arrays (rows, columns) of all devices, on each: each reads all of them."""
+    accumulate = accumulation_type(x.dtype, reduction)
+
+    def body(x_ref: Any, y_ref: Any) -> None:
+        def reduce(rows: Any, columns: Any) -> None:
+            parts = [_peer(x_ref, axis, rank)[rows, columns] for rank in range(count)]
+            y_ref[rows, columns] = _sum_up(parts, reduction, x.dtype, accumulate)
+
+        tiles.each(reduce)
+
+    return _kernel(body, jax.ShapeDtypeStruct(x.shape, x.dtype), tiles.blocks, "all_reduce")(x)
+
+
+def reduce_in_two_steps(
+    x: jax.Array, axis: Hashable, count: int, reduction: str, tiles: Tiles
+) -> jax.Array:
+    """As :func:`reduce_in_one_step`, of (rows, count, columns): each device reduces its own part,
+    and writes it to all."""
+    accumulate = accumulation_type(x.dtype, reduction)
+
+    def body(x_ref: Any, y_ref: Any, arrived: Any) -> None:
+        own = lax.axis_index(axis)
+
+        def reduce(rows: Any, columns: Any) -> None:
+            parts = [_peer(x_ref, axis, rank)[rows, own, columns] for rank in range(count)]
+            made = _sum_up(parts, reduction, x.dtype, accumulate)
+            y_ref[rows, own, columns] = made
+            for offset in range(1, count):
+                _peer(y_ref, axis, _after(own, offset, count))[rows, own, columns] = made
+
+        tiles.each(reduce)
+        announce(arrived, axis, own, count)
+
+    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    scratch = [plgpu.SemaphoreType.REGULAR]
+    return _kernel(body, out_type, tiles.blocks, "all_reduce", scratch_types=scratch)(x)
+
+
+def exchange_by_reading(x: jax.Array, axis: Hashable, count: int, tiles: Tiles) -> jax.Array:
+    """(count, rows, columns) of each device: part ``i`` comes from device ``i``, which has it at
+    the place of this device."""
+
+    def body(x_ref: Any, y_ref: Any) -> None:
+        own = lax.axis_index(axis)
+
+        def move(rows: Any, columns: Any) -> None:
+            found = [
+                _peer(x_ref, axis, _after(own, offset, count))[own, rows, columns]
+                for offset in range(count)
+            ]
+            for offset, part in enumerate(found):
+                y_ref[_after(own, offset, count), rows, columns] = part
+
+        tiles.each(move)
+
+    return _kernel(body, jax.ShapeDtypeStruct(x.shape, x.dtype), tiles.blocks, "all_to_all")(x)

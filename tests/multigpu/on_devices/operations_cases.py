@@ -1,0 +1,231 @@
+"""The operations library, against the same operations of ``jax.lax`` in NumPy."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from devices_support import mesh_of
+from jax.sharding import PartitionSpec
+
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_multigpu import ops
+
+
+def numbers(shape, dtype, seed=0):
+    generator = np.random.default_rng(seed)
+    if np.issubdtype(np.dtype(dtype), np.integer):
+        return generator.integers(-100, 100, shape).astype(dtype)
+    return generator.standard_normal(shape).astype(dtype)
+
+
+def on_devices(operation, x, **axes):
+    """Applies an operation on each device to a row of ``x``; returns a row of each."""
+    mesh = mesh_of(**(axes or {"x": len(x)}))
+    spec = PartitionSpec(mesh.axis_names)
+
+    def one(row):
+        return operation(row[0])[None]
+
+    call = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return np.asarray(jax.jit(call)(x))
+
+
+REDUCE = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def reduced(x, reduction):
+    wide = x.astype(np.float64) if reduction == "add" else x
+    return REDUCE[reduction].reduce(wide, axis=0)
+
+
+def close(found, expected):
+    """Equal up to one rounding to the type that was found."""
+    if np.issubdtype(found.dtype, np.integer):
+        np.testing.assert_array_equal(found, expected)
+    else:
+        tolerance = 4 * float(jnp.finfo(found.dtype).eps)
+        wide = found.astype(np.float64)
+        np.testing.assert_allclose(wide, expected.astype(np.float64), tolerance, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "dimension", "dtype"),
+    [
+        (2, (4, 128), 0, np.float32),
+        (2, (3, 5, 7), 1, jnp.bfloat16),
+        (3, (2, 130), -1, np.int8),
+        (4, (1000,), 0, np.float16),
+        (4, (8, 3, 64), 1, np.int32),
+    ],
+)
+def test_all_gather(count, shape, dimension, dtype):
+    x = numbers((count, *shape), dtype)
+    operation = functools.partial(ops.all_gather, axis_name="x", gather_dimension=dimension)
+    found = on_devices(operation, x)
+    for row in found:
+        np.testing.assert_array_equal(row, np.concatenate(list(x), axis=dimension))
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "dimension", "reduction", "dtype"),
+    [
+        (2, (4, 128), 0, "add", np.float32),
+        (2, (3, 6, 5), 1, "add", jnp.bfloat16),
+        (3, (5, 66), -1, "max", np.float16),
+        (4, (8, 33), 0, "xor", np.int32),
+        (4, (64, 2), 0, "min", np.int8),
+    ],
+)
+def test_reduce_scatter(count, shape, dimension, reduction, dtype):
+    x = numbers((count, *shape), dtype)
+    operation = functools.partial(
+        ops.reduce_scatter, axis_name="x", scatter_dimension=dimension, reduction=reduction
+    )
+    found = on_devices(operation, x)
+    parts = np.split(reduced(x, reduction), count, axis=dimension)
+    for row, part in zip(found, parts, strict=True):
+        close(row, part)
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "method", "reduction", "dtype"),
+    [
+        (2, (1000,), None, "add", np.float32),
+        (2, (2, 3), "one_step", "add", jnp.bfloat16),
+        (3, (7, 9, 2), "two_steps", "max", np.float32),
+        (4, (3, 128), "two_steps", "add", np.float16),
+        (4, (5, 13), "two_steps", "or", np.int32),  # Not divisible: in one step.
+    ],
+)
+def test_all_reduce(count, shape, method, reduction, dtype):
+    x = numbers((count, *shape), dtype)
+    operation = functools.partial(ops.all_reduce, axis_name="x", method=method, reduction=reduction)
+    found = on_devices(operation, x)
+    close(found[0], reduced(x, reduction))
+    for row in found[1:]:  # The same bits.
+        np.testing.assert_array_equal(row, found[0])
+
+
+def test_a_scatter_without_a_dimension_is_an_all_reduce():
+    x = numbers((2, 4, 32), np.float32)
+    operation = functools.partial(ops.reduce_scatter, axis_name="x", scatter_dimension=None)
+    close(on_devices(operation, x)[1], reduced(x, "add"))
+
+
+@pytest.mark.parametrize(("from_", "to"), [(0, 0), (1, 0), (0, 1)])
+def test_all_to_all(from_, to):
+    x = numbers((4, 8, 12), np.float32)
+    operation = functools.partial(
+        ops.all_to_all, axis_name="x", split_dimension=from_, concat_dimension=to
+    )
+    found = on_devices(operation, x)
+    for device, row in enumerate(found):
+        parts = [np.split(one, 4, axis=from_)[device] for one in x]
+        np.testing.assert_array_equal(row, np.concatenate(parts, axis=to))
+
+
+def test_along_one_axis_of_two_and_along_both():
+    x = numbers((4, 6, 5), np.float32)
+    grid = x.reshape(2, 2, 6, 5)
+    found = on_devices(lambda row: ops.all_reduce(row, axis_name="b"), x, a=2, b=2)
+    expected = np.broadcast_to(grid.sum(1, keepdims=True), grid.shape).reshape(x.shape)
+    np.testing.assert_allclose(found, expected, 1e-6, 1e-6)
+    found = on_devices(lambda row: ops.all_gather(row, axis_name=("a", "b")), x, a=2, b=2)
+    np.testing.assert_array_equal(found[3], np.concatenate(list(x)))
+
+
+def test_sizes_that_the_caller_chooses():
+    x = numbers((2, 3000), np.float32)
+    operation = functools.partial(
+        ops.all_gather, axis_name="x", num_blocks=3, tile_size=512, vec_size=4
+    )
+    np.testing.assert_array_equal(on_devices(operation, x)[1], x.reshape(-1))
+
+
+def test_gradients_are_those_of_jax():
+    x, y = numbers((2, 4, 6), np.float32), numbers((2, 8, 6), np.float32, 1)
+    half, whole = y[:, :2], y[:, :4]
+    cases = (
+        (ops.all_gather, jax.lax.all_gather, y),
+        (ops.reduce_scatter, jax.lax.psum_scatter, half),
+        (ops.all_to_all, functools.partial(jax.lax.all_to_all, split_axis=0, concat_axis=0), whole),
+    )
+    for ours, theirs, weights in cases:
+
+        def gradient(function, weights=weights):
+            mesh, spec = mesh_of(x=2), PartitionSpec("x")
+
+            def one(a, w):
+                return jax.grad(lambda b: (function(b[0]) * w[0]).sum())(a)
+
+            call = jax.shard_map(
+                one, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False
+            )
+            return np.asarray(jax.jit(call)(x, weights))
+
+        mine = gradient(functools.partial(ours, axis_name="x"))
+        np.testing.assert_allclose(
+            mine, gradient(functools.partial(theirs, axis_name="x", tiled=True)), 1e-6, 1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("operation", "error", "text"),
+    [
+        (
+            lambda x: ops.all_gather(x, axis_name="x", gather_dimension=2),
+            InvalidValueError,
+            "gather_dimension is out of range\n  got: 2\n  expected: one of 2 dimensions",
+        ),
+        (
+            lambda x: ops.reduce_scatter(x, axis_name="x"),
+            InvalidValueError,
+            "got: 3 elements along dimension 0\n  expected: a multiple of 2",
+        ),
+        (
+            lambda x: ops.all_reduce(x, axis_name="x", reduction="mean"),
+            InvalidValueError,
+            "the reduction is unknown\n  got: 'mean'",
+        ),
+        (
+            lambda x: ops.all_reduce(x, axis_name="x", reduction="xor"),
+            InvalidTypeError,
+            "the reduction 'xor' is of integers\n  got: float32",
+        ),
+        (
+            lambda x: ops.all_reduce(x > 0, axis_name="x"),
+            InvalidTypeError,
+            "is of numbers\n  got: bool",
+        ),
+        (
+            lambda x: ops.all_reduce(x, axis_name="x", method="ring"),
+            InvalidValueError,
+            "the method is unknown",
+        ),
+        (
+            lambda x: ops.all_gather(x, axis_name="x", num_blocks=0),
+            InvalidValueError,
+            "num_blocks is no positive number",
+        ),
+        (
+            lambda x: ops.all_gather(x, axis_name="x", tile_size=200, vec_size=4),
+            InvalidValueError,
+            "tile_size 200, vec_size 4\n  expected: a multiple of 512",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit(operation, error, text):
+    with pytest.raises(error) as caught:
+        on_devices(operation, numbers((2, 3, 4), np.float32))
+    assert text in str(caught.value)
