@@ -28,6 +28,13 @@ BODIES: dict[str, Callable[[Any], Any]] = {
     "place": lambda x: jnp.argmin(x + 5, axis=-1),
 }
 
+SPREAD: dict[str, Callable[[Any], Any]] = {
+    "largest of rows": lambda x: jnp.max(x, axis=-1),
+    "place": lambda x: jnp.argmin(x, axis=-1),
+    "outer": lambda x: x + jnp.max(x, 0, keepdims=True) * jnp.min(x, 1, keepdims=True),
+    "outer alone": lambda x: jnp.max(x, 0, keepdims=True) * jnp.min(x, 1, keepdims=True),
+}
+
 
 def kernel_of(body: Callable[[Any], Any], x: Any, semantics: Any) -> Any:
     def kernel(x_ref: Any, out_ref: Any) -> None:
@@ -40,8 +47,10 @@ def kernel_of(body: Callable[[Any], Any], x: Any, semantics: Any) -> Any:
     )
 
 
-def lines(body: Callable[[Any], Any], shape: tuple[int, ...], semantics: Any) -> int:
-    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+def lines(
+    body: Callable[[Any], Any], shape: tuple[int, ...], semantics: Any, dtype: Any = jnp.float32
+) -> int:
+    x = jax.ShapeDtypeStruct(shape, dtype)
     return len(pallasite.compile(kernel_of(body, x, semantics), x).ptx.splitlines())
 
 
@@ -77,6 +86,41 @@ def test_code_is_that_of_the_next_powers_of_two(
 ) -> None:
     even = tuple(map(power_of_two, shape))
     assert lines(BODIES[name], shape, semantics) < 2 * lines(BODIES[name], even, semantics) + 100
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "name"),
+    [
+        ((53, 31), jnp.int8, "largest of rows"),
+        ((96, 11), jnp.bfloat16, "largest of rows"),
+        ((5, 100), jnp.int8, "place"),
+        ((5, 100), jnp.float32, "place"),
+        ((31, 129), jnp.int8, "outer"),
+        ((89, 98), jnp.bfloat16, "outer"),
+        ((100, 61), jnp.float32, "outer alone"),
+    ],
+)
+def test_what_lanes_exchange_is_little(
+    shape: tuple[int, ...], dtype: Any, name: str, semantics: Any
+) -> None:
+    """Rows of odd numbers of bytes are accessed one element at a time; the rest is as for even."""
+    even, accesses = tuple(map(power_of_two, shape)), 2 * np.prod(shape) / 128
+    body = SPREAD[name]
+    limit = 2 * lines(body, even, semantics, dtype) + 4 * accesses + 100
+    assert lines(body, shape, semantics, dtype) < limit
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("shape", [(5, 100), (53, 31), (7, 25)])
+@pytest.mark.parametrize("name", sorted(SPREAD))
+def test_narrow_elements_are_exchanged_right(shape: tuple[int, ...], dtype: Any, name: str) -> None:
+    values = np.random.default_rng(len(name)).normal(size=shape) * 40 + 60 * (dtype == jnp.uint8)
+    x = jnp.asarray(np.clip(values, 0 if dtype == jnp.uint8 else -128, 127), dtype)
+    body = SPREAD[name]
+    for reduce in (body, lambda x: jnp.sum(body(x), dtype=body(x).dtype, axis=0)):
+        got = np.asarray(kernel_of(reduce, x, Semantics.Lane)(x)).astype(np.float64)
+        np.testing.assert_allclose(got, np.asarray(reduce(x)).astype(np.float64), rtol=0.02)
 
 
 @settings(max_examples=60, deadline=None)

@@ -41,13 +41,15 @@ class KnownLayouts:
         self._sources: list[_Source] = []
         self._seen: dict[int, Any] = {}
         self._found: dict[Any, Layout] | None = None
+        self._emitted: list[tuple[Any, Layout]] = []
+        self._settled: dict[Any, Layout] | None = None
 
     def add(self, jaxpr: Any) -> None:
         """Takes account of a jaxpr and of those that it calls, unless it has already."""
         if id(jaxpr) in self._seen:
             return
         self._seen[id(jaxpr)] = jaxpr  # Kept, so that no other object gets its id.
-        self._found = None
+        self._found = self._settled = None
         for equation in jaxpr.eqns:
             self._add_equation(equation)
 
@@ -58,6 +60,23 @@ class KnownLayouts:
         if isinstance(variable, _jax.Literal) or variable not in self._variables:
             return None
         return self._found.get(self._variables.group(variable))
+
+    def emit(self, variable: Any, layout: Layout) -> None:
+        """Takes account of the layout that a variable has got."""
+        if variable in self._variables:
+            self._emitted.append((variable, layout))
+            if self._settled is not None:
+                self._settled.setdefault(self._variables.group(variable), layout)
+
+    def emitted(self, variable: Any) -> Layout | None:
+        """The layout of the first variable emitted of those that a variable is combined with."""
+        if self._settled is None:
+            self._settled = {}
+            for one, layout in self._emitted:
+                self._settled.setdefault(self._variables.group(one), layout)
+        if variable not in self._variables:
+            return None
+        return self._settled.get(self._variables.group(variable))
 
     def _find_all(self) -> dict[Any, Layout]:
         """Layouts by what links variables; the first source in the program counts."""

@@ -1,4 +1,4 @@
-"""Layouts under lane semantics: hints from later uses, or else what is known of their sources."""
+"""Layouts under lane semantics: hints from later uses, or what is known of what they meet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.lowering import LayoutContext, LayoutStrategy, errors_at_equation
+from pallasite.plugin.lowering import (
+    LayoutContext,
+    LayoutStrategy,
+    RegisterArray,
+    errors_at_equation,
+)
 from pallasite_std.lane_layouts.access_widths import AccessWidths
 from pallasite_std.lane_layouts.known_layouts import KnownLayouts
 
@@ -27,6 +32,7 @@ class LaneStrategy(LayoutStrategy):
         self._known_layouts = KnownLayouts(registry, target)
         self._hints: dict[Any, Layout] = {}
         self._entered: dict[int, Any] = {}
+        self._equations: dict[int, Any] = {}
 
     def enter(self, jaxpr: Any) -> None:
         """Finds hints for the variables of a jaxpr, unless it was entered before."""
@@ -45,6 +51,10 @@ class LaneStrategy(LayoutStrategy):
         hint = self._hints.get(variable)
         if hint is None:
             hint = self._known_layouts.layout(variable)
+        self._equations[id(equation)] = equation
+        if hint is None and all(isinstance(x.aval, _jax.ShapedArray) for x in equation.invars):
+            # Loads choose layouts that suit memory.
+            hint = self._known_layouts.emitted(variable)
         return hint, self._access_widths.limit(variable)
 
     def before(self, ctx: RuleContext, operands: Sequence[Value]) -> Sequence[Value]:
@@ -53,6 +63,12 @@ class LaneStrategy(LayoutStrategy):
 
     def after(self, ctx: RuleContext, results: Sequence[Value]) -> Sequence[Value]:
         """The results as they are."""
+        equation = self._equations.get(ctx.path[-1])
+        for variable, value in zip(
+            () if equation is None else equation.outvars, results, strict=False
+        ):
+            if isinstance(value, RegisterArray) and not value.is_splat:
+                self._known_layouts.emit(variable, value.layout)
         return results
 
     def outputs(self, ctx: RuleContext, jaxpr: Any, values: Sequence[Value]) -> Sequence[Value]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
-from pallasite.plugin.ir import ops
+from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import Access, Owner, RegisterLayout
 from pallasite.plugin.lowering import LaunchContext, RegisterArray
 
@@ -91,6 +91,15 @@ def load_where(
     return list(operation.results)
 
 
+def _select(condition: ir.Value, one: ir.Value, other: ir.Value, bits: int) -> ir.Value:
+    """One of two registers of so many bits; the hardware chooses 32 at a time."""
+    if bits % 32:
+        return ops.arith.select(condition, one, other)
+    words = ir.VectorType.get((bits // 32,), ops.i32())
+    chosen = [ops.bitcast(value, words) for value in (one, other)]
+    return ops.bitcast(ops.arith.select(condition, *chosen), one.type)
+
+
 def fill_padding(
     launch: LaunchContext,
     array: RegisterArray,
@@ -102,6 +111,8 @@ def fill_padding(
     if not isinstance(layout, RegisterLayout) or not layout.is_padded:
         return array
     filler = ops.broadcast(value, layout.vector_length)
+    bits = 1 if types.is_bool(array.dtype) else types.bit_width(array.dtype)
+    bits *= layout.vector_length
     registers = []
     for number, register in enumerate(array.registers):
         guards = [layout.guards(number, e, axes) for e in range(layout.vector_length)]
@@ -110,7 +121,7 @@ def fill_padding(
         elif len(set(guards)) == 1:
             condition = holds_element(launch, layout, guards[0] or ())
             if condition is not None:
-                register = ops.arith.select(condition, register, filler)
+                register = _select(condition, register, filler, bits)
         else:
             elements = []
             for position, guard in enumerate(guards):

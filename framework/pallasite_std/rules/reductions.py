@@ -134,10 +134,14 @@ def reduce_array(
     ]
     if plan.vector_groups != ((0,),) or array.vector_length > 1:
         registers = [_reduce_vector(combine, register, plan) for register in registers]
-    for mask in plan.lane_masks:
-        registers = [combine(r, shuffle(r, "bfly", mask)) for r in registers]
-    for rotation in plan.lane_rotations:
-        registers = [_rotate(ctx, combine, r, rotation) for r in registers]
+    if plan.lane_masks or plan.lane_rotations:
+        length = ops.vector_length(registers[0])
+        registers = _packed(registers)
+        for mask in plan.lane_masks:
+            registers = [combine(r, shuffle(r, "bfly", mask)) for r in registers]
+        for rotation in plan.lane_rotations:
+            registers = [_rotate(ctx, combine, r, rotation) for r in registers]
+        registers = _unpacked(registers, length)
     if plan.crosses_warps:
         registers = _across_warps(ctx, combine, registers, plan)
     if isinstance(plan.layout, SplatLayout):
@@ -168,15 +172,63 @@ def _reduce_vector(combine: Combine, register: ir.Value, plan: ReductionPlan) ->
     return ops.from_elements(parts)
 
 
+def _packed(registers: Sequence[ir.Value]) -> list[ir.Value]:
+    """Narrow registers side by side in 32 bits, which shuffles move at a time."""
+    from pallasite_std.rules.shape import types_bits
+
+    bits = types_bits(registers[0].type)
+    each = 32 // bits if bits in (8, 16) else 1
+    return [_side_by_side(registers[i : i + each]) for i in range(0, len(registers), each)]
+
+
+def _side_by_side(registers: Sequence[ir.Value]) -> ir.Value:
+    if len(registers) == 1:
+        return registers[0]
+    length = ops.vector_length(registers[0])
+    return ops.from_elements([ops.extract(r, i) for r in registers for i in range(length)])
+
+
+def _unpacked(registers: Sequence[ir.Value], length: int) -> list[ir.Value]:
+    """Registers of a length, of which some lie side by side."""
+    parts = []
+    for register in registers:
+        whole = ops.vector_length(register)
+        if whole == length:
+            parts.append(register)
+        else:
+            starts = range(0, whole, length)
+            elements = [ops.extract(register, i) for i in range(whole)]
+            parts += [ops.from_elements(elements[start : start + length]) for start in starts]
+    return parts
+
+
 def _rotate(ctx: RuleContext, combine: Combine, value: ir.Value, rotation: Any) -> ir.Value:
-    lane = ctx.launch.lane_id
-    lane = ops.remainder_unsigned(lane, rotation.modulus)
+    """Combines the values of lanes whose number is no power of two.
+
+    The first of them combines runs of 1, 2, 4 ... lanes, as many as its number has binary digits.
+    All get its result, as rounding depends on the order.
+    """
+    own = ctx.launch.lane_id
+
+    def behind(value: ir.Value, count: int) -> ir.Value:
+        # What comes from outside of the group does not reach its first lane.
+        return shuffle(value, "idx", ops.add(own, count * rotation.stride))
+
+    total: ir.Value | None = None
+    covered, length, run = 0, 1, value
+    while True:
+        if rotation.size & length:
+            part = behind(run, covered) if covered else run
+            total = part if total is None else combine(total, part)
+            covered += length
+        if covered == rotation.size:
+            break
+        run = combine(run, behind(run, length))
+        length *= 2
+    assert total is not None
+    lane = ops.remainder_unsigned(own, rotation.modulus)
     digit = ops.remainder_unsigned(ops.divide_unsigned(lane, rotation.stride), rotation.size)
-    base = ops.arith.subi(lane, ops.multiply(digit, rotation.stride))
-    values = []
-    for step in range(rotation.size):
-        values.append(shuffle(value, "idx", ops.add(base, step * rotation.stride)))
-    return _pairwise(combine, values)
+    return shuffle(total, "idx", ops.arith.subi(lane, ops.multiply(digit, rotation.stride)))
 
 
 def _across_warps(
@@ -324,9 +376,11 @@ def _register(primitive: Any, name: str) -> None:
 
 
 def _accumulate_in(name: str, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Narrow floats are summed in f32 and rounded once."""
+    """Narrow floats are summed in f32 and rounded once; there are no instructions for bytes."""
     if name in ("add", "mul") and types.is_float(dtype) and types.bit_width(dtype) < 32:
         return np.dtype(np.float32), dtype
+    if dtype in (np.int8, np.uint8):
+        return np.dtype(np.int16 if dtype == np.int8 else np.uint16), dtype
     return dtype, dtype
 
 

@@ -69,7 +69,10 @@ def _broadcast_in_dim(
         target = _familiar_broadcast(ctx, x.layout, shape, dims)
     with contextlib.suppress(InvalidValueError):
         if target is None:
-            return rearrange(x, tf.broadcast_in_dim(x.layout, shape, dims))
+            change = tf.broadcast_in_dim(x.layout, shape, dims)
+            if ctx.in_warp or not _repeats_much(change.layout):
+                return rearrange(x, change)
+            raise InvalidValueError("every lane would hold elements that others hold, too")
         return rearrange(x, tf.broadcast_with_target(x.layout, target, dims))
     if ctx.in_warp:
         raise UnsupportedError("a broadcast of an array inside a warp-mapped region")
@@ -79,6 +82,12 @@ def _broadcast_in_dim(
     x = _stretchable(ctx, rearrange(x, tf.reshape(x.layout, own)), wide)
     x = _stretched(x, wide)
     return x if target is None else relayout(ctx, x, target)
+
+
+def _repeats_much(layout: Layout) -> bool:
+    """Whether lanes hold many more elements than they have to, as others hold the same ones."""
+    held = layout.registers * layout.vector_length
+    return held > 4 * padded(layout.shape).registers and held > 16
 
 
 def _familiar_broadcast(
@@ -114,9 +123,9 @@ def stretchable(
         return list(arrays)
     full = next((array.layout for array in distributed if array.shape == shape), None)
     dims = tuple(range(len(shape)))
-    planned = ctx.layout_hint if ctx.kernel.plan is not None else None
-    if full is None and isinstance(planned, RegisterLayout):
-        # No operand has the layout that inference has chosen for the result.
+    planned = ctx.layout_hint
+    if full is None and isinstance(planned, RegisterLayout) and planned.shape == shape:
+        # No operand has the layout that is wanted of the result.
         wide = _stretchable(ctx, narrow[0], planned)
         wide = _stretched(wide, planned)
         arrays = [wide if array is narrow[0] else array for array in arrays]
