@@ -37,6 +37,8 @@ def print_operand(operand: syntax.Operand) -> str:
             return "{" + ", ".join(map(print_operand, elements)) + "}"
         case syntax.Negated(inner):
             return ("!" if getattr(inner, "type", "") == "pred" else "-") + print_operand(inner)
+        case syntax.Part(register, selection):
+            return f"{register.name}.{selection}"
         case syntax.Pair(first, second):
             return f"{print_operand(first)}|{print_operand(second)}"
         case syntax.Sink():

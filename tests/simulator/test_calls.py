@@ -339,11 +339,20 @@ def test_names_of_what_is_put_in():
 @pytest.mark.parametrize(
     ("functions", "code", "message"),
     [
-        (".func f();\n.func f() { call f; }", "call f;", "recursive calls are not supported"),
+        (
+            ".func f();\n.func f() { call f; }",
+            "call f;",
+            "thread 0 of block (0, 0, 0) has no stack left for a call of 'f'",
+        ),
         (
             ".func g();\n.func f() { call g; }\n.func g() { call f; }",
             "call f;",
-            "got: kernel > f > g > f",
+            "got: 1000 calls inside one another, 0 bytes of local memory",
+        ),
+        (
+            ".func g();\n.func f() { .local .b32 x[99]; call g; }\n.func g() { call f; }",
+            "call f;",
+            "got: 21 calls inside one another, 4000 bytes of local memory",
         ),
         (CLAMP, "call (%r1), clamp, (%r1);", "got: 1 arguments and 1 results"),
         (CLAMP, "call clamp, (%r1, %r1);", "got: 2 arguments and 0 results"),
@@ -356,17 +365,77 @@ def test_names_of_what_is_put_in():
         (".extern .func f(.param .b32 a);", "call f, (%r1);", "function 'f' has no body"),
         (
             CLAMP,
-            "mov.u64 %rd1, clamp;"
+            "mov.u64 %rd1, clamp; add.u64 %rd1, %rd1, 64;"
             " P: .callprototype (.param .b32 _) _ (.param .b32 _, .param .b32 _);"
             " call (%r1), %rd1, (%r1, %r1), P;",
-            "indirect calls are not supported",
+            "calls an address where there is no function with such parameters and results",
+        ),
+        (
+            CLAMP,
+            "mov.u64 %rd1, clamp; P: .callprototype (.param .b32 _) _ (.param .b64 _);"
+            " call (%r1), %rd1, (%rd1), P;",
+            "calls an address where there is no function with such parameters and results",
         ),
     ],
 )
 def test_calls_that_cannot_be(functions, code, message):
     text = error_of(functions, code)
-    assert text.startswith("PTX line ")
+    assert text.startswith(("PTX line ", "thread 0 of block (0, 0, 0) "))
     assert message in text
+
+
+# Functions that are called by address, some of which call one another, to different depths, with
+# parameters in registers and in memory, and calls of only some lanes.
+STANDING = """
+.func (.reg .b32 %out) gcd(.reg .b32 %a, .param .b32 b);
+.func (.reg .b32 %out) lcm(.reg .b32 %a, .param .b32 b)
+{
+    .reg .b32 %r<6>;
+    ld.param.b32 %r1, [b];
+    call (%r2), gcd, (%a, %r1);
+    mul.lo.u32 %r3, %a, %r1;
+    div.u32 %out, %r3, %r2;
+}
+.func (.reg .b32 %out) gcd(.reg .b32 %a, .param .b32 b)
+{
+    .reg .b32 %r<6>; .reg .pred %p;
+    .param .b32 rest;
+    ld.param.b32 %r1, [b];
+    setp.ne.u32 %p, %r1, 0;
+    mov.u32 %out, %a;
+    mov.u32 %r2, 1;
+    @%p rem.u32 %r2, %a, %r1;
+    st.param.b32 [rest], %r2;
+    @%p call (%out), gcd, (%r1, rest);
+    // What it holds is its own again.
+    ld.param.b32 %r3, [b];
+    setp.ne.u32 %p, %r1, %r3;
+    @%p mov.u32 %out, 0;
+}
+.global .u64 functions[2] = {gcd, lcm};
+"""
+
+
+def test_calls_by_address_of_functions_that_call_themselves():
+    code = """
+    .reg .b32 %s<4>; .reg .pred %all;
+    P: .callprototype (.reg .b32 _) _ (.reg .b32 _, .param .b32 _);
+    mov.u32 %r1, 7;
+    mul.lo.u32 %s1, %prologue0, 6;
+    add.u32 %s1, %s1, 12;
+    and.b32 %s2, %prologue0, 1;
+    mul.wide.u32 %rd2, %s2, 8;
+    mov.u64 %rd1, functions;
+    add.u64 %rd1, %rd1, %rd2;
+    ld.global.u64 %rd1, [%rd1];
+    setp.ne.u32 %all, %prologue0, 5;
+    add.u32 %s3, %prologue0, 3;
+    @%all call (%r1), %rd1, (%s1, %s3), P;
+    """
+    a, b = 6 * NUMBERS + 12, NUMBERS + 3
+    expected = np.where(NUMBERS % 2, np.lcm(a, b), np.gcd(a, b))
+    expected[5] = 7
+    np.testing.assert_array_equal(results(STANDING, code.replace("%prologue0", "%tid.x")), expected)
 
 
 # printf -------------------------------------------------------------------------------------------

@@ -160,3 +160,52 @@ def test_heap_and_stack():
         for at in range(128)
     ]
     np.testing.assert_array_equal(y, expected)
+
+
+def ackermann(m, n):
+    if m == 0:
+        return n + 1
+    return ackermann(m - 1, ackermann(m, n - 1) if n else 1)
+
+
+def spread(depth, outer):
+    own = [outer[(i + 1) & 3] + depth * (i + 1) for i in range(4)]
+    low, high, weight = own[depth & 3], own[(depth + 1) & 3], own[0]
+    if depth > 0:
+        left, right = spread(depth - 1, own), spread(max(depth - 2, 0), own)
+        low, high = min(low, left[0] + own[1]), max(high, right[1] + own[2])
+        weight += left[2] * 3 + right[2]
+    return low, high, weight
+
+
+@pytest.mark.parametrize("options", [(), ("-G",)])
+def test_recursion(options):
+    result = np.full((5, 64), -1, np.int32)
+    run_ptx(compiled("calls.cu", *options), result, block=64, name="recursive")
+    ranges = [spread(i % 7, [i, 2 * i, i - 7, 5]) for i in range(64)]
+    expected = [
+        [ackermann(i % 3, i % 5) for i in range(64)],
+        [i % 2 == 0 for i in range(64)],
+        *zip(*ranges, strict=True),
+    ]
+    np.testing.assert_array_equal(result, np.array(expected).astype(np.int32))
+
+
+@pytest.mark.parametrize("options", [(), ("-G",)])
+def test_calls_by_address(options):
+    values = np.random.default_rng(3).standard_normal((2, 64)).astype(np.float32)
+    x = values[0].copy()
+    run_ptx(compiled("calls.cu", *options), values, np.int32(3), block=64, name="indirect")
+    i = np.arange(64)
+    y = np.choose(i % 3, [2 * x, x * x, x / np.float32(3)])
+    np.testing.assert_array_equal(values[0], y)
+    np.testing.assert_allclose(values[1], np.where(i % 5 < 2, 1, 3) * y * y, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [(), ("-G",)])
+def test_tiles_of_several_warps(options):
+    """They exchange numbers through reserved shared memory."""
+    sums = np.zeros(192, np.int32)
+    run_ptx(compiled("calls.cu", *options), sums, grid=2, block=192, name="tiles")
+    tile = np.arange(192) // 64 * 64
+    np.testing.assert_array_equal(sums, 64 * tile + 2016 + 1000 * (tile + 5))

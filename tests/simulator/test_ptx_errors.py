@@ -31,6 +31,8 @@ def refused(marked: str) -> PtxError:
 
 # Statements of a kernel that ptxas refuses too, with part of the message.
 STATEMENTS = {
+    "add.u32 %r1, §%r2.b0, %r3;": "only video instructions take parts of registers",
+    "vadd.u32.u32.u32 %r1, §%r2.b9, %r3;": "no part of registers such as '%r2.b9'",
     # Words.
     "mov.u32 %r1, §`;": "unexpected character '`'",
     "mov.u32 %r1, §'a';": "unexpected character",
@@ -266,7 +268,6 @@ UNSUPPORTED = {
     HEADER + ".global .u32 y; .global .u8 x[8] = {0xff(y), §1};": "is given in part",
     HEADER + ".global .f64 x = §0f3F800000;": "a constant of type .f32 for the type .f64",
     kernel_text(".shared .b32 a[4]; ld.shared.b32 %r1, a§[1];"): "indices of arrays such as a[1]",
-    kernel_text("vadd.u32.u32.u32 %r1, §%r2.b0, %r3;"): "parts of registers such as '%r2.b0'",
     kernel_text("add.u32 %r1, %r2§+1, 5;"): "expected ',' or ';' after '%r2', found '+'",
     kernel_text("mov.v4.u32 {%r1, %r2, %r3, %r4}, §%tid;"): "%tid is a vector",
     kernel_text("mov.u32 %r1, 1§<<64;"): "shift by 64",

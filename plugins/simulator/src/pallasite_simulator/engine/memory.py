@@ -236,13 +236,14 @@ class Memory:
     ):
         self.wave = wave
         self.global_memory = global_memory
+        self.shared_start: int = wave.program.shared_start
         self.shared_limit: int = SHARED_BASE + shared_bytes
         self.shared_stride = -(-self.shared_limit // 1024) * 1024
         self.local_limit = local_bytes
         self.local_stride = -(-local_bytes // 16) * 16
         self.regions = {
             "global": global_memory.region,
-            "shared": Region("shared", rubbish_bytes(self.shared_stride * wave.block_count)),
+            "shared": Region("shared", self._shared_bytes(wave.block_count)),
             "local": Region("local", rubbish_bytes(self.local_stride * wave.lane_count)),
             "param": Region("param", parameters),
         }
@@ -251,6 +252,14 @@ class Memory:
         self.bytes_moved: dict[tuple[str, str], int] = {}
         self.describes: dict[str, Callable[[int], str]] = {}
         self._parameter_bytes = len(parameters)
+
+    def _shared_bytes(self, blocks: int) -> Array:
+        """Rubbish, and zeros in the part of reserved memory that programs may use."""
+        contents = rubbish_bytes(self.shared_stride * blocks)
+        if self.shared_start < SHARED_BASE:
+            by_block = contents.reshape(blocks, self.shared_stride)
+            by_block[:, self.shared_start : SHARED_BASE] = 0
+        return contents
 
     # Access ---------------------------------------------------------------------------------------
 
@@ -449,8 +458,8 @@ class Memory:
         """
         wave = self.wave
         if wave.cluster_size == 1:
-            if low < SHARED_BASE or high + size > self.shared_limit:
-                low_end, high_end = np.uint64(SHARED_BASE), self.shared_limit - size
+            if low < self.shared_start or high + size > self.shared_limit:
+                low_end, high_end = np.uint64(self.shared_start), self.shared_limit - size
                 wrong = (addresses < low_end) | (addresses > np.float64(high_end))
                 self._fail(lanes, "shared", addresses, wrong, size, instruction)
             return addresses.astype(np.int64) + lanes.of(wave.lane_shared_offset)
@@ -459,7 +468,7 @@ class Memory:
         wrong = (
             (rank < 0)
             | (rank >= wave.cluster_size)
-            | (within < SHARED_BASE)
+            | (within < self.shared_start)
             | (within + size > self.shared_limit)
         )
         if wrong.any():

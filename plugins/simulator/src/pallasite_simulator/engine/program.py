@@ -42,6 +42,10 @@ HEAP_BYTES = 8 << 20
 STACK_BYTES = 1024
 """What ``alloca`` has for each thread, likewise."""
 
+FRAME_BYTES = 4096
+"""What each thread has for the variables of functions that call themselves, or are called by
+address."""
+
 _GUARD_BYTES = (64, 2048)
 """How many unused bytes are behind each shared variable, if there are several: as many as it has,
 within these limits."""
@@ -84,7 +88,7 @@ class Program:
     Attributes:
       name: of the kernel.
       module: where it comes from.
-      function: the kernel, with all calls inlined.
+      function: the kernel, with all calls inlined, or put behind it.
       code: its instructions; the last one ends it.
       rank: for each instruction, a number that orders the places where lanes can be: those with a
         smaller one run first.
@@ -94,10 +98,13 @@ class Program:
         ``parameter_bytes``.
       static_shared_bytes: of shared variables of known size, and of the guards behind them.
       guard_bytes: of these guards.
+      shared_start: the first byte of shared memory that it may use: reserved memory is below
+        ``SHARED_BASE``.
       grid_workspace: address of what the driver gives to grids whose blocks synchronize (in
         ``%envreg1`` and ``%envreg2``): a size and a barrier, zeros; 0 if it is not used.
       heap: address of what ``malloc`` gives out; 0 if it is not called.
       stack: local address of what ``alloca`` gives out.
+      frames: local address of the frames of functions that are not inlined, of ``frame_bytes``.
       local_bytes: of each lane's local memory.
       multiprocessors: of the chip that it is for.
       source: the PTX of the module, if it is known.
@@ -137,9 +144,12 @@ class Program:
         self.parameter_bytes = 0
         self.static_shared_bytes: int = 0
         self.guard_bytes: int = 0
+        self.shared_start: int = SHARED_BASE
         self.grid_workspace: int = 0
         self.heap: int = 0
         self.stack: int = 0
+        self.frames: int = 0
+        self.frame_bytes: int = 0
         self.local_bytes = 0
         for register in self.function.registers:
             self.register(register)
@@ -259,13 +269,20 @@ class Program:
                 place = -(-shared // max(one.alignment, 16)) * max(one.alignment, 16)
                 self._symbols[one.name] = ("shared", place)
                 self.static_shared_bytes = max(self.static_shared_bytes, place - SHARED_BASE)
-        if any(map(_names_environment, self.function.body or ())):
+        body = self.function.body or ()
+        if any(_names(one, "%reserved_smem_offset_1") for one in body):
+            self.shared_start = specials.RESERVED
+        if any(_names(one, "%envreg") for one in body):
             self.grid_workspace = self._layout.allocate("grid workspace", 64, 64)
         if any(one.name == "malloc" for one in self.module.functions):
             self.heap = self._layout.allocate("the heap", HEAP_BYTES, undefined=True)
-        if any(_allocates(one) for one in self.function.body or ()):
+        if any(_allocates(one) for one in body):
             self.stack = -(-self.local_bytes // 32) * 32
             self.local_bytes = self.stack + STACK_BYTES
+        if any(isinstance(one, Instruction) and one.opcode == "@push" for one in body):
+            self.frames = -(-self.local_bytes // 16) * 16
+            self.frame_bytes = FRAME_BYTES
+            self.local_bytes = self.frames + self.frame_bytes
         for number, function in enumerate(self.module.functions):
             self._symbols.setdefault(function.name, ("function", GLOBAL_BASE >> 8 | number))
 
@@ -365,9 +382,10 @@ def _allocates(statement: Statement) -> bool:
     return isinstance(statement, Instruction) and statement.opcode == "alloca"
 
 
-def _names_environment(statement: Statement) -> bool:
+def _names(statement: Statement, special: str) -> bool:
+    """Whether a special register is among the operands, by the beginning of its name."""
     return isinstance(statement, Instruction) and any(
-        isinstance(one, Special) and one.name.startswith("%envreg") for one in statement.operands
+        isinstance(one, Special) and one.name.startswith(special) for one in statement.operands
     )
 
 

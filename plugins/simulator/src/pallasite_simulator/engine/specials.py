@@ -78,6 +78,10 @@ def _mask(compare: Callable[[Array, Array], Array]) -> Callable[[Wave], Values]:
     return build
 
 
+RESERVED = 128
+"""Where the part of reserved shared memory begins that programs may use (cooperative groups do, for
+tiles of several warps); of what comes before, nothing is known."""
+
 _VECTORS: dict[str, Callable[[Wave, int], Values]] = {
     "%tid": _thread,
     "%ntid": lambda wave, axis: np.uint32(wave.geometry.block[axis]),
@@ -115,6 +119,8 @@ _SCALARS: dict[str, Callable[[Wave], Values]] = {
     "%reserved_smem_offset_begin": lambda wave: np.uint32(0),
     "%reserved_smem_offset_end": lambda wave: np.uint32(1024),
     "%reserved_smem_offset_cap": lambda wave: np.uint32(1024),
+    "%reserved_smem_offset_0": lambda wave: np.uint32(0),
+    "%reserved_smem_offset_1": lambda wave: np.uint32(RESERVED),
     # As cooperative groups expect it of the driver.
     "%envreg0": lambda wave: np.uint32(0),
     "%envreg1": lambda wave: np.uint32(wave.program.grid_workspace >> 32),

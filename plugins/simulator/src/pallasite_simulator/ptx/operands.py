@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NoReturn
 
 from pallasite_simulator.ptx.constants import (
@@ -27,6 +28,7 @@ from pallasite_simulator.ptx.syntax import (
     Negated,
     Operand,
     Pair,
+    Part,
     Register,
     Sink,
     Special,
@@ -35,6 +37,7 @@ from pallasite_simulator.ptx.syntax import (
 )
 
 _SINK = Sink()
+_PARTS = re.compile("b[0-7]{1,4}|h[0-3]{1,2}")
 _AFTER_CONSTANT = frozenset((",", ";", "}", "]", ")"))
 
 
@@ -145,6 +148,13 @@ class Operands:
         if word in SPECIAL_REGISTERS:
             reader.index += 1
             return SPECIAL_REGISTERS[word]
+        base, _, selection = word.partition(".")
+        register = self.names.get(base)
+        if isinstance(register, Register) and _PARTS.fullmatch(selection):
+            if self._opcode[0] != "v":
+                self._fail(f"only video instructions take parts of registers such as {word!r}")
+            reader.index += 1
+            return Part(register, selection)
         return self._unknown(word)
 
     def _unknown(self, word: str) -> NoReturn:
@@ -155,7 +165,7 @@ class Operands:
         if "." in word:
             base = word.split(".", 1)[0]
             if isinstance(self.names.get(base), Register):
-                self._fail(f"parts of registers such as {word!r} are not supported")
+                self._fail(f"there is no part of registers such as {word!r}")
             self._fail(f"expected an operand, found {word!r}", hint="is a semicolon missing?")
         what = "register" if word[0] == "%" else "name"
         self._fail(f"undeclared {what} {word!r}")
@@ -193,6 +203,9 @@ class Operands:
         if isinstance(self.names.get(word), Register):
             reader.index += 1
             return Negated(self._register("a register"))
+        if isinstance(self.names.get(word.partition(".")[0]), Register):
+            reader.index += 1
+            return Negated(self.operand())
         return self._constant()
 
     def _symbol(self, symbol: Symbol) -> Symbol:

@@ -99,6 +99,15 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """``r.b2``: bytes (``b``) or halves (``h``) of a register, by their numbers, the highest first,
+    for video instructions."""
+
+    register: Register
+    selection: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Sink:
     """``_``: a destination that is thrown away, or a source that is not given."""
 
@@ -111,7 +120,17 @@ class Arguments:
 
 
 Operand = (
-    Register | Special | Immediate | Symbol | Address | Vector | Negated | Pair | Sink | Arguments
+    Register
+    | Special
+    | Immediate
+    | Symbol
+    | Address
+    | Vector
+    | Negated
+    | Part
+    | Pair
+    | Sink
+    | Arguments
 )
 
 
