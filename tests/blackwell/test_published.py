@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallasite import config
+import pallasite
+from pallasite.target_selection import find_target
+from pallasite_simulator import simulate
 
 pytest.importorskip("absl", reason="JAX's kernels import it")
 pytestmark = pytest.mark.runs_kernels
 
-# Their last copies are not waited for before the blocks end, which the sanitizer reports.
-OPTIONS = {"target": "sm_100a", "sanitize": False}
+TARGET = dataclasses.replace(find_target("sm_100a"), multiprocessors=4)
+"""A chip with room for four blocks."""
+
+UNFINISHED = (
+    "thread ends before its asynchronous operation",
+    "block ends while its shared memory is in use",
+)
+"""Their last copies are not waited for before the blocks end, which the sanitizer reports."""
+
+SEMANTICS = pytest.mark.parametrize("lane", [False, True], ids=["own", "lane"])
 
 
 @functools.cache
-def module(name):
+def module(name, lane):
     """A module of JAX, on a GPU of few multiprocessors."""
     folder = str(pathlib.Path(__file__).parents[1] / "upstream")
     if folder not in sys.path:
         sys.path.append(folder)
     import published
 
-    found = published.load(name, lane_semantics=False)
+    found = published.load(name, lane_semantics=lane)
     for attribute, value in published.with_multiprocessors(found, 4).items():
         setattr(found, attribute, value)
     return found
+
+
+OVERWRITTEN = "asynchronous operation not waited for, in tensor memory"
+"""That the second block of a pair has loaded its accumulator, before the first starts the product
+which overwrites it, is known only by the operands that the second block then fetches."""
+
+
+def run(function, *inputs, besides=()):
+    """What a kernel returns; the sanitizer is on."""
+    made = pallasite.compile(function, *inputs, target=TARGET)
+    simulation = simulate(made, *inputs, sanitize=True)
+    assert [
+        str(one) for one in simulation.findings if one.kind not in (*UNFINISHED, *besides)
+    ] == []
+    return simulation.outputs[0]
 
 
 def normal(number, shape, dtype):
@@ -45,31 +70,41 @@ def assert_close(result, expected, limit):
     assert np.linalg.norm(result - expected) < limit * np.linalg.norm(expected)
 
 
+# One tile; an odd number of them, of which blocks (or pairs of them) take three, one more than the
+# accumulator has slots.
+@SEMANTICS
 @pytest.mark.parametrize("collective", [False, True])
-def test_matmul(collective):
-    upstream = module("blackwell_matmul_mgpu")
+@pytest.mark.parametrize(("rows", "columns", "steps"), [(1, 1, 1), (3, 3, 3)])
+def test_matmul(rows, columns, steps, collective, lane):
+    upstream = module("blackwell_matmul_mgpu", lane)
     chosen = upstream.TuningConfig(
         tile_m=128, tile_n=64, tile_k=64, max_concurrent_steps=2, collective=collective,
         epilogue_tile_n=32,
     )  # fmt: skip
-    a, b = normal(0, (256, 192), jnp.bfloat16), normal(1, (192, 256), jnp.bfloat16)
-    with config.scoped(**OPTIONS):
-        result = jax.jit(lambda a, b: upstream.matmul_kernel(a, b, chosen))(a, b)
+    blocks = 1 + collective
+    m, n, k = 128 * rows * blocks, 64 * columns * blocks, 64 * steps
+    a, b = normal(0, (m, k), jnp.bfloat16), normal(1, (k, n), jnp.bfloat16)
+    result = run(functools.partial(upstream.matmul_kernel, config=chosen), a, b)
     assert_close(result, np.asarray(a, np.float64) @ np.asarray(b, np.float64), 4e-3)
 
 
-def test_ragged_dot():
-    upstream = module("blackwell_ragged_dot_mgpu")
+@SEMANTICS
+@pytest.mark.parametrize(
+    ("sizes", "columns"),
+    [((100, 0, 156), 1), ((1, 254, 1), 2)],
+)
+def test_ragged_dot(sizes, columns, lane):
+    upstream = module("blackwell_ragged_dot_mgpu", lane)
     chosen = upstream.TuningConfig(
-        tile_m=128, tile_n=128, tile_k=64, max_concurrent_steps=2, collective=True,
+        tile_m=128, tile_n=64, tile_k=64, max_concurrent_steps=2, collective=True,
         grid_tile_width=1, grid_minor_dim=upstream.blackwell_matmul_mgpu.MatmulDimension.N,
     )  # fmt: skip
-    sizes = jnp.asarray([100, 0, 156], jnp.int32)
-    a, b = normal(0, (256, 128), jnp.float16), normal(1, (3, 128, 256), jnp.float16)
-    with config.scoped(**OPTIONS):
-        result = jax.jit(
-            lambda a, b, sizes: upstream.ragged_dot_kernel(a, b, sizes, chosen)
-        )(a, b, sizes)  # fmt: skip
-    of_row = np.asarray(b, np.float64)[np.repeat(np.arange(3), np.asarray(sizes))]
+    n = 128 * columns
+    a = normal(0, (sum(sizes), 128), jnp.float16)
+    b = normal(1, (len(sizes), 128, n), jnp.float16)
+    numbers = jnp.asarray(sizes, jnp.int32)
+    kernel = functools.partial(upstream.ragged_dot_kernel, config=chosen)
+    result = run(kernel, a, b, numbers, besides=(OVERWRITTEN,))
+    of_row = np.asarray(b, np.float64)[np.repeat(np.arange(len(sizes)), sizes)]
     expected = np.einsum("mk,mkn->mn", np.asarray(a, np.float64), of_row)
     assert_close(result, expected, 6e-4)

@@ -34,14 +34,18 @@ def load(name: str, *, lane_semantics: bool) -> types.ModuleType:
     """
     spec = importlib.util.find_spec(f"{PACKAGE}.{name}")
     assert spec is not None and spec.origin is not None
-    path = pathlib.Path(spec.origin)
+    return load_file(pathlib.Path(spec.origin), lane_semantics=lane_semantics)
+
+
+def load_file(path: pathlib.Path, *, lane_semantics: bool) -> types.ModuleType:
+    """A file of JAX's, with kernels that use ``pallasite.gpu``; see :func:`load`."""
     text, count = _IMPORT.subn("from pallasite import gpu as plgpu", path.read_text())
     assert count == 1, f"{path} does not import the GPU module as expected"
     tree = ast.parse(text, str(path))
     changed = _Semantics(lane_semantics)
     changed.visit(tree)
-    assert changed.count, f"{path} has no parameters of the compiler"
-    title = f"published_{name}_{'lane' if lane_semantics else 'own'}"
+    assert changed.count, f"{path} has no kernels"
+    title = f"published_{path.stem}_{'lane' if lane_semantics else 'own'}"
     module = types.ModuleType(title)
     module.__file__ = str(path)
     sys.modules[title] = module  # Dataclasses look their module up.
@@ -50,7 +54,8 @@ def load(name: str, *, lane_semantics: bool) -> types.ModuleType:
 
 
 class _Semantics(ast.NodeTransformer):
-    """Sets the semantics in each call of ``CompilerParams``, or only where there are none."""
+    """Sets the semantics in each call of ``CompilerParams``, or only where there are none; kernels
+    without parameters of the compiler get some."""
 
     def __init__(self, lane: bool):
         self._lane = lane
@@ -58,7 +63,15 @@ class _Semantics(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if not (isinstance(node.func, ast.Attribute) and node.func.attr == "CompilerParams"):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        given = any(one.arg in (None, "compiler_params") for one in node.keywords)
+        if called == "kernel" and ast.unparse(node.func) == "plgpu.kernel" and not given:
+            made = ast.parse("plgpu.CompilerParams()", mode="eval").body
+            for part in ast.walk(made):
+                ast.copy_location(part, node)
+            node.keywords.append(ast.keyword("compiler_params", self.visit(made)))
+            return node
+        if called != "CompilerParams":
             return node
         self.count += 1
         others = [one for one in node.keywords if one.arg != "lowering_semantics"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,20 @@ from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
 
+_mesh: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
+
+
+def traced_mesh() -> Mesh | None:
+    """The mesh of the kernel that is being traced; None outside of kernels."""
+    return _mesh.get()
+
 
 class KernelEnvironment:
     """Everything that the body of a kernel may rely on while it is traced."""
 
     def __init__(self, mesh: Mesh):
         self.contexts = (
+            _set(mesh),
             mesh.tracing_context(),
             _jax.extend_axis_env(list(mesh.shape.items())),
             _jax.no_check_of_varying_axes(),
@@ -33,6 +43,15 @@ class KernelEnvironment:
     def __exit__(self, *error: Any) -> None:
         for context in reversed(self.contexts):
             context.__exit__(*error)
+
+
+@contextlib.contextmanager
+def _set(mesh: Mesh) -> Iterator[None]:
+    before = _mesh.set(mesh)
+    try:
+        yield
+    finally:
+        _mesh.reset(before)
 
 
 def identifier(name: str) -> str:

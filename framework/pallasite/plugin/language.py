@@ -36,6 +36,7 @@ from pallasite.language.params import LoweringSemantics as LoweringSemantics
 from pallasite.language.params import TraceScope as TraceScope
 from pallasite.language.spec import KernelSpec as KernelSpec
 from pallasite.language.tracing import trace_kernel as trace_kernel
+from pallasite.language.tracing import traced_mesh as traced_mesh
 from pallasite.language.transforms import ClusterRefTransform as ClusterRefTransform
 from pallasite.language.transforms import UnswizzleTransform as UnswizzleTransform
 from pallasite.language.transforms import UntilingTransform as UntilingTransform

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import checks
+from pallasite.plugin.language import checks, traced_mesh
 from pallasite_std.barriers.types import Barrier, ClusterBarrier
 from pallasite_std.pipelines.helpers import NDLoopInfo
 from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait, commit_smem
@@ -42,7 +43,8 @@ def dynamic_scheduling_loop(
       grid_names: the axes of the kernel's grid.
       thread_axis: the kernel's ``thread_name``, if it has more than one thread; all threads run the
         loop.
-      cluster_axes: all cluster axes, if there are any.
+      cluster_axes: all cluster axes, if there are any; they may be left out. The blocks of a
+        cluster do the same work, and all of them run the loop.
       init_carry: a value to carry from step to step. The function then takes ``carry=`` and returns
         the next one, and the decorator's result is the last.
 
@@ -54,6 +56,9 @@ def dynamic_scheduling_loop(
       InvalidValueError: an unknown axis.
     """
     names = tuple(grid_names) if isinstance(grid_names, tuple | list) else (grid_names,)
+    mesh = traced_mesh()
+    if not cluster_axes and mesh is not None and math.prod(mesh.cluster) > 1:
+        cluster_axes = tuple(mesh.cluster_names)  # What is taken over is a whole cluster.
     axes = checks.axis_names(tuple(cluster_axes) or None, "cluster_axes") or ()
     threads = () if thread_axis is None else (thread_axis,)
     flat = [member for axis in axes for member in (axis if isinstance(axis, tuple) else (axis,))]
