@@ -352,7 +352,7 @@ def test_names_of_what_is_put_in():
         (
             ".func g();\n.func f() { .local .b32 x[99]; call g; }\n.func g() { call f; }",
             "call f;",
-            "got: 21 calls inside one another, 4000 bytes of local memory",
+            "got: 20 calls inside one another, 4000 bytes of local memory",
         ),
         (CLAMP, "call (%r1), clamp, (%r1);", "got: 1 arguments and 1 results"),
         (CLAMP, "call clamp, (%r1, %r1);", "got: 2 arguments and 0 results"),
