@@ -252,6 +252,7 @@ def default_lowering(primitive: Any) -> Callable[..., Any]:
 
 LoweringRuleContext = _mlir.LoweringRuleContext
 prims_that_require_devices = _dispatch.prim_requires_devices_during_lowering
+runtime_tokens = _dispatch.runtime_tokens
 
 
 def callback_sharding(axis_context: Any, sharding: Any, avals_out: Sequence[Any]) -> Any:

@@ -64,7 +64,8 @@ def kernel_errors() -> Iterator[None]:
 
     ``jax.jit`` reports whatever goes wrong in a kernel as a ``jax.errors.JaxRuntimeError`` or a
     ``ValueError`` with the text of the exception. Within this context the exception itself comes
-    out, with its type and attributes::
+    out, with its type and attributes, and kernels of several devices that are called afterwards
+    do not fail for it::
 
         with pallasite.kernel_errors():
             result = jax.block_until_ready(jax.jit(function)(x))
@@ -75,6 +76,8 @@ def kernel_errors() -> Iterator[None]:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         text = str(error)
+        # What orders the calls of such kernels has failed, too: JAX begins anew.
+        _jax.runtime_tokens.clear()
         if isinstance(error, PallasiteError):
             raise
         for shown, original in reversed(_recent):

@@ -100,6 +100,7 @@ from pallasite._jax import reshard_p as reshard_p
 from pallasite._jax import run_scoped_p as run_scoped_p
 from pallasite._jax import run_state as run_state
 from pallasite._jax import run_state_p as run_state_p
+from pallasite._jax import runtime_tokens as runtime_tokens
 from pallasite._jax import scan_operand_counts as scan_operand_counts
 from pallasite._jax import scan_p as scan_p
 from pallasite._jax import semaphore_dtype as semaphore_dtype

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
+import pallasite
 from pallasite import gpu as plgpu
 
 SEMAPHORE = plgpu.SemaphoreType.REGULAR
@@ -33,7 +34,8 @@ def run(kernel: Any, mesh: jax.sharding.Mesh, *arrays: Any) -> Any:
         return jax.tree.map(lambda one: one[None], results)
 
     call = jax.shard_map(on_one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    return jax.tree.map(np.asarray, jax.jit(call)(*arrays))
+    with pallasite.kernel_errors():
+        return jax.tree.map(np.asarray, jax.jit(call)(*arrays))
 
 
 def rows(mesh: jax.sharding.Mesh, shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:

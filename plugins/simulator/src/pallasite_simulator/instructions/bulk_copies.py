@@ -34,6 +34,7 @@ from pallasite_simulator.instructions.asynchronous import (
     wait_step,
 )
 from pallasite_simulator.instructions.mbarriers import bind_barrier
+from pallasite_simulator.instructions.multicast import destinations
 from pallasite_simulator.instructions.updates import update_of
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import TYPES, Array, PtxType
@@ -245,41 +246,44 @@ class _Move:
         sizes = self._sizes(lanes)
         sources = self._offsets(lanes, self._source_space, self._source(lanes), sizes)
         check_own_block(lanes, sources, self._instruction)
-        targets = self._offsets(lanes, self._target_space, self._target(lanes), sizes)
-        check_writable(lanes, targets, self._instruction)
         masks = None if mask is None else np.broadcast_to(mask(lanes), (lanes.count,))
         transfer = Transfer(lanes, self._instruction)
         if transfer.operation is not None:
             async_groups(wave, "bulk").add(transfer.operation)
         kind = "write" if reduction is None else "atomic"
         shared, target = memory.regions["shared"].bytes, memory.regions["global"].bytes
-        for number, (lane, source, place, size) in enumerate(
-            zip(
-                lanes.numbers.tolist(),
-                sources.tolist(),
-                targets.tolist(),
-                sizes.tolist(),
-                strict=True,
-            )
-        ):
-            if not size:
-                continue
-            values, there = shared[source : source + size], target[place : place + size]
-            if transfer.listens:
-                transfer.access("read", "shared", np.array([source]), size, lane)
-                transfer.access(kind, "global", np.array([place]), size, lane)
-            if reduction is not None:
-                dtype, combine = reduction[0].dtype, reduction[1]
-                there.view(dtype)[...] = combine(there.view(dtype), values.view(dtype))
-            elif masks is None:
-                there[...] = values
-            else:
-                bits = int(masks[number]) >> np.arange(ALIGNMENT) & 1
-                kept = np.tile(bits.astype(np.bool_), size // ALIGNMENT)
-                there[kept] = values[kept]
+        copies = 0
+        for addresses in destinations(lanes, self._target(lanes), self._instruction):
+            targets = self._offsets(lanes, self._target_space, addresses, sizes)
+            check_writable(lanes, targets, self._instruction)
+            copies += 1
+            for number, (lane, source, place, size) in enumerate(
+                zip(
+                    lanes.numbers.tolist(),
+                    sources.tolist(),
+                    targets.tolist(),
+                    sizes.tolist(),
+                    strict=True,
+                )
+            ):
+                if not size:
+                    continue
+                values, there = shared[source : source + size], target[place : place + size]
+                if transfer.listens:
+                    transfer.access("read", "shared", np.array([source]), size, lane)
+                    transfer.access(kind, "global", np.array([place]), size, lane)
+                if reduction is not None:
+                    dtype, combine = reduction[0].dtype, reduction[1]
+                    there.view(dtype)[...] = combine(there.view(dtype), values.view(dtype))
+                elif masks is None:
+                    there[...] = values
+                else:
+                    bits = int(masks[number]) >> np.arange(ALIGNMENT) & 1
+                    kept = np.tile(bits.astype(np.bool_), size // ALIGNMENT)
+                    there[kept] = values[kept]
         total = int(sizes.sum())
         transfer.moved("shared", "read", total)
-        transfer.moved("global", kind, total)
+        transfer.moved("global", kind, total * copies)
         count_bytes(wave, total)
         transfer.tell()
 

@@ -8,7 +8,6 @@ A multicast address means the same place in the memory of each of the devices th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -16,8 +15,6 @@ import numpy as np
 
 from pallasite_simulator.binder import Binder, Destination, Source
 from pallasite_simulator.engine.lanes import Lanes
-from pallasite_simulator.engine.memory import GLOBAL_BASE, MULTICAST_WINDOW, WINDOW_SHIFT
-from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.instruction_set import InstructionSet, Step
 from pallasite_simulator.instructions.accesses import (
     SCOPES,
@@ -33,6 +30,7 @@ from pallasite_simulator.instructions.accesses import (
     tell_order,
 )
 from pallasite_simulator.instructions.atomics import view_of
+from pallasite_simulator.instructions.multicast import on_each_device
 from pallasite_simulator.instructions.updates import element_type, update_of, update_unread
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import TYPES, Array, PtxType, Values
@@ -222,40 +220,6 @@ def _writer(binder: Binder, access: _Access) -> Destination:
             one(lanes, np.ascontiguousarray(rows[:, place]).view(kind.dtype))
 
     return write
-
-
-# Addresses ----------------------------------------------------------------------------------------
-
-
-def is_multicast(addresses: Values) -> bool:
-    """Whether addresses, all or none of them, mean places on all devices."""
-    first = np.asarray(addresses).reshape(-1)[:1]
-    return bool((first >> np.uint64(WINDOW_SHIFT) == MULTICAST_WINDOW >> WINDOW_SHIFT).all())
-
-
-def on_each_device(lanes: Lanes, addresses: Values, instruction: Instruction) -> Iterator[Array]:
-    """The addresses that multicast addresses mean, on one device after the other.
-
-    Raises:
-      SimulationError: they are no multicast addresses.
-    """
-    places = np.broadcast_to(addresses, (lanes.count,))
-    segments = lanes.wave.memory.global_memory.segments
-    wrong = places >> np.uint64(WINDOW_SHIFT) != MULTICAST_WINDOW >> WINDOW_SHIFT
-    if segments is not None:
-        wrong |= places - np.uint64(MULTICAST_WINDOW) >= np.uint64(segments.stride)
-    if segments is None or wrong.any():
-        first = int(np.flatnonzero(wrong)[0]) if wrong.any() else 0
-        raise SimulationError(
-            f"{lanes.wave.thread_name(int(lanes.numbers[first]))} uses an address that is no"
-            f" multicast address, in: {instruction.text}",
-            got=f"{int(places[first]):#x}",
-            expected="an address that means the memory of all devices",
-            location=instruction.location,
-        )
-    within = places - np.uint64(MULTICAST_WINDOW)
-    for device in range(segments.count):
-        yield within + np.uint64(GLOBAL_BASE + segments.start + device * segments.stride)
 
 
 # Steps --------------------------------------------------------------------------------------------

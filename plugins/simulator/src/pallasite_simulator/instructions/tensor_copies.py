@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from pallasite_simulator.binder import Binder, Source
-from pallasite_simulator.engine.boxes import Box, Part
+from pallasite_simulator.engine.boxes import Box, Part, box_of
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.mbarrier import mbarriers
 from pallasite_simulator.engine.memory import Region
@@ -31,6 +33,7 @@ from pallasite_simulator.instructions.asynchronous import (
     reduction_of,
 )
 from pallasite_simulator.instructions.mbarriers import bind_barrier
+from pallasite_simulator.instructions.multicast import each_address
 from pallasite_simulator.instructions.tensor_operands import (
     MODES,
     TensorOperand,
@@ -354,7 +357,8 @@ def _bind_to_global(
             async_groups(wave, "bulk").add(transfer.operation)
         for chosen, which, box in tensor.groups(lanes):
             part = slice(None) if which is None else np.flatnonzero(which)
-            store(chosen, addresses[part], coordinates[part], box, transfer)
+            for one in _boxes(wave, box):
+                store(chosen, addresses[part], coordinates[part], one, transfer)
         transfer.tell()
 
     def store(
@@ -414,6 +418,15 @@ def _bind_to_global(
         _write(regions["shared"], regions["global"], box, part, start, combine)
 
     return step
+
+
+def _boxes(wave: Wave, box: Box) -> list[Box]:
+    """The boxes that are written: several if the tensor map has a multicast address."""
+    address = box.tensor.address
+    found = each_address(wave.memory.global_memory, address)
+    if found == [address]:
+        return [box]
+    return [box_of(dataclasses.replace(box.tensor, address=one)) for one in found]
 
 
 def _write(
