@@ -19,6 +19,7 @@ from tests import xla_programs
 from tests.accepted_ptx import AcceptedPtx
 
 from pallasite import config, plugins
+from pallasite._jax import hide_frames_of
 from pallasite.codegen import assembler
 from pallasite.codegen import compile as code_generation
 from pallasite.codegen.tools import find_tool
@@ -52,7 +53,9 @@ def _register_plugins_of_checkout() -> None:
         points = tomllib.loads(project.read_text())["project"]["entry-points"][GROUP]
         for name, module in points.items():
             if name not in installed:
-                plugins.register(importlib.import_module(module), name=name)
+                plugin = importlib.import_module(module)
+                plugins.register(plugin, name=name)
+                hide_frames_of(str(pathlib.Path(plugin.__file__ or "").parent))
 
 
 _register_plugins_of_checkout()

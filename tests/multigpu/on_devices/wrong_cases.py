@@ -266,7 +266,8 @@ def test_windows_in_pieces_need_changed_descriptors():
 
 def test_meshes_with_too_many_devices():
     mesh = jax.sharding.AbstractMesh((40,), ("x",))
-    x = jax.ShapeDtypeStruct((40, 128), np.float32)
+    sharding = jax.sharding.NamedSharding(mesh, PartitionSpec("x"))
+    x = jax.ShapeDtypeStruct((40, 128), np.float32, sharding=sharding)
     kernel = plgpu.kernel(
         _store(0), out_type=jax.ShapeDtypeStruct((128,), np.float32), scratch_types=[SEMAPHORE]
     )

@@ -26,7 +26,7 @@ _SMALL_FLOATS = {
     np.dtype(ml_dtypes.float8_e4m3fn): "e4m3",
 }
 _HALVES = {np.dtype(np.float16): "f16", np.dtype(ml_dtypes.bfloat16): "bf16"}
-_REGISTERS = {16: "h", 32: "r", 64: "l"}
+_REGISTERS = {32: "r", 64: "l"}
 
 
 def _memory(
@@ -59,6 +59,18 @@ def _bits(kind: ir.Type) -> int:
     return int(kind.width)
 
 
+def _check_width(memory: MemoryReference, bits: int, what: str) -> None:
+    """The instructions access at least 32 bits."""
+    if bits >= 32:
+        return
+    raise InvalidValueError(
+        f"{what} of {memory.dtype} elements one by one",
+        got=f"accesses of {bits} bits",
+        expected="at least 32 bits next to each other",
+        hint="use arrays whose last dimension is a multiple of 4 bytes",
+    )
+
+
 # Stores -------------------------------------------------------------------------------------------
 
 
@@ -71,23 +83,16 @@ def _store(
 
     def store(contents: ir.Value, pointer: ir.Value, *, alignment: int) -> None:
         bits = _bits(contents.type)
-        if bits < 16 or alignment * 8 < bits:
-            raise InvalidValueError(
-                f"multimem_store of {memory.dtype} elements one by one",
-                got=f"accesses of {bits} bits",
-                expected="at least 16 bits next to each other",
-                hint="store arrays whose last dimension is a multiple of 4 bytes",
-            )
-        count = max(1, bits // 32)
+        _check_width(memory, bits, "multimem_store")
+        count = bits // 32
         names = ", ".join(f"${1 + place}" for place in range(count))
-        words = _words(contents, min(bits, 32), count)
-        register = _REGISTERS[min(bits, 32)]
+        words, register = _words(contents, 32, count), "r"
         if count > 1:
             # Of vectors there are only floats; what they hold does not matter.
             words, register = [ops.bitcast(word, ir.F32Type.get()) for word in words], "f"
             text = f"multimem.st.relaxed.sys.global.v{count}.f32 [$0], {{{names}}};"
         else:
-            text = f"multimem.st.relaxed.sys.global.{'f16' if bits == 16 else 'b32'} [$0], $1;"
+            text = "multimem.st.relaxed.sys.global.b32 [$0], $1;"
         constraints = "l," + f"{register}," * len(words) + "~{memory}"
         ops.inline_assembly(text, constraints, pointer, *words)
 
@@ -129,8 +134,6 @@ def _instruction(dtype: np.dtype[Any], operation: str, elements: int) -> tuple[s
     if dtype in _HALVES:
         accumulated = ".acc::f32" if operation == "add" else ""
         name = _HALVES[dtype]
-        if elements == 1:
-            return f"{operation}{accumulated}.{name}", 16, 1
         count = min(elements // 2, 4)
         return f"{operation}{accumulated}{_vector(count)}.{name}x2", 32, count
     if dtype in _SMALL_FLOATS:
@@ -166,13 +169,7 @@ def _load(
 
     def load(kind: ir.Type, pointer: ir.Value, *, alignment: int) -> ir.Value:
         width = _bits(kind) // element
-        if memory.dtype in _SMALL_FLOATS and width < 4:
-            raise InvalidValueError(
-                f"multimem_load_reduce of {memory.dtype} elements one by one",
-                got=f"accesses of {width} elements",
-                expected="at least 4 next to each other",
-                hint="load arrays whose last dimension is a multiple of 4",
-            )
+        _check_width(memory, _bits(kind), "multimem_load_reduce")
         words: list[ir.Value] = []
         done = 0
         while done < width:

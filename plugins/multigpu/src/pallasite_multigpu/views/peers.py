@@ -38,7 +38,7 @@ class Peer(Elsewhere):
 class Everywhere(Elsewhere):
     """The memory of all devices at once."""
 
-    write_only = True
+    copied_to = True
 
     def descriptor(self, ctx: RuleContext, parameter: TensorMapParameter) -> ir.Value:
         """A pointer to a TMA descriptor of all devices' arrays."""
