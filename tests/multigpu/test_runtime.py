@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import io
+import math
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,7 @@ from pallasite import config, plugins
 from pallasite.errors import ConfigError
 from pallasite.plugin import UnsupportedError
 from pallasite.plugin.runtime import LaunchDevice, find_executor
+from pallasite_multigpu.ops import kernels
 from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.protocol.layout import Trap
 from pallasite_multigpu.runtime import groups, warm_up, watcher
@@ -96,6 +98,25 @@ def test_a_warm_up_needs_no_memory():
     assert [one.shape for one in small.launch.inputs] == [(1,), (layout.table_words(2),)]
     assert [one.shape for one in small.launch.outputs] == [(1,)]
     assert compiled.launch.grid == (32, 1, 1) and small.launch.grid == (1, 1, 1)
+    run = find_executor("cuda", compiled.name)
+    with jax.enable_x64(True):
+        given = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in small.launch.inputs]
+        traced = jax.jit(lambda *operands: run(small, *operands)).trace(*given)
+        assert "triton_kernel_call" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_a_warm_up_of_a_kernel_with_tensor_maps_and_semaphores():
+    mesh, spec = jax.sharding.AbstractMesh((2,), ("x",)), PartitionSpec("x")
+    x = jax.ShapeDtypeStruct((8192,), jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+
+    def gather(x):
+        return kernels.gather_in_bulk(x, "x", 2, 256, 4).reshape(-1)
+
+    called = jax.shard_map(gather, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    compiled = pallasite.compile(called, x, target="sm_90a")
+    (table,) = compiled.launch.hidden_operands
+    small = dataclasses.replace(compiled, launch=warm_up.small_launch(compiled.launch, table.input))
+    assert all(math.prod(one.shape) <= 1 for one in (*small.launch.outputs, *small.launch.scratch))
     run = find_executor("cuda", compiled.name)
     with jax.enable_x64(True):
         given = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in small.launch.inputs]

@@ -11,6 +11,7 @@ import pytest
 from devices_support import mesh_of
 from jax.sharding import PartitionSpec
 
+import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_multigpu import ops
 
@@ -229,3 +230,27 @@ def test_arguments_that_do_not_fit(operation, error, text):
     with pytest.raises(error) as caught:
         on_devices(operation, numbers((2, 3, 4), np.float32))
     assert text in str(caught.value)
+
+
+def test_products_with_what_other_devices_have():
+    x, y = numbers((2, 64, 64), jnp.bfloat16), numbers((2, 64, 128), jnp.bfloat16, 1)
+    mesh, spec = mesh_of(x=2), PartitionSpec("x")
+
+    def both(a, b):
+        gathered = ops.all_gather_matmul(a[0], b[0], axis_name="x", out_dtype=jnp.float32)
+        scattered = ops.matmul_reduce_scatter(a[0], b[0], axis_name="x", out_dtype=jnp.float32)
+        return gathered[None], scattered[None]
+
+    call = jax.shard_map(both, mesh=mesh, in_specs=spec, out_specs=(spec, spec), check_vma=False)
+    with pallasite.target("sm_90a"):
+        gathered, scattered = map(np.asarray, jax.jit(call)(x, y))
+    wide, other = x.astype(np.float64), y.astype(np.float64)
+    for device in range(2):
+        expected = wide.reshape(128, 64) @ other[device]
+        np.testing.assert_allclose(gathered[device], expected, 1e-5, 1e-4)
+    expected = (wide @ other).sum(0).reshape(2, 32, 128)
+    np.testing.assert_allclose(scattered, expected, 1e-5, 1e-4)
+    with pytest.raises(InvalidValueError, match=r"got: \[4, 8\] and \[4, 8\]"):
+        ops.all_gather_lhs_matmul(jnp.zeros((4, 8)), jnp.zeros((4, 8)), "x")
+    with pytest.raises(InvalidTypeError, match="got: float32 and float16"):
+        ops.matmul_reduce_scatter(jnp.zeros((4, 8)), jnp.zeros((8, 4), jnp.float16), axis_name="x")

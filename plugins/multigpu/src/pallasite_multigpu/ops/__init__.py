@@ -7,8 +7,11 @@ from typing import Any
 
 _NAMES = {
     "all_gather": "pallasite_multigpu.ops.api",
+    "all_gather_lhs_matmul": "pallasite_multigpu.ops.products",
+    "all_gather_matmul": "pallasite_multigpu.ops.products",
     "all_reduce": "pallasite_multigpu.ops.api",
     "all_to_all": "pallasite_multigpu.ops.api",
+    "matmul_reduce_scatter": "pallasite_multigpu.ops.products",
     "reduce_scatter": "pallasite_multigpu.ops.api",
 }
 """The module of each public name; it is imported when the name is first used."""

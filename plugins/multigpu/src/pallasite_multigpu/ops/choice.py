@@ -7,6 +7,8 @@ import dataclasses
 from pallasite.plugin import select_target
 from pallasite_multigpu.ops.tiles import Tiles, elements_of_tile, tiles_of
 
+WRITES_FROM = 2 << 20
+"""Bytes of an array from which on devices write what others get."""
 UNROLL = 8
 """Vectors of 16 bytes that a lane has in flight."""
 
@@ -47,7 +49,8 @@ def plan(
         smallest = elements_of_tile(itemsize, arrays, 1)
         # Small arrays are shared by as many blocks as there are tiles of one vector.
         tile_size = max(min(largest, -(-size // blocks // smallest) * smallest), smallest)
-    return Plan(blocks, tile_size)
+    # Stores to peers are faster than loads from them, but have to be announced.
+    return Plan(blocks, tile_size, writes=size * itemsize >= WRITES_FROM)
 
 
 def method_of_all_reduce(nbytes: int, count: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite.plugin.lowering import ArrayParameter, Buffer, LaunchParameters
+from pallasite.plugin.lowering import Buffer, LaunchParameters
 from pallasite.plugin.runtime import CompiledKernel, find_executor
 from pallasite_multigpu.protocol import layout
 
@@ -52,15 +52,11 @@ def small_launch(launch: LaunchParameters, table: int) -> LaunchParameters:
         shape = buffer.shape if buffer == kept else (1,)
         return dataclasses.replace(buffer, shape=shape)
 
-    parameters = [
-        dataclasses.replace(one, buffer=shrunk(one.buffer))
-        if isinstance(one, ArrayParameter)
-        else one
-        for one in launch.parameters
-    ]
     return dataclasses.replace(
         launch,
-        parameters=tuple(parameters),
+        parameters=tuple(
+            dataclasses.replace(one, buffer=shrunk(one.buffer)) for one in launch.parameters
+        ),
         inputs=tuple(map(shrunk, launch.inputs)),
         outputs=tuple(map(shrunk, launch.outputs)),
         scratch=tuple(map(shrunk, launch.scratch)),
