@@ -9,6 +9,10 @@ that is not counted takes imports and initialisation out of the measurement.
 Without a GPU only Pallasite's times up to PTX, and to machine code if an assembler is found, are
 measured. A second table has every stage of Pallasite's compilation, with ``--stages`` also of the
 operations of the Hopper library and of the kernels that JAX publishes.
+
+    python benchmarks/compile_time.py --against ../earlier --stages library
+
+compares the processor time of these compilations with that of another checkout instead.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import pathlib
 import statistics
 import sys
 import time
@@ -24,6 +29,7 @@ from typing import Any
 
 os.environ["PALLASITE_CACHE"] = "off"
 
+import compile_against
 import harness
 import jax
 import jax.numpy as jnp
@@ -218,17 +224,38 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--stages", nargs="*", choices=list(STAGES), default=[], help="stages of these kernels, too"
     )
+    result.add_argument(
+        "--against", type=pathlib.Path, metavar="PATH", help="compare with another checkout"
+    )
     return result
+
+
+def against(arguments: argparse.Namespace, wanted: Callable[[str], bool]) -> int:
+    """Compares with another checkout; 1 if one of them refuses a kernel."""
+    rows = compile_against.compare(arguments.against, arguments.stages, wanted, arguments.repeats)
+    print(harness.machine())
+    print(f"\nProcessor time up to PTX, against {arguments.against}")
+    harness.print_table(
+        ("kernel", "theirs ms", "ours ms", "theirs / ours", "note"),
+        [(row.kernel, row.theirs_ms, row.ours_ms, row.ratio, row.note) for row in rows],
+    )
+    mean = harness.geometric_mean(row.ratio for row in rows)
+    print(f"geometric mean of theirs / ours: {mean:.3f}" if mean is not None else "nothing")
+    harness.write_json(arguments.json, "compile_against", rows)
+    return 1 if any(row.note for row in rows) else 0
 
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints two tables and writes JSON; 1 if a kernel of ``--stages`` failed."""
     arguments = parser().parse_args(argv)
-    repeats = min(arguments.repeats, 8)
-    gpu_there = jax.default_backend() == "gpu"
 
     def wanted(name: str) -> bool:
         return not arguments.kernels or any(part in name for part in arguments.kernels)
+
+    if arguments.against is not None:
+        return against(arguments, wanted)
+    repeats = min(arguments.repeats, 8)
+    gpu_there = jax.default_backend() == "gpu"
 
     rows = [
         measure(name, build, repeats, gpu_there) for name, build in KERNELS.items() if wanted(name)

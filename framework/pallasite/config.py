@@ -108,6 +108,12 @@ def _autotune(value: Any) -> str:
     return "on" if boolean(value) else "off"
 
 
+def _pipeline(value: Any) -> str:
+    if value not in ("auto", "short", "O1", "O2", "O3"):
+        raise ValueError
+    return str(value)
+
+
 def _default_cache_dir() -> pathlib.Path:
     if sys.platform == "darwin":
         return pathlib.Path("~/Library/Caches/pallasite").expanduser()
@@ -173,6 +179,14 @@ OPTIONS: dict[str, Option] = {
             _assembler,
             "'auto' (the installed wheel or PATH), 'off', or a path to the program",
             "the assembler that turns PTX into machine code and counts registers",
+        ),
+        Option(
+            "llvm_pipeline",
+            "PALLASITE_LLVM_PIPELINE",
+            lambda: "auto",
+            _pipeline,
+            "short, O1, O2, O3, or auto (short, or O1 for a kernel that needs more)",
+            "the pipeline of LLVM's passes that optimizes kernels",
         ),
         Option(
             "executor",

@@ -352,9 +352,9 @@ def pallasite_passes() -> list[Pass]:
         ),
         Pass(
             name="check-code-size",
-            stage="mlir",
+            stage="llvm",
             run=check_code_size,
-            before=("mlir-canonicalize",),
+            before=("llvm-optimize",),
             description="refuses kernels that would take minutes to compile",
         ),
         Pass(

@@ -356,3 +356,21 @@ def test_serialization_warning_names_the_line():
     assert result.messages == (message,)
     with pytest.warns(assembler.PallasiteSerializationWarning, match="serialized"):
         assembler._warn(result, text, "k")
+
+
+def test_pipelines_of_llvm():
+    """Kernels that need more than the short pipeline, by their text; and each pipeline by name."""
+    for text in (
+        "x\ndefine void @a() {\n}\ndefine void @b() {\n}",
+        'br label %b, !llvm.loop !3\n!3 = !{!4}\n!4 = !{!"llvm.loop.unroll.full"}',
+        "  %1 = phi i32 [ 0, %a ]\n  %2 = load i32, ptr %p, !invariant.load !1",
+    ):
+        assert ptx.sufficient_pipeline(text) == "O1"
+    assert ptx.sufficient_pipeline("\ndefine void @a() {\n  %1 = phi i32 [ 0, %a ]\n}") == "short"
+    found = {}
+    for pipeline in ("auto", "short", "O1", "O2", "O3"):
+        with config.scoped(llvm_pipeline=pipeline):
+            found[pipeline] = compile_lowered(_lowered(SOURCE)).ptx
+    assert found["auto"] == found["short"] and all("ret;" in one for one in found.values())
+    with pytest.raises(ConfigError, match="llvm_pipeline"):
+        config.update("llvm_pipeline", "Oz")

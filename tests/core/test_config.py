@@ -24,6 +24,7 @@ def test_defaults(monkeypatch):
         "cache": True,
         "cache_dir": pathlib.Path("/somewhere/pallasite"),
         "ptxas": "auto",
+        "llvm_pipeline": "auto",
         "executor": None,
         "sanitize": ("fast",),
         "autotune": "off",

@@ -46,7 +46,7 @@ def compile_lowered(
         module = run_stage("mlir", lowered.module, context)
         mlir = _text(module) if keep else None
         with context.timed("translate"):
-            llvm = translate(module)
+            llvm = context.llvm = translate(module)
     with contextlib.ExitStack() as stack:
         with context.timed("llvm-parse"):
             llvm_module = stack.enter_context(ptx_emission.parsed(llvm))
@@ -97,4 +97,4 @@ def _layouts(lowered: LoweredKernel) -> LayoutReport | None:
 
 
 def _text(module: Any) -> str:
-    return str(module.operation.get_asm(enable_debug_info=False))
+    return str(module.operation.get_asm(enable_debug_info=False, assume_verified=True))

@@ -7,17 +7,23 @@ only; the registry that is loaded here adds ``arith``, ``math``, ``scf``, ``vect
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
 _registry: ir.DialectRegistry | None = None
+_idle: list[tuple[ir.Context, int]] = []
+"""Contexts that nobody uses, and how many kernels each has served."""
+_KERNELS = 64
+"""How many kernels a context serves: what they intern in it is not freed before that."""
 
 
 def make_context() -> ir.Context:
     """Returns a new MLIR context with the dialects of jaxlib loaded and no thread pool.
 
-    Types, attributes and locations are interned in a context for as long as it lives, so each
-    kernel gets its own.
+    That takes over a millisecond; a compilation borrows one with :func:`lent_context`.
     """
     global _registry
     if _registry is None:
@@ -28,3 +34,20 @@ def make_context() -> ir.Context:
     context.append_dialect_registry(_registry)
     context.load_all_available_dialects()
     return context
+
+
+@contextlib.contextmanager
+def lent_context() -> Iterator[ir.Context]:
+    """A context for one kernel, which nobody else uses meanwhile, and a later kernel may use again.
+
+    Types, attributes and locations are interned in it for as long as it lives, so it serves a
+    limited number of kernels. One in which something failed is not used again: a traceback may
+    hold operations of it.
+    """
+    try:
+        context, served = _idle.pop()
+    except IndexError:
+        context, served = make_context(), 0
+    yield context
+    if served + 1 < _KERNELS:
+        _idle.append((context, served + 1))

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith as arith
 from jaxlib.mlir.dialects import llvm, scf, vector
 
-from pallasite.ir.types import parse_type, pointer_type
+from pallasite.ir.types import parse_type, pointer_type, remembered
 from pallasite.ir.types import vector_type as vector_type
 
 _DYNAMIC = -(2**31)
@@ -49,7 +49,17 @@ def constant(value: Any, type: ir.Type) -> ir.Value:
         attribute = ir.FloatAttr.get(element, float(value))
     if isinstance(type, ir.VectorType):
         attribute = ir.DenseElementsAttr.get_splat(type, attribute)
-    return arith.constant(type, attribute)
+    return _made("arith.constant", type, (), {"value": attribute})
+
+
+def _made(
+    name: str,
+    type: ir.Type,
+    operands: Sequence[ir.Value],
+    attributes: dict[str, ir.Attribute] | None = None,
+) -> ir.Value:
+    """The only result of a new operation: three times as fast as the generated builders."""
+    return ir.Operation.create(name, [type], operands, attributes).result
 
 
 def i32_constant(value: int) -> ir.Value:
@@ -73,7 +83,7 @@ def add(x: ir.Value, y: ir.Value | int) -> ir.Value:
         if y == 0:
             return x
         y = constant(y, x.type)
-    return arith.addi(x, y)
+    return _made("arith.addi", x.type, (x, y))
 
 
 def multiply(x: ir.Value, y: ir.Value | int) -> ir.Value:
@@ -82,9 +92,9 @@ def multiply(x: ir.Value, y: ir.Value | int) -> ir.Value:
         if y == 1:
             return x
         if y > 0 and y & (y - 1) == 0:
-            return arith.shli(x, constant(y.bit_length() - 1, x.type))
+            return _made("arith.shli", x.type, (x, constant(y.bit_length() - 1, x.type)))
         y = constant(y, x.type)
-    return arith.muli(x, y)
+    return _made("arith.muli", x.type, (x, y))
 
 
 def divide_unsigned(x: ir.Value, divisor: int) -> ir.Value:
@@ -92,8 +102,8 @@ def divide_unsigned(x: ir.Value, divisor: int) -> ir.Value:
     if divisor == 1:
         return x
     if divisor & (divisor - 1) == 0:
-        return arith.shrui(x, constant(divisor.bit_length() - 1, x.type))
-    return arith.divui(x, constant(divisor, x.type))
+        return _made("arith.shrui", x.type, (x, constant(divisor.bit_length() - 1, x.type)))
+    return _made("arith.divui", x.type, (x, constant(divisor, x.type)))
 
 
 def divide_exactly(x: ir.Value, divisor: int) -> ir.Value:
@@ -101,20 +111,20 @@ def divide_exactly(x: ir.Value, divisor: int) -> ir.Value:
     if divisor == 1:
         return x
     if divisor & (divisor - 1) == 0:
-        return arith.shrsi(x, constant(divisor.bit_length() - 1, x.type))
-    return arith.divsi(x, constant(divisor, x.type))
+        return _made("arith.shrsi", x.type, (x, constant(divisor.bit_length() - 1, x.type)))
+    return _made("arith.divsi", x.type, (x, constant(divisor, x.type)))
 
 
 def remainder_unsigned(x: ir.Value, divisor: int) -> ir.Value:
     """Unsigned remainder by a positive number; a power of two becomes a mask."""
     if divisor & (divisor - 1) == 0:
-        return arith.andi(x, constant(divisor - 1, x.type))
-    return arith.remui(x, constant(divisor, x.type))
+        return _made("arith.andi", x.type, (x, constant(divisor - 1, x.type)))
+    return _made("arith.remui", x.type, (x, constant(divisor, x.type)))
 
 
 def bitwise_and(x: ir.Value, y: ir.Value | int) -> ir.Value:
     """Bitwise and with a value or a number."""
-    return arith.andi(x, constant(y, x.type) if isinstance(y, int) else y)
+    return _made("arith.andi", x.type, (x, constant(y, x.type) if isinstance(y, int) else y))
 
 
 def bitwise_xor(x: ir.Value, y: ir.Value | int) -> ir.Value:
@@ -123,7 +133,7 @@ def bitwise_xor(x: ir.Value, y: ir.Value | int) -> ir.Value:
         if y == 0:
             return x
         y = constant(y, x.type)
-    return arith.xori(x, y)
+    return _made("arith.xori", x.type, (x, y))
 
 
 _PREDICATES = {
@@ -164,9 +174,19 @@ def element_pointer(pointer: ir.Value, offset: ir.Value | int, element: ir.Type)
         if offset == 0:
             return pointer
         if -(2**31) < offset < 2**31:
-            return llvm.getelementptr(pointer.type, pointer, [], [offset], element, None)
+            attributes = remembered(("element", offset, element), _element)
+            return _made("llvm.getelementptr", pointer.type, (pointer,), attributes)
         offset = i64_constant(offset)
-    return llvm.getelementptr(pointer.type, pointer, [offset], [_DYNAMIC], element, None)
+    attributes = remembered(("element", _DYNAMIC, element), _element)
+    return _made("llvm.getelementptr", pointer.type, (pointer, offset), attributes)
+
+
+def _element(key: tuple[str, int, ir.Type]) -> dict[str, ir.Attribute]:
+    _, offset, element = key
+    return {
+        "rawConstantIndices": ir.DenseI32ArrayAttr.get([offset]),
+        "elem_type": ir.TypeAttr.get(element),
+    }
 
 
 def byte_pointer(pointer: ir.Value, offset: ir.Value | int) -> ir.Value:
@@ -213,7 +233,12 @@ def extract(value: ir.Value, position: int) -> ir.Value:
     """Element ``position`` of a vector; a scalar is its own element 0."""
     if not isinstance(value.type, ir.VectorType):
         return value
-    return vector.extract(value, [], [position])
+    attributes = remembered(("extract", position), _position)
+    return _made("vector.extract", value.type.element_type, (value,), attributes)
+
+
+def _position(key: tuple[str, int]) -> dict[str, ir.Attribute]:
+    return {"static_position": ir.DenseI64ArrayAttr.get([key[1]])}
 
 
 def from_elements(elements: Sequence[ir.Value]) -> ir.Value:
@@ -221,7 +246,7 @@ def from_elements(elements: Sequence[ir.Value]) -> ir.Value:
     if len(elements) == 1:
         return elements[0]
     type = ir.VectorType.get((len(elements),), elements[0].type)
-    return vector.from_elements(type, list(elements))
+    return _made("vector.from_elements", type, elements)
 
 
 def broadcast(value: ir.Value, length: int) -> ir.Value:
@@ -259,7 +284,7 @@ def concatenate(parts: Sequence[ir.Value]) -> ir.Value:
 
 def bitcast(value: ir.Value, type: ir.Type) -> ir.Value:
     """Reinterprets the bits of a scalar or vector as another type of the same total width."""
-    return value if value.type == type else llvm.bitcast(type, value)
+    return value if value.type == type else _made("llvm.bitcast", type, (value,))
 
 
 # Hardware -------------------------------------------------------------------------------------
@@ -267,7 +292,19 @@ def bitcast(value: ir.Value, type: ir.Type) -> ir.Value:
 
 def intrinsic(result: ir.Type | None, name: str, *operands: ir.Value) -> Any:
     """Calls an LLVM intrinsic by its full name; returns its result, if it has one."""
-    return llvm.call_intrinsic(result, name, list(operands), [], [])
+    attributes = remembered(("intrinsic", name, len(operands)), _call)
+    results = [] if result is None else [result]
+    made = ir.Operation.create("llvm.call_intrinsic", results, operands, attributes)
+    return made.opview if result is None else made.result
+
+
+def _call(key: tuple[str, str, int]) -> dict[str, ir.Attribute]:
+    _, name, operands = key
+    return {
+        "intrin": ir.StringAttr.get(name),
+        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([operands, 0]),
+        "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]),
+    }
 
 
 def inline_assembly(
@@ -298,8 +335,13 @@ def inline_assembly(
     if len(results) <= 1:
         return value if results else None
     return tuple(
-        llvm.extractvalue(result, value, [position]) for position, result in enumerate(results)
+        _made("llvm.extractvalue", result, (value,), remembered(("member", position), _member))
+        for position, result in enumerate(results)
     )
+
+
+def _member(key: tuple[str, int]) -> dict[str, ir.Attribute]:
+    return {"position": ir.DenseI64ArrayAttr.get([key[1]])}
 
 
 # Control flow ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -105,19 +106,27 @@ def memory_type(dtype: Any) -> ir.Type:
 
 def parse_type(text: str) -> ir.Type:
     """Parses an MLIR type; results are remembered per context."""
+    return remembered(text, ir.Type.parse)
+
+
+def remembered(key: Any, make: Callable[[Any], Any]) -> Any:
+    """``make(key)``, a type or attributes, which is made once in each context.
+
+    A text is the key of a type; other keys begin with what they are for.
+    """
     context = ir.Context.current
     cache = _caches.get(context)
     if cache is None:
         if len(_caches) > 16:
             _caches.clear()
         cache = _caches[context] = {}
-    found = cache.get(text)
+    found = cache.get(key)
     if found is None:
-        found = cache[text] = ir.Type.parse(text)
+        found = cache[key] = make(key)
     return found
 
 
-_caches: dict[ir.Context, dict[str, ir.Type]] = {}
+_caches: dict[ir.Context, dict[Any, Any]] = {}
 
 
 def register_type(dtype: Any, vector_length: int) -> ir.Type:

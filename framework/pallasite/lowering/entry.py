@@ -8,7 +8,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallasite import _jax, plugins
-from pallasite.errors import CompilationError, PallasiteError, SourceLocation
+from pallasite.errors import PallasiteError, SourceLocation
 from pallasite.ir.context import make_context
 from pallasite.language.effects import programmatic_launch_effect
 from pallasite.language.spec import KernelSpec
@@ -107,14 +107,19 @@ def _constant_inputs(spec: KernelSpec) -> set[int]:
 
 
 def lower_kernel(
-    spec: KernelSpec, target: Target, *, device_mesh: DeviceMesh | None = None
+    spec: KernelSpec,
+    target: Target,
+    *,
+    device_mesh: DeviceMesh | None = None,
+    context: ir.Context | None = None,
 ) -> LoweredKernel:
-    """Lowers a traced kernel for a target to a verified MLIR module and its launch.
+    """Lowers a traced kernel for a target to an MLIR module, not yet verified, and its launch.
 
     Args:
       spec: the traced kernel.
       target: what to compile for.
       device_mesh: the JAX device mesh around the call.
+      context: where the module is made; by default a new one.
 
     Raises:
       PallasiteError: anything in the kernel that cannot work; it names the user's line.
@@ -124,7 +129,7 @@ def lower_kernel(
     geometry = launch_geometry(spec.mesh, target, location)
     scoped_bytes = estimate.amount(SHARED_MEMORY)
     asked = recording.active()
-    with make_context(), ir.Location.unknown():
+    with context or make_context(), ir.Location.unknown():
         module = ir.Module.create()
         launch = LaunchContext(spec.name, target, geometry, module, scoped_bytes)
         launch.hidden.inputs = _buffers(BufferKind.INPUT, spec.in_avals)
@@ -178,7 +183,6 @@ def lower_kernel(
             except PallasiteError as error:
                 error.at(location)
                 raise
-        _verify(module, spec.name)
         return LoweredKernel(
             name=spec.name,
             module=module,
@@ -221,14 +225,3 @@ def _buffers(kind: BufferKind, avals: tuple[Any, ...]) -> tuple[Buffer, ...]:
         Buffer(kind, index, tuple(aval.shape), np.dtype(aval.dtype))
         for index, aval in enumerate(avals)
     )
-
-
-def _verify(module: ir.Module, name: str) -> None:
-    try:
-        module.operation.verify()
-    except ir.MLIRError as error:
-        raise CompilationError(
-            f"lowering kernel {name} produced invalid MLIR: {error}",
-            hint="a rule emitted an operation with operands of the wrong types; the module can be"
-            " dumped with PALLASITE_DUMP",
-        ) from error

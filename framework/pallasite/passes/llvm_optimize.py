@@ -1,12 +1,20 @@
-"""LLVM's own optimization pipeline."""
+"""LLVM's own optimization."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from pallasite import config
+
 
 def optimize_llvm(module: Any, context: Any) -> None:
-    """Runs LLVM's standard pipeline for the target on an llvmlite module."""
-    from pallasite.codegen.ptx import optimize
+    """Runs LLVM's passes on an llvmlite module, as the option ``llvm_pipeline`` says."""
+    from pallasite.codegen import ptx
 
-    optimize(module, context.target)
+    pipeline = config.get("llvm_pipeline")
+    if pipeline == "auto":
+        pipeline = ptx.sufficient_pipeline(context.llvm)
+    if pipeline == "short":
+        ptx.simplify(module, context.target)
+    else:
+        ptx.optimize(module, context.target, speed_level=int(pipeline[1:]))

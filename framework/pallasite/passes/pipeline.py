@@ -53,6 +53,7 @@ class PassContext:
       spec: the kernel as it was traced, or None.
       shared: what passes leave for others.
       timings: seconds by name of pass or step, in order; the pipeline appends to it.
+      llvm: at stage ``"llvm"``, the text that the module was made from.
     """
 
     kernel: str
@@ -62,6 +63,7 @@ class PassContext:
     spec: Any = None
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
     timings: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+    llvm: str = dataclasses.field(default="", repr=False)
     _numbers: dict[str, Iterator[int]] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pallasite.codegen.translation.locations import location_in_llvm as location_in_llvm
 from pallasite.codegen.translation.locations import source_location as source_location
 from pallasite.ir import ops as ops
 from pallasite.ir import types as types

@@ -278,6 +278,7 @@ def _compile(request: _Request) -> CompiledKernel:
 def _compile_anew(request: _Request) -> CompiledKernel:
     # These are heavy, and not needed for a kernel that is on disk.
     from pallasite.codegen.compile import compile_lowered
+    from pallasite.ir.context import lent_context
     from pallasite.lowering.entry import lower_kernel
     from pallasite.passes.pipeline import PassContext, run_stage
 
@@ -288,19 +289,20 @@ def _compile_anew(request: _Request) -> CompiledKernel:
     if jaxpr is not spec.jaxpr:
         spec = spec.replace(jaxpr=jaxpr)
     start = time.perf_counter()
-    lowered = lower_kernel(spec, request.target, device_mesh=request.device_mesh)
-    seconds = time.perf_counter() - start
-    if lowered.inference is not None:
-        context.timings.append(("infer layouts", lowered.inference.seconds))
-        seconds -= lowered.inference.seconds
-    context.timings.append(("lower", seconds))
-    return compile_lowered(
-        lowered,
-        assemble=request.assemble,
-        disassemble=request.disassemble,
-        keep=request.keep,
-        context=context,
-    )
+    with lent_context() as mlir:
+        lowered = lower_kernel(spec, request.target, device_mesh=request.device_mesh, context=mlir)
+        seconds = time.perf_counter() - start
+        if lowered.inference is not None:
+            context.timings.append(("infer layouts", lowered.inference.seconds))
+            seconds -= lowered.inference.seconds
+        context.timings.append(("lower", seconds))
+        return compile_lowered(
+            lowered,
+            assemble=request.assemble,
+            disassemble=request.disassemble,
+            keep=request.keep,
+            context=context,
+        )
 
 
 def _store() -> DiskCache | None:

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -29,23 +29,29 @@ class LoadedCode:
         self._watched: dict[str, tuple[Any, list[_Scope]]] = {}
         self._foreign: dict[str, tuple[Any, ...]] = {}
         self._states: dict[frozenset[int], tuple[int, tuple[Any, ...]]] = {}
+        self._unchanged: _Snapshot | None = None
 
     def forget(self) -> None:
         """Takes what is loaded now for what was imported."""
         with self._lock:
             self._watched.clear()
             self._foreign.clear()
+            self._unchanged = None
 
     def generation(self, packages: Set[str]) -> int:
         """A number of the present state of the code of packages: 0 if it is what was imported, and
         another one for each other state."""
         changed: list[Any] = []
         with self._lock:
+            if self._unchanged is not None and self._unchanged.holds(packages):
+                return 0
+            self._unchanged, partial, known = None, False, list(sys.modules)
             for name, module in list(sys.modules.items()):
-                if name.partition(".")[0] not in packages or module is None:
+                if _package(name) not in packages or module is None:
                     continue
                 if name not in self._watched:
                     if getattr(module.__spec__, "_initializing", False):
+                        partial = True
                         continue  # Another thread is importing it.
                     self._watch(name, module, packages)
                 first, scopes = self._watched[name]
@@ -54,9 +60,16 @@ class LoadedCode:
                     continue
                 changed += self._foreign.get(name, ())
                 for scope in scopes:
-                    if not scope.is_unchanged():
-                        changed += scope.changes()
+                    changed += scope.changes()
             if not changed:
+                if not partial:
+                    watched = {
+                        name: self._watched[name]
+                        for name in known
+                        if _package(name) in packages and name in self._watched
+                        if sys.modules.get(name) is not None
+                    }
+                    self._unchanged = _Snapshot(packages, known, watched)
                 return 0
             key = frozenset(map(id, changed))
             number, _ = self._states.setdefault(key, (len(self._states) + 1, tuple(changed)))
@@ -78,30 +91,77 @@ class LoadedCode:
 class _Scope:
     """The code in a module or a class, by name."""
 
-    def __init__(self, names: Mapping[str, Any]):
-        code = [(name, value) for name, value in list(names.items()) if _is_code(name, value)]
-        self._find = names.get
-        self._names = [name for name, _ in code]
+    def __init__(self, scope: Mapping[str, Any]):
+        code = [(name, value) for name, value in list(scope.items()) if _is_code(name, value)]
+        self.scope = scope
+        self.names = [name for name, _ in code]
         self.values = [value for _, value in code]
-        self._functions = [value for value in self.values if type(value) is types.FunctionType]
-        self._codes = list(map(_CODE_OF, self._functions))
-
-    def is_unchanged(self) -> bool:
-        """Whether there are no :meth:`changes`; it is asked for each kernel, of all functions."""
-        return all(map(operator.is_, map(self._find, self._names), self.values)) and all(
-            map(operator.is_, map(_CODE_OF, self._functions), self._codes)
-        )
+        self.functions = [value for value in self.values if type(value) is types.FunctionType]
+        self.codes = list(map(_CODE_OF, self.functions))
 
     def changes(self) -> Iterator[Any]:
         """What is in the place of what there was, and functions with other code than theirs."""
-        for name, then in zip(self._names, self.values, strict=True):
-            now = self._find(name)
+        for name, then in zip(self.names, self.values, strict=True):
+            now = self.scope.get(name)
             if now is not then:
                 yield name
                 yield now
-        for function, code in zip(self._functions, self._codes, strict=True):
+        for function, code in zip(self.functions, self.codes, strict=True):
             if function.__code__ is not code:
                 yield function.__code__
+
+
+class _Snapshot:
+    """All modules of some packages in a state without changes.
+
+    Whether that is still so is asked for each kernel, of thousands of names: what is compared is
+    therefore kept in flat lists.
+    """
+
+    def __init__(
+        self, packages: Set[str], loaded: list[str], watched: Mapping[str, tuple[Any, list[_Scope]]]
+    ):
+        scopes = [one for _, found in watched.values() for one in found]
+        # The modules themselves, then what each module and class has.
+        self._scopes: list[tuple[Callable[[Any], Any], Mapping[str, Any]]] = [
+            (_getter(names), scope)
+            for names, scope in [(list(watched), sys.modules)]
+            + [(one.names, one.scope) for one in scopes]
+            if names
+        ]
+        self._values = [module for module, _ in watched.values()]
+        for one in scopes:
+            self._values += one.values
+        self._functions = [function for one in scopes for function in one.functions]
+        self._codes = [code for one in scopes for code in one.codes]
+        self._packages = packages
+        self._loaded = loaded
+
+    def holds(self, packages: Set[str]) -> bool:
+        """Whether nothing was changed, nor any module imported, since."""
+        if packages != self._packages or list(sys.modules) != self._loaded:
+            return False
+        found: list[Any] = []
+        try:
+            for get, scope in self._scopes:
+                found += get(scope)
+        except KeyError:
+            return False
+        return all(map(operator.is_, found, self._values)) and all(
+            map(operator.is_, map(_CODE_OF, self._functions), self._codes)
+        )
+
+
+def _getter(names: Sequence[str]) -> Callable[[Any], Any]:
+    """What finds the values of some names in a mapping, as a tuple."""
+    if len(names) == 1:
+        (name,) = names
+        return lambda scope: (scope[name],)
+    return operator.itemgetter(*names)
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _is_code(name: str, value: Any) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
 from pallasite.plugin import CompilationError, config
-from pallasite.plugin.ir import source_location
+from pallasite.plugin.ir import location_in_llvm
 
 DEFAULT_LIMIT = 60_000
 """Operations; the assembler takes about a minute for so many."""
+
+_DEBUG_LOCATION = re.compile(r"!dbg !\d+$", re.MULTILINE)
 
 
 def _positive(value: Any) -> int:
@@ -32,36 +35,24 @@ config.declare(CODE_LIMIT)
 
 
 def check_code_size(module: Any, context: Any) -> None:
-    """Refuses an MLIR module of more operations than the option ``code_limit``.
+    """Refuses LLVM IR of more operations than the option ``code_limit``.
 
     Raises:
       CompilationError: with the line of the user's that most operations come from.
     """
     limit = config.get("code_limit")
-    count, pending = 0, [module.operation]
-    while pending:
-        for region in pending.pop().regions:
-            for block in region.blocks:
-                count += len(block.operations)
-                if count > limit:
-                    raise _too_large(module, context, limit)
-                pending += [op.operation for op in block.operations if len(op.operation.regions)]
+    count = context.llvm.count("\n  ")  # Only lines of operations are indented.
+    if count > limit:
+        raise _too_large(count, context, limit)
 
 
-def _too_large(module: Any, context: Any, limit: int) -> CompilationError:
+def _too_large(count: int, context: Any, limit: int) -> CompilationError:
     lines: Counter[Any] = Counter()
-    total, pending = 0, [module.operation]
-    while pending:
-        for region in pending.pop().regions:
-            for block in region.blocks:
-                for op in block.operations:
-                    total += 1
-                    lines[source_location(op.operation.location)] += 1
-                    if len(op.operation.regions):
-                        pending.append(op.operation)
-    (location, most), *_ = lines.most_common(1)
+    for node, operations in Counter(_DEBUG_LOCATION.findall(context.llvm)).items():
+        lines[location_in_llvm(node, context.llvm)] += operations
+    (location, most), *_ = lines.most_common(1) or [(None, count)]
     return CompilationError(
-        f"kernel {context.kernel} becomes {total} operations, of which {most} come from this line:"
+        f"kernel {context.kernel} becomes {count} operations, of which {most} come from this line:"
         " to compile them would take minutes",
         expected=f"at most {limit} (the option code_limit)",
         hint="work on smaller blocks (fewer elements for each lane), give the kernel more threads,"

@@ -7,6 +7,7 @@ nor types, so it adds no debug section to the PTX.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -44,6 +45,21 @@ def _locate(location: Any, function: str) -> SourceLocation | None:
                 if found is not None:
                     return found
     return None
+
+
+def location_in_llvm(line: str, llvm: str) -> SourceLocation | None:
+    """The source position that ``!dbg`` in a line of LLVM IR text gives, or None."""
+    node = re.search(r"!dbg (!\d+)", line)
+    position = node and re.search(
+        rf"^{node[1]} = !DILocation\(line: (\d+), column: (\d+), scope: (!\d+)", llvm, re.MULTILINE
+    )
+    file = position and re.search(rf"^{position[3]} = .*file: (!\d+)", llvm, re.MULTILINE)
+    name = file and re.search(
+        rf'^{file[1]} = !DIFile\(filename: "(.*?)", directory: "(.*?)"', llvm, re.MULTILINE
+    )
+    if not position or not name:
+        return None
+    return SourceLocation(os.path.join(name[2], name[1]), int(position[1]), int(position[2]))
 
 
 class DebugInfo(dict[Any, str]):
