@@ -1,0 +1,287 @@
+"""Kernels of several GPUs, against NCCL as ``jax.lax`` calls it and against upstream's kernels.
+
+One process runs all GPUs. Small cases are chained in a loop of one program, so that a step consists
+of what one program pays for it; each number is the median of several runs of all rivals in turn.
+The result of each implementation is compared with that of NCCL before it is timed. NVLink multicast
+is not used by any of them (set ``NCCL_NVLS_ENABLE=0``).
+
+    python benchmarks/multigpu.py --json multigpu.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec
+
+from pallasite import gpu as plgpu
+from pallasite_multigpu import ops
+
+AXIS = "x"
+SPEC = PartitionSpec(AXIS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+      name: for the table.
+      shapes: of each device's operands.
+      dtype: of all.
+      rivals: by name, functions of the operands of one device.
+      feed: makes the first operand of the next step from that of this one and its result.
+      steps: of the loop.
+      nbytes: that count for the bandwidth, or 0.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: Any
+    rivals: dict[str, Callable[..., Any]]
+    feed: Callable[[Any, Any], Any]
+    steps: int
+    nbytes: int = 0
+
+
+def _result(x: Any, y: Any) -> Any:
+    """The result is the next operand."""
+    del x
+    return y
+
+
+def _touch(x: Any, y: Any) -> Any:
+    """The next operand depends on the result by one element."""
+    first = (0,) * x.ndim
+    return x.at[first].set(y.reshape(-1)[-1].astype(x.dtype) * 0 + x[first])
+
+
+# Cases --------------------------------------------------------------------------------------------
+
+
+def exchanged_store(size: int, module: Any) -> Callable[[Any], Any]:
+    """A kernel that stores its array on the next device and waits for the one that comes."""
+
+    def body(x_ref: Any, out_ref: Any, semaphore: Any) -> None:
+        there = lax.rem(lax.axis_index(AXIS) + 1, lax.axis_size(AXIS))
+        remote = module.remote_ref(out_ref, there)
+        remote[...] = x_ref[...]
+        pl.semaphore_signal(semaphore, 1, device_id=there)
+        pl.semaphore_wait(semaphore)
+
+    made: Callable[[Any], Any] = module.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((size,), jnp.float32),
+        scratch_types=[module.SemaphoreType.REGULAR],
+    )
+    return made
+
+
+def _rotated(count: int) -> list[tuple[int, int]]:
+    return [(rank, (rank + 1) % count) for rank in range(count)]
+
+
+def cases(count: int, upstream: bool) -> list[Case]:
+    """All comparisons, for so many devices."""
+    found = []
+    size = 4096
+    rivals: dict[str, Callable[..., Any]] = {
+        "nccl": lambda x: lax.ppermute(x, AXIS, _rotated(count)),
+        "pallasite": exchanged_store(size, plgpu),
+    }
+    if upstream:
+        from jax.experimental.pallas import mosaic_gpu
+
+        rivals["upstream"] = exchanged_store(size, mosaic_gpu)
+    found.append(Case("store 16 KiB + semaphore", ((size,),), jnp.float32, rivals, _result, 400))
+    for kib in (16, 64, 512, 4096):
+        rivals = {
+            "nccl": lambda x: lax.psum(x, AXIS),
+            "pallasite": functools.partial(ops.all_reduce, axis_name=AXIS),
+        }
+        name = f"all_reduce {kib} KiB"
+        found.append(Case(name, ((kib * 256,),), jnp.float32, rivals, _result, 200))
+    for mib in (64, 256):
+        elements = mib << 18
+        for name, rivals, feed in (
+            (
+                "all_reduce",
+                {
+                    "nccl": lambda x: lax.psum(x, AXIS),
+                    "pallasite": functools.partial(ops.all_reduce, axis_name=AXIS),
+                },
+                _result,
+            ),
+            (
+                "all_gather",
+                {
+                    "nccl": lambda x: lax.all_gather(x, AXIS, tiled=True),
+                    "pallasite": functools.partial(ops.all_gather, axis_name=AXIS),
+                },
+                _touch,
+            ),
+            (
+                "reduce_scatter",
+                {
+                    "nccl": lambda x: lax.psum_scatter(x, AXIS, tiled=True),
+                    "pallasite": functools.partial(ops.reduce_scatter, axis_name=AXIS),
+                },
+                _touch,
+            ),
+            (
+                "all_to_all",
+                {
+                    "nccl": lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True),
+                    "pallasite": functools.partial(ops.all_to_all, axis_name=AXIS),
+                },
+                _touch,
+            ),
+        ):
+            title, shapes = f"{name} {mib} MiB", ((elements,),)
+            found.append(Case(title, shapes, jnp.float32, rivals, feed, 10, nbytes=elements * 4))
+    rivals = {
+        "nccl": lambda a, b: lax.all_gather(a, AXIS, tiled=True) @ b,
+        "pallasite": functools.partial(ops.all_gather_matmul, axis_name=AXIS),
+    }
+    if upstream:
+        rivals["upstream"] = _upstream_product()
+    shapes = ((1024, 4096), (4096, 4096))
+    found.append(Case("all_gather_matmul 1024x4096x4096", shapes, jnp.bfloat16, rivals, _touch, 20))
+    rivals = {
+        "nccl": lambda a, b: lax.psum_scatter(a @ b, AXIS, tiled=True),
+        "pallasite": functools.partial(ops.matmul_reduce_scatter, axis_name=AXIS),
+    }
+    shapes = ((1024 * count, 4096), (4096, 4096))
+    found.append(
+        Case("matmul_reduce_scatter 1024x4096x4096", shapes, jnp.bfloat16, rivals, _touch, 20)
+    )
+    return found
+
+
+def _upstream_product() -> Callable[..., Any]:
+    from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu, hopper_matmul_mgpu
+
+    config = hopper_matmul_mgpu.TuningConfig(
+        tile_m=128,
+        tile_n=128,
+        tile_k=64,
+        max_concurrent_steps=4,
+        grid_minor_dim=hopper_matmul_mgpu.MatmulDimension.N,
+        grid_tile_width=1,
+        wg_dimension=hopper_matmul_mgpu.MatmulDimension.N,
+    )
+    return functools.partial(
+        collective_matmul_mgpu.all_gather_lhs_matmul,
+        axis_name=AXIS,
+        config=config,
+        dtype=jnp.bfloat16,
+    )
+
+
+# Measurement --------------------------------------------------------------------------------------
+
+
+def measure(case: Case, mesh: jax.sharding.Mesh, rounds: int) -> dict[str, Any]:
+    """Microseconds of a step of each rival, or why it has none."""
+    generator = np.random.default_rng(0)
+    scale = 1e-30 if case.name.startswith("all_reduce") else 0.125  # Sums grow from step to step.
+    count = mesh.devices.size
+    operands = []
+    for shape in case.shapes:
+        whole = generator.standard_normal((count * shape[0], *shape[1:]), np.float32) * scale
+        sharding = jax.NamedSharding(mesh, SPEC)
+        operands.append(jax.device_put(whole.astype(case.dtype), sharding))
+    found: dict[str, Any] = {}
+    programs: dict[str, Callable[..., Any]] = {}
+    expected = None
+    for name, rival in case.rivals.items():
+        try:
+            once = _program(rival, len(operands), mesh)
+            result = np.asarray(once(*operands), np.float64)
+            if expected is None:
+                expected = result
+            error = float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
+            if not error < 1e-2:
+                raise AssertionError(f"relative error {error}")
+            programs[name] = _program(_loop(rival, case), len(operands), mesh)
+            jax.block_until_ready(programs[name](*operands))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            programs.pop(name, None)
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(rounds):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program(*operands))
+            times[name].append((time.perf_counter() - start) / case.steps * 1e6)
+    found |= {name: statistics.median(values) for name, values in times.items()}
+    return found
+
+
+def _loop(rival: Callable[..., Any], case: Case) -> Callable[..., Any]:
+    def run(x: Any, *others: Any) -> Any:
+        return lax.fori_loop(0, case.steps, lambda _, y: case.feed(y, rival(y, *others)), x)
+
+    return run
+
+
+def _program(function: Callable[..., Any], operands: int, mesh: jax.sharding.Mesh) -> Any:
+    specs = (SPEC,) * operands
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=SPEC, check_vma=False)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", help="where the numbers are written")
+    parser.add_argument("--devices", type=int, default=2, help="how many GPUs")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each program")
+    parser.add_argument("--only", default="", help="a part of the names of cases")
+    parser.add_argument("--no-upstream", action="store_true", help="leave upstream's kernels out")
+    arguments = parser.parse_args()
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[: arguments.devices]), (AXIS,))
+    rows = []
+    print(f"{'case':38} {'NCCL':>9} {'upstream':>9} {'pallasite':>9}  NCCL/pallasite  GB/s")
+    for case in cases(arguments.devices, not arguments.no_upstream):
+        if arguments.only not in case.name:
+            continue
+        found = measure(case, mesh, arguments.rounds)
+        rows.append({"case": case.name, "microseconds": found, "bytes": case.nbytes})
+        print(_line(case, found), flush=True)
+    if arguments.json:
+        device = jax.devices()[0].device_kind
+        about = {"device": device, "devices": arguments.devices, "jax": jax.__version__}
+        with open(arguments.json, "w") as file:
+            json.dump({**about, "rows": rows}, file, indent=1)
+
+
+def _line(case: Case, found: dict[str, Any]) -> str:
+    def number(name: str) -> str:
+        value = found.get(name)
+        return f"{value:9.1f}" if isinstance(value, float) else f"{'-':>9}"
+
+    texts = [f"{case.name:38}", *(number(name) for name in ("nccl", "upstream", "pallasite"))]
+    nccl, ours = found.get("nccl"), found.get("pallasite")
+    if isinstance(nccl, float) and isinstance(ours, float):
+        texts.append(f"{nccl / ours:15.2f}")
+        if case.nbytes:
+            texts.append(f"{case.nbytes / ours / 1e3:8.1f}")
+    failed = [f"\n    {name}: {value}" for name, value in found.items() if isinstance(value, str)]
+    return " ".join(texts) + "".join(failed)
+
+
+if __name__ == "__main__":
+    main()
