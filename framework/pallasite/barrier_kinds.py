@@ -154,6 +154,9 @@ class BarrierUse:
         None.
       arrivals: ``arrivals(dtype, params)`` is how many of the arrivals that the program counts it
         makes; 0 for none, None where that is not known.
+      transfers: ``transfers(arguments, params)`` is how many bytes it announces (EXPECT), or that
+        arrive (COMPLETE); ``arguments`` are types. A primitive that arrives for what it transfers
+        announces as much.
       overrides: names of plugins whose record for the same argument this one replaces.
       plugin: who contributed it; the registry fills it in.
     """
@@ -163,6 +166,7 @@ class BarrierUse:
     barrier: int = 0
     predicate: int | None = None
     arrivals: Callable[[Any, Mapping[str, Any]], int | None] = _one_arrival
+    transfers: Callable[[tuple[Any, ...], Mapping[str, Any]], int] | None = None
     overrides: tuple[str, ...] = ()
     plugin: str = ""
 

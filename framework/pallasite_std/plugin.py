@@ -336,7 +336,7 @@ def pallasite_proxy_fences() -> Iterable[ProxyFence]:
 def pallasite_passes() -> list[Pass]:
     """Definitions of primitives, checks of kernels, a limit on the size of the code, counters of
     slots."""
-    from pallasite_std.checks.passes import run_check_grid, run_check_indices
+    from pallasite_std.checks import passes as checks
     from pallasite_std.passes.barriers import check_barriers
     from pallasite_std.passes.code_size import check_code_size
     from pallasite_std.passes.counters import carry_remainders
@@ -374,15 +374,50 @@ def pallasite_passes() -> list[Pass]:
         Pass(
             name="check-indices",
             stage="jaxpr",
-            run=run_check_indices,
+            run=checks.run_check_indices,
             after=("definitions",),
             description="finds indices that leave an array for some block",
         ),
         Pass(
             name="check-grid",
             stage="jaxpr",
-            run=run_check_grid,
+            run=checks.run_check_grid,
             after=("definitions", "check-indices"),
             description="finds outputs that the grid covers in part or twice",
+        ),
+        Pass(
+            name="check-transfers",
+            stage="jaxpr",
+            run=checks.run_check_transfers,
+            after=("definitions", "check-grid"),
+            description="compares the bytes that phases of barriers expect with those copied",
+        ),
+        Pass(
+            name="check-arrivals",
+            stage="jaxpr",
+            run=checks.run_check_arrivals,
+            after=("definitions", "check-transfers"),
+            description="finds waits for arrivals that can never come",
+        ),
+        Pass(
+            name="check-reuse",
+            stage="jaxpr",
+            run=checks.run_check_reuse,
+            after=("definitions", "check-arrivals"),
+            description="finds shared memory that is used while a copy may write or read it",
+        ),
+        Pass(
+            name="check-copies",
+            stage="jaxpr",
+            run=checks.run_check_copies,
+            after=("definitions", "check-reuse"),
+            description="finds copies that lack a commit or a wait",
+        ),
+        Pass(
+            name="check-stages",
+            stage="jaxpr",
+            run=checks.run_check_stages,
+            after=("definitions", "check-copies"),
+            description="finds pipelines with more stages than steps",
         ),
     ]

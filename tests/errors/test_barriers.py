@@ -572,5 +572,5 @@ def test_check_switched_off():
     def kernel(x_ref, o_ref, barrier):
         plgpu.barrier_wait(barrier)
 
-    config.update("disabled_passes", ("check-barriers",))
+    config.update("disabled_passes", ("check-barriers", "check-arrivals"))
     build(kernel)

@@ -63,6 +63,7 @@ from pallasite._jax import fragmented_array as fragmented_array
 from pallasite._jax import get_global_p as get_global_p
 from pallasite._jax import get_p as get_p
 from pallasite._jax import imported_mosaic_gpu as imported_mosaic_gpu
+from pallasite._jax import input_of_effect as input_of_effect
 from pallasite._jax import iota_2x32_shape_p as iota_2x32_shape_p
 from pallasite._jax import issubdtype as issubdtype
 from pallasite._jax import itemsize_bits as itemsize_bits

@@ -232,7 +232,7 @@ def views_of(equation: Any, operands: Sequence[Any]) -> Iterator[tuple[Memory, t
     tree = params.get("args_tree")
     if tree is None:
         leaves = params.get("tree")
-        reference = operands[0]
+        reference = operands[0] if operands else None
         if leaves is None or type(reference) is not Memory:
             return
         skipped = len(operands) - leaves.num_leaves

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+from pallasite.plugin import Semantics
+from pallasite.plugin.jaxprs import JaxprTable
+from pallasite.plugin.language import MemorySpace, is_barrier, memory_space_of
 from pallasite_std.checks.accesses import Accesses, TooLongError, Use
 from pallasite_std.checks.dependences import Dependences
 from pallasite_std.checks.grids import repeated, uncovered, windows_of
 from pallasite_std.checks.indices import check_indices
+from pallasite_std.checks.messages import error_of
+from pallasite_std.checks.order import Block, Problem
 from pallasite_std.checks.scalars import Memory, Places
+from pallasite_std.checks.traces import MOST_EQUATIONS, Trace
 
 
 class KernelCheckWarning(UserWarning):
@@ -59,6 +66,79 @@ def _walk(jaxpr: Any, context: Any) -> Walk:
     if walk is None or walk.jaxpr is not jaxpr:
         walk = context.shared[Walk] = Walk(jaxpr, context)
     return walk
+
+
+def _problems(jaxpr: Any, context: Any) -> list[Problem]:
+    """What is wrong with the order of copies and barriers, found once for all passes."""
+    known = context.shared.get(Problem)
+    if known is not None and known[0] is jaxpr:
+        return list(known[1])
+    found: list[Problem] = []
+    table: JaxprTable = context.jaxprs
+    if any(_is_on_chip(v.aval) for inner in table.jaxprs(jaxpr) for v in inner.invars):
+        mesh = context.mesh
+        count = (mesh and mesh.num_threads) or 1
+        places = Places(mesh)
+        operands = [Memory(one, number) for number, one in enumerate(jaxpr.invars)]
+        traces = []
+        for thread in range(count):
+            trace = Trace(context, places, thread, MOST_EQUATIONS // count)
+            trace.follow(jaxpr, operands)
+            traces.append(trace)
+        found = Block(traces, context.barriers, fences=_fences_itself(context)).problems
+    context.shared[Problem] = (jaxpr, found)
+    return found
+
+
+def _is_on_chip(aval: Any) -> bool:
+    if is_barrier(aval):
+        return True
+    space = memory_space_of(aval)
+    return isinstance(space, MemorySpace) and space.is_shared
+
+
+def _fences_itself(context: Any) -> bool:
+    """Whether the program has to make its stores visible to copies, and not layout inference."""
+    options = context.options
+    semantics = getattr(options, "semantics", Semantics.LANE)
+    inferred = semantics.extends(Semantics.WARPGROUP)
+    return not inferred or bool(getattr(options, "unsafe_no_auto_barriers", False))
+
+
+def _checks(kind: str) -> Callable[[Any, Any], None]:
+    def check(jaxpr: Any, context: Any) -> None:
+        for problem in _problems(jaxpr, context):
+            if problem.kind == kind:
+                raise error_of(problem)
+
+    return check
+
+
+run_check_transfers = _checks("transfers")
+"""Raises if the bytes that a phase expects are not those that its copies bring."""
+
+
+def _warns(kind: str) -> Callable[[Any, Any], None]:
+    def check(jaxpr: Any, context: Any) -> None:
+        for problem in _problems(jaxpr, context):
+            # Nobody can change a kernel of a library that fits problems of all sizes.
+            if problem.kind == kind and (kind != "stages" or problem.event.location):
+                warnings.warn(str(error_of(problem)), KernelCheckWarning, stacklevel=2)
+
+    return check
+
+
+run_check_copies = _warns("copies")
+"""Warns of copies that lack a commit or a wait: it may go well, most of the time."""
+
+run_check_stages = _warns("stages")
+"""Warns of pipelines with more stages than steps."""
+
+run_check_reuse = _checks("reuse")
+"""Raises if shared memory is read before its copy is waited for, or written again too early."""
+
+run_check_arrivals = _checks("arrivals")
+"""Raises if a wait needs arrivals that can never come, in loops, too."""
 
 
 def run_check_indices(jaxpr: Any, context: Any) -> None:

@@ -216,7 +216,9 @@ class _Thread(Visitor[Any]):
         location = _jax.user_location(equation.source_info)
         found = []
         uses = self.tables.uses(equation.primitive)
-        arguments = uses[0].arguments(operands, params) if uses else ()
+        # An operand that is not known differs from one that is not there, which is None.
+        given = [object() if one is None else one for one in operands]
+        arguments = uses[0].arguments(given, params) if uses else ()
         for use in uses:
             barrier = _selected(arguments[use.barrier])
             if barrier is not None:
@@ -258,6 +260,8 @@ def _selected(reference: Any) -> _Barrier | None:
         free = [position for position, index in enumerate(kept) if index is None]
         for position, index in zip(free, transform.indices, strict=False):
             if isinstance(index, _jax.Slice):
+                if index.start != 0 or index.stride != 1:
+                    return _Barrier(group, None)
                 continue
             if not isinstance(index, int):
                 return _Barrier(group, None)

@@ -401,13 +401,15 @@ def test_ring(left):
         @pl.loop(0, 20)
         def _(step):
             slot = lax.rem(step, SLOTS)
-            plgpu.barrier_wait(barrier)
+            pl.when(step > left)(lambda: plgpu.barrier_wait(barrier))
             plgpu.wgmma(acc, a.at[slot], b.at[slot])
             plgpu.wgmma_wait(left)
 
             @pl.when(step >= left)
             def _():
                 plgpu.copy_gmem_to_smem(x, a.at[lax.rem(step + SLOTS - left, SLOTS)], barrier)
+
+        plgpu.barrier_wait(barrier)
 
     accepted(body, stages=SLOTS)
 

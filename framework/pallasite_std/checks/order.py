@@ -1,0 +1,373 @@
+"""What certainly comes before what in a block, as far as it is known what its threads do.
+
+All threads go as far as they can, in any order: a wait ends when its barrier's phase is complete.
+A clock for each thread says which events of the others, and which asynchronous copies, certainly
+came before, by the barriers alone. Two accesses that no clock orders are a race, whichever happened
+to come first here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pallasite.plugin import BarrierTables
+from pallasite_std.checks.traces import BarrierAt, Event, Kind, Trace
+
+type Clock = dict[Any, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Something that is certainly wrong.
+
+    Attributes:
+      kind: by which check it is reported: "transfers", "copies", "reuse" or "arrivals".
+      event: where.
+      other: an earlier event that it collides with.
+      what: the case, which messages are made of.
+      detail: numbers for messages.
+    """
+
+    kind: str
+    event: Event
+    what: str
+    other: Event | None = None
+    detail: tuple[Any, ...] = ()
+
+
+class _Phase:
+    """One phase of a barrier, so far."""
+
+    def __init__(self) -> None:
+        self.arrivals = self.expected = self.delivered = 0
+        self.clock: Clock = {}
+        self.announced: Event | None = None
+
+
+class _Barrier:
+    def __init__(self, needed: int):
+        self.needed = needed
+        self.phases: list[_Phase] = [_Phase()]
+        self.threads: set[int] = set()
+
+    @property
+    def complete(self) -> int:
+        """How many phases are complete."""
+        return len(self.phases) - 1
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Access:
+    event: Event
+    thread: int
+    time: int
+
+
+class _Ambiguous(Exception):
+    """In which phase an arrival comes is not known."""
+
+
+class Block:
+    """The threads of one block.
+
+    Attributes:
+      problems: what was found.
+    """
+
+    def __init__(self, traces: Sequence[Trace], tables: BarrierTables, *, fences: bool):
+        """Runs the threads.
+
+        Args:
+          traces: of the threads.
+          tables: what is known of barriers.
+          fences: whether the program has to fence what it writes before copies read it.
+        """
+        self.traces: list[Trace] = []
+        self.tables = tables
+        self.fences = fences
+        self.problems: list[Problem] = []
+        self.barriers: dict[BarrierAt, _Barrier] = {}
+        self.clocks: list[Clock] = []
+        self.position: list[int] = []
+        self.waited: list[dict[BarrierAt, int]] = []
+        self.groups: list[list[list[_Access]]] = []
+        self.unfenced: list[list[Event]] = []
+        self.equations: list[set[int]] = []
+        self.warps: dict[tuple[int, int], range] = {}
+        self.accesses: dict[Any, list[_Access]] = {}
+        self.copies: list[_Access] = []
+        for trace in traces:
+            self._begin(trace, {}, {})
+        try:
+            self._run()
+            self._end()
+        except _Ambiguous:
+            self.problems = [one for one in self.problems if one.kind == "transfers"]
+        # A slot that is filled too early collides with its readers, those with the copy, and so on.
+        self.problems.sort(key=lambda one: _CONSEQUENCES.get(one.what, 0))
+
+    def _begin(self, trace: Trace, clock: Clock, waited: dict[BarrierAt, int]) -> None:
+        """A thread, or a warp of one."""
+        number = len(self.traces)
+        self.traces.append(trace)
+        self.clocks.append({**clock, number: 0})
+        self.position.append(0)
+        self.waited.append(dict(waited))
+        self.groups.append([[]])
+        self.unfenced.append([])
+        self.equations.append({id(event.equation) for event in trace.events})
+
+    def _run(self) -> None:
+        moved = True
+        while moved:
+            moved = False
+            for thread, trace in enumerate(self.traces):  # Warps are added meanwhile.
+                events = trace.events
+                while self.position[thread] < len(events):
+                    if not self._step(thread, events[self.position[thread]]):
+                        break
+                    self.position[thread] += 1
+                    moved = True
+
+    def _step(self, thread: int, event: Event) -> bool:
+        """One event of a thread; whether it took place."""
+        clock = self.clocks[thread]
+        clock[thread] += 1
+        kind = event.kind
+        if kind is Kind.WAIT:
+            return self._wait(thread, event)
+        if kind is Kind.FORK:
+            return self._fork(thread, event)
+        if kind is Kind.ARRIVE:
+            self._arrive(thread, event, None)
+        elif kind is Kind.COMMIT:
+            self.groups[thread].append([])
+        elif kind is Kind.AWAIT_COPIES:
+            closed = self.groups[thread][:-1]
+            for group in closed[: max(len(closed) - event.left, 0)]:
+                clock.update((access, 1) for access in group)
+        elif kind is Kind.FENCE:
+            self.unfenced[thread] = []
+        else:
+            self._access(thread, event)
+        return True
+
+    def _fork(self, thread: int, event: Event) -> bool:
+        """Begins the warps; later, whether all have come to their ends."""
+        key = (thread, self.position[thread])
+        if key not in self.warps:
+            first = len(self.traces)
+            for trace in event.warps:
+                self._begin(trace, self.clocks[thread], self.waited[thread])
+            self.warps[key] = range(first, len(self.traces))
+            return False
+        for warp in self.warps[key]:
+            trace = self.traces[warp]
+            if not trace.complete or self.position[warp] < len(trace.events):
+                return False
+        for warp in self.warps[key]:
+            clock = self.clocks[thread]
+            _merge(clock, self.clocks[warp])
+            # The thread's waits may be for copies that its warps have started.
+            out = [a for a in self.copies if a.thread == warp and a.event.kind is Kind.COPY_OUT]
+            clock.update((access, 1) for access in out)
+            for barrier, number in self.waited[warp].items():
+                self.waited[thread][barrier] = max(self.waited[thread].get(barrier, 0), number)
+        return True
+
+    # Barriers -------------------------------------------------------------------------------------
+
+    def _barrier(self, at: BarrierAt | None) -> _Barrier:
+        assert at is not None
+        found = self.barriers.get(at)
+        if found is None:
+            kind = self.tables.kind(at.dtype)
+            assert kind is not None
+            found = self.barriers[at] = _Barrier(kind.arrivals(at.dtype))
+        return found
+
+    def _wait(self, thread: int, event: Event) -> bool:
+        assert event.barrier is not None
+        barrier = self._barrier(event.barrier)
+        number = self.waited[thread].get(event.barrier, 0)
+        if barrier.complete <= number:
+            return False
+        self.waited[thread][event.barrier] = number + 1
+        _merge(self.clocks[thread], barrier.phases[number].clock)
+        return True
+
+    def _arrive(self, thread: int, event: Event, copy: _Access | None) -> None:
+        assert event.barrier is not None
+        barrier = self._barrier(event.barrier)
+        clock = self.clocks[thread]
+        phase, number = barrier.phases[-1], barrier.complete
+        if event.arrivals:
+            barrier.threads.add(thread)
+        if len(barrier.threads) > 1 and number and (barrier, number - 1) not in clock:
+            raise _Ambiguous
+        phase.arrivals += event.arrivals
+        phase.expected += event.expected
+        phase.delivered += event.delivered
+        if event.expected and not event.delivered:
+            phase.announced = event
+        _merge(phase.clock, clock)
+        if copy is not None:
+            phase.clock[copy] = 1
+        if phase.arrivals > barrier.needed:
+            raise _Ambiguous
+        if phase.delivered > phase.expected and barrier.threads <= {thread}:
+            self._too_many_bytes(barrier, event)
+        if phase.arrivals < barrier.needed or phase.delivered < phase.expected:
+            return
+        phase.clock[barrier, number] = 1
+        clock[barrier, number] = 1
+        barrier.phases.append(_Phase())
+
+    def _too_many_bytes(self, barrier: _Barrier, event: Event) -> None:
+        """A copy whose bytes nothing has announced."""
+        phase = barrier.phases[-1]
+        expected, delivered, announced = phase.expected, phase.delivered, phase.announced
+        if announced is None and barrier.complete:  # It follows those that were announced.
+            before = barrier.phases[-2]
+            announced = before.announced
+            expected, delivered = before.expected, before.delivered + delivered
+        what = "more" if announced else "none"
+        where = announced or event
+        self.problems.append(Problem("transfers", where, what, event, (expected, delivered)))
+        raise _Ambiguous
+
+    # Memory ---------------------------------------------------------------------------------------
+
+    def _access(self, thread: int, event: Event) -> None:
+        clock = self.clocks[thread]
+        access = _Access(event, thread, clock[thread])
+        if event.region is not None:
+            known = self.accesses.setdefault(event.region.memory, [])
+            for earlier in known:
+                self._compare(earlier, access, clock, known)
+            known.append(access)
+        if event.kind is Kind.WRITE:
+            self.unfenced[thread].append(event)
+        elif event.kind is Kind.COPY_OUT:
+            self.groups[thread][-1].append(access)
+            self.copies.append(access)
+            if self.fences:
+                self._check_fence(thread, event)
+        elif event.kind is Kind.COPY_IN:
+            self.copies.append(access)
+            self._arrive(thread, event, access)
+
+    def _check_fence(self, thread: int, event: Event) -> None:
+        for write in self.unfenced[thread]:
+            if _overlap(write, event):
+                self.problems.append(Problem("copies", event, "fence", write))
+                return
+
+    def _compare(
+        self, earlier: _Access, later: _Access, clock: Clock, known: Sequence[_Access]
+    ) -> None:
+        """Reports two accesses that collide and that nothing orders."""
+        first, second = earlier.event, later.event
+        kinds = (first.kind, second.kind)
+        if kinds not in _COLLISIONS or not _overlap(first, second):
+            return
+        asynchronous = first.kind in (Kind.COPY_IN, Kind.COPY_OUT)
+        ordered = (
+            earlier in clock if asynchronous else clock.get(earlier.thread, -1) >= earlier.time
+        )
+        if ordered:
+            return
+        if earlier.thread != later.thread and (
+            id(first.equation) in self.equations[later.thread]
+            or id(second.equation) in self.equations[earlier.thread]
+        ):
+            return  # Threads that do the same need not wait for one another.
+        if kinds == (Kind.COPY_IN, Kind.COPY_IN) and earlier.thread != later.thread:
+            return
+        check, what = _COLLISIONS[kinds]
+        by_others = kinds == (Kind.COPY_IN, Kind.READ) and earlier.thread != later.thread
+        if by_others and any(one in clock and _overlap(one.event, second) for one in known):
+            # Whoever has waited for its own copy is not early, but the next copy is.
+            what, first, second = "while read", second, first
+        self.problems.append(Problem(check, second, what, first))
+
+    # The end --------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        ended = [n == len(t.events) for n, t in zip(self.position, self.traces, strict=True)]
+        if any(end and not t.complete for end, t in zip(ended, self.traces, strict=True)):
+            return
+        if not all(ended):
+            pairs = zip(self.position, self.traces, strict=True)
+            events = [t.events[n] for n, t in pairs if n < len(t.events)]
+            self._blocked([event for event in events if event.kind is Kind.WAIT])
+            return
+        for copy in self.copies:
+            if copy.event.kind is Kind.COPY_IN:
+                if not any(copy in clock for clock in self.clocks):
+                    self.problems.append(Problem("copies", copy.event, "in"))
+            elif not any(copy in clock for clock in self.clocks):
+                is_open = copy in self.groups[copy.thread][-1]
+                self.problems.append(Problem("copies", copy.event, "open" if is_open else "out"))
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        """Copies complete on some barriers of an array only: the others are for steps that there
+        are not."""
+        used: dict[Any, dict[tuple[int, ...], Event]] = {}
+        for copy in self.copies:
+            at = copy.event.barrier
+            if at is not None and at.index:
+                used.setdefault(at.variable, {}).setdefault(at.index, copy.event)
+        for variable, events in used.items():
+            count = math.prod(variable.aval.shape)
+            others = any(b.variable is variable and b.index not in events for b in self.barriers)
+            if len(events) < count and not others:
+                (first, *_) = events.values()
+                self.problems.append(Problem("stages", first, "more", None, (count, len(events))))
+
+    def _blocked(self, waits: Sequence[Event]) -> None:
+        """Waits that never end; the one whose phase has begun is the cause of the others."""
+        event = max(waits, key=lambda one: self._barrier(one.barrier).phases[-1].arrivals)
+        assert event.barrier is not None
+        barrier = self._barrier(event.barrier)
+        phase, number = barrier.phases[-1], barrier.complete
+        if phase.arrivals >= barrier.needed:
+            where = phase.announced or event
+            detail: tuple[Any, ...] = (phase.expected, phase.delivered)
+            self.problems.append(Problem("transfers", where, "fewer", event, detail))
+        else:
+            needed = (number + 1) * barrier.needed
+            came = number * barrier.needed + phase.arrivals
+            self.problems.append(
+                Problem("arrivals", event, "never", None, (number + 1, needed, came))
+            )
+
+
+_COLLISIONS = {
+    (Kind.COPY_IN, Kind.READ): ("reuse", "read"),
+    (Kind.COPY_IN, Kind.COPY_OUT): ("reuse", "read"),
+    (Kind.COPY_IN, Kind.WRITE): ("reuse", "written"),
+    (Kind.COPY_IN, Kind.COPY_IN): ("reuse", "copied over"),
+    (Kind.COPY_OUT, Kind.WRITE): ("reuse", "while stored"),
+    (Kind.COPY_OUT, Kind.COPY_IN): ("reuse", "while stored"),
+    (Kind.READ, Kind.COPY_IN): ("reuse", "while read"),
+    (Kind.WRITE, Kind.COPY_IN): ("reuse", "while written"),
+}
+
+
+_CONSEQUENCES = {"read": 1, "written": 2, "copied over": 3}
+
+
+def _overlap(first: Event, second: Event) -> bool:
+    one, other = first.region, second.region
+    return one is not None and other is not None and one.overlaps(other)
+
+
+def _merge(clock: Clock, other: Clock) -> None:
+    for key, time in other.items():
+        if clock.get(key, -1) < time:
+            clock[key] = time

@@ -1,0 +1,420 @@
+"""What one thread of a block does to shared memory and to barriers, from its start.
+
+The thread is followed as it runs, loops iteration by iteration, for as long as it is known what it
+does next: its trace ends at a branch on something unknown, at code that is not known, or where it
+gets too long. Until then, everything in it happens, in that order, in every block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pallasite.plugin import (
+    GENERIC,
+    BarrierRole,
+    BarrierUse,
+    EventContext,
+    EventKind,
+    SourceLocation,
+)
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.jaxprs import Region
+from pallasite.plugin.language import (
+    GMEM,
+    MemorySpace,
+    WarpMesh,
+    is_barrier,
+    memory_effect,
+    memory_space_of,
+    tensor_core_pipeline_effect,
+)
+from pallasite_std.checks.accesses import views_of
+from pallasite_std.checks.scalars import Memory, Places, ScalarVisitor
+from pallasite_std.memory.regions import MemoryRegion, memory_region
+from pallasite_std.pipelines.warp_specialized.register_split import split_registers_p
+from pallasite_std.primitives import barriers, copies
+from pallasite_std.rules.registers import set_max_registers_p
+
+MOST_EQUATIONS = 4000
+"""Of all threads of a kernel together."""
+
+MOST_ITERATIONS = 12
+
+_HARMLESS = frozenset(
+    {
+        *(set_max_registers_p, split_registers_p, copies.async_prefetch_p),
+        *(barriers.griddepcontrol_wait_p, barriers.griddepcontrol_launch_dependents_p),
+    }
+)
+
+
+class Kind(enum.Enum):
+    """What an event is.
+
+    READ, WRITE: of shared memory, by the lanes of the thread.
+    COPY_IN: an asynchronous write of shared memory; it is complete when its barrier's phase is.
+    COPY_OUT: an asynchronous read of shared memory, which belongs to the open group of copies.
+    COMMIT: the group of copies is closed.
+    AWAIT_COPIES: all but some groups are complete, or have read shared memory.
+    FENCE: what the thread wrote may be read by copies.
+    ARRIVE: on a barrier, by the thread or by something asynchronous; EXPECT announces bytes, too.
+    WAIT: for the next phase of a barrier.
+    FORK: the warps of the thread go on, each for itself, until all have come to their ends.
+    """
+
+    READ = "read"
+    WRITE = "write"
+    COPY_IN = "copy in"
+    COPY_OUT = "copy out"
+    COMMIT = "commit"
+    AWAIT_COPIES = "await copies"
+    FENCE = "fence"
+    ARRIVE = "arrive"
+    WAIT = "wait"
+    FORK = "fork"
+
+    __hash__ = object.__hash__
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BarrierAt:
+    """One barrier of an allocation."""
+
+    variable: Any
+    index: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"barrier {', '.join(map(str, self.index))} of the array"
+            if self.index
+            else ("the barrier")
+        )
+
+    @property
+    def dtype(self) -> Any:
+        """Its element type."""
+        return self.variable.aval.dtype
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Event:
+    """One thing that a thread does.
+
+    Attributes:
+      kind: what.
+      equation: the equation, for its line.
+      region: of shared memory.
+      barrier: that is arrived on, waited for, or on which a copy completes.
+      arrivals: of ARRIVE and COPY_IN.
+      expected: bytes that are announced.
+      delivered: bytes that arrive.
+      left: how many groups may stay, of AWAIT_COPIES.
+      warps: what the warps do, of FORK.
+    """
+
+    kind: Kind
+    equation: Any
+    region: MemoryRegion | None = None
+    barrier: BarrierAt | None = None
+    arrivals: int = 0
+    expected: int = 0
+    delivered: int = 0
+    left: int = 0
+    warps: tuple[Trace, ...] = ()
+
+    @property
+    def location(self) -> SourceLocation | None:
+        """The user's line."""
+        return _jax.user_location(self.equation.source_info)
+
+
+class Own:
+    """Stands for an allocation of one thread."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+
+
+class _Stop(Exception):
+    """It is not known what the thread does next."""
+
+
+class Trace(ScalarVisitor):
+    """The events of one thread.
+
+    Attributes:
+      events: in order.
+      complete: whether they are all that the thread does.
+    """
+
+    def __init__(
+        self, context: Any, places: Places, thread: int, budget: int, warp: Any = (None, None)
+    ):
+        super().__init__(context.jaxprs, places, thread)
+        self.warp = warp
+        self.context = context
+        self.events: list[Event] = []
+        self.complete = False
+        self.budget = budget
+        self._event_context = EventContext(context.target, in_warp=warp[1] is not None)
+        self._own: dict[Any, Memory] = {}
+
+    def follow(self, jaxpr: Any, operands: Sequence[Any]) -> None:
+        """Follows the thread until its end, or to where it is not known what comes next."""
+        try:
+            self.run(jaxpr, operands)
+        except _Stop:
+            return
+        self.complete = True
+
+    def run(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+        self.budget -= len(jaxpr.eqns)
+        if self.budget < 0:
+            raise _Stop
+        return super().run(jaxpr, operands)
+
+    def allocation(self, equation: Any, region: Region, position: int) -> Any:
+        """Memory that the threads of the block share, or that is this thread's own."""
+        variable = region.inputs[position]
+        if self.places.thread_name in equation.params.get("collective_axes", ()):
+            return Memory(variable)
+        own = self._own.get(variable)
+        if own is None:
+            own = self._own[variable] = Memory(Own(variable.aval))
+        return own
+
+    # Control flow ---------------------------------------------------------------------------------
+
+    def ways(
+        self, equation: Any, regions: Sequence[Region], operands: list[Any]
+    ) -> list[dict[int, Any]]:
+        if any(_matters(region.jaxpr) for region in regions):
+            raise _Stop
+        return [{} for _ in regions]
+
+    def loop(self, equation: Any, regions: Sequence[Region], operands: list[Any]) -> dict[int, Any]:
+        *conditions, body = regions
+        matters = any(_matters(region.jaxpr) for region in regions)
+        if not matters and (body.trips is None or body.trips > MOST_ITERATIONS):
+            last = list(operands)
+            for _, operand in body.carried_operands():
+                last[operand] = None
+            return self.carried_results(body, last)
+        for number in range(MOST_ITERATIONS + 1):
+            if number == body.trips:
+                return self.carried_results(body, operands)
+            for condition in conditions:
+                inputs = self.inputs(equation, condition, operands)
+                (again,) = self.region(equation, condition, inputs)
+                if again == 0:
+                    return self.carried_results(body, operands)
+                if not isinstance(again, int):
+                    raise _Stop
+            if number < MOST_ITERATIONS:
+                operands = self.after(equation, body, operands)
+        raise _Stop
+
+    def region(self, equation: Any, region: Region, inputs: Sequence[Any]) -> list[Any]:
+        if region.per_warp:
+            if _matters(region.jaxpr):
+                self.events.append(self._fork(equation, region, inputs))
+            return [None] * len(region.jaxpr.outvars)
+        return super().region(equation, region, inputs)
+
+    def _fork(self, equation: Any, region: Region, inputs: Sequence[Any]) -> Event:
+        meshes = equation.params.get("meshes", ())
+        name = next((mesh.axis_name for mesh in meshes if isinstance(mesh, WarpMesh)), None)
+        warps = []
+        for number in range(WarpMesh.NUM_WARPS):
+            budget = self.budget // (WarpMesh.NUM_WARPS - number)
+            warp = Trace(self.context, self.places, self.thread, budget, (name, number))
+            warp._own = self._own
+            warp.follow(region.jaxpr, inputs)
+            self.budget -= budget - warp.budget
+            warps.append(warp)
+        return Event(Kind.FORK, equation, warps=tuple(warps))
+
+    def axis(self, name: Any) -> Any:
+        """The position along an axis; warps of a thread are one, too."""
+        if name is not None and name == self.warp[0]:
+            return self.warp[1]
+        return super().axis(name)
+
+    # Events ---------------------------------------------------------------------------------------
+
+    def primitive(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        found = self.scalar(equation, operands)
+        if found is not None:
+            return found
+        if equation.effects:
+            self.events.extend(self._events(equation, operands))
+        return None
+
+    def _events(self, equation: Any, operands: list[Any]) -> Iterator[Event]:
+        primitive, params = equation.primitive, equation.params
+        if primitive in _HARMLESS:
+            return
+        # An operand that is not known differs from one that is not there, which is None.
+        operands = [object() if one is None else one for one in operands]
+        if primitive is copies.commit_group_p:
+            yield Event(Kind.COMMIT, equation)
+            return
+        if primitive is copies.wait_smem_to_gmem_p:
+            yield Event(Kind.AWAIT_COPIES, equation, left=params["n"])
+            return
+        if primitive is copies.copy_smem_to_gmem_p:
+            yield from self._copy_out(equation, operands)
+            return
+        uses = self.context.barriers.uses(primitive)
+        events = self.context.memory.events(self._event_context, equation, operands)
+        if uses:
+            yield from self._barriers(equation, operands, uses, events)
+        elif events is None:
+            yield from self._undeclared(equation, operands)
+        else:
+            yield from self._accesses(equation, events)
+
+    def _copy_out(self, equation: Any, operands: list[Any]) -> Iterator[Event]:
+        source, _, predicate = equation.params["args_tree"].unflatten(operands)
+        if predicate is not None and not isinstance(predicate, int):
+            raise _Stop
+        if predicate is None or predicate:
+            yield Event(Kind.COPY_OUT, equation, self._region(source))
+        if equation.params["commit_group"]:
+            yield Event(Kind.COMMIT, equation)
+
+    def _accesses(self, equation: Any, events: Sequence[Any]) -> Iterator[Event]:
+        for event in events:
+            if event.kind is EventKind.FENCE:
+                yield Event(Kind.FENCE, equation)
+            elif event.kind is EventKind.ACCESS or (
+                event.kind is EventKind.STORE and event.proxy != GENERIC
+            ):
+                raise _Stop
+            elif event.kind in (EventKind.LOAD, EventKind.STORE) and event.certain:
+                region = self._region(event.reference)
+                if region is not None:
+                    kind = Kind.READ if event.kind is EventKind.LOAD else Kind.WRITE
+                    yield Event(kind, equation, region)
+
+    def _barriers(
+        self, equation: Any, operands: list[Any], uses: Sequence[BarrierUse], events: Any
+    ) -> Iterator[Event]:
+        arguments = uses[0].arguments(operands, equation.params)
+        stores: Iterator[Any] = iter(())
+        if events is not None:
+            reads = [e for e in events if e.kind is EventKind.LOAD]
+            yield from self._accesses(equation, reads)
+            stores = iter([e for e in events if e.kind is EventKind.STORE])
+        for use in uses:
+            barrier = arguments[use.barrier]
+            if barrier is None:
+                if use.role is BarrierRole.COMPLETE and events is not None:
+                    for _ in stores:  # What waits for it is not known.
+                        raise _Stop
+                continue
+            if use.role is BarrierRole.TEST:
+                continue
+            condition = None if use.predicate is None else arguments[use.predicate]
+            if condition is not None and not isinstance(condition, int):
+                raise _Stop
+            if condition == 0:
+                continue
+            yield from self._use(equation, use, self._barrier(barrier), stores)
+
+    def _use(
+        self, equation: Any, use: BarrierUse, barrier: BarrierAt, stores: Iterator[Any]
+    ) -> Iterator[Event]:
+        params = equation.params
+        kind = self.context.barriers.kind(barrier.dtype)
+        arrivals = use.arrivals(barrier.dtype, params)
+        if kind is None or not kind.counted(barrier.dtype) or arrivals is None:
+            raise _Stop
+        if use.role is BarrierRole.WAIT:
+            yield Event(Kind.WAIT, equation, barrier=barrier)
+            return
+        transferred = 0
+        if use.transfers is not None:
+            types = use.arguments([one.aval for one in equation.invars], params)
+            transferred = use.transfers(types, params)
+        if use.role is BarrierRole.COMPLETE:
+            expected = transferred if arrivals else 0
+            event = Event(Kind.ARRIVE, equation, None, barrier, arrivals, expected, transferred)
+            for store in stores:
+                event.kind, event.region = Kind.COPY_IN, self._region(store.reference)
+                break
+            yield event
+        else:
+            yield Event(Kind.ARRIVE, equation, None, barrier, arrivals, transferred)
+
+    def _undeclared(self, equation: Any, operands: list[Any]) -> Iterator[Event]:
+        """A primitive of which no plugin has said what it does: it may read what it is given."""
+        for effect in equation.effects:
+            variable = _jax.input_of_effect(effect)
+            if variable is None:
+                if effect is not tensor_core_pipeline_effect:
+                    raise _Stop
+                continue
+            aval = equation.invars[variable].aval if isinstance(variable, int) else variable.aval
+            if is_barrier(aval) or (type(effect) is not _jax.ReadEffect and _is_shared(aval)):
+                raise _Stop
+        for memory, transforms in views_of(equation, operands):
+            region = self._region(_jax.TransformedRef(memory, transforms))
+            if region is not None:
+                yield Event(Kind.READ, equation, region)
+
+    def _region(self, reference: Any) -> MemoryRegion | None:
+        """The shared memory behind a reference; None for other memory."""
+        transforms: Sequence[Any] = ()
+        if isinstance(reference, _jax.TransformedRef):
+            reference, transforms = reference.ref, reference.transforms
+        if type(reference) is not Memory or not _is_shared(reference.aval):
+            return None
+        return memory_region(reference.variable, transforms, self.context.view_rule)
+
+    def _barrier(self, reference: Any) -> BarrierAt:
+        transforms: Sequence[Any] = ()
+        if isinstance(reference, _jax.TransformedRef):
+            reference, transforms = reference.ref, reference.transforms
+        if type(reference) is not Memory:
+            raise _Stop
+        starts = [0] * len(reference.aval.shape)
+        sizes = list(reference.aval.shape)
+        free = list(range(len(sizes)))
+        for one in transforms:
+            if not isinstance(one, _jax.NDIndexer) or len(one.indices) != len(free):
+                raise _Stop
+            for position, index in zip([*free], one.indices, strict=True):
+                is_slice = isinstance(index, _jax.Slice)
+                start = index.start if is_slice else index
+                if not isinstance(start, int) or (is_slice and index.stride != 1):
+                    raise _Stop
+                starts[position] += start
+                sizes[position] = index.size if is_slice else 1
+                if not is_slice:
+                    free.remove(position)
+        if any(size != 1 for size in sizes):
+            raise _Stop
+        return BarrierAt(reference.variable, tuple(starts))
+
+
+def _is_shared(aval: Any) -> bool:
+    space = memory_space_of(aval)
+    return isinstance(space, MemorySpace) and space.is_shared
+
+
+def _matters(jaxpr: Any) -> bool:
+    """Whether a jaxpr may do anything to shared memory or to barriers."""
+    for effect in jaxpr.effects:
+        variable = _jax.input_of_effect(effect)
+        if variable is None:
+            if effect is memory_effect or effect is not tensor_core_pipeline_effect:
+                return True
+        elif memory_space_of(variable.aval) is not GMEM:
+            return True
+    return False
