@@ -9,6 +9,7 @@ from pallasite_blackwell.simulation import (
     launch_control,
     moves,
     products,
+    warp_products,
 )
 from pallasite_simulator.instruction_set import InstructionSet
 
@@ -20,4 +21,5 @@ instructions.extend(
     launch_control.instructions,
     moves.instructions,
     products.instructions,
+    warp_products.instructions,
 )

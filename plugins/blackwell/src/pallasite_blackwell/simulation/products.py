@@ -23,7 +23,8 @@ _INTEGER_TARGETS = frozenset(("sm_100a", "sm_101a", "sm_110a"))
 _SCALED_D_TARGETS = frozenset(("sm_100a", "sm_100f", "sm_101a", "sm_103a", "sm_103f"))
 """Those that can scale the D that they add to."""
 
-_SHIFT_TARGETS = frozenset(("sm_100a", "sm_101a", "sm_103a", "sm_110a"))
+_SCALE_TARGETS = frozenset(("sm_100a", "sm_101a", "sm_103a", "sm_110a"))
+"""Those where the name may give the number of scale factors, and with sparse elements of 4 bits."""
 
 _BLOCKS = {
     ("mxf8f6f4", ""): 32,
@@ -102,6 +103,8 @@ def _parse(binder: Binder) -> Form:
                 "the kind has no such size of blocks with a scale factor", got=vector or "none"
             )
         block = _BLOCKS[kind, vector]
+        if vector.startswith("scale_vec") or (sparse and kind.startswith("mxf4")):
+            require_target(binder, _SCALE_TARGETS, vector or f".sp of .kind::{kind}")
     if stationary and (group == 2 or scaled):
         raise binder.error(".ws is for one block, and has no scale factors")
     if len(collectors) > 1 or not all(_COLLECTOR.fullmatch(one) for one in collectors):
@@ -111,10 +114,8 @@ def _parse(binder: Binder) -> Form:
     if kind == "i8":
         require_target(binder, _INTEGER_TARGETS, ".kind::i8")
     shifted = "ashift" in words
-    if shifted:
-        require_target(binder, _SHIFT_TARGETS, ".ashift")
-        if stationary or not isinstance(binder.operand(1), Address):
-            raise binder.error(".ashift is for A in tensor memory, without .ws")
+    if shifted and (stationary or not isinstance(binder.operand(1), Address)):
+        raise binder.error(".ashift is for A in tensor memory, without .ws")
     target = binder.program.module.target
     return Form(Variant(kind, group, sparse, stationary, target), block, shifted)
 
@@ -158,7 +159,9 @@ class _Operands:
         if count > place and variant.stationary:
             self._mask = binder.source(place, U64)
             place += 1
-        elif count > place and variant.kind in ("f16", "tf32"):
+        elif count == place + 1 and not form.block:
+            if variant.kind not in ("f16", "tf32"):
+                raise binder.error("a scale of D is for products of the kinds f16 and tf32")
             require_target(binder, _SCALED_D_TARGETS, "scaled input of D")
             scale = binder.operand(place)
             if not isinstance(scale, Immediate) or not 0 <= scale.value <= 15:
