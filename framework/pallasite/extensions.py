@@ -47,7 +47,8 @@ class Pass:
       name: unique name, as in ``PALLASITE_DISABLE_PASSES=name``.
       stage: ``"jaxpr"``, ``"mlir"``, ``"llvm"`` or ``"ptx"``.
       run: ``run(value, context)`` takes what the stage holds (a jaxpr, an ``ir.Module``, an
-        llvmlite module, PTX text) and returns its replacement, or None if it changed it in place.
+        llvmlite module, PTX text) and returns its replacement, None if it changed it in place, or
+        False if it changed nothing.
       before: names of passes of the same stage that must come later, if they are there.
       after: names of passes of the same stage that must come earlier, if they are there.
       target: the targets for which it runs.

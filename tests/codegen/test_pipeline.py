@@ -19,6 +19,7 @@ from pallasite.codegen.compiled import LoweredKernel
 from pallasite.errors import CompilationError, ConfigError, PallasiteError
 from pallasite.extensions import Contribution, Pass
 from pallasite.launch import LaunchParameters, ResourceReport
+from pallasite.passes import pipeline
 from pallasite.passes.builtin import pallasite_passes
 from pallasite.passes.pipeline import PassContext, run_stage
 from pallasite.registry import Registry
@@ -368,9 +369,20 @@ def test_pipelines_of_llvm():
         assert ptx.sufficient_pipeline(text) == "O1"
     assert ptx.sufficient_pipeline("\ndefine void @a() {\n  %1 = phi i32 [ 0, %a ]\n}") == "short"
     found = {}
-    for pipeline in ("auto", "short", "O1", "O2", "O3"):
-        with config.scoped(llvm_pipeline=pipeline):
-            found[pipeline] = compile_lowered(_lowered(SOURCE)).ptx
+    for name in ("auto", "short", "O1", "O2", "O3"):
+        with config.scoped(llvm_pipeline=name):
+            found[name] = compile_lowered(_lowered(SOURCE)).ptx
     assert found["auto"] == found["short"] and all("ret;" in one for one in found.values())
     with pytest.raises(ConfigError, match="llvm_pipeline"):
         config.update("llvm_pipeline", "Oz")
+
+
+def test_passes_that_change_nothing(registry, monkeypatch):
+    """Their module is not verified again; what they were given goes on."""
+    verified = []
+    verify = pipeline.verify
+    monkeypatch.setattr(pipeline, "verify", lambda *a: (verified.append(a[1]), verify(*a)))
+    registry.append(Pass(name="looks", stage="mlir", run=lambda module, context: False))
+    registry.append(Pass(name="changes", stage="mlir", run=lambda module, context: None))
+    assert "ret;" in compile_lowered(_lowered()).ptx
+    assert verified == ["the lowering", "pass 'changes'"]

@@ -109,12 +109,13 @@ def parse_type(text: str) -> ir.Type:
     return remembered(text, ir.Type.parse)
 
 
-def remembered(key: Any, make: Callable[[Any], Any]) -> Any:
-    """``make(key)``, a type or attributes, which is made once in each context.
+def remembered(key: Any, make: Callable[[Any], Any], context: ir.Context | None = None) -> Any:
+    """``make(key)``, such as a type or attributes, which is made once in each context.
 
-    A text is the key of a type; other keys begin with what they are for.
+    A text is the key of a type, an attribute that of its flags; other keys begin with what they are
+    for.
     """
-    context = ir.Context.current
+    context = context or ir.Context.current
     cache = _caches.get(context)
     if cache is None:
         if len(_caches) > 16:

@@ -152,6 +152,7 @@ def run_stage(
             continue
         with context.timed(entry.name), _attributed(entry):
             result = entry.run(value, context)
+        unchanged, result = result is False, None if result is False else result
         if result is not None and not _is_like(result, value):
             plugin = plugins.manager().label(entry.plugin)
             what = f"pallasite_passes of plugin {plugin}: pass {entry.name!r}"
@@ -159,7 +160,7 @@ def run_stage(
         if result is None and stage in _IMMUTABLE:
             continue
         value = value if result is None else result
-        if stage == "mlir" and entry.plugin != "pallasite":
+        if stage == "mlir" and entry.plugin != "pallasite" and not unchanged:
             verify(value, f"pass {entry.name!r}")
         context.dump(stage, entry.name, lambda: _text(stage, value))  # noqa: B023
     return value

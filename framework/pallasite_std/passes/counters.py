@@ -26,28 +26,36 @@ class _Counter:
     start: int
 
 
-def carry_remainders(module: Any, context: Any) -> None:
+def carry_remainders(module: Any, context: Any) -> Any:
     """Replaces remainders of loop counters by constants that are no powers of two.
 
     The remainder is carried from one iteration to the next: it goes up by one, or back to zero.
+    Returns False if there are none, else None.
     """
     del context
-    loops = [op for op in _operations(module.operation) if op.name == "scf.for"]
-    for loop in reversed(loops):
+    changed = False
+    for loop in reversed(list(_loops(module.operation))):
         groups: dict[tuple[int, int], list[ir.Operation]] = {}
         for counter in _counters(loop):
             for start, divisor, operation in _remainders(counter):
                 groups.setdefault((start, divisor), []).append(operation)
         if groups:
             _carry(loop, groups)
+            changed = True
+    return None if changed else False
 
 
-def _operations(root: ir.Operation) -> Iterator[ir.Operation]:
+def _loops(root: ir.Operation) -> Iterator[ir.Operation]:
+    """All loops, those around others before them."""
     for region in root.regions:
         for block in region.blocks:
             for view in block.operations:
-                yield view.operation
-                yield from _operations(view.operation)
+                # The generated classes of nearly all operations say that these have no region.
+                if getattr(view, "_ODS_REGIONS", None) == (0, True):
+                    continue
+                if isinstance(view, scf.ForOp):
+                    yield view.operation
+                yield from _loops(view.operation)
 
 
 def _constant(value: ir.Value) -> int | None:

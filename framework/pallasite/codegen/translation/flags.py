@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-_known: dict[str, str] = {}
+from pallasite.ir.types import remembered
 
 
-def _words(text: str) -> str:
-    """``"#arith.fastmath<nnan,contract>"`` as ``"nnan contract "``."""
-    inside = text.partition("<")[2].rpartition(">")[0]
+def _words(attribute: Any) -> str:
+    """``#arith.fastmath<nnan,contract>`` as ``"nnan contract "``."""
+    inside = str(attribute).partition("<")[2].rpartition(">")[0]
     words = [word.strip() for word in inside.replace("|", ",").split(",")]
-    result = "".join(f"{word} " for word in words if word and word != "none")
-    _known[text] = result
-    return result
+    return "".join(f"{word} " for word in words if word and word != "none")
 
 
 def _flags(attributes: Any, name: str) -> str:
     if name not in attributes:
         return ""
-    text = str(attributes[name])
-    found = _known.get(text)
-    return _words(text) if found is None else found
+    attribute = attributes[name]
+    return str(remembered(attribute, _words, attribute.context))
 
 
 def fast_math(attributes: Any) -> str:
