@@ -287,3 +287,135 @@ def test_scales():
     four = [smem((128, 256), F4), smem((64, 256), F4), plgpu.TMEM((128, 64), F32), DONE]
     text = refusal(InvalidTypeError, multiply, [four[0], smem((256, 64), F4, 32), *four[2:]])
     assert "float4_e2m1fn needs a_scale= and b_scale=" in text
+
+
+def overwrite_at_once(acc, other, a, b, done):
+    plgpu.async_load_tmem(acc)
+    plgpu.async_store_tmem(other, jnp.zeros((128, 64)))
+    plgpu.tcgen05_mma(acc, a, b, done)
+
+
+def overwrite_columns(acc, other, a, b, done):
+    plgpu.async_load_tmem(acc.at[:, :32])
+    plgpu.async_store_tmem(acc.at[:, 32:], jnp.zeros((128, 32)))
+    plgpu.async_load_tmem(other)
+    plgpu.async_store_tmem(acc.at[:, 16:48], jnp.zeros((128, 32)))
+
+
+def overwrite_in_the_next_iteration(acc, other, a, b, done):
+    def step(i, carry):
+        pl.when(i > 0)(lambda: plgpu.wait_load_tmem())
+        plgpu.tcgen05_mma(acc, a, b, done)
+        plgpu.barrier_wait(done)
+        plgpu.async_load_tmem(acc)
+        plgpu.wait_load_tmem()
+        plgpu.async_load_tmem(other)
+        return carry
+
+    jax.lax.fori_loop(0, 3, step, None)
+
+    def missing(i, carry):
+        plgpu.async_store_tmem(other, jnp.zeros((128, 64)))
+        return carry
+
+    jax.lax.fori_loop(0, 3, missing, None)
+
+
+def overwrite_in_a_warp(acc, other, a, b, done):
+    plgpu.async_load_tmem(acc)
+
+    @plgpu.warp_map
+    def _(warp):
+        @pl.when(warp == 1)
+        def _():
+            plgpu.tcgen05_mma(acc, a, b, done)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("use", "columns"),
+    [
+        (overwrite_at_once, "columns 0 to 63"),
+        (overwrite_columns, "columns 16 to 47"),
+        (overwrite_in_the_next_iteration, "columns 0 to 63"),
+        (overwrite_in_a_warp, "columns 0 to 63"),
+    ],
+)
+def test_loads_that_are_not_waited_for(use, columns, semantics):
+    def body(o, a, b, acc, other, done):
+        use(acc, other, a, b, done)
+
+    def waits(o, a, b, acc, other, done):
+        wait = plgpu.wait_load_tmem
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("async_store_tmem", "tcgen05_mma"):
+                start = getattr(plgpu, name)
+                patch.setattr(plgpu, name, lambda *args, start=start: (wait(), start(*args))[1])
+            if use is not overwrite_in_a_warp:
+                use(acc, other, a, b, done)
+
+    scratch = [A, B, ACC, ACC, DONE]
+    text = refusal(InvalidValueError, body, scratch, semantics=semantics)
+    assert "overwritten while a load from them may not be complete" in text
+    assert columns in text and "plgpu.wait_load_tmem()" in text
+    assert text.count("test_refusals.py:") >= 2  # Where it is overwritten, where it was loaded.
+    kernel = plgpu.kernel(
+        waits,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=scratch,
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    pallasite.compile(kernel, target="sm_100a")
+
+
+def test_layouts_of_scales_and_metadata():
+    dtype, e8m0 = jnp.float8_e4m3fn, jnp.float8_e8m0fnu
+
+    def scaled(o, a, b, acc, done, a_scale, b_scale):
+        plgpu.tcgen05_mma(acc, a, b, done, a_scale=a_scale, b_scale=b_scale)
+
+    def alone(o, a, b, acc, done, a_scale):
+        plgpu.tcgen05_mma(acc, a, b, done, a_scale=a_scale)
+
+    operands = [smem((128, 128), dtype), smem((128, 128), dtype), plgpu.TMEM((128, 128), F32), DONE]
+    scales = plgpu.TMEM((128, 4), e8m0, layout=plgpu.TMEMLayout.SCALES_LAYOUT)
+    packed = plgpu.TMEM((128, 4), e8m0, packed=True)
+    text = refusal(InvalidValueError, scaled, [*operands, packed, scales])
+    assert "a_scale lies in tensor memory in another way" in text and "TMEMLayout" in text
+    text = refusal(InvalidValueError, alone, [*operands, scales])
+    assert "only one of a and b has scales" in text and "both a_scale= and b_scale=" in text
+
+    def sparse(o, a, b, acc, done, metadata):
+        plgpu.tcgen05_mma(acc, a, b, done, a_sparse_metadata=metadata)
+
+    halved = [smem((128, 64), F16), smem((128, 64), F16), ACC, DONE]
+    layout = plgpu.TMEMLayout.SPARSE_METADATA_LAYOUT
+    short = plgpu.TMEM((128, 128), U2, layout=layout)
+    text = refusal(InvalidValueError, sparse, [*halved, short])
+    assert "a_sparse_metadata does not fit a" in text and "shape (128, 64)" in text
+
+
+@BOTH
+def test_pairs_of_an_odd_cluster(semantics):
+    def body(o, a, b, acc, done):
+        plgpu.tcgen05_mma(acc, a, b, done, collective_axis="c")
+
+    pair = plgpu.TMEM((128, 64), F32, collective=True)
+    odd = dict(cluster=(3,), cluster_names=("c",), semantics=semantics)
+    text = refusal(InvalidValueError, body, [A, smem((64, 32), F16, 64), pair, DONE], **odd)
+    assert "no pairs" in text and "(3,)" in text
+    two = dict(cluster=(2,), cluster_names=("c",), semantics=semantics)
+    left = plgpu.TMEM((128, 64), F16, packed=True)
+    operands = [left, smem((64, 32), F16, 64), pair, DONE]
+    assert "a is not collective" in refusal(InvalidValueError, body, operands, **two)
+    wide = [A, smem((64, 272), F16, 32), plgpu.TMEM((128, 544), F32, collective=True), DONE]
+    assert "tensor memory" in refusal(ResourceError, body, wide, **two)
+
+
+@BOTH
+def test_reshaped_tensor_memory(semantics):
+    def body(o, acc):
+        plgpu.async_load_tmem(acc.reshape(64, 128))
+
+    text = refusal(UnsupportedError, body, [ACC], semantics=semantics)
+    assert "matrices of a batch, and slices of columns" in text

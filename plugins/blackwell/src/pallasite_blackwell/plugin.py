@@ -18,6 +18,7 @@ from pallasite.plugin import (
     MemoryEvents,
     NamedLayout,
     Operation,
+    Pass,
     Target,
     TargetPredicate,
     hookimpl,
@@ -122,6 +123,21 @@ def pallasite_operations() -> list[Operation]:
             implementation="pallasite_blackwell.ops.matmul:matmul",
             target=TargetPredicate(frozenset({"tcgen05"})),
             refuses="pallasite_blackwell.ops.matmul:refuses_matmul",
+        )
+    ]
+
+
+@hookimpl
+def pallasite_passes() -> list[Pass]:
+    """A check of loads from tensor memory."""
+    return [
+        Pass(
+            name="check-load-waits",
+            stage="jaxpr",
+            run=imported_on_call("pallasite_blackwell.tensor_memory.waits:check_load_waits"),
+            after=("check-barriers",),
+            target=TargetPredicate(frozenset({"tcgen05"})),
+            description="finds columns of tensor memory that are overwritten while they are loaded",
         )
     ]
 
