@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -62,6 +63,61 @@ def test_one_input_is_shared(num_compute_wgs, num_steps, depth, delay, manual):
         for wg in range(num_compute_wgs):
             np.testing.assert_allclose(out[block, wg], expected, rtol=1e-5, atol=1e-5)
     assert ".multicast::cluster" in pallasite.compile(kernel, x, y, target="sm_90a").ptx
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize(
+    ("num_steps", "depth", "delays"), [(1, 2, (0, 0)), (5, 1, (0, 0)), (7, 3, (0, 1))]
+)
+def test_a_pipeline_without_roles(num_steps, depth, delays, target):
+    """Four blocks: rows share one input, columns another, all a third, which stays the same."""
+
+    def body(x, y, z, o):
+        i, j = lax.axis_index("i"), lax.axis_index("j")
+
+        def step(indices, x_block, y_block, z_block, out_block, total):
+            @pl.when((i == 1) & (j == 0))
+            def _():  # One block lags.
+                for _ in range(20):
+                    plgpu.commit_smem()
+
+            total = total + x_block[...] * y_block[...]
+            out_block[...] = total + z_block[...]
+            return total
+
+        def spec(column, axes, delay):
+            return plgpu.BlockSpec(
+                BLOCK, lambda k: (k, column), collective_axes=axes, delay_release=delay
+            )
+
+        plgpu.emit_pipeline(
+            step,
+            grid=(num_steps,),
+            in_specs=[
+                spec(i, ("j",), delays[0]),
+                spec(j, ("i",), delays[1]),
+                plgpu.BlockSpec(BLOCK, lambda k: (0, 0), collective_axes=("i", "j")),
+            ],
+            out_specs=[plgpu.BlockSpec((None, None, *BLOCK), lambda k: (2 * i + j, k, 0, 0))],
+            max_concurrent_steps=depth,
+            init_carry=jnp.zeros(BLOCK),
+        )(x, y, z, o)
+
+    x, y, z = (random(num_steps * 16, 64, seed=seed) for seed in range(3))
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((4, num_steps, *BLOCK), jnp.float32),
+        cluster=(2, 2),
+        cluster_names=("i", "j"),
+        compiler_params=plgpu.CompilerParams(target=target),
+    )
+    out = kernel(x, y, z)
+    for i in range(2):
+        for j in range(2):
+            mine = x[:, i * 32 : i * 32 + 32] * y[:, j * 32 : j * 32 + 32].astype(np.float64)
+            expected = np.cumsum(mine.reshape(num_steps, *BLOCK), 0) + z[:16, :32]
+            np.testing.assert_allclose(out[2 * i + j], expected, rtol=1e-5, atol=1e-5)
+    assert ".multicast::cluster" in pallasite.compile(kernel, x, y, z).ptx
 
 
 @pytest.mark.parametrize("automatic", [False, True])

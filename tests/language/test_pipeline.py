@@ -309,9 +309,9 @@ def test_inside_a_grid_of_blocks():
             dict(in_specs=[pl.BlockSpec((8, 32), lambda i: (i, 0), pipeline_mode=pl.Buffered(2))]),
         ),
         (
-            UnsupportedError,
-            "collective_axes",
-            dict(in_specs=[BlockSpec((8, 32), lambda i: (i, 0), collective_axes=("x",))]),
+            InvalidValueError,
+            "an output of a pipeline has collective_axes",
+            dict(out_specs=[BlockSpec((8, 32), lambda i: (i, 0), collective_axes=("x",))]),
         ),
         (InvalidValueError, "rank of the array", dict(in_specs=[BlockSpec((8,), lambda i: (i,))])),
         (

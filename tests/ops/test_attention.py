@@ -138,6 +138,8 @@ def gradients_in_float64(args, d_out, **options):
             {"soft_cap": 3.0, "q_lengths": [3, 20], "kv_lengths": [0, 33]},
         ),
         ("sm_90a", (20, 20, 1, 1, 16), "float32", {}),
+        # Shared memory has room for the operands of one step only.
+        ("sm_120a", (34, 33, 1, 1, 256), "float32", {"causal": True}),
     ],
 )
 def test_gradients(target, shape, dtype, options):

@@ -27,7 +27,7 @@ def over_steps(
 
     Args:
       steps: how many; a number or a value of the kernel.
-      stages: the number of stages, of which one less are in flight.
+      stages: the number of stages, of which one less are in flight; with one, nothing overlaps.
       loaded: barriers of the stages, of one phase for each use.
       fetch: ``fetch(step, stage)`` starts the copies into a stage.
       body: what is done with a stage whose copies have arrived.
@@ -42,7 +42,11 @@ def over_steps(
 
     def one(step: Any, carry: Any) -> Any:
         stage = lax.rem(step, stages)
+        if stages == 1:
+            start(step)
         plgpu.barrier_wait(loaded.at[stage])
+        if stages == 1:
+            return body(step, stage, carry)
         pl.when(step + stages - 1 < steps)(lambda: start(step + stages - 1))
         return body(step, stage, carry)
 

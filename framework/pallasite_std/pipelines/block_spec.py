@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from pallasite.plugin import jax_internals as _jax
@@ -17,6 +17,30 @@ class PipelinedBlockMapping(_jax.BlockMapping):  # type: ignore[misc]
 
     delay_release: int = 0
     oob_fill_mode: OOBFillMode = OOBFillMode.ZEROS
+
+
+def shared_axes(specs: Iterable[BlockSpec]) -> tuple[Any, ...]:
+    """Cluster axes along which a block must hear of the release of some inputs.
+
+    The blocks that share a copy along several axes count as one axis.
+    """
+    sets: list[tuple[Any, ...]] = []
+    for spec in specs:
+        axes = _names(spec.collective_axes)
+        if axes and not any(set(axes) <= set(other) for other in sets):
+            sets = [other for other in sets if not set(other) <= set(axes)] + [axes]
+    names = [name for axes in sets for name in axes]
+    if len(set(names)) < len(names):
+        sets = [tuple(dict.fromkeys(names))]
+    return tuple(axes[0] if len(axes) == 1 else axes for axes in sets)
+
+
+def _names(axes: Any) -> tuple[Any, ...]:
+    """Names of axes, without nesting."""
+    result: list[Any] = []
+    for axis in axes or ():
+        result += axis if isinstance(axis, tuple) else (axis,)
+    return tuple(result)
 
 
 @dataclasses.dataclass

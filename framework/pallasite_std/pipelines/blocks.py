@@ -86,7 +86,7 @@ def _dimension(dim: Any, what: str) -> tuple[str, int]:
             )
 
 
-def _own_spec(spec: Any, what: str, collective: bool) -> BlockSpec:
+def _own_spec(spec: Any, what: str) -> BlockSpec:
     if not isinstance(spec, pl.BlockSpec):
         raise checks.type_error(f"{what} has no block spec", got=spec, expected="a BlockSpec")
     if spec.pipeline_mode is not None:
@@ -96,11 +96,6 @@ def _own_spec(spec: Any, what: str, collective: bool) -> BlockSpec:
             hint="use max_concurrent_steps= for all operands together",
         )
     if isinstance(spec, BlockSpec):
-        if spec.collective_axes and not collective:
-            raise checks.unsupported(
-                f"the block spec of {what} has collective_axes={spec.collective_axes}",
-                hint="issue the collective copies by hand, or in a warp-specialized pipeline",
-            )
         return spec
     return BlockSpec(spec.block_shape, spec.index_map, memory_space=spec.memory_space)
 
@@ -116,14 +111,9 @@ def _in_smem(space: Any, what: str) -> bool:
     )
 
 
-def make_block(
-    spec: Any, array_shape: tuple[int, ...], grid: Grid, what: str, *, collective: bool = False
-) -> Block:
-    """The block specification of one operand, checked and made explicit.
-
-    ``collective`` says whether blocks of a cluster may share it.
-    """
-    spec = _own_spec(spec, what, collective)
+def make_block(spec: Any, array_shape: tuple[int, ...], grid: Grid, what: str) -> Block:
+    """The block specification of one operand, checked and made explicit."""
+    spec = _own_spec(spec, what)
     in_smem = _in_smem(spec.memory_space, what)
     if spec.block_shape is None:
         dims: tuple[tuple[str, int], ...] = tuple(("block", size) for size in array_shape)

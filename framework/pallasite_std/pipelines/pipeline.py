@@ -18,10 +18,11 @@ from jax.experimental import pallas as pl
 
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import GMEM, as_transformed, checks, memory_space_of
-from pallasite_std.barriers.types import Barrier
+from pallasite_std.barriers.types import Barrier, ClusterBarrier
+from pallasite_std.pipelines.block_spec import BlockSpec, shared_axes
 from pallasite_std.pipelines.blocks import Grid, differ, int32, make_block
 from pallasite_std.pipelines.buffers import Buffer, allocation, copy_all_in
-from pallasite_std.primitives.barriers import barrier_wait, commit_smem
+from pallasite_std.primitives.barriers import barrier_arrive, barrier_wait, commit_smem
 from pallasite_std.primitives.copies import commit_smem_to_gmem_group, wait_smem_to_gmem
 
 
@@ -50,7 +51,9 @@ def emit_pipeline(
       init_carry: the first value that is carried from step to step.
 
     A spec's ``delay_release`` keeps its blocks untouched for that many further steps; it must be
-    below ``max_concurrent_steps``.
+    below ``max_concurrent_steps``. Blocks of a cluster that differ only along the
+    ``collective_axes`` of an input's spec need the same blocks of it at the same steps, and fetch
+    each once for all of them: they go on to the next step together.
 
     Returns:
       A function of the GMEM references of inputs and outputs that runs the pipeline, and returns
@@ -61,6 +64,13 @@ def emit_pipeline(
     """
     grid = tuple(grid)
     in_specs, out_specs = tuple(in_specs), tuple(out_specs)
+    for spec in out_specs:
+        if isinstance(spec, BlockSpec) and spec.collective_axes:
+            raise checks.value_error(
+                "an output of a pipeline has collective_axes",
+                got=spec.collective_axes,
+                expected="collective_axes of inputs only",
+            )
     checks.count(max_concurrent_steps, "max_concurrent_steps", minimum=1)
     delays = [getattr(spec, "delay_release", 0) for spec in in_specs]
     if delays and max(delays) >= max_concurrent_steps:
@@ -98,8 +108,26 @@ def emit_pipeline(
         # Inputs that are released together arrive together.
         arrivals = len({b.spec.delay_release for b in inputs if b.varies})
         constant = any(not b.varies for b in inputs)
+        shared = shared_axes(block.spec for block in inputs)
+        ring = () if depth == 1 else depth
+        released = {}
+        for delay in sorted({b.spec.delay_release for b in inputs if b.varies}):
+            members = [b.spec for b in inputs if b.varies and b.spec.delay_release == delay]
+            axes = shared_axes(members)
+            if axes:
+                released[delay] = ClusterBarrier(collective_axes=axes, num_barriers=ring)
 
-        def run(smem_refs: Any, stream_barrier: Any, constant_barrier: Any) -> Any:
+        def run(
+            smem_refs: Any,
+            stream_barrier: Any,
+            constant_barrier: Any,
+            release_barriers: Any,
+            ready: Any,
+        ) -> Any:
+            if ready is not None:
+                # Blocks must have left other uses of the memory before copies of others reach it.
+                barrier_arrive(ready)
+                barrier_wait(ready)
             parts = zip(blocks, gmem_refs, smem_refs, stages, strict=True)
             buffers = [Buffer(*part) for part in parts]
             loop = _Loop(
@@ -110,6 +138,7 @@ def emit_pipeline(
                 buffers[num_inputs:],
                 stream_barrier,
                 constant_barrier,
+                dict(zip(released, release_barriers, strict=True)),
                 init_carry,
             )
             return loop.run()
@@ -120,10 +149,10 @@ def emit_pipeline(
                 allocation(block, ref, n)
                 for block, ref, n in zip(blocks, gmem_refs, stages, strict=True)
             ],
-            stream_barrier=Barrier(num_arrivals=arrivals, num_barriers=() if depth == 1 else depth)
-            if arrivals
-            else None,
+            stream_barrier=Barrier(num_arrivals=arrivals, num_barriers=ring) if arrivals else None,
             constant_barrier=Barrier() if constant else None,
+            release_barriers=list(released.values()),
+            ready=ClusterBarrier(collective_axes=shared) if shared else None,
         )
 
     return pipeline
@@ -141,6 +170,7 @@ class _Loop:
         outputs: Sequence[Buffer],
         stream_barrier: Any,
         constant_barrier: Any,
+        release_barriers: dict[int, Any],
         init_carry: Any,
     ):
         self.body = body
@@ -155,6 +185,7 @@ class _Loop:
         self.held = [b for b in self.stored if not b.block.always_changes]
         self.stream_barrier = stream_barrier
         self.constant_barrier = constant_barrier
+        self.release_barriers = release_barriers
         self.init_carry = init_carry
         self.delays = sorted({b.block.spec.delay_release for b in self.streamed})
 
@@ -278,7 +309,7 @@ class _Loop:
             target = step + jnp.int32(ahead)
             stage = jnp.int32(0) if self.depth == 1 else lax.rem(target, jnp.int32(self.depth))
             fetch = functools.partial(
-                self.fetch, delay, stage, steps.position(step, ahead, carried)
+                self.refill, delay, stage, steps.position(step, ahead, carried)
             )
             if steps.static and steps.num_steps <= ahead:
                 continue
@@ -286,6 +317,15 @@ class _Loop:
             if delay:
                 needed = lax.bitwise_and(step >= jnp.int32(delay), needed)
             lax.cond(needed, fetch, lambda: None)
+
+    def refill(self, delay: int, stage: Any, position: Sequence[Any]) -> None:
+        """Fetches into a stage that has been used, once all that share its copies have used it."""
+        released = self.release_barriers.get(delay)
+        if released is not None:
+            released = released if self.depth == 1 else released.at[stage]
+            barrier_arrive(released)
+            barrier_wait(released)
+        self.fetch(delay, stage, position)
 
     def epilogue(self, first: Sequence[Any]) -> None:
         """Stores what no step stores, and waits for all stores."""

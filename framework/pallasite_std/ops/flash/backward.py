@@ -22,8 +22,6 @@ from pallasite_std.ops.padding import padded
 from pallasite_std.ops.rings import PARAMS, over_steps
 from pallasite_std.ops.softmax import LOG2_E, broadcast_rows
 
-STAGES = 2
-
 
 def gradients(
     problem: Problem,
@@ -50,9 +48,9 @@ def gradients(
     logarithms = jnp.where(jnp.isneginf(lse), jnp.inf, lse * LOG2_E)
     logarithms = padded(logarithms, 2, tile)
     operands = (q, k, v, d_out, logarithms, deltas, *lengths)
-    width = _width(problem)
-    d_q = _kernel(_queries, problem, width)(*operands)
-    d_k, d_v = _kernel(_keys, problem, width)(*operands)
+    steps = _steps(problem)
+    d_q = _kernel(_queries, problem, *steps)(*operands)
+    d_k, d_v = _kernel(_keys, problem, *steps)(*operands)
     return d_q, d_k, d_v
 
 
@@ -61,22 +59,31 @@ def _tile(problem: Problem) -> int:
     return 64 if problem.head_dim * problem.dtype.itemsize <= 256 else 32
 
 
-def _width(problem: Problem) -> int:
-    """Keys or queries of a step: fewer than those of a block if shared memory is too small."""
+def _steps(problem: Problem) -> tuple[int, int]:
+    """Keys or queries of a step, and how many steps have room: fewer than those of a block, and one
+    step, if shared memory is too small."""
     tile, size = _tile(problem), problem.dtype.itemsize
-    scores = tile * tile * 4 if size == 4 else 0
-    needed = (2 + 2 * STAGES) * tile * problem.head_dim * size + scores + 1024
-    return tile if needed <= select_target().max_shared_memory else tile // 2
+    rows, limit = problem.head_dim * size, select_target().max_shared_memory
+
+    def needed(width: int, stages: int) -> int:
+        scores = tile * width * 4 if size == 4 else 0
+        return 2 * (tile + stages * width) * rows + scores + 1024
+
+    choices = ((tile, 2), (tile // 2, 2), (tile // 2, 1))
+    return next((one for one in choices if needed(*one) <= limit), choices[-1])
 
 
 @functools.lru_cache(maxsize=256)
 def _kernel(
-    build: Callable[[Problem, int], Callable[..., Any]], problem: Problem, width: int
+    build: Callable[[Problem, int, int], Callable[..., Any]],
+    problem: Problem,
+    width: int,
+    stages: int,
 ) -> Callable[..., Any]:
-    return build(problem, width)
+    return build(problem, width, stages)
 
 
-def _queries(problem: Problem, width: int) -> Callable[..., Any]:
+def _queries(problem: Problem, width: int, stages: int) -> Callable[..., Any]:
     """The kernel of the gradient of the queries; ``width`` keys are read at a time."""
     tile, head_dim, dtype = _tile(problem), problem.head_dim, problem.dtype
 
@@ -124,7 +131,7 @@ def _queries(problem: Problem, width: int) -> Callable[..., Any]:
             return plgpu.mma(acc, d_scores.astype(dtype), k_smem[stage])
 
         zero = jnp.zeros((tile, head_dim), jnp.float32)
-        result = over_steps(steps, STAGES, loaded, fetch, step, zero)
+        result = over_steps(steps, stages, loaded, fetch, step, zero)
         q_smem[...] = result.astype(dtype)
         plgpu.copy_smem_to_gmem(q_smem, d_q.at[batch, rows, head])
         plgpu.wait_smem_to_gmem(0)
@@ -139,10 +146,10 @@ def _queries(problem: Problem, width: int) -> Callable[..., Any]:
         scratch_types={
             "q_smem": plgpu.SMEM((tile, head_dim), dtype),
             "d_smem": plgpu.SMEM((tile, head_dim), dtype),
-            "k_smem": plgpu.SMEM((STAGES, width, head_dim), dtype),
-            "v_smem": plgpu.SMEM((STAGES, width, head_dim), dtype),
+            "k_smem": plgpu.SMEM((stages, width, head_dim), dtype),
+            "v_smem": plgpu.SMEM((stages, width, head_dim), dtype),
             "q_loaded": plgpu.Barrier(num_arrivals=2),
-            "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         },
         kernel_name="warp_attention_queries",
         compiler_params=PARAMS,
@@ -150,7 +157,7 @@ def _queries(problem: Problem, width: int) -> Callable[..., Any]:
     return kernel
 
 
-def _keys(problem: Problem, width: int) -> Callable[..., Any]:
+def _keys(problem: Problem, width: int, stages: int) -> Callable[..., Any]:
     """The kernel of the gradients of keys and values: rows are keys, columns are queries.
 
     A block goes through the queries of all heads that share its keys, ``width`` at a time.
@@ -216,7 +223,7 @@ def _keys(problem: Problem, width: int) -> Callable[..., Any]:
 
         zero = jnp.zeros((tile, head_dim), jnp.float32)
         steps = tiles * problem.group
-        sums = over_steps(steps, STAGES, loaded, fetch, step, (zero, zero))
+        sums = over_steps(steps, stages, loaded, fetch, step, (zero, zero))
         for staging, values, result in zip((k_smem, v_smem), sums, (d_k, d_v), strict=True):
             staging[...] = values.astype(dtype)
             plgpu.copy_smem_to_gmem(staging, result.at[batch, rows, kv_head])
@@ -231,10 +238,10 @@ def _keys(problem: Problem, width: int) -> Callable[..., Any]:
         scratch_types={
             "k_smem": plgpu.SMEM((tile, head_dim), dtype),
             "v_smem": plgpu.SMEM((tile, head_dim), dtype),
-            "q_smem": plgpu.SMEM((STAGES, width, head_dim), dtype),
-            "d_smem": plgpu.SMEM((STAGES, width, head_dim), dtype),
+            "q_smem": plgpu.SMEM((stages, width, head_dim), dtype),
+            "d_smem": plgpu.SMEM((stages, width, head_dim), dtype),
             "k_loaded": plgpu.Barrier(num_arrivals=2),
-            "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         },
         kernel_name="warp_attention_keys",
         compiler_params=PARAMS,

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import GMEM, as_transformed, checks, memory_space_of
 from pallasite_std.barriers.types import Barrier, ClusterBarrier
-from pallasite_std.pipelines.block_spec import BlockSpec
+from pallasite_std.pipelines.block_spec import BlockSpec, shared_axes
 from pallasite_std.pipelines.blocks import Block, Grid, make_block
 from pallasite_std.pipelines.buffers import Buffer, allocation
 from pallasite_std.pipelines.warp_specialized.states import Place, place_of
@@ -132,9 +132,7 @@ class Plan:
                 raise checks.value_error(
                     f"{name} of a pipeline is not in global memory", got=_jax.typeof(base.ref)
                 )
-            blocks.append(
-                make_block(spec, tuple(base.shape), self.steps, name, collective=kind == "input")
-            )
+            blocks.append(make_block(spec, tuple(base.shape), self.steps, name))
         return tree, flat_refs, blocks
 
     def _group_inputs(self) -> list[InputGroup]:
@@ -158,19 +156,8 @@ class Plan:
         return groups + ([OutputGroup(tuple(once), "once", 1)] if once else [])
 
     def shared_axes(self, members: Sequence[int]) -> tuple[Any, ...]:
-        """Cluster axes along which a block must hear of the release of some inputs.
-
-        The blocks that share a copy along several axes count as one axis.
-        """
-        sets: list[tuple[Any, ...]] = []
-        for number in members:
-            axes = _names(self.inputs[number].spec.collective_axes)
-            if axes and not any(set(axes) <= set(other) for other in sets):
-                sets = [other for other in sets if not set(other) <= set(axes)] + [axes]
-        names = [name for axes in sets for name in axes]
-        if len(set(names)) < len(names):
-            sets = [tuple(dict.fromkeys(names))]
-        return tuple(axes[0] if len(axes) == 1 else axes for axes in sets)
+        """Cluster axes along which a block must hear of the release of some inputs."""
+        return shared_axes(self.inputs[number].spec for number in members)
 
     # Allocations ------------------------------------------------------------------------------
 
@@ -254,14 +241,6 @@ class Plan:
         """The outputs in their memory."""
         parts = zip(self.outputs, self.output_refs, memory["outputs"], strict=True)
         return [Buffer(*part, self.output_stages(i)) for i, part in enumerate(parts)]
-
-
-def _names(axes: Any) -> tuple[Any, ...]:
-    """Names of axes, without nesting."""
-    result: list[Any] = []
-    for axis in axes or ():
-        result += axis if isinstance(axis, tuple) else (axis,)
-    return tuple(result)
 
 
 def _barrier(num_arrivals: int, count: int, axes: tuple[Any, ...] = ()) -> Any:
