@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import importlib.metadata
 import itertools
 import os
 import pathlib
+import sys
 import time
-import tomllib
 from collections.abc import Generator
 from typing import Any
 
 import hypothesis
+import installation
 import pytest
-from tests import xla_programs
+from tests import session_folders, xla_programs
 from tests.accepted_ptx import AcceptedPtx
 
 from pallasite import config, plugins
@@ -46,19 +46,25 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("pallasite")
 
 
-def _register_plugins_of_checkout() -> None:
-    """Where the plugins are only on the path, not installed, registers them in this process."""
-    installed = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
-    for project in [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]:
-        points = tomllib.loads(project.read_text())["project"]["entry-points"][GROUP]
-        for name, module in points.items():
-            if name not in installed:
-                plugin = importlib.import_module(module)
-                plugins.register(plugin, name=name)
-                hide_frames_of(str(pathlib.Path(plugin.__file__ or "").parent))
+def _install_plugins_of_checkout() -> None:
+    """Where plugins are only on the path, makes them installed ones, for this process and those
+    that it starts: kernels that plugins compile which are not are in no cache."""
+    there = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
+    folder = session_folders.make("plugins")
+    for project in [ROOT, *sorted(one.parent for one in ROOT.glob("plugins/*/pyproject.toml"))]:
+        points = installation.read_project(project)["entry-points"][GROUP]
+        if not there.issuperset(points):
+            installation.write_metadata(project, folder)
+    missing = importlib.metadata.distributions(path=[str(folder)])
+    points = [point for one in missing for point in one.entry_points.select(group=GROUP)]
+    if points:
+        sys.path.append(str(folder))
+        plugins.manager().refresh()
+    for point in points:
+        hide_frames_of(str(pathlib.Path(point.load().__file__ or "").parent))
 
 
-_register_plugins_of_checkout()
+_install_plugins_of_checkout()
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,10 @@ every process of a session does. Programs that call back into Python, as kernels
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
 
 import jax
+from tests import session_folders
 
 FOLDER = "jax_compilation_cache_dir"
 EVERYTHING: dict[str, float | int] = {
@@ -27,13 +25,7 @@ def share() -> None:
     """
     if os.environ.get(FOLDER.upper()):
         return
-    folder = tempfile.mkdtemp(prefix="pallasite-xla-")
-    atexit.register(_remove, folder, os.getpid())
+    folder = str(session_folders.make("xla"))
     for name, value in {FOLDER: folder, **EVERYTHING}.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
-
-
-def _remove(folder: str, process: int) -> None:
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -25,15 +25,26 @@ def by_name(example: catalog.Example) -> str:
     return example.name
 
 
+@pytest.fixture(scope="module", params=EXAMPLES, ids=by_name)
+def example(request: pytest.FixtureRequest) -> catalog.Example:
+    """Each example; all that is tested of it is tested together."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def inputs(example: catalog.Example) -> tuple[jax.Array, ...]:
+    """Made once for all tests of an example: to make random arrays takes long on the CPU."""
+    return example.make_inputs(jax.random.key(0))
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
-@pytest.mark.parametrize("example", EXAMPLES, ids=by_name)
 def test_compiles(example: catalog.Example, target: str):
     if not example.needs <= find_target(target).features:
         pytest.skip(f"{target} does not have {', '.join(example.needs)}")
-    inputs = jax.eval_shape(example.make_inputs, jax.random.key(0))
+    types = jax.eval_shape(example.make_inputs, jax.random.key(0))
     assembler = find_tool("ptxas").path is not None
     with pallasite.config.scoped(cache=False):
-        kernel = pallasite.compile(example.function, *inputs, target=target, assemble=assembler)
+        kernel = pallasite.compile(example.function, *types, target=target, assemble=assembler)
     assert f".target {target}" in kernel.ptx
     if assembler:
         assert kernel.cubin
@@ -41,9 +52,7 @@ def test_compiles(example: catalog.Example, target: str):
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("example", EXAMPLES, ids=by_name)
-def test_runs(example: catalog.Example):
-    inputs = example.make_inputs(jax.random.key(0))
+def test_runs(example: catalog.Example, inputs: tuple[jax.Array, ...]):
     scope: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not example.needs <= find_target("sm_90a").features:
         if jax.default_backend() == "gpu":
@@ -53,9 +62,9 @@ def test_runs(example: catalog.Example):
         example.check(inputs, jax.jit(example.function)(*inputs))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=by_name)
-def test_reference_has_the_shape_of_the_output(example: catalog.Example):
-    inputs = example.make_inputs(jax.random.key(0))
+def test_reference_has_the_shape_of_the_output(
+    example: catalog.Example, inputs: tuple[jax.Array, ...]
+):
     expected = example.reference(*[catalog.in_high_precision(array) for array in inputs])
     assert expected.shape == jax.eval_shape(example.function, *inputs).shape
     assert np.isfinite(expected).all()

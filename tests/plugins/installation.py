@@ -35,8 +35,8 @@ def install(project: pathlib.Path, folder: pathlib.Path) -> None:
         install_by_hand(project, folder)
     installed = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
     for one in [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]:
-        if not installed.issuperset(_project(one)["entry-points"][GROUP]):
-            _write_metadata(one, folder)
+        if not installed.issuperset(read_project(one)["entry-points"][GROUP]):
+            write_metadata(one, folder)
 
 
 def install_by_pip(project: pathlib.Path, folder: pathlib.Path) -> None:
@@ -54,7 +54,7 @@ def install_by_pip(project: pathlib.Path, folder: pathlib.Path) -> None:
 
 def install_by_hand(project: pathlib.Path, folder: pathlib.Path) -> None:
     """Writes what an installer would write for a project."""
-    _write_metadata(project, folder)
+    write_metadata(project, folder)
     tool = tomllib.loads((project / "pyproject.toml").read_text())["tool"]
     wheel = tool["hatch"]["build"]["targets"]["wheel"]
     for name in wheel.get("packages", ()):
@@ -63,12 +63,14 @@ def install_by_hand(project: pathlib.Path, folder: pathlib.Path) -> None:
         shutil.copy(project / name, folder / name)
 
 
-def _project(folder: pathlib.Path) -> dict:
+def read_project(folder: pathlib.Path) -> dict:
+    """What the ``pyproject.toml`` in a folder says of the project."""
     return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
 
 
-def _write_metadata(folder: pathlib.Path, into: pathlib.Path) -> None:
-    project = _project(folder)
+def write_metadata(folder: pathlib.Path, into: pathlib.Path) -> None:
+    """Writes into a folder what an installer writes there of a project, but for its code."""
+    project = read_project(folder)
     name, version = project["name"], project.get("version", "0")
     information = into / f"{name.replace('-', '_')}-{version}.dist-info"
     information.mkdir(parents=True)

@@ -157,8 +157,8 @@ def _emit_loop(builder: Any, function: Any, pointers: Sequence[Any], emit: Emit)
 
 
 @functools.cache
-def _host() -> tuple[Any, Any, Any]:
-    """llvmlite's binding, the context of all loops and the target of this processor."""
+def _host() -> tuple[Any, Any, Callable[..., Any]]:
+    """llvmlite's binding, the context of all loops and what makes the target of this processor."""
     import llvmlite.binding as binding
 
     binding.initialize_native_target()
@@ -168,7 +168,12 @@ def _host() -> tuple[Any, Any, Any]:
         raise ImportError("this NumPy keeps the data of arrays where the simulator cannot find it")
     context = binding.create_context()
     _kept.append(context)
-    return binding, context, binding.Target.from_default_triple()
+    processor = {
+        "cpu": binding.get_host_cpu_name(),
+        "features": binding.get_host_cpu_features().flatten(),
+    }
+    target = binding.Target.from_default_triple()
+    return binding, context, functools.partial(target.create_target_machine, **processor)
 
 
 def compile_loop(text: str, effort: int = 0) -> int:
@@ -179,10 +184,9 @@ def compile_loop(text: str, effort: int = 0) -> int:
       effort: how hard the code generator tries, 0 to 3; loops are unrolled above 0.
     """
     with _lock:
-        binding, context, target = _host()
-        cpu, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+        binding, context, target_machine = _host()
         # Without effort in choosing instructions: the passes below have vectorised the loop.
-        machine = target.create_target_machine(cpu=cpu, features=features, opt=effort)
+        machine = target_machine(opt=effort)
         module = binding.parse_assembly(text, context)
         module.verify()
         options = binding.create_pipeline_tuning_options(speed_level=2)
