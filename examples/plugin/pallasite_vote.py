@@ -9,7 +9,7 @@ from pallasite.plugin import SHARED_MEMORY
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import RegisterArray, Resources
 
-PALLASITE_PLUGIN_API = (1, 0)
+PALLASITE_PLUGIN_API = (2, 0)
 rules = RuleSet()
 count_true_p = Primitive("count_true")
 count_true_p.def_abstract_eval(lambda mask: jax.core.ShapedArray((), np.int32))

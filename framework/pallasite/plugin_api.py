@@ -8,15 +8,13 @@ from typing import Any
 
 from pallasite.errors import PluginError
 
-PLUGIN_API = (1, 0)
+PLUGIN_API = (2, 0)
 """Major and minor number of the plugin API: ``pallasite.plugin`` and the hooks. Names and hooks are
 added under a new minor number, and changed or removed under a new major number only."""
 
 NEEDED = "PALLASITE_PLUGIN_API"
 """The variable by which the module (or object) of a plugin states what it needs. A plugin without
-it needs (1, 0)."""
-
-_FIRST = (1, 0)
+it is taken to need what there is."""
 
 
 def check_plugin_api(
@@ -61,26 +59,26 @@ def check_plugin_api(
 
 def needed_by(plugin: Any) -> Any:
     """What the module or object of a plugin states that it needs."""
-    return getattr(plugin, NEEDED, _FIRST)
+    return getattr(plugin, NEEDED, PLUGIN_API)
 
 
 def stated_in_source(module: str) -> Any:
-    """What the source of a module states that cannot be imported; (1, 0) if it says nothing."""
+    """What the source of a module states that cannot be imported."""
     try:
         spec = importlib.util.find_spec(module)
         source = getattr(spec.loader, "get_source", None) if spec is not None else None
         text = source(module) if source is not None else None
         tree = ast.parse(text or "")
     except (ImportError, SyntaxError, ValueError):
-        return _FIRST
+        return PLUGIN_API
     for statement in tree.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if any(isinstance(one, ast.Name) and one.id == NEEDED for one in targets):
             try:
                 return ast.literal_eval(statement.value)  # type: ignore[attr-defined]
             except ValueError:
-                return _FIRST
-    return _FIRST
+                return PLUGIN_API
+    return PLUGIN_API
 
 
 def _text(version: tuple[int, int]) -> str:

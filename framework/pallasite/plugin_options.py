@@ -19,15 +19,28 @@ _PLAIN = (bool, int, float, str)
 """Types of defaults that say of what type an option's values are."""
 
 
-def option[Value](default: Value, description: str) -> Value:
+def option[Value](default: Value, description: str, *, keyword: bool = False) -> Value:
     """A field of a dataclass of options.
 
     Args:
       default: its value where a kernel gives none; hashable. Where it is a bool, an int, a float or
         a str, values are of that type too (an int will do for a float).
       description: one line, for error messages and ``pallasite plugins``.
+      keyword: whether ``CompilerParams`` also takes it as a keyword of its own, and has it as an
+        attribute.
     """
-    return dataclasses.field(default=default, metadata={"description": description})
+    metadata = {"description": description, "keyword": keyword}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def keyword_owners(declared: Mapping[str, type]) -> dict[str, str]:
+    """The plugin of each option that is a keyword of ``CompilerParams``; the first one has it."""
+    return {
+        field.name: plugin
+        for plugin, options in reversed(list(declared.items()))
+        for field in dataclasses.fields(cast(Any, options))
+        if field.metadata.get("keyword")
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pallasite.plugin import KernelLifecycle, TargetPredicate, imported_on_call
+from pallasite_std.options import KernelOptions
 
 _TMA = TargetPredicate(frozenset({"tma"}))
 
 
 def _is_profiled(params: Any) -> bool:
-    return bool(params.profile_space > 0)
+    return bool(params.options_of(KernelOptions).profile_space > 0)
 
 
 PROFILER = KernelLifecycle(

@@ -32,7 +32,7 @@ from pallasite.plugin import (
 if TYPE_CHECKING:
     from pallasite.plugin.language import MemorySpace
 
-PALLASITE_PLUGIN_API = (1, 0)
+PALLASITE_PLUGIN_API = (2, 0)
 """What the plugin needs of Pallasite."""
 
 RULE_MODULES = (
@@ -70,6 +70,7 @@ RULE_MODULES = (
 _NAMES = {
     "barriers.types": ("Barrier", "ClusterBarrier"),
     "interpret": ("InterpretGPUParams", "force_gpu_interpret_mode", "set_gpu_interpret_mode"),
+    "options": ("TraceScope",),
     "pipelines.block_spec": ("BlockSpec",),
     "pipelines.helpers": ("NDLoopInfo", "nd_loop", "planar_snake", "warp_map"),
     "pipelines.pipeline": ("emit_pipeline",),

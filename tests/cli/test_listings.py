@@ -89,7 +89,7 @@ def test_plugins(command, extra):
         "extra loaded in process targets sm_250x, names extra_name, passes on-jaxpr late"
     )
     assert lines["multigpu"].startswith("multigpu loaded ")
-    assert "plugin API 1.0, " in lines["pallasite"]
+    assert "plugin API 2.0, " in lines["pallasite"]
     assert "executors simulator" in lines["simulator"]
     found = {one["name"]: one for one in command("plugins", "--json").json["plugins"]}
     assert found["extra"]["contributes"]["targets"] == ["sm_250x"]
@@ -128,8 +128,8 @@ def test_plugin_that_needs_another_plugin_api(command, monkeypatch):
     assert "old        failed" in result.out
     assert (
         "old failed to load:\n"
-        "  plugin 'old' (old-plugin 0.2) needs plugin API 0.3, and this pallasite has 1.0\n"
-        "    expected: a plugin that needs 1.0\n"
+        "  plugin 'old' (old-plugin 0.2) needs plugin API 0.3, and this pallasite has 2.0\n"
+        "    expected: a plugin that needs 2.0\n"
         "    try: pip install --upgrade old-plugin, if there is a later version\n"
     ) in result.out
     found = {

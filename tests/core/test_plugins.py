@@ -231,9 +231,9 @@ def test_plugin_that_needs_what_there_is(needed):
 @pytest.mark.parametrize(
     ("needed", "version", "hint"),
     [
-        ((1, 1), "1.1", "pip install --upgrade pallasite"),
-        ((2, 0), "2.0", "pip install --upgrade pallasite"),
-        ((0, 9), "0.9", "pip install --upgrade toy-plugin"),
+        ((2, 1), "2.1", "pip install --upgrade pallasite"),
+        ((3, 0), "3.0", "pip install --upgrade pallasite"),
+        ((1, 0), "1.0", "pip install --upgrade toy-plugin"),
     ],
 )
 def test_plugin_that_needs_another_version_is_reported_and_others_work(needed, version, hint):
@@ -242,13 +242,13 @@ def test_plugin_that_needs_another_version_is_reported_and_others_work(needed, v
     with pytest.warns(plugins.PluginWarning) as caught:
         assert "toy" in plugin_manager.targets()  # That of the good one.
     message = (
-        f"plugin 'toy' (toy-plugin 2.1) needs plugin API {version}, and this pallasite has 1.0"
+        f"plugin 'toy' (toy-plugin 2.1) needs plugin API {version}, and this pallasite has 2.0"
     )
     assert message in str(caught[0].message)
     failed = {one.name: one for one in plugin_manager.plugins()}["toy"]
     assert (failed.state, failed.reason) == ("failed", message)
     assert failed.error.splitlines()[1:] == [
-        "  expected: a plugin that needs 1.0",
+        "  expected: a plugin that needs 2.0",
         f"  try: {hint}, if there is a later version",
     ]
     assert plugin_manager.registry().plugins == ("pallasite", "good")
@@ -263,7 +263,7 @@ def test_plugin_that_states_its_needs_wrongly(needed):
     assert plugin_manager.plugins()[0].error.splitlines() == [
         "plugin 'toy' does not say which plugin API it needs",
         f"  got: PALLASITE_PLUGIN_API = {needed!r}",
-        "  expected: a major and a minor number, such as PALLASITE_PLUGIN_API = (1, 0)",
+        "  expected: a major and a minor number, such as PALLASITE_PLUGIN_API = (2, 0)",
     ]
 
 
@@ -278,14 +278,14 @@ def test_plugin_of_this_process_that_needs_another_version():
     with pytest.raises(PluginError) as error:
         manager().register(Versioned((0, 1)), name="mine")
     assert str(error.value).splitlines()[0] == (
-        "plugin 'mine' (in process) needs plugin API 0.1, and this pallasite has 1.0"
+        "plugin 'mine' (in process) needs plugin API 0.1, and this pallasite has 2.0"
     )
-    assert error.value.hint == "change the plugin for plugin API 1.0"
+    assert error.value.hint == "change the plugin for plugin API 2.0"
 
 
 def test_plugin_that_imports_what_only_a_later_version_has(tmp_path, monkeypatch):
     """Its module cannot be imported, so what it needs is read in its source."""
-    source = "PALLASITE_PLUGIN_API = (1, 7)\nfrom pallasite.plugin import of_the_future\n"
+    source = "PALLASITE_PLUGIN_API = (2, 7)\nfrom pallasite.plugin import of_the_future\n"
     (tmp_path / "plugin_of_the_future.py").write_text(source)
     (tmp_path / "broken_plugin.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -298,7 +298,7 @@ def test_plugin_that_imports_what_only_a_later_version_has(tmp_path, monkeypatch
         plugin_manager.targets()
     reasons = {one.name: one.reason for one in plugin_manager.plugins()}
     assert reasons == {
-        "future": "plugin 'future' (?) needs plugin API 1.7, and this pallasite has 1.0",
+        "future": "plugin 'future' (?) needs plugin API 2.7, and this pallasite has 2.0",
         "broken": "ModuleNotFoundError: No module named 'no_such_module'",
     }
 

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 
 from kernels import array, compile_kernel, in_order, make
 from pallasite.errors import ResourceError
-from pallasite.language.params import CompilerParams, TraceScope
+from pallasite.gpu import CompilerParams, TraceScope
 from pallasite.launch import BufferKind
 from pallasite_std.pipelines.helpers import warp_map
 from pallasite_std.primitives.inline import inline_mgpu

@@ -41,7 +41,7 @@ class Options:
     naps: int = option(1, "how many nanoseconds each thread sleeps")
     comment: str = option("", "what the PTX ends with")
     precise: bool = option(False, "whether it is done with care")
-    ratio: float = option(0.5, "of something")
+    ratio: float = option(0.5, "of something", keyword=True)
     order: tuple[int, ...] = option((), "any hashable value")
 
     def __post_init__(self) -> None:
@@ -350,3 +350,34 @@ def test_commands_show_them(capsys, tmp_path):
     cli.main(["plugins"])
     (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("naps")]
     assert "options naps comment precise ratio order" in line
+
+
+def test_options_that_are_keywords():
+    params = plgpu.CompilerParams(ratio=0.75, plugin_options={"naps": {"naps": 2}})
+    assert params.ratio == 0.75 and params.plugin_options["naps"] == {"naps": 2, "ratio": 0.75}
+    assert params == plgpu.CompilerParams(plugin_options={"naps": {"naps": 2, "ratio": 0.75}})
+    assert plgpu.CompilerParams().ratio == 0.5
+    changed = params.replace(ratio=1, approx_math=True)
+    assert changed.options_of(Options) == Options(naps=2, ratio=1) and changed.approx_math
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params
+    assert not hasattr(params, "naps") and not hasattr(params, "nightmares")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nightmares'"):
+        plgpu.CompilerParams(nightmares=1)
+    with pytest.raises(InvalidTypeError, match="option 'ratio' of plugin 'naps'"):
+        plgpu.CompilerParams(ratio="many")
+
+
+def test_the_profiler_has_its_options_as_keywords():
+    params = plgpu.CompilerParams(
+        profile_space=4, profile_dir="traces", profile_trace_scope=plgpu.TraceScope.WARP
+    )
+    assert dict(params.plugin_options["standard"]) == {
+        "profile_space": 4,
+        "profile_dir": "traces",
+        "profile_trace_scope": plgpu.TraceScope.WARP,
+    }
+    assert (params.profile_space, params.profile_bounds_check) == (4, False)
+    with pytest.raises(InvalidValueError, match="profile_space is negative"):
+        plgpu.CompilerParams(profile_space=-1, profile_dir="traces")
+    with pytest.raises(InvalidTypeError, match="profile_trace_scope is unknown"):
+        plgpu.CompilerParams(profile_trace_scope="WARP")

@@ -17,7 +17,7 @@ _BY_MODULE = {
     "transforms": (
         *("SwizzleTransform", "TilingTransform", "cluster_ref", "find_swizzle", "transpose_ref"),
     ),
-    "params": ("CompilerParams", "LoweringSemantics", "TraceScope"),
+    "params": ("CompilerParams", "LoweringSemantics"),
 }
 
 #: Public name -> "module:attribute".

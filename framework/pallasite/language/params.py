@@ -12,7 +12,7 @@ from pallasite.errors import InternalError, InvalidValueError
 from pallasite.known_plugins import plugin_remedy
 from pallasite.language import checks
 from pallasite.language.checks import errors_at
-from pallasite.plugin_options import GivenOptions, given_options, resolve
+from pallasite.plugin_options import GivenOptions, given_options, keyword_owners, resolve
 from pallasite.semantics import Semantics
 
 
@@ -25,18 +25,28 @@ class LoweringSemantics(enum.Enum):
     Warpgroup = enum.auto()
 
 
-class TraceScope(enum.Enum):
-    """Who records profiler events."""
+class _WithKeywords(type):
+    """Takes options of plugins as keywords, beside the fields."""
 
-    WARP = "warp"
-    WARPGROUP = "warpgroup"
+    def __call__(cls, **given: Any) -> Any:
+        others = given.keys() - {field.name for field in dataclasses.fields(cast(Any, cls))}
+        owners = keyword_owners(plugins.manager().options()) if others else {}
+        options: dict[str, Any] = {}
+        for name in sorted(others & owners.keys()):
+            options.setdefault(owners[name], {})[name] = given.pop(name)
+        if options:
+            with errors_at(_jax.current_user_location):
+                known = given_options(given.get("plugin_options", {}))
+            merged = {plugin: {**known.get(plugin, {}), **options[plugin]} for plugin in options}
+            given["plugin_options"] = {**known, **merged}
+        return super().__call__(**given)
 
 
 _DIMENSION_SEMANTICS = ("parallel", "sequential")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompilerParams:
+class CompilerParams(metaclass=_WithKeywords):
     """Compiler parameters of one kernel.
 
     Attributes:
@@ -49,11 +59,6 @@ class CompilerParams:
         program order; safe if no thread both reads and writes one region of memory, and none reads
         what it committed before it starts an asynchronous copy into the same place.
       reduction_scratch_bytes: shared memory for reductions across warps, in bytes.
-      profile_space: how many regions of ``jax.named_scope`` one recorder can profile, counting
-        each pass through a loop; 0 switches the profiler off. Needs ``profile_dir``.
-      profile_dir: folder that a Chrome trace is written to at each launch.
-      profile_trace_scope: whether each warp or each warpgroup records.
-      profile_bounds_check: drops what is beyond ``profile_space``; otherwise it overwrites memory.
       lowering_semantics: Warpgroup infers the layouts of arrays in registers and in shared memory
         and the fences that are needed; Lane leaves them to the kernel, and where it says nothing,
         to each operation. A ``Semantics`` of a plugin that falls back to one of these is possible,
@@ -65,7 +70,8 @@ class CompilerParams:
       target: the name of the target to compile for; None selects it as the configuration says.
       plugin_options: parameters of plugins, by name of plugin: a mapping from names of options to
         values, or an instance of the plugin's dataclass of options. ``pallasite plugins`` lists
-        the options of each.
+        the options of each. Some are keywords here and attributes, too, such as ``profile_space``
+        of the standard library.
     """
 
     BACKEND: ClassVar[str] = "pallasite"
@@ -75,10 +81,6 @@ class CompilerParams:
     max_concurrent_steps: int = 1
     unsafe_no_auto_barriers: bool = False
     reduction_scratch_bytes: int = 128 * 4 * 4
-    profile_space: int = 0
-    profile_dir: str = ""
-    profile_trace_scope: TraceScope = TraceScope.WARPGROUP
-    profile_bounds_check: bool = False
     lowering_semantics: LoweringSemantics | Semantics = LoweringSemantics.Warpgroup
     skip_device_barrier: bool = False
     min_blocks: int = 1
@@ -101,19 +103,19 @@ class CompilerParams:
             object.__setattr__(self, "dimension_semantics", semantics)
         checks.count(self.max_concurrent_steps, "max_concurrent_steps", minimum=1)
         checks.count(self.reduction_scratch_bytes, "reduction_scratch_bytes")
-        checks.count(self.profile_space, "profile_space")
         checks.count(self.min_blocks, "min_blocks", minimum=1)
-        if bool(self.profile_space) != bool(self.profile_dir):
-            raise checks.value_error(
-                "profile_space and profile_dir go together",
-                got=f"profile_space={self.profile_space}, profile_dir={self.profile_dir!r}",
-                expected="both or neither",
-            )
         object.__setattr__(self, "lowering_semantics", _semantics(self.lowering_semantics))
         if self.target is not None and not isinstance(self.target, str):
             raise checks.type_error(
                 "target is not a name", got=self.target, expected='a string such as "sm_90a"'
             )
+
+    def __getattr__(self, name: str) -> Any:
+        declared = {} if name.startswith("_") else plugins.manager().options()
+        plugin = keyword_owners(declared).get(name)
+        if plugin is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.options_of(declared[plugin]), name)
 
     def check_plugin_options(self, *, absent: Literal["permitted", "refused"]) -> None:
         """Checks that the plugins have the options that are given, and accept their values.

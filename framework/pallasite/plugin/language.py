@@ -33,7 +33,6 @@ from pallasite.language.mesh import in_warp_region as in_warp_region
 from pallasite.language.operands import any_operand as any_operand
 from pallasite.language.params import CompilerParams as CompilerParams
 from pallasite.language.params import LoweringSemantics as LoweringSemantics
-from pallasite.language.params import TraceScope as TraceScope
 from pallasite.language.spec import KernelSpec as KernelSpec
 from pallasite.language.tracing import trace_kernel as trace_kernel
 from pallasite.language.tracing import traced_mesh as traced_mesh

@@ -23,8 +23,8 @@ from jaxlib.mlir.dialects import llvm
 
 from pallasite.plugin import ResourceError
 from pallasite.plugin.ir import ops, pointer_type
-from pallasite.plugin.language import TraceScope
 from pallasite.plugin.lowering import Allocation, KernelContext
+from pallasite_std.options import KernelOptions, TraceScope
 from pallasite_std.profiler.profile import (
     PROFILE_EXIT_BIT,
     PROFILE_HEADER_WORDS,
@@ -43,7 +43,8 @@ class Profiler:
     """Records the named regions of one kernel; made before its body is lowered."""
 
     def __init__(self, kernel: KernelContext):
-        launch, params, location = kernel.launch, kernel.params, kernel.location
+        launch, location = kernel.launch, kernel.location
+        params = kernel.params.options_of(KernelOptions)
         per_warp = params.profile_trace_scope is TraceScope.WARP
         self._launch = launch
         self._checked = params.profile_bounds_check

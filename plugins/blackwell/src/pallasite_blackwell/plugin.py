@@ -28,7 +28,7 @@ from pallasite.plugin import (
 if TYPE_CHECKING:
     from pallasite.plugin.language import MemorySpace
 
-PALLASITE_PLUGIN_API = (1, 0)
+PALLASITE_PLUGIN_API = (2, 0)
 """What the plugin needs of Pallasite."""
 
 

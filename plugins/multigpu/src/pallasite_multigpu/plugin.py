@@ -17,7 +17,7 @@ from pallasite.plugin import (
     imported_on_call,
 )
 
-PALLASITE_PLUGIN_API = (1, 0)
+PALLASITE_PLUGIN_API = (2, 0)
 """What the plugin needs of Pallasite."""
 
 

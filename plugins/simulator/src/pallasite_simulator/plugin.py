@@ -17,7 +17,7 @@ from pallasite_simulator import options as options  # declares the plugin's opti
 if TYPE_CHECKING:
     from pallasite.plugin import RunReport
 
-PALLASITE_PLUGIN_API = (1, 0)
+PALLASITE_PLUGIN_API = (2, 0)
 """What the plugin needs of Pallasite."""
 
 

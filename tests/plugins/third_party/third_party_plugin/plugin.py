@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pallasite.plugin import hookimpl
 
-PALLASITE_PLUGIN_API = (1, 0)
+PALLASITE_PLUGIN_API = (2, 0)
 
 NAMES = {
     "every_other_row": "views:every_other_row",
