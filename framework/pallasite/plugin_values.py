@@ -182,6 +182,9 @@ class _Guard:
                 value = entries(value)
         except PallasiteError:
             raise
+        except KeyboardInterrupt as error:
+            error.add_note(f"in {self._what}")
+            raise
         except (Exception, SystemExit) as error:
             if _is_of_program(error, self._function):
                 raise

@@ -607,6 +607,9 @@ class PluginManager:
                     needed = stated_in_source(found.module)
                     check_plugin_api(found.name, found.distribution, needed)
                 raise
+            except KeyboardInterrupt as error:
+                error.add_note(f"while plugin {found} was imported")
+                raise
             check_plugin_api(found.name, found.distribution, needed_by(plugin))
             self._objects[found.name] = implementations(plugin, found.name)
         loaded: dict[str, Callable[[], Any]] = self._objects[found.name]
@@ -627,7 +630,7 @@ class PluginManager:
         """What a hook returns, checked; functions in it are guarded unless they are our own."""
         try:
             value = checked(str(found), hook, implementation())
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             if not isinstance(error, PluginError):
                 error.add_note(f"in {hook} of plugin {found}")
             raise

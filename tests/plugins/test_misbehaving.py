@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import signal
+import threading
+import time
 import types
 
 import jax
@@ -182,6 +185,45 @@ def test_a_hook_that_raises(hook, error):
     assert found.plugins()[0].state == "failed"
 
 
+@pytest.mark.parametrize("hook", FIELDS)
+def test_a_hook_that_hangs(hook):
+    """It can be interrupted, the message says what was running, and nothing is left behind."""
+    hanging = [True]
+    value = SAMPLES[hook]()
+    many = hook in ("pallasite_options",) or isinstance(value, dict)
+
+    def wait():
+        if hanging:
+            _interrupt_soon()
+            while True:
+                time.sleep(0.01)
+        return value if many else [value]
+
+    found = manager(FakeEntryPoint("slow", lambda: plugin(hook, wait), dist=DIST))
+    with pytest.raises(KeyboardInterrupt) as error:
+        ask(found, hook)
+    assert error.value.__notes__ == [f"in {hook} of plugin 'slow' (bad-dist 1.7)"]
+    hanging.clear()
+    ask(found, hook)
+    assert [one.state for one in found.plugins()] == ["loaded"], found.plugins()[0].error
+
+
+def _interrupt_soon():
+    threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+
+
+def test_a_plugin_that_hangs_when_it_is_imported():
+    def load():
+        _interrupt_soon()
+        while True:
+            time.sleep(0.01)
+
+    found = manager(FakeEntryPoint("slow", load, dist=DIST))
+    with pytest.raises(KeyboardInterrupt) as error:
+        ask(found, "pallasite_targets")
+    assert error.value.__notes__ == ["while plugin 'slow' (bad-dist 1.7) was imported"]
+
+
 NONSENSE = {
     "number": 3,
     "text": "text",
@@ -268,6 +310,15 @@ def test_functions_that_raise_name_their_plugin(hook, field):
         getattr(guarded(record, "'bad' (bad-dist 1.7)", hook), field)()
     assert error.value.message.startswith(f"{hook} of plugin 'bad' (bad-dist 1.7): {field} of ")
     assert error.value.message.endswith("failed: KeyError: 'oh'")
+
+    def hang(*args, **kwargs):
+        raise KeyboardInterrupt  # From the user, who has waited long enough.
+
+    record = dataclasses.replace(record, **{field: hang})
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        getattr(guarded(record, "'bad' (bad-dist 1.7)", hook), field)()
+    (note,) = interrupt.value.__notes__
+    assert note.startswith(f"in {hook} of plugin 'bad' (bad-dist 1.7): {field} of ")
 
     def refuse(*args, **kwargs):
         raise pallasite.UnsupportedError("not here")

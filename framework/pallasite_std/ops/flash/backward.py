@@ -62,8 +62,9 @@ def _tile(problem: Problem) -> int:
 def _steps(problem: Problem) -> tuple[int, int]:
     """Keys or queries of a step, and how many steps have room: fewer than those of a block, and one
     step, if shared memory is too small."""
-    tile, size = _tile(problem), problem.dtype.itemsize
-    rows, limit = problem.head_dim * size, select_target().max_shared_memory
+    tile, limit = _tile(problem), select_target().max_shared_memory
+    size: int = problem.dtype.itemsize
+    rows = problem.head_dim * size
 
     def needed(width: int, stages: int) -> int:
         scores = tile * width * 4 if size == 4 else 0
