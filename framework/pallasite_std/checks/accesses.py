@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from pallasite.plugin import SourceLocation
 from pallasite.plugin import jax_internals as _jax
@@ -257,9 +258,19 @@ def _is_view(value: Any) -> bool:
 def _span(index: Any, extent: int) -> Span:
     if isinstance(index, _jax.Slice):
         size = index.size if isinstance(index.size, int) else 0
-        start = None if isinstance(index.start, Test) else index.start
+        start = _number(index.start)
         return Span(start, size, int(index.stride or 1), extent, kept=True)
-    return Span(None if isinstance(index, Test) else index, 1, 1, extent, kept=False)
+    return Span(_number(index), 1, 1, extent, kept=False)
+
+
+def _number(value: Any) -> Any:
+    """An index as a value; one that the program made before it called the kernel as a number."""
+    if value is None or isinstance(value, Test):
+        return None
+    if isinstance(value, int | v.Form | v.Range):
+        return value
+    known = getattr(value, "ndim", None) == 0 and np.issubdtype(value.dtype, np.integer)
+    return int(value) if known else None
 
 
 def _steps(body: Region) -> Iterator[tuple[int, int]]:

@@ -16,13 +16,14 @@ from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.flash import api, tiles
 from pallasite_hopper.ops.flash.api import attention, attention_forward
 from pallasite_hopper.ops.flash.config import (
-    HEAD_DIMS,
     SHARED_BYTES,
     AttentionConfig,
     default_config,
 )
 
 pytestmark = pytest.mark.runs_kernels
+
+HEAD_DIMS = (64, 128, 256)
 
 SMALL = AttentionConfig(block_kv=32)
 """Small steps, so that short sequences take several."""
@@ -91,6 +92,11 @@ def check(
 def test_head_dims_and_dtypes(head_dim, dtype):
     config = AttentionConfig(block_kv=32, separate_out=head_dim != 256)
     check(head_dim=head_dim, dtype=dtype, causal=dtype == jnp.float16, config=config)
+
+
+@pytest.mark.parametrize("head_dim", [8, 20, 72, 80, 96, 192])
+def test_heads_that_do_not_fill_tiles(head_dim):
+    check(q_seq=70, kv_seq=90, heads=(2, 1), head_dim=head_dim, causal=True, config=None)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -203,14 +209,14 @@ def test_without_residuals_and_in_jit():
     np.testing.assert_allclose(np.asarray(result, np.float64), expected, atol=2e-2)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_derivatives(causal):
-    q, k, v = inputs(1, 64, 64, (2, 1), 64)
+@pytest.mark.parametrize(("causal", "head_dim"), [(False, 64), (True, 64), (True, 72)])
+def test_derivatives(causal, head_dim):
+    q, k, v = inputs(1, 64, 64, (2, 1), head_dim)
     weights = jnp.asarray(np.random.default_rng(9).standard_normal(q.shape), jnp.float32)
 
     def plain(q, k, v):
         k, v = (jnp.repeat(x, 2, axis=2) for x in (k, v))
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 64**-0.5
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * head_dim**-0.5
         if causal:
             scores = jnp.where(jnp.tri(64, dtype=bool), scores, -jnp.inf)
         out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
@@ -275,7 +281,7 @@ def test_each_tile_once(causal, multiprocessors, cache_bytes, monkeypatch):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", [*HEAD_DIMS, 40, 192])
 def test_default_configuration_fits_registers_and_shared_memory(head_dim, causal):
     config = default_config(head_dim, causal, 4096)
     assert config.shared_bytes(head_dim) <= SHARED_BYTES - 256
@@ -284,7 +290,7 @@ def test_default_configuration_fits_registers_and_shared_memory(head_dim, causal
     kernel = api._kernel(problem, config, 132)
     compiled = pallasite.compile(kernel, x, x, x, target="sm_90a")
     products = compiled.ptx.count("wgmma.mma_async")
-    assert products == (3 if causal else 2) * (head_dim + config.block_kv) // 16
+    assert products == (3 if causal else 2) * (-(-head_dim // 32) * 32 + config.block_kv) // 16
     assert "div.full" in compiled.ptx and "ex2.approx.ftz.f32" in compiled.ptx
 
 
@@ -311,8 +317,8 @@ def test_shapes_are_checked():
     assert "divided among" in refused(
         InvalidValueError, q, array(1, 64, 3, 64), array(1, 64, 3, 64)
     )
-    text = refused(InvalidValueError, array(1, 64, 1, 96), array(1, 64, 1, 96), array(1, 64, 1, 96))
-    assert "head_dim 96" in text and "64, 128, 256" in text and "pad" in text
+    text = refused(InvalidValueError, *[array(1, 64, 1, 264)] * 3)
+    assert "head_dim 264" in text and "at most 256" in text
     assert attention(array(1, 0, 4, 64), k, k).shape == (1, 0, 4, 64)
 
 

@@ -110,10 +110,12 @@ def test_heads_of_queries_share_heads_of_keys(heads, causal):
     check(batch=heads[1], q_seq=80, kv_seq=70, heads=heads, causal=causal)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_large_heads(causal):
+@pytest.mark.parametrize(
+    ("head_dim", "causal"), [(256, False), (256, True), (160, True), (96, False)]
+)
+def test_other_heads(head_dim, causal):
     heads = (2, 1) if causal else (1, 1)
-    check(q_seq=70, kv_seq=80, heads=heads, head_dim=256, causal=causal)
+    check(q_seq=70, kv_seq=80, heads=heads, head_dim=head_dim, causal=causal)
 
 
 def test_soft_cap():
@@ -177,7 +179,7 @@ def problem(**changes):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_default_configurations_have_registers_enough(head_dim, causal):
     shape = jax.ShapeDtypeStruct((1, 4096, 16, head_dim), jnp.bfloat16)
     lse = jax.ShapeDtypeStruct((1, 16, 4096), jnp.float32)
@@ -208,7 +210,8 @@ def test_what_does_not_fit_together():
     refused(InvalidValueError, "q, k and v do not fit", q, k, v[:, :32], q, lse, d_out)
     refused(InvalidValueError, "cannot share", k, q, q, k, lse[:, :1], k)
     refused(InvalidTypeError, "float32", q, k.astype(jnp.float32), v, q, lse, d_out)
-    refused(InvalidValueError, "head_dim 32", *(x[..., :32] for x in (q, k, v, q)), lse, d_out)
+    wide = [jnp.zeros((*x.shape[:3], 264), x.dtype) for x in (q, k, v, q)]
+    refused(InvalidValueError, "head_dim 264", *wide, lse, d_out)
     refused(InvalidValueError, "lse does not", q, k, v, q, lse[..., :3], d_out)
     refused(InvalidValueError, "d_out is not like q", q, k, v, q, lse, k)
     refused(InvalidValueError, "q_lengths", q, k, v, q, lse, d_out, q_lengths=jnp.zeros((2,), int))

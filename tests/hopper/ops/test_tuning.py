@@ -12,8 +12,8 @@ import pytest
 import pallasite
 from pallasite import errors
 from pallasite_hopper import ops
+from pallasite_hopper.ops.decode.config import HEAD_DIMS
 from pallasite_hopper.ops.decode.config import default_config as decode_default
-from pallasite_hopper.ops.flash.config import HEAD_DIMS
 from pallasite_hopper.ops.flash.config import default_config as attention_default
 
 
@@ -97,7 +97,7 @@ def test_what_is_chosen_is_used(name, monkeypatch):
 
 
 def test_candidates_of_attention():
-    for head_dim in HEAD_DIMS:
+    for head_dim in (*HEAD_DIMS, 40, 96, 160, 192):
         for causal in (False, True):
             found = ops.attention_configs(head_dim, causal, 4096)
             assert found[0] == attention_default(head_dim, causal, 4096)
@@ -106,7 +106,7 @@ def test_candidates_of_attention():
             few = ops.attention_configs(head_dim, causal, 64, 64)
             assert {config.warpgroups for config in few} == {1}
     with pytest.raises(errors.InvalidValueError, match="size of heads"):
-        ops.attention_configs(96, True, 4096)
+        ops.attention_configs(264, True, 4096)
 
 
 def test_candidates_of_decode_attention():

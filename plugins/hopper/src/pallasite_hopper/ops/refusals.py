@@ -12,8 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite_hopper.ops.decode.config import default_config
-from pallasite_hopper.ops.flash.config import HEAD_DIMS
+from pallasite_hopper.ops.decode.config import HEAD_DIMS, default_config
 from pallasite_hopper.ops.mixed.config import default_config as default_mixed_config
 from pallasite_std.api import is_portable_config
 
@@ -44,12 +43,10 @@ def ragged_matmul(*args: Any, **kwargs: Any) -> str | None:
 
 
 def attention(*args: Any, **kwargs: Any) -> str | None:
-    """Heads of other sizes, float32, configurations of the portable kernel."""
+    """Float32, configurations of the portable kernel."""
     shape, dtype = _operand(args, kwargs, 0, "q")
     if len(shape) == 4 and dtype == jnp.float32:
         return "products of float32"
-    if len(shape) == 4 and shape[3] not in HEAD_DIMS:
-        return f"heads of {shape[3]}, it takes {', '.join(map(str, HEAD_DIMS))}"
     return _config(kwargs)
 
 

@@ -15,7 +15,7 @@ from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (
     BARRIER_BYTES,
-    HEAD_DIMS,
+    LARGEST_HEAD,
     SHARED_BYTES,
     AttentionConfig,
     attention_configs,
@@ -26,6 +26,7 @@ from pallasite_std.api import (
     AttentionCall,
     attention_call,
     differentiable_attention,
+    padded,
     random_array,
 )
 
@@ -56,7 +57,7 @@ def attention(
     It can be differentiated with respect to q, k and v.
 
     Args:
-      q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim is 64, 128 or 256.
+      q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim up to 256.
       k, v: (batch, kv_seq, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
         head h uses head ``h // (q_heads // kv_heads)``.
       causal: query i sees keys up to ``i + (keys - queries)``: the last query sees all keys, as in
@@ -155,6 +156,9 @@ def _backward(options: AttentionCall, residuals: Any, d_out: Any) -> tuple[Any, 
 def _forward(
     q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: AttentionCall, residuals: bool
 ) -> tuple[jax.Array, Any]:
+    size = q.shape[3]
+    # Rows of the copy engine are whole vectors of 16 bytes.
+    q, k, v = (padded(array, 3, 8) for array in (q, k, v))
     batch, q_seq, q_heads, head_dim = q.shape
     problem = Problem(
         batch=batch,
@@ -173,7 +177,8 @@ def _forward(
     )
     operands = [q, k, v, *(given for given in (q_lengths, kv_lengths) if given is not None)]
     config = options.config or _choose(problem, operands)
-    return _run(problem, config, *operands)
+    out, lse = _run(problem, config, *operands)
+    return out if size == head_dim else out[..., :size], lse
 
 
 _attention, _with_logarithms = differentiable_attention(_forward, _backward)
@@ -227,12 +232,11 @@ def _checked(
         q, k, v, config=config, config_type=AttentionConfig, dtypes=DTYPES, **arguments
     )
     head_dim = q.shape[3]
-    if head_dim not in HEAD_DIMS:
+    if head_dim > LARGEST_HEAD:
         raise InvalidValueError(
             "heads of this size are not supported",
             got=f"head_dim {head_dim}",
-            expected=", ".join(map(str, HEAD_DIMS)),
-            hint="pad q, k and v with zeros, and give the scale",
+            expected=f"at most {LARGEST_HEAD}",
         )
     if config is not None and not config.fits(head_dim):
         raise InvalidValueError(

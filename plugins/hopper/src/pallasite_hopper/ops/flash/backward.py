@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,8 +16,8 @@ from pallasite_hopper.ops.flash.backward_config import (
     BackwardProblem,
     default_config,
 )
-
-HEAD_DIMS = (64, 128, 256)
+from pallasite_hopper.ops.flash.config import HEAD_STEP, LARGEST_HEAD
+from pallasite_std.api import padded as padded_to
 
 
 def attention_backward(
@@ -40,8 +41,8 @@ def attention_backward(
     the last places from run to run.
 
     Args:
-      q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim 64, 128 or
-        256.
+      q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim up to
+        256, of which those that 32 does not divide are filled up with zeros first.
       k, v: (batch, kv_seq, kv_heads, head_dim), where kv_heads divides q_heads; query head h uses
         head h // (q_heads // kv_heads).
       out: the attention's result, as q.
@@ -63,6 +64,9 @@ def attention_backward(
     """
     problem = _problem(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths)
     _check(problem, q, out, lse, d_out)
+    size = problem.head_dim
+    q, k, v, out, d_out = (padded_to(array, 3, HEAD_STEP) for array in (q, k, v, out, d_out))
+    problem = dataclasses.replace(problem, head_dim=q.shape[3])
     config = default_config(problem) if config is None else config
     batch = problem.batch
     lengths = None
@@ -79,7 +83,11 @@ def attention_backward(
     tiles, shape = backward_tiles.build(problem, config)
     operands = [q, k, v, d_out, statistics, *([] if lengths is None else [lengths])]
     sums, dk, dv = tiles(*operands, jnp.zeros(shape, jnp.float32))
-    return backward_rows.convert_dq(problem, config, sums), dk, dv
+    gradients = (backward_rows.convert_dq(problem, config, sums), dk, dv)
+    if size == problem.head_dim:
+        return gradients
+    dq, dk, dv = (one[..., :size] for one in gradients)
+    return dq, dk, dv
 
 
 def _problem(
@@ -111,11 +119,11 @@ def _problem(
             got=f"{q.dtype}, {k.dtype}, {v.dtype}",
             expected="all bfloat16 or all float16",
         )
-    if dim not in HEAD_DIMS:
+    if dim > LARGEST_HEAD:
         raise InvalidValueError(
             "no kernel for this size of heads",
             got=f"head_dim {dim}",
-            expected=" or ".join(map(str, HEAD_DIMS)),
+            expected=f"at most {LARGEST_HEAD}",
         )
     for name, lengths_of in (("q_lengths", q_lengths), ("kv_lengths", lengths)):
         if lengths_of is not None and lengths_of.shape != (batch,):

@@ -143,10 +143,10 @@ def default_config(problem: BackwardProblem) -> BackwardConfig:
     """A configuration that suits the head size and the mask."""
     # More loops, or more arithmetic, leave too few registers for matmuls across steps.
     simple = problem.group == 1 and problem.soft_cap is None
-    if problem.head_dim == 64:
+    if problem.head_dim <= 64:
         ahead = simple and not problem.causal
         return BackwardConfig(block_q=128, ds_stages=2, ahead="scores" if ahead else "nothing")
-    if problem.head_dim == 256:
+    if problem.head_dim > 128:
         return BackwardConfig(block_q=64, q_stages=1, d_out_stages=1, shared_keys=True)
     if simple:
         return BackwardConfig(block_q=64, ahead="dk")

@@ -7,8 +7,11 @@ import itertools
 
 from pallasite.plugin import InvalidValueError
 
-HEAD_DIMS = (64, 128, 256)
-"""Supported sizes of a head."""
+LARGEST_HEAD = 256
+"""Elements of a head at most."""
+
+HEAD_STEP = 32
+"""Heads in shared memory are filled up to a multiple of this, with zeros by the copy engine."""
 
 ROWS = 64
 """Rows of a tile that one consumer warpgroup works on."""
@@ -78,11 +81,21 @@ class AttentionConfig:
     def shared_bytes(self, head_dim: int) -> int:
         """Shared memory of the kernel, barriers left out."""
         queries = self.block_q * (2 if self.separate_out else 1)
-        return 2 * head_dim * (queries + 2 * self.stages * self.block_kv)
+        return 2 * head_tile(head_dim) * (queries + 2 * self.stages * self.block_kv)
 
     def fits(self, head_dim: int) -> bool:
         """Whether shared memory suffices; see :meth:`shared_bytes`."""
         return self.shared_bytes(head_dim) <= SHARED_BYTES - BARRIER_BYTES
+
+
+def head_tile(head_dim: int) -> int:
+    """Columns of a head in shared memory."""
+    return -(-head_dim // HEAD_STEP) * HEAD_STEP
+
+
+def _registers(head_dim: int, block_kv: int) -> int:
+    """Registers of a lane for sums, scores and weights, and addresses."""
+    return head_tile(head_dim) // 2 + block_kv * 3 // 4 + 24
 
 
 def _within(name: str, value: int, low: int, high: int) -> None:
@@ -96,21 +109,27 @@ def _within(name: str, value: int, low: int, high: int) -> None:
 
 def default_config(head_dim: int, causal: bool, q_seq: int) -> AttentionConfig:
     """The configuration that is used where none is given."""
-    if head_dim == 64:
-        config = AttentionConfig(warpgroups=3, stages=4)
-    elif head_dim == 128 and causal:
+    if head_dim <= 64:
+        config = AttentionConfig(warpgroups=3 if head_dim > 32 else 2, stages=4)
+    elif head_dim <= 128 and causal:
         # Tiles of many lengths: the hardware schedules them better than a table.
         config = AttentionConfig(persistent=False)
-    elif head_dim == 128:
+    elif head_dim <= 128:
         config = AttentionConfig(ping_pong=False)
     else:
-        config = AttentionConfig(block_kv=80, separate_out=False)
+        sizes = (AttentionConfig(block_kv=n, separate_out=False) for n in range(128, 0, -16))
+        config = next(one for one in sizes if one.fits(head_dim))
     needed = -(-q_seq // ROWS)
     return dataclasses.replace(config, warpgroups=max(1, min(config.warpgroups, needed)))
 
 
-_BLOCKS_KV = {64: (64, 128, 176), 128: (64, 96, 128, 176), 256: (48, 64, 80)}
-"""Keys of a step that are worth trying, by head size."""
+def _blocks_kv(head_dim: int) -> tuple[int, ...]:
+    """Keys of a step that are worth trying."""
+    if head_dim <= 64:
+        return (64, 128, 176)
+    if head_dim <= 128:
+        return (64, 96, 128, 176)
+    return (48, 64, 80) if head_dim > 224 else (64, 80, 96, 112)
 
 
 def attention_configs(
@@ -119,7 +138,7 @@ def attention_configs(
     """Candidate configurations, the default one first.
 
     Args:
-      head_dim: 64, 128 or 256.
+      head_dim: up to 256.
       causal: whether there is a causal mask.
       q_seq: queries of a sequence.
       kv_seq: keys of a sequence; by default as many as queries.
@@ -127,19 +146,17 @@ def attention_configs(
     Raises:
       InvalidValueError: no such heads.
     """
-    if head_dim not in HEAD_DIMS:
+    if not 0 < head_dim <= LARGEST_HEAD:
         raise InvalidValueError(
-            "no kernel for this size of heads",
-            got=head_dim,
-            expected=" or ".join(map(str, HEAD_DIMS)),
+            "no kernel for this size of heads", got=head_dim, expected=f"at most {LARGEST_HEAD}"
         )
     kv_seq = q_seq if kv_seq is None else kv_seq
     found = [default_config(head_dim, causal, q_seq)]
     most = max(1, min(3, -(-q_seq // ROWS)))
     for warpgroups, block_kv, ping_pong, persistent, cluster in itertools.product(
-        (3, 2, 1), _BLOCKS_KV[head_dim], (True, False), (True, False), (1, 2)
+        (3, 2, 1), _blocks_kv(head_dim), (True, False), (True, False), (1, 2)
     ):
-        registers = head_dim // 2 + block_kv * 3 // 4 + 24  # Sums, scores and weights, addresses.
+        registers = _registers(head_dim, block_kv)
         too_large = registers > (160 if warpgroups == 3 else 240) or block_kv >= kv_seq + ROWS
         if too_large or warpgroups > most or (ping_pong and warpgroups == 1):
             continue

@@ -35,7 +35,7 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
     to whole tiles), or without residuals None.
     """
     tiles = Tiles(problem, config, multiprocessors)
-    rows, dim = config.warpgroups, problem.head_dim
+    rows, dim = config.warpgroups, problem.head_tile
     scratch = {
         "q_smem": plgpu.SMEM((rows, ROWS, dim), problem.dtype),
         "k_smem": plgpu.SMEM((config.stages, config.block_kv, dim), problem.dtype),
@@ -52,7 +52,7 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
     if config.ping_pong and rows > 1:
         scratch["turn"] = plgpu.Barrier(num_barriers=rows)
     result = jax.ShapeDtypeStruct(
-        (problem.batch, problem.q_seq, problem.q_heads, dim), problem.dtype
+        (problem.batch, problem.q_seq, problem.q_heads, problem.head_dim), problem.dtype
     )
     residuals = jax.ShapeDtypeStruct(
         (problem.batch, problem.q_heads, tiles.per_head * tiles.rows), jnp.float32
@@ -103,6 +103,9 @@ class _Forward:
         capped = problem.soft_cap is not None
         self.factor = softmax.LOG2_E * (1.0 if capped else problem.scale)
         self.lowest = softmax.lowest(self.factor)
+        # A window that leaves the array: what lies beyond is read as zero and not written.
+        wide = problem.head_tile != problem.head_dim
+        self.columns = (pl.ds(jnp.int32(0), problem.head_tile),) if wide else ()
         self.masked = problem.causal or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
@@ -163,7 +166,7 @@ class _Forward:
             _wait_if(filled >= config.stages, s[f"{kind}_empty"].at[stage])
             rows = pl.ds(block * config.block_kv, config.block_kv)
             plgpu.copy_gmem_to_smem(
-                source.at[tile.batch, rows, tile.kv_head],
+                source.at[tile.batch, rows, tile.kv_head, *self.columns],
                 s[f"{kind}_smem"].at[stage],
                 s[f"{kind}_full"].at[stage],
                 collective_axes="cluster" if config.cluster > 1 else None,
@@ -176,7 +179,9 @@ class _Forward:
             _wait_if(jnp.logical_not(first), s["q_empty"].at[part])
             rows = pl.ds(tile.start + part * ROWS, ROWS)
             plgpu.copy_gmem_to_smem(
-                q.at[tile.batch, rows, tile.head], s["q_smem"].at[part], s["q_full"].at[part]
+                q.at[tile.batch, rows, tile.head, *self.columns],
+                s["q_smem"].at[part],
+                s["q_full"].at[part],
             )
 
         def step(index: Any, carry: Any) -> Any:
@@ -207,7 +212,7 @@ class _Forward:
             maxima, _, weights = self._weights(scores, maxima)
             plgpu.barrier_wait(self.scratch["v_full"].at[stage])
             carry = (stage, maxima, softmax.partial_sums(weights), weights.astype(problem.dtype))
-            acc[...] = jnp.zeros((ROWS, problem.head_dim), jnp.float32)
+            acc[...] = jnp.zeros((ROWS, problem.head_tile), jnp.float32)
 
             def step(masked: bool) -> Callable[[Any, Any], Any]:
                 return lambda index, carry: self._step(
@@ -230,7 +235,7 @@ class _Forward:
             self._finish(result, maxima, sums, out, lse, tile, start, warpgroup)
             return self._next(end)
 
-        return pl.run_scoped(scope, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
+        return pl.run_scoped(scope, plgpu.ACC((ROWS, problem.head_tile), jnp.float32))
 
     def _full_blocks(self, tile: Tile, start: Any) -> Any:
         """How many blocks of keys, from the first, all rows from ``start`` on see as a whole."""
@@ -296,7 +301,7 @@ class _Forward:
         plgpu.barrier_wait(s["v_full"].at[following])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
         plgpu.barrier_arrive(s["v_empty"].at[stage])
-        acc[...] = so_far * softmax.broadcast_rows(shrink, problem.head_dim)
+        acc[...] = so_far * softmax.broadcast_rows(shrink, problem.head_tile)
         return following, maxima, sums, fresh.astype(problem.dtype)
 
     def _capped(self, scores: Any) -> Any:
@@ -345,7 +350,7 @@ class _Forward:
             rows = lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
             empty = empty | (rows >= tile.q_length - start)
         inverse = jnp.where(empty, 0.0, 1 / total)
-        values = (acc * softmax.broadcast_rows(inverse, problem.head_dim)).astype(problem.dtype)
+        values = (acc * softmax.broadcast_rows(inverse, problem.head_tile)).astype(problem.dtype)
         if config.separate_out:
             staging = self.scratch["out_smem"].at[warpgroup]
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -354,7 +359,7 @@ class _Forward:
         staging[...] = values
         plgpu.commit_smem()
         rows = pl.ds(start, ROWS)
-        plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head])
+        plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head, *self.columns])
         if problem.save_residuals:
             logarithm = maxima * (self.factor / softmax.LOG2_E) + jnp.log(total)
             lse[tile.batch, tile.head, rows] = jnp.where(empty, -jnp.inf, logarithm)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallasite_hopper.ops.flash.config import AttentionConfig
+from pallasite_hopper.ops.flash.config import AttentionConfig, head_tile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Problem:
     q_lengths: bool = False
     kv_lengths: bool = False
     save_residuals: bool = False
+
+    @property
+    def head_tile(self) -> int:
+        """Columns of a head in shared memory and registers."""
+        return head_tile(self.head_dim)
 
     @property
     def heads(self) -> int:
