@@ -47,11 +47,11 @@ def _is_counted(dtype: Any) -> bool:
 class BarrierKind:
     """A kind of barriers in shared memory.
 
-    Its references are made by a :class:`~pallasite.language.barriers.BarrierAllocation`, whose
+    Its references are made by a :class:`~pallasite_std.barriers.base.BarrierAllocation`, whose
     element type is of class ``dtype``.
 
     Attributes:
-      dtype: a subclass of :class:`~pallasite.language.barriers.BarrierDType`; its ``title`` names
+      dtype: a subclass of :class:`~pallasite_std.barriers.base.BarrierDType`; its ``title`` names
         the kind.
       phase: ``phase(dtype, geometry)`` says how a phase completes, as a :class:`BarrierPhase`; an
         error if the geometry of the kernel does not allow it.

@@ -10,8 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pallasite_std.barriers.base import BarrierAllocation as BarrierAllocation
+    from pallasite_std.barriers.base import BarrierDType as BarrierDType
+    from pallasite_std.barriers.base import is_barrier as is_barrier
     from pallasite_std.barriers.types import Barrier as Barrier
     from pallasite_std.barriers.types import ClusterBarrier as ClusterBarrier
+    from pallasite_std.carried import CarriedValue as CarriedValue
     from pallasite_std.copies import tensor_copies as tensor_copies
     from pallasite_std.copies.tensor_map_encoding import encode as encode
     from pallasite_std.host_calls import kernel_errors as kernel_errors
@@ -103,7 +107,9 @@ _MODULES = {
 }
 
 _NAMES = {
+    "barriers.base": ("BarrierAllocation", "BarrierDType", "is_barrier"),
     "barriers.types": ("Barrier", "ClusterBarrier"),
+    "carried": ("CarriedValue",),
     "copies.tensor_map_encoding": ("encode",),
     "host_calls": ("kernel_errors", "run_on_host"),
     "memory.divisibility": ("known_divisor",),

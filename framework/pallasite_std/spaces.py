@@ -7,12 +7,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import (
-    BARRIER_SPACE,
-    GMEM,
-    MemorySpace,
-    memory_space_of,
-)
+from pallasite.plugin.language import GMEM, MemorySpace, memory_space_of
+from pallasite_std.barriers.base import BARRIER_SPACE
 
 if TYPE_CHECKING:
     from pallasite.plugin.lowering import EstimatorContext, Resources, RuleContext

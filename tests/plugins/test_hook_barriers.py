@@ -32,9 +32,9 @@ from pallasite.plugin import (
     plugins,
 )
 from pallasite.plugin.ir import ops
-from pallasite.plugin.language import BarrierAllocation, BarrierDType, memory_effect
+from pallasite.plugin.language import memory_effect
 from pallasite.plugin.lowering import resolve_barrier
-from pallasite_std.api import arguments
+from pallasite_std.api import BarrierAllocation, BarrierDType, arguments
 
 # A kind on which one elected lane of each warp arrives --------------------------------------------
 

@@ -31,8 +31,9 @@ from pallasite.errors import (
 )
 from pallasite.plugin import Resource, RuleSet, Semantics, hookimpl, manager
 from pallasite.plugin.language import MemorySpace, SharedMemory
-from pallasite.plugin.lowering import CarriedValue, RegisterArray
+from pallasite.plugin.lowering import RegisterArray
 from pallasite_simulator import simulate
+from pallasite_std.api import CarriedValue
 from pallasite_std.caching.kernel_text import canonical_parts
 
 BOTH = pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics), ids=str)

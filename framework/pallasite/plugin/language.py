@@ -5,10 +5,6 @@ from __future__ import annotations
 import pallasite.runtime.registration as _registration  # noqa: F401  (so that kernels can run)
 from pallasite.language import checks as checks
 from pallasite.language import transforms as transforms
-from pallasite.language.barriers import BARRIER_SPACE as BARRIER_SPACE
-from pallasite.language.barriers import BarrierAllocation as BarrierAllocation
-from pallasite.language.barriers import BarrierDType as BarrierDType
-from pallasite.language.barriers import is_barrier as is_barrier
 from pallasite.language.effects import communication_effect as communication_effect
 from pallasite.language.effects import memory_effect as memory_effect
 from pallasite.language.effects import programmatic_launch_effect as programmatic_launch_effect

@@ -41,7 +41,6 @@ from pallasite.layouts.registers import Rearrangement as Rearrangement
 from pallasite.layouts.registers import RegisterLayout as RegisterLayout
 from pallasite.layouts.registers import Source as Source
 from pallasite.layouts.registers import SplatLayout as SplatLayout
-from pallasite.layouts.stacking import stacked as stacked
 from pallasite.layouts.tiled_layout import TiledSpecification as TiledSpecification
 from pallasite.layouts.tiled_layout import fragment_tiles as fragment_tiles
 from pallasite.layouts.tiled_layout import tiled_specification as tiled_specification

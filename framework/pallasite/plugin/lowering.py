@@ -18,7 +18,6 @@ from pallasite.lowering.arrays import RegisterArray as RegisterArray
 from pallasite.lowering.arrays import elementwise as elementwise
 from pallasite.lowering.arrays import gather as gather
 from pallasite.lowering.arrays import rearrange as rearrange
-from pallasite.lowering.carried import CarriedValue as CarriedValue
 from pallasite.lowering.context import KernelContext as KernelContext
 from pallasite.lowering.context import RuleContext as RuleContext
 from pallasite.lowering.context import Value as Value

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pallasite.plugin.language import BarrierAllocation, BarrierDType, checks
+from pallasite.plugin.language import checks
+from pallasite_std.barriers.base import BarrierAllocation, BarrierDType
 
 TENSOR_CORE = "tensor_core"
 """The order of the tensor core's work, which the plugin of a generation provides."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import GMEM, is_barrier, memory_space_of
+from pallasite.plugin.language import GMEM, memory_space_of
+from pallasite_std.barriers.base import is_barrier
 from pallasite_std.checks import values as v
 from pallasite_std.checks.accesses import Span, Use
 from pallasite_std.checks.scalars import Places

@@ -8,7 +8,8 @@ from typing import Any
 
 from pallasite.plugin import Semantics
 from pallasite.plugin.jaxprs import JaxprTable
-from pallasite.plugin.language import MemorySpace, is_barrier, memory_space_of
+from pallasite.plugin.language import MemorySpace, memory_space_of
+from pallasite_std.barriers.base import is_barrier
 from pallasite_std.checks.accesses import Accesses, TooLongError, Use
 from pallasite_std.checks.dependences import Dependences
 from pallasite_std.checks.grids import repeated, uncovered, windows_of

@@ -26,11 +26,11 @@ from pallasite.plugin.language import (
     GMEM,
     MemorySpace,
     WarpMesh,
-    is_barrier,
     memory_effect,
     memory_space_of,
     tensor_core_pipeline_effect,
 )
+from pallasite_std.barriers.base import is_barrier
 from pallasite_std.checks.accesses import views_of
 from pallasite_std.checks.scalars import Memory, Places, ScalarVisitor
 from pallasite_std.memory.regions import MemoryRegion, memory_region

@@ -16,10 +16,10 @@ from pallasite.plugin.layouts import (
     default_strided,
     padded,
     reduction_plan,
-    stacked,
 )
 from pallasite_std.inference.costs import movement_cost
 from pallasite_std.memory.relayout import rows_in_registers
+from pallasite_std.stacking import stacked
 
 
 def bijection(forward: Callable[[Layout], Layout], backward: Callable[[Layout], Layout]) -> Pairs:

@@ -13,10 +13,11 @@ from jax.extend.core import primitives
 from pallasite.plugin import PallasiteError, RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext, Pairs
-from pallasite.plugin.layouts import Layout, RegisterLayout, stacked
+from pallasite.plugin.layouts import Layout, RegisterLayout
 from pallasite_std.inference import relations
 from pallasite_std.inference.costs import reduction_cost
 from pallasite_std.primitives.layouts import layout_cast_p
+from pallasite_std.stacking import stacked
 
 rules = RuleSet()
 lax = _jax.lax_primitives

@@ -21,7 +21,7 @@ import numpy as np
 from pallasite.plugin import BarrierRole, BarrierTables, InvalidValueError, SourceLocation
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import JaxprTable, Region, RegionKind, Visitor
-from pallasite.plugin.language import is_barrier
+from pallasite_std.barriers.base import is_barrier
 
 _MOST_EQUATIONS = 100_000
 lax = _jax.lax_primitives

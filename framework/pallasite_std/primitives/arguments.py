@@ -16,13 +16,8 @@ import jax
 import numpy as np
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import (
-    BarrierDType,
-    MemorySpace,
-    as_transformed,
-    checks,
-    memory_space_of,
-)
+from pallasite.plugin.language import MemorySpace, as_transformed, checks, memory_space_of
+from pallasite_std.barriers.base import BarrierDType
 
 
 def bind(primitive: Any, *arguments: Any, **params: Any) -> Any:

@@ -18,7 +18,8 @@ from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedE
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import RegisterLayout, describe
-from pallasite.plugin.lowering import CarriedValue, RegisterArray, RuleContext, Value
+from pallasite.plugin.lowering import RegisterArray, RuleContext, Value
+from pallasite_std.carried import CarriedValue
 from pallasite_std.divisors import mark_carried
 
 rules = RuleSet()

@@ -18,7 +18,6 @@ from pallasite.plugin import (
     UnsupportedError,
 )
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import is_barrier
 from pallasite.plugin.layouts import Layout
 from pallasite.plugin.lowering import (
     EstimatorContext,
@@ -30,6 +29,7 @@ from pallasite.plugin.lowering import (
     discharged,
 )
 from pallasite_std.barriers.allocation import describe_barriers
+from pallasite_std.barriers.base import is_barrier
 from pallasite_std.spaces import space_of
 
 rules = RuleSet()

@@ -21,7 +21,6 @@ from pallasite.plugin.layouts import (
     describe,
     padded,
     proposals_for,
-    stacked,
 )
 from pallasite.plugin.layouts import transforms as tf
 from pallasite.plugin.lowering import (
@@ -45,6 +44,7 @@ from pallasite_std.memory.scratch import (
 )
 from pallasite_std.memory.transfers import dense_layout
 from pallasite_std.primitives.layouts import layout_cast_p
+from pallasite_std.stacking import stacked
 
 rules = RuleSet()
 lax = _jax.lax_primitives

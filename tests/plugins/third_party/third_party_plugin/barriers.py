@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from pallasite.plugin import BarrierKind, BarrierPhase
 from pallasite.plugin.ir import ops
-from pallasite.plugin.language import BarrierAllocation, BarrierDType
 from pallasite.plugin.layouts import WARPS
+from pallasite_std.api import BarrierAllocation, BarrierDType
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,15 +31,12 @@ from pallasite.plugin import (
     jaxprs,
 )
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import (
-    is_barrier,
-    tensor_core_pipeline_effect,
-)
+from pallasite.plugin.language import tensor_core_pipeline_effect
 from pallasite_hopper.matrix import products as prim
 from pallasite_hopper.matrix.accumulators import AbstractAccumulatorRef
 from pallasite_hopper.matrix.regions import Accumulator, Memory, region_of
 from pallasite_hopper.matrix.scalars import Scalars, Symbol
-from pallasite_std.api import ASYNC, MemoryRegion, inline
+from pallasite_std.api import ASYNC, MemoryRegion, inline, is_barrier
 
 _MOST_EQUATIONS = 30_000
 _MOST_ITERATIONS = 8

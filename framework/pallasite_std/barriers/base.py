@@ -10,12 +10,11 @@ import abc
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pallasite import _jax
-from pallasite.language import checks
-from pallasite.language.memory_space import find_space
+from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.language import checks, find_space
 
 BARRIER_SPACE = "BARRIERS"
-"""The name of the memory space of all barriers, which the standard library provides."""
+"""The name of the memory space of all barriers, which :mod:`pallasite_std.spaces` provides."""
 
 
 class barrier_dtype(_jax.extended):  # type: ignore[misc]  # noqa: N801

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pallasite.errors import UnsupportedError
-from pallasite.layouts.description import describe
-from pallasite.layouts.digits import Digit, Owner
-from pallasite.layouts.registers import RegisterLayout
+from pallasite.plugin import UnsupportedError
+from pallasite.plugin.layouts import Digit, Owner, RegisterLayout, describe
 
 
 def stacked(layout: RegisterLayout, dimension: int, shape: Sequence[int]) -> RegisterLayout:
