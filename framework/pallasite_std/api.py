@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pallasite_std.carried import CarriedValue as CarriedValue
     from pallasite_std.copies import tensor_copies as tensor_copies
     from pallasite_std.copies.tensor_map_encoding import encode as encode
+    from pallasite_std.copies.tensor_map_types import element_code as element_code
     from pallasite_std.host_calls import kernel_errors as kernel_errors
     from pallasite_std.host_calls import run_on_host as run_on_host
     from pallasite_std.memory import transfers as transfers
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from pallasite_std.primitives import copies as copies
     from pallasite_std.primitives import inline as inline
     from pallasite_std.primitives.copies import copy_gmem_to_smem_p as copy_gmem_to_smem_p
+    from pallasite_std.primitives.copies import copy_smem_to_gmem_p as copy_smem_to_gmem_p
     from pallasite_std.primitives.copy_options import CopyPartition as CopyPartition
     from pallasite_std.primitives.copy_options import Partitioned as Partitioned
     from pallasite_std.primitives.layouts import SomeLayout as SomeLayout
@@ -146,7 +148,8 @@ _NAMES = {
     "ops.ragged.arguments": ("ragged_call", "transposed_ragged_call"),
     "ops.ragged.gradient": ("differentiable_ragged",),
     "ops.softmax": ("LOG2_E", "broadcast_rows", "cap", "lowest"),
-    "primitives.copies": ("copy_gmem_to_smem_p",),
+    "copies.tensor_map_types": ("element_code",),
+    "primitives.copies": ("copy_gmem_to_smem_p", "copy_smem_to_gmem_p"),
     "primitives.copy_options": ("CopyPartition", "Partitioned"),
     "primitives.layouts": ("SomeLayout", "layout_cast"),
 }

@@ -88,12 +88,12 @@ def pallasite_layout_proposals() -> tuple[LayoutProposal, ...]:
 @hookimpl
 def pallasite_lowering_rules() -> list[LoweringRule]:
     """Rules of the plugin's primitives, and of copies that pairs of blocks share."""
-    from pallasite_blackwell import cluster_launch, copies
+    from pallasite_blackwell import cluster_launch, copies, gathers
     from pallasite_blackwell.tensor_core import copies as to_tensor_memory
     from pallasite_blackwell.tensor_core import rules as products
     from pallasite_blackwell.tensor_memory import rules as memory
 
-    modules = (copies, cluster_launch, memory, products, to_tensor_memory)
+    modules = (copies, cluster_launch, gathers, memory, products, to_tensor_memory)
     return list(itertools.chain.from_iterable(one.rules.lowering_rules for one in modules))
 
 
@@ -108,10 +108,12 @@ def pallasite_layout_rules() -> list[LayoutRule]:
 @hookimpl
 def pallasite_inference_rules() -> list[InferenceRule]:
     """Which layouts the plugin's primitives ask for where the program leaves them open."""
+    from pallasite_blackwell import gathers
     from pallasite_blackwell.tensor_core import inference as products
     from pallasite_blackwell.tensor_memory import inference as memory
 
-    return [*memory.rules.inference_rules, *products.rules.inference_rules]
+    modules = (gathers, memory, products)
+    return list(itertools.chain.from_iterable(one.rules.inference_rules for one in modules))
 
 
 @hookimpl
