@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,22 +34,6 @@ def test_grid(semantics):
         "expected: indices from 0 to 511",
         "try: ",
     )
-
-
-@both
-def test_numbers_of_the_program(semantics):
-    """An index that is a JAX array without being traced."""
-    start = jnp.int32(448)
-
-    def body(x, o, *, more):
-        o[...] = x.at[pl.ds(start, 64)][pl.ds(jnp.int32(more), 32)]  # here
-
-    def found(more):
-        kernel = functools.partial(body, more=more)
-        return findings(kernel, [array(512)], array(32), semantics=semantics)
-
-    assert not found(32)
-    only(found(33), "this access leaves the array: dimension 0 has 512 elements")
 
 
 @both
