@@ -93,6 +93,17 @@ def _modules() -> dict[str, types.ModuleType]:
         f"{PRIVATE}.pipeline": StandIn(
             f"{PRIVATE}.pipeline", {name: gpu[name] for name in pipelines}
         ),
+        f"{PRIVATE}.interpret.params": StandIn(
+            f"{PRIVATE}.interpret.params", {"InterpretGPUParams": gpu["InterpretGPUParams"]}
+        ),
+        f"{PRIVATE}.interpret.interpret_pallas_call": StandIn(
+            f"{PRIVATE}.interpret.interpret_pallas_call",
+            # Races are errors of the kernels that have them.
+            {
+                "gpu_callbacks": types.SimpleNamespace(reset_gpu_interpret_mode_state=lambda: None),
+                "get_races": lambda: types.SimpleNamespace(races_found=False),
+            },
+        ),
         DIALECT: StandIn(DIALECT, {"LoweringSemantics": gpu["LoweringSemantics"]}),
     }
 
@@ -139,12 +150,16 @@ def pretend_gpu(target: str) -> None:
         "is_cuda_compute_capability_at_least": lambda capability: present >= wanted(capability),
         "is_cuda_compute_capability_equal": lambda capability: present == wanted(capability),
         "get_cuda_nonportable_max_cluster_size": lambda: 16,
+        "is_device_cuda": lambda: True,
     }
     for name, helper in helpers.items():
         if not hasattr(test_util, name):
             raise RuntimeError(f"JAX's test helpers have no {name}")
         setattr(test_util, name, helper)
     test_util.CudaArchSpecificTest.skip_unless_tcgen05 = skip_unless_tcgen05
+    # Devices of the simulator have multicast.
+    versions = types.SimpleNamespace(cuda_supports_multicast=lambda device: True)
+    importlib.import_module("jax._src.lib").cuda_versions = versions
 
 
 def load(path: pathlib.Path, *, ours: bool) -> types.ModuleType:

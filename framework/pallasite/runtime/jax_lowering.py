@@ -101,9 +101,10 @@ def lower_pallas_call_elsewhere(
       **params: those of the equation.
     """
     interpret = params["interpret"]
-    ours = isinstance(params["compiler_params"], CompilerParams) and (
-        not interpret or interpretation().understands(interpret)
-    )
+    understood = bool(interpret) and interpretation().understands(interpret)
+    if understood and params["compiler_params"] is None:
+        params["compiler_params"] = CompilerParams()
+    ours = isinstance(params["compiler_params"], CompilerParams) and (not interpret or understood)
     platforms = [platform] if platform else ctx.platforms or ctx.module_context.platforms
     if not ours or set(platforms) & {"cuda", "rocm"}:
         return otherwise(ctx, *operands, **params)
