@@ -1,8 +1,8 @@
 """Semaphores: 32-bit counters in global memory, signalled and awaited by blocks and devices.
 
-These bind the primitives of ``pl.semaphore_signal`` and ``pl.semaphore_wait``. Their rules take the
+These bind the primitives of ``pl.semaphore_signal`` and ``pl.semaphore_wait``, whose rules take the
 scope of the whole system wherever another device can reach the semaphore, and that of the device
-otherwise, so that what either ``memory_scope`` promises holds.
+otherwise. With ``memory_scope="gpu"`` they bind primitives of their own, with the same arguments.
 """
 
 from __future__ import annotations
@@ -15,9 +15,24 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import GMEM, as_transformed, checks, memory_space_of
+from pallasite.plugin.language import (
+    GMEM,
+    as_transformed,
+    checks,
+    memory_effect,
+    memory_space_of,
+)
+from pallasite_std.primitives import arguments
 
 _SCOPES = ("sys", "gpu")
+
+device_signal_p = _jax.Primitive("device_semaphore_signal")
+device_wait_p = _jax.Primitive("device_semaphore_wait")
+
+for _primitive in (device_signal_p, device_wait_p):
+    _primitive.multiple_results = True
+    _jax.abstract_eval(_primitive)(lambda *avals, args_tree: ((), {memory_effect}))
+    arguments.no_discharge(_primitive)
 
 
 def _semaphore(value: Any) -> Any:
@@ -73,6 +88,9 @@ def semaphore_signal(
         raise checks.value_error(
             'memory_scope="gpu" does not reach another device', hint='use memory_scope="sys"'
         )
+    if memory_scope == "gpu":
+        arguments.bind(device_signal_p, _semaphore(semaphore), _count(inc, "inc"))
+        return
     pl.semaphore_signal(
         _semaphore(semaphore),
         _count(inc, "inc"),
@@ -96,4 +114,8 @@ def semaphore_wait(
     PTX ISA: ``ld.acquire``, ``atom.acquire.cas``.
     """
     _check_scope(memory_scope)
-    pl.semaphore_wait(_semaphore(semaphore), _count(value, "value"), decrement=bool(decrement))
+    amount = _count(value, "value")
+    if memory_scope == "gpu":
+        arguments.bind(device_wait_p, _semaphore(semaphore), amount, bool(decrement))
+        return
+    pl.semaphore_wait(_semaphore(semaphore), amount, decrement=bool(decrement))

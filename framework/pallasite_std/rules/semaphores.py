@@ -47,6 +47,7 @@ from pallasite.plugin.lowering import (
     resolve,
 )
 from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.primitives import semaphores as prim
 from pallasite_std.rules.reductions import shuffle
 
 rules = RuleSet()
@@ -239,12 +240,21 @@ def _signal(
     return ()
 
 
-def signal(ctx: RuleContext, memory: MemoryReference, amount: Value) -> None:
+@rules.lowering(prim.device_signal_p, *_ALL)
+def _signal_on_device(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value]:
+    reference, amount = args_tree.unflatten(operands)
+    signal(ctx, one_semaphore(ctx, reference, ()), amount, "gpu")
+    return ()
+
+
+def signal(
+    ctx: RuleContext, memory: MemoryReference, amount: Value, scope: str | None = None
+) -> None:
     """Emits a signal to one semaphore, on this device or another, after what the thread did."""
     if ctx.auto_barriers:
         # One lane signals for all: what the others did must be done.
         ctx.synchronize()
-    scope, pointer = scope_of(ctx, memory), memory.address()
+    scope, pointer = scope or scope_of(ctx, memory), memory.address()
     value = ctx.scalar(amount, ops.i32())
     with ops.when(ctx.leader):
         ops.inline_assembly(
@@ -266,7 +276,20 @@ def _wait(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value]
     """One lane spins, then all go on."""
     reference, transforms, amount, decrement = jax.tree.unflatten(args_tree, operands)
     memory = one_semaphore(ctx, reference, transforms)
-    scope = scope_of(ctx, memory)
+    _emit_wait(ctx, memory, amount, decrement, scope_of(ctx, memory))
+    return ()
+
+
+@rules.lowering(prim.device_wait_p, *_ALL)
+def _wait_on_device(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value]:
+    reference, amount, decrement = args_tree.unflatten(operands)
+    _emit_wait(ctx, one_semaphore(ctx, reference, ()), amount, decrement, "gpu")
+    return ()
+
+
+def _emit_wait(
+    ctx: RuleContext, memory: MemoryReference, amount: Value, decrement: Value, scope: str
+) -> None:
     value = ctx.scalar(amount, ops.i32())
     pointer = memory.address()
     if isinstance(decrement, RegisterArray):
@@ -276,7 +299,6 @@ def _wait(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value]
             _take(scope) if decrement else _watch(scope), "l,r,~{memory}", pointer, value
         )
     ctx.synchronize()
-    return ()
 
 
 def _watch(scope: str) -> str:

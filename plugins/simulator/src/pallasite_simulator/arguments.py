@@ -30,6 +30,7 @@ class Pointer:
       writable: whether the kernel may write to it.
       undefined: whether the kernel must not read what it has not written: the array holds rubbish.
       output: the shape and dtype of an output, which the kernel must write; else None.
+      semaphores: whether it holds semaphores, which begin at zero.
     """
 
     array: Array
@@ -37,6 +38,7 @@ class Pointer:
     writable: bool = True
     undefined: bool = False
     output: tuple[tuple[int, ...], np.dtype[Any]] | None = None
+    semaphores: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,6 +118,15 @@ class Arrays:
             (one, address - GLOBAL_BASE)
             for one, address in zip(self._arrays, self._addresses, strict=True)
             if one.output is not None
+        ]
+
+    @property
+    def semaphores(self) -> list[int]:
+        """Offsets in global memory of the arrays that hold semaphores."""
+        return [
+            address - GLOBAL_BASE
+            for one, address in zip(self._arrays, self._addresses, strict=True)
+            if one.semaphores
         ]
 
     def parameters(self, program: Program) -> Array:

@@ -160,7 +160,7 @@ class Arrays:
             described = (tuple(buffer.shape), np.dtype(buffer.dtype)) if visible else None
             return Pointer(self._outputs[index], name, undefined=not aliased, output=described)
         contents = _filled(buffer, 0 if buffer.zeroed else POISON)
-        return Pointer(contents, name, undefined=not buffer.zeroed)
+        return Pointer(contents, name, undefined=not buffer.zeroed, semaphores=buffer.zeroed)
 
     def unused(self) -> list[Pointer]:
         """Outputs that the kernel never gets, and that therefore are zeros."""

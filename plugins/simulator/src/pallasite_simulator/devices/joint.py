@@ -9,7 +9,7 @@ import numpy as np
 
 from pallasite_simulator.arguments import Arrays, Pointer
 from pallasite_simulator.engine.float_environment import exact_floats
-from pallasite_simulator.engine.memory import DeviceSegments
+from pallasite_simulator.engine.memory import GLOBAL_BASE, DeviceSegments, GlobalMemory
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.launch import Execution, Launch, Waves, run_together
 from pallasite_simulator.statistics.traffic import Traffic
@@ -94,6 +94,8 @@ def run_devices(
         traffic = Traffic(memory.size) if launch.statistics else None
         parts.append((Waves(launch, memory, own.parameters(program), traffic), traffic))
     _run(launches, [waves for waves, _ in parts])
+    if sanitizer is not None and sanitizer.between_devices is not None:
+        _check_devices(launches, arrays, memory, addresses)
     executions = []
     for launch, own, (waves, traffic) in zip(launches, arrays, parts, strict=True):
         own.read()
@@ -110,6 +112,22 @@ def run_devices(
             error.printed = "".join(text for one in executions for text in one.output)
             raise
     return executions
+
+
+def _check_devices(
+    launches: Sequence[Launch],
+    arrays: Sequence[Arrays],
+    memory: GlobalMemory,
+    addresses: Mapping[str, Sequence[int]],
+) -> None:
+    """Checks what devices have left behind, if that is to be checked."""
+    sanitizer = launches[0].sanitizer
+    assert sanitizer is not None and sanitizer.between_devices is not None
+    if "races" not in sanitizer.groups:
+        return
+    lasting = {one - GLOBAL_BASE for each in addresses.values() for one in each}
+    semaphores = {offset for one in arrays for offset in one.semaphores}
+    sanitizer.between_devices.finish(memory, lasting, semaphores)
 
 
 def _run(launches: Sequence[Launch], parts: Sequence[Waves]) -> None:

@@ -13,6 +13,7 @@ from pallasite_simulator.engine.program import registers_in
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer.clocks import Clocks
+from pallasite_simulator.sanitizer.devices import DeviceChecks
 from pallasite_simulator.sanitizer.findings import Findings
 from pallasite_simulator.sanitizer.groups import FIRST, GROUPS
 from pallasite_simulator.sanitizer.shadow import LARGEST, Shadow
@@ -123,6 +124,7 @@ class LaunchState:
       domains: the blocks of each domain.
       devices: the device of each domain; None if there is one only.
       global_memory: shadow of global memory.
+      between_devices: checks of several devices; None for one.
       untold: functions that tell of errors which else are told of at the end of waves.
     """
 
@@ -153,6 +155,7 @@ class LaunchState:
         self._roots: list[Callable[[], Iterable[int]]] = []
         self.untold: list[Callable[[], None]] = []
         self._prepared = False
+        self.between_devices: DeviceChecks | None = None
 
     @property
     def records(self) -> bool:
@@ -171,6 +174,8 @@ class LaunchState:
         threads = wave.cluster_size * self.threads_per_block
         self.clocks = Clocks(threads, copies=self.traits.copies)
         self.global_memory = Shadow(wave.memory.global_memory.size)
+        if wave.geometry.device is not None:
+            self.between_devices = DeviceChecks(self)
 
     def event(self, instruction: Instruction) -> int:
         """The number of a new event."""

@@ -239,6 +239,11 @@ class MemoryChecks:
         first = memory.allocation_at(int(offsets[0]))
         if first is None or first.writable:
             return True
+        if memory.segments is not None:
+            # Of the memory of other devices it matters how long it is used.
+            own = self.wave.geometry.device
+            if (memory.segments.devices(offsets) != own).any():
+                return True
         if len(offsets) == 1:
             return False
         low, high = int(offsets.min()), int(offsets.max())

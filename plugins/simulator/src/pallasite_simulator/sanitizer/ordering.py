@@ -444,7 +444,10 @@ class Ordering:
         Returns:
           Blocks of clusters that have ended as a whole, and what their threads knew.
         """
-        wave = self.wave
+        wave, devices = self.wave, self.launch.between_devices
+        if devices is not None and self._device is not None:
+            for domain, group in self.by_domain(lanes):
+                devices.ended(self._device, domain, self.publish(group))
         if wave.cluster_size == 1 and wave.exited.all():
             return []
         ended = []

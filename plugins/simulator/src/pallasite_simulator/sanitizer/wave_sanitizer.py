@@ -119,6 +119,8 @@ class WaveSanitizer(Observer):
         if access.kind == "atomic" and self.launch.traits.fences and self._synchronizes:
             self._synchronize(access)
         self._divergence.access(access.lanes)
+        if self.launch.between_devices is not None and access.kind == "atomic":
+            self.launch.between_devices.access(access)
         self._memory.access(access)
 
     def _synchronize(self, access: Access) -> None:
