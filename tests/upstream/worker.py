@@ -234,7 +234,11 @@ def _judged(name: str, result: _Result, findings: list[str]) -> Outcome | None:
 def _wait_for_device() -> None:
     """Waits for kernels that the test did not wait for: one that hangs costs its own test."""
     import jax
+    from jax._src import dispatch
 
+    with contextlib.suppress(Exception):
+        jax.effects_barrier()
+    dispatch.runtime_tokens.clear()  # What orders calls failed with them: the next test's do not.
     if jax.default_backend() == "gpu":
         with contextlib.suppress(Exception):  # A device that a test broke is the next one's matter.
             jax.block_until_ready(jax.numpy.zeros(()) + 1)

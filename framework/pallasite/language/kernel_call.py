@@ -40,9 +40,19 @@ _jax.prims_that_require_devices.add(devices_p)
 _jax.register_lowering(devices_p, lambda ctx: [])
 
 
+@functools.lru_cache(maxsize=1024)
+def _communicates(spec: KernelSpec) -> bool:
+    """Whether the body has JAX's effect of communication, which JAX hides in regions of warps."""
+    jaxprs = [spec.jaxpr]
+    for jaxpr in jaxprs:
+        for equation in jaxpr.eqns:
+            jaxprs += _jax.jaxprs_in_params(equation.params)
+    return any(_jax.comms_effect in jaxpr.effects for jaxpr in jaxprs)
+
+
 def call_kernel(*operands: Any, spec: KernelSpec) -> Any:
     """Binds ``kernel_call_p``; programs whose kernels communicate are lowered for their devices."""
-    if _jax.comms_effect in spec.jaxpr.effects and not _jax.get_concrete_mesh().empty:
+    if _communicates(spec) and not _jax.get_concrete_mesh().empty:
         devices_p.bind()
     return kernel_call_p.bind(*operands, spec=spec)
 
@@ -93,16 +103,16 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
         elif isinstance(effect, _jax.NamedAxisEffect):
             if effect.name not in spec.mesh.shape:
                 effects.add(effect)
-        elif effect is _jax.comms_effect:
-            # On GPUs, a program runs in the same order on all devices.
-            on_gpu = _jax.platform_of_mesh() == "gpu"
-            effects.add(_jax.debug_effect if on_gpu else communication_effect)
-        elif not (
+        elif effect is not _jax.comms_effect and not (
             spec.mesh.discharges_effect(effect) or _jax.kernel_local_effects.contains(effect)
         ):
             effects.add(effect)
     if has_host_effects(spec.params):
         effects.add(_jax.debug_effect)
+    if _communicates(spec):
+        # On GPUs, a program runs in the same order on all devices.
+        on_gpu = _jax.platform_of_mesh() == "gpu"
+        effects.add(_jax.debug_effect if on_gpu else communication_effect)
     # If so, programs with kernels are lowered once for each set of devices, which JAX then tells.
     per_device = any(one.per_device for one in plugins.manager().lifecycles())
     asking = _jax.prims_that_require_devices

@@ -34,6 +34,9 @@ PATIENCE = 5000
 """How often lanes that poll are run again, where nothing happens that another thread could notice,
 before that counts as a deadlock: loops over strong loads may be long."""
 
+PATIENCE_OF_DEVICES = 250
+"""The same for several devices, each of which polls until it gives up in its turn."""
+
 LANES_AT_ONCE = 16384
 """How many lanes a wave has if the grid has as many: enough for NumPy, little enough for caches."""
 
@@ -269,6 +272,7 @@ def run_together(parts: Sequence[Waves], orders: Sequence[Array]) -> None:
       SimulationError: the kernel did something that has no meaning, or no thread can go on; its
         ``printed`` is what all of them printed.
     """
+    patience = PATIENCE if len(parts) == 1 else PATIENCE_OF_DEVICES
     left = [one.rounds(order) for one, order in zip(parts, orders, strict=True)]
     vain = 0
     try:
@@ -279,7 +283,7 @@ def run_together(parts: Sequence[Waves], orders: Sequence[Array]) -> None:
             ended = len(left) < len(steps)
             vain = 0 if ended or any(moved for _, moved in steps) else vain + 1
             running = [wave for one in parts for wave in one.running]
-            stuck = vain > PATIENCE or not any(one.polling for one in running)
+            stuck = vain > patience or not any(one.polling for one in running)
             if running and vain and stuck:
                 raise standstill(running)
     except SimulationError as error:

@@ -45,7 +45,9 @@ def run_in_program(compiled: CompiledKernel, *operands: Any, request: LaunchRequ
     execute = functools.partial(_execute, meeting)
     rank = jax.numpy.asarray(rank, jax.numpy.int32)
     ordered = communicates(compiled)
-    return run_on_host(execute, compiled, rank, *operands, request=request, ordered=ordered)
+    made_here = {one.input for one in provided(compiled)}
+    own = [one for number, one in enumerate(operands) if number not in made_here]
+    return run_on_host(execute, compiled, rank, *own, request=request, ordered=ordered)
 
 
 def _execute(
@@ -69,7 +71,7 @@ def execute_devices(
 
     Args:
       compiled: the kernel.
-      inputs: by rank, all inputs on the device; those that tell of other devices are made here.
+      inputs: by rank, all inputs on the device but those that tell of other devices.
       count: devices of the mesh.
 
     Returns:
@@ -132,7 +134,7 @@ def prepare(
 
     Args:
       compiled: the kernel.
-      inputs: by rank, all inputs on the device.
+      inputs: by rank, all inputs on the device but those that tell of other devices.
       count: devices of the mesh.
       **further: attributes of the launches.
     """
@@ -141,11 +143,11 @@ def prepare(
     tables: list[list[Array]] = [[] for _ in hidden]
     for rank, given in inputs.items():
         own = list(given)
-        for place, operand in enumerate(hidden):
+        for place, operand in sorted(enumerate(hidden), key=lambda one: one[1].input):
             buffer = compiled.launch.inputs[operand.input]
             table = np.zeros(buffer.shape, buffer.dtype)
             tables[place].append(table)
-            own[operand.input] = table
+            own.insert(operand.input, table)
         one = executor.Arrays(compiled, own)
         launch = executor.make_launch(compiled, one, **further)
         geometry = dataclasses.replace(launch.geometry, device=rank)

@@ -146,9 +146,7 @@ class DeviceChecks:
                 continue  # It counts up, and its waits do not change it.
             self._tell_semaphore(allocation, number, int(values[number]), offset)
 
-    def _tell_semaphore(
-        self, allocation: Allocation, number: int, value: int, offset: int
-    ) -> None:
+    def _tell_semaphore(self, allocation: Allocation, number: int, value: int, offset: int) -> None:
         launch = self._launch
         shadow = launch.global_memory
         (places,) = shadow.places(np.array([offset]), SEMAPHORE_BYTES)
