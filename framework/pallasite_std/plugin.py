@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from pallasite.plugin import (
     BarrierKind,
@@ -333,11 +333,21 @@ def pallasite_proxy_fences() -> Iterable[ProxyFence]:
     return FENCES
 
 
+def _check(name: str) -> Callable[[Any, Any], None]:
+    """A check of kernels, which is imported when it first runs."""
+
+    def run(jaxpr: Any, context: Any) -> None:
+        from pallasite_std.checks import passes
+
+        getattr(passes, f"run_check_{name}")(jaxpr, context)
+
+    return run
+
+
 @hookimpl
 def pallasite_passes() -> list[Pass]:
     """Definitions of primitives, checks of kernels, a limit on the size of the code, counters of
     slots."""
-    from pallasite_std.checks import passes as checks
     from pallasite_std.passes.barriers import check_barriers
     from pallasite_std.passes.code_size import check_code_size
     from pallasite_std.passes.counters import carry_remainders
@@ -375,49 +385,49 @@ def pallasite_passes() -> list[Pass]:
         Pass(
             name="check-indices",
             stage="jaxpr",
-            run=checks.run_check_indices,
+            run=_check("indices"),
             after=("definitions",),
             description="finds indices that leave an array for some block",
         ),
         Pass(
             name="check-grid",
             stage="jaxpr",
-            run=checks.run_check_grid,
+            run=_check("grid"),
             after=("definitions", "check-indices"),
             description="finds outputs that the grid covers in part or twice",
         ),
         Pass(
             name="check-transfers",
             stage="jaxpr",
-            run=checks.run_check_transfers,
+            run=_check("transfers"),
             after=("definitions", "check-grid"),
             description="compares the bytes that phases of barriers expect with those copied",
         ),
         Pass(
             name="check-arrivals",
             stage="jaxpr",
-            run=checks.run_check_arrivals,
+            run=_check("arrivals"),
             after=("definitions", "check-transfers"),
             description="finds waits for arrivals that can never come",
         ),
         Pass(
             name="check-reuse",
             stage="jaxpr",
-            run=checks.run_check_reuse,
+            run=_check("reuse"),
             after=("definitions", "check-arrivals"),
             description="finds shared memory that is used while a copy may write or read it",
         ),
         Pass(
             name="check-copies",
             stage="jaxpr",
-            run=checks.run_check_copies,
+            run=_check("copies"),
             after=("definitions", "check-reuse"),
             description="finds copies that lack a commit or a wait",
         ),
         Pass(
             name="check-stages",
             stage="jaxpr",
-            run=checks.run_check_stages,
+            run=_check("stages"),
             after=("definitions", "check-copies"),
             description="finds pipelines with more stages than steps",
         ),

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pallasite.plugin import Semantics
+from pallasite.plugin import InvalidValueError, Semantics
 from pallasite.plugin.jaxprs import JaxprTable
 from pallasite.plugin.language import MemorySpace, memory_space_of
 from pallasite_std.barriers.base import is_barrier
 from pallasite_std.checks.accesses import Accesses, TooLongError, Use
-from pallasite_std.checks.dependences import Dependences
 from pallasite_std.checks.grids import repeated, uncovered, windows_of
 from pallasite_std.checks.indices import check_indices
-from pallasite_std.checks.messages import error_of
-from pallasite_std.checks.order import Block, Problem
 from pallasite_std.checks.scalars import Memory, Places
-from pallasite_std.checks.traces import MOST_EQUATIONS, Trace
+
+if TYPE_CHECKING:
+    from pallasite_std.checks.order import Problem
 
 
 class KernelCheckWarning(UserWarning):
@@ -71,12 +70,15 @@ def _walk(jaxpr: Any, context: Any) -> Walk:
 
 def _problems(jaxpr: Any, context: Any) -> list[Problem]:
     """What is wrong with the order of copies and barriers, found once for all passes."""
-    known = context.shared.get(Problem)
+    known = context.shared.get(_problems)
     if known is not None and known[0] is jaxpr:
         return list(known[1])
     found: list[Problem] = []
     table: JaxprTable = context.jaxprs
     if any(_is_on_chip(v.aval) for inner in table.jaxprs(jaxpr) for v in inner.invars):
+        from pallasite_std.checks.order import Block
+        from pallasite_std.checks.traces import MOST_EQUATIONS, Trace
+
         mesh = context.mesh
         count = (mesh and mesh.num_threads) or 1
         places = Places(mesh)
@@ -87,7 +89,7 @@ def _problems(jaxpr: Any, context: Any) -> list[Problem]:
             trace.follow(jaxpr, operands)
             traces.append(trace)
         found = Block(traces, context.barriers, fences=_fences_itself(context)).problems
-    context.shared[Problem] = (jaxpr, found)
+    context.shared[_problems] = (jaxpr, found)
     return found
 
 
@@ -106,11 +108,17 @@ def _fences_itself(context: Any) -> bool:
     return not inferred or bool(getattr(options, "unsafe_no_auto_barriers", False))
 
 
+def _error(problem: Problem) -> InvalidValueError:
+    from pallasite_std.checks.messages import error_of
+
+    return error_of(problem)
+
+
 def _checks(kind: str) -> Callable[[Any, Any], None]:
     def check(jaxpr: Any, context: Any) -> None:
         for problem in _problems(jaxpr, context):
             if problem.kind == kind:
-                raise error_of(problem)
+                raise _error(problem)
 
     return check
 
@@ -124,7 +132,7 @@ def _warns(kind: str) -> Callable[[Any, Any], None]:
         for problem in _problems(jaxpr, context):
             # Nobody can change a kernel of a library that fits problems of all sizes.
             if problem.kind == kind and (kind != "stages" or problem.event.location):
-                warnings.warn(str(error_of(problem)), KernelCheckWarning, stacklevel=2)
+                warnings.warn(str(_error(problem)), KernelCheckWarning, stacklevel=2)
 
     return check
 
@@ -186,6 +194,8 @@ def _check_repeated(walk: Walk, windows: Any, first: int, spec: Any) -> None:
                 candidates.append((number, window, symbol))
     if not candidates:
         return
+    from pallasite_std.checks.dependences import Dependences
+
     written: dict[int, Any] = {}
     for visitor in walk.visit(Dependences):
         for key, data in visitor.written.items():

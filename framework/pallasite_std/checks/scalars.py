@@ -59,6 +59,7 @@ class Places:
     Attributes:
       splits: of symbols.
       asked_for_thread: whether anything depends on the number of the thread.
+      transfers: bytes of copies, by the identity of the equation and the argument.
     """
 
     def __init__(self, mesh: Any):
@@ -70,6 +71,7 @@ class Places:
         self.cluster = cluster
         self.splits = v.Splits()
         self.asked_for_thread = False
+        self.transfers: dict[tuple[int, int], int] = {}
         self._symbols: dict[Any, Any] = {}
 
     def position(self, name: Any) -> Any:

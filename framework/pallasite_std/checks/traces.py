@@ -38,10 +38,10 @@ from pallasite_std.pipelines.warp_specialized.register_split import split_regist
 from pallasite_std.primitives import barriers, copies
 from pallasite_std.rules.registers import set_max_registers_p
 
-MOST_EQUATIONS = 4000
+MOST_EQUATIONS = 2500
 """Of all threads of a kernel together."""
 
-MOST_ITERATIONS = 12
+MOST_ITERATIONS = 10
 
 _HARMLESS = frozenset(
     {
@@ -338,10 +338,7 @@ class Trace(ScalarVisitor):
         if use.role is BarrierRole.WAIT:
             yield Event(Kind.WAIT, equation, barrier=barrier)
             return
-        transferred = 0
-        if use.transfers is not None:
-            types = use.arguments([one.aval for one in equation.invars], params)
-            transferred = use.transfers(types, params)
+        transferred = self._transferred(equation, use) if use.transfers is not None else 0
         if use.role is BarrierRole.COMPLETE:
             expected = transferred if arrivals else 0
             event = Event(Kind.ARRIVE, equation, None, barrier, arrivals, expected, transferred)
@@ -351,6 +348,16 @@ class Trace(ScalarVisitor):
             yield event
         else:
             yield Event(Kind.ARRIVE, equation, None, barrier, arrivals, transferred)
+
+    def _transferred(self, equation: Any, use: BarrierUse) -> int:
+        """Bytes, which do not change from iteration to iteration."""
+        known = self.places.transfers
+        key = id(equation), use.barrier
+        if key not in known:
+            assert use.transfers is not None
+            types = use.arguments([one.aval for one in equation.invars], equation.params)
+            known[key] = use.transfers(types, equation.params)
+        return known[key]
 
     def _undeclared(self, equation: Any, operands: list[Any]) -> Iterator[Event]:
         """A primitive of which no plugin has said what it does: it may read what it is given."""
