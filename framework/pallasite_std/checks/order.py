@@ -280,11 +280,12 @@ class Block:
         )
         if ordered:
             return
-        if earlier.thread != later.thread and (
-            id(first.equation) in self.equations[later.thread]
-            or id(second.equation) in self.equations[earlier.thread]
-        ):
-            return  # Threads that do the same need not wait for one another.
+        if earlier.thread != later.thread:
+            # Threads that write the same need not wait for one another.
+            reads = first.kind in (Kind.READ, Kind.COPY_OUT)
+            writer, other = (second, earlier) if reads else (first, later)
+            if id(writer.equation) in self.equations[other.thread]:
+                return
         if kinds == (Kind.COPY_IN, Kind.COPY_IN) and earlier.thread != later.thread:
             return
         check, what = _COLLISIONS[kinds]
