@@ -80,7 +80,7 @@ class Product:
     @property
     def block(self) -> int:
         """Elements that share a scale factor."""
-        return 16 if self.scale is ml_dtypes.float8_e4m3fn else 32
+        return (16 if self.scale is ml_dtypes.float8_e4m3fn else 32) * (1 + self.sparse)
 
     def build(self) -> Any:
         """The function for JAX."""
@@ -202,6 +202,12 @@ class Product:
             a = floats((self.m, self.k // (1 + self.sparse)), self.dtype, 1)
             b = floats((self.n, self.k), self.dtype, 2)
         arguments, left, right = [a, b], wide(a), wide(b)
+        pairs = np.array([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)], np.uint8)
+        chosen = pairs[generator(5).integers(0, 6, (self.m, self.k // 4))]
+        if self.sparse:
+            full = np.zeros((self.m, self.k // 4, 4))
+            np.put_along_axis(full, chosen.astype(np.int64), left.reshape(*chosen.shape), axis=2)
+            left = full.reshape(self.m, self.k)
         if self.scale is not None:
             for number, rows in enumerate((self.m, self.n)):
                 factors = self._factors(rows, 3 + number)
@@ -209,11 +215,6 @@ class Product:
                 spread = np.repeat(wide(factors), self.block, axis=1)
                 left, right = (left * spread, right) if number == 0 else (left, right * spread)
         if self.sparse:
-            pairs = np.array([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)], np.uint8)
-            chosen = pairs[generator(5).integers(0, 6, (self.m, self.k // 4))]
-            full = np.zeros((self.m, self.k // 4, 4))
-            np.put_along_axis(full, chosen.astype(np.int64), left.reshape(*chosen.shape), axis=2)
-            left = full.reshape(self.m, self.k)
             arguments.append(_formatted(chosen.reshape(self.m, -1), np.dtype(self.dtype).itemsize))
         return arguments, left @ right.T
 
@@ -299,7 +300,7 @@ def _reducing() -> Any:
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     def body(x: Any, out: Any, inside: Any) -> None:
-        value = plgpu.load(x, layout=plgpu.Layout.TCGEN05_TMEM_NATIVE)
+        value = plgpu.load(x, layout=plgpu.Layout.TCGEN05_TMEM_NATIVE, optimized=False)
         plgpu.async_store_tmem(inside, value)
         plgpu.commit_tmem()
         loaded, largest = plgpu.async_load_tmem(
@@ -312,7 +313,13 @@ def _reducing() -> Any:
         body,
         out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
         scratch_types=[plgpu.TMEM((128, 64), jnp.float32)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
+
+
+def _largest() -> tuple[list[np.ndarray], np.ndarray]:
+    x = floats((128, 64), np.float32, 1)
+    return [x], x.max(axis=1)
 
 
 PROGRAMS: dict[str, Program] = {
@@ -339,6 +346,15 @@ PROGRAMS: dict[str, Program] = {
     "nvf4 pair": product(
         m=256, n=256, k=256, dtype=ml_dtypes.float4_e2m1fn, scale=ml_dtypes.float8_e4m3fn, pair=True
     ),
+    "sparse mxf8": product(
+        m=128,
+        n=128,
+        k=256,
+        dtype=ml_dtypes.float8_e5m2,
+        scale=ml_dtypes.float8_e8m0fnu,
+        sparse=True,
+    ),
+    "reducing": Program("sm_103a", _reducing, _largest, 0),
     "cancelling": Program("sm_100a", _cancelling, _squares, 0, np.int32),
 }
 """By name."""

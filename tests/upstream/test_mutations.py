@@ -101,6 +101,10 @@ def always(value):
     return lambda original: lambda *arguments, **options: value
 
 
+def always_property(value):
+    return lambda original: property(lambda self: value)
+
+
 def without_multicast(original):
     def blocks(lanes, masks, instruction):
         return [one[:1] for one in original(lanes, masks, instruction)]
@@ -224,6 +228,10 @@ MUTATIONS = {
     ),
     "the next column of A": (
         "a from registers", multiplication._Product, "_cells", argument(3, lambda one: one ^ 1),
+    ),
+    "the smallest of a row": ("reducing", moves, "_reduce", argument(1, lambda one: "min")),
+    "scale factors for half as many elements": (
+        "sparse mxf8", multiplication.Multiplier, "block", always_property(16),
     ),
     "no signs": ("mxf4", formats, "table", result(np.abs)),
     # Synchronization and launch control.
