@@ -26,6 +26,7 @@ _EXPORTS = {
     "add_chip": "pallasite_simulator.statistics.chips",
     "run_ptx": "pallasite_simulator.api",
     "simulate": "pallasite_simulator.api",
+    "simulate_devices": "pallasite_simulator.api",
 }
 
 __all__ = list(_EXPORTS)
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pallasite_simulator.api import TensorArgument as TensorArgument
     from pallasite_simulator.api import run_ptx as run_ptx
     from pallasite_simulator.api import simulate as simulate
+    from pallasite_simulator.api import simulate_devices as simulate_devices
     from pallasite_simulator.engine.tensor_map import TensorMap as TensorMap
     from pallasite_simulator.errors import DeadlockError as DeadlockError
     from pallasite_simulator.errors import PtxError as PtxError

@@ -119,6 +119,54 @@ def simulate(
     return dataclasses.replace(simulation, unwritten=tuple(unwritten))
 
 
+def simulate_devices(
+    compiled: CompiledKernel,
+    inputs: Sequence[Sequence[Any]],
+    *,
+    sanitize: bool | str | Sequence[str] | None = None,
+    statistics: bool = True,
+    progress: bool | None = None,
+    chip: str | Chip | None = None,
+) -> list[Simulation]:
+    """Runs a compiled kernel on several devices at once, without JAX.
+
+    Args:
+      compiled: from ``pallasite.compile`` of a program in which ``jax.shard_map`` calls the kernel
+        on a mesh of so many devices; an abstract mesh will do.
+      inputs: for each device in the order of the mesh, an array for each of
+        ``compiled.launch.caller_inputs``.
+      sanitize, statistics, progress, chip: as for :func:`simulate`.
+
+    Returns:
+      What the run gave on each device. What was printed and found is with the first one.
+
+    Raises:
+      InvalidTypeError: the inputs are not those that the kernel was compiled for.
+      SimulationError: the kernel did something that has no meaning.
+    """
+    from pallasite_simulator.devices import execution as devices
+
+    settings = _Settings.of(sanitize, statistics, progress, 1, chip)
+    hidden = hidden_operands(compiled, LaunchDevice("cpu", 0, 0))
+    made = {one.input for one in devices.provided(compiled)}
+    first = len(compiled.launch.caller_inputs)
+    kept = [one for number, one in enumerate(hidden, first) if number not in made]
+    given = {rank: [*map(np.asarray, one), *kept] for rank, one in enumerate(inputs)}
+    launch_settings = settings.of_launch(compiled.resources.allocations)
+    launch_settings["processes"] = 1
+    found = devices.simulate(compiled, given, launch_settings, settings.progress)
+    simulations = []
+    for number, (arrays, launch, execution) in enumerate(found):
+        one = settings.result(launch, execution, tuple(arrays.outputs()), "", compiled.target)
+        if number:
+            one = dataclasses.replace(one, printed="", findings=())
+        else:
+            printed = "".join(text for _, _, each in found for text in each.output)
+            one = dataclasses.replace(one, printed=printed)
+        simulations.append(dataclasses.replace(one, unwritten=tuple(arrays.unwritten())))
+    return simulations
+
+
 def run_ptx(
     ptx: str | os.PathLike[str],
     arguments: Sequence[Any] = (),

@@ -117,6 +117,8 @@ class Execution:
       accesses: by number of instruction: the space (``"shared"`` or ``"global"``), how many warps
         executed it, how many passes or sectors that took, how many are needed at least, and bytes.
       sectors: of global memory, which were read, and which were written; None if not counted.
+      links: bytes that went from one device to another, by pair.
+      device: which of several devices; None for one alone.
     """
 
     issued: Array
@@ -126,6 +128,8 @@ class Execution:
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
     accesses: dict[int, tuple[str, int, int, int, int]] = dataclasses.field(default_factory=dict)
     sectors: tuple[Array, Array] | None = None
+    links: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
+    device: int | None = None
 
     @classmethod
     def empty(cls, program: Program) -> Execution:
@@ -164,6 +168,7 @@ class Execution:
         for key, one in traffic.accesses.items():
             self.accesses[place[key]] = one.counts
         self.sectors = (traffic.sectors_read, traffic.sectors_written)
+        _accumulate(self.links, traffic.links)
 
 
 def run(launch: Launch, *, raise_findings: bool = True) -> Execution:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -81,29 +80,50 @@ def execute_devices(
       PallasiteError: what the kernel does has no meaning, or the sanitizer found something.
     """
     sanitizer = executor.make_sanitizer(config.get("sanitize"), compiled.resources.allocations)
-    arrays, launches, state = prepare(
-        compiled,
-        inputs,
-        count,
-        sanitizer=sanitizer,
-        timeout=config.get("simulator_timeout"),
-    )
+    settings = {"sanitizer": sanitizer, "timeout": config.get("simulator_timeout")}
+    arrays, launches, state = prepare(compiled, inputs, count, **settings)
     if executor.launches_nothing(compiled.launch):
         return [one.untouched() for one in arrays]
-    blocks = math.prod(compiled.launch.grid) * len(launches)
-    with progress.bar(compiled.name, blocks, config.get("simulator_progress")) as update:
+    try:
+        executions = _run(launches, state, config.get("simulator_progress"))
+    except SimulationError as error:
+        executor.show(error.printed)
+        raise
+    executor.show("".join(text for one in executions for text in one.output))
+    return [one.outputs() for one in arrays]
+
+
+def simulate(
+    compiled: CompiledKernel,
+    inputs: Mapping[int, Sequence[Array]],
+    settings: Mapping[str, Any],
+    shown: bool | None,
+) -> list[tuple[executor.Arrays, Launch, Execution]]:
+    """Runs a compiled kernel on all devices of its mesh; what the sanitizer finds is not raised.
+
+    Args:
+      compiled: the kernel.
+      inputs: by rank, all inputs on the device but those that tell of other devices.
+      settings: attributes of the launches.
+      shown: whether to show a progress bar.
+    """
+    arrays, launches, state = prepare(compiled, inputs, len(inputs), **settings)
+    executions = _run(launches, state, shown, raise_findings=False)
+    return list(zip(arrays, launches, executions, strict=True))
+
+
+def _run(
+    launches: Sequence[Launch], state: SharedState, shown: bool | None, **options: Any
+) -> list[Execution]:
+    first = launches[0]
+    blocks = first.geometry.blocks * len(launches)
+    with progress.bar(first.program.name, blocks, shown) as update:
         parts = _Progress(update)
-        launches = [
+        told = [
             dataclasses.replace(one, progress=parts.of(number))
             for number, one in enumerate(launches)
         ]
-        try:
-            executions: list[Execution] = run_devices(launches, state)
-        except SimulationError as error:
-            executor.show(error.printed)
-            raise
-    executor.show("".join(text for one in executions for text in one.output))
-    return [one.outputs() for one in arrays]
+        return run_devices(told, state, **options)
 
 
 class _Progress:

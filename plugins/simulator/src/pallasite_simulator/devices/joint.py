@@ -91,7 +91,9 @@ def run_devices(
     parts = []
     for launch, own in zip(launches, arrays, strict=True):
         own.write()
-        traffic = Traffic(memory.size) if launch.statistics else None
+        traffic = None
+        if launch.statistics:
+            traffic = Traffic(memory.size, segments, launch.geometry.device)
         parts.append((Waves(launch, memory, own.parameters(program), traffic), traffic))
     _run(launches, [waves for waves, _ in parts])
     if sanitizer is not None and sanitizer.between_devices is not None:
@@ -101,10 +103,17 @@ def run_devices(
         own.read()
         if traffic is not None:
             waves.execution.add_traffic(program, traffic)
+        waves.execution.device = launch.geometry.device
         executions.append(waves.execution)
         if launch.sanitizer is not None and launch.blocks is None:
             outputs = [*own.outputs, *((unused, None) for unused in launch.unused_outputs)]
             launch.sanitizer.check_outputs(program, outputs, exact=True)
+    links: dict[tuple[int, int], int] = {}
+    for execution in executions:
+        for pair, count in execution.links.items():
+            links[pair] = links.get(pair, 0) + count
+    for execution in executions:
+        execution.links = links
     if sanitizer is not None and raise_findings:
         try:
             sanitizer.finish()

@@ -2,8 +2,8 @@
 
 The figures are those that NVIDIA publishes:
 
-- peak rates, bandwidths and numbers of multiprocessors: "NVIDIA H100 Tensor Core GPU Architecture"
-  (whitepaper), the datasheets of H200, HGX B200 and HGX B300 (an eighth of the figures for eight
+- peak rates, bandwidths (of NVLink, half of the sum of both directions) and numbers of
+  multiprocessors: "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), the datasheets of H200, HGX B200 and HGX B300 (an eighth of the figures for eight
   GPUs), "NVIDIA RTX Blackwell GPU Architecture" and "NVIDIA RTX PRO Blackwell GPU Architecture"
   (whitepapers). All tensor rates are without sparsity, and accumulate in 32 bits.
 - results per clock of a multiprocessor: "CUDA C++ Programming Guide", table "Throughput of Native
@@ -38,6 +38,7 @@ class Chip:
         ``"conversion"``): results per clock of one multiprocessor.
       issue: warp instructions per clock of one multiprocessor.
       shared_bandwidth: bytes of shared memory per clock of one multiprocessor.
+      link_bandwidth: of NVLink, in bytes per second in each direction; 0 without it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Chip:
     pipes: Mapping[str, int]
     issue: int = 4
     shared_bandwidth: int = 128
+    link_bandwidth: float = 0.0
 
 
 _HOPPER_PIPES = {"float32": 128, "float64": 64, "integer": 64, "special": 16, "conversion": 64}
@@ -96,6 +98,7 @@ for _chip in (
         clock=1.98e9,
         memory_bandwidth=3.35e12,
         tensor_rates=_HOPPER_TENSOR,
+        link_bandwidth=450e9,
         pipes=_HOPPER_PIPES,
     ),
     Chip(
@@ -105,6 +108,7 @@ for _chip in (
         clock=1.98e9,
         memory_bandwidth=4.8e12,
         tensor_rates=_HOPPER_TENSOR,
+        link_bandwidth=450e9,
         pipes=_HOPPER_PIPES,
     ),
     Chip(
@@ -117,6 +121,7 @@ for _chip in (
             "f16": 2250e12, "tf32": 1125e12, "f64": 37e12, "f8": 4500e12, "f6": 4500e12,
             "f4": 9000e12, "i8": 4500e12,
         },
+        link_bandwidth=900e9,
         pipes=_HOPPER_PIPES,
     ),
     Chip(
@@ -129,6 +134,7 @@ for _chip in (
             "f16": 2250e12, "tf32": 1125e12, "f64": 1.25e12, "f8": 4500e12, "f6": 4500e12,
             "f4": 13500e12, "i8": 125e12,
         },
+        link_bandwidth=900e9,
         pipes={**_HOPPER_PIPES, "float64": 2, "special": 32},
     ),
     Chip(

@@ -83,6 +83,10 @@ def estimate(statistics: Statistics, chip: Chip) -> Estimate:
     read, written = statistics.memory_read, statistics.memory_written
     moved = (read + written) * whole
     bounds.append(Bound("memory", moved / chip.memory_bandwidth, f"{moved:.3g} bytes"))
+    if statistics.link_bytes and chip.link_bandwidth:
+        sent = statistics.link_bytes * whole
+        seconds = sent / chip.link_bandwidth
+        bounds.append(Bound("links to other devices", seconds, f"{sent:.3g} bytes in a direction"))
     passes = statistics.shared_passes + max(0, statistics.shared_bytes_of_engines) / PASS_BYTES
     passes *= whole
     seconds = passes * PASS_BYTES / (chip.shared_bandwidth * per_second)

@@ -72,6 +72,8 @@ class Statistics:
         multiplicands.
       counters: further numbers that instructions keep, by name.
       estimate: a lower bound of the time on a chip; None if there are no figures of one.
+      device: which of several devices this is; None for one alone.
+      links: bytes that went from one device to another, by pair, on all devices.
     """
 
     kernel: str
@@ -86,6 +88,15 @@ class Statistics:
     tensor_operations: Mapping[str, int]
     counters: Mapping[str, int]
     estimate: roofline.Estimate | None = None
+    device: int | None = None
+    links: Mapping[tuple[int, int], int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def link_bytes(self) -> int:
+        """Bytes that came from other devices, or went to them, whichever are more."""
+        sent = sum(count for (origin, _), count in self.links.items() if origin == self.device)
+        received = sum(count for (_, end), count in self.links.items() if end == self.device)
+        return max(sent, received)
 
     @property
     def warp_instructions(self) -> int:
@@ -146,6 +157,10 @@ class Statistics:
             ],
             "tensor_operations": dict(self.tensor_operations),
             "counters": dict(self.counters),
+            "links": [
+                {"from": origin, "to": end, "bytes": count}
+                for (origin, end), count in sorted(self.links.items())
+            ],
             "estimate": _estimate_json(self.estimate),
         }
 
@@ -203,6 +218,8 @@ def summarize(
         accesses=tuple(_lines(program, execution)),
         tensor_operations=tensor,
         counters=counters,
+        device=execution.device,
+        links=dict(execution.links),
     )
     if chip is not None and found.warp_instructions:
         found = dataclasses.replace(found, estimate=roofline.estimate(found, chip))

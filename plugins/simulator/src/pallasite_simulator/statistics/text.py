@@ -37,6 +37,7 @@ def describe(statistics: Statistics) -> str:
             "operations of tensor cores",
             [(name, f"{count:,}") for name, count in statistics.tensor_operations.items()],
         ),
+        _table("bytes between devices", _links(statistics)),
         _table("others", [(name, f"{count:,}") for name, count in statistics.counters.items()]),
         _estimate(statistics.estimate) if statistics.estimate is not None else "",
     ]
@@ -67,6 +68,13 @@ def _head(statistics: Statistics) -> str:
         f"kernel {statistics.kernel} for {statistics.target}: {blocks},"
         f" {statistics.warp_instructions:,} warp instructions"
     )
+
+
+def _links(statistics: Statistics) -> list[tuple[str, str]]:
+    return [
+        (f"device {origin} to device {end}", f"{count:,}")
+        for (origin, end), count in sorted(statistics.links.items())
+    ]
 
 
 def _bytes(statistics: Statistics) -> list[tuple[str, str]]:

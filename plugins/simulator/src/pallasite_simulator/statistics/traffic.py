@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from pallasite_simulator.engine.lanes import WARP, Lanes
+from pallasite_simulator.engine.memory import DeviceSegments
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array
 
@@ -61,10 +62,16 @@ class Traffic:
     Attributes:
       accesses: by ``id`` of the instruction, which the record keeps alive.
       sectors_read, sectors_written: by sector of global memory, whether it was.
+      links: bytes that went from one device to another, by pair.
     """
 
-    def __init__(self, global_bytes: int):
+    def __init__(
+        self, global_bytes: int, segments: DeviceSegments | None = None, device: int | None = None
+    ):
         sectors = -(-global_bytes // SECTOR_BYTES)
+        self.links: dict[tuple[int, int], int] = {}
+        self._segments = segments
+        self._device = device
         self.accesses: dict[int, Accesses] = {}
         self.sectors_read = np.zeros(sectors, np.bool_)
         self.sectors_written = np.zeros(sectors, np.bool_)
@@ -105,6 +112,8 @@ class Traffic:
 
     def touch(self, offsets: Array, size: int, kind: str) -> None:
         """Notes that pieces of global memory, ``size`` bytes at each offset, were accessed."""
+        if self._segments is not None and self._device is not None:
+            self._count_links(self._segments, self._device, offsets, size, kind)
         first, last = offsets >> _SECTOR_SHIFT, (offsets + (size - 1)) >> _SECTOR_SHIFT
         longest = int((last - first).max()) + 1 if len(offsets) else 0
         for step in range(longest):
@@ -113,6 +122,15 @@ class Traffic:
                 self.sectors_read[sectors] = True
             if kind != "read":
                 self.sectors_written[sectors] = True
+
+    def _count_links(
+        self, segments: DeviceSegments, own: int, offsets: Array, size: int, kind: str
+    ) -> None:
+        devices, counts = np.unique(segments.devices(offsets), return_counts=True)
+        for device, count in zip(devices.tolist(), counts.tolist(), strict=True):
+            if device not in (own, -1):
+                pair = (device, own) if kind == "read" else (own, device)
+                self.links[pair] = self.links.get(pair, 0) + count * size
 
     @property
     def touched_bytes(self) -> tuple[int, int]:
