@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import pallasite
@@ -20,6 +21,8 @@ WARPGROUP = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warp
 def mesh_of(**axes: int) -> jax.sharding.Mesh:
     """A mesh of the first devices, or of those in ``devices`` (an array of its shape)."""
     count = math.prod(axes.values())
+    if len(jax.devices()) < count:
+        pytest.skip(f"needs {count} devices")
     devices = np.array(jax.devices()[:count]).reshape(tuple(axes.values()))
     return jax.sharding.Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 

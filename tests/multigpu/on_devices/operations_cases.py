@@ -232,6 +232,24 @@ def test_arguments_that_do_not_fit(operation, error, text):
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(("count", "m", "n", "k"), [(2, 128, 512, 128), (3, 256, 256, 64)])
+def test_a_product_while_its_operand_is_gathered(count, m, n, k):
+    x, y = numbers((count, m, k), jnp.bfloat16), numbers((count, k, n), jnp.bfloat16, 1)
+    mesh, spec = mesh_of(x=count), PartitionSpec("x")
+
+    def one(a, b):
+        return ops.all_gather_matmul(a[0], b[0], axis_name="x", out_dtype=jnp.float32)[None]
+
+    call = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    with pallasite.target("sm_90a"):
+        (kernel,) = pallasite.compile_all(call, x, y)
+        assert kernel.name == "all_gather_matmul"
+        found = np.asarray(jax.jit(call)(x, y))
+    wide = x.astype(np.float64).reshape(count * m, k)
+    for device in range(count):
+        np.testing.assert_allclose(found[device], wide @ y[device].astype(np.float64), 1e-5, 1e-4)
+
+
 def test_products_with_what_other_devices_have():
     x, y = numbers((2, 64, 64), jnp.bfloat16), numbers((2, 64, 128), jnp.bfloat16, 1)
     mesh, spec = mesh_of(x=2), PartitionSpec("x")

@@ -37,7 +37,7 @@ _NAMES = {
     ),
 }
 
-_RULES = ("rules.identity", "rules.multimem", "rules.semaphores")
+_RULES = ("rules.fences", "rules.identity", "rules.multimem", "rules.semaphores")
 
 
 def _rules() -> RuleSet:

@@ -9,6 +9,9 @@ from pallasite_multigpu.ops.tiles import Tiles, elements_of_tile, tiles_of
 
 WRITES_FROM = 2 << 20
 """Bytes of an array from which on devices write what others get."""
+ONE_STEP, ONE_STEP_OF_TWO = 1 << 20, 16 << 20
+"""Bytes that a device reads at most, where all read all arrays: of many devices, and of two, which
+read no more than in two steps."""
 UNROLL = 8
 """Vectors of 16 bytes that a lane has in flight."""
 
@@ -60,4 +63,5 @@ def method_of_all_reduce(nbytes: int, count: int) -> str:
       nbytes: of this device's array.
       count: devices.
     """
-    return "one_step" if count == 2 or nbytes * (count - 1) <= 1 << 20 else "two_steps"
+    largest = ONE_STEP_OF_TWO if count == 2 else ONE_STEP // (count - 1)
+    return "one_step" if nbytes <= largest else "two_steps"

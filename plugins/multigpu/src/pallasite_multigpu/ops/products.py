@@ -1,18 +1,22 @@
 """Matrix products of operands, or with results, that devices have parts of.
 
 They consist of two kernels: the collective one of this package, and the product that
-``pallasite.ops.matmul`` chooses for the target. The second begins when the first has ended.
+``pallasite.ops.matmul`` chooses for the target. The second begins when the first has ended. On
+Hopper, one kernel gathers and multiplies at the same time, where the shapes are whole tiles.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Hashable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallasite import ops
-from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError, plugins, select_target
 from pallasite_multigpu.ops.api import all_gather, reduce_scatter
 
 
@@ -42,6 +46,9 @@ def all_gather_matmul(
       InvalidTypeError, InvalidValueError: operands that do not fit.
     """
     _check(lhs, rhs)
+    dtype = jnp.dtype(out_dtype or lhs.dtype)
+    if config is None and _fuses(lhs, rhs, axis_name, dtype):
+        return _gathered_product(lhs, rhs, axis_name, dtype)
     whole = all_gather(lhs, axis_name=axis_name)
     return _product(whole, rhs, out_dtype, config)
 
@@ -85,6 +92,46 @@ def matmul_reduce_scatter(
     """
     _check(lhs, rhs)
     return reduce_scatter(_product(lhs, rhs, out_dtype, config), axis_name=axis_name)
+
+
+def _fuses(lhs: jax.Array, rhs: jax.Array, axis_name: Hashable, out_dtype: Any) -> bool:
+    """Whether one kernel does both, on this target and for these operands."""
+    if "wgmma" not in select_target().features or not _has_hopper():
+        return False
+    from pallasite_multigpu.ops import gathered_product
+
+    (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
+    return gathered_product.fits(m, n, k, lhs.dtype, out_dtype, count)
+
+
+def _has_hopper() -> bool:
+    if importlib.util.find_spec("pallasite_hopper") is None:
+        return False
+    return any(one.name == "hopper" and one.state == "loaded" for one in plugins.plugins())
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _gathered_product(lhs: jax.Array, rhs: jax.Array, axis: Hashable, out_dtype: Any) -> jax.Array:
+    from pallasite_multigpu.ops import gathered_product
+
+    blocks = select_target().multiprocessors or 132
+    count = jax.lax.axis_size(axis)
+    return gathered_product.gathered_product(lhs, rhs, axis, count, out_dtype, blocks)[0]
+
+
+def _gathered_product_fwd(lhs: Any, rhs: Any, axis: Any, out_dtype: Any) -> Any:
+    return _gathered_product(lhs, rhs, axis, out_dtype), (lhs, rhs)
+
+
+def _gathered_product_bwd(axis: Any, out_dtype: Any, operands: Any, gradient: Any) -> Any:
+    lhs, rhs = operands
+    gradient = gradient.astype(lhs.dtype)
+    whole = all_gather(lhs, axis_name=axis)
+    of_rhs = ops.matmul(whole, gradient, transpose_a=True)
+    return reduce_scatter(ops.matmul(gradient, rhs, transpose_b=True), axis_name=axis), of_rhs
+
+
+_gathered_product.defvjp(_gathered_product_fwd, _gathered_product_bwd)
 
 
 def _product(lhs: jax.Array, rhs: jax.Array, out_dtype: Any, config: Any) -> jax.Array:

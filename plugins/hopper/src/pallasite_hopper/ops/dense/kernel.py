@@ -42,7 +42,7 @@ def build(
     Returns:
       A function of the left and the right operand and those of the epilogue.
     """
-    loop = _Loop(problem, config, epilogue)
+    loop = MatmulLoop(problem, config, epilogue)
     compute, stages, split = config.warpgroups, config.stages, config.split_k
     # Where blocks of a cluster split k, it has one tile: the buffers for sums are used once.
     clusters = loop.items if split > 1 else min(multiprocessors // config.cluster, loop.items)
@@ -96,7 +96,7 @@ def _turned(shape: tuple[int, int], transposed: bool) -> tuple[int, int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Item:
+class Item:
     """A unit of work.
 
     Attributes:
@@ -112,7 +112,7 @@ class _Item:
     steps: Any
 
 
-class _Loop:
+class MatmulLoop:
     """The body of the kernel for one problem and configuration."""
 
     def __init__(self, problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue):
@@ -155,23 +155,23 @@ class _Loop:
 
         def fetch() -> None:
             plgpu.set_max_registers(memory_registers, action="decrease")
-            self._fetch(a, b, a_smem, b_smem, full, empty)
+            self.fetch(a, b, a_smem, b_smem, full, empty)
 
         def multiply() -> None:
             plgpu.set_max_registers(compute_registers, action="increase")
             write = functools.partial(
-                self._finish, warpgroup, operands, out, out_smem, residual_full
+                self.finish, warpgroup, operands, out, out_smem, residual_full
             )
             if self.config.split_k > 1:
                 write = functools.partial(self._add_parts, warpgroup, sums_smem, summed, write)
-            self._compute(warpgroup, a_smem, b_smem, full, empty, write)
+            self.compute(warpgroup, a_smem, b_smem, full, empty, write)
             plgpu.wait_smem_to_gmem(0)
 
         lax.cond(warpgroup == compute, fetch, multiply)
 
     # Which tiles --------------------------------------------------------------------------------
 
-    def _over_items(self, body: Callable[[_Item, Any], Any], carry: Any) -> Any:
+    def _over_items(self, body: Callable[[Item, Any], Any], carry: Any) -> Any:
         """``carry = body(item, carry)`` for each of this block's units of work."""
         config = self.config
         block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
@@ -195,10 +195,14 @@ class _Loop:
                 else:
                     n = n * config.cluster + member
             first, steps = self._steps(part)
-            item = _Item(part, m * config.tile_m, n * config.tile_n, first, steps)
+            item = Item(part, self.first_row(m), n * config.tile_n, first, steps)
             return body(item, carry)
 
         return lax.fori_loop(0, count, one, carry)
+
+    def first_row(self, m: Any) -> Any:
+        """The first row of the tile that comes ``m``-th; other orders can be defined."""
+        return m * self.config.tile_m
 
     def _steps(self, part: Any) -> tuple[Any, Any]:
         """The first step along k of a part, or of this block, and the number of its steps."""
@@ -221,13 +225,23 @@ class _Loop:
 
     # The producer warpgroup ---------------------------------------------------------------------
 
-    def _fetch(self, a: Any, b: Any, a_smem: Any, b_smem: Any, full: Any, empty: Any) -> None:
+    def begin(self, item: Item) -> None:
+        """Called by the producer before it fetches the operands of a tile."""
+
+    def fetch_left(self, a: Any, item: Item, window: Any, smem: Any, full: Any, share: Any) -> None:
+        """Starts the copy of a part of the left operand; other sources can be defined."""
+        del item
+        plgpu.copy_gmem_to_smem(a.at[window], smem, full, collective_axes=share)
+
+    def fetch(self, a: Any, b: Any, a_smem: Any, b_smem: Any, full: Any, empty: Any) -> None:
+        """The producer: keeps the stages filled."""
         config, problem = self.config, self.problem
         share_a = "cluster" if config.cluster > 1 and config.cluster_along == "n" else None
         share_b = "cluster" if config.cluster > 1 and config.cluster_along == "m" else None
 
-        def tile(item: _Item, carry: Any) -> Any:
+        def tile(item: Item, carry: Any) -> Any:
             rows, columns = pl.ds(item.m, config.tile_m), pl.ds(item.n, config.tile_n)
+            self.begin(item)
 
             def step(index: Any, carry: Any) -> Any:
                 stage, filled = carry
@@ -239,11 +253,9 @@ class _Loop:
                     lambda: None,
                 )
                 depth = pl.ds(index * config.tile_k, config.tile_k)
-                a_window = a.at[depth, rows] if problem.transpose_a else a.at[rows, depth]
+                a_window = (depth, rows) if problem.transpose_a else (rows, depth)
                 b_window = b.at[columns, depth] if problem.transpose_b else b.at[depth, columns]
-                plgpu.copy_gmem_to_smem(
-                    a_window, a_smem.at[stage], full.at[stage], collective_axes=share_a
-                )
+                self.fetch_left(a, item, a_window, a_smem.at[stage], full.at[stage], share_a)
                 plgpu.copy_gmem_to_smem(
                     b_window, b_smem.at[stage], full.at[stage], collective_axes=share_b
                 )
@@ -255,7 +267,7 @@ class _Loop:
 
     # The consumer warpgroups -------------------------------------------------------------------
 
-    def _compute(
+    def compute(
         self,
         warpgroup: Any,
         a_smem: Any,
@@ -264,6 +276,7 @@ class _Loop:
         empty: Any,
         write: Callable[[Any, Any, Any, Any], None],
     ) -> None:
+        """A consumer: multiplies what is in the stages, and writes the sums of each tile."""
         config, problem = self.config, self.problem
         wm, wn = config.warpgroup_m, config.warpgroup_n
         row = warpgroup * wm if config.split == "m" else jnp.int32(0)
@@ -285,7 +298,7 @@ class _Loop:
             # Few rows: the sooner memory is asked for more, the better. Else matmuls set the pace.
             plgpu.barrier_arrive(empty.at[stage], by="lanes" if config.swap else "warps")
 
-        def tile(item: _Item, stage: Any) -> Any:
+        def tile(item: Item, stage: Any) -> Any:
             def scope(acc: Any) -> Any:
                 plgpu.barrier_wait(full.at[stage])
                 plgpu.wgmma(acc, left(stage), right(stage), accumulate=False)
@@ -345,7 +358,7 @@ class _Loop:
         blocks = [functools.partial(as_block, block) for block in range(split)]
         lax.switch(lax.axis_index("part"), blocks)
 
-    def _finish(
+    def finish(
         self,
         warpgroup: Any,
         operands: Any,
