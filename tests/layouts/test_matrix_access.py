@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallasite.layouts import named
-from pallasite.layouts.access import AccessPlan, plan_access, swizzle_bytes
 from pallasite.layouts.construct import strided
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.layouts.registers import RegisterLayout
+from pallasite_std.memory.access import AccessPlan, plan_access, swizzle_bytes
 from pallasite_std.memory.matrix_access import (
     MatrixPlan,
     plan_matrix_access,

@@ -15,12 +15,12 @@ from pallasite.layouts import (
     MemoryLayout,
     RegisterLayout,
     named,
-    plan_access,
     row_major,
     strided,
     swizzle_bytes,
 )
 from pallasite_std.copies.indexed_access import plan_indexed_access
+from pallasite_std.memory.access import plan_access
 
 
 def offsets(layout: MemoryLayout) -> np.ndarray:

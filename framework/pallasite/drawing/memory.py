@@ -21,8 +21,7 @@ from pallasite.drawing.pieces import (
 )
 from pallasite.drawing.svg import MARGIN, Canvas
 from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite.layouts.access import BANKS
-from pallasite.layouts.memory import MemoryLayout
+from pallasite.layouts.memory import BANKS, MemoryLayout
 
 ROW = 20
 """Height of a row in pixels."""

@@ -8,8 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pallasite.layouts.access import BANK_BYTES, BANKS
-from pallasite.layouts.memory import MemoryLayout
+from pallasite.layouts.memory import BANK_BYTES, BANKS, MemoryLayout
 
 CHUNK = 16
 """Bytes that a swizzle moves as one."""

@@ -1,6 +1,5 @@
 """Register and memory layouts as plain data, with the algebra that lowering rules need."""
 
-from pallasite.layouts.access import Access, AccessPlan, ThreadTerm, plan_access
 from pallasite.layouts.construct import (
     Replicated,
     Tiling,
@@ -28,8 +27,6 @@ __all__ = [
     "LANES",
     "THREADS",
     "WARPS",
-    "Access",
-    "AccessPlan",
     "Conversion",
     "ConversionKind",
     "Digit",
@@ -45,13 +42,11 @@ __all__ = [
     "RegisterLayout",
     "Replicated",
     "SplatLayout",
-    "ThreadTerm",
     "Tiling",
     "conversion",
     "default_strided",
     "default_vector_length",
     "describe",
-    "plan_access",
     "resolve",
     "row_major",
     "strided",

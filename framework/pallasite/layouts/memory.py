@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pallasite.errors import InvalidValueError
 from pallasite.layouts.digits import unravel
 
+BANKS = 32
+BANK_BYTES = 4
 SWIZZLES = (16, 32, 64, 128)
 """Swizzle widths in bytes; 16 means none."""
 

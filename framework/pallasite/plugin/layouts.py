@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
+from pallasite.layouts import digits as digits
 from pallasite.layouts import named as named
 from pallasite.layouts import transforms as transforms
-from pallasite.layouts.access import MAXIMUM_BYTES as MAXIMUM_BYTES
-from pallasite.layouts.access import Access as Access
-from pallasite.layouts.access import AccessPlan as AccessPlan
-from pallasite.layouts.access import Piece as Piece
-from pallasite.layouts.access import ThreadTerm as ThreadTerm
-from pallasite.layouts.access import pieces_of as pieces_of
-from pallasite.layouts.access import plan_access as plan_access
-from pallasite.layouts.access import with_swizzle as with_swizzle
 from pallasite.layouts.construct import Replicated as Replicated
 from pallasite.layouts.construct import default_strided as default_strided
 from pallasite.layouts.construct import even as even
@@ -26,6 +19,8 @@ from pallasite.layouts.digits import WARPS as WARPS
 from pallasite.layouts.digits import Digit as Digit
 from pallasite.layouts.digits import Owner as Owner
 from pallasite.layouts.digits import unravel as unravel
+from pallasite.layouts.memory import BANK_BYTES as BANK_BYTES
+from pallasite.layouts.memory import BANKS as BANKS
 from pallasite.layouts.memory import Extent as Extent
 from pallasite.layouts.memory import Extents as Extents
 from pallasite.layouts.memory import MemoryLayout as MemoryLayout

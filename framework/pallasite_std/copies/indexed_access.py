@@ -6,15 +6,8 @@ import dataclasses
 import math
 
 from pallasite.plugin import InvalidValueError
-from pallasite.plugin.layouts import (
-    MAXIMUM_BYTES,
-    MemoryLayout,
-    OffsetTerm,
-    Owner,
-    RegisterLayout,
-    ThreadTerm,
-    swizzle_bytes,
-)
+from pallasite.plugin.layouts import MemoryLayout, OffsetTerm, Owner, RegisterLayout, swizzle_bytes
+from pallasite_std.memory.access import MAXIMUM_BYTES, ThreadTerm
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
     LANES,
     WARPS,
-    AccessPlan,
     ConversionKind,
     Layout,
     MemoryLayout,
@@ -23,6 +22,7 @@ from pallasite.plugin.layouts import (
     conversion,
     reduction_plan,
 )
+from pallasite_std.memory.access import AccessPlan
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer, transfer_passes
 
 SYNCHRONIZATION = 32.0

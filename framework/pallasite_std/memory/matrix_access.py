@@ -14,14 +14,11 @@ import itertools
 from collections.abc import Sequence
 
 from pallasite.plugin import InvalidValueError
-from pallasite.plugin.layouts import (
+from pallasite.plugin.layouts import MemoryLayout, Owner, RegisterLayout, Source
+from pallasite_std.memory.access import (
     Access,
     AccessPlan,
-    MemoryLayout,
-    Owner,
     Piece,
-    RegisterLayout,
-    Source,
     ThreadTerm,
     pieces_of,
     plan_access,
@@ -76,7 +73,7 @@ def plan_transfer(
       matrices: whether the memory and the target have transfers of matrices.
 
     Raises:
-      InvalidValueError: see :func:`~pallasite.layouts.access.plan_access`.
+      InvalidValueError: see :func:`~pallasite_std.memory.access.plan_access`.
     """
     plain = plan_access(layout, memory, alignment_bytes)
     if not matrices or plain.width_bytes > WORD_BITS // 8:
@@ -109,7 +106,7 @@ def plan_matrix_access(
 ) -> MatrixPlan | None:
     """Plans the transfer of an array by matrices; None if it has no rows that lie as they must.
 
-    The arguments are those of :func:`~pallasite.layouts.access.plan_access`.
+    The arguments are those of :func:`~pallasite_std.memory.access.plan_access`.
     """
     bits = memory.element_bits
     if alignment_bytes % ROW_BYTES or bits > 16 or layout.extents != memory.shape:

@@ -8,8 +8,8 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import Target
 from pallasite.plugin.ir import ops
-from pallasite.plugin.layouts import Access
 from pallasite.plugin.lowering import gather
+from pallasite_std.memory.access import Access
 from pallasite_std.memory.matrix_access import MatrixPlan
 from pallasite_std.memory.reference_types import MemoryReference
 

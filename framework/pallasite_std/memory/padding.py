@@ -2,7 +2,7 @@
 
 A layout whose digits go beyond an extent has places without an element. Their values are undefined,
 and must not reach results: accesses of memory are predicated (:class:`Access.guards
-<pallasite.layouts.access.Access>`), and what combines elements of different places fills the
+<pallasite_std.memory.access.Access>`), and what combines elements of different places fills the
 padding first.
 """
 
@@ -16,8 +16,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.layouts import Access, Owner, RegisterLayout
+from pallasite.plugin.layouts import Owner, RegisterLayout
 from pallasite.plugin.lowering import LaunchContext, RegisterArray
+from pallasite_std.memory.access import Access
 
 type Guards = tuple[tuple[int, int], ...]
 """Pairs of a dimension and a limit, as :meth:`RegisterLayout.guards` returns them."""

@@ -26,7 +26,6 @@ from pallasite.plugin.layouts import (
     RegisterLayout,
     even,
     padded,
-    plan_access,
 )
 from pallasite.plugin.lowering import (
     BarrierStorage,
@@ -35,6 +34,7 @@ from pallasite.plugin.lowering import (
     RuleContext,
     TensorMapParameter,
 )
+from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.divisibility import known_divisor
 
 

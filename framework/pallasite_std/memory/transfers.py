@@ -13,18 +13,9 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.layouts import (
-    LANES,
-    WARPS,
-    Access,
-    AccessPlan,
-    Layout,
-    Owner,
-    RegisterLayout,
-    SplatLayout,
-    even,
-)
+from pallasite.plugin.layouts import LANES, WARPS, Layout, Owner, RegisterLayout, SplatLayout, even
 from pallasite.plugin.lowering import LaunchContext, RegisterArray, gather
+from pallasite_std.memory.access import Access, AccessPlan
 from pallasite_std.memory.matrix_access import MatrixPlan, TransferPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import (
     LOAD,

@@ -15,8 +15,9 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.layouts import RegisterLayout, plan_access
+from pallasite.plugin.layouts import RegisterLayout
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, gather, resolve
+from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.accesses import require_scalar
 from pallasite_std.memory.elements import once_per_element
 from pallasite_std.memory.padding import where_elements

@@ -16,7 +16,7 @@ from pallasite.plugin import (
 )
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import ClusterRefTransform
-from pallasite.plugin.layouts import AccessPlan, RegisterLayout, plan_access
+from pallasite.plugin.layouts import RegisterLayout
 from pallasite.plugin.lowering import (
     RegisterArray,
     RuleContext,
@@ -26,6 +26,7 @@ from pallasite.plugin.lowering import (
     resolve_barrier,
 )
 from pallasite_std.barriers.emission import hardware_arrivals
+from pallasite_std.memory.access import AccessPlan, plan_access
 from pallasite_std.memory.elements import once_per_element
 from pallasite_std.memory.padding import where_elements
 from pallasite_std.memory.reference_types import BarrierReference, MemoryReference, default_layout

@@ -11,12 +11,13 @@ from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin.ir import ops
-from pallasite.plugin.layouts import LANES, WARPS, plan_access, row_major, strided
+from pallasite.plugin.layouts import LANES, WARPS, row_major, strided
 from pallasite.plugin.lowering import RuleContext, Value, resolve, resolve_barrier
 from pallasite_std.barriers.emission import LANES_OF_THREAD, hardware_arrivals
 from pallasite_std.copies import copy_plans as plans
 from pallasite_std.copies import plain_copies as plain
 from pallasite_std.copies import tensor_copies as tma
+from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.reference_types import BarrierReference, MemoryReference
 from pallasite_std.memory.transfers import access_addresses
 from pallasite_std.primitives import copies as prim

@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import scf
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.layouts import AccessPlan, Layout, RegisterLayout, describe, plan_access
+from pallasite.plugin.layouts import Layout, RegisterLayout, describe
 from pallasite.plugin.lowering import (
     LayoutContext,
     RegisterArray,
@@ -21,6 +21,7 @@ from pallasite.plugin.lowering import (
     relayout,
     resolve,
 )
+from pallasite_std.memory.access import AccessPlan, plan_access
 from pallasite_std.memory.accesses import orders_stores, require_scalar, write
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import LOAD, can_move_matrices

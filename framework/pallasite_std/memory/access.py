@@ -13,14 +13,21 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pallasite.errors import InvalidValueError
-from pallasite.layouts import digits as dg
-from pallasite.layouts.digits import LANES, WARPS, Digit, Owner
-from pallasite.layouts.memory import MemoryLayout, swizzle_bytes
-from pallasite.layouts.registers import RegisterLayout, Source
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.layouts import (
+    BANK_BYTES,
+    BANKS,
+    LANES,
+    WARPS,
+    Digit,
+    MemoryLayout,
+    Owner,
+    RegisterLayout,
+    Source,
+    swizzle_bytes,
+)
+from pallasite.plugin.layouts import digits as dg
 
-BANKS = 32
-BANK_BYTES = 4
 MAXIMUM_BYTES = 16
 """Bytes that one lane moves by one instruction at most."""
 
