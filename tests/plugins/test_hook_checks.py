@@ -119,9 +119,7 @@ def outcome(body):
     spec = call.params["spec"]
     target = plugins.registry().targets["sm_90a"]
     try:
-        run_stage(
-            "jaxpr", spec.jaxpr, PassContext(spec.name, target, spec.params, spec.mesh, spec)
-        )
+        run_stage("jaxpr", spec.jaxpr, PassContext(spec.name, target, spec.params, spec.mesh, spec))
     except PallasiteError as error:
         return error.message
     return ""

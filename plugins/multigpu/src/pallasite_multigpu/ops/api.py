@@ -185,8 +185,7 @@ def all_to_all(
 
 def _count(axis_name: Hashable) -> int:
     """Devices along an axis, or along several."""
-    count: int = jax.lax.axis_size(axis_name)
-    return count
+    return int(jax.lax.axis_size(axis_name))
 
 
 def _dimension(x: jax.Array, dimension: int, name: str) -> int:
@@ -194,7 +193,7 @@ def _dimension(x: jax.Array, dimension: int, name: str) -> int:
         raise InvalidValueError(
             f"{name} is out of range", got=dimension, expected=f"one of {x.ndim} dimensions"
         )
-    return dimension % x.ndim
+    return int(dimension % x.ndim)
 
 
 def _check_reduction(x: jax.Array, reduction: str) -> None:

@@ -1,8 +1,8 @@
 """A matrix product whose left operand's rows are spread over devices: Hopper's kernel, and in each
 of its blocks one more warpgroup, which writes this device's rows to the others meanwhile.
 
-Blocks begin with the tiles of the device's own rows. Before the first tile of the rows of another
-device they wait until all blocks there have written their part.
+Blocks take the rows of this device first in each group of tiles that are side by side. Before a
+tile of the rows of another device they wait until all blocks there have written their part.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from pallasite_std.api import Epilogue, MatmulProblem
 
 REGISTERS = {"fetch": 40, "send": 40, "compute": 216}
 """Of a lane of each kind of warpgroup; they all start with 128."""
-CONFIG = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, stages=4)
+CONFIG = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, stages=4, group=16)
 SENT = 2048
 """Elements that a block sends at a time."""
-_BLOCKS = "blocks"
 
 
 class _GatheredLoop(MatmulLoop):
@@ -47,13 +46,13 @@ class _GatheredLoop(MatmulLoop):
     def first_row(self, m: Any) -> Any:
         """Tiles of the own rows come first, then those of the next device."""
         own = lax.axis_index(self.axis) * (self.shard // self.config.tile_m)
-        return lax.rem(m + own, self.m_tiles) * self.config.tile_m
+        return lax.rem(m + own, self.problem.m // self.config.tile_m) * self.config.tile_m
 
     def begin(self, item: Item) -> None:
         """Waits until the rows of a tile have arrived."""
         owner = lax.div(item.m, self.shard)
 
-        @pl.when(owner != lax.axis_index(self.axis))
+        @pl.when(owner != lax.axis_index(self.axis))  # type: ignore[untyped-decorator]
         def _() -> None:
             pl.semaphore_wait(self.arrived.at[owner], self.blocks, decrement=False)
             acquire_for_copies()
@@ -84,7 +83,8 @@ class _GatheredLoop(MatmulLoop):
                 peer = lax.rem(own + offset, self.count)
                 plgpu.remote_ref(self.gathered, {self.axis: peer})[there, columns] = tile
 
-        tiles_of(self.shard, self.problem.k, SENT, self.blocks).each(move)
+        block = lax.axis_index("blocks") * self.config.cluster + lax.axis_index("cluster")
+        tiles_of(self.shard, self.problem.k, SENT, self.blocks).each(move, block)
         plgpu.commit_smem()  # All lanes have written: it is also a barrier of the warpgroup.
         for offset in range(1, self.count):
             peer = lax.rem(own + offset, self.count)
@@ -171,7 +171,7 @@ def gathered_product(
     )
     config = dataclasses.replace(CONFIG, epilogue_n=64 * 2 // problem.out_dtype.itemsize)
     items = (problem.m // config.tile_m) * (n // config.tile_n)
-    blocks = min(blocks, items)
+    blocks = min(blocks, items) // config.cluster * config.cluster
     return _build(problem, config, axis, count, blocks)(a, b)
 
 
@@ -188,9 +188,9 @@ def _build(
             jax.ShapeDtypeStruct((problem.m, problem.n), problem.out_dtype),
             jax.ShapeDtypeStruct((problem.m, problem.k), problem.dtype_a),
         ],
-        grid=(blocks,),
-        grid_names=(_BLOCKS,),
-        cluster=(1, 1),
+        grid=(blocks // config.cluster,),
+        grid_names=("blocks",),
+        cluster=(1, config.cluster),
         cluster_names=("part", "cluster"),
         num_threads=warpgroups + 2,
         thread_name="warpgroup",
@@ -199,7 +199,11 @@ def _build(
             "b_smem": plgpu.SMEM((stages, config.tile_k, config.tile_n), problem.dtype_b),
             "out_smem": plgpu.SMEM(staging, problem.out_dtype),
             "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-            "empty": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
+            "empty": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages)
+            if config.cluster == 1
+            else plgpu.ClusterBarrier(
+                collective_axes=("cluster",), num_arrivals=warpgroups, num_barriers=stages
+            ),
         },
         kernel_name="all_gather_matmul",
         compiler_params=plgpu.CompilerParams(

@@ -133,7 +133,7 @@ def gather_in_bulk(x: jax.Array, axis: Hashable, count: int, tile: int, blocks: 
             return pl.ds((block + step * blocks) * tile, tile)
 
         def fetch(step: Any) -> None:
-            @pl.when(step < steps)
+            @pl.when(step < steps)  # type: ignore[untyped-decorator]
             def _() -> None:
                 stage = lax.rem(step, STAGES)
                 plgpu.copy_gmem_to_smem(x_ref.at[place(step)], buffers.at[stage], filled.at[stage])

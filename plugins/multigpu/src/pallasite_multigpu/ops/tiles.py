@@ -34,14 +34,15 @@ class Tiles:
     columns_of_tile: int
     blocks: int
 
-    def each(self, use: Callable[[Any, Any], None]) -> None:
-        """Calls ``use(rows, columns)``, with slices (``pl.ds``), for each tile of this block."""
-        block = lax.axis_index(BLOCKS)
+    def each(self, use: Callable[[Any, Any], None], block: Any = None) -> None:
+        """Calls ``use(rows, columns)``, with slices (``pl.ds``), for each tile of a block: of this
+        one, unless its number is given."""
+        block = lax.axis_index(BLOCKS) if block is None else block
         across, rest_across = divmod(self.columns, self.columns_of_tile)
         down, rest_down = divmod(self.rows, self.rows_of_tile)
         number = across * down
 
-        @pl.when(block < number)
+        @pl.when(block < number)  # type: ignore[untyped-decorator]
         def _() -> None:
             def step(index: Any, _: Any) -> None:
                 tile = block + index * self.blocks
@@ -62,7 +63,7 @@ class Tiles:
             ends += [(pl.ds(down * self.rows_of_tile, rest_down), pl.ds(0, self.columns))]
         for number_of_end, end in enumerate(ends):
 
-            @pl.when(block == (number + number_of_end) % self.blocks)
+            @pl.when(block == (number + number_of_end) % self.blocks)  # type: ignore[untyped-decorator]
             def _(end: Any = end) -> None:
                 use(*end)
 
