@@ -7,6 +7,8 @@ import ctypes
 import dataclasses
 import io
 import math
+import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -203,3 +205,13 @@ def test_errors_go_to_standard_error(monkeypatch):
         monkeypatch.setattr(watcher, "INTERVAL", 0)
         watcher._run()
     assert out.getvalue() == "pallasite: kernel 'a': gave up\n"
+
+
+def test_nothing_here_makes_multicast_objects():
+    """They can put GPUs out of service that others share; the driver is called in one module."""
+    folder = pathlib.Path(groups.__file__).parents[1]
+    texts = {path: path.read_text() for path in folder.rglob("*.py")}
+    assert [path.name for path, text in texts.items() if "libcuda" in text] == ["cuda.py"]
+    called = re.findall(r'"(cu[A-Z]\w+)"', "".join(texts.values()))
+    assert "cuMemAlloc_v2" in called
+    assert not [name for name in called if "Multicast" in name]

@@ -53,3 +53,22 @@ def rows(mesh: jax.sharding.Mesh, shape: tuple[int, ...], dtype: Any, seed: int 
 def like(array: Any, shape: tuple[int, ...] | None = None) -> jax.ShapeDtypeStruct:
     """The type of one row."""
     return jax.ShapeDtypeStruct(array.shape[1:] if shape is None else shape, array.dtype)
+
+
+def numbers(shape, dtype, seed=0):
+    generator = np.random.default_rng(seed)
+    if np.issubdtype(np.dtype(dtype), np.integer):
+        return generator.integers(-100, 100, shape).astype(dtype)
+    return generator.standard_normal(shape).astype(dtype)
+
+
+def on_devices(operation, x, **axes):
+    """Applies an operation on each device to a row of ``x``; returns a row of each."""
+    mesh = mesh_of(**(axes or {"x": len(x)}))
+    spec = PartitionSpec(mesh.axis_names)
+
+    def one(row):
+        return operation(row[0])[None]
+
+    call = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return np.asarray(jax.jit(call)(x))

@@ -109,6 +109,8 @@ def test_constant_ids_and_ids_of_loops_and_memory():
 
 
 def test_meshes_of_some_devices_in_another_order():
+    if len(jax.devices()) < 7:
+        pytest.skip("needs 7 devices")
     devices = np.array(jax.devices())[[6, 1, 4]]
     mesh = jax.sharding.Mesh(devices, ("x",))
     x = rows(mesh, (128,), np.int32)
