@@ -187,7 +187,10 @@ def main() -> None:
     for number, case in enumerate(draw(arguments.seed, arguments.count)):
         if number < arguments.first:
             continue
-        rows.append(measure(case, number, arguments.backward, arguments.repeats))
+        row = measure(case, number, arguments.backward, arguments.repeats)
+        ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
+        print(f"{number}: {case} {row.pallasite_ms:.4f} ms, {ratio}", flush=True)
+        rows.append(row)
     harness.print_table(
         (
             "batch",

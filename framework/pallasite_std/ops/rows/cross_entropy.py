@@ -78,7 +78,7 @@ def _loss(loss: CrossEntropy, logits: jax.Array, labels: jax.Array) -> jax.Array
 
 def _forward(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[jax.Array, Any]:
     rows = as_rows(logits)
-    kernel = cross_entropy_kernels.forward(loss, *rows.shape)
+    kernel = cross_entropy_kernels.forward(loss, *rows.shape, np.dtype(logits.dtype))
     losses, logarithms = kernel(rows, labels.reshape(-1))
     return losses.reshape(labels.shape), (logits, labels, logarithms)
 

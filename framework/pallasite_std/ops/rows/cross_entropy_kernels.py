@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
-from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
+from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters, row_kernel
 from pallasite_std.ops.rows.tiling import VECTOR_BYTES, Registers, streaming_tiling
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -46,7 +46,9 @@ class CrossEntropy:
 
 
 @functools.lru_cache(maxsize=512)
-def forward(loss: CrossEntropy, rows: int, columns: int) -> Callable[..., Any]:
+def forward(
+    loss: CrossEntropy, rows: int, columns: int, dtype: np.dtype[Any]
+) -> Callable[..., Any]:
     """The kernel, a function of logits (rows, columns) and labels (rows,).
 
     Returns: losses and log-sum-exps, float32 (rows,).
@@ -71,7 +73,9 @@ def forward(loss: CrossEntropy, rows: int, columns: int) -> Callable[..., Any]:
 
     vector = jax.ShapeDtypeStruct((rows,), jnp.float32)
     exchanges = 3 if loss.smoothing else 2
-    return row_kernel(body, rows, tiling, [vector, vector], "cross_entropy", exchanges)
+    return row_kernel(
+        body, rows, tiling, [vector, vector], "cross_entropy", exchanges, parameters(dtype)
+    )
 
 
 def _elements(block: Rows, x: Any, columns: Any) -> Any:
@@ -163,4 +167,5 @@ def backward(
         chunk.store(d_x, value)
 
     out = jax.ShapeDtypeStruct((rows, columns), dtype)
-    return elementwise_kernel(work, rows, columns, [out], "cross_entropy_gradient")
+    name = "cross_entropy_gradient"
+    return elementwise_kernel(work, rows, columns, [out], name, parameters(dtype))

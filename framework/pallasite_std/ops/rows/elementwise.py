@@ -33,6 +33,7 @@ def elementwise_kernel(
     columns: int,
     out_types: Sequence[jax.ShapeDtypeStruct],
     name: str,
+    params: Any = None,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel with a block for each tile.
 
@@ -42,6 +43,7 @@ def elementwise_kernel(
       rows, columns: of the matrices.
       out_types: types of the results.
       name: of the kernel, in profiles.
+      params: ``CompilerParams``.
     """
     area = LANES * ELEMENTS
     width = columns if columns <= area else area
@@ -85,5 +87,6 @@ def elementwise_kernel(
         grid=(-(-rows // height) * -(-columns // width),),
         grid_names=("tile",),
         kernel_name=name,
+        compiler_params=params,
     )
     return kernel

@@ -13,7 +13,7 @@ import numpy as np
 from pallasite_std.ops.arguments import matched, without_derivatives, zeros
 from pallasite_std.ops.rows.arguments import float_array, same_type
 from pallasite_std.ops.rows.elementwise import elementwise_kernel, flattened
-from pallasite_std.ops.rows.kernel import Chunk, Rows
+from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters
 
 type Activation = Callable[[jax.Array], jax.Array]
 
@@ -88,4 +88,4 @@ def _kernel(
 
     out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)] * (2 if gradient else 1)
     name = "gated_activation_gradient" if gradient else "gated_activation"
-    return elementwise_kernel(work, rows, columns, out_types, name)
+    return elementwise_kernel(work, rows, columns, out_types, name, parameters(dtype))

@@ -25,6 +25,12 @@ NEUTRAL = {"sum": 0.0, "max": -np.inf}
 REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max}
 
 
+def parameters(dtype: Any) -> Any:
+    """Compiler parameters of kernels that read a dtype: functions are approximate for 16 bits."""
+    narrow = np.dtype(dtype).itemsize < 4
+    return plgpu.CompilerParams(approx_math=narrow)
+
+
 class Chunk:
     """Some columns of a block's rows, in the registers of one warpgroup.
 
@@ -267,7 +273,7 @@ def row_kernel(
     out_types: Sequence[jax.ShapeDtypeStruct],
     name: str,
     exchanges: int,
-    min_blocks: int = 1,
+    params: Any = None,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel with a block for each ``tiling.height`` rows.
 
@@ -278,7 +284,7 @@ def row_kernel(
       out_types: types of the results.
       name: of the kernel, in profiles.
       exchanges: values that the body reduces altogether.
-      min_blocks: how many blocks a multiprocessor should hold, which limits registers.
+      params: ``CompilerParams``.
     """
     height, threads = tiling.height, tiling.threads
 
@@ -303,7 +309,7 @@ def row_kernel(
         grid=(-(-rows // height),),
         grid_names=("rows",),
         kernel_name=name,
-        compiler_params=plgpu.CompilerParams(min_blocks=min_blocks),
+        compiler_params=params,
         **_threads(tiling, exchanges),
     )
     return kernel

@@ -118,16 +118,27 @@ def _kernel(
     dtype: np.dtype[Any],
 ) -> Callable[..., Any]:
     """A kernel of which each block rotates some heads of some tokens."""
-    most = max(1, LANES * ELEMENTS // head_dim)
-    together = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= most)
+    most = max(1, 2 * LANES * ELEMENTS // head_dim)
+    together = 1
+    while heads % (2 * together) == 0 and 2 * together <= most:
+        together *= 2
     height = 1
-    while together == heads and 2 * height * together <= most and tokens % (2 * height) == 0:
+    while 2 * height * together <= most and 2 * height <= tokens:
         height *= 2
+    full, left = tokens // height, tokens % height
 
-    def body(x: Any, cosines: Any, sines: Any, out: Any) -> None:
-        place = pl.ds(lax.axis_index("tokens") * height, height)
+    def body(*refs: Any) -> None:
+        tile = lax.axis_index("tokens")
+        if left:
+            pl.when(tile < full)(lambda: rotate(height, *refs))
+            pl.when(tile == full)(lambda: rotate(left, *refs))
+        else:
+            rotate(height, *refs)
+
+    def rotate(count: int, x: Any, cosines: Any, sines: Any, out: Any) -> None:
+        place = pl.ds(lax.axis_index("tokens") * height, count)
         some = pl.ds(lax.axis_index("heads") * together, together)
-        shape = (height, together, pairs)
+        shape = (count, together, pairs)
         cosine, sine = (lax.broadcast_in_dim(ref[place], shape, (0, 2)) for ref in (cosines, sines))
 
         def turn(first: Any, second: Any) -> tuple[Any, Any]:
@@ -137,7 +148,7 @@ def _kernel(
         if interleaved:
             both = x[place, some, pl.ds(0, 2 * pairs)].reshape(*shape, 2)
             values = turn(both[..., 0], both[..., 1])
-            turned = jnp.stack(values, axis=3).reshape(height, together, 2 * pairs)
+            turned = jnp.stack(values, axis=3).reshape(count, together, 2 * pairs)
             out[place, some, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
         else:
             halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
@@ -151,7 +162,7 @@ def _kernel(
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
-        grid=(heads // together, tokens // height),
+        grid=(heads // together, -(-tokens // height)),
         grid_names=("heads", "tokens"),
         kernel_name="rotary_embedding",
     )
