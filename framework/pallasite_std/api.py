@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pallasite_std.copies import tensor_copies as tensor_copies
     from pallasite_std.copies.tensor_map_encoding import encode as encode
     from pallasite_std.copies.tensor_map_types import element_code as element_code
+    from pallasite_std.host_calls import communicates as communicates
     from pallasite_std.host_calls import kernel_errors as kernel_errors
     from pallasite_std.host_calls import run_on_host as run_on_host
     from pallasite_std.memory import transfers as transfers
@@ -113,7 +114,7 @@ _NAMES = {
     "barriers.types": ("Barrier", "ClusterBarrier"),
     "carried": ("CarriedValue",),
     "copies.tensor_map_encoding": ("encode",),
-    "host_calls": ("kernel_errors", "run_on_host"),
+    "host_calls": ("communicates", "kernel_errors", "run_on_host"),
     "memory.divisibility": ("known_divisor",),
     "memory.matrix_starts": ("MatrixStep", "check_matrix_starts"),
     "memory.reference_types": ("DynamicOffset", "Elsewhere", "MemoryReference"),

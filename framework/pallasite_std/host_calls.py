@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def run_on_host(
     compiled: CompiledKernel,
     *operands: jax.Array,
     request: LaunchRequest | None = None,
-    ordered: bool = False,
+    ordered: bool | None = None,
 ) -> list[jax.Array]:
     """Runs a kernel by a Python function; with that bound, it is what an executor's ``run`` is.
 
@@ -50,12 +51,24 @@ def run_on_host(
     It works wherever kernels do: eagerly, under ``jax.jit``, and inside ``jax.shard_map``. Options
     that a ``with config.scoped(...)`` sets where the program is compiled hold when it runs.
 
-    Calls that are ``ordered`` run one after the other on each device, in the program's order.
+    Calls that are ``ordered`` run one after the other on each device, in the program's order; those
+    of kernels that communicate are, unless something else is said.
     """
     del request
+    if ordered is None:
+        ordered = communicates(compiled)
     call = _HostCall(execute, compiled, config.scoped_options(), ordered)
     results: list[jax.Array] = host_call_p.bind(*operands, call=call)
     return results
+
+
+def communicates(compiled: CompiledKernel) -> bool:
+    """Whether a kernel waits for other devices, as its provided operands say."""
+    return any(
+        json.loads(one.arguments).get("communicates")
+        for one in compiled.launch.hidden_operands
+        if one.provider
+    )
 
 
 @contextlib.contextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
+from tests import python_processes
 
 FOLDER = pathlib.Path(__file__).parent / "on_devices"
 MODULES = sorted(FOLDER.glob("*_cases.py"))
@@ -22,15 +22,9 @@ def test_cases(module: pathlib.Path):
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=8",
         "PYTHONPATH": os.pathsep.join([str(FOLDER), *(path for path in sys.path if path)]),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(module)]
-    done = subprocess.run(
-        [*command, "-o", "python_files=*_cases.py"],
-        env=environment,
-        cwd=FOLDER.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    options = ["-q", "-p", "no:cacheprovider", "-o", "python_files=*_cases.py"]
+    done = python_processes.run(
+        ["-m", "pytest", *options, str(module)], env=environment, cwd=FOLDER.parents[2]
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout

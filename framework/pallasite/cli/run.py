@@ -78,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a keyword argument that is no array, such as causal=True",
     )
+    parser.add_argument(
+        "--devices",
+        metavar="N",
+        type=_count,
+        help="how many CPU devices JAX has, for programs with jax.shard_map",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of random numbers")
     parser.add_argument(
         "--save", metavar="FOLDER", help="write the outputs there: output_0.npy and so on"
@@ -152,6 +158,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_function(arguments: argparse.Namespace) -> Outcome:
     path, _, name = arguments.kernel.partition("::")
     target = kernels.target_of(arguments)
+    if arguments.devices is not None:
+        _use_devices(arguments.devices)
     file = kernel_file.load(path)
     candidate = file.find(name)
     executor = _executor(arguments.executor, "inspect", name)
@@ -372,6 +380,20 @@ def _backend() -> str:
     import jax
 
     return str(jax.default_backend())
+
+
+def _use_devices(count: int) -> None:
+    """Lets JAX have so many CPU devices."""
+    import jax
+
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        raise InvalidValueError(
+            "--devices comes too late: JAX has been started",
+            got=str(error),
+            hint="set XLA_FLAGS=--xla_force_host_platform_device_count=N instead",
+        ) from error
 
 
 def _device(executor: Executor | None) -> contextlib.AbstractContextManager[Any]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from pallasite.plugin import PtxLaunch, RunOptions, RunReport
 from pallasite.plugin.runtime import CompiledKernel
-from pallasite_simulator.api import Simulation, run_ptx, simulate
+from pallasite_simulator.api import Simulation, run_ptx, simulate, simulate_devices
+from pallasite_simulator.devices.execution import provided, provider_of
+from pallasite_simulator.devices.meeting import Meeting
 from pallasite_simulator.types import Array
+from pallasite_std.api import communicates
 
 
 def inspect(compiled: CompiledKernel, inputs: Sequence[Array], options: RunOptions) -> RunReport:
-    """Runs a compiled kernel."""
+    """Runs a compiled kernel; one that communicates, when all devices of its mesh have called."""
+    if communicates(compiled):
+        return _meet(compiled, inputs, options)
     simulation = simulate(
         compiled,
         *inputs,
@@ -22,6 +28,35 @@ def inspect(compiled: CompiledKernel, inputs: Sequence[Array], options: RunOptio
         processes=options.processes,
     )
     return _report(compiled.name, simulation)
+
+
+_meetings: dict[int, tuple[CompiledKernel, Meeting[RunReport]]] = {}
+_lock = threading.Lock()
+
+
+def _meet(compiled: CompiledKernel, inputs: Sequence[Array], options: RunOptions) -> RunReport:
+    """Runs a kernel on several devices, each of which calls this on a thread of its own."""
+    hidden = provided(compiled)
+    rank, count = provider_of(hidden[0]).identify(inputs[hidden[0].input])
+    made = {one.input for one in hidden}
+    own = [one for number, one in enumerate(inputs) if number not in made]
+    with _lock:
+        _, meeting = _meetings.setdefault(id(compiled), (compiled, Meeting(compiled.name, count)))
+
+    def run(all_inputs: Sequence[Sequence[Array]]) -> list[RunReport]:
+        simulations = simulate_devices(
+            compiled,
+            all_inputs,
+            sanitize=options.sanitize,
+            statistics=options.statistics,
+            progress=options.progress,
+        )
+        return [
+            _report(f"{compiled.name} on device {number}", one)
+            for number, one in enumerate(simulations)
+        ]
+
+    return meeting.run(rank, own, run)
 
 
 def inspect_ptx(launch: PtxLaunch, options: RunOptions) -> RunReport:

@@ -82,6 +82,10 @@ class TableProvider:
             )
         return layout.table(0, [0] * (words - layout.MAILBOXES))
 
+    def identify(self, table: np.ndarray) -> tuple[int, int]:
+        """The device of a table: its number in the mesh, and how many there are."""
+        return int(table[layout.RANK]), int(table[layout.COUNT])
+
     def simulated(
         self,
         compiled: CompiledKernel,

@@ -21,6 +21,7 @@ from pallasite_simulator.devices.meeting import Meeting
 from pallasite_simulator.errors import SimulationError
 from pallasite_simulator.launch import Execution, Launch
 from pallasite_simulator.types import Array
+from pallasite_std.api import communicates
 
 
 def provided(compiled: CompiledKernel) -> list[HiddenOperand]:
@@ -28,9 +29,10 @@ def provided(compiled: CompiledKernel) -> list[HiddenOperand]:
     return [one for one in compiled.launch.hidden_operands if one.provider]
 
 
-def communicates(compiled: CompiledKernel) -> bool:
-    """Whether a kernel waits for other devices."""
-    return any(json.loads(one.arguments).get("communicates") for one in provided(compiled))
+def provider_of(operand: HiddenOperand) -> Any:
+    """What makes a provided operand."""
+    module, _, name = operand.provider.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def run_in_program(compiled: CompiledKernel, *operands: Any, request: LaunchRequest) -> Any:
@@ -40,17 +42,16 @@ def run_in_program(compiled: CompiledKernel, *operands: Any, request: LaunchRequ
     count, rank = 1, 0
     for name, size in request.device_mesh.axes:
         count, rank = count * size, rank * size + jax.lax.axis_index(name)
-    meeting = Meeting(compiled.name, count)
+    meeting: Meeting[Sequence[Array]] = Meeting(compiled.name, count)
     execute = functools.partial(_execute, meeting)
     rank = jax.numpy.asarray(rank, jax.numpy.int32)
-    ordered = communicates(compiled)
     made_here = {one.input for one in provided(compiled)}
     own = [one for number, one in enumerate(operands) if number not in made_here]
-    return run_on_host(execute, compiled, rank, *own, request=request, ordered=ordered)
+    return run_on_host(execute, compiled, rank, *own, request=request)
 
 
 def _execute(
-    meeting: Meeting, compiled: CompiledKernel, inputs: Sequence[Array]
+    meeting: Meeting[Sequence[Array]], compiled: CompiledKernel, inputs: Sequence[Array]
 ) -> Sequence[Array]:
     rank, *own = inputs
     number = int(rank)
@@ -186,8 +187,7 @@ def _state(
     """What providers of operands keep in the memory of devices."""
     parts = []
     for operand in hidden:
-        module, _, name = operand.provider.partition(":")
-        provider = getattr(importlib.import_module(module), name)
+        provider = provider_of(operand)
         parts.append(provider.simulated(compiled, count, **json.loads(operand.arguments)))
     sizes = {name: size for one in parts for name, size in one.sizes.items()}
 

@@ -13,28 +13,28 @@ from pallasite_simulator.types import Array
 PATIENCE = 30.0
 """After how many seconds a device that has not come is an error."""
 
-type Run = Callable[[Sequence[Sequence[Array]]], Sequence[Sequence[Array]]]
-"""From the inputs on each device, the outputs on each."""
+type Run[Result] = Callable[[Sequence[Sequence[Array]]], Sequence[Result]]
+"""From the inputs on each device, what comes out on each."""
 
 
 @dataclasses.dataclass
-class _Group:
+class _Group[Result]:
     """One call of all devices.
 
     Attributes:
       inputs: of those that have come, by rank.
-      outputs: on each device, when the kernel has run.
+      outputs: what came out on each device, when the kernel has run.
       error: why it has not.
     """
 
     inputs: dict[int, Sequence[Array]] = dataclasses.field(default_factory=dict)
-    outputs: Sequence[Sequence[Array]] | None = None
+    outputs: Sequence[Result] | None = None
     error: Exception | None = None
     running: bool = False
     left: int = 0
 
 
-class Meeting:
+class Meeting[Result]:
     """Where the devices of one call of a kernel in a program meet, each time the program runs.
 
     The first call of a device meets the first calls of the others, the second one the second ones,
@@ -51,9 +51,9 @@ class Meeting:
         self._location = location
         self._condition = threading.Condition()
         self._come = [0] * count
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _Group[Result]] = {}
 
-    def run(self, rank: int, inputs: Sequence[Array], run: Run) -> Sequence[Array]:
+    def run(self, rank: int, inputs: Sequence[Array], run: Run[Result]) -> Result:
         """Waits for the other devices; the last one to come runs the kernel on all of them.
 
         Args:
@@ -62,7 +62,7 @@ class Meeting:
           run: runs the kernel.
 
         Returns:
-          The outputs on this device.
+          What came out on this device.
 
         Raises:
           ExecutionError: another device did not come in time.
@@ -86,7 +86,7 @@ class Meeting:
             self._condition.notify_all()
             return self._leave(number, group, rank)
 
-    def _wait(self, number: int, group: _Group, rank: int) -> Sequence[Array]:
+    def _wait(self, number: int, group: _Group[Result], rank: int) -> Result:
         if group.error is None and not self._condition.wait_for(
             lambda: group.running or group.error is not None, PATIENCE
         ):
@@ -95,7 +95,7 @@ class Meeting:
         self._condition.wait_for(lambda: group.outputs is not None or group.error is not None)
         return self._leave(number, group, rank)
 
-    def _leave(self, number: int, group: _Group, rank: int) -> Sequence[Array]:
+    def _leave(self, number: int, group: _Group[Result], rank: int) -> Result:
         group.left += 1
         if group.left == self.count:
             del self._groups[number]
@@ -104,7 +104,7 @@ class Meeting:
         assert group.outputs is not None
         return group.outputs[rank]
 
-    def _missing(self, group: _Group) -> ExecutionError:
+    def _missing(self, group: _Group[Result]) -> ExecutionError:
         come = sorted(group.inputs)
         missing = [rank for rank in range(self.count) if rank not in group.inputs]
         return ExecutionError(

@@ -3,9 +3,10 @@
 The figures are those that NVIDIA publishes:
 
 - peak rates, bandwidths (of NVLink, half of the sum of both directions) and numbers of
-  multiprocessors: "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), the datasheets of H200, HGX B200 and HGX B300 (an eighth of the figures for eight
-  GPUs), "NVIDIA RTX Blackwell GPU Architecture" and "NVIDIA RTX PRO Blackwell GPU Architecture"
-  (whitepapers). All tensor rates are without sparsity, and accumulate in 32 bits.
+  multiprocessors: "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), the datasheets of H200,
+  HGX B200 and HGX B300 (an eighth of the figures for eight GPUs), "NVIDIA RTX Blackwell GPU
+  Architecture" and "NVIDIA RTX PRO Blackwell GPU Architecture" (whitepapers). All tensor rates are
+  without sparsity, and accumulate in 32 bits.
 - results per clock of a multiprocessor: "CUDA C++ Programming Guide", table "Throughput of Native
   Arithmetic Instructions" (special functions of B300: "Inside NVIDIA Blackwell Ultra", NVIDIA
   Technical Blog); 128 bytes of shared memory and 4 warp instructions per clock.
