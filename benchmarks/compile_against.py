@@ -104,7 +104,7 @@ class _Worker:
             "PALLASITE_CACHE": "off",
         }
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *groups],
+            [sys.executable, __file__, str(root), *groups],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -171,15 +171,17 @@ def _kernels(groups: Sequence[str]) -> Iterator[tuple[str, Callable[[int], Made]
             yield name, lambda repeat, other=other: other()
 
 
-def _work(groups: Sequence[str]) -> None:
-    """Answers requests on the standard input until it ends."""
+def _work(root: pathlib.Path, groups: Sequence[str]) -> None:
+    """Answers requests on the standard input until it ends, with the plugins of a checkout."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What compilers print is no answer.
+    import harness
     import jax
     import stage_times
 
     from pallasite.runtime import compiler
 
+    harness.ROOT = root
     kernels = dict(_kernels(groups))
     print(json.dumps(list(kernels)), file=answers, flush=True)
     for line in sys.stdin:
@@ -199,4 +201,4 @@ def _work(groups: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    _work(sys.argv[1:])
+    _work(pathlib.Path(sys.argv[1]), sys.argv[2:])

@@ -100,6 +100,7 @@ class _Writer:
         self._functions: set[Any] = set()
         self._primitives: dict[Any, str] = {}
         self._trusted: dict[Any, bool] = {}
+        self._types: dict[Any, int] = {}
 
     def write(self, value: Any) -> None:
         kind = type(value)
@@ -283,8 +284,14 @@ class _Writer:
         if type(value) is not _jax.ShapedArray:
             self.object(value)
             return
+        # By its parts where it appears first, then by a number: few types recur often.
+        found = self._types.get(value)
+        if found is not None:
+            self.parts.append(f"type number {found}")
+            return
         parts = [value.shape, value.dtype, bool(value.weak_type), value.memory_space]
         self.sequence("type", parts)
+        self._types[value] = len(self._types)
 
     def dataclass(self, value: Any) -> None:
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
