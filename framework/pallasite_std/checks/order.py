@@ -45,6 +45,7 @@ class _Phase:
         self.arrivals = self.expected = self.delivered = 0
         self.clock: Clock = {}
         self.announced: Event | None = None
+        self.threads: set[int] = set()
 
 
 class _Barrier:
@@ -52,6 +53,8 @@ class _Barrier:
         self.needed = needed
         self.phases: list[_Phase] = [_Phase()]
         self.threads: set[int] = set()
+        self.lost = False
+        self.first_waits: list[int] = []  # For each phase, how many problems were known then.
 
     @property
     def complete(self) -> int:
@@ -67,7 +70,8 @@ class _Access:
 
 
 class _Ambiguous(Exception):
-    """In which phase an arrival comes is not known."""
+    """In which phase an arrival comes is not known; its argument is how many of the problems that
+    were found do not depend on it, if those are not all."""
 
 
 class Block:
@@ -99,15 +103,27 @@ class Block:
         self.warps: dict[tuple[int, int], range] = {}
         self.accesses: dict[Any, list[_Access]] = {}
         self.copies: list[_Access] = []
+        self.arriving: dict[BarrierAt, set[int]] = {}
         for trace in traces:
+            self._note_arrivals(trace)
             self._begin(trace, {}, {})
         try:
             self._run()
             self._end()
-        except _Ambiguous:
-            self.problems = [one for one in self.problems if one.kind == "transfers"]
+        except _Ambiguous as ambiguous:
+            sure = self.problems[: ambiguous.args[0]] if ambiguous.args else self.problems
+            rest = self.problems[len(sure) :]
+            self.problems = sure + [one for one in rest if one.kind == "transfers"]
         # A slot that is filled too early collides with its readers, those with the copy, and so on.
         self.problems.sort(key=lambda one: _CONSEQUENCES.get(one.what, 0))
+
+    def _note_arrivals(self, trace: Trace) -> None:
+        """Which threads and warps arrive on a barrier at all."""
+        for event in trace.events:
+            if event.arrivals and event.barrier is not None:
+                self.arriving.setdefault(event.barrier, set()).add(id(trace))
+            for warp in event.warps:
+                self._note_arrivals(warp)
 
     def _begin(self, trace: Trace, clock: Clock, waited: dict[BarrierAt, int]) -> None:
         """A thread, or a warp of one."""
@@ -122,7 +138,7 @@ class Block:
 
     def _run(self) -> None:
         moved = True
-        while moved:
+        while moved or self._resolve():
             moved = False
             for thread, trace in enumerate(self.traces):  # Warps are added meanwhile.
                 events = trace.events
@@ -135,8 +151,11 @@ class Block:
     def _step(self, thread: int, event: Event) -> bool:
         """One event of a thread; whether it took place."""
         clock = self.clocks[thread]
-        clock[thread] += 1
         kind = event.kind
+        arrives = kind in (Kind.ARRIVE, Kind.COPY_IN) and event.barrier is not None
+        if arrives and self._is_ambiguous(thread, event):
+            return False
+        clock[thread] += 1
         if kind is Kind.WAIT:
             return self._wait(thread, event)
         if kind is Kind.FORK:
@@ -192,10 +211,14 @@ class Block:
     def _wait(self, thread: int, event: Event) -> bool:
         assert event.barrier is not None
         barrier = self._barrier(event.barrier)
+        if barrier.lost:
+            raise _Ambiguous
         number = self.waited[thread].get(event.barrier, 0)
         if barrier.complete <= number:
             return False
         self.waited[thread][event.barrier] = number + 1
+        if number == len(barrier.first_waits):
+            barrier.first_waits.append(len(self.problems))
         _merge(self.clocks[thread], barrier.phases[number].clock)
         return True
 
@@ -206,8 +229,7 @@ class Block:
         phase, number = barrier.phases[-1], barrier.complete
         if event.arrivals:
             barrier.threads.add(thread)
-        if len(barrier.threads) > 1 and number and (barrier, number - 1) not in clock:
-            raise _Ambiguous
+            phase.threads.add(thread)
         phase.arrivals += event.arrivals
         phase.expected += event.expected
         phase.delivered += event.delivered
@@ -216,8 +238,6 @@ class Block:
         _merge(phase.clock, clock)
         if copy is not None:
             phase.clock[copy] = 1
-        if phase.arrivals > barrier.needed:
-            raise _Ambiguous
         if phase.delivered > phase.expected and barrier.threads <= {thread}:
             self._too_many_bytes(barrier, event)
         if phase.arrivals < barrier.needed or phase.delivered < phase.expected:
@@ -225,6 +245,37 @@ class Block:
         phase.clock[barrier, number] = 1
         clock[barrier, number] = 1
         barrier.phases.append(_Phase())
+
+    def _is_ambiguous(self, thread: int, event: Event) -> bool:
+        """Whether it is not known that an arrival comes in the current phase: others may have
+        completed that one, or may not have completed the one before."""
+        assert event.barrier is not None
+        barrier = self._barrier(event.barrier)
+        if barrier.lost:
+            return False
+        phase, number = barrier.phases[-1], barrier.complete
+        if phase.arrivals + event.arrivals > barrier.needed:
+            return True
+        if len(self.arriving.get(event.barrier, ())) < 2:
+            return False
+        if number and (barrier, number - 1) not in self.clocks[thread]:
+            return True
+        return event.arrivals > 0 and thread in phase.threads
+
+    def _resolve(self) -> bool:
+        """Goes on where only arrivals in unknown phases are left, if nobody waits for them."""
+        for thread, trace in enumerate(self.traces):
+            if self.position[thread] == len(trace.events):
+                continue
+            event = trace.events[self.position[thread]]
+            if event.kind in (Kind.ARRIVE, Kind.COPY_IN) and event.barrier is not None:
+                barrier = self._barrier(event.barrier)
+                if barrier.first_waits:
+                    before = max(barrier.complete - 1, 0)
+                    raise _Ambiguous(*barrier.first_waits[before : before + 1])
+                barrier.lost = True
+                return True
+        return False
 
     def _too_many_bytes(self, barrier: _Barrier, event: Event) -> None:
         """A copy whose bytes nothing has announced."""
