@@ -20,7 +20,7 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import as_transformed, checks, memory_space_of
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class PeerMemRef(_jax.Transform):  # type: ignore[misc]
     """The same array on another device; its type stays as it is.
 
@@ -30,11 +30,15 @@ class PeerMemRef(_jax.Transform):  # type: ignore[misc]
     """
 
     device_id: Any
-    device_id_type: Any = pl.DeviceIdType.MESH
+    device_id_type: Any
 
     def transform_type(self, x: Any) -> Any:
         """The type of the array there."""
         return x
+
+    def commute_ndindexer(self, _: Any, indexer: Any) -> tuple[Any, PeerMemRef]:
+        """The same element, if the index comes first."""
+        return indexer, self
 
     def undo(self, x: Any) -> Any:
         """There is no way back: the other array is another one."""
