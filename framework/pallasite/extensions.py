@@ -206,6 +206,22 @@ class Operation:
     plugin: str = ""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """One line of ``pallasite doctor``.
+
+    Attributes:
+      name: of what was looked at.
+      text: what was found.
+      remedy: what to do, in one line; empty if nothing is wrong.
+    """
+
+    name: str
+    text: str
+    remedy: str = ""
+    plugin: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Contribution:
     """All that one plugin contributes, under the plugin's name."""
@@ -230,6 +246,7 @@ class Contribution:
     executors: tuple[Executor, ...] = ()
     instructions: tuple[InstructionRule, ...] = ()
     stores: tuple[StoreNamespace, ...] = ()
+    diagnoses: tuple[Diagnosis, ...] = ()
     options: tuple[type, ...] = ()
     exports: Names = dataclasses.field(default_factory=dict)
     front_ends: Names = dataclasses.field(default_factory=dict)

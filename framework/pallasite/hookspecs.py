@@ -23,6 +23,7 @@ import pluggy
 if TYPE_CHECKING:
     from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierUse
     from pallasite.extensions import (
+        Diagnosis,
         Executor,
         InferenceRule,
         InstructionRule,
@@ -83,6 +84,12 @@ def pallasite_options() -> type:  # type: ignore[empty-body]
 def pallasite_stores() -> Iterable[StoreNamespace]:  # type: ignore[empty-body]
     """Parts of the cache folder, in which a plugin keeps what is costly to find out. Called by
     ``pallasite cache`` and ``pallasite plugins``; names and folders must be unique."""
+
+
+@hookspec
+def pallasite_diagnoses() -> Iterable[Diagnosis]:  # type: ignore[empty-body]
+    """What ``pallasite doctor`` says of what the plugin needs of the machine. It is called by that
+    command only, so it may look around; if something is missing, that is what it says."""
 
 
 @hookspec

@@ -54,6 +54,7 @@ _RECORDS: Mapping[str, type | str] = {
     "pallasite_executors": extensions.Executor,
     "pallasite_instructions": extensions.InstructionRule,
     "pallasite_stores": extensions.StoreNamespace,
+    "pallasite_diagnoses": extensions.Diagnosis,
     "pallasite_layouts": extensions.NamedLayout,
     "pallasite_operations": extensions.Operation,
     "pallasite_translations": extensions.Translation,

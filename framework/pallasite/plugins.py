@@ -35,6 +35,7 @@ from pallasite.conflicts import (
 from pallasite.errors import MissingNameError, PallasiteError, PluginError
 from pallasite.extensions import (
     Contribution,
+    Diagnosis,
     InstructionRule,
     NamedLayout,
     Operation,
@@ -73,6 +74,7 @@ INSTRUCTIONS = "pallasite_instructions"
 NOT_OF_THE_REGISTRY = (
     INSTRUCTIONS,
     "pallasite_stores",
+    "pallasite_diagnoses",
     "pallasite_exports",
     "pallasite_options",
     "pallasite_front_ends",
@@ -414,6 +416,10 @@ class PluginManager:
         found = list(with_plugin(self._contribute(("pallasite_stores",)), "stores"))
         unique("parts of the cache in folder", found, lambda one: (one.folder, one.suffix))
         return unique("parts of the cache named", found, lambda one: one.name)
+
+    def diagnoses(self) -> list[Diagnosis]:
+        """What plugins say of the machine, for ``pallasite doctor``."""
+        return list(with_plugin(self._contribute(("pallasite_diagnoses",)), "diagnoses"))
 
     def options(self) -> dict[str, type]:
         """Plugins' compiler parameters, by name of plugin: a dataclass each."""

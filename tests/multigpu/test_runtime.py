@@ -21,13 +21,13 @@ from jax.sharding import PartitionSpec
 
 import pallasite
 from pallasite import config, plugins
-from pallasite.errors import ConfigError
+from pallasite.errors import ConfigError, ExecutionError
 from pallasite.plugin import UnsupportedError
 from pallasite.plugin.runtime import LaunchDevice, find_executor
 from pallasite_multigpu.ops import kernels
 from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.protocol.layout import Trap
-from pallasite_multigpu.runtime import groups, warm_up, watcher
+from pallasite_multigpu.runtime import diagnoses, groups, warm_up, watcher
 from pallasite_multigpu.runtime.provider import TABLES
 
 
@@ -205,6 +205,29 @@ def test_errors_go_to_standard_error(monkeypatch):
         monkeypatch.setattr(watcher, "INTERVAL", 0)
         watcher._run()
     assert out.getvalue() == "pallasite: kernel 'a': gave up\n"
+
+
+class FakeDriver:
+    """Three GPUs, of which the last two are not connected."""
+
+    def count(self):
+        return 3
+
+    def reaches(self, one, other):
+        return {one, other} != {1, 2}
+
+
+def test_doctor_says_which_gpus_are_apart(monkeypatch):
+    monkeypatch.setattr(diagnoses, "driver", FakeDriver)
+    local, processes = diagnoses.diagnoses()
+    assert local.text == "GPUs without access to each other's memory: 1-2, 2-1"
+    assert "nvidia-smi topo" in local.remedy and "not supported" in processes.text
+
+    def missing():
+        raise ExecutionError("no driver", got="libcuda.so.1: not found")
+
+    monkeypatch.setattr(diagnoses, "driver", missing)
+    assert diagnoses.diagnoses()[0].text == "on the simulator only: libcuda.so.1: not found"
 
 
 def test_nothing_here_makes_multicast_objects():

@@ -24,6 +24,7 @@ from pallasite.plugin import (
     BarrierKind,
     BarrierOrder,
     BarrierUse,
+    Diagnosis,
     Executor,
     InferenceRule,
     InstructionRule,
@@ -111,6 +112,7 @@ SAMPLES = {
     "pallasite_executors": lambda: Executor(name="toy", platforms=("x",), run=nothing),
     "pallasite_instructions": lambda: InstructionRule(name="toy", bind=nothing),
     "pallasite_stores": lambda: StoreNamespace(name="toy", noun="toy", folder="toy"),
+    "pallasite_diagnoses": lambda: Diagnosis(name="toy", text="is well"),
     "pallasite_layouts": lambda: NamedLayout(name="TOY", specification=nothing),
     "pallasite_layout_proposals": lambda: LayoutProposal(name="toy", propose=nothing),
     "pallasite_operations": lambda: Operation(name="toy", implementation="os:getcwd"),
@@ -143,6 +145,7 @@ def ask(found, hook):
         "pallasite_implementations": found.implementations,
         "pallasite_options": found.options,
         "pallasite_stores": found.stores,
+        "pallasite_diagnoses": found.diagnoses,
         "pallasite_instructions": found.instructions,
         "pallasite_layouts": found.layouts,
         "pallasite_operations": lambda: found.operations("toy", TOY),
@@ -270,9 +273,13 @@ def test_records_with_wrong_fields(hook):
             assert f"{field.name}=" in found.plugins()[0].error
 
 
-@pytest.mark.parametrize("hook", [hook for hook in FIELDS if hook != "pallasite_options"])
+_OWN = ("pallasite_options", "pallasite_diagnoses")
+"""What belongs to each plugin, so that no two can clash."""
+
+
+@pytest.mark.parametrize("hook", [hook for hook in FIELDS if hook not in _OWN])
 def test_two_plugins_that_contradict_each_other(hook):
-    """The error names both. (Options belong to their plugin, so no two can clash.)"""
+    """The error names both."""
     value = SAMPLES[hook]()
     returned = value if isinstance(value, dict) else [value]
     points = [

@@ -15,7 +15,7 @@ import sys
 import pallasite
 from pallasite import config
 from pallasite.cli import output
-from pallasite.cli.checks import PROBLEM, WARNING, Check
+from pallasite.cli.checks import OK, PROBLEM, WARNING, Check
 from pallasite.errors import ConfigError
 
 _LIBRARIES = (("jax", "jax"), ("jaxlib", "jaxlib"), ("llvmlite", "llvmlite.binding"))
@@ -95,6 +95,10 @@ def plugins() -> list[Check]:
             checks.append(Check(plugin.name, text, WARNING, remedy))
         else:
             checks.append(Check(plugin.name, f"{plugin.distribution}, {plugin.state}"))
+    with quiet():
+        for one in manager().diagnoses():
+            state = WARNING if one.remedy else OK
+            checks.append(Check(f"{one.plugin}: {one.name}", one.text, state, one.remedy))
     present = {plugin.name for plugin in found}
     missing = [known for known in known_plugins() if known.name not in present]
     return [

@@ -37,6 +37,7 @@ from pallasite.errors import PluginError as PluginError
 from pallasite.errors import ResourceError as ResourceError
 from pallasite.errors import SourceLocation as SourceLocation
 from pallasite.errors import UnsupportedError as UnsupportedError
+from pallasite.extensions import Diagnosis as Diagnosis
 from pallasite.extensions import Executor as Executor
 from pallasite.extensions import InferenceRule as InferenceRule
 from pallasite.extensions import InstructionRule as InstructionRule

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterable
 
 from pallasite.plugin import (
+    Diagnosis,
     InferenceRule,
     KernelLifecycle,
     LayoutRule,
@@ -27,6 +28,14 @@ def pallasite_options() -> type:
     from pallasite_multigpu.options import MultiGpuOptions
 
     return MultiGpuOptions
+
+
+@hookimpl
+def pallasite_diagnoses() -> list[Diagnosis]:
+    """Whether the GPUs here can reach each other."""
+    from pallasite_multigpu.runtime.diagnoses import diagnoses
+
+    return diagnoses()
 
 
 _NAMES = {
