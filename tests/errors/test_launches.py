@@ -408,6 +408,7 @@ def test_operand_that_is_not_an_array():
     HERE: operand 0 of kernel kernel has a dtype that kernels cannot read
       got: key<fry>[]
       expected: an array of numbers or booleans
+      try: for keys, pass jax.random.key_data(keys) and use jax.random.wrap_key_data inside
     """,
 )
 def test_operand_with_key_dtype():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 
 import pallasite
 from pallasite import config
@@ -85,6 +86,30 @@ def test_keys_in_loops() -> None:
 
     function = plgpu.kernel(kernel, out_type=jax.ShapeDtypeStruct((16,), jnp.float32))
     np.testing.assert_allclose(function(WORDS), body(WORDS), rtol=1e-6)
+
+
+@pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics))
+def test_keys_in_shared_memory(semantics: Any) -> None:
+    """Whole, in part, at computed places, and captured from outside of the scope."""
+
+    def kernel(seed: Any, bits: Any, data: Any) -> None:
+        keys = jax.random.split(jax.random.key(seed[0]), (3, 4))
+
+        def body(all_keys: Any, some: Any) -> None:
+            all_keys[...] = keys
+            i = seed[0] + 1
+            some[...] = all_keys[:, 2]
+            bits[...] = jax.random.bits(all_keys[i, 3], (128,))
+            data[...] = jax.random.key_data(some[pl.ds(i, 2)])
+
+        pl.run_scoped(body, plgpu.SMEM((3, 4), keys.dtype), plgpu.SMEM((3,), keys.dtype))
+
+    types = [jax.ShapeDtypeStruct(shape, jnp.uint32) for shape in ((128,), (2, 2))]
+    params = plgpu.CompilerParams(lowering_semantics=semantics)
+    bits, data = plgpu.kernel(kernel, out_type=types, compiler_params=params)(jnp.arange(1))
+    keys = jax.random.split(jax.random.key(0), (3, 4))
+    np.testing.assert_array_equal(bits, jax.random.bits(keys[1, 3], (128,)))
+    np.testing.assert_array_equal(data, jax.random.key_data(keys[1:, 2]))
 
 
 def test_code_limit() -> None:

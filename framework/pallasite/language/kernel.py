@@ -319,6 +319,7 @@ def _check_operand(value: Any, position: int, name: str) -> Any:
             f"operand {position} of kernel {name} has a dtype that kernels cannot read",
             got=aval,
             expected="an array of numbers or booleans",
+            hint="for keys, pass jax.random.key_data(keys) and use jax.random.wrap_key_data inside",
         )
     return value
 

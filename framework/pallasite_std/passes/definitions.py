@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.extend.core import primitives
 
+from pallasite.plugin import UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import with_jaxprs
 from pallasite_std.definitions.record import Definition
@@ -21,6 +22,10 @@ from pallasite_std.passes.alternatives import check_alternatives
 
 MODULES = ("scan", "products", "simple", "random")
 """Modules of :mod:`pallasite_std.definitions`; each has a table ``DEFINITIONS``."""
+
+
+_ACCESSES = {_jax.get_p: 1, _jax.swap_p: 2}
+"""Loads and stores: how many operands come before the leaves of their transforms."""
 
 
 @functools.cache
@@ -50,6 +55,13 @@ def _is_of_keys(dtype: Any) -> bool:
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
+def _words(aval: Any) -> Any:
+    """The type of the words of keys, or of a reference to them."""
+    if isinstance(aval, _jax.AbstractRef):
+        return aval.update(inner_aval=_jax.physical_aval(aval.inner_aval))
+    return _jax.physical_aval(aval)
+
+
 def _without_elements(atom: Any) -> bool:
     return 0 in getattr(atom.aval, "shape", ())
 
@@ -77,6 +89,7 @@ class _Expansion:
             eqns=equations,
             invars=[self.atom(atom) for atom in jaxpr.invars],
             constvars=[self.atom(atom) for atom in jaxpr.constvars],
+            consts=jaxpr.consts,
             outvars=[self.atom(atom) for atom in jaxpr.outvars],
         )
 
@@ -85,7 +98,7 @@ class _Expansion:
         if isinstance(atom, _jax.Literal) or not _is_key(atom):
             return atom
         if atom not in self.words:
-            self.words[atom] = _jax.new_var(_jax.physical_aval(atom.aval))
+            self.words[atom] = _jax.new_var(_words(atom.aval))
         return self.words[atom]
 
     def equation(self, equation: Any) -> Any:
@@ -98,9 +111,36 @@ class _Expansion:
             return self.call(equation, definition.function)
         check_alternatives(equation)
         keys = any(map(_is_key, (*equation.invars, *results)))
+        if keys and equation.primitive in _ACCESSES:
+            return self.access(equation)
         if equation.primitive in self.carriers.primitives:
             return self.carrier(equation, keys)
         return self.call(equation, _of_keys(equation)) if keys else equation
+
+    def access(self, equation: Any) -> Any:
+        """A load or store of keys: it moves all words of each."""
+        leading = _ACCESSES[equation.primitive]
+        reference = self.atom(equation.invars[0])
+        words = reference.aval.shape[len(equation.invars[0].aval.shape) :]
+        tree = equation.params["tree"]
+        transforms = []
+        for one in tree.unflatten(equation.invars[leading:]):
+            if not isinstance(one, _jax.NDIndexer):
+                raise UnsupportedError(
+                    "a view of a reference to random keys is no part of it",
+                    got=type(one).__name__,
+                    expected="slices and indices",
+                )
+            slices = tuple(_jax.Slice(0, size) for size in words)
+            shape = (*one.shape, *words)
+            transforms.append(_jax.NDIndexer((*one.indices, *slices), shape, one.int_indexer_shape))
+        leaves, tree = jax.tree.flatten(tuple(transforms))
+        stored = [self.atom(atom) for atom in equation.invars[1:leading]]
+        return equation.replace(
+            invars=[reference, *stored, *leaves],
+            outvars=[self.atom(atom) for atom in equation.outvars],
+            params={**equation.params, "tree": tree},
+        )
 
     def carrier(self, equation: Any, keys: bool) -> Any:
         """An equation with jaxprs."""
