@@ -116,12 +116,14 @@ def test_rows_that_nobody_writes_hold_rubbish():
     def body(o):
         o[1] = jnp.full((128,), 7, jnp.int32)
 
-    with (
-        config.scoped(sanitize="outputs"),
-        pytest.raises(Exception, match="384 of 512 elements of output 0"),
-    ):
-        body()
-    result = np.asarray(jax.jit(lambda: body())())
+    for checks in ("outputs", "fast", "all"):
+        with (
+            config.scoped(sanitize=checks),
+            pytest.raises(Exception, match="384 of 512 elements of output 0"),
+        ):
+            body()
+    with config.scoped(sanitize="none"):
+        result = np.asarray(jax.jit(lambda: body())())
     assert (result[1] == 7).all()
     assert (result[[0, 2, 3]].view(np.uint8) == executor.POISON).all()
 

@@ -298,6 +298,47 @@ def test_outputs_that_are_not_written():
     assert [one.kind for one in found] == ["output never written"]
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_outputs_that_are_not_written_are_found_fast(processes):
+    """What holds the rubbish that it began with is so whatever the rubbish is."""
+
+    def part(x_ref, _, __, other_ref, counts_ref, out_ref):
+        block = jax.lax.axis_index("block")
+        rows = pl.ds(block * 16, 16)
+        counts_ref[block] += 1
+        out_ref[rows] = x_ref[rows]
+
+        @pl.when(counts_ref[block] == 2)
+        def _():  # What is aliased is as it was when the kernel runs again.
+            other_ref[block] = 5
+
+    kernel = plgpu.kernel(
+        part,
+        out_type=[jax.ShapeDtypeStruct((64,), jnp.int32)] * 2
+        + [jax.ShapeDtypeStruct((64, 128), jnp.int8)],
+        input_output_aliases={1: 0, 2: 1},
+        grid=(3,),
+        grid_names=("block",),
+    )
+    ones = jnp.ones(64, jnp.int32)
+    x = np.zeros((64, 128), np.int8)
+    x[5:7] = 0xCD - 256  # Written, although it looks as if it were not.
+    compiled = pallasite.compile(kernel, x, ones, ones)
+    simulation = simulate(compiled, x, ones, ones, sanitize="fast", processes=processes)
+    (found,) = simulation.findings
+    assert found.kind == "output written in part"
+    assert "2048 of 8192 elements of output 2 (int8[64, 128]) were never written" in str(found)
+    np.testing.assert_array_equal(simulation.outputs[0][:4], [5, 5, 5, 1])
+
+    def all_of_it(x_ref, out_ref):
+        out_ref[...] = x_ref[...]
+
+    for value in (0xCD, 0x5A):
+        x = np.full((64, 128), value, np.uint8)
+        kernel = plgpu.kernel(all_of_it, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))
+        assert not simulate(pallasite.compile(kernel, x), x, sanitize="fast").findings
+
+
 def test_outputs_that_may_be_left_out():
     def part(x_ref, out_ref):
         out_ref[pl.ds(0, 16)] = x_ref[pl.ds(0, 16)]

@@ -184,6 +184,8 @@ def run(launch: Launch, *, raise_findings: bool = True) -> Execution:
         sanitizer found something; its ``printed`` is what the kernel printed.
     """
     program = launch.program
+    checks_outputs = launch.sanitizer is not None and launch.blocks is None
+    again = _Again(launch) if checks_outputs else None
     memory = program.new_memory()
     arrays = Arrays(memory, launch.arrays, launch.arguments)
     parameters = arrays.parameters(program)
@@ -209,9 +211,9 @@ def run(launch: Launch, *, raise_findings: bool = True) -> Execution:
         if execution is None:
             execution = run_blocks(launch, memory, parameters)
         arrays.read()
-    if launch.sanitizer is not None and launch.blocks is None:
+    if launch.sanitizer is not None and again is not None:
         outputs = [*arrays.outputs, *((one, None) for one in launch.unused_outputs)]
-        launch.sanitizer.check_outputs(program, outputs, exact=share is None)
+        launch.sanitizer.check_outputs(program, outputs, share is None, again.run)
     if launch.sanitizer is not None and raise_findings:
         try:
             launch.sanitizer.finish()
@@ -219,6 +221,51 @@ def run(launch: Launch, *, raise_findings: bool = True) -> Execution:
             error.printed = "".join(execution.output)
             raise
     return execution
+
+
+class _Again:
+    """What it takes to run a launch a second time, made before the first."""
+
+    def __init__(self, launch: Launch):
+        self._launch = launch
+        given = [one for one in launch.arguments if isinstance(one, Pointer)]
+        pointers = [*launch.arrays, *given]
+        if not any(one.output is not None for one in pointers):
+            pointers = []
+        self._contents = {
+            id(one): one.array.copy() if one.writable and not one.undefined else one.array
+            for one in pointers
+        }
+
+    def run(self) -> Callable[[Pointer], Array] | None:
+        """Runs it with other rubbish in memory that the kernel is to write."""
+        from pallasite_simulator.sanitizer.outputs import OTHER_RUBBISH
+
+        copies: dict[int, Pointer] = {}
+
+        def copied[T](one: T) -> T | Pointer:
+            if not isinstance(one, Pointer):
+                return one
+            array = self._contents[id(one)]
+            if one.undefined:
+                array = np.empty_like(array)
+                array.reshape(-1).view(np.uint8)[:] = OTHER_RUBBISH
+            copies[id(one)] = dataclasses.replace(one, array=array)
+            return copies[id(one)]
+
+        second = dataclasses.replace(
+            self._launch,
+            arguments=[copied(one) for one in self._launch.arguments],
+            arrays=[copied(one) for one in self._launch.arrays],
+            sanitizer=None,
+            progress=None,
+            statistics=False,
+        )
+        try:
+            run(second)
+        except SimulationError:
+            return None  # What it does depends on the rubbish.
+        return lambda one: copies[id(one)].array.reshape(-1).view(np.uint8)
 
 
 def _share(launch: Launch) -> Any:

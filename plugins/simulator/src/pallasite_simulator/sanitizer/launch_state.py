@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pallasite_simulator.arguments import Pointer
     from pallasite_simulator.engine.program import Program
     from pallasite_simulator.engine.wave import Wave
+    from pallasite_simulator.sanitizer.outputs import Again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,15 +250,20 @@ class LaunchState:
         return WaveSanitizer(self)
 
     def check_outputs(
-        self, program: Program, outputs: Sequence[tuple[Pointer, int | None]], exact: bool
+        self,
+        program: Program,
+        outputs: Sequence[tuple[Pointer, int | None]],
+        exact: bool,
+        again: Again | None = None,
     ) -> None:
         """Looks for outputs that were not written, given with their offsets in global memory (None
-        for those that the kernel never gets); ``exact`` if this process observed all blocks."""
+        for those that the kernel never gets); ``exact`` if this process observed all blocks,
+        ``again`` runs them again if nobody observed them; without it, nothing is said then."""
         if "outputs" in self.groups and outputs:
             from pallasite_simulator.sanitizer.outputs import check_outputs
 
             recorded = bool(self.groups & {"races", "async"})
-            check_outputs(self, program, outputs, exact and recorded)
+            check_outputs(self, program, outputs, exact and recorded, again)
 
     def finish(self) -> None:
         """Called when all waves have ended.
