@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import contest
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 PRODUCT_LIMITS = {"norm": 8e-3, "largest": 0.08}
@@ -17,9 +19,20 @@ PRODUCT_LIMITS = {"norm": 8e-3, "largest": 0.08}
 Euclidean norm, and of one element in units of the root mean square of all."""
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+SMALL = 2**20
+"""Elements of an array that is made sooner than a program that would make it is compiled."""
+
+
 def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Normally distributed numbers."""
+    if math.prod(shape) > SMALL or isinstance(key, jax.core.Tracer):
+        return _normal(key, shape, dtype)
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    return jnp.asarray(generator.standard_normal(shape, np.float32).astype(dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jax.random.normal(key, shape, jnp.float32).astype(dtype)
 
 
