@@ -176,3 +176,19 @@ def test_disabled():
 
     with pallasite.config.scoped(disabled_passes="check-grid"):
         assert not findings(body, [array(512)], array(512))
+
+
+def test_blocks_that_take_turns():
+    """A semaphore orders what blocks write."""
+
+    def body(x, o, turn):
+        i = lax.axis_index("i")
+        plgpu.semaphore_wait(turn, i, decrement=False)
+        o[...] = x[pl.ds(i * 64, 64)]
+        plgpu.semaphore_signal(turn, 1)
+
+    scratch = [plgpu.SemaphoreType.REGULAR]
+    found = findings(
+        body, [array(256)], array(64), grid=(4,), grid_names=("i",), scratch_types=scratch
+    )
+    assert not found

@@ -14,6 +14,7 @@ from pallasite_std.checks.accesses import Accesses, TooLongError, Use
 from pallasite_std.checks.grids import repeated, uncovered, windows_of
 from pallasite_std.checks.indices import check_indices
 from pallasite_std.checks.scalars import Memory, Places
+from pallasite_std.spaces import SEMAPHORES
 
 if TYPE_CHECKING:
     from pallasite_std.checks.order import Problem
@@ -186,6 +187,10 @@ def run_check_grid(jaxpr: Any, context: Any) -> None:
 
 
 def _check_repeated(walk: Walk, windows: Any, first: int, spec: Any) -> None:
+    table: JaxprTable = walk.context.jaxprs
+    variables = [variable for inner in table.jaxprs(walk.jaxpr) for variable in inner.invars]
+    if any(memory_space_of(one.aval) is SEMAPHORES for one in variables):
+        return  # Blocks may write one after the other.
     candidates = []
     for number, found in windows.items():
         for window in found:
