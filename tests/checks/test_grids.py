@@ -181,14 +181,11 @@ def test_disabled():
 def test_blocks_that_take_turns():
     """A semaphore orders what blocks write."""
 
-    def body(x, o, turn):
+    def body(x, o):
         i = lax.axis_index("i")
-        plgpu.semaphore_wait(turn, i, decrement=False)
+        turn = pl.get_global(plgpu.SemaphoreType.REGULAR)
+        pl.semaphore_wait(turn, i, decrement=False)
         o[...] = x[pl.ds(i * 64, 64)]
-        plgpu.semaphore_signal(turn, 1)
+        pl.semaphore_signal(turn, 1)
 
-    scratch = [plgpu.SemaphoreType.REGULAR]
-    found = findings(
-        body, [array(256)], array(64), grid=(4,), grid_names=("i",), scratch_types=scratch
-    )
-    assert not found
+    assert not findings(body, [array(256)], array(64), grid=(4,), grid_names=("i",))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pallasite.plugin import InvalidValueError, Semantics
+from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import JaxprTable
 from pallasite.plugin.language import MemorySpace, memory_space_of
 from pallasite_std.barriers.base import is_barrier
@@ -14,10 +15,15 @@ from pallasite_std.checks.accesses import Accesses, TooLongError, Use
 from pallasite_std.checks.grids import repeated, uncovered, windows_of
 from pallasite_std.checks.indices import check_indices
 from pallasite_std.checks.scalars import Memory, Places
-from pallasite_std.spaces import SEMAPHORES
+from pallasite_std.primitives import arrays
 
 if TYPE_CHECKING:
     from pallasite_std.checks.order import Problem
+
+_BETWEEN_BLOCKS = frozenset(
+    {_jax.get_global_p, _jax.semaphore_wait_p, _jax.semaphore_read_p, arrays.atomic_p}
+)
+"""What blocks agree by on who writes."""
 
 
 class KernelCheckWarning(UserWarning):
@@ -188,8 +194,8 @@ def run_check_grid(jaxpr: Any, context: Any) -> None:
 
 def _check_repeated(walk: Walk, windows: Any, first: int, spec: Any) -> None:
     table: JaxprTable = walk.context.jaxprs
-    variables = [variable for inner in table.jaxprs(walk.jaxpr) for variable in inner.invars]
-    if any(memory_space_of(one.aval) is SEMAPHORES for one in variables):
+    equations = table.equations(walk.jaxpr)
+    if any(one.primitive in _BETWEEN_BLOCKS for one in equations):
         return  # Blocks may write one after the other.
     candidates = []
     for number, found in windows.items():
