@@ -45,6 +45,35 @@ def test_what_is_right():
     assert _found(_right) == ""
 
 
+def test_blocks_that_load_from_a_peer():
+    """The last block to end tells the peers of what all blocks have done."""
+
+    def body(x_ref, out_ref, buffer, barrier):
+        block = lax.axis_index("grid")
+        source = plgpu.remote_ref(x_ref.at[block, 0:16, 0:32], _other())
+        plgpu.copy_gmem_to_smem(source, buffer, barrier)
+        plgpu.barrier_wait(barrier)
+        out_ref[block] = buffer[...] + 1
+
+    scratch = [plgpu.SMEM((16, 32), np.float32), plgpu.Barrier()]
+    grid = {"grid": (4,), "grid_names": ("grid",)}
+    out = jax.ShapeDtypeStruct((4, 16, 32), np.float32)
+    x = rows(mesh_of(x=2), (4, 16, 64), np.float32)
+    assert _found(body, scratch=scratch, arrays=x, out=out, **grid) == ""
+
+
+def test_multicast():
+    def body(x_ref, all_ref, sum_ref, semaphore):
+        own = lax.axis_index("x")
+        plgpu.multimem_store(x_ref[...], all_ref.at[own], "x")
+        plgpu.semaphore_signal_multicast(semaphore, collective_axes="x")
+        pl.semaphore_wait(semaphore, 3)
+        sum_ref[...] = plgpu.multimem_load_reduce(x_ref, collective_axes="x", reduction_op="add")
+
+    out = (jax.ShapeDtypeStruct((3, 128), np.float32), jax.ShapeDtypeStruct((128,), np.float32))
+    assert _found(body, count=3, out=out) == ""
+
+
 def test_race_between_devices():
     def body(x_ref, out_ref, semaphore):
         plgpu.remote_ref(out_ref, _other())[...] = x_ref[...]

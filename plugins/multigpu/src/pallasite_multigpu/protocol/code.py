@@ -149,6 +149,8 @@ def exit_(fingerprint: int, blocks: int) -> tuple[str, str]:
         "shfl.sync.idx.b32 ticket, ticket, 0, 31, 0xffffffff;",
         f"setp.ne.u32 q, ticket, {blocks - 1};",
         "@q bra.uni LEAVE_${:uid};",
+        # What the first lane knows of the other blocks, all lanes tell the peers.
+        "bar.warp.sync 0xffffffff;",
         f"@p st.relaxed.gpu.global.b32 [own+{layout.EXITS}], 0;",
         # All blocks have begun: the epoch is that of this kernel.
         f"ld.relaxed.gpu.global.b64 word, [own+{layout.TICKETS}];",

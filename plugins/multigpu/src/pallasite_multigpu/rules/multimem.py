@@ -34,7 +34,7 @@ def _memory(
 ) -> MemoryReference:
     check_all_axes(ctx.kernel, axes, what)
     own = resolve(ctx, reference)
-    protocol.communicates(ctx.kernel)
+    protocol.communicates(ctx.kernel, reads=what == "multimem_load_reduce")
     return everywhere(ctx, own, what)
 
 

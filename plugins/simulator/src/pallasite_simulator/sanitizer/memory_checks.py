@@ -33,6 +33,12 @@ _WORDS = 2
 """The level of granules of 4 bytes."""
 
 
+def _only_stores(instruction: Instruction) -> bool:
+    """Whether a strong access does not depend on what was there."""
+    opcode = instruction.opcode
+    return opcode == "st" or (opcode == "multimem" and instruction.has("st"))
+
+
 class MemoryChecks:
     """Checks all accesses of one wave."""
 
@@ -80,7 +86,7 @@ class MemoryChecks:
                 self._access_local(access)
             return
         strong = access.kind == "atomic"
-        reads = access.kind == "read" or (strong and access.instruction.opcode != "st")
+        reads = access.kind == "read" or (strong and not _only_stores(access.instruction))
         writes = access.writes
         if access.instruction.opcode == "mbarrier" and _makes_ready(access.instruction):
             # Other threads must not use the mbarrier before they know that it is ready.
