@@ -7,6 +7,7 @@ From then on, where JAX runs on the CPU, ``jax.experimental.pallas.mosaic_gpu`` 
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 from collections.abc import Callable, Sequence
@@ -62,7 +63,13 @@ def install(target: str, *, sanitize: frozenset[str] = frozenset()) -> None:
       RuntimeError: JAX's compiler cannot be used here.
     """
     capability = capability_of(target)
-    replace_lowering(capability, lambda code: _Kernel(code, capability, sanitize).run)
+
+    def make(code: bytes) -> Callable[..., list[np.ndarray]]:
+        # As on a GPU, what never runs is not compiled.
+        kernel = functools.cache(lambda: _Kernel(code, capability, sanitize))
+        return lambda *arguments: kernel().run(*arguments)
+
+    replace_lowering(capability, make)
 
 
 def capability_of(target: str) -> tuple[int, int]:
