@@ -249,7 +249,7 @@ def test_plugins_without_options_are_found_out_when_a_kernel_is_traced(name, mes
         jax.jit(plgpu.kernel(body, out_type=OUT, compiler_params=params)).trace(OUT)
     lines = str(error.value).splitlines()
     assert __file__ in lines[0] and lines[0].endswith(message)
-    assert lines[1] == "  expected: a plugin that has some: standard, multigpu, naps"
+    assert lines[1] == "  expected: a plugin that has some: multigpu, standard, naps"
     assert lines[2:] == ([f"  try: {hint}"] if hint else [])
 
 
