@@ -15,7 +15,8 @@ def test_defaults(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     monkeypatch.setattr("sys.platform", "linux")
     # Plugins declare theirs when they are imported.
-    own = [n for n in config.OPTIONS if not n.startswith("simulator_") and n != "code_limit"]
+    declared = ("code_limit", "peer_timeout")
+    own = [n for n in config.OPTIONS if not n.startswith("simulator_") and n not in declared]
     assert {name: config.get(name) for name in own} == {
         "target": None,
         "disabled_plugins": (),
