@@ -15,7 +15,7 @@ from pallasite_std.checks.accesses import Accesses, TooLongError, Use
 from pallasite_std.checks.grids import repeated, uncovered, windows_of
 from pallasite_std.checks.indices import check_indices
 from pallasite_std.checks.scalars import Memory, Places
-from pallasite_std.primitives import arrays
+from pallasite_std.primitives import arrays, cluster_launch
 
 if TYPE_CHECKING:
     from pallasite_std.checks.order import Problem
@@ -38,6 +38,7 @@ class Walk:
       opaque: references that something unknown is done to.
       places: the grid.
       complete: whether the kernel is short enough to be followed.
+      all_blocks_run: whether no block is canceled by others, which do its work instead.
     """
 
     def __init__(self, jaxpr: Any, context: Any):
@@ -47,6 +48,10 @@ class Walk:
         self.opaque: set[Any] = set()
         self.places = Places(context.mesh)
         self.complete = True
+        equations = context.jaxprs.equations(jaxpr)
+        self.all_blocks_run = all(
+            one.primitive is not cluster_launch.try_cluster_cancel_p for one in equations
+        )
         try:
             for visitor in self.visit(Accesses):
                 self.uses += visitor.uses
@@ -160,7 +165,7 @@ run_check_arrivals = _checks("arrivals")
 def run_check_indices(jaxpr: Any, context: Any) -> None:
     """Raises if an index certainly leaves an array for some block; see :func:`check_indices`."""
     walk = _walk(jaxpr, context)
-    if walk.complete:
+    if walk.complete and walk.all_blocks_run:
         check_indices(walk.uses, walk.places)
 
 
@@ -169,7 +174,7 @@ def run_check_grid(jaxpr: Any, context: Any) -> None:
     same elements."""
     spec = context.spec
     walk = _walk(jaxpr, context)
-    if spec is None or not walk.complete:
+    if spec is None or not (walk.complete and walk.all_blocks_run):
         return
     first = len(spec.in_avals)
     outputs = dict(enumerate(jaxpr.invars[first:], first))
