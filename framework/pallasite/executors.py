@@ -87,6 +87,7 @@ class LaunchRequest:
       params: the kernel's ``CompilerParams``; None where only the compiled kernel is known.
       device_mesh: the device mesh around the call.
       devices: JAX's devices in the order of that mesh; None where JAX does not say.
+      ordered: whether the call has ``communication_effect``.
     """
 
     platform: str
@@ -94,6 +95,7 @@ class LaunchRequest:
     params: Any = None
     device_mesh: DeviceMesh = DeviceMesh()
     devices: tuple[Any, ...] | None = None
+    ordered: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -52,11 +52,10 @@ def run_on_host(
     that a ``with config.scoped(...)`` sets where the program is compiled hold when it runs.
 
     Calls that are ``ordered`` run one after the other on each device, in the program's order; those
-    of kernels that communicate are, unless something else is said.
+    of kernels that communicate are, where JAX orders them, unless something else is said.
     """
-    del request
     if ordered is None:
-        ordered = communicates(compiled)
+        ordered = communicates(compiled) and (request is None or request.ordered)
     call = _HostCall(execute, compiled, config.scoped_options(), ordered)
     results: list[jax.Array] = host_call_p.bind(*operands, call=call)
     return results

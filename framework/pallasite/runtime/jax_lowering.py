@@ -19,6 +19,7 @@ from jax.interpreters import mlir
 from pallasite import _jax, plugins
 from pallasite.errors import InvalidTypeError
 from pallasite.extensions import LaunchRequest
+from pallasite.language.effects import communication_effect
 from pallasite.language.interpretation import interpretation
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
@@ -63,6 +64,7 @@ def lower_kernel_call(
         params=spec.params,
         device_mesh=_device_mesh(ctx),
         devices=tuple(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else None,
+        ordered=communication_effect in ctx.tokens_in.effects(),
     )
     if spec.interpret is not None:
         run = interpreter(spec.interpret, spec.name, request)

@@ -171,6 +171,30 @@ def test_several_kernels_in_a_loop_and_independent_ones():
     np.testing.assert_array_equal(third, x[::-1] * 3 + 1)
 
 
+def test_kernels_of_the_front_ends_of_pallas():
+    mesh = mesh_of(x=2)
+    x = rows(mesh, (128,), np.int32)
+    options = {"compiler_params": plgpu.CompilerParams()}
+    memory = pl.BlockSpec(memory_space=plgpu.GMEM)
+
+    def body(x_ref, out_ref, semaphore):
+        _put(x_ref, out_ref, semaphore, 1 - lax.axis_index("x"))
+
+    by_call = pl.pallas_call(
+        body,
+        out_shape=like(x),
+        in_specs=[memory],
+        out_specs=memory,
+        scratch_shapes=[SEMAPHORE],
+        **options,
+    )
+    by_mesh = pl.kernel(
+        body, out_type=like(x), scratch_types=[SEMAPHORE], mesh=plgpu.Mesh(), **options
+    )
+    for kernel in (by_call, by_mesh):
+        np.testing.assert_array_equal(run(kernel, mesh, x), x[::-1] + 1)
+
+
 def test_signals_together_and_reading_semaphores():
     mesh = mesh_of(x=4)
     x = rows(mesh, (128,), np.int32)

@@ -42,7 +42,8 @@ def run_in_program(compiled: CompiledKernel, *operands: Any, request: LaunchRequ
     count, rank = 1, 0
     for name, size in request.device_mesh.axes:
         count, rank = count * size, rank * size + jax.lax.axis_index(name)
-    meeting: Meeting[Sequence[Array]] = Meeting(compiled.name, count)
+    where = [json.loads(one.arguments).get("location", "") for one in provided(compiled)]
+    meeting: Meeting[Sequence[Array]] = Meeting(compiled.name, count, where[0])
     execute = functools.partial(_execute, meeting)
     rank = jax.numpy.asarray(rank, jax.numpy.int32)
     made_here = {one.input for one in provided(compiled)}

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallasite.plugin import ExecutionError, PallasiteError, SourceLocation
+from pallasite.plugin import ExecutionError, PallasiteError
 from pallasite_simulator.types import Array
 
 PATIENCE = 30.0
@@ -44,11 +44,11 @@ class Meeting[Result]:
       count: how many devices there are.
     """
 
-    def __init__(self, name: str, count: int, location: SourceLocation | None = None):
-        """Of a kernel of this name, which ``count`` devices run."""
+    def __init__(self, name: str, count: int, location: str = ""):
+        """Of a kernel of this name, which ``count`` devices run, and the user's line of it."""
         self._name = name
         self.count = count
-        self._location = location
+        self._where = f"{location}: " if location else ""
         self._condition = threading.Condition()
         self._come = [0] * count
         self._groups: dict[int, _Group[Result]] = {}
@@ -108,12 +108,11 @@ class Meeting[Result]:
         come = sorted(group.inputs)
         missing = [rank for rank in range(self.count) if rank not in group.inputs]
         return ExecutionError(
-            f"kernel {self._name!r} communicates, but not all devices of its mesh have called it"
-            f" within {PATIENCE:g} s",
+            f"{self._where}kernel {self._name!r} communicates, but not all devices of its mesh have"
+            f" called it within {PATIENCE:g} s",
             got=f"{_devices(come)} came, {_devices(missing)} did not",
             expected=f"a call on each of the {self.count} devices",
             hint="call it on all devices, in the same order: not in a branch that only some take",
-            location=self._location,
         )
 
 
