@@ -78,8 +78,7 @@ def test_every_piece_of_work_is_done_once(threads, cluster, semantics):
 @BOTH
 @pytest.mark.parametrize("axes", ["wg", ()], ids=["named", "seen"])
 def test_by_hand(semantics, axes):
-    """The last of 21 blocks is taken over, by one of the others, and writes nothing: its threads ask
-    once."""
+    """The last of 21 blocks is taken over by another and writes nothing; its threads ask once."""
 
     def body(o, large, result, answered):
         del large
