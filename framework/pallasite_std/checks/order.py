@@ -377,7 +377,7 @@ class Block:
         for variable, events in used.items():
             count = math.prod(variable.aval.shape)
             others = any(b.variable is variable and b.index not in events for b in self.barriers)
-            if len(events) < count and not others:
+            if 1 < len(events) < count and not others:
                 (first, *_) = events.values()
                 self.problems.append(Problem("stages", first, "more", None, (count, len(events))))
 
