@@ -55,6 +55,11 @@ FAILURES = (
         "test_copy_gmem_to_smem_clamped_arrivals|test_program_id_in_block_spec",
         "CpuCallback error",
     ),
+    Own(
+        "compares all bits of sums with JAX's on the CPU, whose order is another",
+        "test_realistic_matmul$",
+        "Arrays are not equal",
+    ),
     Own("prints with a format that CUDA does not know", "test_cond", "CpuCallback error"),
     Own(
         "the test looks at how JAX calls a kernel on a GPU",
