@@ -365,6 +365,7 @@ def test_pipelines_of_llvm():
         "x\ndefine void @a() {\n}\ndefine void @b() {\n}",
         'br label %b, !llvm.loop !3\n!3 = !{!4}\n!4 = !{!"llvm.loop.unroll.full"}',
         "  %1 = phi i32 [ 0, %a ]\n  %2 = load i32, ptr %p, !invariant.load !1",
+        "  %1 = call {" + ", ".join(["float"] * 32) + '} asm sideeffect "x", "=f"()',
     ):
         assert ptx.sufficient_pipeline(text) == "O1"
     assert ptx.sufficient_pipeline("\ndefine void @a() {\n  %1 = phi i32 [ 0, %a ]\n}") == "short"

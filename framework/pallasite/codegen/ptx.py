@@ -61,6 +61,7 @@ _DEBUG_NOISE = re.compile(
     r"^(?:\$L__(?:tmp|func_begin|func_end)\d+:|\t\.section\s+\.debug_macinfo\s*\{\s*\})\n",
     re.MULTILINE,
 )
+_WIDE_RESULT = re.compile(r"= call \{(?:[^,}]+,){31}")
 _POSITION = re.compile(r":(\d+):\d+: error: (.*)")
 
 
@@ -159,11 +160,13 @@ def sufficient_pipeline(llvm: str) -> str:
     """The shortest pipeline that does all that a kernel needs: ``"short"`` or ``"O1"``.
 
     Only the longer one inlines calls of the kernel's own functions, unrolls loops that ask for it,
-    and moves loads of memory that does not change out of loops.
+    and moves loads of memory that does not change out of loops. Kernels with instructions of 32 and
+    more results are short of registers, and some spill after the shorter one.
     """
     several = llvm.count("\ndefine ") > 1
     hoists = "!invariant.load" in llvm and " = phi " in llvm
-    return "O1" if several or hoists or "llvm.loop.unroll" in llvm else "short"
+    wide = _WIDE_RESULT.search(llvm) is not None
+    return "O1" if several or hoists or wide or "llvm.loop.unroll" in llvm else "short"
 
 
 def simplify(module: Any, target: Target) -> None:
