@@ -287,10 +287,10 @@ def test_window_outside():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the access leaves dimension 0 of the array, which has 128 elements
-      got: 1 elements from 128
-      expected: a window inside the array
-      try: copy_gmem_to_smem fills what lies outside with zeros
+    HERE: this access leaves the array: dimension 0 has 128 elements
+      got: index 128 of an array of shape (128, 64)
+      expected: indices from 0 to 127
+      try: fewer blocks or iterations, pl.when around the access, or a mask
     """,
 )
 def test_index_outside():

@@ -182,7 +182,6 @@ class Block:
             for trace in event.warps:
                 self._begin(trace, self.clocks[thread], self.waited[thread])
             self.warps[key] = range(first, len(self.traces))
-            return False
         for warp in self.warps[key]:
             trace = self.traces[warp]
             if not trace.complete or self.position[warp] < len(trace.events):
@@ -355,7 +354,9 @@ class Block:
         if not all(ended):
             pairs = zip(self.position, self.traces, strict=True)
             events = [t.events[n] for n, t in pairs if n < len(t.events)]
-            self._blocked([event for event in events if event.kind is Kind.WAIT])
+            waits = [event for event in events if event.kind is Kind.WAIT]
+            if waits:
+                self._blocked(waits)
             return
         for copy in self.copies:
             if copy.event.kind is Kind.COPY_IN:
