@@ -24,6 +24,11 @@ from pallasite.known_plugins import provider
 
 #: What differs on purpose: "name", "name(parameter)" or "name.attribute" -> the reason.
 DIFFERENCES: dict[str, str] = {
+    "CompilerParams": "what plugins take are keywords and attributes, but no fields",
+    **{
+        f"CompilerParams.profile_{name}": "an attribute of instances, not of the class"
+        for name in ("bounds_check", "dir", "space", "trace_scope")
+    },
     "BlockSpec.to_block_mapping": "called by Pallas only, which passes the context by keyword",
     "MemorySpace.__call__": "each space, those of plugins too, takes its own arguments by keyword",
     "MemorySpace.TMEM": "tensor memory, which the Blackwell plugin brings",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
@@ -27,6 +28,23 @@ class LoweringSemantics(enum.Enum):
 
 class _WithKeywords(type):
     """Takes options of plugins as keywords, beside the fields."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        declared = plugins.manager().options()
+        kinds = [cls, *(declared[one] for one in dict.fromkeys(keyword_owners(declared).values()))]
+        fields = {
+            field.name: inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=field.type,
+            )
+            for kind in kinds
+            for field in dataclasses.fields(cast(Any, kind))
+            if kind is cls or field.metadata.get("keyword")
+        }
+        return inspect.Signature(list(fields.values()))
 
     def __call__(cls, **given: Any) -> Any:
         others = given.keys() - {field.name for field in dataclasses.fields(cast(Any, cls))}
