@@ -188,6 +188,7 @@ def test_a_hook_that_raises(hook, error):
     assert found.plugins()[0].state == "failed"
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("hook", FIELDS)
 def test_a_hook_that_hangs(hook):
     """It can be interrupted, the message says what was running, and nothing is left behind."""
@@ -211,10 +212,19 @@ def test_a_hook_that_hangs(hook):
     assert [one.state for one in found.plugins()] == ["loaded"], found.plugins()[0].error
 
 
+@pytest.fixture
+def interruptible():
+    """Interrupts arrive, also where the session was started in the background, without them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def _interrupt_soon():
     threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_plugin_that_hangs_when_it_is_imported():
     def load():
         _interrupt_soon()
