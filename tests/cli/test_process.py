@@ -21,7 +21,7 @@ def test_help():
     assert "doctor" in done.stdout
 
 
-CORE = ("config", "errors", "executors", "files", "forks", "resource", "targets")
+CORE = ("config", "errors", "executors", "files", "forks", "launch", "resource", "targets")
 """Modules of the framework that load little themselves."""
 
 LOADED = """

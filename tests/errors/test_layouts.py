@@ -467,8 +467,7 @@ def test_host_callback():
 @refused(
     InvalidValueError,
     r"""
-    HERE: inlined code twice failed: ValueError: Operand 1 of operation "arith.addi" must be a \
-        Value (contained a None item)
+    HERE: inlined code twice failed: ValueError: operand value cannot be None
     """,
 )
 def test_inline_code_that_uses_the_library_wrongly():

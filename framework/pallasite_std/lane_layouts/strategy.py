@@ -52,8 +52,10 @@ class LaneStrategy(LayoutStrategy):
         if hint is None:
             hint = self._known_layouts.layout(variable)
         self._equations[id(equation)] = equation
-        if hint is None and all(isinstance(x.aval, _jax.ShapedArray) for x in equation.invars):
-            # Loads choose layouts that suit memory.
+        odd = any(extent & (extent - 1) for extent in getattr(variable.aval, "shape", ()))
+        if hint is None and odd and all(_is_array(x.aval) for x in equation.invars):
+            # Loads choose layouts that suit memory. Default layouts of odd shapes differ, by rank
+            # and by what they are broadcast from, more than conversions should have to mend.
             hint = self._known_layouts.emitted(variable)
         return hint, self._access_widths.limit(variable)
 
@@ -112,3 +114,7 @@ class LaneStrategy(LayoutStrategy):
             for atom, proposal in zip(equation.invars, proposals, strict=True):
                 if proposal is not None and not isinstance(atom, _jax.Literal):
                     hints[atom] = proposal
+
+
+def _is_array(aval: Any) -> bool:
+    return isinstance(aval, _jax.ShapedArray)

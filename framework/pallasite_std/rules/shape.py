@@ -85,7 +85,12 @@ def _broadcast_in_dim(
 
 
 def _repeats_much(layout: Layout) -> bool:
-    """Whether lanes hold many more elements than they have to, as others hold the same ones."""
+    """Whether lanes hold many more elements than they have to, as others hold the same ones.
+
+    Where extents are powers of two, casts to other layouts only have to choose among these.
+    """
+    if not any(extent & (extent - 1) for extent in layout.shape):
+        return False
     held = layout.registers * layout.vector_length
     return held > 4 * padded(layout.shape).registers and held > 16
 
