@@ -42,6 +42,12 @@ _PURE = frozenset(
 )
 """Instructions that do nothing but compute registers from registers."""
 
+_BY_ELEMENT = frozenset({"add", "sub", "mul", "fma", "mad", "min", "max", "abs", "neg"})
+"""Of these, those that compute each element of packed operands by itself."""
+
+_PACKED = {"f32x2": 32, "f16x2": 16, "bf16x2": 16, "s16x2": 16, "u16x2": 16}
+"""Bits of an element by the type of two."""
+
 _ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -301,6 +307,9 @@ class UndefinedValues:
             selector = self._value(lanes, operands[2], known, instruction)
             if selector is not None and not bits[2].any():
                 return _permuted(bits[0] | bits[1] << np.uint64(32), selector)
+        packed = next((m for m in instruction.modifiers if m in _PACKED), None)
+        if packed is not None and name in _BY_ELEMENT:
+            return _spread(anything, _PACKED[packed])
         if name == "cvt":
             kinds = [TYPES[m] for m in instruction.modifiers if m in TYPES]
             if len(kinds) == 2 and all(one.integer for one in kinds):
@@ -409,6 +418,15 @@ class UndefinedValues:
             if origin.instruction is not instruction:
                 text += f", and uses it at {place(instruction)}"
             self.reporter.simple(origin.kind, wrong, text, origin.instruction, origin.hint)
+
+
+def _spread(bits: Array, width: int) -> Array:
+    """All bits of each of two elements of which any is set."""
+    element = (_ONE << np.uint64(width)) - _ONE
+    low = np.where(bits & element != 0, element, np.uint64(0))
+    high = np.where(bits >> np.uint64(width) & element != 0, element, np.uint64(0))
+    result: Array = low | high << np.uint64(width)
+    return result
 
 
 def _extended(bits: Array, width: int, signed: bool) -> Array:
