@@ -44,8 +44,11 @@ def test_barriers():
     r"""
     HERE: no lowering rule for primitive 'copy_smem_to_gmem' under WARPGROUP semantics on target \
         'sm_80'
-      expected: a case that has a rule: LANE on targets with tma (plugin 'standard'); WARP on \
-        targets with tma (plugin 'standard')
+      got: operands Ref<smem>{float32[64,64]}, Ref<gmem>{float32[128,64]}
+      expected: a case that has a rule: LANE on targets with tma_scatter for operands of which \
+        scatters is true (plugin 'blackwell'); LANE on every target for operands of which \
+        scatters is true (plugin 'blackwell'); LANE on targets with tma (plugin 'standard'); \
+        WARP on targets with tma (plugin 'standard')
       try: compile for sm_100 or sm_100a or sm_103a or sm_110a or sm_120a or sm_90 or sm_90a
     """,
 )

@@ -16,7 +16,11 @@ from pallasite.errors import InvalidValueError
 from pallasite.layouts.digits import unravel
 
 BANKS = 32
+"""Banks of shared memory."""
+
 BANK_BYTES = 4
+"""Bytes of a bank's words: accesses of a warp to different words of one bank conflict."""
+
 SWIZZLES = (16, 32, 64, 128)
 """Swizzle widths in bytes; 16 means none."""
 

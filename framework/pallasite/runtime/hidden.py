@@ -40,7 +40,8 @@ class LaunchDevice:
 class OperandProvider(Protocol):
     """Makes a hidden operand where programs run, since it cannot be a constant of a program.
 
-    Both methods get the operand's arguments by keyword, and return an array of its type.
+    Both methods get the operand's arguments by keyword, and return an array of its type. A third,
+    ``simulated``, is for operands that tell of other devices: see the simulator's ``SharedState``.
     """
 
     def in_jax(self, compiled: CompiledKernel, request: LaunchRequest, **arguments: Any) -> Any:

@@ -38,9 +38,10 @@ def pallasite_executors() -> list[Executor]:
 
 def _run(compiled: Any, *operands: Any, request: LaunchRequest) -> Any:
     if any(one.provider for one in compiled.launch.hidden_operands):
-        from pallasite_simulator.devices.execution import run_in_program
+        from pallasite_simulator.devices.execution import provided, run_in_program
 
-        return run_in_program(compiled, *operands, request=request)
+        if provided(compiled):
+            return run_in_program(compiled, *operands, request=request)
     from pallasite_simulator.executor import execute
     from pallasite_std.api import run_on_host
 

@@ -25,8 +25,10 @@ from pallasite_std.api import communicates
 
 
 def provided(compiled: CompiledKernel) -> list[HiddenOperand]:
-    """The operands of a kernel that tell it of other devices."""
-    return [one for one in compiled.launch.hidden_operands if one.provider]
+    """The operands of a kernel that tell it of other devices: those whose providers know how to
+    simulate them. Others come with the program."""
+    operands = [one for one in compiled.launch.hidden_operands if one.provider]
+    return [one for one in operands if hasattr(provider_of(one), "simulated")]
 
 
 def provider_of(operand: HiddenOperand) -> Any:
