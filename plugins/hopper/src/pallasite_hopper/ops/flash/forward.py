@@ -103,13 +103,16 @@ class _Forward:
         capped = problem.soft_cap is not None
         self.factor = softmax.LOG2_E * (1.0 if capped else problem.scale)
         self.lowest = softmax.lowest(self.factor)
-        # A window that leaves the array: what lies beyond is read as zero and not written.
-        wide = problem.head_tile != problem.head_dim
-        self.columns = (pl.ds(jnp.int32(0), problem.head_tile),) if wide else ()
+        self.columns: tuple[Any, ...] = ()
         self.masked = problem.causal or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
         """The kernel's body; ``refs`` are lengths and the table, if any, then results."""
+        if self.problem.head_tile != self.problem.head_dim:
+            # A window that leaves the array: what lies beyond is read as zero and not written. Its
+            # start is a value of the kernel, since a number would be checked.
+            start = lax.add(jnp.int32(0), jnp.int32(0))
+            self.columns = (pl.ds(start, self.problem.head_tile),)
         *given, out, lse = refs if self.problem.save_residuals else (*refs, None)
         given = list(given)
         lengths = (
