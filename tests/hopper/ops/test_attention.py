@@ -99,6 +99,12 @@ def test_heads_that_do_not_fill_tiles(head_dim):
     check(q_seq=70, kv_seq=90, heads=(2, 1), head_dim=head_dim, causal=True, config=None)
 
 
+def test_programs_have_no_constants():
+    """What surrounds the kernel, such as jit, need not pass any on."""
+    program = jax.make_jaxpr(attention)(*inputs(1, 8, 8, (1, 1), 72))
+    assert not program.consts
+
+
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_default_configurations(head_dim):
     check(q_seq=64, kv_seq=100, head_dim=head_dim, config=None)
