@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import signal
-import threading
-import time
 import types
 
 import jax
@@ -198,9 +196,7 @@ def test_a_hook_that_hangs(hook):
 
     def wait():
         if hanging:
-            _interrupt_soon()
-            while True:
-                time.sleep(0.01)
+            _is_interrupted()
         return value if many else [value]
 
     found = manager(FakeEntryPoint("slow", lambda: plugin(hook, wait), dist=DIST))
@@ -220,18 +216,15 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-def _interrupt_soon():
-    threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+def _is_interrupted():
+    """As if it hung until the user interrupts it; at once, so that nothing else gets the signal."""
+    signal.raise_signal(signal.SIGINT)
+    pytest.fail("the interrupt has not arrived")
 
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_plugin_that_hangs_when_it_is_imported():
-    def load():
-        _interrupt_soon()
-        while True:
-            time.sleep(0.01)
-
-    found = manager(FakeEntryPoint("slow", load, dist=DIST))
+    found = manager(FakeEntryPoint("slow", _is_interrupted, dist=DIST))
     with pytest.raises(KeyboardInterrupt) as error:
         ask(found, "pallasite_targets")
     assert error.value.__notes__ == ["while plugin 'slow' (bad-dist 1.7) was imported"]
