@@ -14,10 +14,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pallasite import plugins
+from pallasite import _jax, plugins
 from pallasite.errors import MissingNameError, PallasiteError, PluginError, UnsupportedError
 from pallasite.extensions import Operation
 from pallasite.known_plugins import remedy
+from pallasite.language.checks import errors_at
 from pallasite.target_selection import select_target
 from pallasite.targets import Target
 
@@ -52,8 +53,9 @@ def _dispatcher(name: str, generation: Any) -> Callable[..., Any]:
     del generation
 
     def operation(*args: Any, **kwargs: Any) -> Any:
-        target = select_target()
-        return _chosen(name, target, args, kwargs)(*args, **kwargs)
+        with errors_at(_jax.current_user_location):
+            target = select_target()
+            return _chosen(name, target, args, kwargs)(*args, **kwargs)
 
     operation.__name__ = operation.__qualname__ = name
     operation.__module__ = __name__

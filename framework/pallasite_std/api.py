@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from pallasite_std.primitives.copy_options import Partitioned as Partitioned
     from pallasite_std.primitives.layouts import SomeLayout as SomeLayout
     from pallasite_std.primitives.layouts import layout_cast as layout_cast
+    from pallasite_std.primitives.semaphores import one_semaphore as one_semaphore
     from pallasite_std.rules import cluster_launch as _cluster_launch_rules
     from pallasite_std.rules import copies as _copy_rules
     from pallasite_std.rules import semaphores as _semaphore_rules
@@ -153,6 +154,7 @@ _NAMES = {
     "primitives.copies": ("copy_gmem_to_smem_p", "copy_smem_to_gmem_p"),
     "primitives.copy_options": ("CopyPartition", "Partitioned"),
     "primitives.layouts": ("SomeLayout", "layout_cast"),
+    "primitives.semaphores": ("one_semaphore",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 """Everything is imported when it is asked for: a kernel that is in the cache does without most."""

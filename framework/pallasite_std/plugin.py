@@ -344,6 +344,35 @@ def _check(name: str) -> Callable[[Any, Any], None]:
     return run
 
 
+_CHECKS = {
+    "indices": "finds indices that leave an array for some block",
+    "grid": "finds outputs that the grid covers in part or twice",
+    "transfers": "compares the bytes that phases of barriers expect with those copied",
+    "arrivals": "finds waits for arrivals that can never come",
+    "reuse": "finds shared memory that is used while a copy may write or read it",
+    "copies": "finds copies that lack a commit or a wait",
+    "stages": "finds pipelines with more stages than steps",
+}
+"""Checks of :mod:`pallasite_std.checks`, in the order in which they run."""
+
+
+def _checks() -> list[Pass]:
+    before, passes = "definitions", []
+    for name, description in _CHECKS.items():
+        after = tuple(dict.fromkeys(("definitions", before)))
+        passes.append(
+            Pass(
+                name=f"check-{name}",
+                stage="jaxpr",
+                run=_check(name),
+                after=after,
+                description=description,
+            )
+        )
+        before = f"check-{name}"
+    return passes
+
+
 @hookimpl
 def pallasite_passes() -> list[Pass]:
     """Definitions of primitives, checks of kernels, a limit on the size of the code, counters of
@@ -382,53 +411,5 @@ def pallasite_passes() -> list[Pass]:
             run=check_barriers,
             description="finds waits on barriers that can never end",
         ),
-        Pass(
-            name="check-indices",
-            stage="jaxpr",
-            run=_check("indices"),
-            after=("definitions",),
-            description="finds indices that leave an array for some block",
-        ),
-        Pass(
-            name="check-grid",
-            stage="jaxpr",
-            run=_check("grid"),
-            after=("definitions", "check-indices"),
-            description="finds outputs that the grid covers in part or twice",
-        ),
-        Pass(
-            name="check-transfers",
-            stage="jaxpr",
-            run=_check("transfers"),
-            after=("definitions", "check-grid"),
-            description="compares the bytes that phases of barriers expect with those copied",
-        ),
-        Pass(
-            name="check-arrivals",
-            stage="jaxpr",
-            run=_check("arrivals"),
-            after=("definitions", "check-transfers"),
-            description="finds waits for arrivals that can never come",
-        ),
-        Pass(
-            name="check-reuse",
-            stage="jaxpr",
-            run=_check("reuse"),
-            after=("definitions", "check-arrivals"),
-            description="finds shared memory that is used while a copy may write or read it",
-        ),
-        Pass(
-            name="check-copies",
-            stage="jaxpr",
-            run=_check("copies"),
-            after=("definitions", "check-reuse"),
-            description="finds copies that lack a commit or a wait",
-        ),
-        Pass(
-            name="check-stages",
-            stage="jaxpr",
-            run=_check("stages"),
-            after=("definitions", "check-copies"),
-            description="finds pipelines with more stages than steps",
-        ),
+        *_checks(),
     ]

@@ -276,3 +276,4 @@ def test_messages(call, error, text):
     with pytest.raises(error, match=text) as caught:
         call(jnp.ones((2, 8)))
     assert isinstance(caught.value, pallasite.PallasiteError)
+    assert "test_rows.py:" in str(caught.value).splitlines()[0]

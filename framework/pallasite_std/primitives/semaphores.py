@@ -35,7 +35,13 @@ for _primitive in (device_signal_p, device_wait_p):
     arguments.no_discharge(_primitive)
 
 
-def _semaphore(value: Any) -> Any:
+def one_semaphore(value: Any) -> Any:
+    """A reference to one semaphore, as a ``TransformedRef``.
+
+    Raises:
+      InvalidTypeError: something else than a semaphore.
+      InvalidValueError: a group of semaphores, or something not in global memory.
+    """
     ref = as_transformed(value, "semaphore")
     aval = _jax.typeof(ref.ref)
     if not _jax.issubdtype(aval.dtype, _jax.semaphore_dtype):
@@ -89,10 +95,10 @@ def semaphore_signal(
             'memory_scope="gpu" does not reach another device', hint='use memory_scope="sys"'
         )
     if memory_scope == "gpu":
-        arguments.bind(device_signal_p, _semaphore(semaphore), _count(inc, "inc"))
+        arguments.bind(device_signal_p, one_semaphore(semaphore), _count(inc, "inc"))
         return
     pl.semaphore_signal(
-        _semaphore(semaphore),
+        one_semaphore(semaphore),
         _count(inc, "inc"),
         device_id=jax.tree.map(lambda i: _count(i, "device_id"), device_id),
     )
@@ -116,6 +122,6 @@ def semaphore_wait(
     _check_scope(memory_scope)
     amount = _count(value, "value")
     if memory_scope == "gpu":
-        arguments.bind(device_wait_p, _semaphore(semaphore), amount, bool(decrement))
+        arguments.bind(device_wait_p, one_semaphore(semaphore), amount, bool(decrement))
         return
-    pl.semaphore_wait(_semaphore(semaphore), amount, decrement=bool(decrement))
+    pl.semaphore_wait(one_semaphore(semaphore), amount, decrement=bool(decrement))

@@ -7,7 +7,6 @@ Bound arguments: ``semaphore_signal_parallel`` (references, amounts, device ids)
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Hashable
 from typing import Any
 
@@ -15,9 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import GMEM, as_transformed, checks, memory_effect, memory_space_of
+from pallasite.plugin.language import checks, memory_effect
 from pallasite_multigpu.language.references import axis_tuple, device_coordinates
-from pallasite_std.api import arguments
+from pallasite_std.api import arguments, one_semaphore
 
 semaphore_signal_parallel_p = _jax.Primitive("semaphore_signal_parallel")
 semaphore_signal_parallel_p.multiple_results = True
@@ -91,7 +90,7 @@ def semaphore_signal_parallel(*signals: SemaphoreSignal) -> None:
     ]
     arguments.bind(
         semaphore_signal_parallel_p,
-        [_semaphore(one.ref) for one in signals],
+        [one_semaphore(one.ref) for one in signals],
         [_amount(one.inc) for one in signals],
         devices,
     )
@@ -115,27 +114,10 @@ def semaphore_signal_multicast(
     """
     arguments.bind(
         semaphore_signal_multicast_p,
-        _semaphore(semaphore),
+        one_semaphore(semaphore),
         _amount(value),
         collective_axes=axis_tuple(collective_axes),
     )
-
-
-def _semaphore(value: Any) -> Any:
-    ref = as_transformed(value, "semaphore")
-    aval = _jax.typeof(ref.ref)
-    if not _jax.issubdtype(aval.dtype, _jax.semaphore_dtype):
-        raise checks.type_error(
-            "semaphore is not a semaphore", got=aval, expected="a reference to a SemaphoreType"
-        )
-    if memory_space_of(aval) is not GMEM:
-        raise checks.value_error("semaphore is not in global memory", got=aval)
-    if math.prod(ref.shape) != 1:
-        raise checks.value_error(
-            f"semaphore is a group of {math.prod(ref.shape)} semaphores",
-            hint="choose one of the group: semaphore.at[i]",
-        )
-    return ref
 
 
 def _amount(value: Any) -> Any:
