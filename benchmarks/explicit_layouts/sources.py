@@ -58,27 +58,47 @@ def _original(name: str) -> str:
 def patched(original: str, differences: str, name: str) -> str:
     """A text with unified differences applied.
 
+    Lines may have moved since the differences were made: each group of changes is applied where
+    its old lines are, after the group before it and nearest to where they were expected.
+
     Raises:
       ValueError: a line that is taken away or kept is another one in the text.
     """
     lines = original.splitlines(keepends=True)
     result: list[str] = []
-    place = 0
+    place = moved = 0
     for start, changes in _hunks(differences):
-        result += lines[place:start]
-        place = start
-        for change in changes:
-            kind, text = change[0], change[1:]
-            if kind in " -":
-                if lines[place : place + 1] != [text]:
-                    raise ValueError(
-                        f"{ORIGINALS.get(name, name)} has changed at line {place + 1}:"
-                        f" carry the change over to {name}.diff"
-                    )
-                place += 1
-            if kind in " +":
-                result.append(text)
+        old = [change[1:] for change in changes if change[0] in " -"]
+        found = _nearest(lines, old, start + moved, place)
+        if found is None:
+            line = _first_difference(lines, old, start + moved)
+            raise ValueError(
+                f"{ORIGINALS.get(name, name)} has changed at line {line}:"
+                f" carry the change over to {name}.diff"
+            )
+        result += lines[place:found]
+        result += [change[1:] for change in changes if change[0] in " +"]
+        place, moved = found + len(old), found - start
     return "".join(result + lines[place:])
+
+
+def _nearest(lines: Sequence[str], old: list[str], expected: int, least: int) -> int | None:
+    """The index nearest to the expected one, but not before the least, where old lines are."""
+    if not old:
+        return expected if least <= expected <= len(lines) else None
+    places = (
+        index
+        for index in range(least, len(lines) - len(old) + 1)
+        if lines[index : index + len(old)] == old
+    )
+    return min(places, key=lambda index: abs(index - expected), default=None)
+
+
+def _first_difference(lines: Sequence[str], old: list[str], expected: int) -> int:
+    """The number of the first line that is not the one that was expected there."""
+    pairs = itertools.zip_longest(lines[expected : expected + len(old)], old)
+    index = next((index for index, (is_, was) in enumerate(pairs) if is_ != was), 0)
+    return expected + index + 1
 
 
 def _hunks(differences: str) -> Iterator[tuple[int, Sequence[str]]]:
