@@ -222,6 +222,56 @@ def test_producer_does_not_wait():
     assert "which read it" in message
 
 
+# Warps 1 and 2 read what warp 3 overwrites; between them there is only the copy of warp 0, which
+# does not arrive itself.
+CHAIN = (
+    INIT
+    + """
+@%leader mbarrier.init.shared::cta.b64 [%bar+8], 64;
+setp.eq.u32 %l, %warp, 3;
+add.u32 %w, %data, 512;
+mov.u32 %x, 0;
+"""
+    + FENCE_INIT
+    + MEET
+    + """
+@%leader bra COPY;
+@%l bra OVERWRITE;
+setp.eq.u32 %k, %warp, 0;
+@%k bra END;
+ld.shared.b32 %v, [%w];
+mbarrier.arrive.shared::cta.b64 _, [%bar+8];
+bra.uni END;
+COPY:
+"""
+    + wait("%bar+8", 0, "READ")
+    + LOAD
+    + "bra.uni END;\nOVERWRITE:\n"
+    + wait(name="COPIED")
+    + """
+st.shared.b32 [%w], 7;
+END:
+"""
+)
+MADE = "st.shared.b32 [%w], 0;\n"
+CHAIN = CHAIN.replace(MEET, "@%leader " + MADE + EXPECT + MEET)
+
+
+def test_a_copy_comes_after_reads_that_were_waited_for():
+    assert run(CHAIN, *input_and_output()) == ""
+    early = replaced(CHAIN, wait("%bar+8", 0, "READ"))
+    assert kinds(run(early, *input_and_output())) == [RACE]
+    # Its own reads may still be going on when a thread begins a copy.
+    own = CHAIN.replace(LOAD, "ld.shared.b32 %v, [%w];\n" + LOAD)
+    assert kinds(run(own, *input_and_output())) == [RACE]
+
+
+def test_a_copy_does_not_make_writes_visible():
+    swapped = CHAIN.replace("ld.shared.b32 %v, [%w];", "st.shared.b32 [%w], 1;")
+    swapped = swapped.replace("st.shared.b32 [%w], 7;", "ld.shared.b32 %v, [%w];")
+    assert kinds(run(swapped, *input_and_output())) == [RACE]
+
+
 # Bulk copies from shared memory -------------------------------------------------------------------
 
 PUT = "st.shared.b32 [%a], %t;\n"

@@ -11,6 +11,7 @@ import pathlib
 import re
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from stand_ins import StandIn
@@ -24,23 +25,32 @@ _IMPORT = re.compile(
 )
 
 
-def load(name: str, *, lane_semantics: bool) -> types.ModuleType:
+def load(
+    name: str, *, lane_semantics: bool, replaced: Mapping[str, str] | None = None
+) -> types.ModuleType:
     """A module of :data:`PACKAGE` that uses ``pallasite.gpu``.
 
     Args:
       name: of the module.
       lane_semantics: whether its kernels ask for lane semantics. Otherwise they ask for what they
         do in JAX, which is Warpgroup where nothing is said.
+      replaced: parts of the source, each of which is there once, and what to put in their place.
     """
     spec = importlib.util.find_spec(f"{PACKAGE}.{name}")
     assert spec is not None and spec.origin is not None
-    return load_file(pathlib.Path(spec.origin), lane_semantics=lane_semantics)
+    path = pathlib.Path(spec.origin)
+    return load_file(path, lane_semantics=lane_semantics, replaced=replaced)
 
 
-def load_file(path: pathlib.Path, *, lane_semantics: bool) -> types.ModuleType:
+def load_file(
+    path: pathlib.Path, *, lane_semantics: bool, replaced: Mapping[str, str] | None = None
+) -> types.ModuleType:
     """A file of JAX's, with kernels that use ``pallasite.gpu``; see :func:`load`."""
     text, count = _IMPORT.subn("from pallasite import gpu as plgpu", path.read_text())
     assert count == 1, f"{path} does not import the GPU module as expected"
+    for old, new in (replaced or {}).items():
+        assert text.count(old) == 1, f"{path} has {text.count(old)} times {old!r}"
+        text = text.replace(old, new)
     tree = ast.parse(text, str(path))
     changed = _Semantics(lane_semantics)
     changed.visit(tree)

@@ -46,6 +46,7 @@ class State:
       domains: of the lanes.
       columns: of the engines, in the clocks.
       rows: of the clocks: what happened before.
+      over: of the clocks: what was over before, as whoever waits for it knows then.
       waited, reads_waited: whether it has been waited for, or for its reads.
       registers: that it uses until it is waited for.
       in_flight: for each lane of the wave, whether it still uses the registers of the lane.
@@ -57,6 +58,7 @@ class State:
     domains: Array
     columns: Array
     rows: Array
+    over: Array
     waited: Array
     reads_waited: Array
     registers: frozenset[int] = frozenset()
@@ -101,6 +103,7 @@ class AsyncChecks:
         """Rows in use."""
         for state in self._pending.values():
             yield from np.unique(state.rows).tolist()
+            yield from np.unique(state.over).tolist()
 
     # Beginning ------------------------------------------------------------------------------------
 
@@ -112,7 +115,7 @@ class AsyncChecks:
         if _is_copy(operation):
             time = self._events(operation)
             none = np.zeros(0, np.int64)
-            operation.detail = State(time, none, none, none, none, none, none, none)
+            operation.detail = State(time, none, none, none, none, none, none, none, none)
             clocks.last[self.ordering.column[lanes] + clocks.threads] = time + 1
             self._copies_begun[lanes] = time + 1
             return
@@ -129,8 +132,9 @@ class AsyncChecks:
             known = [clocks.advance(row, one, time + 1, fenced=False) for row, one in each]
             rows = np.array(known)
         clocks.began(columns, time, time + 1)
-        over = np.zeros(len(starts), np.bool_)
-        state = State(time, numbers[starts], firsts, domains, columns, rows, over, over.copy())
+        no = np.zeros(len(starts), np.bool_)
+        over = self._over_before(operation, firsts)
+        state = State(time, numbers[starts], firsts, domains, columns, rows, over, no, no.copy())
         operation.detail = state
         if operation.title:
             self.launch.titles[operation.engine] = (operation.title, operation.hint)
@@ -156,6 +160,20 @@ class AsyncChecks:
             warps = ordering.groups(group, group // WARP)
             found.append(self.launch.clocks.common([ordering.publish(warp) for warp in warps]))
         return np.array(found)
+
+    def _over_before(self, operation: AsyncOperation, firsts: Array) -> Array:
+        """What is over when lanes begin bulk copies: what they have waited for, not what they did
+        themselves. Copies do not make it visible, but come after it: who waits for the copy may
+        overwrite what was read."""
+        if operation.engine != "tma":
+            return np.zeros(len(firsts), np.int64)
+        rows = self.ordering.rows_of(firsts)
+        all_over = self.launch.clocks.all_over
+        if isinstance(rows, int):
+            return np.full(len(firsts), all_over(rows))
+        distinct, inverse = np.unique(rows, return_inverse=True)
+        found: Array = np.array([all_over(row) for row in distinct.tolist()])[inverse]
+        return found
 
     def _group_numbers(self, operation: AsyncOperation, lanes: Array) -> Array:
         """Numbers of what lanes begin together; ascending with the lanes."""
@@ -303,10 +321,15 @@ class AsyncChecks:
         self._keys.setdefault(key, []).append((operation, parts))
 
     def _row_of_completion(
-        self, operation: AsyncOperation, column: int, time: int, before: int = NOTHING
+        self,
+        operation: AsyncOperation,
+        column: int,
+        time: int,
+        before: int = NOTHING,
+        over: int = NOTHING,
     ) -> int:
         fenced = operation.proxy == "async"
-        return self.launch.clocks.advance(before, column, time, fenced=fenced)
+        return self.launch.clocks.advance(before, column, time, fenced=fenced, over=over)
 
     def completions(
         self, operation: AsyncOperation, lanes: Array, places: Array, phases: Array
@@ -339,11 +362,13 @@ class AsyncChecks:
             each = zip(columns.tolist(), state.rows[parts].tolist(), strict=True)
             ordered = [self._row_of_completion(operation, one, time, row) for one, row in each]
             return np.array(ordered)
-        if (columns == columns[0]).all():
-            row = self._row_of_completion(operation, int(columns[0]), time)
-            return np.full(len(columns), row)
-        distinct, inverse = np.unique(columns, return_inverse=True)
-        rows = [self._row_of_completion(operation, one, time) for one in distinct.tolist()]
+        over = state.over[parts]
+        pairs = columns << 32 | over
+        distinct, inverse = np.unique(pairs, return_inverse=True)
+        rows = [
+            self._row_of_completion(operation, one >> 32, time, over=one & (1 << 32) - 1)
+            for one in distinct.tolist()
+        ]
         found: Array = np.array(rows)[inverse]
         return found
 

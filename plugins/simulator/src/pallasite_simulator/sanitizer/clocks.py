@@ -39,6 +39,8 @@ class Clocks:
       generic: rows by columns: up to which event it is known what a column did.
       fenced: the same, as far as it is visible to the asynchronous proxy too.
       floor: for each row: all events up to this one are known, whoever did them.
+      over: for each row: another row, of what is over as well, though what it wrote may not be
+        visible; :data:`NOTHING` if that is nothing more.
       foreign: for each row: rows of other domains, by domain; these know of no others.
       last: for each column, its last event in any domain.
     """
@@ -52,6 +54,7 @@ class Clocks:
         self.generic: Array = np.zeros((64, width), np.int32)
         self.fenced: Array = np.zeros((64, width), np.int32)
         self.floor: Array = np.zeros(64, np.int64)
+        self.over: list[int] = [NOTHING] * 64
         self.foreign: list[Mapping[int, int] | None] = [None] * 64
         self.last: Array = np.zeros(width, np.int32)
         self.names: dict[Hashable, int] = {}
@@ -112,7 +115,8 @@ class Clocks:
             generic = np.maximum(self.generic[one], self.generic[other])
             fenced = np.maximum(self.fenced[one], self.fenced[other])
             foreign = self.join_foreign(self.foreign[one], self.foreign[other])
-            found = self._joined[key] = self.add(generic, fenced, foreign, (one, other))
+            over = self.join(self.over[one], self.over[other])
+            found = self._joined[key] = self.add(generic, fenced, foreign, (one, other), over)
         return found
 
     def join_all(self, rows: Iterable[int]) -> int:
@@ -131,7 +135,10 @@ class Clocks:
         found = self._made.get(key)
         if found is None:
             generic, fenced = self.generic[chosen].min(axis=0), self.fenced[chosen].min(axis=0)
-            found = self._made[key] = self.add(generic, fenced, self.foreign[chosen[0]])
+            over = {self.over[row] for row in chosen}
+            found = self._made[key] = self.add(
+                generic, fenced, self.foreign[chosen[0]], over=over.pop() if len(over) == 1 else 0
+            )
         return found
 
     def publish(
@@ -172,23 +179,44 @@ class Clocks:
             behind = columns + self.threads
             generic[behind] = np.maximum(generic[behind], copies[0])
             fenced[behind] = np.maximum(fenced[behind], copies[1])
-        found = self._published[key] = self.add(generic, fenced, self.foreign[before])
+        found = self._published[key] = self.add(
+            generic, fenced, self.foreign[before], over=self.over[before]
+        )
         return found
 
-    def advance(self, row: int, column: int, time: int, *, fenced: bool) -> int:
-        """The row that also knows what a column did up to an event."""
-        key = ("advance", row, column, time, fenced)
+    def advance(
+        self, row: int, column: int, time: int, *, fenced: bool, over: int = NOTHING
+    ) -> int:
+        """The row that also knows what a column did up to an event, and that what the row ``over``
+        knows is over."""
+        key = ("advance", row, column, time, fenced, over)
         found = self._made.get(key)
         if found is None:
-            if self.generic[row, column] >= time and (
-                not fenced or self.fenced[row, column] >= time
+            if (
+                self.generic[row, column] >= time
+                and (not fenced or self.fenced[row, column] >= time)
+                and over == NOTHING
             ):
                 return row
             generic, visible = self.generic[row].copy(), self.fenced[row].copy()
             generic[column] = max(int(generic[column]), time)
             if fenced:
                 visible[column] = max(int(visible[column]), time)
-            found = self._made[key] = self.add(generic, visible, self.foreign[row])
+            over = self.join(self.over[row], over)
+            found = self._made[key] = self.add(generic, visible, self.foreign[row], over=over)
+        return found
+
+    def all_over(self, row: int) -> int:
+        """The row of all that a row knows to be over, for :meth:`advance`; it knows of no other
+        domains."""
+        key = ("over", row)
+        found = self._made.get(key)
+        if found is None:
+            generic = np.maximum(self.generic[row], self.generic[self.over[row]])
+            found = NOTHING
+            if generic.any():
+                found = self.add(generic, np.zeros_like(generic), None, (self.over[row],))
+            self._made[key] = found
         return found
 
     def fence(self, row: int) -> int:
@@ -199,7 +227,8 @@ class Clocks:
             generic = self.generic[row]
             found = row
             if not np.array_equal(generic, self.fenced[row]):
-                found = self.add(generic.copy(), generic.copy(), self.foreign[row])
+                foreign, over = self.foreign[row], self.over[row]
+                found = self.add(generic.copy(), generic.copy(), foreign, over=over)
             self._made[key] = found
         return found
 
@@ -222,7 +251,9 @@ class Clocks:
         key = ("foreign", row, id(joined))
         found = self._made.get(key)
         if found is None:
-            found = self.add(self.generic[row].copy(), self.fenced[row].copy(), joined)
+            found = self.add(
+                self.generic[row].copy(), self.fenced[row].copy(), joined, over=self.over[row]
+            )
             self._made[key] = found
         return found
 
@@ -254,11 +285,15 @@ class Clocks:
         fenced: Array,
         foreign: Mapping[int, int] | None,
         like: tuple[int, ...] = (),
+        over: int = NOTHING,
     ) -> int:
         """Makes a row, unless it is equal to one of ``like``."""
+        if over != NOTHING and (self.generic[over] <= generic).all():
+            over = NOTHING
         for row in like:
             if (
                 self.foreign[row] == foreign
+                and self.over[row] == over
                 and np.array_equal(self.generic[row], generic)
                 and np.array_equal(self.fenced[row], fenced)
             ):
@@ -269,6 +304,7 @@ class Clocks:
         self.generic[row] = generic
         self.fenced[row] = fenced
         self.foreign[row] = foreign
+        self.over[row] = over
         self.floor[row] = self._floor(generic)
         return row
 
@@ -292,6 +328,7 @@ class Clocks:
         self.fenced = np.pad(self.fenced, more)
         self.floor = np.pad(self.floor, more[0])
         self.foreign += [None] * count
+        self.over += [NOTHING] * count
         self._free = list(range(2 * count - 1, count - 1, -1))
 
     @property
@@ -300,13 +337,14 @@ class Clocks:
         return len(self.generic) - len(self._free) > self._limit
 
     def collect(self, used: Iterable[int]) -> None:
-        """Frees all rows but these, and those of other domains that they know."""
+        """Frees all rows but these, and those that they refer to."""
         live = {NOTHING}
         stack = list(used)
         while stack:
             row = stack.pop()
             if row not in live:
                 live.add(row)
+                stack.append(self.over[row])
                 stack.extend((self.foreign[row] or {}).values())
         self._joined.clear()
         self._joined_foreign.clear()
@@ -315,4 +353,5 @@ class Clocks:
         self._free = [row for row in range(len(self.generic) - 1, 0, -1) if row not in live]
         for row in self._free:
             self.foreign[row] = None
+            self.over[row] = NOTHING
         self._limit = max(_ROWS_BEFORE_COLLECTION, 2 * len(live))

@@ -117,6 +117,7 @@ class History:
         *,
         all_kinds: bool = False,
         visible: bool = False,
+        reads: bool = False,
     ) -> Array | None:
         """Which earlier accesses are not known to have happened before.
 
@@ -124,6 +125,7 @@ class History:
           found: entries of the earlier accesses, one for each granule.
           all_kinds: whether two strong accesses need an order too.
           visible: whether writes must be visible to the asynchronous proxy.
+          reads: the earlier accesses are reads, so it is enough to know that they are over.
 
         Returns:
           Their positions, or None if there are none.
@@ -149,6 +151,8 @@ class History:
         table = clocks.fenced if visible else clocks.generic
         times = entries.times(picked)
         bad = (table[rows][columns] if isinstance(rows, int) else table[rows, columns]) < times
+        if reads and bad.any():
+            bad &= ~self._over(columns, times, rows)
         foreign = None
         if not own_domain:
             code = accessor.code if isinstance(accessor.code, int) else accessor.code[owners]
@@ -171,6 +175,18 @@ class History:
             bad = self._without_foreign(bad, foreign, rows, picked, table)
         wrong: Array = positions[bad]
         return wrong if len(wrong) else None
+
+    def _over(self, columns: Array, times: Array, rows: Values) -> Array:
+        """Whether it is known that something is over, though not what it wrote."""
+        clocks = self._launch.clocks
+        if isinstance(rows, int):
+            known = clocks.generic[clocks.over[rows]][columns]
+        else:
+            distinct, inverse = np.unique(rows, return_inverse=True)
+            over = np.array([clocks.over[row] for row in distinct.tolist()])[inverse]
+            known = clocks.generic[over, columns]
+        found: Array = known >= times
+        return found
 
     def _known_of_warps(
         self, columns: Array, times: Array, rows: Values, owners: Array, accessor: Accessor

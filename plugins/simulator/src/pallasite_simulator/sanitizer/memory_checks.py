@@ -432,7 +432,9 @@ class MemoryChecks:
     ) -> None:
         """Reports earlier accesses that are not ordered before."""
         visible = accessor.proxy and verb != "read"
-        wrong = self._history.unordered(found, places, accessor, operation, visible=visible)
+        wrong = self._history.unordered(
+            found, places, accessor, operation, visible=visible, reads=verb == "read"
+        )
         if wrong is not None and self.launch.traits.guesses:
             wrong = self._without_guesses(wrong, found, verb, operation)
         if wrong is None:
