@@ -18,14 +18,16 @@ def with_gradients(
         given = {k: None if a is None else jnp.asarray(a) for k, a in arrays.items()}
         others = {name: array for name, array in given.items() if name not in by}
 
-        def total(chosen: dict[str, Any]) -> Any:
+        def total(chosen: dict[str, Any], others: dict[str, Any]) -> Any:
             results = jax.tree.leaves(function(**chosen, **others))
             return jnp.sum(results[0]), results
 
         chosen = {name: given[name] for name in by}
+        # As one function: compiled one by one, its steps would take longer than the operation.
         if not by:
-            return [np.asarray(one) for one in total(chosen)[1]]
-        (_, results), slopes = jax.value_and_grad(total, has_aux=True)(chosen)
+            return [np.asarray(one) for one in jax.jit(total)(chosen, others)[1]]
+        differentiated = jax.jit(jax.value_and_grad(total, has_aux=True))
+        (_, results), slopes = differentiated(chosen, others)
         return [np.asarray(one) for one in (*results, *(slopes[name] for name in by))]
 
 

@@ -592,7 +592,8 @@ def check(program: Program) -> None:
       PallasiteError: the kernel does not compile.
     """
     inputs = [jnp.asarray(x) for x in program.inputs]
-    want = program.run(Machine(), inputs)
+    # As one function: compiled one by one, the steps would take longer than the kernel.
+    want = jax.jit(lambda *given: program.run(Machine(), given))(*inputs)
 
     def kernel(*refs: Any) -> None:
         sources, out, room = refs[: len(inputs)], refs[len(inputs)], refs[len(inputs) + 1 :]

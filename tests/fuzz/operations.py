@@ -14,91 +14,31 @@ import argparse
 import dataclasses
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from tests.fuzz import _references as references
+from tests.fuzz import _row_operations as rows
+from tests.fuzz._programs import (
+    BF16,
+    F16,
+    F32,
+    FLOAT8,
+    INT4,
+    INT8,
+    ROUNDING,
+    TOLERANCES,
+    Draw,
+    Program,
+)
 
 import pallasite
 from pallasite import ops
 
 TARGETS = ("sm_90a", "sm_100a", "sm_90", "sm_120a")
-BF16, F16, F32 = (np.dtype(one) for one in (ml_dtypes.bfloat16, np.float16, np.float32))
-FLOAT8 = tuple(np.dtype(one) for one in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
-INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
-INT4 = (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4))
-TOLERANCES = {BF16: 1.5e-2, F16: 4e-3, F32: 4e-3, np.dtype(np.int32): 0.0}
-"""Of the largest difference, by the largest number. Products of float32 are those of tf32."""
-
-ROUNDING = {FLOAT8[0]: 0.07, FLOAT8[1]: 0.13}
-"""Of results, which gradients by operands of 8 bits are."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A call of an operation.
-
-    Attributes:
-      name: of the operation.
-      arrays: its operands by name; None for those that are not given.
-      options: further arguments.
-      function: ``function(**arrays)`` calls the operation, with the options.
-      reference: the same of float64 arrays; returns a tuple of results and gradients.
-      gradients: names of the operands by which the sum of the results is differentiated.
-      tolerance: of the largest difference.
-      vmap: whether the call is mapped over one more axis.
-    """
-
-    name: str
-    arrays: dict[str, Any]
-    options: dict[str, Any]
-    function: Callable[..., Any]
-    reference: Callable[..., Any]
-    gradients: tuple[str, ...] = ()
-    tolerance: float = 1.5e-2
-    vmap: bool = False
-
-    def __str__(self) -> str:
-        operands = {k: f"{a.dtype}{list(a.shape)}" for k, a in self.arrays.items() if a is not None}
-        marks = "".join(f" by {name}" for name in self.gradients) + (" vmap" if self.vmap else "")
-        return f"{self.name} {operands} {self.options}{marks}"
-
-
-class Draw:
-    """Random choices of one program."""
-
-    def __init__(self, seed: int):
-        self.random = np.random.default_rng(seed)
-
-    def one[T](self, *choices: T) -> T:
-        """One of the choices."""
-        return choices[int(self.random.integers(len(choices)))]
-
-    def chance(self, probability: float) -> bool:
-        """True with a probability."""
-        return bool(self.random.random() < probability)
-
-    def extent(self, *usual: int) -> int:
-        """One of the usual extents; seldom 0 or 1."""
-        return self.one(0, 1) if self.chance(0.06) else self.one(*usual)
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], scale: float = 1.0) -> np.ndarray:
-        """Normally distributed numbers, or any integers."""
-        if dtype in INT8:
-            limits = np.iinfo(dtype)
-            return self.random.integers(limits.min, limits.max + 1, shape).astype(dtype)
-        if dtype in INT4:
-            limits = ml_dtypes.iinfo(dtype)
-            return self.random.integers(limits.min, limits.max + 1, shape).astype(dtype)
-        return (self.random.standard_normal(shape) * scale).astype(dtype)
-
-    def maybe(self, probability: float, make: Callable[[], Any]) -> Any:
-        """What is made with a probability, else None."""
-        return make() if self.chance(probability) else None
 
 
 # Programs -----------------------------------------------------------------------------------------
@@ -298,7 +238,7 @@ def mixed(draw: Draw) -> Program:
     )
 
 
-KINDS = (matmul, attention, decode, ragged, mixed)
+KINDS = (matmul, attention, decode, ragged, mixed, *rows.KINDS)
 
 
 def programs(seed: int, count: int) -> Iterator[tuple[int, str, Program]]:
@@ -329,7 +269,8 @@ def problem(program: Program, target: str) -> str | None:
         target = "sm_90"  # The portable operations, on a chip that is there.
     with pallasite.target(target):
         if by:
-            (_, results), slopes = jax.value_and_grad(total, has_aux=True)(by, others)
+            differentiated = jax.jit(jax.value_and_grad(total, has_aux=True))
+            (_, results), slopes = differentiated(by, others)
             results = (results, *(slopes[name] for name in program.gradients))
         elif program.vmap:
             results = jax.vmap(lambda others: total({}, others)[1])(
