@@ -16,6 +16,7 @@ _NAMES = {
     "ragged_matmul": "ragged.api",
     "transposed_ragged_matmul": "ragged.api",
     "attention": "flash.api",
+    "attention_backward": "flash.api",
     "attention_forward": "flash.api",
     "AttentionConfig": "flash.config",
     "attention_configs": "flash.config",

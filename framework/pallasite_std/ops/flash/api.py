@@ -13,7 +13,7 @@ import pallasite
 from pallasite.plugin import InvalidValueError, select_target
 from pallasite_std.ops.arguments import random_array
 from pallasite_std.ops.flash import forward
-from pallasite_std.ops.flash.arguments import AttentionCall, attention_call
+from pallasite_std.ops.flash.arguments import AttentionCall, attention_call, check_residuals
 from pallasite_std.ops.flash.config import (
     LARGEST_HEAD,
     AttentionConfig,
@@ -108,6 +108,43 @@ def attention_forward(
     return out, lse
 
 
+def attention_backward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    d_out: jax.Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    q_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of :func:`attention`, for programs that combine results for parts of the keys.
+
+    With ``out`` and ``lse`` of all keys, the gradients of the queries for parts of the keys add up
+    to the whole, and those of the keys and values of each part are complete.
+
+    Args:
+      q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths: as of :func:`attention`.
+      out: its result.
+      lse: (batch, q_heads, q_seq), float32: its log-sum-exp, as of :func:`attention_forward`.
+      d_out: the gradient with respect to ``out``, an array like q.
+
+    Returns:
+      The gradients with respect to q, k and v, arrays like these. They have no derivatives.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+    """
+    call, lengths = _checked(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths, None)
+    check_residuals(q, out, lse, d_out)
+    d_q, d_k, d_v = _gradients(q, k, v, *lengths, out, lse, d_out, call)
+    return d_q, d_k, d_v
+
+
 def _checked(
     q: Any,
     k: Any,
@@ -197,7 +234,7 @@ def _forward(
     return (out[..., :head_dim], *lse)
 
 
-_attention, _with_logarithms = differentiable_attention(_forward, _backward)
+_attention, _with_logarithms, _gradients = differentiable_attention(_forward, _backward)
 
 
 def _choose(problem: Problem, residuals: bool, operands: list[Any]) -> AttentionConfig:

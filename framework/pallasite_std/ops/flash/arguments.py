@@ -69,6 +69,30 @@ def attention_call(
     return call, (lengths[0], lengths[1])
 
 
+def check_residuals(q: Any, out: Any, lse: Any, d_out: Any) -> None:
+    """Raises InvalidTypeError unless what ``attention_backward`` takes besides operands fits them.
+
+    Args:
+      q: (batch, q_seq, q_heads, head_dim).
+      out, d_out: should be like q.
+      lse: should be float32 (batch, q_heads, q_seq).
+    """
+    batch, q_seq, q_heads, _ = q.shape
+    shape = (batch, q_heads, q_seq)
+    for what, array, wanted, dtype in (
+        ("out", out, q.shape, q.dtype),
+        ("d_out", d_out, q.shape, q.dtype),
+        ("lse", lse, shape, np.dtype(np.float32)),
+    ):
+        found = getattr(array, "shape", None), getattr(array, "dtype", None)
+        if found != (wanted, dtype):
+            raise InvalidTypeError(
+                f"{what} does not fit q",
+                got=type(array).__name__ if None in found else f"{found[1]}{list(array.shape)}",
+                expected=f"{dtype}{list(wanted)}",
+            )
+
+
 def _check_arrays(q: Any, k: Any, v: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
     for what, array in (("q", q), ("k", k), ("v", v)):
         if len(getattr(array, "shape", ())) != 4:

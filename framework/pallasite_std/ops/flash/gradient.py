@@ -15,8 +15,9 @@ from pallasite_std.ops.flash.arguments import AttentionCall
 
 def differentiable_attention(
     forward: Callable[..., tuple[Any, ...]], backward: Callable[..., tuple[Any, Any, Any]]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """``attention`` and ``attention_forward``: of (q, k, v, q_lengths, kv_lengths, call).
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """``attention`` and ``attention_forward``: of (q, k, v, q_lengths, kv_lengths, call); and
+    ``attention_backward``: of (q, k, v, q_lengths, kv_lengths, out, lse, d_out, call).
 
     Args:
       forward: takes the same and whether log-sum-exp is wanted; returns the result, and it.
@@ -67,7 +68,13 @@ def differentiable_attention(
         )(*matched(*arrays))
         return out, lse
 
-    return differentiable, with_logarithms
+    def gradients(*arguments: Any) -> tuple[Any, Any, Any]:
+        *arrays, call = arguments
+        function = functools.partial(any_backward, call)
+        d_q, d_k, d_v = without_derivatives(_SECOND, _INSTEAD, function)(*matched(*arrays))
+        return d_q, d_k, d_v
+
+    return differentiable, with_logarithms, gradients
 
 
 _SECOND = "the derivative of attention"

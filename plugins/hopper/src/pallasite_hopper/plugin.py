@@ -90,6 +90,7 @@ def pallasite_operations() -> list[Operation]:
         "ragged_matmul": ("ragged.api", "ragged_matmul"),
         "transposed_ragged_matmul": ("ragged.api", "ragged_matmul"),
         "attention": ("flash.api", "attention"),
+        "attention_backward": ("flash.api", "attention"),
         "attention_forward": ("flash.api", "attention"),
         "decode_attention": ("decode.api", "decode_attention"),
         "paged_attention": ("decode.api", "paged_attention"),

@@ -17,6 +17,7 @@ _NAMES = {
     "RaggedConfig": "pallasite_hopper.ops.ragged.config",
     "ragged_configs": "pallasite_hopper.ops.ragged.config",
     "attention": "pallasite_hopper.ops.flash.api",
+    "attention_backward": "pallasite_hopper.ops.flash.api",
     "attention_forward": "pallasite_hopper.ops.flash.api",
     "AttentionConfig": "pallasite_hopper.ops.flash.config",
     "attention_configs": "pallasite_hopper.ops.flash.config",

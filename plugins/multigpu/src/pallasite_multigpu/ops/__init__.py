@@ -13,6 +13,8 @@ _NAMES = {
     "all_to_all": "pallasite_multigpu.ops.api",
     "matmul_reduce_scatter": "pallasite_multigpu.ops.products",
     "reduce_scatter": "pallasite_multigpu.ops.api",
+    "ring_attention": "pallasite_multigpu.ops.ring",
+    "zigzag_order": "pallasite_multigpu.ops.ring_schedule",
 }
 """The module of each public name; it is imported when the name is first used."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+from typing import Literal
 
-from pallasite.plugin import select_target
+from pallasite.plugin import plugins, select_target
 from pallasite_multigpu.ops.tiles import Tiles, elements_of_tile, tiles_of
 
 WRITES_FROM = 2 << 20
@@ -12,6 +14,9 @@ WRITES_FROM = 2 << 20
 ONE_STEP, ONE_STEP_OF_TWO = 1 << 20, 16 << 20
 """Bytes that a device reads at most, where all read all arrays: of many devices, and of two, which
 read no more than in two steps."""
+GATHERED_AT_MOST = 4 << 20
+"""Bytes of all devices' keys and values up to which attention gathers them first: the launches of a
+ring take longer than that."""
 UNROLL = 8
 """Vectors of 16 bytes that a lane has in flight."""
 
@@ -65,3 +70,21 @@ def method_of_all_reduce(nbytes: int, count: int) -> str:
     """
     largest = ONE_STEP_OF_TWO if count == 2 else ONE_STEP // (count - 1)
     return "one_step" if nbytes <= largest else "two_steps"
+
+
+def method_of_ring_attention(nbytes: int) -> Literal["ring", "gather"]:
+    """Whether keys and values travel around the ring, or are gathered first.
+
+    Args:
+      nbytes: of the keys and values of all devices.
+    """
+    return "gather" if nbytes <= GATHERED_AT_MOST else "ring"
+
+
+def has_hopper() -> bool:
+    """Whether the target has what Hopper's kernels need, and the plugin with them is loaded."""
+    if "wgmma" not in select_target().features:
+        return False
+    if importlib.util.find_spec("pallasite_hopper") is None:
+        return False
+    return any(one.name == "hopper" and one.state == "loaded" for one in plugins.plugins())

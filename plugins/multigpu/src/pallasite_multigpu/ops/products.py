@@ -8,7 +8,6 @@ Hopper, one kernel gathers and multiplies at the same time, where the shapes are
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Hashable
 from typing import Any
 
@@ -16,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from pallasite import ops
-from pallasite.plugin import InvalidTypeError, InvalidValueError, plugins, select_target
+from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
+from pallasite_multigpu.ops import choice
 from pallasite_multigpu.ops.api import all_gather, reduce_scatter
 
 
@@ -96,18 +96,12 @@ def matmul_reduce_scatter(
 
 def _fuses(lhs: jax.Array, rhs: jax.Array, axis_name: Hashable, out_dtype: Any) -> bool:
     """Whether one kernel does both, on this target and for these operands."""
-    if "wgmma" not in select_target().features or not _has_hopper():
+    if not choice.has_hopper():
         return False
     from pallasite_multigpu.ops import gathered_product
 
     (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
     return gathered_product.fits(m, n, k, lhs.dtype, out_dtype, count)
-
-
-def _has_hopper() -> bool:
-    if importlib.util.find_spec("pallasite_hopper") is None:
-        return False
-    return any(one.name == "hopper" and one.state == "loaded" for one in plugins.plugins())
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

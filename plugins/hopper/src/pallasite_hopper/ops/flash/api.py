@@ -25,6 +25,7 @@ from pallasite_hopper.ops.flash.tiles import Problem
 from pallasite_std.api import (
     AttentionCall,
     attention_call,
+    check_residuals,
     differentiable_attention,
     padded,
     random_array,
@@ -128,6 +129,50 @@ def attention_forward(
     return out, lse
 
 
+def attention_backward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    d_out: jax.Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    q_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of :func:`attention`, for programs that combine results for parts of the keys.
+
+    With ``out`` and ``lse`` of all keys, the gradients of the queries for parts of the keys add up
+    to the whole, and those of the keys and values of each part are complete.
+
+    Args:
+      q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths: as of :func:`attention`.
+      out: its result.
+      lse: (batch, q_heads, q_seq), float32: its log-sum-exp, as of :func:`attention_forward`.
+      d_out: the gradient with respect to ``out``, an array like q.
+
+    Returns:
+      The gradients with respect to q, k and v, arrays like these. They have no derivatives.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+    """
+    arguments = {
+        "causal": causal,
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "q_lengths": q_lengths,
+        "kv_lengths": kv_lengths,
+    }
+    options, lengths = _checked(q, k, v, None, arguments)
+    check_residuals(q, out, lse, d_out)
+    d_q, d_k, d_v = _gradients(q, k, v, *lengths, out, lse, d_out, options)
+    return d_q, d_k, d_v
+
+
 # Derivatives --------------------------------------------------------------------------------------
 
 
@@ -181,7 +226,7 @@ def _forward(
     return out if size == head_dim else out[..., :size], lse
 
 
-_attention, _with_logarithms = differentiable_attention(_forward, _backward)
+_attention, _with_logarithms, _gradients = differentiable_attention(_forward, _backward)
 
 
 def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:

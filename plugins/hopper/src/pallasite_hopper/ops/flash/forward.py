@@ -10,6 +10,7 @@ the first: masks are needed for the first steps only.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,40 @@ _REGISTERS = {2: (240, 24), 3: (160, 32)}
 consumer warpgroups: together what the block starts with. With one of them there are enough."""
 
 
-def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Callable[..., Any]:
+_ACCOMPANIED = {2: (224, 24, 40)}
+"""The same with a further warpgroup, whose share comes last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Companion:
+    """What one more warpgroup of each block does meanwhile, in kernels of one or two consumers.
+
+    Heads have 128 elements at most: the assembler does not give instructions on more columns the
+    registers that they need, since a block with so many warpgroups starts with too few.
+
+    Attributes:
+      run: its program: takes the number of the block, how many blocks there are, and references to
+        the kernel's last operands, which are its own, and to its results.
+      results: types of the results that it writes, which come last.
+      name: of the kernel.
+    """
+
+    run: Callable[[Any, int, tuple[Any, ...], tuple[Any, ...]], None]
+    results: tuple[jax.ShapeDtypeStruct, ...]
+    name: str
+
+
+def build(
+    problem: Problem,
+    config: AttentionConfig,
+    multiprocessors: int,
+    companion: Companion | None = None,
+) -> Callable[..., Any]:
     """The kernel as a function of q, k, v and the lengths that the problem has.
 
     Returns (batch, q_seq, q_heads, head_dim), and log-sum-exp as (batch, q_heads, q_seq rounded up
-    to whole tiles), or without residuals None.
+    to whole tiles), or without residuals None; then what the companion writes, which needs
+    residuals.
     """
     tiles = Tiles(problem, config, multiprocessors)
     rows, dim = config.warpgroups, problem.head_tile
@@ -58,17 +88,18 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
         (problem.batch, problem.q_heads, tiles.per_head * tiles.rows), jnp.float32
     )
     table = tiles.table()
+    more = () if companion is None else companion.results
     kernel: Callable[..., Any] = plgpu.kernel(
-        _Forward(problem, config, tiles, table is not None).run,
-        out_type=(result, residuals) if problem.save_residuals else (result,),
+        _Forward(problem, config, tiles, table is not None, companion).run,
+        out_type=(result, residuals, *more) if problem.save_residuals else (result,),
         grid=(tiles.clusters,),
         grid_names=("clusters",),
         cluster=(config.cluster,),
         cluster_names=("cluster",),
-        num_threads=config.warpgroups + 1,
+        num_threads=config.warpgroups + (1 if companion is None else 2),
         thread_name="warpgroup",
         scratch_types=scratch,
-        kernel_name="attention_forward",
+        kernel_name="attention_forward" if companion is None else companion.name,
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
             approx_math=True,
@@ -76,7 +107,7 @@ def build(problem: Problem, config: AttentionConfig, multiprocessors: int) -> Ca
         ),
     )
 
-    def call(*operands: Any) -> tuple[Any, Any]:
+    def call(*operands: Any) -> tuple[Any, ...]:
         results = kernel(*operands) if table is None else kernel(*operands, table)
         return results if problem.save_residuals else (*results, None)
 
@@ -98,8 +129,16 @@ def _wait_if(condition: Any, barrier: Any) -> None:
 class _Forward:
     """The body of the kernel for one problem and configuration."""
 
-    def __init__(self, problem: Problem, config: AttentionConfig, tiles: Tiles, table: bool):
+    def __init__(
+        self,
+        problem: Problem,
+        config: AttentionConfig,
+        tiles: Tiles,
+        table: bool,
+        companion: Companion | None,
+    ):
         self.problem, self.config, self.tiles, self.table = problem, config, tiles, table
+        self.companion = companion
         capped = problem.soft_cap is not None
         self.factor = softmax.LOG2_E * (1.0 if capped else problem.scale)
         self.lowest = softmax.lowest(self.factor)
@@ -107,22 +146,28 @@ class _Forward:
         self.masked = problem.causal or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
-        """The kernel's body; ``refs`` are lengths and the table, if any, then results."""
+        """The kernel's body; ``refs`` are lengths, the companion's operands and the table, if any,
+        then results."""
         if self.problem.head_tile != self.problem.head_dim:
             # A window that leaves the array: what lies beyond is read as zero and not written. Its
             # start is a value of the kernel, since a number would be checked.
             start = lax.add(jnp.int32(0), jnp.int32(0))
             self.columns = (pl.ds(start, self.problem.head_tile),)
+        companion, made = self.companion, ()
+        if companion is not None:
+            place = len(refs) - len(companion.results)
+            refs, made = refs[:place], refs[place:]
         *given, out, lse = refs if self.problem.save_residuals else (*refs, None)
         given = list(given)
         lengths = (
             given.pop(0) if self.problem.q_lengths else None,
             given.pop(0) if self.problem.kv_lengths else None,
         )
-        table = given.pop(0) if self.table else None
+        table = given.pop() if self.table else None
         self.scratch = scratch
         warpgroup = lax.axis_index("warpgroup")
-        registers = _REGISTERS.get(self.config.warpgroups)
+        shares: dict[int, Any] = _REGISTERS if companion is None else _ACCOMPANIED
+        registers = shares.get(self.config.warpgroups)
 
         def fetch_all() -> None:
             if registers is not None:
@@ -152,6 +197,17 @@ class _Forward:
 
         pl.when(warpgroup == self.config.warpgroups)(fetch_all)
         pl.when(warpgroup < self.config.warpgroups)(compute_all)
+        if companion is None:
+            return
+
+        def accompany() -> None:
+            if registers is not None:
+                plgpu.set_max_registers(registers[2], action="decrease")
+            block = lax.axis_index("clusters") * self.config.cluster + lax.axis_index("cluster")
+            blocks = self.tiles.clusters * self.config.cluster
+            companion.run(block, blocks, tuple(given), made)
+
+        pl.when(warpgroup == self.config.warpgroups + 1)(accompany)
 
     def _next(self, stage: Any) -> Any:
         following = stage + 1

@@ -1,0 +1,238 @@
+"""``ring_attention``: attention of a sequence whose parts lie on several devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallasite import ops
+from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite_multigpu.ops import choice, ring_steps
+from pallasite_multigpu.ops.api import all_gather
+from pallasite_multigpu.ops.ring_schedule import Placement, chunks, rotation, step_of
+from pallasite_multigpu.ops.shift import shift
+
+type RingMethod = Literal["ring", "gather"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What does not depend on the arrays: the arguments of :func:`ring_attention`."""
+
+    axis: Hashable
+    causal: bool
+    scale: float
+    soft_cap: float | None
+    placement: Placement
+
+    @property
+    def count(self) -> int:
+        """Devices of the ring."""
+        return int(lax.axis_size(self.axis))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What attention of parts takes."""
+        return {"scale": self.scale, "soft_cap": self.soft_cap}
+
+
+def ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    axis_name: Hashable,
+    causal: bool = False,
+    placement: Placement = "contiguous",
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    method: RingMethod | None = None,
+) -> jax.Array:
+    """Attention of all devices' sequence, of which each has a part: ``softmax(q @ k.T) @ v``.
+
+    Keys and values travel around the ring of devices while each computes with those that it has;
+    results for parts of the keys are merged by their log-sum-exp, in float32.
+
+    Args:
+      q: (batch, tokens, q_heads, head_dim), this device's part; the dtypes and heads that
+        ``pallasite.ops.attention`` takes on the target.
+      k, v: (batch, tokens, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
+        head h uses head ``h // (q_heads // kv_heads)``.
+      axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
+      causal: whether a query sees no key behind its own place in the sequence.
+      placement: which part a device has: ``"contiguous"`` for one piece, in the order of devices;
+        ``"zigzag"`` for what :func:`zigzag_order` gives, with which a causal mask leaves all
+        devices the same work.
+      scale: positive factor of the scores; ``head_dim ** -0.5`` by default.
+      soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
+      method: ``"ring"``; or ``"gather"``: all keys and values are gathered first. By default
+        chosen by their size.
+
+    It can be differentiated with respect to q, k and v; gradients travel around the ring, too.
+
+    Returns:
+      An array like q.
+
+    Raises:
+      InvalidTypeError, InvalidValueError: arguments that do not fit.
+
+    Source: H. Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context",
+    arXiv 2310.01889.
+    """
+    _check(q, k, v, placement, method)
+    if scale is None:
+        scale = max(1, q.shape[3]) ** -0.5
+    call = _Call(axis_name, bool(causal), scale, soft_cap, placement)
+    if call.count == 1:
+        return jnp.asarray(ops.attention(q, k, v, causal=call.causal, **call.options))
+    if method is None:
+        nbytes = 2 * k.size * k.dtype.itemsize * call.count
+        method = choice.method_of_ring_attention(nbytes)
+    if method == "gather":
+        return _gathered(q, k, v, call)
+    return _ring(q, k, v, call)
+
+
+def _check(q: Any, k: Any, v: Any, placement: str, method: str | None) -> None:
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if len(getattr(array, "shape", ())) != 4:
+            raise InvalidTypeError(
+                f"{name} does not have four dimensions",
+                got=getattr(array, "shape", type(array).__name__),
+                expected="(batch, tokens, heads, head_dim)",
+            )
+    if q.shape[1] != k.shape[1] or k.shape != v.shape:
+        raise InvalidValueError(
+            "ring_attention: a device has other tokens in q than in k and v",
+            got=f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
+            expected="as many tokens in each, those of the device's part of the sequence",
+        )
+    if placement not in ("contiguous", "zigzag"):
+        raise InvalidValueError(
+            "ring_attention: the placement is unknown",
+            got=repr(placement),
+            expected='"contiguous" or "zigzag"',
+        )
+    if method not in (None, "ring", "gather"):
+        raise InvalidValueError(
+            "ring_attention: the method is unknown", got=repr(method), expected='"ring" or "gather"'
+        )
+
+
+# All keys at once ---------------------------------------------------------------------------------
+
+
+def _gathered(q: jax.Array, k: jax.Array, v: jax.Array, call: _Call) -> jax.Array:
+    tokens, count, own = q.shape[1], call.count, lax.axis_index(call.axis)
+    first, second = chunks(tokens)
+    pair = jnp.concatenate([k, v], axis=3)
+    whole = all_gather(pair, axis_name=call.axis, gather_dimension=1)
+    size = k.shape[3]
+    if not call.causal:
+        return jnp.asarray(ops.attention(q, whole[..., :size], whole[..., size:], **call.options))
+
+    def attend(queries: jax.Array, sequence: jax.Array, keys: Any) -> jax.Array:
+        """Queries, of which the last one sees the first ``keys`` of the sequence."""
+        lengths = jnp.full((q.shape[0],), keys, jnp.int32)
+        keys_, values = sequence[..., :size], sequence[..., size:]
+        return jnp.asarray(
+            ops.attention(queries, keys_, values, causal=True, kv_lengths=lengths, **call.options)
+        )
+
+    if call.placement == "contiguous":
+        return attend(q, whole, (own + 1) * tokens)
+    parts = whole.reshape(k.shape[0], count, tokens, *whole.shape[2:])
+    halves = (parts[:, :, :first], parts[:, ::-1, first:])
+    whole = jnp.concatenate(
+        [one.reshape(k.shape[0], -1, *whole.shape[2:]) for one in halves], axis=1
+    )
+    results = [attend(q[:, :first], whole, (own + 1) * first)]
+    if second:
+        results += [attend(q[:, first:], whole, count * first + (count - own) * second)]
+    return jnp.concatenate(results, axis=1)
+
+
+# The ring -----------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _ring(q: jax.Array, k: jax.Array, v: jax.Array, call: _Call) -> jax.Array:
+    return _forward(q, k, v, call)[0]
+
+
+def _forward(q: jax.Array, k: jax.Array, v: jax.Array, call: _Call) -> tuple[jax.Array, jax.Array]:
+    """The result, and log-sum-exp (batch, q_heads, tokens)."""
+    tokens, count, own = q.shape[1], call.count, lax.axis_index(call.axis)
+    turned = rotation(tokens, call.causal, call.placement)
+    sums: Any = None
+    for number in range(count):
+        step = step_of(number, own, tokens, call.causal, call.placement)
+        if number == 1 and turned:
+            q = jnp.roll(q, -turned, axis=1)
+            sums = _rolled(sums, -turned)
+        out, lse, following = ring_steps.attend(
+            q, k, v, step, call.axis, count, call.options, sends=number + 1 < count
+        )
+        sums = (out.astype(jnp.float32), lse) if sums is None else _merged(sums, out, lse)
+        k, v = following
+    out, lse = _rolled(sums, turned) if turned else sums
+    return out.astype(q.dtype), lse
+
+
+def _merged(sums: tuple[Any, Any], other: Any, other_lse: Any) -> tuple[Any, Any]:
+    """Results for two parts of the keys as the result for both."""
+    out, lse = sums
+    total = jnp.logaddexp(lse, other_lse)
+
+    def share(logarithms: Any) -> Any:
+        # Minus infinity for queries that see none of the keys.
+        shares = jnp.where(jnp.isneginf(logarithms), 0.0, jnp.exp(logarithms - total))
+        return shares.transpose(0, 2, 1)[..., None]
+
+    return out * share(lse) + other.astype(jnp.float32) * share(other_lse), total
+
+
+def _rolled(sums: tuple[Any, Any], by: int) -> tuple[Any, Any]:
+    out, lse = sums
+    return jnp.roll(out, by, axis=1), jnp.roll(lse, by, axis=2)
+
+
+def _ring_fwd(q: Any, k: Any, v: Any, call: _Call) -> Any:
+    out, lse = _forward(q, k, v, call)
+    return out, (q, k, v, out, lse)
+
+
+def _ring_bwd(call: _Call, saved: Any, d_out: Any) -> Any:
+    q, k, v, out, lse = saved
+    tokens, count, own = q.shape[1], call.count, lax.axis_index(call.axis)
+    turned = rotation(tokens, call.causal, call.placement)
+    d_out = d_out.astype(q.dtype)
+    d_q: Any = None
+    sums: list[Any] = []  # Gradients of the keys and values that are here.
+    for number in range(count):
+        step = step_of(number, own, tokens, call.causal, call.placement)
+        if number == 1 and turned:
+            q, out, d_out, d_q = (jnp.roll(one, -turned, axis=1) for one in (q, out, d_out, d_q))
+            lse = jnp.roll(lse, -turned, axis=2)
+        found = ops.attention_backward(
+            q, k, v, out, lse, d_out, **ring_steps.arguments(step, q.shape[0]), **call.options
+        )
+        wide = [one.astype(jnp.float32) for one in found]
+        d_q = wide[0] if d_q is None else d_q + wide[0]
+        sums = [one + more for one, more in zip(sums or [0, 0], wide[1:], strict=True)]
+        if number + 1 < count:
+            k, v, *sums = shift([k, v, *sums], call.axis, count)
+        else:
+            sums = shift(sums, call.axis, count)  # Home.
+    if turned:
+        d_q = jnp.roll(d_q, turned, axis=1)
+    return tuple(one.astype(q.dtype) for one in (d_q, *sums))
+
+
+_ring.defvjp(_ring_fwd, _ring_bwd)

@@ -1,0 +1,88 @@
+"""Attention of a sequence that several devices share, against the textbook's in float64."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_support import close, on_ring, operands, reference
+from jax.sharding import PartitionSpec
+
+import pallasite
+from pallasite import config
+from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_multigpu import ops
+
+
+@pytest.mark.parametrize(
+    ("count", "tokens", "heads", "head_dim", "dtype", "options"),
+    [
+        (2, 20, (2, 1), 24, "bfloat16", {"causal": True}),
+        (3, 9, (1, 1), 40, "float16", {"causal": True, "placement": "zigzag"}),
+        (4, 5, (2, 2), 16, "float32", {"causal": True, "placement": "zigzag", "soft_cap": 3.0}),
+        (8, 4, (1, 1), 16, "float32", {"scale": 0.3}),
+        (3, 5, (1, 1), 16, "float32", {"causal": True, "placement": "zigzag", "method": "gather"}),
+        (2, 5, (1, 1), 16, "float32", {"causal": True, "method": "gather"}),
+    ],
+)
+def test_results(count, tokens, heads, head_dim, dtype, options):
+    *arrays, _ = operands(count, tokens, *heads, head_dim, jnp.dtype(dtype))
+    options = {"method": "ring", **options}
+
+    def attend(q, k, v):
+        return (ops.ring_attention(q, k, v, axis_name="x", **options),)
+
+    with pallasite.target("sm_90a"), config.scoped(sanitize=True):
+        (found,) = on_ring(arrays, count, attend, 1, options.get("placement"))
+    with jax.enable_x64(True):
+        expected = reference(
+            *(one.astype(np.float64) for one in arrays),
+            causal=options.get("causal", False),
+            scale=options.get("scale", head_dim**-0.5),
+            soft_cap=options.get("soft_cap"),
+        )
+    assert found.dtype == dtype
+    close(found, expected, dtype)
+
+
+def test_hopper_sends_while_it_computes():
+    """One kernel for steps that send, one for the last; with large heads keys are sent before."""
+    mesh, spec = jax.sharding.AbstractMesh((2,), ("x",)), PartitionSpec(None, "x")
+    call = jax.shard_map(
+        functools.partial(ops.ring_attention, axis_name="x", method="ring"),
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=spec,
+        check_vma=False,
+    )
+    for head_dim, names in (
+        (64, ["ring_attention", "attention_forward"]),
+        (192, ["shift", "attention_forward"]),
+    ):
+        sharding = jax.NamedSharding(mesh, spec)
+        x = jax.ShapeDtypeStruct((1, 128, 1, head_dim), jnp.bfloat16, sharding=sharding)
+        kernels = pallasite.compile_all(call, x, x, x, target="sm_90a")
+        assert [one.name for one in kernels] == names
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "error", "text"),
+    [
+        ([(2, 4, 8)] * 3, {}, InvalidTypeError, "q does not have four dimensions"),
+        (
+            [(1, 4, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8)],
+            {},
+            InvalidValueError,
+            "got: q [1, 4, 2, 8], k [1, 6, 2, 8]",
+        ),
+        ([(1, 4, 2, 8)] * 3, {"placement": "striped"}, InvalidValueError, "got: 'striped'"),
+        ([(1, 4, 2, 8)] * 3, {"method": "tree"}, InvalidValueError, "got: 'tree'"),
+    ],
+)
+def test_arguments_that_do_not_fit(shapes, options, error, text):
+    with pytest.raises(error) as caught:
+        ops.ring_attention(*map(jnp.zeros, shapes), axis_name="x", **options)
+    assert text in str(caught.value)
