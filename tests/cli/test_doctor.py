@@ -63,7 +63,7 @@ def test_executors(command, devices):
     assert [one["name"] for one in listed["cpu"]["executors"]] == ["simulator"]
     assert listed["cpu"]["runs"] == "simulator"
     assert found["PTX instructions"]["text"].startswith("rules for ")
-    with config.scoped(disabled_plugins=("simulator", "hopper", "blackwell")):
+    with config.scoped(disabled_plugins=("simulator", "hopper", "blackwell", "multigpu")):
         found = checks(command("doctor", "--json"))
         here = found["on cpu, as JAX is here"]
         assert here["text"] == ("nothing runs kernels: no plugin has an executor for this platform")

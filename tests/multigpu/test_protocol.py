@@ -11,8 +11,9 @@ from acting import Acting, kernel_of
 from jax.sharding import PartitionSpec
 
 import pallasite
+from pallasite import gpu as plgpu
 from pallasite import plugins
-from pallasite.plugin import UnsupportedError
+from pallasite.plugin import InvalidTypeError, UnsupportedError
 from pallasite_multigpu.protocol import layout
 
 
@@ -55,9 +56,9 @@ def test_a_pull_begins_and_ends_with_a_barrier():
 
 def test_the_barrier_at_the_end_is_as_wanted():
     end = "atom.acq_rel.gpu.global.add.u32"
-    options = {"plugin_options": {"multigpu": {"exit_barrier": False}}}
+    options = {"exit_barrier": False}
     assert end not in compiled("pull", params=options).ptx
-    options = {"plugin_options": {"multigpu": {"exit_barrier": True}}}
+    options = {"exit_barrier": True}
     assert end in compiled("trap", params=options).ptx
     assert end not in compiled("trap").ptx
 
@@ -84,3 +85,10 @@ def test_the_mesh_is_needed():
     assert "acting.py" in str(error.value)
     with pytest.raises(UnsupportedError, match=r"33 devices\n  expected: at most 32"):
         compiled("pull", devices=33)
+
+
+def test_the_barrier_is_wanted_or_not():
+    for given, options in ((True, True), (None, None)):
+        assert plgpu.CompilerParams(exit_barrier=given).exit_barrier is options
+    with pytest.raises(InvalidTypeError, match="exit_barrier is neither true nor false\n  got: 1"):
+        _ = compiled("pull", params={"exit_barrier": 1})

@@ -115,12 +115,12 @@ def test_memory_of_a_device_whose_kernel_may_have_ended():
         out_ref[...] = plgpu.remote_ref(x_ref, _other())[...]
 
     assert _found(body, scratch=()) == ""
-    params = plgpu.CompilerParams(plugin_options={"multigpu": {"exit_barrier": False}})
+    params = plgpu.CompilerParams(exit_barrier=False)
     message = _found(body, scratch=(), compiler_params=params)
     assert "memory of a device whose kernel may have ended" in message
     assert "read byte 0 of input 0 of device 0" in message
     assert "but the kernel of device 0 may have ended before" in message
-    assert '"exit_barrier": True' in message
+    assert "CompilerParams(exit_barrier=True)" in message
 
 
 def test_stores_that_nobody_waits_for():

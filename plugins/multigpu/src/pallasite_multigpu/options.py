@@ -6,16 +6,31 @@ import dataclasses
 import math
 from typing import Any
 
-from pallasite.plugin import config, option
+from pallasite.plugin import InvalidTypeError, config, option
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiGpuOptions:
-    """Compiler parameters of the plugin ``multigpu``."""
+    """Compiler parameters of the plugin ``multigpu``, keywords of ``CompilerParams``.
+
+    Attributes:
+      exit_barrier: whether devices wait for each other when the kernel ends, so that nobody's
+        memory is used again before all are done with it; None: if it reads memory of others.
+    """
 
     exit_barrier: bool | None = option(
-        None, "whether devices wait for each other at the kernel's end; None: where it reads peers"
+        None,
+        "whether devices wait for each other at the kernel's end; None: where it reads peers",
+        keyword=True,
     )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.exit_barrier, bool | None):
+            raise InvalidTypeError(
+                "exit_barrier is neither true nor false",
+                got=repr(self.exit_barrier),
+                expected="True, False, or None: where the kernel reads memory of other devices",
+            )
 
 
 def _seconds(value: Any) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterable
 
 from pallasite.plugin import (
     Diagnosis,
     InferenceRule,
+    InstructionRule,
     KernelLifecycle,
     LayoutRule,
     LoweringRule,
@@ -96,6 +98,16 @@ def pallasite_layout_rules() -> Iterable[LayoutRule]:
 def pallasite_inference_rules() -> Iterable[InferenceRule]:
     """Layouts of multicast stores and reducing loads."""
     return _rules().inference_rules
+
+
+@hookimpl
+def pallasite_instructions() -> list[InstructionRule]:
+    """What instructions on the memory of all devices do, for the simulator, if it is installed."""
+    if importlib.util.find_spec("pallasite_simulator") is None:
+        return []
+    from pallasite_multigpu.simulation.multimem import instructions
+
+    return instructions.rules
 
 
 @hookimpl

@@ -140,7 +140,7 @@ def communicates(kernel: KernelContext, *, reads: bool = False) -> None:
     Args:
       kernel: the kernel.
       reads: whether it reads the memory of peers, and so ends with a barrier, too, unless it has
-        ``exit_barrier=False`` in the options of the plugin.
+        ``CompilerParams(exit_barrier=False)``.
     """
     device_count(kernel)
     _table(kernel)

@@ -24,7 +24,6 @@ MODULES = (
     "loads",
     "caches",
     "atomics",
-    "multimem",
     "fences",
     "calls",
     "frames",

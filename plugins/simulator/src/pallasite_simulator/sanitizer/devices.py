@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _END = (
     "let each device wait until the others are done with its memory: pl.semaphore_signal(sem,"
     " device_id=...) after the access and pl.semaphore_wait here; or end the kernel on all devices"
-    ' at once: CompilerParams(plugin_options={"multigpu": {"exit_barrier": True}})'
+    " at once: CompilerParams(exit_barrier=True)"
 )
 _SEMAPHORE = "wait for all that is signalled: pl.semaphore_wait(semaphore, all of it)"
 
