@@ -170,6 +170,8 @@ def test_waits_that_nobody_can_end():
     for device in range(3):
         assert f"of device {device}" in message
     assert "find the device that should have signalled" in message
+    cycle = "device 0 waits for device 2, which waits for device 1, which waits for device 0"
+    assert f"in a cycle, {cycle}" in message
 
 
 def test_a_wait_on_one_device_alone():
@@ -183,6 +185,7 @@ def test_a_wait_on_one_device_alone():
 
     message = _found(body)
     assert "deadlock in kernel 'body'" in message and "of device 0" in message
+    assert "device 0 waits for what no device that is left would do" in message
 
 
 @pytest.mark.parametrize("wait", [True, False], ids=["waited for", "not waited for"])

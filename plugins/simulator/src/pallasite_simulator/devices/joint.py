@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from pallasite_simulator.arguments import Arrays, Pointer
+from pallasite_simulator.devices.cycles import waits_between
 from pallasite_simulator.engine.float_environment import exact_floats
 from pallasite_simulator.engine.memory import GLOBAL_BASE, DeviceSegments, GlobalMemory
-from pallasite_simulator.errors import SimulationError
+from pallasite_simulator.errors import DeadlockError, SimulationError
 from pallasite_simulator.launch import Execution, Launch, Waves, run_together
 from pallasite_simulator.statistics.traffic import Traffic
 from pallasite_simulator.types import Array
@@ -95,7 +96,7 @@ def run_devices(
         if launch.statistics:
             traffic = Traffic(memory.size, segments, launch.geometry.device)
         parts.append((Waves(launch, memory, own.parameters(program), traffic), traffic))
-    _run(launches, [waves for waves, _ in parts])
+    _run(launches, [waves for waves, _ in parts], memory, arrays)
     if sanitizer is not None and sanitizer.between_devices is not None:
         _check_devices(launches, arrays, memory, addresses)
     executions = []
@@ -139,7 +140,12 @@ def _check_devices(
     sanitizer.between_devices.finish(memory, lasting, semaphores)
 
 
-def _run(launches: Sequence[Launch], parts: Sequence[Waves]) -> None:
+def _run(
+    launches: Sequence[Launch],
+    parts: Sequence[Waves],
+    memory: GlobalMemory,
+    arrays: Sequence[Arrays],
+) -> None:
     sanitizer = launches[0].sanitizer
     try:
         with exact_floats():
@@ -147,6 +153,10 @@ def _run(launches: Sequence[Launch], parts: Sequence[Waves]) -> None:
     except SimulationError as error:
         if sanitizer is not None:
             sanitizer.annotate(error)
+        if isinstance(error, DeadlockError):
+            semaphores = {offset for one in arrays for offset in one.semaphores}
+            found = waits_between(parts, memory, semaphores)
+            error.got = "\n    ".join([str(error.got), *found])
         raise
 
 

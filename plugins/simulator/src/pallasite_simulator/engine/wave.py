@@ -77,6 +77,7 @@ class Wave:
       traffic: who counts accesses to memory, or None.
       progress: grows with everything that another thread could notice.
       giving_up: which lanes have waited in vain, and may return from that without success once.
+      polls: addresses at which lanes look for what others do, while somebody asks; else None.
       watchdog: ends launches that take too long; None for no limit.
       clock: instructions executed so far, for the clock registers.
       output: what the kernel printed.
@@ -132,6 +133,7 @@ class Wave:
         self.in_flight: set[int] = set()
         self.progress = 0
         self.giving_up = np.zeros(self.lane_count, np.bool_)
+        self.polls: list[Array] | None = None
         self.watchdog: Watchdog | None = None
         self.clock: int = 0
         self.output: list[str] = []
@@ -194,10 +196,16 @@ class Wave:
         dtype = np.dtype(f"u{bits // 8}")
         return np.full(self.lane_count, np.iinfo(dtype).max, dtype)
 
-    def poll(self) -> None:
+    def poll(self, addresses: Array | None = None) -> None:
         """Says that the instruction being executed looks whether another thread did something: its
-        loop then lets others go first."""
+        loop then lets others go first.
+
+        Args:
+          addresses: where it looks, if that is memory.
+        """
         self._polled = True
+        if self.polls is not None and addresses is not None:
+            self.polls.append(addresses)
 
     def wake(self, key: Hashable, mask: Array | None = None) -> None:
         """Lets the lanes that wait for ``key`` go on, or those of them for which ``mask`` (one bool
