@@ -169,3 +169,12 @@ def test_pair(name):
     wrong = re.sub(r"\[\[.*?\]\]", "", code, flags=re.DOTALL)
     wrong = wrong.replace("{{", "").replace("}}", "")
     assert detail in found(wrong, phase)
+
+
+def test_a_block_makes_as_many_accesses_as_there_are_threads():
+    """To release 256 columns is 8192 accesses of one thread, and 64 blocks have 8192 threads: only
+    that one makes them."""
+    state = LaunchState((*GROUPS, *FURTHER))
+    inside, shared = np.zeros((128, 256), np.uint32), np.zeros(8192, np.uint8)
+    code = SETUP + PRODUCT + "@%p3 " + COMMIT + WAIT
+    run_on_tensor_memory(code, shared, inside, sanitizer=state, phase=1, used=32, grid=64)

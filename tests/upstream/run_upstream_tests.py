@@ -6,11 +6,13 @@
         --target sm_90a,sm_100a,sm_103a --quiet
     python tests/upstream/run_upstream_tests.py --json ours.json --compare jax.json
 
-The files come from a checkout of JAX (``tests/pallas/mosaic_gpu_test.py``) and are not changed.
+The files come from a checkout of JAX (``tests/pallas/mosaic_gpu_test.py``) and are not changed,
+but for what ``--replace`` names: on the simulator, tests of whole products need smaller sizes.
 Where JAX has no GPU, kernels run on the simulator. With ``--backend simulated`` JAX's own compiler
 makes them (see ``jax_compiler.py``), and its tests judge our simulator. Tests run in processes of
 their own: one that hangs or crashes costs only itself. Failures that are JAX's own, with the
-reason for each, are in ``own_failures.py``. The exit status is 0 if no other test failed.
+reason for each, are in ``own_failures.py``. The exit status is 0 if no other test failed. For
+several targets, tests that pass for the first and fail for another are listed.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ import multiprocessing
 import pathlib
 import queue
 import re
+import resource
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import own_failures
 import worker
 
 _LOADING_LIMIT = 300.0
@@ -71,7 +76,10 @@ class Process:
             reason, seconds = f"Crash: the process ended with {self._process.exitcode}", 0.0
         self.stop()
         self.start()
-        return worker.Outcome(test, "fail", reason, seconds)
+        ours = self._setup.backend == "ours"
+        own = own_failures.failure(test, reason, ours=True) if ours else None
+        outcome, reason = ("fail", reason) if own is None else ("own", own)
+        return worker.Outcome(test, outcome, reason, seconds)
 
     def _answers(self, seconds: float) -> bool:
         """Waits for what the process says, but not longer than that."""
@@ -207,6 +215,19 @@ def compare(ours: list[worker.Outcome], theirs: list[worker.Outcome], *, example
     return "\n".join(lines)
 
 
+def worse_than(target: str, first: list[worker.Outcome], others: list[worker.Outcome]) -> str:
+    """Names the tests that pass for the first target and not for another."""
+    passed = {outcome.test for outcome in first if outcome.outcome == "pass"}
+    worse = [o.test for o in others if o.outcome in ("fail", "own") and o.test in passed]
+    return "\n         ".join([f"{len(worse):5}  fail that pass for {target}", *worse])
+
+
+def processor_seconds() -> float:
+    """Time of processors that processes which have ended took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def write(path: pathlib.Path, outcomes: list[worker.Outcome], setup: worker.Setup) -> None:
     """Writes outcomes as JSON, for :func:`read`."""
     record = {
@@ -257,6 +278,14 @@ def main(arguments: list[str] | None = None) -> int:
         default=["sm_90a"],
         help="what is compiled for without a GPU; several, separated by commas, one after another",
     )
+    parser.add_argument(
+        "--replace",
+        dest="replacements",
+        metavar="OLD=NEW",
+        action="append",
+        default=[],
+        help="replaces text of the files, such as sizes by smaller ones; may be repeated",
+    )
     parser.add_argument("--sanitize", action="store_true", help="with the simulator's sanitizer")
     parser.add_argument(
         "--json",
@@ -272,38 +301,53 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("without a test file, --json and --compare name two runs")
     if len(runs) > 1 and options.compare is not None:
         parser.error("--compare is for one file and one target")
+    replacements = tuple(_replacement(parser, one) for one in options.replacements)
     outcomes = [] if runs else read(options.json)
     failed, deadline = 0, time.monotonic() + options.seconds
-    for path, target in runs:
-        setup = worker.Setup(
-            path=str(path.resolve()),
-            backend=options.backend,
-            semantics=options.semantics,
-            target=target,
-            sanitize=options.sanitize,
-        )
-        if len(runs) > 1:
-            print(f"{path.name}, {target}:", flush=True)
-        start = time.monotonic()
-        outcomes = run(
-            setup,
-            pattern=options.pattern,
-            variants=options.variants,
-            workers=options.workers,
-            limit=options.limit,
-            seconds=deadline - start,
-            each=None if options.quiet else _show,
-        )
-        if options.json is not None:
-            write(_record_path(options.json, path, target, len(runs)), outcomes, setup)
-        print(report(outcomes, examples=options.examples))
-        if len(runs) > 1:
-            print(f"{time.monotonic() - start:.0f} s\n", flush=True)
-        failed += sum(outcome.outcome == "fail" for outcome in outcomes)
+    firsts: dict[pathlib.Path, list[worker.Outcome]] = {}
+    with tempfile.TemporaryDirectory() as programs:
+        for path, target in runs:
+            setup = worker.Setup(
+                path=str(path.resolve()),
+                backend=options.backend,
+                semantics=options.semantics,
+                target=target,
+                sanitize=options.sanitize,
+                programs=programs,
+                replacements=replacements,
+            )
+            if len(runs) > 1:
+                print(f"{path.name}, {target}:", flush=True)
+            start, used = time.monotonic(), processor_seconds()
+            outcomes = run(
+                setup,
+                pattern=options.pattern,
+                variants=options.variants,
+                workers=options.workers,
+                limit=options.limit,
+                seconds=deadline - start,
+                each=None if options.quiet else _show,
+            )
+            if options.json is not None:
+                write(_record_path(options.json, path, target, len(runs)), outcomes, setup)
+            print(report(outcomes, examples=options.examples))
+            first = firsts.setdefault(path, outcomes)
+            if first is not outcomes:
+                print(worse_than(options.targets[0], first, outcomes))
+            wall, used = time.monotonic() - start, processor_seconds() - used
+            print(f"{wall:.0f} s, {used:.0f} s of processors\n", flush=True)
+            failed += sum(outcome.outcome == "fail" for outcome in outcomes)
     if options.compare is not None:
         print(compare(outcomes, read(options.compare), examples=options.examples))
         failed = sum(outcome.outcome == "fail" for outcome in outcomes)
     return int(failed > 0)
+
+
+def _replacement(parser: argparse.ArgumentParser, text: str) -> tuple[str, str]:
+    old, equals, new = text.rpartition("=")
+    if not equals or not old:
+        parser.error(f"--replace takes OLD=NEW, not {text!r}")
+    return old, new
 
 
 def _record_path(path: pathlib.Path, test: pathlib.Path, target: str, count: int) -> pathlib.Path:

@@ -10,7 +10,7 @@ import importlib
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -162,17 +162,23 @@ def pretend_gpu(target: str) -> None:
     importlib.import_module("jax._src.lib").cuda_versions = versions
 
 
-def load(path: pathlib.Path, *, ours: bool) -> types.ModuleType:
+def load(
+    path: pathlib.Path, *, ours: bool, replacements: Sequence[tuple[str, str]] = ()
+) -> types.ModuleType:
     """The test file as a module.
 
     Args:
       path: of the file.
       ours: whether its imports of the GPU backend lead to ``pallasite.gpu``.
+      replacements: what is replaced by what in its text, such as sizes by smaller ones.
     """
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
     sys.modules[path.stem] = module  # Dataclasses and unittest look their module up.
-    code = compile(path.read_text(), str(path), "exec")
+    text = path.read_text()
+    for old, new in replacements:
+        text = text.replace(old, new)
+    code = compile(text, str(path), "exec")
     with imported() if ours else contextlib.nullcontext():
         exec(code, module.__dict__)
     return module

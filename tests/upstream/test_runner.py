@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 
@@ -9,6 +10,7 @@ import jax_compiler
 import own_failures
 import pytest
 import run_upstream_tests
+import worker
 from tests import python_processes
 
 pytestmark = pytest.mark.runs_kernels
@@ -169,6 +171,80 @@ def test_failures_that_are_their_own():
     found = "missing fence.proxy.async in shared memory (3 times):"
     assert own_failures.finding("C.test_get_swap_with_transforms1", found) is not None
     assert own_failures.finding("C.test_matmul", found) is None
+
+
+def test_what_the_sanitizer_finds_here():
+    """Each finding is judged, wherever the sanitizer's error is in the text."""
+    text = (
+        "INTERNAL: callback failed: the sanitizer found 2 errors in kernel 'k':\n"
+        "  1. missing fence.proxy.async in shared memory (2 times):\n       at a.py:10. 11\n"
+        "  2. output never written:\n       output 0"
+    )
+    kinds = [one.splitlines()[0] for one in own_failures.findings(text)]
+    assert kinds == [
+        "missing fence.proxy.async in shared memory (2 times):", "output never written:"
+    ]  # fmt: skip
+    assert own_failures.findings("ValueError: 1. no 2. yes") == []
+    judge = functools.partial(own_failures.finding, ours=True)
+    assert judge("C.test_warp_specialized_tmem_slice", kinds[0]) is not None
+    assert judge("C.test_warp_specialized_tmem_slice", kinds[1]) is None
+    assert judge("C.test_get_swap_with_transforms1", kinds[0]) is None
+
+
+OWN = """
+from absl.testing import absltest
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+class KernelTest(absltest.TestCase):
+  def run_kernel(self, expected):
+    def body(o_ref, unwritten_ref):
+      o_ref[...] = jnp.full(4096, 1.0)
+    shapes = (jax.ShapeDtypeStruct((4096,), jnp.float32),) * 2
+    np.testing.assert_array_equal(plgpu.kernel(body, out_type=shapes)()[0], expected)
+
+  def test_print_layout_tmem_with_transforms(self):
+    self.run_kernel(1.0)
+
+  def test_print_layout_tmem_with_transforms_wrong(self):
+    self.run_kernel(2.0)
+
+  def test_other(self):
+    self.run_kernel(1.0)
+"""
+
+
+def test_findings_do_not_hide_results(tmp_path):
+    """A test whose kernel has findings of its own must pass without the sanitizer; text that is
+    replaced makes it smaller."""
+    path = tmp_path / "own_test.py"
+    path.write_text(OWN)
+    ours = tmp_path / "ours.json"
+    text = run(path, "--sanitize", "--replace", "4096=128", "--json", ours, code=1)
+    assert "0 pass, 2 fail, 0 skip, 1 own" in text
+    outcomes = json.loads(ours.read_text())["outcomes"]
+    found = {one["test"].partition("test_")[2]: one for one in outcomes}
+    assert found["print_layout_tmem_with_transforms"]["reason"] == "the output is never written"
+    wrong = found["print_layout_tmem_with_transforms_wrong"]
+    assert wrong["reason"] == "AssertionError: Arrays are not equal"
+    assert found["other"]["reason"] == "SanitizerError: output never written"
+    assert "float32[128]" in found["other"]["text"]
+
+
+def test_what_another_target_lacks():
+    """Only what passes for the first target."""
+    found = {
+        "a": ("pass", "fail"),
+        "b": ("pass", "pass"),
+        "c": ("fail", "fail"),
+        "d": ("pass", "skip"),
+    }
+    first, other = (
+        [worker.Outcome(name, pair[target], "", 0.0) for name, pair in found.items()]
+        for target in (0, 1)
+    )
+    text = run_upstream_tests.worse_than("sm_90a", first, other)
+    assert text == "    1  fail that pass for sm_90a\n         a"
 
 
 def test_what_is_printed_is_taken_apart():

@@ -33,6 +33,9 @@ class Setup:
       semantics: "lane", "warpgroup" or "all".
       target: what kernels are compiled for, if JAX has no GPU.
       sanitize: whether the simulator's sanitizer is on.
+      programs: a folder where XLA's programs for the CPU are kept, for other workers; empty for
+        none.
+      replacements: what is replaced by what in the text of the file.
     """
 
     path: str
@@ -40,6 +43,8 @@ class Setup:
     semantics: str
     target: str
     sanitize: bool
+    programs: str = ""
+    replacements: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +90,10 @@ def _cases(setup: Setup) -> dict[str, unittest.TestCase]:
 
             config.update("target", setup.target)
         stand_ins.pretend_gpu(setup.target)
+        _prepare_host(setup.programs)
         if setup.backend == "simulated":
             _simulate(setup)
-    module = stand_ins.load(pathlib.Path(setup.path), ours=ours)
+    module = stand_ins.load(pathlib.Path(setup.path), ours=ours, replacements=setup.replacements)
     _parse_flags()
     if (
         setup.backend != "jax"
@@ -105,6 +111,19 @@ def _cases(setup: Setup) -> dict[str, unittest.TestCase]:
     return found
 
 
+def _prepare_host(programs: str) -> None:
+    """What tests compute on the host takes more time to be compiled than to run: it is optimized
+    little, and compiled once for all workers."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    if programs:
+        jax.config.update("jax_compilation_cache_dir", programs)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        jax.block_until_ready(jax.jit(lambda: 1)())  # Tests fail if they are what begins to use it.
+
+
 def _simulate(setup: Setup) -> None:
     """Has JAX's kernels compiled by JAX, for the target, and run by the simulator."""
     import jax
@@ -114,8 +133,6 @@ def _simulate(setup: Setup) -> None:
 
     # JAX declares one byte of its dynamic shared memory.
     groups = frozenset(GROUPS) - {"bounds"} if setup.sanitize else frozenset()
-    # What tests compute on the host takes more time to be optimized than to run.
-    jax.config.update("jax_disable_most_optimizations", True)
     _register_plugins()
     jax_on_simulator.install(setup.target, sanitize=groups)
     count = property(lambda self: jax_on_simulator.MULTIPROCESSORS)
@@ -183,52 +200,65 @@ def _parse_flags() -> None:
 
 
 def _run(name: str, case: unittest.TestCase, setup: Setup) -> Outcome:
-    result = _Result()
     start = time.monotonic()
+    result, found = _result_of(case, setup, setup.sanitize)
+    outcome = _judged(name, result, found, setup)
+    if outcome.outcome == "own" and found and setup.backend == "ours":
+        # What the sanitizer found has hidden the results.
+        result, _ = _result_of(case, setup, False)
+        if result.problem is not None:
+            outcome = _judged(name, result, [], setup)
+    return dataclasses.replace(outcome, seconds=time.monotonic() - start)
+
+
+def _result_of(case: unittest.TestCase, setup: Setup, sanitize: bool) -> tuple[_Result, list[str]]:
+    """Runs a test; returns also what the sanitizer found."""
+    result = _Result()
     with contextlib.ExitStack() as stack:
         if setup.backend == "ours":
             from pallasite import config
             from pallasite.runtime import compiler
 
             compiler.clear_memory()
-            stack.enter_context(config.scoped(sanitize=setup.sanitize))
+            stack.enter_context(config.scoped(sanitize=sanitize))
         case.run(result)
         _wait_for_device()
-    seconds = time.monotonic() - start
+    found: list[str] = []
     if setup.backend == "simulated":
         import jax_on_simulator
 
         found = list(jax_on_simulator.findings)
         jax_on_simulator.findings.clear()
-        outcome = _judged(name, result, found)
-        if outcome is not None:
-            return dataclasses.replace(outcome, seconds=seconds)
-    if result.problem is not None:
-        return Outcome(name, "fail", reason_of(result.problem), seconds, result.text[-4000:])
-    if result.skipped:
-        return Outcome(name, "skip", result.skipped[0][1].splitlines()[0], seconds)
-    if result.unexpectedSuccesses:
-        return Outcome(name, "fail", "unexpected success", seconds)
-    return Outcome(name, "pass", "", seconds)
+    elif setup.backend == "ours":
+        import own_failures
+
+        found = own_failures.findings(str(result.problem))
+    return result, found
 
 
-def _judged(name: str, result: _Result, findings: list[str]) -> Outcome | None:
-    """Tells failures and findings that are JAX's own from others; None if there are none."""
+def _judged(name: str, result: _Result, findings: list[str], setup: Setup) -> Outcome:
+    """The outcome; tells failures and findings that are JAX's own from others."""
     import own_failures
 
-    if result.problem is not None:
+    ours = setup.backend == "ours"
+    if result.problem is not None and not (ours and findings):
         reason = reason_of(result.problem)
-        why = own_failures.failure(name, f"{reason}\n{result.text}")
-        return None if why is None else Outcome(name, "own", why, 0.0, result.text[-4000:])
-    reasons = {own_failures.finding(name, one): one for one in findings}
-    if None in reasons:
-        text = reasons[None]
-        kind = text.splitlines()[0].rstrip(":")
-        return Outcome(name, "fail", f"SanitizerError: {kind}", 0.0, text[-4000:])
-    if reasons:
-        why = "; ".join(sorted(str(one) for one in reasons))
-        return Outcome(name, "own", why, 0.0, "\n".join(findings)[-4000:])
-    return None
+        text = f"{reason}\n{result.text}"
+        why = None if setup.backend == "jax" else own_failures.failure(name, text, ours=ours)
+        outcome, reason = ("fail", reason) if why is None else ("own", why)
+        return Outcome(name, outcome, reason, 0.0, result.text[-4000:])
+    if findings:
+        reasons = {own_failures.finding(name, one, ours=ours): one for one in findings}
+        text = "\n".join(findings)[-4000:]
+        if None not in reasons:
+            return Outcome(name, "own", "; ".join(sorted(map(str, reasons))), 0.0, text)
+        kind = reasons[None].splitlines()[0].rstrip(":")
+        return Outcome(name, "fail", f"SanitizerError: {kind}", 0.0, reasons[None][-4000:])
+    if result.skipped:
+        return Outcome(name, "skip", result.skipped[0][1].splitlines()[0], 0.0)
+    if result.unexpectedSuccesses:
+        return Outcome(name, "fail", "unexpected success", 0.0)
+    return Outcome(name, "pass", "", 0.0)
 
 
 def _wait_for_device() -> None:

@@ -88,8 +88,9 @@ class Ordering:
     # Rows -----------------------------------------------------------------------------------------
 
     def whole(self, lanes: Array) -> bool:
-        """Whether these are all lanes of the wave."""
-        return len(lanes) == len(self.rows)
+        """Whether these are all lanes of the wave, each once: a lane may make several accesses."""
+        every = self.wave.all_numbers
+        return len(lanes) == len(every) and (lanes is every or np.array_equal(lanes, every))
 
     def rows_of(self, lanes: Array) -> Values:
         """Rows of lanes: an array, or an integer if all have the same."""
