@@ -114,7 +114,7 @@ def _load_matrix(
     bits = types.bit_width(memory.dtype)
     elements: dict[tuple[int, int], ir.Value] = {}
     whole: dict[int, ir.Value] = {}
-    for move in plan.moves:
+    for move in plan.loads:
         words = load_words(plan, move.count, memory.address(column + move.column, move.lane))
         for word, places in zip(words, move.words, strict=True):
             _take_apart(word, places, element, bits, layout.vector_length, elements, whole)

@@ -21,6 +21,9 @@ from pallasite_blackwell.tensor_memory.layouts import CELL_BITS, Cells, TensorMe
 MOST_WORDS = 32
 """Registers that one instruction moves: more are legal, but then LLVM and ptxas spill."""
 
+_PARTS, _FEWEST_WORDS = 8, 8
+"""A matrix of more than one load is loaded in so many parts, but of no fewer registers each."""
+
 _HALF_BITS = 16
 
 type _Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -79,6 +82,14 @@ class Move:
     count: int
     words: tuple[tuple[tuple[int, int], ...], ...]
 
+    def split(self, most: int, columns: int) -> Iterator[Move]:
+        """Instructions of at most so many units, which span so many columns each."""
+        number = len(self.words) // self.count
+        for start in range(0, self.count, most):
+            count = min(most, self.count - start)
+            words = self.words[start * number : (start + count) * number]
+            yield Move(self.column + start * columns, self.lane, count, words)
+
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
@@ -93,6 +104,21 @@ class Transfer:
     shape: Shape
     packs: bool
     moves: tuple[Move, ...]
+
+    @functools.cached_property
+    def loads(self) -> tuple[Move, ...]:
+        """The instructions, in smaller parts, for loads.
+
+        What one instruction loads is there as a whole, and stays until the last of it is used. Of
+        smaller parts, ptxas reuses the registers of those that were converted and stored.
+        """
+        words = sum(len(move.words) for move in self.moves)
+        if words <= MOST_WORDS:
+            return self.moves
+        most = max(1 << (words // _PARTS).bit_length() >> 1, _FEWEST_WORDS)
+        count = max(1, most // self.shape.words)
+        columns = self.shape.columns * (2 if self.packs else 1)
+        return tuple(part for move in self.moves for part in move.split(count, columns))
 
 
 @functools.lru_cache(maxsize=256)
