@@ -381,6 +381,7 @@ def pallasite_passes() -> list[Pass]:
     from pallasite_std.passes.code_size import check_code_size
     from pallasite_std.passes.counters import carry_remainders
     from pallasite_std.passes.definitions import expand_definitions
+    from pallasite_std.passes.parameters import hoist_parameter_addresses
 
     return [
         Pass(
@@ -404,6 +405,14 @@ def pallasite_passes() -> list[Pass]:
             after=("mlir-canonicalize",),
             before=("mlir-hoist",),
             description="loops count slots of rings instead of dividing their counters",
+        ),
+        Pass(
+            name="hoist-parameters",
+            stage="mlir",
+            run=hoist_parameter_addresses,
+            after=("mlir-canonicalize",),
+            before=("mlir-hoist",),
+            description="takes addresses of tensor maps outside of loops",
         ),
         Pass(
             name="check-barriers",

@@ -1,4 +1,5 @@
-"""Remainders of loop counters are carried from one iteration to the next."""
+"""Remainders of loop counters are carried from one iteration to the next, or unsigned; addresses of
+tensor maps are taken outside of loops."""
 
 from __future__ import annotations
 
@@ -62,8 +63,58 @@ def test_rings(start: int, dynamic: bool) -> None:
         assert "arith.remsi" not in ir
 
 
+def test_powers_of_two() -> None:
+    """Counters, and what is ahead of them by a constant, are divided as unsigned numbers."""
+
+    def body(limits_ref: Any, out_ref: Any) -> None:
+        def step(i: Any, _: Any) -> None:
+            rest, ahead = lax.rem(i, jnp.int32(4)), lax.rem(i + 3, jnp.int32(4))
+            out_ref[i] = rest + 10 * ahead + 100 * lax.div(i, jnp.int32(8))
+            far = i + jnp.int32(2**31 - 20)  # Overflows on the way.
+            out_ref[i + 32] = lax.rem(far, jnp.int32(4))
+
+        lax.fori_loop(0, 25, step, None)
+
+    ir, out = run(body)
+    i = np.arange(25, dtype=np.int32)
+    np.testing.assert_array_equal(out[:25], i % 4 + 10 * ((i + 3) % 4) + 100 * (i // 8))
+    np.testing.assert_array_equal(out[32:57], np.fmod(i + np.int32(2**31 - 20), 4))
+    assert ir.count("arith.remui") == 2 and ir.count("arith.divui") == 1
+    assert ir.count("arith.remsi") == 1 and "arith.divsi" not in ir
+
+
+def test_tensor_maps_in_loops() -> None:
+    """Their addresses are taken once, before the outermost loop, also if they are under a branch."""
+
+    def body(x_ref: Any, out_ref: Any, tile: Any, barrier: Any) -> None:
+        def outer(i: Any, _: Any) -> None:
+            def step(j: Any, _: Any) -> None:
+                @pl.when(j != 1)
+                def _() -> None:
+                    plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(8 * i, 8)], tile, barrier)
+                    plgpu.barrier_wait(barrier)
+                    plgpu.copy_smem_to_gmem(tile, out_ref.at[pl.ds(8 * i, 8)])
+                    plgpu.wait_smem_to_gmem(0)
+
+            lax.fori_loop(0, 3, step, None)
+
+        lax.fori_loop(0, 4, outer, None)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((32, 64), jnp.float32),
+        scratch_types=[plgpu.SMEM((8, 64), jnp.float32), plgpu.Barrier()],
+    )
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(32, 64)), jnp.float32)
+    made = pallasite.compile(kernel, x, target="sm_90a")
+    np.testing.assert_array_equal(simulate(made, x).outputs[0], x)
+    before, _, loops = made.mlir.partition("scf.for")
+    assert "llvm.ptrtoint %arg0" in before and "llvm.ptrtoint %arg1" in before
+    assert "llvm.ptrtoint %arg" not in loops
+
+
 def test_what_is_left() -> None:
-    """Powers of two, unknown divisors, negative starts and other steps are divided as before."""
+    """Unknown divisors, negative starts and other steps are divided as before."""
 
     def body(limits_ref: Any, out_ref: Any) -> None:
         divisor = limits_ref[0]

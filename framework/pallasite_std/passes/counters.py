@@ -1,4 +1,4 @@
-"""Remainders of loop counters become counters of their own.
+"""Remainders of loop counters become counters of their own, or unsigned.
 
 A ring of n slots is indexed by ``i % n``. Where n is no power of two, that is two multiplications
 each time, and LLVM spreads them over every address that is computed from the slot.
@@ -16,6 +16,8 @@ from jaxlib.mlir.dialects import scf
 from pallasite.plugin.ir import ops
 
 _REMAINDERS = ("arith.remsi", "arith.remui")
+_UNSIGNED = {"arith.remsi": "remui", "arith.divsi": "divui"}
+_DIVISIONS = frozenset((*_REMAINDERS, *_UNSIGNED))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +29,11 @@ class _Counter:
 
 
 def carry_remainders(module: Any, context: Any) -> Any:
-    """Replaces remainders of loop counters by constants that are no powers of two.
+    """Replaces remainders and quotients of loop counters by constants.
 
-    The remainder is carried from one iteration to the next: it goes up by one, or back to zero.
+    A remainder by what is no power of two is carried from one iteration to the next: it goes up by
+    one, or back to zero. Other operations become unsigned, since counters are: then powers of two
+    take an instruction, where LLVM's shorter pipeline makes four of signed ones.
     Returns False if there are none, else None.
     """
     del context
@@ -37,8 +41,12 @@ def carry_remainders(module: Any, context: Any) -> Any:
     for loop in reversed(list(_loops(module.operation))):
         groups: dict[tuple[int, int], list[ir.Operation]] = {}
         for counter in _counters(loop):
-            for start, divisor, operation in _remainders(counter):
-                groups.setdefault((start, divisor), []).append(operation)
+            for divisor, operation in _divisions(counter):
+                if operation.name in _REMAINDERS and divisor > 2 and divisor & (divisor - 1):
+                    groups.setdefault((counter.start % divisor, divisor), []).append(operation)
+                elif operation.name in _UNSIGNED:
+                    _make_unsigned(operation)
+                    changed = True
         if groups:
             _carry(loop, groups)
             changed = True
@@ -72,7 +80,7 @@ def _counters(loop: ir.Operation) -> Iterator[_Counter]:
     body = loop.regions[0].blocks[0]
     width = _width(body.arguments[0].type)
     if step == 1 and lower is not None and lower >= 0:
-        yield _Counter(body.arguments[0], lower)
+        yield from _ahead(_Counter(body.arguments[0], lower), upper)
     trips = None
     if step is not None and step > 0 and lower is not None and upper is not None:
         trips = max(0, -(-(upper - lower) // step))
@@ -83,28 +91,56 @@ def _counters(loop: ir.Operation) -> Iterator[_Counter]:
             continue
         if trips is None and (start or width is None or _width(argument.type) != width):
             continue  # The counter might go beyond what its type can hold.
-        if trips is not None and start + trips >= 1 << ((_width(argument.type) or 1) - 1):
+        if trips is not None and start + trips >= _end(argument.type):
             continue
         owner = yielded[number].owner
         if owner.name != "arith.addi" or owner.operands[0] != argument:
             continue
         if _constant(owner.operands[1]) == 1:
-            yield _Counter(argument, start)
+            yield from _ahead(_Counter(argument, start), trips and start + trips)
+
+
+def _ahead(counter: _Counter, stop: int | None) -> Iterator[_Counter]:
+    """A counter that stays below ``stop``, and what is ahead of it by a constant."""
+    yield counter
+    if stop is None:
+        return
+    for use in counter.value.uses:
+        operation = use.owner.operation
+        if operation.name != "arith.addi" or operation.operands[0] != counter.value:
+            continue
+        distance = _constant(operation.operands[1])
+        if distance is not None and 0 < distance < _end(counter.value.type) - stop:
+            yield _Counter(operation.results[0], counter.start + distance)
+
+
+def _end(type: ir.Type) -> int:
+    """Of the signed numbers of an integer type."""
+    return int(1 << ((_width(type) or 1) - 1))
 
 
 def _width(type: ir.Type) -> int | None:
     return type.width if isinstance(type, ir.IntegerType) else None
 
 
-def _remainders(counter: _Counter) -> Iterator[tuple[int, int, ir.Operation]]:
-    """What the remainder of a counter begins with, by which divisor, and the operation."""
+def _divisions(counter: _Counter) -> list[tuple[int, ir.Operation]]:
+    """The divisions of a counter by positive constants: the divisor, and the operation."""
+    found = []
     for use in counter.value.uses:
         operation = use.owner.operation
-        if operation.name not in _REMAINDERS or operation.operands[0] != counter.value:
+        if operation.name not in _DIVISIONS or operation.operands[0] != counter.value:
             continue
         divisor = _constant(operation.operands[1])
-        if divisor is not None and divisor > 2 and divisor & (divisor - 1):
-            yield counter.start % divisor, divisor, operation
+        if divisor is not None and divisor > 0:
+            found.append((divisor, operation))
+    return found
+
+
+def _make_unsigned(operation: ir.Operation) -> None:
+    with ir.InsertionPoint(operation), operation.location:
+        made = getattr(ops.arith, _UNSIGNED[operation.name])(*operation.operands)
+    operation.results[0].replace_all_uses_with(made)
+    operation.erase()
 
 
 def _carry(loop: ir.Operation, groups: dict[tuple[int, int], list[ir.Operation]]) -> None:
