@@ -84,7 +84,7 @@ def test_powers_of_two() -> None:
 
 
 def test_tensor_maps_in_loops() -> None:
-    """Their addresses are taken once, before the outermost loop, also if they are under a branch."""
+    """Their addresses are taken once, before the outermost loop, also if under a branch."""
 
     def body(x_ref: Any, out_ref: Any, tile: Any, barrier: Any) -> None:
         def outer(i: Any, _: Any) -> None:
