@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from pallasite_std.ops.dense.problem import MatmulCall as MatmulCall
     from pallasite_std.ops.dense.problem import MatmulProblem as MatmulProblem
     from pallasite_std.ops.flash.arguments import AttentionCall as AttentionCall
+    from pallasite_std.ops.flash.arguments import AttentionOptions as AttentionOptions
+    from pallasite_std.ops.flash.arguments import Extras as Extras
     from pallasite_std.ops.flash.arguments import attention_call as attention_call
     from pallasite_std.ops.flash.arguments import check_residuals as check_residuals
     from pallasite_std.ops.flash.gradient import (
@@ -144,7 +146,13 @@ _NAMES = {
     "ops.dense.epilogue": ("Epilogue",),
     "ops.dense.gradient": ("differentiable_product",),
     "ops.dense.problem": ("MatmulCall", "MatmulProblem"),
-    "ops.flash.arguments": ("AttentionCall", "attention_call", "check_residuals"),
+    "ops.flash.arguments": (
+        "AttentionCall",
+        "AttentionOptions",
+        "Extras",
+        "attention_call",
+        "check_residuals",
+    ),
     "ops.flash.gradient": ("differentiable_attention",),
     "ops.mixed.arguments": ("MixedProblem", "mixed_call", "multiplied"),
     "ops.padding": ("aligned", "padded", "padded_columns", "whole_vector"),

@@ -91,6 +91,20 @@ def _attention_reference(q: Any, k: Any, v: Any, lengths: Any) -> Any:
     return _scores(q, k, v, jnp.arange(k.shape[1]) >= lengths[:, None])
 
 
+def _biased(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return ops.attention(q, k, v, bias=bias, window=(9, None))
+
+
+def _biased_reference(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    q, k, v = _wide(q, k, v)
+    k, v = (jnp.repeat(one, q.shape[2] // one.shape[2], axis=2) for one in (k, v))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision="highest") * q.shape[3] ** -0.5
+    positions = jnp.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+    scores = jnp.where(jnp.arange(k.shape[1]) >= positions - 9, scores + bias, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision="highest").astype(BF16)
+
+
 def _forward_only(q: Any, k: Any, v: Any, lengths: Any) -> Any:
     return ops.attention_forward(q, k, v, kv_lengths=lengths)[0]
 
@@ -202,6 +216,9 @@ CASES = {
     "plain matmul": Case(ops.matmul, _plain_reference, ((16, 24), (24, 40)), (BF16, BF16), 2),
     "attention": Case(
         _attention, _attention_reference, (*_HEADS, (1,)), (*[BF16] * 3, I32), 3, _at_most(_3=24)
+    ),
+    "attention with bias": Case(
+        _biased, _biased_reference, (*_HEADS, (1, 2, 16, 24)), (*[BF16] * 3, F32), 4
     ),
     "attention_forward": Case(
         _forward_only, _attention_reference, (*_HEADS, (1,)), (*[BF16] * 3, I32), 0, _at_most(_3=24)

@@ -17,7 +17,7 @@ SCRIPT = pathlib.Path(__file__).parent / "sharded_programs.py"
     [
         ("kernels", "kernel"),
         ("in_shard_map", "kernel,matmul"),
-        ("in_shard_map", "attention,decode_attention"),
+        ("in_shard_map", "attention,attention with bias,decode_attention"),
         ("in_shard_map", "ragged_matmul,mixed_matmul"),
         ("in_shard_map", "rms_norm,softmax_cross_entropy"),
         ("with_shardings", "kernel,plain matmul"),

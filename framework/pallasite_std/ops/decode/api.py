@@ -40,15 +40,17 @@ def decode_attention(
     v_scale: Any = None,
     config: DecodeConfig | None = None,
 ) -> jax.Array:
-    """Attention of one query, or a few, for each sequence against its keys and values.
+    """Attention of the last query, or the last ones, of each sequence against its keys and values.
 
     ``softmax(scale * q @ k.T) @ v`` for each head; the sequences may have very different lengths.
     It has no derivatives.
 
     Args:
       q: (batch, q_heads, head_dim), or (batch, tokens, q_heads, head_dim) for the last ``tokens``
-        queries of each sequence, 1 to 8: each sees the keys up to its own, which is the last one
-        for the last query. bfloat16, float16 or float32 (multiplied as tf32); head_dim up to 256.
+        queries of each sequence: each sees the keys up to its own, which is the last one for the
+        last query. Prefill has many of them; if a sequence has fewer new tokens than others, its
+        first queries mean nothing. bfloat16, float16 or float32 (multiplied as tf32); head_dim up
+        to 256.
       k, v: (batch, kv_len, kv_heads, head_dim) of the dtype of q, or float8_e4m3fn or int8.
         kv_heads divides q_heads; query head h uses head ``h // (q_heads // kv_heads)``. The cache
         is read as it is if head_dim is a multiple of 16, else it is copied.
@@ -88,7 +90,8 @@ def paged_attention(
     page_layout: PageLayout = "heads_first",
     config: DecodeConfig | None = None,
 ) -> jax.Array:
-    """Attention of one query, or a few, for each sequence against keys and values in pages.
+    """Attention of the last query, or the last ones, of each sequence against keys and values in
+    pages, for decoding and prefill.
 
     As :func:`decode_attention`, but the rows of a sequence lie in pages anywhere in the cache. Only
     pages with rows below the length are read. Unlike in

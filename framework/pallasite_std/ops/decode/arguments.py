@@ -21,9 +21,6 @@ from pallasite_std.ops.arguments import (
 
 PageLayout = Literal["heads_first", "tokens_first"]
 
-MOST_TOKENS = 8
-"""Queries of one sequence."""
-
 
 @dataclasses.dataclass(frozen=True)
 class DecodeProblem:
@@ -75,11 +72,13 @@ class DecodeAccepted:
       dtypes: of queries.
       head_dims: sizes of a head, or None for all.
       config: type of configurations.
+      tokens: queries of a sequence at most, or None for any number.
     """
 
     dtypes: tuple[Any, ...]
     head_dims: tuple[int, ...] | None
     config: type
+    tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,12 +293,12 @@ def _check_operands(
             expected="a multiple",
         )
     tokens = q.shape[1] if len(q.shape) == 4 else 1
-    if tokens > MOST_TOKENS:
+    if accepted.tokens is not None and tokens > accepted.tokens:
         raise InvalidValueError(
             "too many queries for each sequence",
             got=f"{tokens}",
-            expected=f"at most {MOST_TOKENS}",
-            hint="attention() is for many queries",
+            expected=f"at most {accepted.tokens}",
+            hint="the operations of pallasite.ops take more, for this target too",
         )
     return tokens, q_heads // max(1, kv_heads)
 

@@ -82,7 +82,14 @@ def build(problem: DecodeProblem, tiling: Tiling) -> Callable[..., Any]:
         if problem.lengths:
             length = lax.clamp(0, rest.pop(0)[batch], problem.kv_len)
         window = pl.ds(row_tile * rows, rows)
-        total = lax.div(length + (tile - 1), tile)
+        # The first row of the tile sees keys up to here, the last one up to there.
+        before = lax.div(row_tile * rows, problem.group) - (problem.tokens - 1)
+        seen_by_all = length + lax.min(before, 0)
+        seen = length
+        if row_tiles > 1:
+            after = lax.div((row_tile + 1) * rows - 1, problem.group) - (problem.tokens - 1)
+            seen = lax.clamp(0, length + lax.min(after, 0), length)
+        total = lax.div(seen + (tile - 1), tile)
         share = lax.div(total + (tiling.splits - 1), tiling.splits)
         first = split * share
         count = lax.clamp(0, total - first, share)
@@ -127,7 +134,7 @@ def build(problem: DecodeProblem, tiling: Tiling) -> Callable[..., Any]:
                 return jnp.where(shown, scores, -jnp.inf), first_elements(values, length - key, 0)
 
             scores, values = lax.cond(
-                key + tile <= length - (problem.tokens - 1),
+                key + tile <= seen_by_all,
                 lambda scores, values: (scores, values),
                 masked,
                 scores,

@@ -17,7 +17,10 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite.plugin import select_target
-from pallasite_std.ops.flash.problem import Problem
+from pallasite_std.ops.arguments import matched
+from pallasite_std.ops.flash.arguments import Extras
+from pallasite_std.ops.flash.problem import Problem, View
+from pallasite_std.ops.flash.steps import over_keys, over_queries, with_operands
 from pallasite_std.ops.padding import padded
 from pallasite_std.ops.rings import PARAMS, over_steps
 from pallasite_std.ops.softmax import LOG2_E, broadcast_rows
@@ -31,44 +34,65 @@ def gradients(
     out: jax.Array,
     d_out: jax.Array,
     lse: jax.Array,
-    lengths: list[jax.Array],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of attention with respect to queries, keys and values.
+    extras: Extras,
+    with_bias: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """The gradients of attention with respect to queries, keys, values and the bias.
 
     Args:
-      problem: what was computed.
+      problem: what was computed, without operands.
       q, k, v, out, d_out: operands, result and its cotangent; (batch, sequence, heads, head_dim).
       lse: (batch, q_heads, q_seq), natural logarithms of the sums of exponentials.
-      lengths: of queries and keys, as far as they are given.
+      extras: the other arrays.
+      with_bias: whether the gradient of the bias is wanted; it is None otherwise.
     """
-    tile = _tile(problem)
+    tile = _tile(problem, extras)
     products = out.astype(jnp.float32) * d_out.astype(jnp.float32)
     deltas = padded(jnp.sum(products, axis=-1).transpose(0, 2, 1), 2, tile)
     # Rows that see no key have no weights: 2 ** (score - infinity).
     logarithms = jnp.where(jnp.isneginf(lse), jnp.inf, lse * LOG2_E)
     logarithms = padded(logarithms, 2, tile)
-    operands = (q, k, v, d_out, logarithms, deltas, *lengths)
-    steps = _steps(problem)
-    d_q = _kernel(_queries, problem, *steps)(*operands)
-    d_k, d_v = _kernel(_keys, problem, *steps)(*operands)
-    return d_q, d_k, d_v
+    operands = (q, k, v, d_out, logarithms, deltas)
+    cut = (tile, *_steps(problem, tile))
+    width = cut[1]
+    of_queries, arrays = with_operands(problem, extras, tile, width)
+    d_scores = []
+    if with_bias:
+        # What no block goes through stays zero.
+        rows, columns = (-(-extent // tile) * tile for extent in (problem.q_seq, problem.kv_seq))
+        shape = (problem.batch, problem.q_heads, rows, columns)
+        d_scores = [matched(jnp.zeros(shape, jnp.float32), *operands)[0]]
+    kernel = _kernel(_queries, of_queries, *cut, with_bias)
+    d_q, *found = kernel(*operands, *arrays, *d_scores)
+    of_keys, arrays = with_operands(problem, extras, width, tile, by_keys=True)
+    d_k, d_v = _kernel(_keys, of_keys, *cut, False)(*operands, *arrays)
+    return d_q, d_k, d_v, _of_bias(extras.bias, found[0]) if found else None
 
 
-def _tile(problem: Problem) -> int:
+def _of_bias(bias: jax.Array, d_scores: jax.Array) -> jax.Array:
+    """The gradient of a bias that batches or heads may share."""
+    axes = tuple(axis for axis in (0, 1) if bias.shape[axis] == 1 != d_scores.shape[axis])
+    summed = jnp.sum(d_scores, axes, keepdims=True)
+    return summed[:, :, : bias.shape[2], : bias.shape[3]].astype(bias.dtype)
+
+
+def _tile(problem: Problem, extras: Extras) -> int:
     """Queries or keys of a block."""
-    return 64 if problem.head_dim * problem.dtype.itemsize <= 256 else 32
+    if extras.block_mask is not None and any(size % 64 for size in problem.mask_block):
+        return 32
+    return 64 if max(problem.head_dim, problem.v_dim) * problem.dtype.itemsize <= 256 else 32
 
 
-def _steps(problem: Problem) -> tuple[int, int]:
+def _steps(problem: Problem, tile: int) -> tuple[int, int]:
     """Keys or queries of a step, and how many steps have room: fewer than those of a block, and one
     step, if shared memory is too small."""
-    tile, limit = _tile(problem), select_target().max_shared_memory
+    limit = select_target().max_shared_memory
     size: int = problem.dtype.itemsize
-    rows = problem.head_dim * size
+    rows = (problem.head_dim + problem.v_dim) * size
 
     def needed(width: int, stages: int) -> int:
         scores = tile * width * 4 if size == 4 else 0
-        return 2 * (tile + stages * width) * rows + scores + 1024
+        return (tile + stages * width) * rows + scores + 1024
 
     choices = ((tile, 2), (tile // 2, 2), (tile // 2, 1))
     return next((one for one in choices if needed(*one) <= limit), choices[-1])
@@ -76,17 +100,24 @@ def _steps(problem: Problem) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=256)
 def _kernel(
-    build: Callable[[Problem, int, int], Callable[..., Any]],
+    build: Callable[[Problem, int, int, int, bool], Callable[..., Any]],
     problem: Problem,
+    tile: int,
     width: int,
     stages: int,
+    with_bias: bool,
 ) -> Callable[..., Any]:
-    return build(problem, width, stages)
+    return build(problem, tile, width, stages, with_bias)
 
 
-def _queries(problem: Problem, width: int, stages: int) -> Callable[..., Any]:
-    """The kernel of the gradient of the queries; ``width`` keys are read at a time."""
-    tile, head_dim, dtype = _tile(problem), problem.head_dim, problem.dtype
+def _queries(
+    problem: Problem, tile: int, width: int, stages: int, with_bias: bool
+) -> Callable[..., Any]:
+    """The kernel of the gradient of the queries; ``width`` keys are read at a time.
+
+    With ``with_bias``, also of the gradients of the scores, whose zeros are the last operand.
+    """
+    head_dim, v_dim, dtype = problem.head_dim, problem.v_dim, problem.dtype
 
     def body(
         q: Any,
@@ -103,16 +134,17 @@ def _queries(problem: Problem, width: int, stages: int) -> Callable[..., Any]:
         q_loaded: Any,
         loaded: Any,
     ) -> None:
-        *given, d_q = rest
+        given = len(problem.operands)
+        operands, (d_q, *d_bias) = tuple(rest[:given]), rest[given + with_bias :]
         batch, head = lax.axis_index("batch"), lax.axis_index("head")
         kv_head = lax.div(head, problem.group)
         start = lax.axis_index("tile") * tile
-        lengths = problem.lengths_of(batch, tuple(given))
-        steps = lax.div(problem.keys_seen(start, tile, lengths) + (width - 1), width)
+        view = View.of(problem, operands, batch, head)
+        steps = over_keys(view, start, tile, width)
         rows = pl.ds(start, tile)
 
         def fetch(step: Any, stage: Any) -> None:
-            keys = pl.ds(step * width, width)
+            keys = pl.ds(steps.place(step)[1], width)
             plgpu.copy_gmem_to_smem(k.at[batch, keys, kv_head], k_smem.at[stage], loaded.at[stage])
             plgpu.copy_gmem_to_smem(v.at[batch, keys, kv_head], v_smem.at[stage], loaded.at[stage])
 
@@ -123,32 +155,47 @@ def _queries(problem: Problem, width: int, stages: int) -> Callable[..., Any]:
         plgpu.barrier_wait(q_loaded)
 
         def step(step: Any, stage: Any, acc: Any) -> Any:
+            key = steps.place(step)[1]
             zero = jnp.zeros((tile, width), jnp.float32)
-            scores = problem.scores(plgpu.mma(zero, q_smem[...], k_smem[stage].T))
-            shown = problem.masked(scores, start, step * width, lengths, keys_axis=1)
+            products = plgpu.mma(zero, q_smem[...], k_smem[stage].T)
+            scores, capped = view.scores(products, start, key, keys_axis=1)
+            shown = view.masked(scores * problem.factor, start, key, keys_axis=1)
             weights = jnp.exp2(shown - broadcast_rows(logarithm, width))
             d_weights = plgpu.mma(zero, d_smem[...], v_smem[stage].T)
-            d_scores = weights * (d_weights - broadcast_rows(delta, width)) * problem.slope(scores)
-            return plgpu.mma(acc, d_scores.astype(dtype), k_smem[stage])
+            d_weights = view.dropped(d_weights, start, key, keys_axis=1)
+            d_scores = weights * (d_weights - broadcast_rows(delta, width))
+            if with_bias:
+                d_bias[0][batch, head, rows, pl.ds(key, width)] = d_scores
+            d_products = d_scores * problem.slope(capped)
+            return plgpu.mma(acc, d_products.astype(dtype), k_smem[stage])
 
         zero = jnp.zeros((tile, head_dim), jnp.float32)
-        result = over_steps(steps, stages, loaded, fetch, step, zero)
+        result = over_steps(steps.count, stages, loaded, fetch, step, zero)
         q_smem[...] = result.astype(dtype)
         plgpu.copy_smem_to_gmem(q_smem, d_q.at[batch, rows, head])
         plgpu.wait_smem_to_gmem(0)
 
+    shape = (problem.batch, problem.q_seq, problem.q_heads, head_dim)
+    outputs = [jax.ShapeDtypeStruct(shape, dtype)]
+    aliases = {}
+    if with_bias:
+        padded_rows, padded_keys = (
+            -(-extent // tile) * tile for extent in (problem.q_seq, problem.kv_seq)
+        )
+        all_scores = (problem.batch, problem.q_heads, padded_rows, padded_keys)
+        outputs.append(jax.ShapeDtypeStruct(all_scores, jnp.float32))
+        aliases = {6 + len(problem.operands): 1}
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct(
-            (problem.batch, problem.q_seq, problem.q_heads, head_dim), dtype
-        ),
+        out_type=tuple(outputs),
+        input_output_aliases=aliases,
         grid=(-(-problem.q_seq // tile), problem.q_heads, problem.batch),
         grid_names=("tile", "head", "batch"),
         scratch_types={
             "q_smem": plgpu.SMEM((tile, head_dim), dtype),
-            "d_smem": plgpu.SMEM((tile, head_dim), dtype),
+            "d_smem": plgpu.SMEM((tile, v_dim), dtype),
             "k_smem": plgpu.SMEM((stages, width, head_dim), dtype),
-            "v_smem": plgpu.SMEM((stages, width, head_dim), dtype),
+            "v_smem": plgpu.SMEM((stages, width, v_dim), dtype),
             "q_loaded": plgpu.Barrier(num_arrivals=2),
             "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         },
@@ -158,12 +205,15 @@ def _queries(problem: Problem, width: int, stages: int) -> Callable[..., Any]:
     return kernel
 
 
-def _keys(problem: Problem, width: int, stages: int) -> Callable[..., Any]:
+def _keys(
+    problem: Problem, tile: int, width: int, stages: int, with_bias: bool
+) -> Callable[..., Any]:
     """The kernel of the gradients of keys and values: rows are keys, columns are queries.
 
     A block goes through the queries of all heads that share its keys, ``width`` at a time.
     """
-    tile, head_dim, dtype = _tile(problem), problem.head_dim, problem.dtype
+    del with_bias
+    head_dim, v_dim, dtype = problem.head_dim, problem.v_dim, problem.dtype
 
     def body(
         q: Any,
@@ -180,21 +230,17 @@ def _keys(problem: Problem, width: int, stages: int) -> Callable[..., Any]:
         k_loaded: Any,
         loaded: Any,
     ) -> None:
-        *given, d_k, d_v = rest
+        *operands, d_k, d_v = rest
         batch, kv_head = lax.axis_index("batch"), lax.axis_index("head")
         start = lax.axis_index("tile") * tile
-        q_length, kv_length = lengths = problem.lengths_of(batch, tuple(given))
-        first = jnp.int32(0)
-        if problem.causal:
-            first = lax.div(lax.max(start - (kv_length - q_length), 0), width)
-        tiles = lax.max(lax.div(q_length + (width - 1), width) - first, 0)
-        tiles = jnp.where(start < kv_length, tiles, 0)
+        view = View.of(problem, tuple(operands), batch, kv_head)
+        steps = over_queries(view, kv_head, start, tile, width)
         rows = pl.ds(start, tile)
 
         def place(step: Any) -> tuple[Any, Any]:
             """The head and the first query of a step."""
-            part = lax.div(step, lax.max(tiles, 1))
-            return kv_head * problem.group + part, (first + step - part * tiles) * width
+            part, query = steps.place(step)
+            return kv_head * problem.group + part, query
 
         def fetch(step: Any, stage: Any) -> None:
             head, query = place(step)
@@ -213,34 +259,37 @@ def _keys(problem: Problem, width: int, stages: int) -> Callable[..., Any]:
             head, query = place(step)
             logarithm = logarithms[batch, head, pl.ds(query, width)]
             delta = deltas[batch, head, pl.ds(query, width)]
+            here = view.with_head(head)
             zero = jnp.zeros((tile, width), jnp.float32)
-            scores = problem.scores(plgpu.mma(zero, k_smem[...], q_smem[stage].T))
-            shown = problem.masked(scores, query, start, lengths, keys_axis=0)
+            products = plgpu.mma(zero, k_smem[...], q_smem[stage].T)
+            scores, capped = here.scores(products, query, start, keys_axis=0)
+            shown = here.masked(scores * problem.factor, query, start, keys_axis=0)
             weights = jnp.exp2(shown - _columns(logarithm, tile))
-            value_sums = plgpu.mma(value_sums, weights.astype(dtype), d_smem[stage])
+            used = here.dropped(weights, query, start, keys_axis=0)
+            value_sums = plgpu.mma(value_sums, used.astype(dtype), d_smem[stage])
             d_weights = plgpu.mma(zero, v_smem[...], d_smem[stage].T)
-            d_scores = weights * (d_weights - _columns(delta, tile)) * problem.slope(scores)
+            d_weights = here.dropped(d_weights, query, start, keys_axis=0)
+            d_scores = weights * (d_weights - _columns(delta, tile)) * problem.slope(capped)
             return plgpu.mma(key_sums, d_scores.astype(dtype), q_smem[stage]), value_sums
 
-        zero = jnp.zeros((tile, head_dim), jnp.float32)
-        steps = tiles * problem.group
-        sums = over_steps(steps, stages, loaded, fetch, step, (zero, zero))
+        zeros = tuple(jnp.zeros((tile, size), jnp.float32) for size in (head_dim, v_dim))
+        sums = over_steps(steps.count, stages, loaded, fetch, step, zeros)
         for staging, values, result in zip((k_smem, v_smem), sums, (d_k, d_v), strict=True):
             staging[...] = values.astype(dtype)
             plgpu.copy_smem_to_gmem(staging, result.at[batch, rows, kv_head])
         plgpu.wait_smem_to_gmem(0)
 
-    shape = (problem.batch, problem.kv_seq, problem.kv_heads, head_dim)
+    shape = (problem.batch, problem.kv_seq, problem.kv_heads)
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
-        out_type=(jax.ShapeDtypeStruct(shape, dtype),) * 2,
+        out_type=tuple(jax.ShapeDtypeStruct((*shape, size), dtype) for size in (head_dim, v_dim)),
         grid=(-(-problem.kv_seq // tile), problem.kv_heads, problem.batch),
         grid_names=("tile", "head", "batch"),
         scratch_types={
             "k_smem": plgpu.SMEM((tile, head_dim), dtype),
-            "v_smem": plgpu.SMEM((tile, head_dim), dtype),
+            "v_smem": plgpu.SMEM((tile, v_dim), dtype),
             "q_smem": plgpu.SMEM((stages, width, head_dim), dtype),
-            "d_smem": plgpu.SMEM((stages, width, head_dim), dtype),
+            "d_smem": plgpu.SMEM((stages, width, v_dim), dtype),
             "k_loaded": plgpu.Barrier(num_arrivals=2),
             "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         },

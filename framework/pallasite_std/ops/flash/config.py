@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from pallasite.plugin import InvalidValueError
 
@@ -46,7 +47,11 @@ class AttentionConfig:
 
 
 def default_config(
-    q_seq: int, head_dim: int, size: int, shared_memory: int = 99 << 10
+    q_seq: int,
+    head_dim: int,
+    size: int,
+    shared_memory: int = 99 << 10,
+    mask_block: tuple[int, int] | None = None,
 ) -> AttentionConfig:
     """The configuration that is used without tuning.
 
@@ -55,9 +60,14 @@ def default_config(
       head_dim: elements of a head.
       size: bytes of an element.
       shared_memory: bytes that a block may use.
+      mask_block: queries and keys of a block of the block mask, if there is one.
     """
     keys = 64 if head_dim * size <= 256 else 32 if head_dim * size <= 512 else 16
     queries = 32 if q_seq <= 32 else 64
+    if mask_block is not None:
+        # Blocks are multiples of 32.
+        queries = min(queries, math.gcd(mask_block[0], 64))
+        keys = math.gcd(mask_block[1], keys)
     wanted = AttentionConfig(block_q=queries, block_kv=keys)
     smaller = [
         AttentionConfig(block_q=block_q, block_kv=block_kv)
@@ -68,7 +78,11 @@ def default_config(
 
 
 def attention_configs(
-    q_seq: int, head_dim: int, size: int = 2, shared_memory: int = 99 << 10
+    q_seq: int,
+    head_dim: int,
+    size: int = 2,
+    shared_memory: int = 99 << 10,
+    mask_block: tuple[int, int] | None = None,
 ) -> list[AttentionConfig]:
     """Candidate configurations, the default one first.
 
@@ -77,10 +91,14 @@ def attention_configs(
       head_dim: elements of a head.
       size: bytes of an element.
       shared_memory: bytes that a block may use.
+      mask_block: queries and keys of a block of the block mask, if there is one.
     """
-    found = [default_config(q_seq, head_dim, size, shared_memory)]
+    found = [default_config(q_seq, head_dim, size, shared_memory, mask_block)]
+    queries, keys = mask_block or (64, 128)
     for block_q in (32, 64):
         for block_kv in (16, 32, 64, 128):
+            if queries % block_q or keys % block_kv:
+                continue
             for stages in (2, 3):
                 config = AttentionConfig(block_q=block_q, block_kv=block_kv, stages=stages)
                 if config.shared_bytes(head_dim, size) <= shared_memory:

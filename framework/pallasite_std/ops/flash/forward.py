@@ -17,7 +17,8 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_std.ops import softmax
 from pallasite_std.ops.flash.config import AttentionConfig
-from pallasite_std.ops.flash.problem import Problem
+from pallasite_std.ops.flash.problem import Problem, View
+from pallasite_std.ops.flash.steps import over_keys
 from pallasite_std.ops.rings import PARAMS, over_steps
 
 IN_REGISTERS = 256
@@ -25,30 +26,39 @@ IN_REGISTERS = 256
 
 
 def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callable[..., Any]:
-    """The kernel as a function of (q, k, v, lengths...).
+    """The kernel as a function of (q, k, v, operands...), the latter as the problem lists them.
 
     Returns:
       A function that returns a tuple of the result and, with ``residuals``, log-sum-exp as
       (batch, q_heads, q_seq rounded up to whole tiles).
     """
-    head_dim, dtype = problem.head_dim, problem.dtype
+    head_dim, v_dim, dtype = problem.head_dim, problem.v_dim, problem.dtype
     block_q, block_kv, stages = config.block_q, config.block_kv, config.stages
     tiles = -(-problem.q_seq // block_q)
+    always_masked = problem.has("q_segments")
 
-    def body(*refs: Any, q_smem: Any, k_smem: Any, v_smem: Any, q_loaded: Any, loaded: Any) -> None:
+    def body(
+        *refs: Any,
+        q_smem: Any,
+        k_smem: Any,
+        v_smem: Any,
+        q_loaded: Any,
+        loaded: Any,
+        out_smem: Any = None,
+    ) -> None:
         q, k, v, *rest = refs
-        given = problem.q_lengths + problem.kv_lengths
-        lengths_refs, (out, *lse) = tuple(rest[:given]), rest[given:]
+        given = len(problem.operands)
+        operands, (out, *lse) = tuple(rest[:given]), rest[given:]
         batch, head = lax.axis_index("batch"), lax.axis_index("head")
         kv_head = lax.div(head, problem.group)
         # The last queries of a causal problem see most keys: they come first.
         start = (tiles - 1 - lax.axis_index("tile")) * block_q
-        lengths = problem.lengths_of(batch, lengths_refs)
-        steps = lax.div(problem.keys_seen(start, block_q, lengths) + (block_kv - 1), block_kv)
+        view = View.of(problem, operands, batch, head)
+        steps = over_keys(view, start, block_q, block_kv)
         rows = pl.ds(start, block_q)
 
         def fetch(step: Any, stage: Any) -> None:
-            keys = pl.ds(step * block_kv, block_kv)
+            keys = pl.ds(steps.place(step)[1], block_kv)
             plgpu.copy_gmem_to_smem(k.at[batch, keys, kv_head], k_smem.at[stage], loaded.at[stage])
             plgpu.copy_gmem_to_smem(v.at[batch, keys, kv_head], v_smem.at[stage], loaded.at[stage])
 
@@ -59,47 +69,55 @@ def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callabl
         def attend(step: Any, stage: Any, carry: Any) -> Any:
             zero = jnp.zeros((block_q, block_kv), jnp.float32)
             queries = q_smem[...] if held is None else held
-            scores = problem.capped(plgpu.mma(zero, queries, k_smem[stage].T))
-            key = step * block_kv
-            scores = lax.cond(
-                problem.all_seen(start, block_q, key, block_kv, lengths),
-                lambda scores: scores,
-                lambda scores: problem.masked(scores, start, key, lengths, keys_axis=1),
-                scores,
-            )
-            return softmax.accumulate(
-                carry,
-                scores,
-                problem.factor,
-                lambda acc, weights: plgpu.mma(acc, weights.astype(dtype), v_smem[stage]),
-            )
+            key = steps.place(step)[1]
+            products = plgpu.mma(zero, queries, k_smem[stage].T)
+            scores, _ = view.scores(products, start, key, keys_axis=1)
+            if always_masked:
+                scores = view.masked(scores, start, key, keys_axis=1)
+            else:
+                scores = lax.cond(
+                    view.all_seen(start, block_q, key, block_kv),
+                    lambda scores: scores,
+                    lambda scores: view.masked(scores, start, key, keys_axis=1),
+                    scores,
+                )
 
-        carry = softmax.start(block_q, head_dim, problem.factor)
-        carry = over_steps(steps, stages, loaded, fetch, attend, carry)
+            def multiply(acc: Any, weights: Any) -> Any:
+                weights = view.dropped(weights, start, key, keys_axis=1)
+                return plgpu.mma(acc, weights.astype(dtype), v_smem[stage])
+
+            return softmax.accumulate(carry, scores, problem.factor, multiply)
+
+        carry = softmax.start(block_q, v_dim, problem.factor)
+        carry = over_steps(steps.count, stages, loaded, fetch, attend, carry)
         result, logarithm = softmax.finish(carry, problem.factor)
-        q_smem[...] = result.astype(dtype)
-        plgpu.copy_smem_to_gmem(q_smem, out.at[batch, rows, head])
+        staging = q_smem if out_smem is None else out_smem
+        staging[...] = result.astype(dtype)
+        plgpu.copy_smem_to_gmem(staging, out.at[batch, rows, head])
         if residuals:
             lse[0][batch, head, rows] = logarithm
         plgpu.wait_smem_to_gmem(0)
 
-    shape = (problem.batch, problem.q_seq, problem.q_heads, head_dim)
+    shape = (problem.batch, problem.q_seq, problem.q_heads, v_dim)
     outputs = [jax.ShapeDtypeStruct(shape, dtype)]
     if residuals:
         rows = (problem.batch, problem.q_heads, tiles * block_q)
         outputs.append(jax.ShapeDtypeStruct(rows, jnp.float32))
+    scratch = {
+        "q_smem": plgpu.SMEM((block_q, head_dim), dtype),
+        "k_smem": plgpu.SMEM((stages, block_kv, head_dim), dtype),
+        "v_smem": plgpu.SMEM((stages, block_kv, v_dim), dtype),
+        "q_loaded": plgpu.Barrier(),
+        "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+    }
+    if v_dim != head_dim:
+        scratch["out_smem"] = plgpu.SMEM((block_q, v_dim), dtype)
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
         out_type=tuple(outputs),
         grid=(tiles, problem.q_heads, problem.batch),
         grid_names=("tile", "head", "batch"),
-        scratch_types={
-            "q_smem": plgpu.SMEM((block_q, head_dim), dtype),
-            "k_smem": plgpu.SMEM((stages, block_kv, head_dim), dtype),
-            "v_smem": plgpu.SMEM((stages, block_kv, head_dim), dtype),
-            "q_loaded": plgpu.Barrier(),
-            "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        },
+        scratch_types=scratch,
         kernel_name="warp_attention",
         compiler_params=PARAMS,
     )

@@ -7,8 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
-from pallasite_std.ops.softmax import LOG2_E, cap
+from pallasite import gpu as plgpu
+from pallasite_std.ops.flash import dropout
+from pallasite_std.ops.softmax import LOG2_E, broadcast_rows, cap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +19,15 @@ class Problem:
     """What attention is computed of.
 
     Attributes:
-      batch, q_seq, kv_seq, q_heads, kv_heads, head_dim: extents.
+      batch, q_seq, kv_seq, q_heads, kv_heads, head_dim, v_dim: extents.
       dtype: of queries, keys, values and results.
-      causal: whether later keys are hidden.
       scale: factor of the scores.
       soft_cap: bound of the scores, or None.
-      q_lengths, kv_lengths: whether batches have lengths of their own.
+      left, right: keys before and after a query's own position that it sees; None for all.
+      dropout: the fraction of the weights that are dropped.
+      mask_block: queries and keys of a block of the block mask.
+      operands: which arrays the kernels get beside queries, keys and values, and their order.
+      of_batch, of_head: which of these have an entry for each batch, for each head.
     """
 
     batch: int
@@ -30,78 +36,194 @@ class Problem:
     q_heads: int
     kv_heads: int
     head_dim: int
+    v_dim: int
     dtype: Any
-    causal: bool
     scale: float
     soft_cap: float | None = None
-    q_lengths: bool = False
-    kv_lengths: bool = False
+    left: int | None = None
+    right: int | None = None
+    dropout: float = 0.0
+    mask_block: tuple[int, int] = (128, 128)
+    operands: tuple[str, ...] = ()
+    of_batch: frozenset[str] = frozenset()
+    of_head: frozenset[str] = frozenset()
 
     @property
     def group(self) -> int:
         """Query heads that share the keys and values of one head."""
         return self.q_heads // self.kv_heads
 
-    def lengths_of(self, batch: Any, refs: tuple[Any, ...]) -> tuple[Any, Any]:
-        """How many queries and keys of a batch exist; ``refs`` are the lengths that are given."""
-        remaining = iter(refs)
-        q_length = next(remaining)[batch] if self.q_lengths else jnp.int32(self.q_seq)
-        kv_length = next(remaining)[batch] if self.kv_lengths else jnp.int32(self.kv_seq)
-        return lax.min(q_length, self.q_seq), lax.min(kv_length, self.kv_seq)
+    def has(self, operand: str) -> bool:
+        """Whether the kernels get such an array."""
+        return operand in self.operands
 
-    def keys_seen(self, start: Any, rows: int, lengths: tuple[Any, Any]) -> Any:
-        """How many keys a tile of queries sees: all beyond are hidden from all of its rows."""
-        q_length, kv_length = lengths
-        seen = kv_length
-        if self.causal:
-            seen = lax.min(seen, start + rows + kv_length - q_length)
-        return jnp.where(start < q_length, lax.max(seen, 0), 0)
+    @property
+    def biased(self) -> bool:
+        """Whether something is added to the scores."""
+        return self.has("bias") or self.has("slopes")
 
     @property
     def factor(self) -> float:
-        """Of what :meth:`capped` returns, in exponents of 2."""
-        return LOG2_E * (self.scale if self.soft_cap is None else 1.0)
+        """Of the scores that :meth:`View.scores` returns, in exponents of 2."""
+        return LOG2_E * (self.scale if self.soft_cap is None and not self.biased else 1.0)
 
     def capped(self, products: Any) -> Any:
-        """Scores from products of queries and keys; without their scale if there is no cap."""
-        return products if self.soft_cap is None else cap(products, self.scale, self.soft_cap)
+        """Scores without bias from products of queries and keys, without their scale if
+        :attr:`factor` has it."""
+        if self.soft_cap is not None:
+            return cap(products, self.scale, self.soft_cap)
+        return products * self.scale if self.biased else products
 
-    def scores(self, products: Any) -> Any:
-        """Scores times ``log2(e)`` from products of queries and keys."""
-        return self.capped(products) * self.factor
-
-    def slope(self, scores: Any) -> Any:
-        """The derivative of the scores by the products; scores include ``log2(e)``."""
+    def slope(self, capped: Any) -> Any:
+        """The derivative of the scores by the products."""
         if self.soft_cap is None:
             return self.scale
-        ratio = scores * (1 / (self.soft_cap * LOG2_E))
+        ratio = capped * (1 / self.soft_cap)
         return (1 - ratio * ratio) * self.scale
 
-    def masked(
-        self, scores: Any, query: Any, key: Any, lengths: tuple[Any, Any], *, keys_axis: int
-    ) -> Any:
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A head of a batch, inside a kernel.
+
+    Attributes:
+      problem: what is computed.
+      refs: the arrays of ``problem.operands``, by name.
+      batch, head: the indices.
+      q_length, kv_length: how many queries and keys there are.
+    """
+
+    problem: Problem
+    refs: dict[str, Any]
+    batch: Any
+    head: Any
+    q_length: Any
+    kv_length: Any
+
+    @classmethod
+    def of(cls, problem: Problem, refs: tuple[Any, ...], batch: Any, head: Any) -> View:
+        """The view; ``refs`` are in the order of ``problem.operands``."""
+        named = dict(zip(problem.operands, refs, strict=True))
+        lengths = [
+            lax.min(named[name][batch], most) if name in named else jnp.int32(most)
+            for name, most in (("q_lengths", problem.q_seq), ("kv_lengths", problem.kv_seq))
+        ]
+        return cls(problem, named, batch, head, *lengths)
+
+    def with_head(self, head: Any) -> View:
+        """The same for another head of the queries."""
+        return dataclasses.replace(self, head=head)
+
+    def entry(self, name: str, head: Any = None) -> tuple[Any, Any]:
+        """Indices by batch and head into an array that may have one entry for all."""
+        head = self.head if head is None else head
+        batch = self.batch if name in self.problem.of_batch else 0
+        return batch, head if name in self.problem.of_head else 0
+
+    @property
+    def offset(self) -> Any:
+        """The position among the keys of the first query: the last query has the last key's."""
+        return self.kv_length - self.q_length
+
+    # What is seen ---------------------------------------------------------------------------------
+
+    def keys_seen(self, query: Any, queries: int) -> tuple[Any, Any]:
+        """Keys [begin, end) outside of which a tile of queries sees none."""
+        begin, end = jnp.int32(0), self.kv_length
+        if self.problem.left is not None:
+            begin = lax.max(query + self.offset - self.problem.left, 0)
+        if self.problem.right is not None:
+            end = lax.min(end, query + queries + self.offset + self.problem.right)
+        return begin, jnp.where(query < self.q_length, lax.max(end, 0), 0)
+
+    def queries_seeing(self, key: Any, keys: int) -> tuple[Any, Any]:
+        """Queries [begin, end) outside of which none sees a tile of keys."""
+        begin, end = jnp.int32(0), self.q_length
+        if self.problem.right is not None:
+            begin = lax.max(key - self.offset - self.problem.right, 0)
+        if self.problem.left is not None:
+            end = lax.min(end, key + keys - self.offset + self.problem.left)
+        return begin, jnp.where(key < self.kv_length, lax.max(end, 0), 0)
+
+    def all_seen(self, query: Any, queries: int, key: Any, keys: int) -> Any:
+        """Whether all queries of a tile see all of its keys, as far as lengths and window say."""
+        problem = self.problem
+        seen = (key + keys <= self.kv_length) & (query + queries <= self.q_length)
+        if problem.right is not None:
+            seen = seen & (key + keys - 1 <= query + self.offset + problem.right)
+        if problem.left is not None:
+            seen = seen & (key >= query + queries - 1 + self.offset - problem.left)
+        return seen
+
+    def masked(self, scores: Any, query: Any, key: Any, keys_axis: int) -> Any:
         """Scores with minus infinity where a query does not see a key.
 
         Args:
           scores: of a tile.
           query, key: the first of the tile.
-          lengths: how many there are.
           keys_axis: 1 if queries are rows and keys columns, 0 if it is the other way round.
         """
-        q_length, kv_length = lengths
-        keys = key + lax.broadcasted_iota(jnp.int32, scores.shape, keys_axis)
-        queries = query + lax.broadcasted_iota(jnp.int32, scores.shape, 1 - keys_axis)
-        shown = (keys < kv_length) & (queries < q_length)
-        if self.causal:
-            shown = shown & (keys <= queries + (kv_length - q_length))
+        shape = scores.shape
+        keys = key + lax.broadcasted_iota(jnp.int32, shape, keys_axis)
+        queries = query + lax.broadcasted_iota(jnp.int32, shape, 1 - keys_axis)
+        shown = (keys < self.kv_length) & (queries < self.q_length)
+        if self.problem.right is not None:
+            shown = shown & (keys <= queries + (self.offset + self.problem.right))
+        if self.problem.left is not None:
+            shown = shown & (keys >= queries + (self.offset - self.problem.left))
+        if self.problem.has("q_segments"):
+            of_queries = self.refs["q_segments"][self.batch, pl.ds(query, shape[1 - keys_axis])]
+            of_keys = self.refs["kv_segments"][self.batch, pl.ds(key, shape[keys_axis])]
+            shown = shown & (
+                _along(of_queries, shape, 1 - keys_axis) == _along(of_keys, shape, keys_axis)
+            )
         return jnp.where(shown, scores, -jnp.inf)
 
-    def all_seen(
-        self, query: Any, queries: int, key: Any, keys: int, lengths: tuple[Any, Any]
-    ) -> Any:
-        """Whether all queries of a tile see all of its keys."""
-        q_length, kv_length = lengths
-        seen = (key + keys <= kv_length) & (query + queries <= q_length)
-        if self.causal:
-            seen = seen & (key + keys - 1 <= query + (kv_length - q_length))
-        return seen
+    # Scores and weights ---------------------------------------------------------------------------
+
+    def scores(self, products: Any, query: Any, key: Any, keys_axis: int) -> tuple[Any, Any]:
+        """Scores, to be multiplied by ``problem.factor``, and the same without bias.
+
+        Args: as of :meth:`masked`.
+        """
+        problem, shape = self.problem, products.shape
+        capped = scores = problem.capped(products)
+        tile = (pl.ds(query, shape[1 - keys_axis]), pl.ds(key, shape[keys_axis]))
+        if problem.has("bias"):
+            bias = self.refs["bias"].at[self.entry("bias")]
+            if keys_axis == 0:
+                bias, tile = plgpu.transpose_ref(bias, (1, 0)), tile[::-1]
+            scores = scores + bias[tile].astype(jnp.float32)
+        if problem.has("slopes"):
+            slope = self.refs["slopes"][self.entry("slopes")]
+            keys = key + lax.broadcasted_iota(jnp.int32, shape, keys_axis)
+            queries = query + lax.broadcasted_iota(jnp.int32, shape, 1 - keys_axis)
+            distance = jnp.abs(queries + self.offset - keys).astype(jnp.float32)
+            scores = scores - slope * distance
+        return scores, capped
+
+    def dropped(self, weights: Any, query: Any, key: Any, keys_axis: int) -> Any:
+        """Weights, or what comes back to them: some zero, the others larger.
+
+        Args: as of :meth:`masked`.
+        """
+        rate = self.problem.dropout
+        if not rate:
+            return weights
+        seed = self.refs["seed"]
+        row = self.batch * self.problem.q_heads + self.head
+        shape = weights.shape
+        queries = query + lax.iota(jnp.int32, shape[1 - keys_axis])
+        keys = key + lax.broadcasted_iota(jnp.int32, shape, keys_axis)
+        first, second = dropout.of_queries((seed[0], seed[1]), row, queries)
+        kept = dropout.kept(
+            _along(first, shape, 1 - keys_axis), _along(second, shape, 1 - keys_axis), keys, rate
+        )
+        return jnp.where(kept, weights * (1 / (1 - rate)), 0.0)
+
+
+def _along(values: Any, shape: tuple[int, ...], axis: int) -> Any:
+    """A vector along an axis of a matrix."""
+    if axis == 0:
+        return broadcast_rows(values, shape[1])
+    return lax.broadcast_in_dim(values, shape, (1,))

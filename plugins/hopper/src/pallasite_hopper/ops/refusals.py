@@ -12,9 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite_hopper.ops.decode.config import HEAD_DIMS, default_config
+from pallasite_hopper.ops.decode.config import HEAD_DIMS, MOST_TOKENS, default_config
+from pallasite_hopper.ops.flash.options import OPTIONS, portable_option
 from pallasite_hopper.ops.mixed.config import default_config as default_mixed_config
-from pallasite_std.api import is_portable_config
+from pallasite_std.api import AttentionOptions, is_portable_config
 
 
 def matmul(*args: Any, **kwargs: Any) -> str | None:
@@ -43,18 +44,25 @@ def ragged_matmul(*args: Any, **kwargs: Any) -> str | None:
 
 
 def attention(*args: Any, **kwargs: Any) -> str | None:
-    """Float32, configurations of the portable kernel."""
+    """Float32, values of another size than keys, what else the portable kernel has, and its
+    configurations."""
     shape, dtype = _operand(args, kwargs, 0, "q")
     if len(shape) == 4 and dtype == jnp.float32:
         return "products of float32"
-    return _config(kwargs)
+    keys, values = (_operand(args, kwargs, *place)[0] for place in ((1, "k"), (2, "v")))
+    if len(keys) == len(values) == 4 and keys[3] != values[3]:
+        return f"keys of {keys[3]} elements, values of {values[3]}"
+    options = {name: given for name, given in kwargs.items() if name in OPTIONS}
+    return portable_option(AttentionOptions(**options)) or _config(kwargs)
 
 
 def decode_attention(*args: Any, **kwargs: Any) -> str | None:
-    """Heads of other sizes, float32, configurations of the portable kernel."""
+    """Heads of other sizes, many queries, float32, configurations of the portable kernel."""
     shape, dtype = _operand(args, kwargs, 0, "q")
     if dtype == jnp.float32:
         return "products of float32"
+    if len(shape) == 4 and shape[1] > MOST_TOKENS:
+        return f"{shape[1]} queries of a sequence, it takes {MOST_TOKENS}"
     if len(shape) in (3, 4) and shape[-1] not in HEAD_DIMS:
         return f"heads of {shape[-1]}, it takes {', '.join(map(str, HEAD_DIMS))}"
     return _config(kwargs)

@@ -16,6 +16,7 @@ from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.decode import combine, kernel
 from pallasite_hopper.ops.decode.config import (
     HEAD_DIMS,
+    MOST_TOKENS,
     DecodeConfig,
     decode_configs,
     default_config,
@@ -31,7 +32,7 @@ from pallasite_std.api import (
     random_array,
 )
 
-_ACCEPTED = DecodeAccepted((jnp.bfloat16, jnp.float16), HEAD_DIMS, DecodeConfig)
+_ACCEPTED = DecodeAccepted((jnp.bfloat16, jnp.float16), HEAD_DIMS, DecodeConfig, MOST_TOKENS)
 
 _VERSION = 1
 """Of the kernels, for what was measured."""

@@ -10,6 +10,9 @@ from pallasite.plugin import InvalidValueError
 HEAD_DIMS = (64, 128, 256)
 """Supported sizes of a head."""
 
+MOST_TOKENS = 8
+"""Queries of one sequence."""
+
 MULTIPROCESSORS = 132
 """Of an H100 or H200."""
 

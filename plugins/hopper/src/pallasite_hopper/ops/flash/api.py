@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallasite
-from pallasite.plugin import InvalidValueError
+from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (
     BARRIER_BYTES,
@@ -21,9 +21,12 @@ from pallasite_hopper.ops.flash.config import (
     attention_configs,
     default_config,
 )
+from pallasite_hopper.ops.flash.options import portable_option
 from pallasite_hopper.ops.flash.tiles import Problem
 from pallasite_std.api import (
     AttentionCall,
+    AttentionOptions,
+    Extras,
     attention_call,
     check_residuals,
     differentiable_attention,
@@ -52,6 +55,7 @@ def attention(
     q_lengths: jax.Array | None = None,
     kv_lengths: jax.Array | None = None,
     config: AttentionConfig | None = None,
+    **portable: Any,
 ) -> jax.Array:
     """``softmax(scale * q @ k.T) @ v`` for each batch and head, in one kernel.
 
@@ -72,6 +76,8 @@ def attention(
       config: how to cut the work up; one of :func:`attention_configs`, say. By default it is chosen
         from the shapes, or by measuring if the option ``autotune`` says so (see
         :func:`pallasite.choose`). Derivatives have a configuration of their own.
+      portable: further options of ``pallasite.ops.attention``, which uses its portable kernels for
+        them; here they must not ask for anything.
 
     Returns:
       An array like q; zeros for queries that do not exist or see no key.
@@ -81,15 +87,17 @@ def attention(
 
     Source: J. Shah et al., "FlashAttention-3", arXiv 2407.08608.
     """
-    arguments = {
-        "causal": causal,
-        "scale": scale,
-        "soft_cap": soft_cap,
-        "q_lengths": q_lengths,
-        "kv_lengths": kv_lengths,
-    }
-    options, lengths = _checked(q, k, v, config, arguments)
-    result: jax.Array = _attention(q, k, v, *lengths, options)
+    options = AttentionOptions(
+        causal=causal,
+        scale=scale,
+        soft_cap=soft_cap,
+        q_lengths=q_lengths,
+        kv_lengths=kv_lengths,
+        config=config,
+        **portable,
+    )
+    call, extras = _checked(q, k, v, options)
+    result: jax.Array = _attention(q, k, v, extras, call)
     return result
 
 
@@ -104,6 +112,7 @@ def attention_forward(
     q_lengths: jax.Array | None = None,
     kv_lengths: jax.Array | None = None,
     config: AttentionConfig | None = None,
+    **portable: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """:func:`attention` with log-sum-exp, for programs that combine results for parts of the keys.
 
@@ -117,15 +126,17 @@ def attention_forward(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
     """
-    arguments = {
-        "causal": causal,
-        "scale": scale,
-        "soft_cap": soft_cap,
-        "q_lengths": q_lengths,
-        "kv_lengths": kv_lengths,
-    }
-    options, lengths = _checked(q, k, v, config, arguments)
-    out, lse = _with_logarithms(q, k, v, *lengths, options)
+    options = AttentionOptions(
+        causal=causal,
+        scale=scale,
+        soft_cap=soft_cap,
+        q_lengths=q_lengths,
+        kv_lengths=kv_lengths,
+        config=config,
+        **portable,
+    )
+    call, extras = _checked(q, k, v, options)
+    out, lse = _with_logarithms(q, k, v, extras, call)
     return out, lse
 
 
@@ -142,6 +153,7 @@ def attention_backward(
     soft_cap: float | None = None,
     q_lengths: jax.Array | None = None,
     kv_lengths: jax.Array | None = None,
+    **portable: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of :func:`attention`, for programs that combine results for parts of the keys.
 
@@ -153,6 +165,7 @@ def attention_backward(
       out: its result.
       lse: (batch, q_heads, q_seq), float32: its log-sum-exp, as of :func:`attention_forward`.
       d_out: the gradient with respect to ``out``, an array like q.
+      portable: as of :func:`attention`.
 
     Returns:
       The gradients with respect to q, k and v, arrays like these. They have no derivatives.
@@ -160,27 +173,31 @@ def attention_backward(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
     """
-    arguments = {
-        "causal": causal,
-        "scale": scale,
-        "soft_cap": soft_cap,
-        "q_lengths": q_lengths,
-        "kv_lengths": kv_lengths,
-    }
-    options, lengths = _checked(q, k, v, None, arguments)
-    check_residuals(q, out, lse, d_out)
-    d_q, d_k, d_v = _gradients(q, k, v, *lengths, out, lse, d_out, options)
+    options = AttentionOptions(
+        causal=causal,
+        scale=scale,
+        soft_cap=soft_cap,
+        q_lengths=q_lengths,
+        kv_lengths=kv_lengths,
+        **portable,
+    )
+    call, extras = _checked(q, k, v, options)
+    check_residuals(q, v, out, lse, d_out)
+    d_q, d_k, d_v = _gradients(q, k, v, extras, out, lse, d_out, call)
     return d_q, d_k, d_v
 
 
 # Derivatives --------------------------------------------------------------------------------------
 
 
-def _backward(options: AttentionCall, residuals: Any, d_out: Any) -> tuple[Any, Any, Any]:
+def _backward(
+    options: AttentionCall, residuals: Any, d_out: Any, with_bias: bool
+) -> tuple[Any, Any, Any, Any]:
     from pallasite_hopper.ops.flash.backward import attention_backward
 
-    q, k, v, q_lengths, kv_lengths, out, lse = residuals
-    return attention_backward(
+    del with_bias  # There is none.
+    q, k, v, extras, out, lse = residuals
+    d_q, d_k, d_v = attention_backward(
         q,
         k,
         v,
@@ -190,17 +207,19 @@ def _backward(options: AttentionCall, residuals: Any, d_out: Any) -> tuple[Any, 
         causal=options.causal,
         scale=options.scale,
         soft_cap=options.soft_cap,
-        q_lengths=q_lengths,
-        kv_lengths=kv_lengths,
+        q_lengths=extras.q_lengths,
+        kv_lengths=extras.kv_lengths,
     )
+    return d_q, d_k, d_v, None
 
 
 # The kernel ---------------------------------------------------------------------------------------
 
 
 def _forward(
-    q: Any, k: Any, v: Any, q_lengths: Any, kv_lengths: Any, options: AttentionCall, residuals: bool
+    q: Any, k: Any, v: Any, extras: Extras, options: AttentionCall, residuals: bool
 ) -> tuple[jax.Array, Any]:
+    q_lengths, kv_lengths = extras.q_lengths, extras.kv_lengths
     size = q.shape[3]
     # Rows of the copy engine are whole vectors of 16 bytes.
     q, k, v = (padded(array, 3, 8) for array in (q, k, v))
@@ -270,13 +289,19 @@ def _kernel(problem: Problem, config: AttentionConfig, multiprocessors: int) -> 
 # Arguments ----------------------------------------------------------------------------------------
 
 
-def _checked(
-    q: Any, k: Any, v: Any, config: Any, arguments: dict[str, Any]
-) -> tuple[AttentionCall, tuple[Any, Any]]:
-    call, lengths = attention_call(
-        q, k, v, config=config, config_type=AttentionConfig, dtypes=DTYPES, **arguments
-    )
-    head_dim = q.shape[3]
+def _checked(q: Any, k: Any, v: Any, options: AttentionOptions) -> tuple[AttentionCall, Extras]:
+    option = portable_option(options)
+    if option is not None:
+        raise UnsupportedError(
+            f"these kernels have no {option}",
+            hint="pallasite.ops.attention has, for this target too",
+        )
+    call, extras = attention_call(q, k, v, options, config_type=AttentionConfig, dtypes=DTYPES)
+    head_dim, config = q.shape[3], options.config
+    if v.shape != k.shape:
+        raise InvalidValueError(
+            "k and v do not have the same shape", got=f"k {k.shape}, v {v.shape}"
+        )
     if head_dim > LARGEST_HEAD:
         raise InvalidValueError(
             "heads of this size are not supported",
@@ -290,4 +315,4 @@ def _checked(
             expected=f"at most {SHARED_BYTES - BARRIER_BYTES}",
             hint="fewer stages, a smaller block_kv or separate_out=False",
         )
-    return call, lengths
+    return call, extras

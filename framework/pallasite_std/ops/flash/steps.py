@@ -1,0 +1,223 @@
+"""Which tiles of the other operand a block goes through."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallasite_std.ops.flash.arguments import Extras
+from pallasite_std.ops.flash.problem import Problem, View
+from pallasite_std.ops.padding import padded
+
+SPANS, INDEX = "spans", "index"
+"""Operands of the kernels: tiles of segments, blocks of a block mask."""
+
+
+# On the host --------------------------------------------------------------------------------------
+
+
+def spans(extras: Extras, rows: int, columns: int) -> jax.Array:
+    """For each tile of queries the tiles of keys [begin, end) that may have the same segments.
+
+    Args:
+      rows, columns: queries and keys of a tile.
+
+    Returns:
+      (batch, tiles of queries, 2) of int32. Segments in ascending order make it exact up to the
+      tiles at both ends.
+    """
+    ends = [
+        _ends(one, size) for one, size in ((extras.q_segments, rows), (extras.kv_segments, columns))
+    ]
+    (q_low, q_high), (k_low, k_high) = ends
+    meet = (q_low[:, :, None] <= k_high[:, None]) & (k_low[:, None] <= q_high[:, :, None])
+    count = meet.shape[2]
+    first = jnp.argmax(meet, axis=2)
+    last = count - jnp.argmax(meet[:, :, ::-1], axis=2)
+    found = jnp.any(meet, axis=2)
+    both = (jnp.where(found, first, 0), jnp.where(found, last, 0))
+    return jnp.stack(both, axis=2).astype(jnp.int32)
+
+
+def _ends(segments: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """The smallest and the largest segment of each tile."""
+    rest = -segments.shape[1] % size
+    filled = jnp.pad(segments, ((0, 0), (0, rest)), mode="edge").reshape(
+        segments.shape[0], -1, size
+    )
+    return filled.min(axis=2), filled.max(axis=2)
+
+
+def blocks_seen(problem: Problem, extras: Extras) -> jax.Array:
+    """The block mask without those blocks that lengths, window or segments hide as a whole."""
+    rows, columns = problem.mask_block
+    mask: jax.Array = extras.block_mask
+    query = jnp.arange(mask.shape[2])[:, None] * rows
+    key = jnp.arange(mask.shape[3])[None, :] * columns
+    q_lengths, kv_lengths = (
+        jnp.full((1,), most) if given is None else jnp.minimum(given, most)
+        for given, most in (
+            (extras.q_lengths, problem.q_seq),
+            (extras.kv_lengths, problem.kv_seq),
+        )
+    )
+    queries, keys = q_lengths[:, None, None], kv_lengths[:, None, None]
+    offset = keys - queries
+    seen = (query < queries) & (key < keys)
+    if problem.right is not None:
+        seen &= key <= query + (rows - 1) + offset + problem.right
+    if problem.left is not None:
+        seen &= key + (columns - 1) >= query + offset - problem.left
+    if extras.q_segments is not None:
+        found = spans(extras, rows, columns)
+        number = jnp.arange(mask.shape[3])
+        seen &= (number >= found[:, :, :1]) & (number < found[:, :, 1:])
+    return mask & seen[:, None]
+
+
+def index(seen: jax.Array) -> jax.Array:
+    """For each row of a mask how many columns are seen, then these columns.
+
+    Args:
+      seen: (..., rows, columns).
+
+    Returns:
+      (..., rows, 1 + columns) of int32.
+    """
+    counts = jnp.sum(seen, axis=-1, keepdims=True)
+    order = jnp.argsort(~seen, axis=-1, stable=True)
+    return jnp.concatenate([counts, order], axis=-1).astype(jnp.int32)
+
+
+def index_of_keys(problem: Problem, seen: jax.Array) -> jax.Array:
+    """For each block of keys how many blocks of queries of the heads that share it see it, then
+    these, as ``head in the group * blocks + block``.
+
+    Returns:
+      (batch or 1, kv_heads or 1, blocks of keys, 1 + group * blocks of queries) of int32.
+    """
+    batch, heads, rows, columns = seen.shape
+    if heads == 1:
+        by_head = jnp.broadcast_to(seen[:, :, None], (batch, 1, problem.group, rows, columns))
+    else:
+        by_head = seen.reshape(batch, problem.kv_heads, problem.group, rows, columns)
+    return index(jnp.moveaxis(by_head, 4, 2).reshape(*by_head.shape[:2], columns, -1))
+
+
+def with_operands(
+    problem: Problem, extras: Extras, rows: int, columns: int, *, by_keys: bool = False
+) -> tuple[Problem, list[jax.Array]]:
+    """The problem of a kernel that gets these arrays, and the arrays as it reads them.
+
+    Args:
+      rows, columns: queries and keys of a tile; arrays are filled up to whole tiles.
+      by_keys: whether a block of the kernel has a tile of keys and goes through queries.
+    """
+    found = {
+        name: given
+        for name, given in zip(Extras._fields, extras, strict=True)
+        if given is not None and name != "block_mask"
+    }
+    for name, axes in (
+        ("q_segments", {1: rows}),
+        ("kv_segments", {1: columns}),
+        ("bias", {2: rows, 3: columns}),
+    ):
+        for axis, size in axes.items():
+            if name in found:
+                found[name] = padded(found[name], axis, size)
+    if extras.block_mask is not None:
+        seen = blocks_seen(problem, extras)
+        found[INDEX] = index_of_keys(problem, seen) if by_keys else index(seen)
+    elif extras.q_segments is not None:
+        turned = extras._replace(q_segments=extras.kv_segments, kv_segments=extras.q_segments)
+        found[SPANS] = spans(turned, columns, rows) if by_keys else spans(extras, rows, columns)
+    shared = {name: found[name].shape for name in ("bias", "slopes", INDEX) if name in found}
+    problem = dataclasses.replace(
+        problem,
+        operands=tuple(found),
+        of_batch=frozenset(name for name, shape in shared.items() if shape[0] != 1),
+        of_head=frozenset(
+            name for name, shape in shared.items() if shape[1] != 1 or name == "slopes"
+        ),
+    )
+    return problem, list(found.values())
+
+
+# In kernels ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The tiles that a block goes through, one at a step.
+
+    Attributes:
+      count: how many.
+      size: keys, or queries, of a tile.
+      first: the number of the first one, where they follow each other.
+      entries: else a reference to the numbers of blocks, after how many there are.
+      per_block: tiles of such a block.
+      per_head: where steps go through several heads: steps, or blocks, of one head.
+    """
+
+    count: Any
+    size: int
+    first: Any = None
+    entries: Any = None
+    per_block: int = 1
+    per_head: Any = None
+
+    def place(self, step: Any) -> tuple[Any, Any]:
+        """The head, counted from the first one, and the first key or query of a step."""
+        if self.entries is not None:
+            entry = self.entries[1 + lax.div(step, self.per_block)]
+            inside = lax.rem(step, self.per_block) * self.size
+            head, block = jnp.int32(0), entry
+            if self.per_head is not None:
+                head, block = lax.div(entry, self.per_head), lax.rem(entry, self.per_head)
+            return head, block * (self.per_block * self.size) + inside
+        head = jnp.int32(0)
+        if self.per_head is not None:
+            head = lax.div(step, lax.max(self.per_head, 1))
+            step = step - head * self.per_head
+        return head, (self.first + step) * self.size
+
+
+def over_keys(view: View, start: Any, rows: int, size: int) -> Steps:
+    """The tiles of ``size`` keys that a tile of queries goes through."""
+    problem = view.problem
+    if problem.has(INDEX):
+        block, per_block = lax.div(start, problem.mask_block[0]), problem.mask_block[1] // size
+        entries = view.refs[INDEX].at[(*view.entry(INDEX), block)]
+        count = entries[0] * per_block
+        return Steps(jnp.where(start < view.q_length, count, 0), size, None, entries, per_block)
+    begin, end = view.keys_seen(start, rows)
+    first, last = lax.div(begin, size), lax.div(end + (size - 1), size)
+    if problem.has(SPANS):
+        tile = lax.div(start, rows)
+        first = lax.max(first, view.refs[SPANS][view.batch, tile, 0])
+        last = lax.min(last, view.refs[SPANS][view.batch, tile, 1])
+    return Steps(lax.max(last - first, 0), size, first)
+
+
+def over_queries(view: View, kv_head: Any, start: Any, rows: int, size: int) -> Steps:
+    """The tiles of ``size`` queries that a tile of keys goes through, of all heads of its group."""
+    problem = view.problem
+    if problem.has(INDEX):
+        block, per_block = lax.div(start, problem.mask_block[1]), problem.mask_block[0] // size
+        entries = view.refs[INDEX].at[(*view.entry(INDEX, kv_head), block)]
+        blocks = -(-problem.q_seq // problem.mask_block[0])
+        count = jnp.where(start < view.kv_length, entries[0] * per_block, 0)
+        return Steps(count, size, None, entries, per_block, blocks)
+    begin, end = view.queries_seeing(start, rows)
+    first, last = lax.div(begin, size), lax.div(end + (size - 1), size)
+    if problem.has(SPANS):
+        tile = lax.div(start, rows)
+        first = lax.max(first, view.refs[SPANS][view.batch, tile, 0])
+        last = lax.min(last, view.refs[SPANS][view.batch, tile, 1])
+    tiles = lax.max(last - first, 0)
+    return Steps(tiles * problem.group, size, first, per_head=tiles)

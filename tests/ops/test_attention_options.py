@@ -1,0 +1,311 @@
+"""Windows, segments, bias, block masks, dropout and values of other sizes in ``ops.attention``:
+results and gradients agree with the textbook's formulas in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ops_support import error, exact, on, random
+
+import pallasite.ops
+from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from pallasite_std.ops import AttentionConfig
+
+pytestmark = pytest.mark.runs_kernels
+
+TOLERANCE = {"bfloat16": 6e-3, "float16": 1e-3, "float32": 3e-3}
+
+
+def hashed(value: np.ndarray) -> np.ndarray:
+    """The permutation of 32-bit words that dropout documents, written once more."""
+    value = value.astype(np.uint64)
+    low = np.uint64(2**32 - 1)
+    for shift, multiplier in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1)):
+        value = ((value ^ (value >> np.uint64(shift))) * np.uint64(multiplier)) & low
+    return value.astype(np.uint32)
+
+
+def kept(seed, shape, rate):
+    """Which weights of (batch, heads, queries, keys) dropout keeps."""
+    batch, heads, queries, keys = shape
+    word = lambda number: np.asarray(number, np.uint32)  # noqa: E731
+    with np.errstate(over="ignore"):
+        start = hashed(hashed(word(seed)) + word(0)) + np.arange(batch * heads, dtype=np.uint32)
+        first = hashed(hashed(start)[:, None] + np.arange(queries, dtype=np.uint32))
+        second = hashed(first + word(0x9E3779B9))
+        inner = hashed(first[..., None] + np.arange(keys, dtype=np.uint32))
+        result = hashed(inner ^ second[..., None])
+    return (result >= np.uint32(round(rate * 2**32))).reshape(shape)
+
+
+def weights(q, k, options):
+    """(batch, heads, queries, keys): normalized weights, scores before the bias, shown keys."""
+    batch, q_seq, heads, head_dim = q.shape
+    kv_seq = k.shape[1]
+    scores = np.einsum("bqhd,bkhd->bhqk", q, np.repeat(k, heads // k.shape[2], 2)) * head_dim**-0.5
+    cap = options.get("soft_cap")
+    scores = capped = scores if cap is None else cap * np.tanh(scores / cap)
+    q_len = np.asarray(options.get("q_lengths", [q_seq] * batch))[:, None, None, None]
+    kv_len = np.asarray(options.get("kv_lengths", [kv_seq] * batch))[:, None, None, None]
+    query = np.arange(q_seq)[:, None]
+    key = np.arange(kv_seq)
+    position = query + kv_len - q_len
+    shown = np.broadcast_to((query < q_len) & (key < kv_len), scores.shape).copy()
+    if options.get("causal"):
+        shown &= key <= position
+    window = options.get("window")
+    left, right = window if isinstance(window, tuple) else (window, window)
+    if left is not None:
+        shown &= key >= position - left
+    if right is not None:
+        shown &= key <= position + right
+    if "q_segments" in options:
+        of_queries, of_keys = (np.asarray(options[f"{one}_segments"]) for one in ("q", "kv"))
+        shown &= (of_queries[:, :, None] == of_keys[:, None, :])[:, None]
+    if "block_mask" in options:
+        rows, columns = options.get("mask_block", (128, 128))
+        mask = np.repeat(np.repeat(options["block_mask"], rows, 2), columns, 3)
+        shown &= mask[:, :, :q_seq, :kv_seq]
+    if "bias" in options:
+        scores = scores + exact(options["bias"])
+    if "alibi_slopes" in options:
+        slopes = exact(options["alibi_slopes"]).reshape(-1, heads)[:, :, None, None]
+        scores = scores - slopes * np.abs(position - key)
+    powers = np.where(shown, np.exp(scores), 0.0)
+    sums = powers.sum(-1, keepdims=True)
+    return powers / np.where(sums == 0, 1, sums), capped, sums
+
+
+def reference(q, k, v, d_out, options):
+    """The result, log-sum-exp, and the gradients by q, k, v and bias."""
+    q, k, v, d_out = (exact(one) for one in (q, k, v, d_out))
+    group = q.shape[2] // k.shape[2]
+    wide_k, wide_v = np.repeat(k, group, 2), np.repeat(v, group, 2)
+    normal, capped, sums = weights(q, k, options)
+    rate = options.get("dropout_rate", 0.0)
+    keep = kept(options["dropout_seed"], normal.shape, rate) / (1 - rate) if rate else 1.0
+    out = np.einsum("bhqk,bkhd->bqhd", normal * keep, wide_v)
+    d_weights = np.einsum("bqhd,bkhd->bhqk", d_out, wide_v) * keep
+    d_scores = normal * (d_weights - (normal * d_weights).sum(-1, keepdims=True))
+    d_products = d_scores * q.shape[3] ** -0.5
+    if options.get("soft_cap") is not None:
+        d_products = d_products * (1 - (capped / options["soft_cap"]) ** 2)
+
+    def of_group(array):
+        batch, length, heads, width = array.shape
+        return array.reshape(batch, length, heads // group, group, width).sum(3)
+
+    gradients = [
+        np.einsum("bhqk,bkhd->bqhd", d_products, wide_k),
+        of_group(np.einsum("bhqk,bqhd->bkhd", d_products, q)),
+        of_group(np.einsum("bhqk,bqhd->bkhd", normal * keep, d_out)),
+    ]
+    if "bias" in options:
+        shape = options["bias"].shape
+        axes = tuple(n for n in range(4) if shape[n] == 1)
+        gradients.append(d_scores.sum(axes, keepdims=True))
+    with np.errstate(divide="ignore"):
+        return out, np.log(sums[..., 0]), gradients
+
+
+def check(shape, dtype, options, target="sm_100a", seed=0, gradients=True):
+    """Shape: queries, keys, heads of both, elements of a key and of a value."""
+    q_seq, kv_seq, q_heads, kv_heads, head_dim, v_dim = shape
+    q = random(seed, (2, q_seq, q_heads, head_dim), dtype)
+    k = random(seed + 1, (2, kv_seq, kv_heads, head_dim), dtype)
+    v = random(seed + 2, (2, kv_seq, kv_heads, v_dim), dtype)
+    d_out = random(seed + 3, (2, q_seq, q_heads, v_dim), dtype)
+    arrays = {
+        name: jnp.asarray(one) if isinstance(one, list | np.ndarray) else one
+        for name, one in options.items()
+    }
+    differentiated = [q, k, v, *([arrays.pop("bias")] if "bias" in arrays else [])]
+
+    def run(q, k, v, *bias):
+        return pallasite.ops.attention(q, k, v, **arrays, **({"bias": bias[0]} if bias else {}))
+
+    expected, _, of_inputs = reference(q, k, v, d_out, options)
+    with on(target):
+        if not gradients:
+            assert error(run(*differentiated), expected) < TOLERANCE[dtype]
+            return
+        result, pullback = jax.vjp(run, *differentiated)
+        found = pullback(d_out)
+    assert error(result, expected) < TOLERANCE[dtype]
+    for ours, theirs, one in zip(found, of_inputs, differentiated, strict=True):
+        assert (ours.shape, ours.dtype) == (one.shape, one.dtype)
+        if np.linalg.norm(theirs) > 1e-3:
+            assert error(ours, theirs) < 3 * TOLERANCE[dtype]
+
+
+SEGMENTS = {
+    "q_segments": np.sort(np.random.default_rng(0).integers(0, 4, (2, 150))),
+    "kv_segments": np.sort(np.random.default_rng(1).integers(0, 4, (2, 150))),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options"),
+    [
+        ((30, 150, 2, 1, 16, 16), "bfloat16", {"window": (20, None), "causal": True}),
+        ((130, 40, 1, 1, 16, 40), "float16", {"window": (3, 5), "soft_cap": 4.0}),
+        (
+            (40, 90, 2, 2, 32, 16),
+            "float32",
+            {"window": 7, "q_lengths": [40, 11], "kv_lengths": [90, 33]},
+        ),
+        ((150, 150, 2, 1, 16, 16), "float16", SEGMENTS),
+        ((33, 70, 2, 1, 24, 16), "float16", {"bias": random(9, (1, 2, 33, 70), "float32")}),
+        (
+            (33, 41, 2, 2, 16, 48),
+            "bfloat16",
+            {"bias": random(9, (2, 1, 1, 41), "bfloat16"), "causal": True, "soft_cap": 3.0},
+        ),
+        (
+            (50, 80, 2, 1, 16, 16),
+            "float16",
+            {"alibi_slopes": np.array([0.25, 0.0625], np.float32), "causal": True},
+        ),
+        (
+            (50, 80, 2, 1, 16, 16),
+            "float16",
+            {"dropout_rate": 0.3, "dropout_seed": 7, "kv_lengths": [80, 13]},
+        ),
+    ],
+)
+def test_options(shape, dtype, options):
+    """One at a time, and some together."""
+    check(shape, dtype, options)
+
+
+@pytest.mark.parametrize(
+    ("heads", "block", "options"),
+    [
+        ((1, 1), (64, 64), {"causal": True}),
+        ((2, 2), (32, 96), {"window": (50, 20)}),
+        ((1, 2), (64, 32), {"kv_lengths": [150, 40], **SEGMENTS}),
+    ],
+)
+def test_block_masks(heads, block, options):
+    """Of all heads and of each, with tiles of attention that are smaller."""
+    rng = np.random.default_rng(5)
+    mask = rng.random((*heads, -(-150 // block[0]), -(-150 // block[1]))) < 0.5
+    mask[..., 1, :] = False  # Queries that see nothing.
+    check((150, 150, 2, 1, 16, 16), "float16", {"block_mask": mask, "mask_block": block, **options})
+
+
+@settings(max_examples=4)
+@given(st.data())
+def test_random_problems(data):
+    """Whatever options meet, on every target."""
+    draw = data.draw
+    q_seq, kv_seq = draw(st.integers(1, 90)), draw(st.integers(1, 90))
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    shape = (q_seq, kv_seq, kv_heads * group, kv_heads, draw(st.integers(1, 40)))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    options = {}
+    if draw(st.booleans()):
+        side = st.one_of(st.none(), st.integers(0, 100))
+        options["window"] = (draw(side), draw(side))
+    options["causal"] = draw(st.booleans())
+    if draw(st.booleans()):
+        for name, extent in (("q_lengths", q_seq), ("kv_lengths", kv_seq)):
+            options[name] = rng.integers(0, extent + 1, 2)
+    if draw(st.booleans()):
+        for name, extent in (("q_segments", q_seq), ("kv_segments", kv_seq)):
+            options[name] = rng.integers(-1, 3, (2, extent))
+    if draw(st.booleans()):
+        full = (2, shape[2], q_seq, kv_seq)
+        extents = tuple(one if draw(st.booleans()) else 1 for one in full)
+        options["bias"] = jnp.asarray(rng.standard_normal(extents), jnp.float32)
+    if draw(st.booleans()):
+        options["block_mask"] = rng.random((1, 1, -(-q_seq // 32), -(-kv_seq // 32))) < 0.6
+        options["mask_block"] = (32, 32)
+    if draw(st.booleans()):
+        options |= {"dropout_rate": 0.5, "dropout_seed": int(rng.integers(0, 2**31))}
+    target = draw(st.sampled_from(["sm_90a", "sm_100a"]))
+    v_dim, gradients = draw(st.integers(1, 40)), draw(st.booleans())
+    check((*shape, v_dim), "float32", options, target, gradients=gradients)
+
+
+def test_log_sum_exp():
+    """Of the scores that are seen, with their bias; what is dropped counts. Gradients from it."""
+    q, k, v = (random(n, (2, 40, 2, 16), "float16") for n in range(3))
+    options = {"window": (9, 4), "bias": random(3, (1, 1, 40, 40), "float16")}
+    expected, logarithms, gradients = reference(q, k, v, v, options)
+    with on("sm_90a"):
+        result, lse = pallasite.ops.attention_forward(q, k, v, **options)
+        _, dropped = pallasite.ops.attention_forward(
+            q, k, v, **options, dropout_rate=0.5, dropout_seed=3
+        )
+        found = pallasite.ops.attention_backward(q, k, v, result, lse, v, **options)
+    assert error(result, expected) < 2e-3
+    np.testing.assert_allclose(lse, logarithms, atol=5e-3)
+    np.testing.assert_array_equal(lse, dropped)
+    for ours, theirs in zip(found, gradients, strict=False):
+        assert error(ours, theirs) < 3e-3
+
+
+def test_dropout_is_the_same_for_every_tiling():
+    """A key as seed; the fraction that is dropped."""
+    q, k = (random(n, (1, 64, 2, 16), "float32") for n in range(2))
+    v = jnp.broadcast_to(jnp.eye(64, dtype=jnp.float32)[None, :, None], (1, 64, 2, 64))
+    results = []
+    with on("sm_100a"):
+        for config in (None, AttentionConfig(block_q=32, block_kv=16)):
+            results.append(
+                pallasite.ops.attention(
+                    q, k, v, dropout_rate=0.25, dropout_seed=jax.random.key(1), config=config
+                )
+            )
+        other = pallasite.ops.attention(q, k, v, dropout_rate=0.25, dropout_seed=jax.random.key(2))
+    np.testing.assert_array_equal(results[0] == 0, results[1] == 0)
+    assert 0.2 < float((results[0] == 0).mean()) < 0.3
+    assert 0.25 < float(((results[0] == 0) != (other == 0)).mean()) < 0.5
+
+
+def test_hopper_takes_what_says_nothing():
+    """Options that are given, but not used, leave the target's own kernels in place."""
+    q, k, v = (random(n, (1, 40, 1, 64), "float16") for n in range(3))
+    with on("sm_90a"):
+        plain = pallasite.ops.attention(q, k, v)
+        same = pallasite.ops.attention(q, k, v, window=None, bias=None, dropout_rate=0.0)
+    np.testing.assert_array_equal(plain, same)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": -1}, "window does not say how many keys"),
+        ({"window": (1, 2, 3)}, "window does not say how many keys"),
+        ({"q_segments": np.zeros((1, 8), int)}, "kv_segments is not given"),
+        ({"bias": np.zeros((1, 1, 8, 9), np.float32)}, "bias does not fit q and k"),
+        ({"bias": np.zeros((1, 1, 8, 8), int)}, "bias does not have a floating-point dtype"),
+        ({"alibi_slopes": np.zeros(3)}, "alibi_slopes does not fit the heads"),
+        ({"block_mask": np.ones((1, 1, 2, 1), bool)}, "block_mask does not fit q and k"),
+        ({"block_mask": np.ones((1, 1, 1, 1))}, "block_mask is not boolean"),
+        ({"mask_block": (16, 32)}, "mask_block does not fit"),
+        ({"dropout_rate": 1.0, "dropout_seed": 0}, "dropout_rate is not a fraction"),
+        ({"dropout_rate": 0.5}, "dropout needs a seed"),
+        ({"dropout_rate": 0.5, "dropout_seed": 0.5}, "neither an integer nor a key"),
+    ],
+)
+def test_errors(options, message):
+    """What was got and what is accepted."""
+    q = random(0, (1, 8, 2, 16), "float16")
+    with on("sm_90a"), pytest.raises((InvalidValueError, InvalidTypeError), match=message):
+        pallasite.ops.attention(q, q, q, **options)
+
+
+def test_slopes_have_no_derivative():
+    q = random(0, (1, 8, 2, 16), "float16")
+
+    def total(slopes):
+        return pallasite.ops.attention(q, q, q, alibi_slopes=slopes).sum()
+
+    with on("sm_100a"), pytest.raises(UnsupportedError, match="no derivatives by alibi_slopes"):
+        jax.grad(total)(jnp.ones(2))
