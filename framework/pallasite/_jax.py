@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -425,6 +425,17 @@ def allow_ordered_effect(effect_type: type) -> None:
         getattr(_effects, f"{kind}_effects").add_type(effect_type)
     for kind in ("remat", "custom_derivatives"):
         getattr(_effects, f"{kind}_allowed_effects").add_type(effect_type)
+
+
+def add_effects(primitive: Any, effects_of: Callable[[Mapping[str, Any]], set[Any]]) -> None:
+    """Gives equations of a primitive further effects, by their parameters."""
+    known = primitive.abstract_eval
+
+    def abstract_eval(*avals: Any, **params: Any) -> Any:
+        types, effects = known(*avals, **params)
+        return types, effects | effects_of(params)
+
+    primitive.def_effectful_abstract_eval(abstract_eval)
 
 
 def platform_of_mesh() -> str | None:

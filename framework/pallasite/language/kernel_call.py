@@ -7,7 +7,7 @@ decided by the runtime that is registered with :mod:`pallasite.language.executio
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from pallasite import _jax, config, plugins
 from pallasite.language import checks, execution
 from pallasite.language.effects import communication_effect
+from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
 from pallasite.language.tracing import KernelEnvironment
@@ -41,18 +42,48 @@ _jax.register_lowering(devices_p, lambda ctx: [])
 
 
 @functools.lru_cache(maxsize=1024)
-def _communicates(spec: KernelSpec) -> bool:
-    """Whether the body has JAX's effect of communication, which JAX hides in regions of warps."""
-    jaxprs = [spec.jaxpr]
+def _communicates(body: Any) -> bool:
+    """Whether a body has JAX's effect of communication, which JAX hides in regions of warps."""
+    jaxprs = [body]
     for jaxpr in jaxprs:
         for equation in jaxpr.eqns:
             jaxprs += _jax.jaxprs_in_params(equation.params)
     return any(_jax.comms_effect in jaxpr.effects for jaxpr in jaxprs)
 
 
+def _order_of_calls() -> Any:
+    """The effect of calls of kernels that communicate: on GPUs, a program runs in the same order on
+    all devices; elsewhere JAX has to keep it."""
+    return _jax.debug_effect if _jax.platform_of_mesh() == "gpu" else communication_effect
+
+
+def effects_of_pallas(primitive: Any, params: Mapping[str, Any]) -> set[Any]:
+    """Effects of equations of Pallas that call our kernels: whether these communicate.
+
+    Pallas lets no such effect out of a kernel. Then calls would be dropped, or run in another order
+    on each device.
+
+    Args:
+      primitive: that of ``pl.pallas_call``, or of ``pl.kernel``.
+      params: of the equation.
+    """
+    ours = isinstance(params.get("compiler_params"), CompilerParams) or is_mesh_kernel(params)
+    bodies = params["jaxprs"] if "jaxprs" in params else [params["jaxpr"]]
+    if not ours or not any(map(_communicates, bodies)):
+        return set()
+    _jax.prims_that_require_devices.add(primitive)  # As of :data:`devices_p`.
+    return {_order_of_calls()}
+
+
+def is_mesh_kernel(params: Mapping[str, Any]) -> bool:
+    """Whether an equation of ``pl.kernel`` or ``pl.core_map`` has our :class:`Mesh`."""
+    ours = all(isinstance(mesh, Mesh) for mesh in params.get("meshes") or [None])
+    return ours and not params["interpret"] and not params["external_meshes"]
+
+
 def call_kernel(*operands: Any, spec: KernelSpec) -> Any:
     """Binds ``kernel_call_p``; programs whose kernels communicate are lowered for their devices."""
-    if _communicates(spec) and not _jax.get_concrete_mesh().empty:
+    if _communicates(spec.jaxpr) and not _jax.get_concrete_mesh().empty:
         devices_p.bind()
     return kernel_call_p.bind(*operands, spec=spec)
 
@@ -109,10 +140,8 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
             effects.add(effect)
     if has_host_effects(spec.params):
         effects.add(_jax.debug_effect)
-    if _communicates(spec):
-        # On GPUs, a program runs in the same order on all devices.
-        on_gpu = _jax.platform_of_mesh() == "gpu"
-        effects.add(_jax.debug_effect if on_gpu else communication_effect)
+    if _communicates(spec.jaxpr):
+        effects.add(_order_of_calls())
     # If so, programs with kernels are lowered once for each set of devices, which JAX then tells.
     per_device = any(one.per_device for one in plugins.manager().lifecycles())
     asking = _jax.prims_that_require_devices

@@ -21,6 +21,7 @@ from pallasite.errors import InvalidTypeError
 from pallasite.extensions import LaunchRequest
 from pallasite.language.effects import communication_effect
 from pallasite.language.interpretation import interpretation
+from pallasite.language.kernel_call import is_mesh_kernel
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
@@ -121,15 +122,10 @@ def lower_mesh_kernel(
 
     Kernels over other meshes go to Pallas's own rule, ``otherwise``.
     """
-    if not _is_mesh_kernel(params):
+    if not is_mesh_kernel(params):
         return otherwise(ctx, *operands, **params)
     spec = spec_of_mesh_kernel(params, ctx.avals_in, ctx.avals_out)
     return lower_kernel_call(ctx, *operands, spec=spec, platform=platform)
-
-
-def _is_mesh_kernel(params: dict[str, Any]) -> bool:
-    ours = all(isinstance(mesh, Mesh) for mesh in params["meshes"])
-    return ours and not params["interpret"] and not params["external_meshes"]
 
 
 def spec_of_mesh_kernel(
@@ -241,7 +237,7 @@ def kernel_in_equation(equation: Any) -> KernelSpec | None:
         spec: KernelSpec = equation.params["spec"]
         return spec
     params = equation.params
-    if equation.primitive is _jax.mpmd_map_p and _is_mesh_kernel(equation.params):
+    if equation.primitive is _jax.mpmd_map_p and is_mesh_kernel(equation.params):
         avals = [[atom.aval for atom in atoms] for atoms in (equation.invars, equation.outvars)]
         return spec_of_mesh_kernel(equation.params, *avals)
     if equation.primitive is _jax.pallas_call_p and isinstance(

@@ -11,6 +11,7 @@ from jax.extend.pallas import register_lowering_rule
 
 from pallasite import _jax, config, plugins
 from pallasite.language import execution
+from pallasite.language.kernel_call import effects_of_pallas
 from pallasite.language.params import CompilerParams
 
 
@@ -61,6 +62,7 @@ for _primitive, _rule, _platforms in (
     (_jax.pallas_call_p, _lower_pallas_call_elsewhere, (None, "cpu")),
     (_jax.mpmd_map_p, _lower_mesh_kernel, (None, "cuda", "cpu")),
 ):
+    _jax.add_effects(_primitive, functools.partial(effects_of_pallas, _primitive))
     _otherwise = _jax.default_lowering(_primitive)
     for _platform in _platforms:
         _jax.register_lowering(

@@ -192,7 +192,18 @@ def test_kernels_of_the_front_ends_of_pallas():
         body, out_type=like(x), scratch_types=[SEMAPHORE], mesh=plgpu.Mesh(), **options
     )
     for kernel in (by_call, by_mesh):
-        np.testing.assert_array_equal(run(kernel, mesh, x), x[::-1] + 1)
+
+        def program(x, kernel=kernel):
+            kernel(x * 5)  # Kept: other devices may wait for it.
+            return kernel(x), kernel(x * 2)
+
+        jaxpr = jax.make_jaxpr(program, axis_env=[("x", 2)])(x[0])
+        assert {str(one) for one in jaxpr.effects} == {"Communication"}
+        names = [str(one.primitive) for one in jaxpr.eqns]
+        assert len([one for one in names if "call" in one or "map" in one]) == 3
+        first, second = run(program, mesh, x)
+        np.testing.assert_array_equal(first, x[::-1] + 1)
+        np.testing.assert_array_equal(second, x[::-1] * 2 + 1)
 
 
 def test_signals_together_and_reading_semaphores():
