@@ -76,6 +76,7 @@ class Case:
     sparse: bool = False
     pair: bool = False
     swizzle: int = 128
+    a_in_tmem: bool = False
     semantics: Any = LANE
 
     @property
@@ -110,6 +111,9 @@ class Case:
                 plgpu.barrier_wait(scratch["both"])
             a_smem, b_smem, *others = scratch["smem"]
             options = {}
+            if self.a_in_tmem:
+                plgpu.async_copy_smem_to_tmem(a_smem, scratch["left"], axis)
+                a_smem = scratch["left"]
             if self.scale is not None:
                 for source, name in zip(others[:2], ("a_scale", "b_scale"), strict=True):
                     plgpu.async_copy_scales_to_tmem(source, scratch[name], axis)
@@ -136,6 +140,8 @@ class Case:
             acc=plgpu.TMEM((rows, self.n), self.acc, packed=False, collective=self.pair),
             done=plgpu.Barrier(orders_tensor_core=True),
         )
+        if self.a_in_tmem:
+            scratch["left"] = plgpu.TMEM((rows, k_a), self.a, packed=True, collective=self.pair)
         if self.scale is not None:
             names = plgpu.TMEMLayout
             b_rows = 256 if short else -(-self.n // 128) * 128
@@ -262,3 +268,21 @@ def test_sparse_pairs(dtype):
 )
 def test_sparse_with_scales(a, scale, block):
     Case(a=a, scale=scale, block=block, sparse=True, k=256, n=64, swizzle=64).check()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("a", "options"),
+    [
+        (E5M2, dict(scale=E8M0)),
+        (F4, dict(scale=E4M3, block=16, k=256)),
+        (F4, dict(scale=E8M0, k=256, pair=True)),
+        (F16, dict(sparse=True)),
+        (E4M3, dict(sparse=True, pair=True, swizzle=64)),
+        (E4M3, dict(scale=E8M0, block=64, sparse=True, k=256)),
+    ],
+    ids=str,
+)
+def test_the_left_operand_is_in_tensor_memory(a, options, semantics):
+    made = Case(a=a, n=64, a_in_tmem=True, semantics=semantics, **options).check()
+    assert "[a], b" in made.ptx

@@ -8,7 +8,7 @@ import sys
 
 if __name__ == "__main__":
     folder = pathlib.Path(__file__).parent
-    subjects = sorted(p.stem for p in folder.glob("[!_t]*.py"))
+    subjects = sorted(p.stem for p in folder.glob("[!_]*.py") if not p.stem.startswith("test_"))
     if len(sys.argv) < 2 or sys.argv[1] not in subjects:
         sys.exit(f"usage: python -m tests.fuzz {{{','.join(subjects)}}} --seed N --count N")
     sys.exit(importlib.import_module(f"tests.fuzz.{sys.argv[1]}").main(sys.argv[2:]))

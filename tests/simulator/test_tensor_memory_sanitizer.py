@@ -80,6 +80,10 @@ CASES = {
     "a result is loaded before it is there": (
         PRODUCT + "@%p3 " + COMMIT + "[[" + WAIT + "]]" + LOAD, 1, "tcgen05.commit",
     ),
+    "many copies are not waited for": (
+        80 * COPY + "@%p3 " + COMMIT + "[[" + WAIT + "]]"
+        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v4}, [%r13];" + SYNC, 1, "tcgen05.commit",
+    ),
     "stores overwrite what a product reads": (
         FROM_TENSOR_MEMORY + "@%p3 " + COMMIT + "[[" + WAIT + "]]" + STORE
         + "tcgen05.wait::st.sync.aligned;" + SYNC, 1, "tcgen05.commit",

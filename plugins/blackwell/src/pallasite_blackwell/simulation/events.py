@@ -26,7 +26,7 @@ PIPE = "tcgen05"
 """The engine of products and copies: those of a thread are done in order."""
 
 _REMEMBERED = 64
-"""Operations of a thread that a commit tells of."""
+"""Operations of a thread, committed before, of which a commit tells once more."""
 
 
 def move(kind: str, lanes: Array, instruction: Instruction) -> AsyncOperation:
@@ -119,8 +119,8 @@ class Events:
         """What a thread has begun, also what it has committed before: another barrier may tell
         other threads. Of operations before the last ones, some barrier has told long ago."""
         issued = self._issued.setdefault(lane, [])
-        del issued[:-_REMEMBERED]
-        return list(issued)
+        self._issued[lane] = issued[-_REMEMBERED:]
+        return issued
 
 
 def tell_move(

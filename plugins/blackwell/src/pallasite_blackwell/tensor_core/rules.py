@@ -135,10 +135,6 @@ def _known(flag: ir.Value) -> ir.Value | bool:
 
 
 def _left_in_tensor_memory(memory: TensorMemoryReference, product: Product) -> _InTensorMemory:
-    if product.scale is not None:
-        raise UnsupportedError(
-            "a product with scales whose a is in tensor memory", expected="a in shared memory"
-        )
     rows, _ = memory.matrix
     if rows % ROWS:
         raise UnsupportedError(

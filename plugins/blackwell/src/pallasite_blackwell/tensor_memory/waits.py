@@ -26,21 +26,24 @@ from pallasite_std.api import inline
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Columns ``start`` to ``stop`` of a matrix of an allocation.
+    """Columns ``start`` to ``stop`` of rows of a matrix of an allocation.
 
     Attributes:
       root: the variable that was allocated.
       matrix: the member of a union, and the index in a batch.
+      rows: the first row, and the one after the last.
     """
 
     root: Any
     matrix: tuple[Any, ...]
+    rows: tuple[int, int]
     start: int
     stop: int
 
     def overlaps(self, other: _Part) -> bool:
-        """Whether some column is certainly in both."""
+        """Whether something is certainly in both."""
         same = self.root is other.root and self.matrix == other.matrix
+        same = same and self.rows[0] < other.rows[1] and other.rows[0] < self.rows[1]
         return same and self.start < other.stop and other.start < self.stop
 
 
@@ -80,6 +83,12 @@ class _Visitor(jaxprs.Visitor[Any]):
         self.loads: _Loads = {}
 
     def unknown(self, variable: Any) -> Any:
+        return _value(variable)
+
+    def allocation(self, equation: Any, region: jaxprs.Region, position: int) -> Any:
+        # Before columns are used again, the kernel waits.
+        variable = region.inputs[position]
+        self.loads = {one: where for one, where in self.loads.items() if one.root is not variable}
         return _value(variable)
 
     def literal(self, atom: Any) -> Any:
@@ -158,28 +167,37 @@ def _part(reference: Any) -> _Part | None:
     aval = getattr(reference, "aval", None)
     if not isinstance(aval, AbstractTensorMemoryRef | _jax.AbstractRef):
         return None
-    shape = getattr(aval, "shape", None) or getattr(aval.inner_aval, "shape", ())
+    shape = tuple(getattr(aval, "shape", None) or getattr(aval.inner_aval, "shape", ()))
     matrix: list[Any] = []
-    start, size = 0, shape[-1] if shape else None
+    rows, columns = [(0, size) for size in (1, 1, *shape)[-2:]]
     for view in views:
         if isinstance(view, transforms.ExtractAliasedRef):
             # Other members share the columns; of them nothing is said.
             matrix.append(view)
-            size = view.shape[-1]
+            rows, columns = [(0, size) for size in (1, 1, *view.shape)[-2:]]
         elif isinstance(view, _jax.NDIndexer):
-            *batch, _, columns = view.indices
+            *batch, row, column = view.indices
             if not all(isinstance(one, int | np.integer) for one in batch):
                 return None
             matrix.append(tuple(map(int, batch)))
-            if not isinstance(columns, _jax.Slice) or columns.stride != 1:
+            found = _within(rows, row), _within(columns, column)
+            if found[0] is None or found[1] is None:
                 return None
-            if not isinstance(columns.start, int | np.integer):
-                return None
-            start, size = start + int(columns.start), columns.size
+            rows, columns = found[0], found[1]
         else:
             return None
     key = tuple(one for one in matrix if one != ())
-    return None if size is None else _Part(reference, key, start, start + int(size))
+    return _Part(reference, key, rows, *columns)
+
+
+def _within(extent: tuple[int, int], index: Any) -> tuple[int, int] | None:
+    """The part of an extent that a slice selects; None if that is not known."""
+    if not isinstance(index, _jax.Slice) or index.stride != 1:
+        return None
+    if not isinstance(index.start, int | np.integer):
+        return None
+    start = extent[0] + int(index.start)
+    return start, start + int(index.size)
 
 
 _WRITES = {prim.async_store_tmem_p: 0, tcgen05_mma_p: 0, **dict.fromkeys(COPIES, 1)}
