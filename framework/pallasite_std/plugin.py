@@ -346,6 +346,7 @@ def _check(name: str) -> Callable[[Any, Any], None]:
 
 _CHECKS = {
     "indices": "finds indices that leave an array for some block",
+    "outputs": "finds what is added to outputs that nobody has written",
     "grid": "finds outputs that the grid covers in part or twice",
     "transfers": "compares the bytes that phases of barriers expect with those copied",
     "arrivals": "finds waits for arrivals that can never come",

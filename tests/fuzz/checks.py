@@ -46,6 +46,8 @@ class Program:
       expects: whether one call announces the bytes of a step's copies.
       staged: slots for results, or 0 if they are stored directly.
       columns: of a tile, which has 64 rows.
+      doubt: what is done only if a number in memory says so, which it does: "use" the tiles of a
+        step, "wait" for them, or a "store" of something else before; "" for nothing.
       mistake: what is wrong, or None.
       at: the step where it is, if it is in one.
     """
@@ -58,6 +60,7 @@ class Program:
     expects: bool
     staged: int
     columns: int
+    doubt: str = ""
     mistake: str | None = None
     at: int = 0
 
@@ -86,13 +89,14 @@ def make_program(seed: int) -> Program:
     choose = random.Random(seed)
     program = Program(
         blocks=choose.randint(1, 4),
-        steps=choose.randint(1, 8),
+        steps=choose.choice((choose.randint(1, 8), choose.randint(9, 40))),
         slots=choose.randint(1, 4),
         inputs=choose.randint(1, 2),
         consumers=choose.choice((0, 0, 1, 2)),
         expects=choose.random() < 0.5,
         staged=choose.choice((0, 1, 2)),
         columns=choose.choice(COLUMNS),
+        doubt=choose.choice(("", "", "", "use", "wait", "store")),
     )
     mistake = choose.choice(program.mistakes())
     return dataclasses.replace(program, mistake=mistake, at=choose.randrange(program.steps))
@@ -105,6 +109,7 @@ def make_kernel(program: Program) -> Callable[..., Any]:
 
     def body(*refs: Any, tiles: Any, full: Any, empty: Any = None, staging: Any = None) -> None:
         *inputs, out = refs
+        perhaps = pl.when(inputs[0][0, 0] > -jnp.inf) if p.doubt else None
         first = lax.axis_index("block") * p.steps
 
         def fetch(step: Any) -> None:
@@ -130,7 +135,10 @@ def make_kernel(program: Program) -> Callable[..., Any]:
             slot = lax.rem(step, p.slots)
 
             def wait() -> None:
-                plgpu.barrier_wait(full.at[slot])
+                if perhaps is not None and p.doubt == "wait":
+                    perhaps(lambda: plgpu.barrier_wait(full.at[slot]))
+                else:
+                    plgpu.barrier_wait(full.at[slot])
 
             if p.mistake == "wait":
                 pl.when(step != p.at)(wait)
@@ -139,12 +147,25 @@ def make_kernel(program: Program) -> Callable[..., Any]:
             if p.mistake == "early":
                 release(step)
             begin = part * rows
+            if perhaps is not None and p.doubt == "store":
+
+                @perhaps
+                def _() -> None:
+                    out[pl.ds(first * 64 + begin, 1)] = tiles[0][slot, pl.ds(begin, 1)]
+
             total = sum(tile[slot, pl.ds(begin, rows)] for tile in tiles)
             if p.mistake != "early":
                 release(step)
             at = pl.ds((first + step) * 64 + begin + (64 if p.mistake == "index" else 0), rows)
             if staging is None:
-                out[at] = total * 2
+
+                def store() -> None:
+                    out[at] = total * 2
+
+                if perhaps is not None and p.doubt == "use":
+                    perhaps(store)
+                else:
+                    store()
                 return
             pending = p.staged if p.mistake == "store wait" else p.staged - 1
             plgpu.wait_smem_to_gmem(pending, wait_read_only=True)

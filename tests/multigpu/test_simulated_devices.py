@@ -72,3 +72,34 @@ def test_findings_are_with_the_first():
     runs = pallasite_simulator.simulate_devices(compiled, inputs, sanitize=True)
     assert [len(one.findings) for one in runs] == [1, 0, 0]
     assert "not at zero" in str(runs[0].findings[0])
+
+
+def test_outputs_are_checked_fast():
+    """What a device leaves out, and what it adds to before anybody has written it."""
+
+    def part(x_ref, out_ref, semaphore):
+        device = lax.rem(lax.axis_index("x") + 1, COUNT)
+        half = pl.ds(0, SIZE // 2)
+        plgpu.remote_ref(out_ref, device)[half] = x_ref[half]
+        pl.semaphore_signal(semaphore, 1, device_id=device)
+        pl.semaphore_wait(semaphore)
+
+    def adds(x_ref, out_ref, semaphore):
+        device = lax.rem(lax.axis_index("x") + 1, COUNT)
+        plgpu.atomic_add(plgpu.remote_ref(out_ref, device), x_ref[...])
+        pl.semaphore_signal(semaphore, 1, device_id=device)
+        pl.semaphore_wait(semaphore)
+
+    def after(x_ref, out_ref, semaphore):
+        _push(x_ref, out_ref, semaphore)
+        out_ref[...] += x_ref[...]
+
+    inputs = [[np.full(SIZE, device, np.float32)] for device in range(COUNT)]
+
+    def found(body):
+        runs = pallasite_simulator.simulate_devices(_compiled(body), inputs, sanitize="fast")
+        return [one.kind for run in runs for one in run.findings]
+
+    assert found(part) == ["output written in part"] * COUNT
+    assert found(adds) == ["read of uninitialized global memory"] * COUNT
+    assert not found(after)

@@ -23,7 +23,7 @@ def check(body, *inputs, out=(64, 128), scratch=(), **options):
     kernel = plgpu.kernel(
         body, out_type=jax.ShapeDtypeStruct(out, FLOAT), scratch_types=scratch, **options
     )
-    with config.scoped(disabled_passes="check-reuse"):  # Which would find some of it first.
+    with config.scoped(disabled_passes="check-reuse,check-outputs"):  # They find some of it.
         compiled = pallasite.compile(kernel, *inputs, target="sm_90a")
     found = simulate(compiled, *inputs, sanitize=True)
     return found.findings, found.outputs[0]
@@ -375,3 +375,58 @@ def test_error_of_a_program():
         pytest.raises(SanitizerError, match="read of uninitialized shared memory"),
     ):
         jax.block_until_ready(kernel(matrix()))
+
+
+@pytest.mark.parametrize("how", ["sum", "int", "atomic", "copy", "bits"])
+@pytest.mark.parametrize("written", [False, True])
+def test_outputs_that_are_read_before_are_found_fast(how, written):
+    """By whether the results depend on the rubbish."""
+
+    def body(x_ref, out_ref, tile):
+        if written:
+            out_ref[...] = jnp.zeros_like(out_ref)
+        if how == "atomic":
+            plgpu.atomic_add(out_ref, x_ref[...])  # early: atomic
+        elif how == "copy":
+            tile[...] = x_ref[...]
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(tile, out_ref, reduction_op="add")  # early: copy
+            plgpu.wait_smem_to_gmem(0)
+        else:
+            out_ref[...] += x_ref[...]  # early: sum
+
+    dtype = {"int": jnp.int32, "bits": jnp.bfloat16, "atomic": jnp.int32}.get(how, FLOAT)
+    x = matrix().astype(dtype)
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, dtype),
+        scratch_types=[plgpu.SMEM(x.shape, dtype)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+    )
+    with config.scoped(disabled_passes="check-outputs,check-reuse"):
+        compiled = pallasite.compile(kernel, x, target="sm_90a")
+    found = simulate(compiled, x, sanitize="fast")
+    if written and how != "copy":
+        assert not found.findings
+        np.testing.assert_array_equal(found.outputs[0], x)
+    elif not written:
+        (one,) = found.findings
+        assert one.kind == "read of uninitialized global memory"
+        assert one.location.line == line_of(
+            f"# early: {how if how in ('atomic', 'copy') else 'sum'}"
+        )
+
+
+def test_rubbish_that_is_read_and_discarded_is_right():
+    def body(x_ref, out_ref):
+        step = jax.lax.axis_index("step")
+        out_ref[...] = jnp.where(step == 0, 0, out_ref[...]) + x_ref[...]
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((64, 128), FLOAT),
+        grid=(1,),
+        grid_names=("step",),
+    )
+    found = simulate(pallasite.compile(kernel, matrix()), matrix(), sanitize="fast")
+    assert not found.findings

@@ -121,6 +121,23 @@ ld.shared.u32 %v, [%b+{offset}];
 st.global.b32 [%p], %v;
 """
 
+# The first of the three arrays is none of the two.
+CHOSEN = """
+.shared .align 16 .b32 one[32];
+.shared .align 16 .b32 other[32];
+.shared .align 16 .b32 third[32];
+setp.lt.u32 %half, %t, 16;
+mov.u32 %v, other;
+mov.u32 %w, third;
+selp.b32 %b, %v, %w, %half;
+cvt.u64.u32 %q, %b;
+mad.wide.u32 %q, %t, 4, %q;
+cvt.u32.u64 %b, %q;
+st.shared.u32 [%b+{offset}], %t;
+ld.shared.u32 %v, [%b+{offset}];
+st.global.b32 [%p], %v;
+"""
+
 REUSED = """
 @%first mbarrier.init.shared::cta.b64 [dynamic], 64;
 bar.sync 0;
@@ -225,6 +242,18 @@ PLANTS = {
     "an index beyond a static array": Plant(
         TWO_ARRAYS.format(offset=4),
         TWO_ARRAYS.format(offset=0),
+        {"access of shared memory out of bounds"},
+        {"block": 32},
+    ),
+    "an index far beyond a static array": Plant(
+        TWO_ARRAYS.format(offset=176),
+        TWO_ARRAYS.format(offset=0),
+        {"access of shared memory out of bounds"},
+        {"block": 16},
+    ),
+    "an index before a static array, by a choice of two pointers": Plant(
+        CHOSEN.format(offset=-160),
+        CHOSEN.format(offset=0),
         {"access of shared memory out of bounds"},
         {"block": 32},
     ),

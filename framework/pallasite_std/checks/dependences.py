@@ -26,6 +26,8 @@ class Dependences(Accesses):
       written: for each equation that stores, by its identity, what it stores depends on.
     """
 
+    skips = False
+
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.contents: dict[Any, frozenset[v.Symbol]] = {}

@@ -14,9 +14,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallasite.plugin import BarrierTables
+from pallasite_std.checks import repeats
 from pallasite_std.checks.traces import BarrierAt, Event, Kind, Trace
 
 type Clock = dict[Any, int]
+
+_ANYTHING = "anything"
+"""In a clock: all that other threads have done may come before."""
+
+
+def problems(traces: Sequence[Trace], tables: BarrierTables, *, fences: bool) -> list[Problem]:
+    """What is certainly wrong with what the threads of a block do.
+
+    Args:
+      traces: of the threads.
+      tables: what is known of barriers.
+      fences: whether the program has to fence what it writes before copies read it.
+    """
+    threads: Sequence[Any] | None = traces
+    if repeats.has(traces, Kind.REPEAT):
+        threads = repeats.shortened(traces, tables)
+    if threads is not None and not repeats.has(threads, Kind.UNKNOWN):
+        return Block(threads, tables, fences=fences).problems
+    # What comes before anything unknown is known best.
+    first = [repeats.until_unknown(one) for one in threads or traces]
+    found = Block(first, tables, fences=fences).problems
+    if found or threads is None:
+        return found
+    return Block(threads, tables, fences=fences).problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +92,7 @@ class _Access:
     event: Event
     thread: int
     time: int
+    unsure: bool  # Whether the thread may have waited for anything before.
 
 
 class _Ambiguous(Exception):
@@ -81,7 +107,7 @@ class Block:
       problems: what was found.
     """
 
-    def __init__(self, traces: Sequence[Trace], tables: BarrierTables, *, fences: bool):
+    def __init__(self, traces: Sequence[Any], tables: BarrierTables, *, fences: bool):
         """Runs the threads.
 
         Args:
@@ -89,7 +115,9 @@ class Block:
           tables: what is known of barriers.
           fences: whether the program has to fence what it writes before copies read it.
         """
-        self.traces: list[Trace] = []
+        self.traces: list[Any] = []
+        self.unknown = repeats.unknown_barriers(traces)
+        self.open_groups: set[int] = set()
         self.tables = tables
         self.fences = fences
         self.problems: list[Problem] = []
@@ -117,7 +145,7 @@ class Block:
         # A slot that is filled too early collides with its readers, those with the copy, and so on.
         self.problems.sort(key=lambda one: _CONSEQUENCES.get(one.what, 0))
 
-    def _note_arrivals(self, trace: Trace) -> None:
+    def _note_arrivals(self, trace: Any) -> None:
         """Which threads and warps arrive on a barrier at all."""
         for event in trace.events:
             if event.arrivals and event.barrier is not None:
@@ -125,7 +153,7 @@ class Block:
             for warp in event.warps:
                 self._note_arrivals(warp)
 
-    def _begin(self, trace: Trace, clock: Clock, waited: dict[BarrierAt, int]) -> None:
+    def _begin(self, trace: Any, clock: Clock, waited: dict[BarrierAt, int]) -> None:
         """A thread, or a warp of one."""
         number = len(self.traces)
         self.traces.append(trace)
@@ -152,6 +180,13 @@ class Block:
         """One event of a thread; whether it took place."""
         clock = self.clocks[thread]
         kind = event.kind
+        if event.barrier is not None and event.barrier.variable in self.unknown:
+            clock[thread] += 1
+            if kind is Kind.WAIT:
+                clock[_ANYTHING] = 1
+            elif kind is Kind.COPY_IN:
+                self._access(thread, event)
+            return True
         arrives = kind in (Kind.ARRIVE, Kind.COPY_IN) and event.barrier is not None
         if arrives and self._is_ambiguous(thread, event):
             return False
@@ -166,13 +201,28 @@ class Block:
             self.groups[thread].append([])
         elif kind is Kind.AWAIT_COPIES:
             closed = self.groups[thread][:-1]
-            for group in closed[: max(len(closed) - event.left, 0)]:
+            # Groups of which nothing is known may be among those that are left.
+            left = 0 if thread in self.open_groups else event.left
+            for group in closed[: max(len(closed) - left, 0)]:
                 clock.update((access, 1) for access in group)
+        elif kind is Kind.UNKNOWN:
+            self._anything(thread, event)
         elif kind is Kind.FENCE:
             self.unfenced[thread] = []
         else:
             self._access(thread, event)
         return True
+
+    def _anything(self, thread: int, event: Event) -> None:
+        """Something unknown, which may have waited for whatever it knows of."""
+        clock = self.clocks[thread]
+        if event.lost:
+            clock[_ANYTHING] = 1
+        if event.groups:
+            self.open_groups.add(thread)
+            clock.update((access, 1) for group in self.groups[thread] for access in group)
+            self.groups[thread] = [[]]
+            self.unfenced[thread] = []
 
     def _fork(self, thread: int, event: Event) -> bool:
         """Begins the warps; later, whether all have come to their ends."""
@@ -293,7 +343,7 @@ class Block:
 
     def _access(self, thread: int, event: Event) -> None:
         clock = self.clocks[thread]
-        access = _Access(event, thread, clock[thread])
+        access = _Access(event, thread, clock[thread], _ANYTHING in clock)
         if event.region is not None:
             known = self.accesses.setdefault(event.region.memory, [])
             for earlier in known:
@@ -308,7 +358,8 @@ class Block:
                 self._check_fence(thread, event)
         elif event.kind is Kind.COPY_IN:
             self.copies.append(access)
-            self._arrive(thread, event, access)
+            if event.barrier is None or event.barrier.variable not in self.unknown:
+                self._arrive(thread, event, access)
 
     def _check_fence(self, thread: int, event: Event) -> None:
         for write in self.unfenced[thread]:
@@ -328,7 +379,8 @@ class Block:
         ordered = (
             earlier in clock if asynchronous else clock.get(earlier.thread, -1) >= earlier.time
         )
-        if ordered:
+        others = earlier.thread != later.thread or first.kind is Kind.COPY_IN
+        if ordered or (others and (earlier.unsure or _ANYTHING in clock)):
             return
         if earlier.thread != later.thread:
             # Threads that write the same need not wait for one another.
@@ -360,6 +412,9 @@ class Block:
             return
         for copy in self.copies:
             if copy.event.kind is Kind.COPY_IN:
+                at = copy.event.barrier
+                if at is not None and at.variable in self.unknown:
+                    continue
                 if not any(copy in clock for clock in self.clocks):
                     self.problems.append(Problem("copies", copy.event, "in"))
             elif not any(copy in clock for clock in self.clocks):
@@ -376,6 +431,8 @@ class Block:
             if at is not None and at.index:
                 used.setdefault(at.variable, {}).setdefault(at.index, copy.event)
         for variable, events in used.items():
+            if variable in self.unknown:
+                continue
             count = math.prod(variable.aval.shape)
             others = any(b.variable is variable and b.index not in events for b in self.barriers)
             if 1 < len(events) < count and not others:

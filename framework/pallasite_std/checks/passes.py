@@ -12,6 +12,7 @@ from pallasite.plugin.jaxprs import JaxprTable
 from pallasite.plugin.language import MemorySpace, memory_space_of
 from pallasite_std.barriers.base import is_barrier
 from pallasite_std.checks.accesses import Accesses, TooLongError, Use
+from pallasite_std.checks.early_reads import check_early_reads
 from pallasite_std.checks.grids import repeated, uncovered, windows_of
 from pallasite_std.checks.indices import check_indices
 from pallasite_std.checks.scalars import Memory, Places
@@ -88,19 +89,22 @@ def _problems(jaxpr: Any, context: Any) -> list[Problem]:
     found: list[Problem] = []
     table: JaxprTable = context.jaxprs
     if any(_is_on_chip(v.aval) for inner in table.jaxprs(jaxpr) for v in inner.invars):
-        from pallasite_std.checks.order import Block
+        from pallasite_std.checks.order import problems
         from pallasite_std.checks.traces import MOST_EQUATIONS, Trace
 
         mesh = context.mesh
         count = (mesh and mesh.num_threads) or 1
         places = Places(mesh)
+        known = context.shared.get(Walk)
+        if known is not None:
+            places.steps = known.places.steps
         operands = [Memory(one, number) for number, one in enumerate(jaxpr.invars)]
         traces = []
         for thread in range(count):
             trace = Trace(context, places, thread, MOST_EQUATIONS // count)
             trace.follow(jaxpr, operands)
             traces.append(trace)
-        found = Block(traces, context.barriers, fences=_fences_itself(context)).problems
+        found = problems(traces, context.barriers, fences=_fences_itself(context))
     context.shared[_problems] = (jaxpr, found)
     return found
 
@@ -167,6 +171,23 @@ def run_check_indices(jaxpr: Any, context: Any) -> None:
     walk = _walk(jaxpr, context)
     if walk.complete and walk.all_blocks_run:
         check_indices(walk.uses, walk.places)
+
+
+def run_check_outputs(jaxpr: Any, context: Any) -> None:
+    """Raises if something is added to an output that nobody has written before; see
+    :func:`check_early_reads`."""
+    spec = context.spec
+    walk = _walk(jaxpr, context)
+    if spec is None or not walk.complete:
+        return
+    first = len(spec.in_avals)
+    aliased = {output for _, output in spec.input_output_aliases}
+    count = len(spec.out_avals)
+    own = jaxpr.invars[first : first + count]
+    outputs = {first + n: one for n, one in enumerate(own) if n not in aliased}
+    if any(use.memory.number in outputs for use in walk.uses):
+        table: JaxprTable = context.jaxprs
+        check_early_reads(walk.uses, walk.opaque, outputs, first, jaxpr, table)
 
 
 def run_check_grid(jaxpr: Any, context: Any) -> None:

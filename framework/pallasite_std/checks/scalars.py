@@ -59,6 +59,7 @@ class Places:
     Attributes:
       splits: of symbols.
       asked_for_thread: whether anything depends on the number of the thread.
+      steps: of jaxprs, by their identities.
       transfers: bytes of copies, by the identity of the equation and the argument.
     """
 
@@ -72,6 +73,7 @@ class Places:
         self.splits = v.Splits()
         self.asked_for_thread = False
         self.transfers: dict[tuple[int, int], int] = {}
+        self.steps: dict[int, tuple[Any, list[Step]]] = {}
         self._symbols: dict[Any, Any] = {}
 
     def position(self, name: Any) -> Any:
@@ -90,12 +92,34 @@ class Places:
         return [value.terms[0][0] for value in found if isinstance(value, v.Form)]
 
 
+@dataclasses.dataclass(slots=True)
+class Step:
+    """An equation that a walk has to look at.
+
+    Attributes:
+      equation: the equation.
+      operands: for each its variable, or None and the value of a literal.
+      function: computes its result, if it is an integer.
+      carries: whether it has jaxprs.
+      references: results that are references.
+    """
+
+    equation: Any
+    operands: list[tuple[Any, Any]]
+    function: Callable[[ScalarVisitor, Any, Any], Any] | None
+    carries: bool
+    references: list[Any]
+
+
 class ScalarVisitor(Visitor[Any]):
     """Follows the integers of one thread.
 
     A value is what :mod:`pallasite_std.checks.values` has, a :class:`Test`, a :class:`Memory`, or
     None.
     """
+
+    skips = True
+    """Whether equations are left out that neither compute integers nor touch references."""
 
     def __init__(self, table: JaxprTable, places: Places, thread: int):
         super().__init__(table)
@@ -123,6 +147,56 @@ class ScalarVisitor(Visitor[Any]):
             return None
         return v.hull(values)
 
+    def run(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+        if not self.skips:
+            return super().run(jaxpr, operands)
+        inputs = jaxpr.invars
+        if jaxpr.constvars and len(operands) > len(inputs):
+            inputs = [*jaxpr.constvars, *inputs]
+        values: dict[Any, Any] = dict(zip(inputs, operands, strict=True))
+        value = values.get  # What is left out is not known.
+        for step in self.steps(jaxpr):
+            found = [
+                one if variable is None else value(variable) for variable, one in step.operands
+            ]
+            equation = step.equation
+            if step.function is not None:
+                values[equation.outvars[0]] = step.function(self, equation, found)
+                continue
+            results = (self.equation if step.carries else self.primitive)(equation, found)
+            if results is not None:
+                values.update(zip(equation.outvars, results, strict=True))
+                continue
+            for variable in step.references:
+                values[variable] = self.unknown(variable)
+        return [
+            self.literal(one) if isinstance(one, _jax.Literal) else value(one)
+            for one in jaxpr.outvars
+        ]
+
+    def steps(self, jaxpr: Any) -> list[Step]:
+        """The equations of a jaxpr that matter, for all walks over the kernel."""
+        known = self.places.steps.get(id(jaxpr))
+        if known is None:
+            found = [self._step(equation) for equation in jaxpr.eqns]
+            known = jaxpr, [step for step in found if step is not None]
+            self.places.steps[id(jaxpr)] = known
+        return known[1]
+
+    def _step(self, equation: Any) -> Step | None:
+        carries = equation.primitive in self._carriers
+        function = None if carries else _FUNCTIONS.get(equation.primitive)
+        if function is not None and not _is_integer(equation.outvars[0].aval):
+            function = None
+        references = [one for one in equation.outvars if _is_reference(one)]
+        if not (carries or function or references or equation.effects):
+            return None
+        operands = [
+            (None, self.literal(one)) if isinstance(one, _jax.Literal) else (one, None)
+            for one in equation.invars
+        ]
+        return Step(equation, operands, function, carries, references)
+
     def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         if equation.primitive is _jax.jit_p:
             function = _NAMED.get(equation.params["name"])
@@ -143,6 +217,10 @@ class ScalarVisitor(Visitor[Any]):
             self.places.asked_for_thread = True
             return self.thread
         return self.places.position(name)
+
+
+def _is_reference(variable: Any) -> bool:
+    return isinstance(variable.aval, _jax.AbstractRef)
 
 
 def _is_integer(aval: Any) -> bool:

@@ -1,8 +1,11 @@
 """What one thread of a block does to shared memory and to barriers, from its start.
 
-The thread is followed as it runs, loops iteration by iteration, for as long as it is known what it
-does next: its trace ends at a branch on something unknown, at code that is not known, or where it
-gets too long. Until then, everything in it happens, in that order, in every block.
+The thread is followed as it runs. Of a branch on something unknown, the trace has what its sides
+agree in; where they differ in more than plain accesses, it has an event that says which barriers
+may have been used, and goes on behind it. Loops are followed iteration by iteration, long ones
+until what they do repeats itself; then one period is run with a symbol for its number, which shows
+that it goes on like this, and the last iterations follow. The trace ends where the kernel gets too
+long. Until then, everything else in it happens, in that order, in every block.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from pallasite.plugin.language import (
     tensor_core_pipeline_effect,
 )
 from pallasite_std.barriers.base import is_barrier
+from pallasite_std.checks import repeats
+from pallasite_std.checks import values as v
 from pallasite_std.checks.accesses import views_of
 from pallasite_std.checks.scalars import Memory, Places, ScalarVisitor
 from pallasite_std.memory.regions import MemoryRegion, memory_region
@@ -42,6 +47,13 @@ MOST_EQUATIONS = 2500
 """Of all threads of a kernel together."""
 
 MOST_ITERATIONS = 10
+"""Of loops that end then, or of which it is not known how long they are."""
+
+MOST_UNLIKE_ITERATIONS = 26
+"""Before a loop begins to repeat itself."""
+
+MOST_PERIODS_BEHIND = 4
+"""Tried out, that differ at the end of a loop."""
 
 _HARMLESS = frozenset(
     {
@@ -63,6 +75,8 @@ class Kind(enum.Enum):
     ARRIVE: on a barrier, by the thread or by something asynchronous; EXPECT announces bytes, too.
     WAIT: for the next phase of a barrier.
     FORK: the warps of the thread go on, each for itself, until all have come to their ends.
+    UNKNOWN: anything, to some barriers and in the groups of copies.
+    REPEAT: some events, again and again.
     """
 
     READ = "read"
@@ -75,6 +89,8 @@ class Kind(enum.Enum):
     ARRIVE = "arrive"
     WAIT = "wait"
     FORK = "fork"
+    UNKNOWN = "unknown"
+    REPEAT = "repeat"
 
     __hash__ = object.__hash__
 
@@ -113,6 +129,10 @@ class Event:
       delivered: bytes that arrive.
       left: how many groups may stay, of AWAIT_COPIES.
       warps: what the warps do, of FORK.
+      lost: arrays of barriers that UNKNOWN may use.
+      groups: whether UNKNOWN may begin, close or wait for groups of copies.
+      period: the events of REPEAT.
+      count: how often they happen.
     """
 
     kind: Kind
@@ -123,7 +143,11 @@ class Event:
     expected: int = 0
     delivered: int = 0
     left: int = 0
-    warps: tuple[Trace, ...] = ()
+    warps: tuple[Trace | repeats.Thread, ...] = ()
+    lost: tuple[Any, ...] = ()
+    groups: bool = False
+    period: tuple[Event, ...] = ()
+    count: int = 0
 
     @property
     def location(self) -> SourceLocation | None:
@@ -142,6 +166,10 @@ class Own:
 
 class _Stop(Exception):
     """It is not known what the thread does next."""
+
+
+class _TooLongError(_Stop):
+    """The kernel has too many equations to follow."""
 
 
 class Trace(ScalarVisitor):
@@ -175,7 +203,7 @@ class Trace(ScalarVisitor):
     def run(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
         self.budget -= len(jaxpr.eqns)
         if self.budget < 0:
-            raise _Stop
+            raise _TooLongError
         return super().run(jaxpr, operands)
 
     def allocation(self, equation: Any, region: Region, position: int) -> Any:
@@ -193,19 +221,63 @@ class Trace(ScalarVisitor):
     def ways(
         self, equation: Any, regions: Sequence[Region], operands: list[Any]
     ) -> list[dict[int, Any]]:
-        if any(_matters(region.jaxpr) for region in regions):
-            raise _Stop
-        return [{} for _ in regions]
+        if not any(_matters(region.jaxpr) for region in regions):
+            return [{} for _ in regions]
+        before = self.events
+        sides, found = [], list[dict[int, Any]]()
+        try:
+            for region in regions:
+                self.events = []
+                found.append(self.call(equation, region, operands))
+                sides.append(self.events)
+        finally:
+            self.events = before
+        agreed = common_events(sides)
+        if agreed is None:
+            self._unknown(equation, regions, operands)
+        else:
+            self.events.extend(agreed)
+        return found
+
+    def _unknown(self, equation: Any, regions: Sequence[Region], operands: list[Any]) -> None:
+        """Goes on behind regions of which it is not known what they do.
+
+        Raises:
+          _Stop: nor is it known what they do it to.
+        """
+        lost: dict[Any, None] = {}
+        groups = False
+        for region in regions:
+            inputs = dict(zip(region.inputs, operands_of(region, operands), strict=True))
+            for effect in region.jaxpr.effects:
+                variable = _jax.input_of_effect(effect)
+                used = [variable] if variable is not None else []
+                if effect is memory_effect:  # What uses barriers does not say which.
+                    groups = True
+                    used = [one for one in inputs if is_barrier(one.aval)]
+                elif variable is None and effect is not tensor_core_pipeline_effect:
+                    raise _Stop
+                for one in used:
+                    memory = inputs.get(one)
+                    if type(memory) is Memory and is_barrier(memory.aval):
+                        lost[memory.variable] = None
+                    elif type(memory) is not Memory and memory_space_of(one.aval) is not GMEM:
+                        raise _Stop
+        if lost or groups:
+            self.events.append(Event(Kind.UNKNOWN, equation, lost=tuple(lost), groups=groups))
 
     def loop(self, equation: Any, regions: Sequence[Region], operands: list[Any]) -> dict[int, Any]:
         *conditions, body = regions
         matters = any(_matters(region.jaxpr) for region in regions)
         if not matters and (body.trips is None or body.trips > MOST_ITERATIONS):
-            last = list(operands)
-            for _, operand in body.carried_operands():
-                last[operand] = None
-            return self.carried_results(body, last)
-        for number in range(MOST_ITERATIONS + 1):
+            return self.carried_results(body, _after_any(body, operands))
+        if matters and not conditions and (body.trips or 0) > MOST_ITERATIONS:
+            after = self._long_loop(equation, body, operands)
+            if after is None:
+                self._unknown(equation, regions, operands)
+                after = _after_any(body, operands)
+            return self.carried_results(body, after)
+        for number in range(MOST_ITERATIONS + 1 if conditions or body.trips is not None else 0):
             if number == body.trips:
                 return self.carried_results(body, operands)
             for condition in conditions:
@@ -214,10 +286,92 @@ class Trace(ScalarVisitor):
                 if again == 0:
                     return self.carried_results(body, operands)
                 if not isinstance(again, int):
-                    raise _Stop
-            if number < MOST_ITERATIONS:
-                operands = self.after(equation, body, operands)
-        raise _Stop
+                    break
+            else:
+                if number < MOST_ITERATIONS:
+                    operands = self.after(equation, body, operands)
+                continue
+            break
+        self._unknown(equation, regions, operands)
+        return self.carried_results(body, _after_any(body, operands))
+
+    def _long_loop(self, equation: Any, body: Region, operands: list[Any]) -> list[Any] | None:
+        """A loop of known length; returns the operands after it. None if what it does does not
+        repeat itself; its first iterations are then among the events."""
+        assert body.trips is not None
+        carried = [operand for _, operand in body.carried_operands()]
+        states, parts, keys = [operands], list[list[Event]](), list[Any]()
+        while len(parts) < body.trips:
+            if len(parts) == MOST_UNLIKE_ITERATIONS:
+                return None
+            operands = self._part(equation, body, operands, parts, keys)
+            states.append(operands)
+            period = repeats.period_of(keys, states, carried)
+            left = body.trips - len(parts)
+            if period is None or left < 2 * period:
+                continue
+            expected = [event for part in parts[-period:] for event in part]
+            for behind in range(left % period + period, left - period + 1, period):
+                if behind > left % period + MOST_PERIODS_BEHIND * period:
+                    break
+                count = (left - behind) // period
+                after = self._period(equation, body, states, carried, period, count, keys)
+                if after is not None:
+                    self.events.append(
+                        Event(Kind.REPEAT, equation, period=tuple(expected), count=count)
+                    )
+                    for _ in range(behind):
+                        after = self._part(equation, body, after, parts, keys)
+                    return after
+        return operands
+
+    def _part(
+        self,
+        equation: Any,
+        body: Region,
+        operands: list[Any],
+        parts: list[list[Event]],
+        keys: list[Any],
+    ) -> list[Any]:
+        """One iteration, whose events are noted; returns the operands of the next one."""
+        before = len(self.events)
+        operands = self.after(equation, body, operands)
+        parts.append(self.events[before:])
+        keys.append(repeats.keys(parts[-1]))
+        return operands
+
+    def _period(
+        self,
+        equation: Any,
+        body: Region,
+        states: Sequence[list[Any]],
+        carried: Sequence[int],
+        period: int,
+        count: int,
+        keys: Sequence[Any],
+    ) -> list[Any] | None:
+        """The operands after so many periods like the last one, if there certainly are any.
+
+        They are run at once, with a symbol for the number of the period: if each then does what
+        the last one did, and leaves to the next what that began with, all do.
+        """
+        latest, earlier = states[-1], states[-1 - period]
+        number = v.symbol(count, "the period")
+        one = repeats.advanced(latest, earlier, carried, number)
+        expected = repeats.advanced(latest, earlier, carried, v.add(number, 1))
+        before, self.events = self.events, []
+        try:
+            for place in range(period):
+                first = len(self.events)
+                one = self.after(equation, body, one)
+                if repeats.keys(self.events[first:]) != keys[len(keys) - period + place]:
+                    return None
+        finally:
+            self.events = before
+        expand = self.places.splits.expand
+        if any(expand(one[each]) != expand(expected[each]) for each in carried):
+            return None
+        return repeats.advanced(latest, earlier, carried, count)
 
     def region(self, equation: Any, region: Region, inputs: Sequence[Any]) -> list[Any]:
         if region.per_warp:
@@ -252,8 +406,24 @@ class Trace(ScalarVisitor):
         if found is not None:
             return found
         if equation.effects:
-            self.events.extend(self._events(equation, operands))
+            try:
+                self.events.extend([*self._events(equation, operands)])
+            except _Stop:
+                self._unknown_equation(equation, operands)
         return None
+
+    def _unknown_equation(self, equation: Any, operands: list[Any]) -> None:
+        """Goes on behind an equation of which it is not known what it does.
+
+        Raises:
+          _Stop: nor is it known what it does it to.
+        """
+        others = {e for e in equation.effects if _jax.input_of_effect(e) is None}
+        if others - {memory_effect, tensor_core_pipeline_effect}:
+            raise _Stop
+        groups = memory_effect in others and not self.context.barriers.uses(equation.primitive)
+        lost = [o.variable for o in operands if type(o) is Memory and is_barrier(o.aval)]
+        self.events.append(Event(Kind.UNKNOWN, equation, lost=tuple(lost), groups=groups))
 
     def _events(self, equation: Any, operands: list[Any]) -> Iterator[Event]:
         primitive, params = equation.primitive, equation.params
@@ -408,6 +578,30 @@ class Trace(ScalarVisitor):
         if any(size != 1 for size in sizes):
             raise _Stop
         return BarrierAt(reference.variable, tuple(starts))
+
+
+def operands_of(region: Region, operands: Sequence[Any]) -> list[Any]:
+    """What a region's inputs are, as far as they are operands."""
+    return [None if one is None else operands[one] for one in region.operands]
+
+
+def _after_any(body: Region, operands: Sequence[Any]) -> list[Any]:
+    """The operands of a loop after any number of iterations."""
+    after = list(operands)
+    for _, operand in body.carried_operands():
+        if type(after[operand]) is not Memory:
+            after[operand] = None
+    return after
+
+
+def common_events(sides: Sequence[Sequence[Event]]) -> list[Event] | None:
+    """What happens whichever of some events do; None if they differ in more than accesses."""
+    keys = [repeats.keys(side) for side in sides]
+    if all(one == keys[0] for one in keys):
+        return list(sides[0])
+    kept = [[e for e in side if e.kind not in (Kind.READ, Kind.WRITE)] for side in sides]
+    keys = [repeats.keys(side) for side in kept]
+    return kept[0] if all(one == keys[0] for one in keys) else None
 
 
 def _is_shared(aval: Any) -> bool:

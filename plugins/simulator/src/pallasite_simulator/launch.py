@@ -185,7 +185,7 @@ def run(launch: Launch, *, raise_findings: bool = True) -> Execution:
     """
     program = launch.program
     checks_outputs = launch.sanitizer is not None and launch.blocks is None
-    again = _Again(launch) if checks_outputs else None
+    again = Again(launch) if checks_outputs else None
     memory = program.new_memory()
     arrays = Arrays(memory, launch.arrays, launch.arguments)
     parameters = arrays.parameters(program)
@@ -223,7 +223,7 @@ def run(launch: Launch, *, raise_findings: bool = True) -> Execution:
     return execution
 
 
-class _Again:
+class Again:
     """What it takes to run a launch a second time, made before the first."""
 
     def __init__(self, launch: Launch):
@@ -238,7 +238,17 @@ class _Again:
         }
 
     def run(self) -> Callable[[Pointer], Array] | None:
-        """Runs it with other rubbish in memory that the kernel is to write."""
+        """Runs it with other rubbish in memory that the kernel is to write; returns what gives the
+        bytes of an array at the end, or None if it fails."""
+        second, contents = self.prepared()
+        try:
+            run(second)
+        except SimulationError:
+            return None  # What it does depends on the rubbish.
+        return contents
+
+    def prepared(self) -> tuple[Launch, Callable[[Pointer], Array]]:
+        """The launch with other rubbish, and what gives the bytes of an array of the first one."""
         from pallasite_simulator.sanitizer.outputs import OTHER_RUBBISH
 
         copies: dict[int, Pointer] = {}
@@ -261,11 +271,7 @@ class _Again:
             progress=None,
             statistics=False,
         )
-        try:
-            run(second)
-        except SimulationError:
-            return None  # What it does depends on the rubbish.
-        return lambda one: copies[id(one)].array.reshape(-1).view(np.uint8)
+        return second, lambda one: copies[id(one)].array.reshape(-1).view(np.uint8)
 
 
 def _share(launch: Launch) -> Any:

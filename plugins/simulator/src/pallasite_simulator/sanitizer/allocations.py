@@ -11,6 +11,7 @@ import numpy as np
 from pallasite.plugin import SourceLocation
 from pallasite_simulator.engine.memory import SHARED_BASE
 from pallasite_simulator.ptx.syntax import Instruction, Position, Symbol
+from pallasite_simulator.sanitizer.provenance import provenance
 from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class SharedAllocations:
         self, program: Program, allocations: Sequence[Allocation], limit: int, stride: int
     ):
         self.pieces: list[Piece] = []
+        self._of_variables: dict[str, Piece] = {}
         nowhere = Instruction("", (), (), Position(0, 0), "")
         first = SHARED_BASE + program.static_shared_bytes
         for one in (*program.module.variables, *program.function.variables):
@@ -56,6 +58,7 @@ class SharedAllocations:
                     first = min(first, start)
                     continue
                 self.pieces.append(Piece(one.name, start, start + one.bytes))
+                self._of_variables[one.name] = self.pieces[-1]
         dynamic = [one for one in allocations if one.space in ("smem", "barrier")]
         for asked in dynamic:
             start = first + asked.offset
@@ -65,6 +68,8 @@ class SharedAllocations:
         self.pieces.sort(key=lambda piece: (piece.start, piece.end))
         self.stride = stride
         self._known: dict[tuple[int, int], bool] = {}
+        self._provenance = provenance(program, tuple(self._of_variables))
+        self._limits: dict[int, tuple[Piece, ...]] = {}
         whole = np.zeros(stride >> _SHIFT, np.bool_)
         for piece in self.pieces:
             whole[-(-piece.start >> _SHIFT) : piece.end >> _SHIFT] = True
@@ -74,6 +79,20 @@ class SharedAllocations:
         """For each 16 bytes of the memory of some blocks, whether they do not lie in one allocation
         as a whole."""
         return np.tile(self._suspicious, blocks)
+
+    @property
+    def several_variables(self) -> bool:
+        """Whether there are variables that an access could confuse."""
+        return len(self._of_variables) > 1
+
+    def limits(self, instruction: Instruction) -> tuple[Piece, ...]:
+        """The variables to one of which an access belongs; none if that is not known."""
+        found = self._limits.get(id(instruction))
+        if found is None:
+            names = self._provenance.of(instruction) or ()
+            found = tuple(self._of_variables[name] for name in sorted(names))
+            self._limits[id(instruction)] = found
+        return found
 
     def inside(self, start: int, end: int) -> bool:
         """Whether the bytes, given by their offsets in a block's memory, are in one allocation."""

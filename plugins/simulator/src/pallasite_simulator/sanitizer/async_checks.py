@@ -208,6 +208,8 @@ class AsyncChecks:
         memory = self.memory
         if not (space in ("shared", "global") or memory.added(space)) or not len(offsets):
             return
+        if space == "global" and kind != "write":
+            memory.note_early(offsets, size, operation.instruction)
         if not (memory.recording or memory.initialized or memory.bounds):
             return
         if space == "global" and not (memory.recording and memory.writable(offsets, size)):

@@ -126,6 +126,8 @@ class LaunchState:
       devices: the device of each domain; None if there is one only.
       global_memory: shadow of global memory.
       between_devices: checks of several devices; None for one.
+      early_reads: by the offset of an allocation in global memory, the first instruction that read
+        rubbish there, where the shadow of global memory does not know what was written.
       untold: functions that tell of errors which else are told of at the end of waves.
     """
 
@@ -153,6 +155,7 @@ class LaunchState:
         self.locations: dict[Hashable, Mapping[int, int]] = {}
         self.domains: list[Sequence[int]] = []
         self.devices: list[int | None] = []
+        self.early_reads: dict[int, Instruction] = {}
         self._roots: list[Callable[[], Iterable[int]]] = []
         self.untold: list[Callable[[], None]] = []
         self._prepared = False

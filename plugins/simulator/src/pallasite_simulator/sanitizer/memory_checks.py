@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pallasite_simulator.engine.mbarrier import MBarriers
+from pallasite_simulator.engine.memory import POISON
 from pallasite_simulator.engine.observer import Access
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
 from pallasite_simulator.sanitizer.findings import place
 from pallasite_simulator.sanitizer.history import Accessor, History, Operation
 from pallasite_simulator.sanitizer.ordering import Ordering
+from pallasite_simulator.sanitizer.outputs import READ_BEFORE, UNWRITTEN
 from pallasite_simulator.sanitizer.report import Reporter, Side, show
 from pallasite_simulator.sanitizer.shadow import Places, Shadow
 from pallasite_simulator.sanitizer.undefined import Origin, UndefinedValues
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
     from pallasite_simulator.sanitizer.launch_state import LaunchState
 
-_UNWRITTEN = (
-    "write it before it is read or added to (in Pallas: o_ref[...] = ..., or input_output_aliases"
-    " for an initial value)"
-)
 _FILL = 0x0101010101010101
 
 _WORDS = 2
@@ -69,9 +67,11 @@ class MemoryChecks:
         self._new_barriers: list[tuple[Array, Array]] = []
         self._suspicious: Array | None = None
         self._suspicious_before: Array | None = None
+        self._limited = False
         if self.bounds:
             suspicious = reporter.allocations.suspicious(wave.block_count)
             self._suspicious = suspicious if suspicious.any() else None
+            self._limited = reporter.allocations.several_variables
         self._undefined = undefined
         undefined.local = self._local
         self._history = History(launch, ordering)
@@ -98,7 +98,7 @@ class MemoryChecks:
                 return
             shadow = self.shadow(space)
         elif space == "shared":
-            if self._suspicious is not None:
+            if self._suspicious is not None or self._limited:
                 what = Operation(space, reads, writes, strong, access.instruction)
                 self.check_bounds(what, access.lanes, access.offsets, access.size)
             if not (self.recording or self.initialized):
@@ -107,6 +107,8 @@ class MemoryChecks:
         elif space == "global" and self.recording and self.writable(access.offsets, access.size):
             shadow = self.launch.global_memory
         else:
+            if space == "global" and reads:
+                self.note_early(access.offsets, access.size, access.instruction)
             return
         ordering = self.ordering
         code = ordering.code if ordering.whole(access.lanes) else ordering.code[access.lanes]
@@ -260,6 +262,23 @@ class MemoryChecks:
             for one in memory.allocations
         )
 
+    def note_early(self, offsets: Array, size: int, instruction: Instruction) -> None:
+        """Notes a read of rubbish in global memory, where nobody knows what was written."""
+        if not self.outputs or self.recording:
+            return
+        memory = self.wave.memory.global_memory
+        found = memory.allocation_at(int(offsets[0]))
+        known = self.launch.early_reads
+        if found is None or not found.undefined or found.offset in known:
+            return
+        inside = offsets[(offsets >= found.offset) & (offsets < found.offset + found.size)]
+        contents = memory.region.bytes
+        rubbish = contents[inside] == POISON
+        if rubbish.any():
+            rubbish &= contents[np.minimum(inside + size, found.offset + found.size) - 1] == POISON
+        if rubbish.any():
+            known[found.offset] = instruction
+
     def _access_local(self, access: Access) -> None:
         """Local memory is each lane's own: only its initialization is of interest."""
         width = min(access.size, 8)
@@ -293,6 +312,8 @@ class MemoryChecks:
 
     def check_bounds(self, what: Operation, lanes: Array, offsets: Array, size: int) -> None:
         """Reports accesses of up to 32 bytes, one for each lane, that are not in one allocation."""
+        if self._limited and what.space == "shared":
+            self._check_limits(what, lanes, offsets, size)
         if self._suspicious is None or what.space != "shared":
             return
         wrong = self._suspicious[offsets >> 4]
@@ -308,6 +329,32 @@ class MemoryChecks:
             positions = positions[outside[inverse]]
             first = int(offsets[positions[0]])
             self.out_of_bounds(lanes[positions], what.reads, first, size, what.instruction)
+
+    def _check_limits(self, what: Operation, lanes: Array, offsets: Array, size: int) -> None:
+        """Reports accesses whose address comes from a variable, but which are in another one."""
+        allocations = self.reporter.allocations
+        limits = allocations.limits(what.instruction)
+        if not limits:
+            return
+        within = offsets % allocations.stride
+        wrong = np.ones(len(within), np.bool_)
+        for one in limits:
+            wrong &= (within < one.start) | (within + size > one.end)
+        # What is in no variable at all is reported as such.
+        wrong[wrong] = [allocations.inside(at, at + size) for at in within[wrong].tolist()]
+        if not wrong.any():
+            return
+        verb = "reads" if what.reads else "writes"
+        first = int(offsets[wrong][0])
+        names = " or ".join(str(one) for one in limits[:3])
+        self.reporter.simple(
+            "access of shared memory out of bounds",
+            lanes[wrong],
+            f"{verb} {size} bytes at {self.reporter.where('shared', first)},"
+            f" by an address of {names}",
+            what.instruction,
+            "see the indices: arrays that are neighbours here need not be",
+        )
 
     def check_pieces(self, what: Operation, lanes: Array, offsets: Array, size: int) -> None:
         """Reports pieces of any size that are not in one allocation."""
@@ -668,11 +715,11 @@ class MemoryChecks:
             return
         owner = int(places.owners(positions[:1])[0])
         self.reporter.operation(
-            "read of uninitialized global memory",
+            READ_BEFORE,
             accessor.entry(owner, operation.flags),
             f"{operation.verb} {self.reporter.where('global', first)}, which nobody has written",
             operation.instruction,
-            _UNWRITTEN,
+            UNWRITTEN,
         )
 
     def _load_undefined(
@@ -699,7 +746,7 @@ class MemoryChecks:
             f"read of uninitialized {operation.space} memory",
             f"reads {where}, which is uninitialized",
             operation.instruction,
-            _UNWRITTEN
+            UNWRITTEN
             if operation.space == "global"
             else "write it before, or load it and wait for the load",
             lanes[wrong.any(axis=1)],

@@ -13,7 +13,7 @@ import numpy as np
 from pallasite.plugin import SourceLocation
 from pallasite_simulator.arguments import Pointer
 from pallasite_simulator.engine.memory import POISON
-from pallasite_simulator.sanitizer.findings import Finding
+from pallasite_simulator.sanitizer.findings import Finding, identity, place
 from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ _CERTAIN_BYTES = 16
 which were written: fewer may do so by chance."""
 
 _PAGE = 1024
+
+READ_BEFORE = "read of uninitialized global memory"
+UNWRITTEN = (
+    "write it before it is read or added to (in Pallas: o_ref[...] = ..., or input_output_aliases"
+    " for an initial value)"
+)
 
 OTHER_RUBBISH = 0x5A
 """Unlike :data:`POISON` in as many bits as possible."""
@@ -119,11 +125,15 @@ def check_outputs(
       again: for outputs that seem unwritten, if it does not; None if nothing is to be said then.
     """
     second = functools.cache(again or (lambda: None))
+    if not exact:
+        _check_early_reads(state, outputs, second)
     for pointer, offset in outputs:
         if offset is None:
             found = unwritten(pointer, np.ones(pointer.array.nbytes, np.bool_))
         elif exact:
             found = unwritten(pointer, _missing(state.global_memory, offset, pointer.array.nbytes))
+        elif state.findings and offset in state.early_reads:
+            continue
         else:
             found = still_poisoned(pointer)
             contents = second() if found is not None else None
@@ -143,6 +153,39 @@ def check_outputs(
                     [str(found), *([f"at {location}"] if location else [])],
                     _NEVER if whole else _IN_PART,
                     location,
+                ),
+            )
+
+
+def _check_early_reads(
+    state: LaunchState, outputs: Sequence[tuple[Pointer, int | None]], second: Again
+) -> None:
+    """Adds an error for each output that was read before anybody had written it, if other rubbish
+    there makes a difference."""
+    early = [(one, state.early_reads.get(-1 if at is None else at)) for one, at in outputs]
+    if not any(instruction for _, instruction in early):
+        return
+    contents = second()
+    if contents is None or not any(
+        (one.array.reshape(-1).view(np.uint8) != contents(one)).any()
+        for one, at in outputs
+        if at is not None
+    ):
+        return
+    for pointer, instruction in early:
+        if instruction is not None:
+            state.findings.add(
+                ("early", identity(instruction), pointer.name),
+                functools.partial(
+                    Finding,
+                    READ_BEFORE,
+                    [
+                        f"{pointer.name} is read or added to, which nobody has written before",
+                        f"at {place(instruction)}",
+                        "the results change with what was there",
+                    ],
+                    UNWRITTEN,
+                    instruction.location,
                 ),
             )
 

@@ -14,7 +14,7 @@ import pallasite
 from pallasite_hopper.ops.dense.choice import default_config, matmul_configs
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.cost import Sizes
-from pallasite_hopper.ops.dense.kernel import build
+from pallasite_hopper.ops.dense.kernel import MatmulLoop, build
 from pallasite_std.api import (
     Epilogue,
     MatmulCall,
@@ -121,8 +121,19 @@ def _call(
     problem = dataclasses.replace(problem, n=padded)
     if config.swap:
         problem, a, b = problem.swapped(), b, a
+    # A block that runs fewer steps than there are stages has no use for the others.
+    stages = max(2, min(config.stages, _most_steps(problem, config, epilogue)))
+    config = dataclasses.replace(config, stages=stages)
     result = _kernel(problem, config, epilogue, MULTIPROCESSORS)(a, b, *operands)
     return result if padded == n else result[..., :n]
+
+
+def _most_steps(problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue) -> int:
+    """Steps along k of all tiles of one block, of that which has most."""
+    loop = MatmulLoop(problem, config, epilogue)
+    at_once = MULTIPROCESSORS // config.cluster if config.split_k == 1 else loop.items
+    parts = config.parts * config.split_k
+    return -(-loop.items // at_once) * -(-loop.k_steps // parts)
 
 
 _kernel = functools.lru_cache(maxsize=256)(build)

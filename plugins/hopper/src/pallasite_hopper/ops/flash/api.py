@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ from pallasite_hopper.ops.flash.config import (
     default_config,
 )
 from pallasite_hopper.ops.flash.options import portable_option
-from pallasite_hopper.ops.flash.tiles import Problem
+from pallasite_hopper.ops.flash.tiles import Problem, Tiles
 from pallasite_std.api import (
     AttentionCall,
     AttentionOptions,
@@ -277,6 +278,10 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
 
 
 def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax.Array, Any]:
+    # A block with one tile, of few keys, has no use for more stages than there are blocks of keys.
+    tiles = Tiles(problem, config, MULTIPROCESSORS)
+    blocks = -(-problem.kv_seq // config.block_kv) * -(-tiles.count // tiles.clusters)
+    config = dataclasses.replace(config, stages=max(2, min(config.stages, blocks)))
     out, lse = _kernel(problem, config, MULTIPROCESSORS)(*operands)
     return out, None if lse is None else lse[:, :, : problem.q_seq]
 
