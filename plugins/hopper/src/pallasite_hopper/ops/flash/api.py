@@ -280,8 +280,9 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
 def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax.Array, Any]:
     # A block with one tile, of few keys, has no use for more stages than there are blocks of keys.
     tiles = Tiles(problem, config, MULTIPROCESSORS)
-    blocks = -(-problem.kv_seq // config.block_kv) * -(-tiles.count // tiles.clusters)
-    config = dataclasses.replace(config, stages=max(2, min(config.stages, blocks)))
+    if tiles.clusters == tiles.count:
+        blocks = -(-problem.kv_seq // config.block_kv)
+        config = dataclasses.replace(config, stages=max(2, min(config.stages, blocks)))
     out, lse = _kernel(problem, config, MULTIPROCESSORS)(*operands)
     return out, None if lse is None else lse[:, :, : problem.q_seq]
 
