@@ -142,6 +142,30 @@ def test_aggregates_and_pointers():
     assert call_host(source, "i32", ("i32", 5), ("f32", 3.0)) == 8
 
 
+@pytest.mark.parametrize("space", [0, 5])
+def test_memory_that_is_allocated_behind_a_branch(space):
+    """It becomes registers like any other: there is nothing in local memory."""
+    pointer = f"!llvm.ptr<{space}>" if space else "!llvm.ptr"
+    source = kernel(
+        f"""%c1 = llvm.mlir.constant(1 : i32) : i32
+        %zero = llvm.mlir.constant(0 : i32) : i32
+        %some = llvm.icmp "sgt" %x, %zero : i32
+        scf.if %some {{
+          llvm.inline_asm has_side_effects "membar.gl;", "" : () -> ()
+        }}
+        %p = llvm.alloca %c1 x i32 : (i32) -> {pointer}
+        llvm.store %zero, %p : i32, {pointer}
+        scf.if %some {{
+          llvm.inline_asm has_side_effects "membar.gl;", "" : () -> ()
+          llvm.store %x, %p : i32, {pointer}
+        }}
+        %y = llvm.load %p : {pointer} -> i32
+        llvm.store %y, %o : i32, !llvm.ptr<1>""",
+        "%o: !llvm.ptr<1>, %x: i32",
+    )
+    assert "local" not in to_ptx(source)
+
+
 def test_constants_of_the_llvm_dialect():
     source = kernel(
         """%a = llvm.mlir.constant(dense<[1.0, 2.0]> : vector<2xf32>) : vector<2xf32>

@@ -281,7 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--replace",
         dest="replacements",
-        metavar="OLD=NEW",
+        metavar="OLD=>NEW",
         action="append",
         default=[],
         help="replaces text of the files, such as sizes by smaller ones; may be repeated",
@@ -344,9 +344,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _replacement(parser: argparse.ArgumentParser, text: str) -> tuple[str, str]:
-    old, equals, new = text.rpartition("=")
-    if not equals or not old:
-        parser.error(f"--replace takes OLD=NEW, not {text!r}")
+    old, arrow, new = text.partition("=>")
+    if not arrow or not old:
+        parser.error(f"--replace takes OLD=>NEW, not {text!r}")
     return old, new
 
 

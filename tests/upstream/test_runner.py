@@ -220,7 +220,7 @@ def test_findings_do_not_hide_results(tmp_path):
     path = tmp_path / "own_test.py"
     path.write_text(OWN)
     ours = tmp_path / "ours.json"
-    text = run(path, "--sanitize", "--replace", "4096=128", "--json", ours, code=1)
+    text = run(path, "--sanitize", "--replace", "4096=>128", "--json", ours, code=1)
     assert "0 pass, 2 fail, 0 skip, 1 own" in text
     outcomes = json.loads(ours.read_text())["outcomes"]
     found = {one["test"].partition("test_")[2]: one for one in outcomes}

@@ -52,6 +52,8 @@ class Emitter:
 
     Attributes:
       lines: the LLVM IR so far.
+      allocations: what belongs to the beginning of the function: LLVM promotes memory to registers
+        only if it is allocated in the first basic block.
       values: LLVM type and name of each MLIR value.
       block: label of the basic block that lines are appended to.
       suffix: what ends each instruction: its debug location, or nothing.
@@ -76,6 +78,7 @@ class Emitter:
     ):
         self.types = types
         self.lines: list[str] = []
+        self.allocations: list[str] = []
         self.values: dict[Any, Operand] = {}
         self.block = ""
         self.suffix = ""
@@ -127,6 +130,12 @@ class Emitter:
         name = f"%{self._number}"
         self._number += 1
         self.lines.append(f"  {name} = {text}{self.suffix}")
+        return name
+
+    def allocate(self, text: str) -> str:
+        """Puts an ``alloca`` at the beginning of the function and returns its name."""
+        name = f"%local{len(self.allocations)}"
+        self.allocations.append(f"  {name} = {text}{self.suffix}")
         return name
 
     def statement(self, text: str) -> None:

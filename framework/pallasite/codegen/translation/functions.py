@@ -142,7 +142,9 @@ def define(operation: Any, emitter: Emitter, subprogram: str | None) -> None:
         f"{' '.join(head)} {result} {name}({', '.join(parameters)}){words}{debug} {{"
     )
     emitter.start("entry")
+    first = len(emitter.lines)
     run_blocks(emitter, blocks, "entry")
+    emitter.lines[first:first] = emitter.allocations
     emitter.lines.append("}")
 
 

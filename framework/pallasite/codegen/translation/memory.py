@@ -87,7 +87,10 @@ def _allocate(emitter: Emitter, operation: Any) -> None:
     result = emitter.result_type(operation)
     if result != "ptr":
         text += ", " + result.removeprefix("ptr ")
-    emitter.define(operation, result, text)
+    if count.isdigit():
+        emitter.bind(operation, result, emitter.allocate(text))
+    else:
+        emitter.define(operation, result, text)
 
 
 def _fence(emitter: Emitter, operation: Any) -> None:
