@@ -48,7 +48,9 @@ _NAMES = {
     ),
 }
 
-_RULES = ("rules.fences", "rules.identity", "rules.multimem", "rules.semaphores")
+_RULES = (
+    *("rules.fences", "rules.giving_up", "rules.identity", "rules.multimem", "rules.semaphores"),
+)
 
 
 def _rules() -> RuleSet:

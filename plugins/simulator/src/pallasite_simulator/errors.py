@@ -49,6 +49,10 @@ class DeadlockError(SimulationError):
     """No thread of the kernel can go on; the message says who waits for what."""
 
 
+class TrapError(SimulationError):
+    """A thread of the kernel has executed a trap."""
+
+
 class WatchdogError(SimulationError):
     """A kernel has not ended in time; the message lists where its threads are."""
 

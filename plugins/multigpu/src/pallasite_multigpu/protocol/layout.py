@@ -121,6 +121,8 @@ class Trap(enum.IntEnum):
     OVERLAP = 4
     #: A device number is out of range; the value is that number.
     DEVICE_ID = 5
+    #: A device gets more rows than it has room for; the value is their number.
+    CAPACITY = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +173,7 @@ class ErrorRecord:
             Trap.OVERLAP: "met another communicating kernel on its device at the same time",
             Trap.DEVICE_ID: f"was given the device id {np.int64(np.uint64(self.value))},"
             " which is out of range",
+            Trap.CAPACITY: f"gets {self.value} rows, more than it has room for (the capacity)",
         }
         known = {int(code): text for code, text in texts.items()}
         text = known.get(self.code, f"gave up with code {self.code}, value {self.value:#x}")

@@ -11,6 +11,7 @@ import numpy as np
 from pallasite_multigpu.protocol import layout
 
 MAILBOX = "mailbox"
+RECORD = "error record"
 
 _calls = itertools.count()
 
@@ -30,7 +31,9 @@ class SimulatedTables:
     @property
     def sizes(self) -> dict[str, int]:
         """By name, bytes of memory that each device has for all of them to find each other."""
-        return {MAILBOX: layout.MAILBOX_BYTES} if self.communicating else {}
+        if not self.communicating:
+            return {}
+        return {MAILBOX: layout.MAILBOX_BYTES, RECORD: layout.RECORD_WORDS * layout.WORD}
 
     def fill(
         self,
@@ -48,14 +51,31 @@ class SimulatedTables:
           multicast: for each, the distance to the addresses that mean all devices.
         """
         mailboxes = addresses.get(MAILBOX, [0] * self.count)
+        records = addresses.get(RECORD, [0] * self.count)
         tables = [
-            layout.table(rank, mailboxes, multicast=multicast[place])
+            layout.table(rank, mailboxes, record=records[place], multicast=multicast[place])
             for place, rank in enumerate(ranks)
         ]
         if not self.communicating:
             return tables, {}
         epoch = (2**32 - 2 + next(_calls)) % 2**32
-        return tables, {MAILBOX: [self._mailbox(epoch) for _ in ranks]}
+        record = np.zeros(layout.RECORD_WORDS, np.uint64)
+        return tables, {
+            MAILBOX: [self._mailbox(epoch) for _ in ranks],
+            RECORD: [record for _ in ranks],
+        }
+
+    def explain(self, contents: Mapping[str, Sequence[np.ndarray]]) -> str | None:
+        """Why a device has given up, in words; None if none has.
+
+        Args:
+          contents: by name, bytes of the memory of each device.
+        """
+        for one in contents.get(RECORD, ()):
+            record = layout.read_record(one.view(np.uint64))
+            if record is not None:
+                return record.describe()
+        return None
 
     def _mailbox(self, epoch: int) -> np.ndarray:
         """A mailbox as the kernels before leave it."""

@@ -205,4 +205,8 @@ def _state(
             contents |= memory
         return contents
 
-    return SharedState(sizes, fill)
+    def explain(contents: Mapping[str, Sequence[Array]]) -> str | None:
+        texts = (one.explain(contents) for one in parts if hasattr(one, "explain"))
+        return next((one for one in texts if one is not None), None)
+
+    return SharedState(sizes, fill, explain)

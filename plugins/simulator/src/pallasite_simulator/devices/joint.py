@@ -12,7 +12,7 @@ from pallasite_simulator.arguments import Arrays, Pointer
 from pallasite_simulator.devices.cycles import waits_between
 from pallasite_simulator.engine.float_environment import exact_floats
 from pallasite_simulator.engine.memory import GLOBAL_BASE, DeviceSegments, GlobalMemory
-from pallasite_simulator.errors import DeadlockError, SimulationError
+from pallasite_simulator.errors import DeadlockError, SimulationError, TrapError
 from pallasite_simulator.launch import Again, Execution, Launch, Waves, run_together
 from pallasite_simulator.statistics.traffic import Traffic
 from pallasite_simulator.types import Array
@@ -31,12 +31,14 @@ class SharedState:
         ``addresses`` has by name the address on each device, ``multicast`` for each device what to
         add to an address of it for that of the same place on all devices. It writes to the
         arguments of the launches, and returns by name the contents of the memory of each device.
+      explain: given these contents when a device has executed a trap, says why; or None.
     """
 
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     fill: Callable[[Mapping[str, Sequence[int]], Sequence[int]], Mapping[str, Sequence[Array]]] = (
         lambda addresses, multicast: {}
     )
+    explain: Callable[[Mapping[str, Sequence[Array]]], str | None] = lambda contents: None
 
 
 def run_devices(
@@ -96,7 +98,18 @@ def run_devices(
         if launch.statistics:
             traffic = Traffic(memory.size, segments, launch.geometry.device)
         parts.append((Waves(launch, memory, own.parameters(program), traffic), traffic))
-    _run(launches, [waves for waves, _ in parts], memory, arrays)
+    try:
+        _run(launches, [waves for waves, _ in parts], memory, arrays)
+    except TrapError as error:
+        left = {
+            name: [memory.bytes_at(one, state.sizes[name]) for one in each]
+            for name, each in addresses.items()
+        }
+        text = state.explain(left)
+        if text is not None:
+            error.message = f"kernel {program.name!r}: {text} ({error.message})"
+            error.args = (error.message,)
+        raise
     if sanitizer is not None and sanitizer.between_devices is not None:
         _check_devices(launches, arrays, memory, addresses)
     executions = []

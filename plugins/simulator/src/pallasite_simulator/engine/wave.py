@@ -23,7 +23,7 @@ from pallasite_simulator.engine.program import BRANCH, EXIT, INDEXED, STEP, TRAP
 from pallasite_simulator.engine.schedule import Schedule
 from pallasite_simulator.engine.wait import Wait
 from pallasite_simulator.engine.warp_barriers import WarpBarriers
-from pallasite_simulator.errors import DeadlockError, SimulationError, WatchdogError
+from pallasite_simulator.errors import DeadlockError, SimulationError, TrapError, WatchdogError
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.types import Array, Values
 
@@ -504,7 +504,7 @@ class Wave:
             if self.observer is not None:
                 self.observer.exit(lanes.numbers)
         elif entry.kind is TRAP:
-            raise SimulationError(
+            raise TrapError(
                 f"{self.thread_name(int(lanes.numbers[0]))} executes a trap",
                 location=entry.instruction.location,
             )
