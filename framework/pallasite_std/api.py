@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.flash.arguments import AttentionOptions as AttentionOptions
     from pallasite_std.ops.flash.arguments import Extras as Extras
     from pallasite_std.ops.flash.arguments import attention_call as attention_call
+    from pallasite_std.ops.flash.arguments import attention_options as attention_options
     from pallasite_std.ops.flash.arguments import check_residuals as check_residuals
     from pallasite_std.ops.flash.gradient import (
         differentiable_attention as differentiable_attention,
@@ -151,6 +152,7 @@ _NAMES = {
         "AttentionOptions",
         "Extras",
         "attention_call",
+        "attention_options",
         "check_residuals",
     ),
     "ops.flash.gradient": ("differentiable_attention",),

@@ -183,6 +183,19 @@ def test_options(shape, dtype, options):
 
 
 @pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((200, 300, 2, 1, 64, 64), {"window": (90, 30)}),
+        ((150, 150, 1, 1, 128, 128), {"window": 5, "causal": True, "q_lengths": [150, 70]}),
+        ((70, 250, 1, 1, 256, 256), {"window": (100, None), "kv_lengths": [250, 1]}),
+    ],
+)
+def test_windows_on_hopper(shape, options):
+    """Its own kernels have them, forward and backward."""
+    check(shape, "float16", options, "sm_90a")
+
+
+@pytest.mark.parametrize(
     ("heads", "block", "options"),
     [
         ((1, 1), (64, 64), {"causal": True}),

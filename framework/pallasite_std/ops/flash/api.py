@@ -19,6 +19,7 @@ from pallasite_std.ops.flash.arguments import (
     AttentionOptions,
     Extras,
     attention_call,
+    attention_options,
     check_residuals,
 )
 from pallasite_std.ops.flash.config import (
@@ -149,8 +150,7 @@ def attention_forward(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
     """
-    inspect.signature(attention).bind(q, k, v, **options)  # Names that it does not have.
-    call, extras = _checked(q, k, v, AttentionOptions(**options))
+    call, extras = _checked(q, k, v, attention_options(options))
     out, lse = _with_logarithms(q, k, v, extras, call)
     return out, lse
 
@@ -181,8 +181,7 @@ def attention_backward(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
     """
-    inspect.signature(attention).bind(q, k, v, **options)  # Names that it does not have.
-    call, extras = _checked(q, k, v, AttentionOptions(**options))
+    call, extras = _checked(q, k, v, attention_options(options))
     check_residuals(q, v, out, lse, d_out)
     d_q, d_k, d_v = _gradients(q, k, v, extras, out, lse, d_out, call)
     return d_q, d_k, d_v

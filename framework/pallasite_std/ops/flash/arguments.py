@@ -85,6 +85,19 @@ class AttentionOptions:
     config: Any = None
 
 
+def attention_options(options: dict[str, Any]) -> AttentionOptions:
+    """The keyword arguments of ``attention``.
+
+    Raises:
+      TypeError: a name that it does not have, as Python says of any function.
+    """
+    known = [one.name for one in dataclasses.fields(AttentionOptions)]
+    wrong = next((name for name in options if name not in known), None)
+    if wrong is not None:
+        raise TypeError(f"attention() got an unexpected keyword argument {wrong!r}")
+    return AttentionOptions(**options)
+
+
 def attention_call(
     q: Any,
     k: Any,

@@ -29,6 +29,7 @@ from pallasite_std.api import (
     AttentionOptions,
     Extras,
     attention_call,
+    attention_options,
     check_residuals,
     differentiable_attention,
     padded,
@@ -45,19 +46,7 @@ _VERSION = 1
 DTYPES = (jnp.bfloat16, jnp.float16)
 
 
-def attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    q_lengths: jax.Array | None = None,
-    kv_lengths: jax.Array | None = None,
-    config: AttentionConfig | None = None,
-    **portable: Any,
-) -> jax.Array:
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
     """``softmax(scale * q @ k.T) @ v`` for each batch and head, in one kernel.
 
     It can be differentiated with respect to q, k and v.
@@ -66,54 +55,27 @@ def attention(
       q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim up to 256.
       k, v: (batch, kv_seq, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
         head h uses head ``h // (q_heads // kv_heads)``.
-      causal: query i sees keys up to ``i + (keys - queries)``: the last query sees all keys, as in
-        FlashAttention. ``jax.nn.dot_product_attention`` lets the first query see the first key
-        instead, which differs if there are not as many queries as keys.
-      scale: positive factor of the scores; ``head_dim ** -0.5`` by default.
-      soft_cap: if given, scores are ``soft_cap * tanh(scores / soft_cap)``, after the scale.
-      q_lengths, kv_lengths: (batch,), integers: how many queries and keys of each batch exist. They
-        also take the place of q_seq and kv_seq in ``causal``. What the arrays hold beyond must be
-        finite.
-      config: how to cut the work up; one of :func:`attention_configs`, say. By default it is chosen
-        from the shapes, or by measuring if the option ``autotune`` says so (see
-        :func:`pallasite.choose`). Derivatives have a configuration of their own.
-      portable: further options of ``pallasite.ops.attention``, which uses its portable kernels for
-        them; here they must not ask for anything.
+      options: those of ``pallasite.ops.attention``. These kernels have causal, window, scale,
+        soft_cap, q_lengths and kv_lengths; ``pallasite.ops.attention`` uses its portable kernels
+        for the others. config is one of :func:`attention_configs`, say; derivatives have a
+        configuration of their own.
 
     Returns:
       An array like q; zeros for queries that do not exist or see no key.
 
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
+      UnsupportedError: an option that these kernels do not have.
 
     Source: J. Shah et al., "FlashAttention-3", arXiv 2407.08608.
     """
-    options = AttentionOptions(
-        causal=causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        q_lengths=q_lengths,
-        kv_lengths=kv_lengths,
-        config=config,
-        **portable,
-    )
-    call, extras = _checked(q, k, v, options)
+    call, extras = _checked(q, k, v, attention_options(options))
     result: jax.Array = _attention(q, k, v, extras, call)
     return result
 
 
 def attention_forward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    q_lengths: jax.Array | None = None,
-    kv_lengths: jax.Array | None = None,
-    config: AttentionConfig | None = None,
-    **portable: Any,
+    q: jax.Array, k: jax.Array, v: jax.Array, **options: Any
 ) -> tuple[jax.Array, jax.Array]:
     """:func:`attention` with log-sum-exp, for programs that combine results for parts of the keys.
 
@@ -125,18 +87,9 @@ def attention_forward(
       has derivatives.
 
     Raises:
-      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+      PallasiteError: as :func:`attention`.
     """
-    options = AttentionOptions(
-        causal=causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        q_lengths=q_lengths,
-        kv_lengths=kv_lengths,
-        config=config,
-        **portable,
-    )
-    call, extras = _checked(q, k, v, options)
+    call, extras = _checked(q, k, v, attention_options(options))
     out, lse = _with_logarithms(q, k, v, extras, call)
     return out, lse
 
@@ -148,41 +101,23 @@ def attention_backward(
     out: jax.Array,
     lse: jax.Array,
     d_out: jax.Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    q_lengths: jax.Array | None = None,
-    kv_lengths: jax.Array | None = None,
-    **portable: Any,
+    **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of :func:`attention`, for programs that combine results for parts of the keys.
 
-    With ``out`` and ``lse`` of all keys, the gradients of the queries for parts of the keys add up
-    to the whole, and those of the keys and values of each part are complete.
-
     Args:
-      q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths: as of :func:`attention`.
+      q, k, v, options: as of :func:`attention`.
       out: its result.
       lse: (batch, q_heads, q_seq), float32: its log-sum-exp, as of :func:`attention_forward`.
       d_out: the gradient with respect to ``out``, an array like q.
-      portable: as of :func:`attention`.
 
     Returns:
       The gradients with respect to q, k and v, arrays like these. They have no derivatives.
 
     Raises:
-      InvalidTypeError, InvalidValueError: arguments that do not fit together.
+      PallasiteError: as :func:`attention`.
     """
-    options = AttentionOptions(
-        causal=causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        q_lengths=q_lengths,
-        kv_lengths=kv_lengths,
-        **portable,
-    )
-    call, extras = _checked(q, k, v, options)
+    call, extras = _checked(q, k, v, attention_options(options))
     check_residuals(q, v, out, lse, d_out)
     d_q, d_k, d_v = _gradients(q, k, v, extras, out, lse, d_out, call)
     return d_q, d_k, d_v
@@ -210,6 +145,7 @@ def _backward(
         soft_cap=options.soft_cap,
         q_lengths=extras.q_lengths,
         kv_lengths=extras.kv_lengths,
+        window=options.window,
     )
     return d_q, d_k, d_v, None
 
@@ -239,6 +175,8 @@ def _forward(
         q_lengths=q_lengths is not None,
         kv_lengths=kv_lengths is not None,
         save_residuals=residuals,
+        left=options.window[0],
+        right=options.window[1],
     )
     operands = [q, k, v, *(given for given in (q_lengths, kv_lengths) if given is not None)]
     config = options.config or _choose(problem, operands)
@@ -271,6 +209,8 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
             problem.q_lengths,
             problem.kv_lengths,
             problem.save_residuals,
+            problem.left,
+            problem.ahead,
         ),
         make_inputs=make_inputs,
     )

@@ -33,6 +33,7 @@ def attention_backward(
     soft_cap: float | None = None,
     q_lengths: jax.Array | None = None,
     kv_lengths: jax.Array | None = None,
+    window: tuple[int | None, int | None] = (None, None),
     config: BackwardConfig | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of attention with respect to queries, keys and values.
@@ -54,6 +55,7 @@ def attention_backward(
       soft_cap: scores are ``soft_cap * tanh(scores / soft_cap)``, if given.
       q_lengths, kv_lengths: (batch,), int32: how many queries and keys of each sequence exist;
         the gradients of others are zero. What the arrays hold there must be finite.
+      window: keys before and after a query's own position that it sees, None for all.
       config: how to compute it; by default chosen from the shape.
 
     Returns:
@@ -63,6 +65,7 @@ def attention_backward(
       InvalidTypeError, InvalidValueError: shapes or dtypes that do not fit together.
     """
     problem = _problem(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths)
+    problem = dataclasses.replace(problem, left=window[0], right=window[1])
     _check(problem, q, out, lse, d_out)
     size = problem.head_dim
     q, k, v, out, d_out = (padded_to(array, 3, HEAD_STEP) for array in (q, k, v, out, d_out))

@@ -114,6 +114,8 @@ class BackwardProblem:
       scale: of the scores.
       soft_cap: scores are ``soft_cap * tanh(scores / soft_cap)``, if given.
       has_lengths: sequences of a batch have lengths of their own.
+      left, right: keys before and after a query's own position that it sees, None for all; with
+        ``causal`` none after it.
     """
 
     batch: int
@@ -127,6 +129,18 @@ class BackwardProblem:
     scale: float
     soft_cap: float | None
     has_lengths: bool
+    left: int | None = None
+    right: int | None = None
+
+    @property
+    def ahead(self) -> int | None:
+        """Keys after its own position that a query sees; None for all."""
+        return 0 if self.causal else self.right
+
+    @property
+    def windowed(self) -> bool:
+        """Whether the place of a key decides if a query sees it."""
+        return self.ahead is not None or self.left is not None
 
     @property
     def group(self) -> int:
@@ -144,7 +158,7 @@ def default_config(problem: BackwardProblem) -> BackwardConfig:
     # More loops, or more arithmetic, leave too few registers for matmuls across steps.
     simple = problem.group == 1 and problem.soft_cap is None
     if problem.head_dim <= 64:
-        ahead = simple and not problem.causal
+        ahead = simple and not problem.windowed
         return BackwardConfig(block_q=128, ds_stages=2, ahead="scores" if ahead else "nothing")
     if problem.head_dim > 128:
         return BackwardConfig(block_q=64, q_stages=1, d_out_stages=1, shared_keys=True)

@@ -171,7 +171,7 @@ class Block:
     Attributes:
       batch, kv_head: which keys.
       first_key: of its tile.
-      begin, full, end: tiles of queries [begin, end); from ``full`` on without a mask.
+      begin, full, stop, end: tiles of queries [begin, end); of these [full, stop) without a mask.
       offset: query i sees keys up to i + offset, with a causal mask.
       keys: number of keys that exist.
     """
@@ -181,6 +181,7 @@ class Block:
     first_key: Any
     begin: Any
     full: Any
+    stop: Any
     end: Any
     offset: Any
     keys: Any
@@ -240,20 +241,31 @@ class Tiles:
         offset = keys - queries
         end = lax.div(queries + (c.block_q - 1), jnp.int32(c.block_q))
         begin = full = jnp.int32(0)
-        if p.causal:
-            begin = lax.div(jnp.maximum(first_key - offset, 0), jnp.int32(c.block_q))
-            seen = jnp.maximum(first_key + (c.block_kv - 1) - offset, 0)
+        if p.ahead is not None:
+            since = first_key - offset
+            if p.ahead:
+                since = since - p.ahead
+            begin = lax.div(jnp.maximum(since, 0), jnp.int32(c.block_q))
+            seen = jnp.maximum(since + (c.block_kv - 1), 0)
             full = lax.div(seen + (c.block_q - 1), jnp.int32(c.block_q))
+        until = first_key + 1 - offset
+        if p.left is not None:
+            last = jnp.maximum(until + (p.left + c.block_kv - 1), 0)
+            end = jnp.minimum(end, lax.div(last + (c.block_q - 1), jnp.int32(c.block_q)))
         if self.masks_keys:
             full = jnp.where(first_key + c.block_kv > keys, end, full)
             end = jnp.where(first_key >= keys, 0, end)
         begin = jnp.minimum(begin, end)
         full = jnp.clip(full, begin, end)
-        return Block(batch, kv_head, first_key, begin, full, end, offset, keys)
+        stop = end
+        if p.left is not None:
+            stop = lax.div(jnp.maximum(until + p.left, 0), jnp.int32(c.block_q))
+            stop = jnp.clip(stop, full, end)
+        return Block(batch, kv_head, first_key, begin, full, stop, end, offset, keys)
 
     def q_tile(self, block: Block, step: Any) -> Any:
         """The tile of queries of a step."""
-        if not self.config.stagger or self.problem.causal:
+        if not self.config.stagger or self.problem.windowed:
             return block.begin + step
         start = lax.rem(
             lax.div(block.first_key, jnp.int32(self.config.block_q)), jnp.maximum(block.end, 1)

@@ -75,12 +75,16 @@ class Worker:
             def step(i: Any, mask: bool) -> None:
                 self.step(_Step(i, group * steps + i, group, mask), dk, dv, scores)
 
-            if self.problem.causal or self.tiles.masks_keys:
+            if self.problem.windowed or self.tiles.masks_keys:
                 lax.fori_loop(0, masked, lambda i, _: step(i, True), None)
                 # ptxas gives up on matmuls that are in flight from one loop to another.
                 plgpu.wgmma_wait(0)
-            lax.fori_loop(masked, steps, lambda i, _: step(i, False), None)
+            stop = steps if self.problem.left is None else block.stop - block.begin
+            lax.fori_loop(masked, stop, lambda i, _: step(i, False), None)
             plgpu.wgmma_wait(0)
+            if self.problem.left is not None:
+                lax.fori_loop(stop, steps, lambda i, _: step(i, True), None)
+                plgpu.wgmma_wait(0)
 
         if self.problem.group == 1:
             heads(jnp.int32(0), None)
@@ -194,11 +198,16 @@ class Worker:
         seen = None
         if self.tiles.masks_keys:
             seen = key < block.keys
-        if self.problem.causal:
+        ahead, left = self.problem.ahead, self.problem.left
+        if self.problem.windowed:
             query = lax.broadcasted_iota(jnp.int32, shape, 1)
             first_query = self.tiles.q_tile(block, i) * c.block_q + self.first_query
-            before = key <= query + (first_query + block.offset)
-            seen = before if seen is None else seen & before
+            own = first_query + block.offset
+            before = None if ahead is None else key <= query + (own + ahead if ahead else own)
+            after = None if left is None else key >= query + (own - left)
+            for one in (before, after):
+                if one is not None:
+                    seen = one if seen is None else seen & one
         return seen
 
     def gradients(self, step: _Step, dk: Any, ds: Any, dq: Any, scores: Any) -> None:

@@ -143,7 +143,8 @@ class _Forward:
         self.factor = softmax.LOG2_E * (1.0 if capped else problem.scale)
         self.lowest = softmax.lowest(self.factor)
         self.columns: tuple[Any, ...] = ()
-        self.masked = problem.causal or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
+        window = problem.ahead is not None or problem.left is not None
+        self.masked = window or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
         """The kernel's body; ``refs`` are lengths, the companion's operands and the table, if any,
@@ -232,7 +233,7 @@ class _Forward:
             )
 
         # Not a Python number, so that the window may leave the array.
-        last = jnp.int32(tile.blocks) - 1
+        last = jnp.int32(tile.last)
         load(k, "k", last, stage, filled)
         for part in range(config.warpgroups):
             _wait_if(jnp.logical_not(first), s["q_empty"].at[part])
@@ -251,7 +252,7 @@ class _Forward:
             return following, filled + 1
 
         stage, filled = lax.fori_loop(1, tile.blocks, step, (stage, filled))
-        load(v, "v", jnp.int32(0), stage, filled)
+        load(v, "v", jnp.int32(tile.first), stage, filled)
         return self._next(stage), filled + 1, jnp.bool_(False)
 
     # The consumer warpgroups -------------------------------------------------------------------
@@ -260,7 +261,7 @@ class _Forward:
         """One tile; returns the stage of the next one's first block."""
         problem, config = self.problem, self.config
         start = tile.start + warpgroup * ROWS
-        last = tile.blocks - 1
+        last = tile.last
         full = self._full_blocks(tile, start)
 
         def scope(acc: Any) -> Any:
@@ -281,10 +282,15 @@ class _Forward:
             first = 1
             if self.masked:
                 # Blocks with keys that some row does not see.
-                partial = lax.max(jnp.int32(1), tile.blocks - full)
+                partial = lax.max(jnp.int32(1), last + 1 - full)
+                if problem.left is not None:
+                    partial = lax.min(partial, tile.blocks)
                 carry = lax.fori_loop(1, partial, step(True), carry)
                 first = partial
-            carry = lax.fori_loop(first, tile.blocks, step(False), carry)
+            rest = tile.blocks if problem.left is None else self._window_blocks(tile, start, first)
+            carry = lax.fori_loop(first, rest, step(False), carry)
+            if problem.left is not None:
+                carry = lax.fori_loop(rest, tile.blocks, step(True), carry)
             if config.separate_out:
                 plgpu.barrier_arrive(self.scratch["q_empty"].at[warpgroup])
             end, maxima, sums, weights = carry
@@ -301,9 +307,18 @@ class _Forward:
         if not self.masked:
             return tile.blocks
         seen = tile.kv_length
-        if self.problem.causal:
-            seen = lax.min(jnp.int32(seen), start + 1 + tile.kv_length - tile.q_length)
+        ahead = self.problem.ahead
+        if ahead is not None:
+            seen = lax.min(jnp.int32(seen), start + (ahead + 1) + tile.kv_length - tile.q_length)
         return lax.div(lax.max(jnp.int32(0), jnp.int32(seen)), self.config.block_kv)
+
+    def _window_blocks(self, tile: Tile, start: Any, first: Any) -> Any:
+        """How many blocks, from the last, end before those whose keys lie before some window."""
+        assert self.problem.left is not None
+        size = self.config.block_kv
+        begin = start + (ROWS - 1) + tile.kv_length - tile.q_length - self.problem.left
+        whole = lax.div(lax.max(jnp.int32(0), jnp.int32(begin)) + (size - 1), size)
+        return lax.clamp(jnp.int32(first), tile.last + 1 - whole, jnp.int32(tile.blocks))
 
     def _wait_turn(self, warpgroup: Any) -> None:
         if "turn" in self.scratch:
@@ -384,10 +399,15 @@ class _Forward:
         shape = scores.shape
         columns = lax.broadcasted_iota(jnp.int32, shape, 1)
         shown = columns < limit
-        if self.problem.causal:
+        problem = self.problem
+        if problem.ahead is not None or problem.left is not None:
             rows = lax.broadcasted_iota(jnp.int32, shape, 0)
-            ahead = limit - tile.q_length + start
-            shown = columns < lax.min(rows + (ahead + 1), jnp.broadcast_to(limit, shape))
+            own = limit - tile.q_length + start
+            if problem.ahead is not None:
+                until = rows + (own + (problem.ahead + 1))
+                shown = columns < lax.min(until, jnp.broadcast_to(limit, shape))
+            if problem.left is not None:
+                shown = shown & (columns >= rows + (own - problem.left))
         return jnp.where(shown, scores, -jnp.inf)
 
     def _finish(

@@ -10,7 +10,16 @@ OPTIONS = frozenset(one.name for one in dataclasses.fields(AttentionOptions))
 """Keyword arguments of ``pallasite.ops.attention``."""
 
 _SERVED = frozenset(
-    {"causal", "scale", "soft_cap", "q_lengths", "kv_lengths", "config", "mask_block"}
+    {
+        "causal",
+        "scale",
+        "soft_cap",
+        "window",
+        "q_lengths",
+        "kv_lengths",
+        "config",
+        "mask_block",
+    }
 )
 
 

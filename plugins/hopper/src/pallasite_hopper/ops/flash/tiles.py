@@ -25,6 +25,8 @@ class Problem:
       scale: factor of the scores.
       soft_cap: bound of the scores, or None.
       q_lengths, kv_lengths: whether batches have lengths of their own.
+      left, right: keys before and after a query's own position that it sees, None for all; with
+        ``causal`` none after it.
       save_residuals: whether log-sum-exp is returned.
     """
 
@@ -41,6 +43,13 @@ class Problem:
     q_lengths: bool = False
     kv_lengths: bool = False
     save_residuals: bool = False
+    left: int | None = None
+    right: int | None = None
+
+    @property
+    def ahead(self) -> int | None:
+        """Keys after its own position that a query sees; None for all."""
+        return 0 if self.causal else self.right
 
     @property
     def head_tile(self) -> int:
@@ -67,6 +76,7 @@ class Tile:
       start: the first query.
       q_length, kv_length: how many queries and keys there are.
       blocks: blocks of keys to go through, at least 1.
+      first: the first of them.
     """
 
     batch: Any
@@ -76,6 +86,12 @@ class Tile:
     q_length: Any
     kv_length: Any
     blocks: Any
+    first: Any = 0
+
+    @property
+    def last(self) -> Any:
+        """The last block of keys."""
+        return self.blocks - 1 if isinstance(self.first, int) else self.first + self.blocks - 1
 
 
 _OVERHEAD = 1.0
@@ -137,7 +153,10 @@ class Tiles:
             width = min(self.heads_at_once, problem.heads - first)
             for position in reversed(range(self.per_head)):
                 seen = (position + 1) * self.rows + problem.kv_seq - problem.q_seq
-                blocks = max(1, -(-min(problem.kv_seq, seen) // config.block_kv))
+                hidden = 0
+                if problem.left is not None:
+                    hidden = max(0, seen - self.rows - problem.left) // config.block_kv
+                blocks = max(1, -(-min(problem.kv_seq, seen) // config.block_kv) - hidden)
                 costs += [blocks + _OVERHEAD] * width
         return costs
 
@@ -193,13 +212,19 @@ class Tiles:
         q_length = problem.q_seq if q_lengths is None else q_lengths[batch]
         kv_length = problem.kv_seq if kv_lengths is None else kv_lengths[batch]
         seen = kv_length
-        if problem.causal:
-            seen = lax.min(jnp.int32(seen), first + self.rows + (kv_length - q_length))
+        if problem.ahead is not None:
+            until = first + self.rows + (kv_length - q_length)
+            seen = lax.min(jnp.int32(seen), until + problem.ahead if problem.ahead else until)
         blocks = seen + (config.block_kv - 1)
+        hidden: Any = 0
+        if problem.left is not None:
+            since = first + (kv_length - q_length) - problem.left
+            hidden = lax.div(lax.max(0, since), config.block_kv)
+            blocks = jnp.int32(blocks)
         blocks = (
             max(1, blocks // config.block_kv)
             if isinstance(blocks, int)
-            else lax.max(1, lax.div(blocks, config.block_kv))
+            else lax.max(1, lax.div(blocks, config.block_kv) - hidden)
         )
         return Tile(
             batch=batch,
@@ -209,4 +234,5 @@ class Tiles:
             q_length=q_length,
             kv_length=kv_length,
             blocks=blocks,
+            first=hidden,
         )
