@@ -1,4 +1,4 @@
-"""Folders for the time that a process takes."""
+"""Folders for the time that a process, or a session of tests with all its processes, takes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ def make(purpose: str) -> pathlib.Path:
     folder = pathlib.Path(tempfile.mkdtemp(prefix=f"pallasite-{purpose}-"))
     atexit.register(_remove, folder, os.getpid())
     return folder
+
+
+def shared(purpose: str) -> pathlib.Path:
+    """A folder for this process and all that it starts from now on, and theirs.
+
+    The process of the session that starts the others asks for it first (``conftest.py`` does).
+    """
+    variable = f"TESTS_{purpose.upper()}_FOLDER"
+    if variable not in os.environ:
+        os.environ[variable] = str(make(purpose))
+    return pathlib.Path(os.environ[variable])
 
 
 def _remove(folder: pathlib.Path, process: int) -> None:

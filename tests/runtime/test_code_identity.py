@@ -179,6 +179,36 @@ def test_edits_after_the_hash_are_noticed(site):
     assert identity.hashes({"some-plugin": {"some_plugin"}}, LATER) == first
 
 
+def test_what_is_edited_and_imported_after_the_hash_is_noticed(site):
+    install(site, FILES | {"some_plugin/table.json": "1"})
+    identity = CodeIdentity()
+    identity.hashes({"some-plugin": {"some_plugin"}}, LATER)
+    importlib.import_module("some_plugin")
+    assert identity.unchanged() and identity.unchanged()
+    (site / "some_plugin/deep/rules.py").write_text("r = 1\n")
+    importlib.import_module("some_plugin.deep.rules")
+    assert not identity.unchanged()
+
+
+@pytest.mark.parametrize("edited", ["some_plugin/table.json", "some_plugin/deep/more.py"])
+def test_data_and_new_files_are_noticed_without_imports(site, edited):
+    install(site, FILES | {"some_plugin/table.json": "1"})
+    identity = CodeIdentity()
+    identity.hashes({"some-plugin": {"some_plugin"}}, LATER)
+    assert identity.unchanged() and identity.unchanged()
+    (site / edited).write_text("2")
+    assert not identity.unchanged()
+
+
+def test_equal_constants_of_another_type_are_noticed(site):
+    (site / "patched_plugin.py").write_text(MODULE)
+    module = importlib.import_module("patched_plugin")
+    watched = LoadedCode()
+    assert watched.generation({"patched_plugin"}) == watched.generation({"patched_plugin"}) == 0
+    module.LIMIT = 3.0
+    assert watched.generation({"patched_plugin"}) != 0
+
+
 def test_links_in_a_circle_end(site):
     install(site, FILES)
     (site / "some_plugin/loop").symlink_to(site / "some_plugin")

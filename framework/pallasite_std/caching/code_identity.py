@@ -54,6 +54,7 @@ class CodeIdentity:
         self._hashes: dict[str, str] = {}
         self._answers: dict[tuple[tuple[str, ...], ...], dict[str, str] | EditedError] = {}
         self._states: dict[tuple[str, ...], _State] = {}
+        self._confirmed: _Confirmed | None = None
 
     def hashes(self, distributions: Mapping[str, Iterable[str]], since: int) -> dict[str, str]:
         """The hash of each distribution's code, and of those that it requires, by name.
@@ -83,10 +84,23 @@ class CodeIdentity:
         return answer
 
     def unchanged(self) -> bool:
-        """Whether all files are as they were when they were hashed."""
+        """Whether all files that this process may have loaded since they were hashed, or may read
+        at any time, are as they were then.
+
+        That is asked for each kernel. While no module is imported, edits of Python's files change
+        nothing in this process; folders and other files are looked at each time.
+        """
         with self._lock:
-            states = dict(self._states)
-        return all(_state(roots) == state for roots, state in states.items())
+            states, confirmed = dict(self._states), self._confirmed
+        if confirmed is not None and confirmed.holds(states):
+            return True
+        loaded = list(sys.modules)
+        seen = _Confirmed(states, loaded)
+        if not all(_state(roots) == state for roots, state in states.items()):
+            return False
+        with self._lock:
+            self._confirmed = seen
+        return True
 
     def _look(self, distributions: Mapping[str, Iterable[str]], since: int) -> dict[str, str]:
         roots: dict[str, tuple[str, ...]] = {}
@@ -131,6 +145,38 @@ class CodeIdentity:
                 store.put(key, " ".join(found).encode())
         self._hashes.update(zip(sorted(wanted), found, strict=True))
         self._states.update(states)
+
+
+class _Confirmed:
+    """That all files were as they were hashed, with these modules loaded.
+
+    Made before the files are looked at, so that nothing that happens meanwhile is missed.
+    """
+
+    def __init__(self, states: Mapping[tuple[str, ...], _State], loaded: list[str]):
+        self._states = states
+        self._loaded = loaded
+        files = [path for state in states.values() for path, *_ in state]
+        # Most files of packages, but not all, are Python's. A folder's times change with its names.
+        folders = {os.path.dirname(path) for path in files}
+        others = [path for path in files if not path.endswith(".py")]
+        self._watched = [(path, _times(path)) for path in (*sorted(folders), *others)]
+
+    def holds(self, states: Mapping[tuple[str, ...], _State]) -> bool:
+        """Whether there are no other modules, folders and files that are not Python's."""
+        return (
+            states == self._states
+            and list(sys.modules) == self._loaded
+            and all(_times(path) == times for path, times in self._watched)
+        )
+
+
+def _times(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def _state(roots: tuple[str, ...]) -> _State:

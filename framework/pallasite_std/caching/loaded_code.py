@@ -19,6 +19,8 @@ from typing import Any
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _CODE_OF = operator.attrgetter("__code__")
 _CODE = {types.FunctionType, staticmethod, classmethod, property, type(functools.cache(len))}
+_BY_IDENTITY = _CODE | {type, types.ModuleType}
+"""Types of values that are equal only if they are identical."""
 
 
 class LoadedCode:
@@ -132,6 +134,10 @@ class _Snapshot:
         self._values = [module for module, _ in watched.values()]
         for one in scopes:
             self._values += one.values
+        # Equal constants may be of several types, so these are compared by identity.
+        places = [place for place, one in enumerate(self._values) if type(one) not in _BY_IDENTITY]
+        self._constants = _getter(places) if places else lambda values: ()
+        self._constant_values = self._constants(self._values)
         self._functions = [function for one in scopes for function in one.functions]
         self._codes = [code for one in scopes for code in one.codes]
         self._packages = packages
@@ -145,15 +151,18 @@ class _Snapshot:
         try:
             for get, scope in self._scopes:
                 found += get(scope)
+            # What is identical is equal, which a comparison of lists finds out first.
+            return (
+                all(map(operator.is_, self._constants(found), self._constant_values))
+                and found == self._values
+                and list(map(_CODE_OF, self._functions)) == self._codes
+            )
         except KeyError:
             return False
-        return all(map(operator.is_, found, self._values)) and all(
-            map(operator.is_, map(_CODE_OF, self._functions), self._codes)
-        )
 
 
-def _getter(names: Sequence[str]) -> Callable[[Any], Any]:
-    """What finds the values of some names in a mapping, as a tuple."""
+def _getter(names: Sequence[Any]) -> Callable[[Any], Any]:
+    """What finds the values of some names in a mapping, or places in a list, as a tuple."""
     if len(names) == 1:
         (name,) = names
         return lambda scope: (scope[name],)
