@@ -12,7 +12,13 @@ operations of the Hopper library and of the kernels that JAX publishes.
 
     python benchmarks/compile_time.py --against ../earlier --stages library
 
-compares the processor time of these compilations with that of another checkout instead.
+compares the processor time of these compilations with that of another checkout instead, and
+
+    python benchmarks/compile_time.py --upstream
+
+that up to machine code with JAX's own compiler, without a GPU; this needs absl-py, and JAX's
+compiler as tests/upstream/jax_compiler.py says. On a machine that others use, ``--cpu`` shows
+processor time in the tables, too.
 """
 
 from __future__ import annotations
@@ -225,6 +231,14 @@ def parser() -> argparse.ArgumentParser:
         "--stages", nargs="*", choices=list(STAGES), default=[], help="stages of these kernels, too"
     )
     result.add_argument(
+        "--cpu",
+        action="store_true",
+        help="processor time, assemblers included",
+    )
+    result.add_argument(
+        "--upstream", action="store_true", help="compare with JAX's own compiler, without a GPU"
+    )
+    result.add_argument(
         "--against", type=pathlib.Path, metavar="PATH", help="compare with another checkout"
     )
     return result
@@ -245,6 +259,17 @@ def against(arguments: argparse.Namespace, wanted: Callable[[str], bool]) -> int
     return 1 if any(row.note for row in rows) else 0
 
 
+def upstream(arguments: argparse.Namespace, wanted: Callable[[str], bool]) -> int:
+    """Compares with JAX's own compiler; 1 if one of them refuses a kernel."""
+    import compile_upstream
+
+    rows = compile_upstream.compare(KERNELS, wanted, arguments.repeats)
+    print(harness.machine())
+    compile_upstream.print_table(rows)
+    harness.write_json(arguments.json, "compile_upstream", rows)
+    return 1 if any(row.note for row in rows) else 0
+
+
 def main(argv: Sequence[str]) -> int:
     """Measures, prints two tables and writes JSON; 1 if a kernel of ``--stages`` failed."""
     arguments = parser().parse_args(argv)
@@ -254,6 +279,11 @@ def main(argv: Sequence[str]) -> int:
 
     if arguments.against is not None:
         return against(arguments, wanted)
+    if arguments.upstream:
+        return upstream(arguments, wanted)
+    if arguments.cpu:
+        # Stages are timed by this clock where they are.
+        time.perf_counter = compile_against.processor_time
     repeats = min(arguments.repeats, 8)
     gpu_there = jax.default_backend() == "gpu"
 

@@ -97,15 +97,23 @@ def medians(found: Iterable[dict[str, float]]) -> dict[str, float]:
     return {stage: statistics.median(values) for stage, values in samples.items()}
 
 
+def inference_share(row: StageTimes) -> float | None:
+    """The part of a kernel's time that is layout inference, in percent."""
+    spent = row.milliseconds.get("infer layouts")
+    return None if spent is None or not row.total else 100 * spent / row.total
+
+
 def print_table(rows: Sequence[StageTimes]) -> None:
-    """Prints the stages of all kernels, and what failed."""
+    """Prints the stages of all kernels, the part of layout inference, and what failed."""
     stages = ordered(rows)
     print("\nPallasite's compilation: milliseconds of each stage")
     lines = []
     for row in rows:
         values = [row.milliseconds.get(stage) for stage in stages]
-        lines.append((row.kernel, *(None if v is None else f"{v:.1f}" for v in values), row.total))
-    harness.print_table(("kernel", *stages, "sum"), lines)
+        share = inference_share(row)
+        texts = [None if v is None else f"{v:.1f}" for v in values]
+        lines.append((row.kernel, *texts, row.total, None if share is None else f"{share:.1f}"))
+    harness.print_table(("kernel", *stages, "sum", "inference %"), lines)
     for row in rows:
         if row.note:
             print(f"{row.kernel}: {row.note}")
@@ -131,7 +139,7 @@ def published(semantics: str) -> dict[str, Callable[[], tuple[Any, Any]]]:
 
     def make(case: published_cases.Case) -> tuple[Any, Any]:
         module = published_cases.loaded(case.module, semantics)
-        return _of_candidate(case.candidate(module), case.row)
+        return of_candidate(case.candidate(module), case.row)
 
     return {
         f"{group}, {semantics}": functools.partial(make, case)
@@ -160,10 +168,10 @@ def library() -> dict[str, Callable[[], tuple[Any, Any]]]:
 
 
 def _of_contender(contender: Any, row: Any) -> tuple[Any, Any]:
-    return _of_candidate(next(contender.candidates()), row)
+    return of_candidate(next(contender.candidates()), row)
 
 
-def _of_candidate(candidate: Any, row: Any) -> tuple[Any, Any]:
+def of_candidate(candidate: Any, row: Any) -> tuple[Any, Any]:
     """The call of a candidate, and the types of its arguments."""
     import jax
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import resource
+import subprocess
+import sys
+import time
 
 import compile_against as against
 import pytest
@@ -25,3 +29,12 @@ def test_metadata_name_the_plugins_of_a_checkout(tmp_path):
 def test_a_checkout_against_itself():
     (row,) = against.compare(against.ROOT, [], lambda name: name == "rms_norm", 1)
     assert row.note == "" and row.ratio > 0 and row.theirs_ms > 1 and row.ours_ms > 1
+
+
+def test_processor_time_has_that_of_other_processes():
+    start = against.processor_time()
+    subprocess.run([sys.executable, "-c", "sum(range(10**6))"], check=True)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own = time.process_time()
+    assert start < against.processor_time()
+    assert against.processor_time() >= own + children.ru_utime

@@ -72,12 +72,22 @@ def test_a_kernel_that_fails_has_a_note(capsys: pytest.CaptureFixture[str]):
 
     row = stage_times.measure("later", make, repeats=1)
     assert row == StageTimes("later", note="NotImplementedError: not yet")
-    rows = [StageTimes("sum", {"trace": 1.0, "lower": 2.5}), row]
+    sums = {"trace": 1.0, "infer layouts": 0.5, "lower": 2.5}
+    rows = [StageTimes("sum", sums), row]
     stage_times.print_table(rows)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split() == ["kernel", "trace", "lower", "sum"]
-    assert lines[3].split() == ["sum", "1.0", "2.5", "3.500"]
-    assert lines[4].split() == ["later", "-", "-", "-"]
+    assert lines[2].split() == [
+        "kernel",
+        "trace",
+        "infer",
+        "layouts",
+        "lower",
+        "sum",
+        "inference",
+        "%",
+    ]
+    assert lines[3].split() == ["sum", "1.0", "0.5", "2.5", "4.000", "12.5"]
+    assert lines[4].split() == ["later", "-", "-", "-", "-", "-"]
     assert lines[5] == "later: NotImplementedError: not yet"
 
 

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import pathlib
+import pickle
 import threading
 import warnings
 
@@ -16,6 +19,7 @@ from pallasite import config
 from pallasite.codegen import assembler, ptx, tools
 from pallasite.codegen.compile import compile_lowered
 from pallasite.codegen.compiled import LoweredKernel
+from pallasite.codegen.translation.types import TypeTable, name_wide_structures
 from pallasite.errors import CompilationError, ConfigError, PallasiteError
 from pallasite.extensions import Contribution, Pass
 from pallasite.launch import LaunchParameters, ResourceReport
@@ -365,7 +369,9 @@ def test_pipelines_of_llvm():
         "x\ndefine void @a() {\n}\ndefine void @b() {\n}",
         'br label %b, !llvm.loop !3\n!3 = !{!4}\n!4 = !{!"llvm.loop.unroll.full"}',
         "  %1 = phi i32 [ 0, %a ]\n  %2 = load i32, ptr %p, !invariant.load !1",
-        "  %1 = call {" + ", ".join(["float"] * 32) + '} asm sideeffect "x", "=f"()',
+        "%wide0 = type {"
+        + ", ".join(["float"] * 32)
+        + '}\n  %1 = call %wide0 asm sideeffect "x", "=f"()',
     ):
         assert ptx.sufficient_pipeline(text) == "O1"
     assert ptx.sufficient_pipeline("\ndefine void @a() {\n  %1 = phi i32 [ 0, %a ]\n}") == "short"
@@ -387,3 +393,58 @@ def test_passes_that_change_nothing(registry, monkeypatch):
     registry.append(Pass(name="changes", stage="mlir", run=lambda module, context: None))
     assert "ret;" in compile_lowered(_lowered()).ptx
     assert verified == ["the lowering", "pass 'changes'"]
+
+
+def test_texts_are_printed_when_they_are_read():
+    """They are those of the module as it was then; a copy and a pickled kernel have them, too."""
+    lowered = _lowered()
+    lowered = dataclasses.replace(lowered, jaxpr=_Counted())
+    compiled = compile_lowered(lowered)
+    with lowered.module.context:
+        expected = lowered.module.operation.get_asm(enable_debug_info=False)
+        lowered.module.body.operations[0].operation.erase()
+    assert _Counted.prints == 0
+    assert compiled.mlir == expected and "scf.for" in expected
+    assert compiled.jaxpr == compiled.jaxpr == "a jaxpr" and _Counted.prints == 1
+    for other in (
+        pickle.loads(pickle.dumps(compiled)),
+        dataclasses.replace(compiled),
+        copy.copy(compiled),
+    ):
+        assert other == compiled and other.mlir == expected
+    kept = compile_lowered(_lowered(), keep=False)
+    assert kept.mlir is None and kept.jaxpr is None
+
+
+class _Counted:
+    prints = 0
+
+    def __str__(self) -> str:
+        _Counted.prints += 1
+        return "a jaxpr"
+
+
+def test_wide_results_have_a_named_type():
+    """Types of many members are spelled once, unless an intrinsic returns one."""
+
+    def source(members: int) -> str:
+        types = ", ".join(["f32"] * members)
+        constraints = ",".join(["=f"] * members)
+        struct = f"!llvm.struct<({types})>"
+        return kernel(
+            f"""%0 = llvm.inline_asm asm_dialect = att "x", "{constraints}" : () -> {struct}
+            %1 = llvm.extractvalue %0[{members - 1}] : {struct}
+            llvm.store %1, %p : f32, !llvm.ptr<1>""",
+            "%p: !llvm.ptr<1>",
+        )
+
+    for members, named, passes in ((8, False, "short"), (17, True, "short"), (64, True, "O1")):
+        text = to_llvm(source(members))
+        spelled = "{" + ", ".join(["float"] * members) + "}"
+        assert text.count(spelled) == (1 if named else 2)
+        assert (f"%wide0 = type {spelled}" in text) == named
+        assert ptx.sufficient_pipeline(text) == passes
+    spelled = "{" + ", ".join(["float"] * 17) + "}"
+    table = TypeTable({0: spelled})
+    lines = [f"declare {spelled} @llvm.one()", f"  %1 = call {spelled} @llvm.one()"]
+    assert name_wide_structures(lines, table) == "\n".join(lines)

@@ -11,6 +11,7 @@ from pallasite.codegen.assembler import assemble as assemble_ptx
 from pallasite.codegen.assembler import disassemble as disassemble_cubin
 from pallasite.codegen.compiled import CompiledKernel, LoweredKernel
 from pallasite.codegen.llvm_ir import translate
+from pallasite.ir.context import printed_later
 from pallasite.lowering.layout_report import LayoutReport
 from pallasite.passes.pipeline import PassContext, run_stage
 
@@ -44,7 +45,7 @@ def compile_lowered(
     target = lowered.target
     with lowered.module.context:
         module = run_stage("mlir", lowered.module, context)
-        mlir = _text(module) if keep else None
+        mlir: Any = printed_later(module) if keep else None
         with context.timed("translate"):
             llvm = context.llvm = translate(module)
     with contextlib.ExitStack() as stack:
@@ -63,12 +64,13 @@ def compile_lowered(
         with context.timed("disassemble"):
             sass = disassemble_cubin(cubin)
         context.dump("sass", "sass", lambda: sass or "")
+    jaxpr: Any = lowered.jaxpr.__str__ if keep and lowered.jaxpr is not None else None
     return CompiledKernel(
         name=lowered.name,
         target=target,
         launch=lowered.launch,
         resources=resources,
-        jaxpr=str(lowered.jaxpr) if keep and lowered.jaxpr is not None else None,
+        jaxpr=jaxpr,
         mlir=mlir,
         llvm=llvm if keep else None,
         ptx=ptx,
@@ -94,7 +96,3 @@ def _layouts(lowered: LoweredKernel) -> LayoutReport | None:
         return None
     report: LayoutReport = plugins.manager().implementation("layout_report")(lowered.inference)
     return report
-
-
-def _text(module: Any) -> str:
-    return str(module.operation.get_asm(enable_debug_info=False, assume_verified=True))

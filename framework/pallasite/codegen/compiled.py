@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from pallasite.launch import (
     Allocation as Allocation,
@@ -67,3 +69,32 @@ class CompiledKernel:
     timings: tuple[tuple[str, float], ...] = ()
     layouts: LayoutReport | None = None
     plugin_options: tuple[tuple[str, str, str], ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Its fields, all of them plain data."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+class _Text:
+    """A field with a text, which may be given by what makes it.
+
+    That is called when the text is read for the first time: printing takes long, and few read it.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        text: Callable[[], str] | str | None = instance.__dict__[self._name]
+        if callable(text):
+            text = instance.__dict__[self._name] = text()
+        return text
+
+    def __set__(self, instance: Any, text: Callable[[], str] | str | None) -> None:
+        instance.__dict__[self._name] = text
+
+
+for _name in ("jaxpr", "mlir"):
+    setattr(CompiledKernel, _name, _Text(_name))

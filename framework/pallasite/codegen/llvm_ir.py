@@ -19,7 +19,7 @@ from pallasite.codegen.translation.functions import (
 from pallasite.codegen.translation.llvm_ops import LLVM
 from pallasite.codegen.translation.locations import Metadata, source_location
 from pallasite.codegen.translation.memory import MEMORY
-from pallasite.codegen.translation.types import TypeTable
+from pallasite.codegen.translation.types import TypeTable, name_wide_structures
 from pallasite.conflicts import unique
 from pallasite.errors import CompilationError, PallasiteError, PluginError, SourceLocation
 from pallasite.extensions import Translation
@@ -58,9 +58,10 @@ def translate(
     metadata = Metadata()
     device = triple.startswith("nvptx")
     layout = data_layout or DATA_LAYOUTS.get(triple)
-    lines = [f'target triple = "{triple}"']
+    head = [f'target triple = "{triple}"']
     if layout is not None:
-        lines.insert(0, f'target datalayout = "{layout}"')
+        head.insert(0, f'target datalayout = "{layout}"')
+    lines: list[str] = []
     for operation in module.body.operations:
         try:
             name = operation.operation.name
@@ -80,7 +81,7 @@ def translate(
     lines += ATTRIBUTE_GROUPS
     lines += metadata.lines()
     lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*head, name_wide_structures(lines, types)])
 
 
 @functools.lru_cache(maxsize=16)

@@ -61,7 +61,7 @@ _DEBUG_NOISE = re.compile(
     r"^(?:\$L__(?:tmp|func_begin|func_end)\d+:|\t\.section\s+\.debug_macinfo\s*\{\s*\})\n",
     re.MULTILINE,
 )
-_WIDE_RESULT = re.compile(r"= call \{(?:[^,}]+,){31}")
+_WIDE_TYPE = re.compile(r"^(%wide\d+) = type \{(?:[^,}]+,){31}", re.MULTILINE)
 _POSITION = re.compile(r":(\d+):\d+: error: (.*)")
 
 
@@ -165,7 +165,7 @@ def sufficient_pipeline(llvm: str) -> str:
     """
     several = llvm.count("\ndefine ") > 1
     hoists = "!invariant.load" in llvm and " = phi " in llvm
-    wide = _WIDE_RESULT.search(llvm) is not None
+    wide = any(f"= call {type_} " in llvm for type_ in _WIDE_TYPE.findall(llvm))
     return "O1" if several or hoists or wide or "llvm.loop.unroll" in llvm else "short"
 
 

@@ -63,6 +63,10 @@ _HARMLESS = frozenset(
 )
 
 
+_KNOWN = frozenset({int, v.Form, Memory})
+"""Classes of operands of which two that are equal are the same."""
+
+
 class Kind(enum.Enum):
     """What an event is.
 
@@ -191,6 +195,7 @@ class Trace(ScalarVisitor):
         self.budget = budget
         self._event_context = EventContext(context.target, in_warp=warp[1] is not None)
         self._own: dict[Any, Memory] = {}
+        self._seen: dict[Any, list[Event]] = {}
 
     def follow(self, jaxpr: Any, operands: Sequence[Any]) -> None:
         """Follows the thread until its end, or to where it is not known what comes next."""
@@ -406,10 +411,19 @@ class Trace(ScalarVisitor):
         if found is not None:
             return found
         if equation.effects:
-            try:
-                self.events.extend([*self._events(equation, operands)])
-            except _Stop:
-                self._unknown_equation(equation, operands)
+            # Rings come back to the same slots. What is equal but no number may yet differ.
+            known = _KNOWN.issuperset(map(type, operands))
+            key = (id(equation), *operands) if known else None
+            events = self._seen.get(key)
+            if events is None:
+                try:
+                    events = list(self._events(equation, operands))
+                except _Stop:
+                    self._unknown_equation(equation, operands)
+                    return None
+                if known:
+                    self._seen[key] = events
+            self.events += events
         return None
 
     def _unknown_equation(self, equation: Any, operands: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pallasite.errors import CompilationError
@@ -22,6 +23,8 @@ _NARROW_FLOAT = re.compile(r"f(8|4)E\dM\d\w*")
 _MEMORY_SPACE = re.compile(
     r", (?:#gpu\.address_space<)?(global|workgroup|private|\d+)(?:>| : i\d+)?>$"
 )
+_NAMED_MEMBERS = 16
+"""How many members a structure has that gets a name."""
 _SPACES = {"global": 1, "workgroup": 3, "private": 5}
 
 
@@ -31,6 +34,26 @@ class TypeTable(dict[Any, str]):
     def __missing__(self, type_: Any) -> str:
         text = self[type_] = llvm_type(str(type_))
         return text
+
+
+def name_wide_structures(lines: Sequence[str], types: TypeTable) -> str:
+    """LLVM IR of functions in which structures of many members have names, which makes it shorter.
+
+    The result of a matrix instruction has one member for each register, and there is an
+    ``extractvalue`` for each of them that spells the type.
+    """
+    text = "\n".join(lines)
+    found = {one for one in types.values() if one[0] == "{" and one.count(",") >= _NAMED_MEMBERS}
+    if not found:
+        return text
+    # An intrinsic returns a structure without a name.
+    kept = "\n".join(line for line in lines if line.startswith("declare"))
+    definitions = []
+    for number, type_ in enumerate(sorted(found, key=lambda one: (-len(one), one))):
+        if type_ not in kept:
+            text = text.replace(type_, f"%wide{number}")
+            definitions.append(f"%wide{number} = type {type_}")
+    return "\n".join([*definitions, text])
 
 
 def llvm_type(text: str) -> str:

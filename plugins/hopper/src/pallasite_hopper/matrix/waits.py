@@ -25,6 +25,7 @@ from pallasite.plugin import (
     EventContext,
     EventKind,
     InvalidValueError,
+    MemoryEvent,
     MemoryTables,
     Semantics,
     SourceLocation,
@@ -221,6 +222,7 @@ class _Thread(jaxprs.Visitor[Any]):
         self.scalars = Scalars(number, name)
         self.accumulators = accumulators
         self.iterations: dict[Any, int] = {}
+        self.products: dict[Any, tuple[Any, tuple[MemoryRegion, ...]]] = {}
         self.actions = actions
         self.equations = 0
         self.state = _State()
@@ -398,14 +400,11 @@ class _Thread(jaxprs.Visitor[Any]):
     def product(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``wgmma``."""
         location = _jax.user_location(equation.source_info)
-        acc, *matrices, _ = equation.params["args_tree"].unflatten(operands)
-        regions = tuple(
-            region
-            for one in matrices
-            if isinstance(one, _jax.TransformedRef)
-            and (region := region_of(one, self.view_rule)) is not None
-        )
-        accumulator = acc.ref
+        key = (id(equation), *operands)
+        known = self.products.get(key)  # Rings come back to the same slots.
+        if known is None:
+            known = self.products[key] = self._operands(equation, operands)
+        accumulator, regions = known
         if not isinstance(accumulator, Accumulator):
             state.forget()
             return
@@ -421,6 +420,17 @@ class _Thread(jaxprs.Visitor[Any]):
                     location=location,
                 )
         state.start(_Product(accumulator, regions, location))
+
+    def _operands(self, equation: Any, operands: list[Any]) -> tuple[Any, tuple[MemoryRegion, ...]]:
+        """The accumulator of a product, and what it reads of shared memory."""
+        acc, *matrices, _ = equation.params["args_tree"].unflatten(operands)
+        regions = tuple(
+            region
+            for one in matrices
+            if isinstance(one, _jax.TransformedRef)
+            and (region := region_of(one, self.view_rule)) is not None
+        )
+        return acc.ref, regions
 
     def wait(self, equation: Any, operands: list[Any], state: _State) -> None:
         """``wgmma_wait``."""
@@ -476,6 +486,8 @@ class _Thread(jaxprs.Visitor[Any]):
         events = memory.events(context, equation, operands) or ()
         if not uses and all(event.kind not in _STORES_AND_FENCES for event in events):
             self.actions[id(equation)] = (None,)  # Nor will it store later.
+        elif self.announced is not equation and all(map(_is_asynchronous, events)):
+            self.actions[id(equation)] = (_Thread.asynchronous_accesses,)
         for event in events:
             if event.kind is EventKind.FENCE and event.proxy == ASYNC:
                 state.stored = {}
@@ -486,6 +498,11 @@ class _Thread(jaxprs.Visitor[Any]):
                 if not isinstance(reference, _jax.TransformedRef):
                     reference = _jax.TransformedRef(reference, ())
                 self._written(start, reference, state, plain=plain)
+
+    def asynchronous_accesses(self, equation: Any, operands: list[Any], state: _State) -> None:
+        """Those that change nothing where nothing is in flight, and nothing was stored."""
+        if state.flying or state.stored:
+            self.accesses(equation, operands, state)
 
     def _start(self, equation: Any, uses: Sequence[BarrierUse]) -> Any:
         """Where an asynchronous store is decided: copies that do not arrive themselves belong to an
@@ -529,6 +546,11 @@ class _Thread(jaxprs.Visitor[Any]):
         else:
             kept = [store for store in state.stored if store.region.memory is not region.memory]
             state.stored = dict.fromkeys(kept)
+
+
+def _is_asynchronous(event: MemoryEvent) -> bool:
+    """Whether an event is no store by the lanes themselves."""
+    return event.kind is not EventKind.STORE or event.proxy != GENERIC
 
 
 def _only_reads(equation: Any) -> bool:
