@@ -19,6 +19,8 @@ PRIVATE = "jax._src.pallas.mosaic_gpu"
 DIALECT = "jax.experimental.mosaic.gpu"
 _MOST_SHARED = 227 * 1024
 """Bytes of shared memory that a block can have."""
+_CUDA = 13000
+"""The version of the CUDA runtime that tests are told."""
 
 
 class Absent:
@@ -158,8 +160,28 @@ def pretend_gpu(target: str) -> None:
         setattr(test_util, name, helper)
     test_util.CudaArchSpecificTest.skip_unless_tcgen05 = skip_unless_tcgen05
     # Devices of the simulator have multicast.
-    versions = types.SimpleNamespace(cuda_supports_multicast=lambda device: True)
+    versions = types.SimpleNamespace(
+        cuda_supports_multicast=lambda device: True, cuda_runtime_get_version=lambda: _CUDA
+    )
     importlib.import_module("jax._src.lib").cuda_versions = versions
+    _accept_algorithms()
+
+
+def _accept_algorithms() -> None:
+    """Has products of the CPU accept algorithms that only a GPU has: there they are more exact."""
+    from jax._src.interpreters import mlir
+    from jax._src.lax import lax
+
+    known = lax.DotAlgorithmPreset.DEFAULT
+
+    def lower(ctx: Any, *operands: Any, precision: Any, **parameters: Any) -> Any:
+        if precision == lax.DotAlgorithmPreset.F16_F16_F32:
+            precision = known
+        return lax._dot_general_lower(
+            ctx, *operands, precision=precision, platform="cpu", **parameters
+        )
+
+    mlir.register_lowering(lax.dot_general_p, lower, platform="cpu")
 
 
 def load(
