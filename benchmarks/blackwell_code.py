@@ -1,12 +1,14 @@
 """Machine code of published kernels for Blackwell, by Pallasite and by JAX's own compiler.
 
-No GPU is needed: both compile for a target that is named. The source is the same: the kernels of
-JAX's tutorial are read from the file of its tests that has them, the GEMM from the installed JAX;
-for Pallasite only the import of the GPU module is replaced. One assembler makes the machine code of
-both. Needs absl-py, and JAX's compiler as tests/upstream/jax_compiler.py says.
+No GPU is needed: both compile for a target that is named, and one assembler makes the machine code
+of both; see ``blackwell_cases.py`` for the kernels. JAX's compiler is needed as
+tests/upstream/jax_compiler.py says.
 
     python benchmarks/blackwell_code.py --tutorial JAX/tests/pallas/mgpu_examples_test.py \\
         --json blackwell_code.json
+
+With ``--blocks``, the simulator also runs blocks of ours at the published sizes, and compares what
+they write.
 """
 
 from __future__ import annotations
@@ -14,198 +16,31 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
-import importlib
 import json
 import math
 import os
 import pathlib
 import platform
-import re
 import resource
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import blackwell_blocks
+import blackwell_cases
 import harness
-
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "upstream"))
-
 import jax
-import jax.numpy as jnp
 import jax_compiler
 import jax_on_simulator
-import published
-import stand_ins
+from blackwell_cases import JAX, OURS, Case
+from machine_code import Code, read_code
 
 import pallasite
 from pallasite import config
-from pallasite.codegen import assembler
+from pallasite.codegen.tools import find_tool
 from pallasite.target_selection import find_target
-
-OURS, JAX = "ours", "upstream"
-
-M, N, K = 4096, 8192, 4096
-"""Of the published configurations."""
-
-BLOCKS = {"tile_m": 128, "tile_n": 128, "tile_k": 64}
-
-_MATRIX = re.compile(r"^UTC[A-Z]*MMA\b")
-_UNIFORM = re.compile(r"^(UTC[A-Z]*MMA|UTCBAR|UTMALDG|UTMASTG|UBLKCP|UTCCP)\b")
-_LOCAL = re.compile(r"^(LDL|STL)\b")
-_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;")
-_LABEL = re.compile(r"^\.(L\w+):")
-_BRANCH = re.compile(r"`\(\.(L\w+)\)")
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """A machine instruction: its guard without which it always runs, its name, its operands."""
-
-    guard: str | None
-    name: str
-    operands: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Code:
-    """What a compiler made of a kernel.
-
-    Attributes:
-      registers: of a thread.
-      spills: bytes of spills and of the stack.
-      local: instructions that access local memory.
-      instructions: of the kernel.
-      loop: instructions of the loop that issues matrix instructions, without those that wait for
-        barriers again.
-      products: matrix instructions in that loop.
-      divergent: copies, products and commits under predicates of single lanes.
-      seconds: of processors, from the call to machine code.
-    """
-
-    registers: int
-    spills: int
-    local: int
-    instructions: int
-    loop: int
-    products: int
-    divergent: int
-    seconds: float = 0.0
-
-    @property
-    def ratio(self) -> float:
-        """Machine instructions for each matrix instruction."""
-        return self.loop / self.products if self.products else math.nan
-
-
-def read_code(ptx: str, name: str) -> Code:
-    """Assembles PTX, and counts."""
-    assembly = assembler.assemble(ptx, name)
-    instructions, labels = parsed(assembler.disassemble(assembly.cubin))
-    first, last = issuing_loop(instructions, labels)
-    loop = instructions[first : last + 1]
-    return Code(
-        registers=assembly.registers,
-        spills=assembly.spill_store_bytes + assembly.spill_load_bytes + assembly.stack_bytes,
-        local=sum(_LOCAL.match(one.name) is not None for one in instructions),
-        instructions=len(instructions),
-        loop=len(loop),
-        products=sum(_MATRIX.match(one.name) is not None for one in loop),
-        divergent=sum(
-            _UNIFORM.match(one.name) is not None and bool(one.guard) and "UP" not in str(one.guard)
-            for one in instructions
-        ),
-    )
-
-
-def parsed(text: str) -> tuple[list[Instruction], dict[str, int]]:
-    """The instructions of a disassembled kernel, and at which of them its labels are."""
-    instructions: list[Instruction] = []
-    labels: dict[str, int] = {}
-    for line in text.splitlines():
-        if (label := _LABEL.match(line)) is not None:
-            labels[label[1]] = len(instructions)
-        elif (found := _LINE.match(line)) is not None:
-            instructions.append(Instruction(found[1], found[2], found[3]))
-    return instructions, labels
-
-
-def issuing_loop(instructions: Sequence[Instruction], labels: dict[str, int]) -> tuple[int, int]:
-    """First and last instruction of the shortest loop that has a matrix instruction.
-
-    Raises:
-      ValueError: there is none.
-    """
-    products = [n for n, one in enumerate(instructions) if _MATRIX.match(one.name)]
-    loops = []
-    for last, one in enumerate(instructions):
-        target = _BRANCH.search(one.operands) if one.name.startswith("BRA") else None
-        first = labels.get(target[1], last) if target is not None else last
-        if any(first <= product <= last for product in products) and first < last:
-            loops.append((last - first, first, last))
-    if not loops:
-        raise ValueError("no loop issues matrix instructions")
-    _, first, last = min(loops)
-    return first, last
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A kernel of two matrices of float16.
-
-    Attributes:
-      modules: that of each compiler.
-      call: makes the function, given a module.
-    """
-
-    name: str
-    modules: dict[str, Any]
-    call: Callable[[Any], Callable[..., Any]]
-
-
-def cases(tutorial: pathlib.Path | None) -> list[Case]:
-    """All kernels; those of the tutorial only if its file is there."""
-
-    def step(number: int) -> Callable[[Any], Callable[..., Any]]:
-        grid = {"grid_minor_dim": 0, "grid_tile_width": 6} if number == 6 else {}
-
-        def call(module: Any) -> Callable[..., Any]:
-            chosen = module.TuningConfig(**BLOCKS, max_concurrent_steps=4, **grid)
-            return functools.partial(getattr(module, f"matmul{number}"), config=chosen)
-
-        return call
-
-    def published_matmul(collective: bool) -> Callable[[Any], Callable[..., Any]]:
-        def call(module: Any) -> Callable[..., Any]:
-            chosen = module.TuningConfig(
-                **BLOCKS,
-                max_concurrent_steps=6,
-                collective=collective,
-                epilogue_tile_n=32,
-                grid_minor_dim=module.MatmulDimension.N,
-                grid_tile_width=8,
-            )
-            return functools.partial(module.matmul_kernel, config=chosen)
-
-        return call
-
-    name = "blackwell_matmul_mgpu"
-    modules = {
-        OURS: published.load(name, lane_semantics=False),
-        JAX: importlib.import_module(f"{published.PACKAGE}.{name}"),
-    }
-    found = [
-        Case(f"{name}{', pairs' if pairs else ''}", modules, published_matmul(pairs))
-        for pairs in (True, False)
-    ]
-    if tutorial is not None:
-        modules = {
-            OURS: stand_ins.load(tutorial, ours=True),
-            JAX: stand_ins.load(tutorial, ours=False),
-        }
-        found += [Case(f"tutorial, step {number}", modules, step(number)) for number in range(7)]
-    return found
 
 
 class Compilers:
@@ -229,9 +64,8 @@ class Compilers:
 
     def compile(self, case: Case, who: str, depth: int) -> tuple[str, float]:
         """PTX, and seconds of processors from the call to machine code."""
-        function = case.call(case.modules[who])
-        shapes = ((M, depth), (depth, N))
-        arguments = [jax.ShapeDtypeStruct(shape, jnp.float16) for shape in shapes]
+        function = case.function(who)
+        arguments = case.shapes((*case.sizes[:2], depth))
         start = _processor_time()
         if who == OURS:
             with config.scoped(cache=False):
@@ -270,35 +104,75 @@ def measure(compilers: Compilers, case: Case, repeats: int) -> dict[str, Code]:
     codes: dict[str, Code] = {}
     seconds: dict[str, list[float]] = {OURS: [], JAX: []}
     for repetition in range(repeats + 1):
+        depth = case.sizes[2] + repetition * blackwell_cases.BLOCKS["tile_k"]
         for who in (OURS, JAX) if repetition % 2 else (JAX, OURS):
-            ptx, taken = compilers.compile(case, who, K + repetition * BLOCKS["tile_k"])
+            ptx, taken = compilers.compile(case, who, depth)
             if repetition:
                 seconds[who].append(taken)
             else:
                 codes[who] = read_code(ptx, case.name)
     return {
-        who: dataclasses.replace(codes[who], seconds=statistics.median(seconds[who]))
+        who: dataclasses.replace(codes[who], seconds=statistics.median(seconds[who] or [math.nan]))
         for who in (OURS, JAX)
     }
 
 
-def print_table(rows: dict[str, dict[str, Code]]) -> None:
-    """Prints all numbers, ours before upstream's."""
+COLUMNS: dict[str, Callable[[Code], str]] = {
+    "per product": lambda code: f"{code.ratio:.2f}",
+    "registers": lambda code: str(code.registers),
+    "spills": lambda code: str(code.spills),
+    "local": lambda code: str(code.local),
+    "by lanes": lambda code: str(code.guarded + code.branched),
+    "instructions": lambda code: str(code.instructions),
+    "cpu ms": lambda code: f"{1e3 * code.seconds:.0f}",
+}
+"""What is printed of each compiler's code."""
+
+
+def print_table(rows: dict[str, dict[str, Any]]) -> None:
+    """Prints all numbers, ours before upstream's; ratios of three of them."""
     lines = []
-    for name, codes in rows.items():
-        ours, theirs = codes[OURS], codes[JAX]
-        pairs = [
-            [f"{one.ratio:.2f}" for one in (ours, theirs)],
-            *([str(getattr(one, what)) for one in (ours, theirs)] for what in COUNTS),
-            [f"{1e3 * one.seconds:.0f}" for one in (ours, theirs)],
-        ]
-        ratio = ours.seconds / theirs.seconds
-        lines.append((name, *[" / ".join(pair) for pair in pairs], f"{ratio:.2f}"))
-    heads = ("per product", *COUNTS, "cpu ms", "ratio of ms")
+    for name, row in rows.items():
+        ours, theirs = row[OURS], row[JAX]
+        line = [" / ".join(show(one) for one in (ours, theirs)) for show in COLUMNS.values()]
+        for what in ("ratio", "registers", "seconds"):
+            line.append(f"{getattr(ours, what) / getattr(theirs, what):.2f}")
+        begun, count = row.get("in_flight", (0, 0))
+        line.append(f"{begun} of {count}" if count else "")
+        right = row.get("blocks")
+        line.append(f"{right.tiles}: {right.error:.1e}" if right else "")
+        lines.append((name, *line))
+    heads = (*COLUMNS, "ratio: per product", "registers", "ms", "in flight", "tiles: error")
     harness.print_table(("kernel, ours / upstream", *heads), lines)
 
 
-COUNTS = ("registers", "spills", "local", "divergent", "instructions")
+def recorded(rows: dict[str, dict[str, Any]], target: str) -> dict[str, Any]:
+    """All numbers, and what they were measured with, for JSON."""
+    ptxas = find_tool("ptxas").path
+    version = subprocess.run([str(ptxas), "--version"], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = {}
+    for name, row in rows.items():
+        ours, theirs = row[OURS], row[JAX]
+        found[name] = {
+            who: dataclasses.asdict(row[who]) | {"per_product": row[who].ratio}
+            for who in (OURS, JAX)
+        }
+        found[name]["ratios"] = {
+            "per_product": ours.ratio / theirs.ratio,
+            "registers": ours.registers / theirs.registers,
+            "seconds": ours.seconds / theirs.seconds,
+        }
+        if "in_flight" in row:
+            found[name]["in_flight"] = dict(zip(("begun", "tiles"), row["in_flight"], strict=True))
+        if "blocks" in row:
+            found[name]["blocks"] = dataclasses.asdict(row["blocks"])
+    return {
+        "target": target,
+        "jax": jax.__version__,
+        "ptxas": version.stdout.split()[-1],
+        "machine": platform.processor() or platform.machine(),
+        "rows": found,
+    }
 
 
 def main(argv: Sequence[str]) -> int:
@@ -308,32 +182,27 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--target", default="sm_100a")
     parser.add_argument("--repeats", type=int, default=5, help="for the times")
     parser.add_argument("--only", default="", help="part of the kernels' names")
+    parser.add_argument("--blocks", action="store_true", help="runs blocks of published sizes")
+    parser.add_argument("--ptxas", help="the assembler of both")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args(argv)
-    count = find_target(options.target).multiprocessors
-    type(jax.devices()[0]).core_count = property(lambda device: count)
+    if options.ptxas is not None:
+        config.update("ptxas", options.ptxas)
     compilers = Compilers(options.target)
-    rows = {
-        case.name: measure(compilers, case, options.repeats)
-        for case in cases(options.tutorial)
-        if options.only in case.name
-    }
+    rows: dict[str, dict[str, Any]] = {}
+    for case in blackwell_cases.cases(options.tutorial):
+        if options.only not in case.name:
+            continue
+        with blackwell_cases.multiprocessors(find_target(options.target).multiprocessors):
+            row: dict[str, Any] = dict(measure(compilers, case, options.repeats))
+            if options.blocks:
+                row["blocks"] = blackwell_blocks.chosen_blocks(case, options.target)
+        if case.slots > 1:
+            row["in_flight"] = blackwell_blocks.in_flight(case, options.target)
+        rows[case.name] = row
     print_table(rows)
     if options.json is not None:
-        record = {
-            "target": options.target,
-            "jax": jax.__version__,
-            "machine": platform.processor() or platform.machine(),
-            "shape": [M, N, K],
-            "rows": {
-                name: {
-                    who: dataclasses.asdict(code) | {"per_product": code.ratio}
-                    for who, code in codes.items()
-                }
-                for name, codes in rows.items()
-            },
-        }
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        options.json.write_text(json.dumps(recorded(rows, options.target), indent=1) + "\n")
     return 0
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import pathlib
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.experimental import pallas as pl
 
 import pallasite
+from pallasite import gpu as plgpu
 from pallasite.target_selection import find_target
 from pallasite_simulator import simulate
 
@@ -30,13 +35,18 @@ UNFINISHED = (
 SEMANTICS = pytest.mark.parametrize("lane", [False, True], ids=["own", "lane"])
 
 
-@functools.cache
-def module(name, lane, fixed=False):
-    """A module of JAX, on a GPU of few multiprocessors."""
+def beside(name):
+    """A module of the tests of what others made."""
     folder = str(pathlib.Path(__file__).parents[1] / "upstream")
     if folder not in sys.path:
         sys.path.append(folder)
-    import published
+    return importlib.import_module(name)
+
+
+@functools.cache
+def module(name, lane, fixed=False):
+    """A module of JAX, on a GPU of few multiprocessors."""
+    published = beside("published")
 
     replaced = {OWN_BARRIER: BARRIER_OF_BOTH} if fixed else {}
     found = published.load(name, lane_semantics=lane, replaced=replaced)
@@ -113,3 +123,58 @@ def test_ragged_dot(sizes, columns, fixed, lane):
     of_row = np.asarray(b, np.float64)[np.repeat(np.arange(len(sizes)), sizes)]
     expected = np.einsum("mk,mkn->mn", np.asarray(a, np.float64), of_row)
     assert_close(result, expected, 6e-4)
+
+
+@SEMANTICS
+@pytest.mark.parametrize("ragged", [False, True])
+def test_products_are_in_flight_while_accumulators_are_read(ragged, lane):
+    """The next tile's products depend on nothing that comes after the loads of the last one."""
+    upstream = module(f"blackwell_{'ragged_dot' if ragged else 'matmul'}_mgpu", lane)
+    options = {}
+    if ragged:
+        options["grid_minor_dim"] = upstream.blackwell_matmul_mgpu.MatmulDimension.N
+    chosen = upstream.TuningConfig(
+        tile_m=128, tile_n=64, tile_k=64, max_concurrent_steps=2, collective=True,
+        epilogue_tile_n=32, grid_tile_width=1, **options,
+    )  # fmt: skip
+    a, b = normal(0, (256, 192), jnp.float16), normal(1, (192, 128 * 6), jnp.float16)
+    inputs = (a, b[None], jnp.asarray([256], jnp.int32)) if ragged else (a, b)
+    kernel = upstream.ragged_dot_kernel if ragged else upstream.matmul_kernel
+    made = pallasite.compile(functools.partial(kernel, config=chosen), *inputs, target=TARGET)
+    trace = beside("tensor_core_trace")
+    begun, count = trace.overlaps(trace.traced(made, *inputs))
+    assert begun == count >= 4
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_tiles_that_wait_for_the_last_one(slots):
+    """What is counted: one warpgroup that loads each accumulator before it goes on."""
+
+    def body(a_ref, b_ref, out_ref, a_smem, b_smem, acc, filled, done):
+        plgpu.copy_gmem_to_smem(a_ref, a_smem, filled)
+        plgpu.copy_gmem_to_smem(b_ref, b_smem, filled)
+        plgpu.barrier_wait(filled)
+
+        @pl.loop(0, 3)
+        def _(i):
+            target = acc.at[:, pl.ds(pl.multiple_of(lax.rem(i, slots) * 64, 64), 64)]
+            plgpu.tcgen05_mma(target, a_smem, b_smem, done, accumulate=False)
+            plgpu.barrier_wait(done)
+            out_ref[i] = plgpu.async_load_tmem(target)
+            plgpu.wait_load_tmem()
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((3, 128, 64), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((128, 64), jnp.float16),
+            plgpu.SMEM((64, 64), jnp.float16),
+            plgpu.TMEM((128, 64 * slots), jnp.float32),
+            plgpu.Barrier(num_arrivals=2),
+            plgpu.Barrier(orders_tensor_core=True),
+        ],
+    )
+    inputs = normal(0, (128, 64), jnp.float16), normal(1, (64, 64), jnp.float16)
+    made = pallasite.compile(kernel, *inputs, target=TARGET)
+    trace = beside("tensor_core_trace")
+    assert trace.overlaps(trace.traced(made, *inputs)) == (0, 2)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import published
 import pytest
+import tensor_core_trace
 
 import pallasite
 from pallasite.target_selection import find_target
@@ -56,3 +57,17 @@ def test_steps(step, rows, columns, depth, lane):
     expected = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     error = np.linalg.norm(np.asarray(simulation.outputs[0], np.float64) - expected)
     assert error < 1e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("step", [4, 5, 6])
+def test_products_in_flight(step):
+    """From step 5 on, there are two accumulators: products write one while the other is read."""
+    tutorial = module(False)
+    grid = {"grid_minor_dim": 0, "grid_tile_width": 2} if step == 6 else {}
+    chosen = tutorial.TuningConfig(tile_m=128, tile_n=64, tile_k=64, max_concurrent_steps=2, **grid)
+    random = np.random.default_rng(step)
+    a, b = (jnp.asarray(random.normal(size=s), jnp.float16) for s in ((256, 192), (192, 768)))
+    kernel = functools.partial(getattr(tutorial, f"matmul{step}"), config=chosen)
+    made = pallasite.compile(kernel, a, b, target=TARGET)
+    begun, count = tensor_core_trace.overlaps(tensor_core_trace.traced(made, a, b))
+    assert count >= 4 and begun == (0 if step == 4 else count)

@@ -166,7 +166,8 @@ def sufficient_pipeline(llvm: str) -> str:
     several = llvm.count("\ndefine ") > 1
     hoists = "!invariant.load" in llvm and " = phi " in llvm
     wide = any(f"= call {type_} " in llvm for type_ in _WIDE_TYPE.findall(llvm))
-    return "O1" if several or hoists or wide or "llvm.loop.unroll" in llvm else "short"
+    unrolls = "llvm.loop.unroll.full" in llvm or "llvm.loop.unroll.count" in llvm
+    return "O1" if several or hoists or wide or unrolls else "short"
 
 
 def simplify(module: Any, target: Target) -> None:

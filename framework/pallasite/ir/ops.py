@@ -361,9 +361,16 @@ def for_loop(
     upper: ir.Value,
     carries: Sequence[ir.Value],
     body: Callable[[ir.Value, list[ir.Value]], Sequence[ir.Value]],
+    *,
+    rolled: bool = False,
 ) -> list[ir.Value]:
-    """``for index in [lower, upper)`` with carried values; returns their final values."""
+    """``for index in [lower, upper)`` with carried values; returns their final values.
+
+    If it is to stay ``rolled``, neither LLVM nor ptxas unrolls it.
+    """
     operation = scf.ForOp(lower, upper, constant(1, lower.type), list(carries))
+    if rolled:
+        operation.attributes["unroll"] = ir.IntegerAttr.get(i32(), 1)
     with ir.InsertionPoint(operation.body):
         results = body(operation.induction_variable, list(operation.inner_iter_args))
         scf.yield_(list(results))

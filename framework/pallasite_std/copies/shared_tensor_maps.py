@@ -30,7 +30,8 @@ type Box = tuple[int, ...]
 MAXIMUM_PARAMETERS = 2
 """How many parameters the launcher passes for an array that the kernel writes."""
 
-_UNROLLED = 8
+_UNROLLED = 2
+"""Parts of which each has an instruction; of more, a loop copies them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,4 +324,5 @@ def _emit_parts(
         emit(place)
         return ()
 
-    ops.for_loop(ops.i32_constant(0), ops.i32_constant(axis.count), [], body)
+    # ptxas would unroll it, and make hundreds of instructions of what is seldom run.
+    ops.for_loop(ops.i32_constant(0), ops.i32_constant(axis.count), [], body, rolled=True)

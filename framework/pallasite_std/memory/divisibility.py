@@ -98,6 +98,16 @@ class _Search:
             chosen = _chosen(operands, self._conditions)
             if chosen is not None:
                 return self.divisor(chosen, depth)
+            del operands[0]
+        if rule is _common:
+            # Constants first, which take no search; and nothing after what makes the result 1.
+            operands.sort(key=_is_computed)
+            result = 0
+            for operand in operands:
+                result = math.gcd(result, self.divisor(operand, depth))
+                if result == 1:
+                    break
+            return result
         return rule(operands, [self.divisor(operand, depth) for operand in operands])
 
     def _argument(self, value: ir.Value, block: ir.Block, depth: int) -> int:
@@ -135,14 +145,20 @@ class _Search:
         return math.gcd(self.divisor(start, depth), self.divisor(following, depth))
 
 
-def _constant(value: ir.Value) -> int | None:
+def _is_computed(value: ir.Value) -> bool:
+    owner = value.owner
+    return isinstance(owner, ir.Block) or owner.name != "arith.constant"
+
+
+def _constant(value: ir.Value, conditions: dict[ir.Value, bool | None] | None = None) -> int | None:
     owner = value.owner
     if isinstance(owner, ir.Block):
         return None
     name = owner.name
     if name == "arith.select":
-        chosen = _chosen(list(owner.operands), {})
-        return None if chosen is None else _constant(chosen)
+        conditions = {} if conditions is None else conditions
+        chosen = _chosen(list(owner.operands), conditions)
+        return None if chosen is None else _constant(chosen, conditions)
     if name != "arith.constant":
         return None
     return int(ir.IntegerAttr(owner.attributes["value"]).value)
@@ -187,7 +203,9 @@ def _find_truth(value: ir.Value, conditions: dict[ir.Value, bool | None]) -> boo
         return deciding if deciding in known else None if None in known else not deciding
     if name != "arith.cmpi":
         return None
-    left, right = map(_constant, owner.operands)
+    # A constant on the right is found at once, and nothing is left to be looked for without it.
+    right = _constant(owner.operands[1], conditions)
+    left = None if right is None else _constant(owner.operands[0], conditions)
     predicate = int(ir.IntegerAttr(owner.attributes["predicate"]).value)
     if left is None or right is None or (predicate >= 6 and min(left, right) < 0):
         return None
@@ -250,5 +268,5 @@ _RULES: dict[str, _Rule] = {
     "arith.muli": _product,
     "arith.shli": _shift_left,
     "arith.andi": _mask,
-    "arith.select": lambda _, divisors: math.gcd(*divisors[1:]),
+    "arith.select": _common,
 }

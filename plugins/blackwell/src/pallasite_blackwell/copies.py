@@ -75,26 +75,26 @@ def _copy_gmem_to_smem(ctx: RuleContext, *operands: Value, **params: Any) -> Seq
     if wanted is not None:
         size = ops.arith.select(wanted, ops.i32_constant(size), ops.i32_constant(0))
     leader = ctx.leader
-    with ops.when(leader):
-        with ops.when(ops.compare("eq", index, 0)):
-            copies.expect(ctx, selected, size)
-        address = ops.inline_assembly(
-            "mapa.shared::cluster.u32 $0, $1, $2;",
-            "=r,r,r",
-            selected.address(),
-            leader_rank,
-            results=[ops.i32()],
+    # Branches that are not nested become predicates, by which one lane copies for its warp.
+    with ops.when(ops.arith.andi(leader, ops.compare("eq", index, 0))):
+        copies.expect(ctx, selected, size)
+    address = ops.inline_assembly(
+        "mapa.shared::cluster.u32 $0, $1, $2;",
+        "=r,r,r",
+        selected.address(),
+        leader_rank,
+        results=[ops.i32()],
+    )
+    with ops.when(leader if wanted is None else ops.arith.andi(leader, wanted)):
+        tma.issue_load(
+            ctx,
+            copy,
+            destination,
+            address,
+            collective=dimensions,
+            space="shared::cta" if partitioned else "shared::cluster",
+            modifier=".cta_group::2",
         )
-        with ops.when(ops.i1_constant(True) if wanted is None else wanted):
-            tma.issue_load(
-                ctx,
-                copy,
-                destination,
-                address,
-                collective=dimensions,
-                space="shared::cta" if partitioned else "shared::cluster",
-                modifier=".cta_group::2",
-            )
     return ()
 
 
