@@ -154,7 +154,8 @@ def dispatch(
         def send(row: Any, carry: Any) -> Any:
             known, known_start = carry
             expert = experts_ref[row]
-            device = lax.div(expert, layout.here)
+            # In range by its form, too: it need not be checked.
+            device = lax.min(lax.max(lax.div(expert, layout.here), 0), count - 1)
 
             def start() -> Any:
                 first = device * layout.here

@@ -13,6 +13,7 @@ from pallasite.plugin import InvalidTypeError, InvalidValueError, UnsupportedErr
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext, RegisterArray, RuleContext
 from pallasite_multigpu import protocol
+from pallasite_multigpu.rules.ranges import range_of
 
 type Index = ir.Value | int
 """An i32, or a number."""
@@ -73,11 +74,13 @@ def device_rank(ctx: RuleContext, device_id: Any, what: str) -> Index:
             )
     else:
         rank = _index(ctx, device_id, what)
-        _check(rank, count, f"{what}: the device_id", f"the mesh {axes} has {count} devices")
+        why = f"the mesh {axes} has {count} devices"
+        _check(ctx, rank, count, f"{what}: the device_id", why)
         return rank
     total: Index = 0
     for name, size, one in zip(names, sizes, coordinates, strict=True):
-        _check(one, size, f"{what}: the coordinate along {name!r}", f"that axis has {size} devices")
+        place = f"{what}: the coordinate along {name!r}"
+        _check(ctx, one, size, place, f"that axis has {size} devices")
         total = _add(_multiply(total, size), one)
     return total
 
@@ -115,7 +118,7 @@ def _from_axes(
         size = math.prod(axes[one] for one in members)
         if len(members) > 1:
             place = f"{what}: the coordinate along {name!r}"
-            _check(whole, size, place, f"these axes have {size} devices")
+            _check(ctx, whole, size, place, f"these axes have {size} devices")
         inner = size
         for one in members:
             inner //= axes[one]
@@ -149,11 +152,21 @@ def _index(ctx: RuleContext, value: Any, what: str) -> Index:
     return scalar
 
 
-def _check(value: Index, size: int, what: str, why: str) -> None:
-    if isinstance(value, int) and not 0 <= value < size:
-        raise InvalidValueError(
-            f"{what} is out of range", got=value, expected=f"0 to {size - 1}: {why}"
-        )
+def _check(ctx: RuleContext, value: Index, size: int, what: str, why: str) -> None:
+    """A number has to be in range; where only the kernel knows it, the kernel gives up if not."""
+    if isinstance(value, int):
+        if not 0 <= value < size:
+            raise InvalidValueError(
+                f"{what} is out of range", got=value, expected=f"0 to {size - 1}: {why}"
+            )
+        return
+    rank = protocol.rank(ctx.kernel)
+    count = protocol.device_count(ctx.kernel)
+    found = range_of(value, lambda one: (0, count - 1) if one == rank else None)
+    if found is not None and found[0] >= 0 and found[1] < size:
+        return
+    with ops.when(ops.compare("uge", value, size)):
+        protocol.trap(ctx, protocol.Trap.DEVICE_ID, value)
 
 
 def _add(x: Index, y: Index) -> Index:
