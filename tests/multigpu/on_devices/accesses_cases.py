@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices_support import LANE, SEMAPHORE, WARPGROUP, like, mesh_of, rows, run
+from devices_support import LANE, PARTIAL, SEMAPHORE, WARPGROUP, like, mesh_of, rows, run
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -47,7 +47,9 @@ def test_scalars_slices_and_masks():
         pl.semaphore_signal(semaphore, 1, device_id=_other())
         pl.semaphore_wait(semaphore)
 
-    kernel = plgpu.kernel(body, out_type=like(x), scratch_types=[SEMAPHORE])
+    kernel = plgpu.kernel(
+        body, out_type=like(x), scratch_types=[SEMAPHORE], compiler_params=PARTIAL
+    )
     found = run(kernel, mesh, x)
     assert (found[:, 0, 3] == x[:, 1, 5] + 1).all()
     expected = x[::-1, 2] + x[:, 1, 5, None]
@@ -144,6 +146,7 @@ def test_copies_to_peers_in_a_loop(shape):
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((4, shape[0], 64), np.float32),
+        compiler_params=PARTIAL,
         scratch_types=[plgpu.SMEM(shape, np.float32), plgpu.Barrier(), SEMAPHORE],
     )
     found = _on_hopper(kernel, mesh, x)[:, :, :, : shape[1]]

@@ -15,6 +15,7 @@ from pallasite import gpu as plgpu
 
 SEMAPHORE = plgpu.SemaphoreType.REGULAR
 LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+PARTIAL = plgpu.CompilerParams(plugin_options={"standard": {"partial_outputs": True}})
 WARPGROUP = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
 
 

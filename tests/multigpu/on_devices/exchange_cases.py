@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices_support import LANE, SEMAPHORE, WARPGROUP, like, mesh_of, rows, run
+from devices_support import LANE, PARTIAL, SEMAPHORE, WARPGROUP, like, mesh_of, rows, run
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -100,7 +100,7 @@ def test_constant_ids_and_ids_of_loops_and_memory():
         pl.semaphore_wait(semaphore)
 
     out = jax.ShapeDtypeStruct((6, 128), np.int32)
-    kernel = plgpu.kernel(body, out_type=out, scratch_types=[SEMAPHORE])
+    kernel = plgpu.kernel(body, out_type=out, scratch_types=[SEMAPHORE], compiler_params=PARTIAL)
     found = run(kernel, mesh, x, places)
     for device in range(4):
         np.testing.assert_array_equal(found[device, :4], x)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from devices_support import LANE, SEMAPHORE, WARPGROUP, like, mesh_of, rows, run
+from devices_support import LANE, PARTIAL, SEMAPHORE, WARPGROUP, like, mesh_of, rows, run
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -147,6 +147,7 @@ def test_copies_to_all(columns):
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((3, 16, 64), np.float32),
+        compiler_params=PARTIAL,
         scratch_types=[plgpu.SMEM((16, columns), np.float32), plgpu.Barrier(), SEMAPHORE],
     )
     found = run(kernel, mesh, x)[..., :columns]

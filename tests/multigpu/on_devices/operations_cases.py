@@ -45,6 +45,7 @@ def close(found, expected):
         (3, (2, 130), -1, np.int8),
         (4, (1000,), 0, np.float16),
         (4, (8, 3, 64), 1, np.int32),
+        (8, (3,), 0, np.int32),
     ],
 )
 def test_all_gather(count, shape, dimension, dtype):
@@ -63,6 +64,7 @@ def test_all_gather(count, shape, dimension, dtype):
         (3, (5, 66), -1, "max", np.float16),
         (4, (8, 33), 0, "xor", np.int32),
         (4, (64, 2), 0, "min", np.int8),
+        (8, (3, 16), 1, "add", np.int32),
     ],
 )
 def test_reduce_scatter(count, shape, dimension, reduction, dtype):
@@ -83,7 +85,9 @@ def test_reduce_scatter(count, shape, dimension, reduction, dtype):
         (2, (2, 3), "one_step", "add", jnp.bfloat16),
         (3, (7, 9, 2), "two_steps", "max", np.float32),
         (4, (3, 128), "two_steps", "add", np.float16),
-        (4, (5, 13), "two_steps", "or", np.int32),  # Not divisible: in one step.
+        (4, (5, 13), "two_steps", "or", np.int32),
+        (8, (3,), "two_steps", "add", np.int32),
+        (8, (11, 3), None, "add", jnp.bfloat16),
     ],
 )
 def test_all_reduce(count, shape, method, reduction, dtype):
@@ -101,15 +105,25 @@ def test_a_scatter_without_a_dimension_is_an_all_reduce():
     close(on_devices(operation, x)[1], reduced(x, "add"))
 
 
-@pytest.mark.parametrize(("from_", "to"), [(0, 0), (1, 0), (0, 1)])
-def test_all_to_all(from_, to):
-    x = numbers((4, 8, 12), np.float32)
+@pytest.mark.parametrize(
+    ("count", "shape", "dtype", "from_", "to"),
+    [
+        (4, (8, 12), np.float32, 0, 0),
+        (4, (8, 12), np.float32, 1, 0),
+        (4, (8, 12), np.float32, 0, 1),
+        (2, (3, 2, 5), jnp.bfloat16, 1, 2),
+        (3, (7, 3), np.float16, 1, 0),
+        (8, (8, 1), np.int32, 0, 1),
+    ],
+)
+def test_all_to_all(count, shape, dtype, from_, to):
+    x = numbers((count, *shape), dtype)
     operation = functools.partial(
         ops.all_to_all, axis_name="x", split_dimension=from_, concat_dimension=to
     )
     found = on_devices(operation, x)
     for device, row in enumerate(found):
-        parts = [np.split(one, 4, axis=from_)[device] for one in x]
+        parts = [np.split(one, count, axis=from_)[device] for one in x]
         np.testing.assert_array_equal(row, np.concatenate(parts, axis=to))
 
 

@@ -16,31 +16,97 @@ from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_multigpu import ops
 
 
-def test_gradients_are_those_of_jax():
-    x, y = numbers((2, 4, 6), np.float32), numbers((2, 8, 6), np.float32, 1)
-    half, whole = y[:, :2], y[:, :4]
-    cases = (
-        (ops.all_gather, jax.lax.all_gather, y),
-        (ops.reduce_scatter, jax.lax.psum_scatter, half),
-        (ops.all_to_all, functools.partial(jax.lax.all_to_all, split_axis=0, concat_axis=0), whole),
+def gradients(function, arrays, d_out):
+    """Of one device's operands, for a cotangent on each device; and what each device has."""
+    mesh, spec = mesh_of(x=len(d_out)), PartitionSpec("x")
+
+    def one(*given):
+        *operands, cotangent = (row[0] for row in given)
+        return tuple(one[None] for one in jax.vjp(function, *operands)[1](cotangent))
+
+    call = jax.shard_map(
+        one, mesh=mesh, in_specs=spec, out_specs=(spec,) * len(arrays), check_vma=False
     )
-    for ours, theirs, weights in cases:
+    return [np.asarray(one) for one in jax.jit(call)(*arrays, d_out)]
 
-        def gradient(function, weights=weights):
-            mesh, spec = mesh_of(x=2), PartitionSpec("x")
 
-            def one(a, w):
-                return jax.grad(lambda b: (function(b[0]) * w[0]).sum())(a)
+def _all_to_all(x, axis_name):
+    return jax.lax.all_to_all(x, axis_name, 0, 1, tiled=True)
 
-            call = jax.shard_map(
-                one, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False
-            )
-            return np.asarray(jax.jit(call)(x, weights))
 
-        mine = gradient(functools.partial(ours, axis_name="x"))
-        np.testing.assert_allclose(
-            mine, gradient(functools.partial(theirs, axis_name="x", tiled=True)), 1e-6, 1e-6
+@pytest.mark.parametrize(
+    ("count", "shape", "dtype", "ours", "theirs"),
+    [
+        (2, (4, 6), np.float32, ops.all_gather, jax.lax.all_gather),
+        (3, (3, 5), jnp.bfloat16, ops.all_gather, jax.lax.all_gather),
+        (3, (6, 7), np.float16, ops.reduce_scatter, jax.lax.psum_scatter),
+        (4, (4, 8, 3), np.float32, ops.all_to_all, _all_to_all),
+        (2, (33,), np.float32, ops.all_reduce, None),
+        (3, (5, 3), jnp.bfloat16, functools.partial(ops.all_reduce, method="two_steps"), None),
+        (8, (4, 4), np.float16, ops.all_reduce, None),
+    ],
+)
+def test_gradients_are_those_of_jax(count, shape, dtype, ours, theirs):
+    """The gradient of a sum over all devices is the sum of their gradients."""
+    x = numbers((count, *shape), dtype)
+    if ours is ops.all_to_all:
+        ours = functools.partial(ours, split_dimension=0, concat_dimension=1)
+    elif theirs is not None:
+        theirs = functools.partial(theirs, tiled=True)
+    function = functools.partial(ours, axis_name="x")
+    reference = functools.partial(theirs or jax.lax.psum, axis_name="x")
+    if theirs is None:
+        d_out = numbers(x.shape, dtype, 1)
+        expected = np.broadcast_to(d_out.astype(np.float64).sum(0), d_out.shape)
+    else:
+        made = jax.eval_shape(
+            jax.shard_map(
+                lambda row: reference(row[0])[None],
+                mesh=mesh_of(x=count),
+                in_specs=PartitionSpec("x"),
+                out_specs=PartitionSpec("x"),
+                check_vma=False,
+            ),
+            x,
         )
+        d_out = numbers(made.shape, dtype, 1)
+        (expected,) = gradients(reference, [x.astype(np.float32)], d_out.astype(np.float32))
+    (found,) = gradients(function, [x], d_out)
+    assert found.dtype == dtype
+    tolerance = 4 * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(
+        found.astype(np.float64), np.asarray(expected, np.float64), tolerance, tolerance
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "m", "n", "k", "fused"), [(2, 128, 256, 64, True), (3, 10, 24, 12, False)]
+)
+def test_gradients_of_a_gathered_product(count, m, n, k, fused):
+    """Of whole tiles, which one kernel gathers and multiplies, and of others."""
+    x, y = numbers((count, m, k), jnp.bfloat16), numbers((count, k, n), jnp.bfloat16, 1)
+    d_out = numbers((count, count * m, n), jnp.bfloat16, 2)
+    with pallasite.target("sm_90a"):
+        found = gradients(functools.partial(ops.all_gather_matmul, axis_name="x"), [x, y], d_out)
+    wide, columns, d_wide = (one.astype(np.float64) for one in (x, y, d_out))
+    of_x = np.einsum("dmn,dkn->mk", d_wide, columns).reshape(count, m, k)
+    of_y = np.einsum("mk,dmn->dkn", wide.reshape(count * m, k), d_wide)
+    for one, other in zip(found, (of_x, of_y), strict=True):
+        error = np.abs(one.astype(np.float64) - other).max() / np.abs(other).max()
+        assert error < 1e-2, error
+
+
+def test_gradients_of_a_scattered_product():
+    count, m, n, k = 3, 6, 10, 20
+    x, y = numbers((count, m, k), np.float16), numbers((count, k, n), np.float16, 1)
+    d_out = numbers((count, m // count, n), np.float16, 2)
+    found = gradients(functools.partial(ops.matmul_reduce_scatter, axis_name="x"), [x, y], d_out)
+    wide = d_out.astype(np.float64).reshape(m, n)
+    of_x = np.einsum("mn,dkn->dmk", wide, y.astype(np.float64))
+    of_y = np.einsum("dmk,mn->dkn", x.astype(np.float64), wide)
+    for one, other in zip(found, (of_x, of_y), strict=True):
+        error = np.abs(one.astype(np.float64) - other).max() / np.abs(other).max()
+        assert error < 2e-3, error
 
 
 @pytest.mark.parametrize(("count", "m", "n", "k"), [(2, 128, 512, 128), (3, 256, 256, 64)])

@@ -313,13 +313,17 @@ def _all_reduce(
     if method is None:
         method = choice.method_of_all_reduce(x.size * x.dtype.itemsize, count)
     part = -(-x.size // count)
-    if method == "one_step" or part * count != x.size:
+    if method == "one_step":
         tiles = plan.tiles(1, x.size)
         flat = x.reshape(1, x.size)
         return kernels.reduce_in_one_step(flat, axis, count, reduction, tiles).reshape(x.shape)
-    whole = x.reshape(1, count, part)
+    flat = x.reshape(x.size)
+    if part * count != x.size:
+        flat = jnp.pad(flat, (0, part * count - x.size))
     tiles = plan.tiles(1, part)
-    return kernels.reduce_in_two_steps(whole, axis, count, reduction, tiles).reshape(x.shape)
+    whole = flat.reshape(1, count, part)
+    made = kernels.reduce_in_two_steps(whole, axis, count, reduction, tiles).reshape(-1)
+    return made[: x.size].reshape(x.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

@@ -210,6 +210,7 @@ def _build(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
             unsafe_no_auto_barriers=True,
             approx_math=True,
+            plugin_options={"standard": {"partial_outputs": True}},  # Not the own rows.
         ),
     )
     return made
