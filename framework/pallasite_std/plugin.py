@@ -210,6 +210,7 @@ _ROW_OPERATIONS = {
     "rows.quantize": ("quantize", "dequantize"),
     "rows.rotary": ("rotary_embedding",),
     "rows.gated": ("gated_activation", "swiglu"),
+    "rows.top_k": ("top_k",),
 }
 
 

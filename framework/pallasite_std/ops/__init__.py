@@ -32,6 +32,7 @@ _NAMES = {
     "rotary_embedding": "rows.rotary",
     "gated_activation": "rows.gated",
     "swiglu": "rows.gated",
+    "top_k": "rows.top_k",
 }
 """The module of each public name; it is imported when the name is first used."""
 

@@ -60,7 +60,7 @@ def forward(
         logarithm = jnp.log(total) + largest
         label = labels[block.place]
         there = jnp.clip(label, 0, columns - 1)
-        chosen = loss.logits(_elements(block, x, there))
+        chosen = loss.logits(block.elements(x, there))
         value = logarithm - chosen
         if mean is not None:
             value = value + loss.smoothing * (chosen - mean)
@@ -76,14 +76,6 @@ def forward(
     return row_kernel(
         body, rows, tiling, [vector, vector], "cross_entropy", exchanges, parameters(dtype)
     )
-
-
-def _elements(block: Rows, x: Any, columns: Any) -> Any:
-    """An element of each row."""
-    if block.tiling.height == 1:
-        return x[block.first, columns].astype(jnp.float32)
-    rows = block.first + lax.broadcasted_iota(jnp.int32, columns.shape, 0)
-    return x[rows, columns].astype(jnp.float32)
 
 
 def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple[Any, Any, Any]:

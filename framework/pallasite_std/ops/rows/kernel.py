@@ -211,6 +211,18 @@ class Rows:
         else:
             pl.when(self.thread == 0)(write)
 
+    def elements(self, ref: Any, columns: Any) -> Any:
+        """An element of each row of a (rows, columns) matrix, as float32; columns is like them."""
+        if self.tiling.height == 1:
+            return ref[self.first, columns].astype(jnp.float32)
+        rows = self.first + lax.broadcasted_iota(jnp.int32, columns.shape, 0)
+        return ref[rows, columns].astype(jnp.float32)
+
+    def use_slots(self, first: Any) -> None:
+        """In a loop: which reductions of the body, counted from 0, those of a turn are."""
+        if self._exchange is not None:
+            self._exchange.next = first
+
     def exchange(self, values: Sequence[Any], kinds: Sequence[str]) -> tuple[Any, ...]:
         """Combines values of the warpgroups that share a row; all of them get the results."""
         if self._exchange is None:

@@ -1,0 +1,70 @@
+"""``pallasite.ops.top_k`` agrees with ``jax.lax.top_k``, also where elements are equal."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ops_support import on, random
+
+import pallasite.ops
+from pallasite.errors import InvalidTypeError, InvalidValueError
+
+pytestmark = pytest.mark.runs_kernels
+
+
+@pytest.mark.parametrize(
+    ("shape", "k", "dtype", "target"),
+    [
+        ((3, 5, 64), 8, "bfloat16", "sm_100a"),
+        ((2, 3000), 3, "float32", "sm_90a"),  # Warpgroups share a row.
+        ((1, 70001), 2, "float16", "sm_90"),  # A row does not fit registers.
+        ((7, 13), 13, "float16", "sm_120a"),
+        ((1,), 1, "float32", "sm_90a"),
+    ],
+)
+def test_shapes(shape, k, dtype, target):
+    x = random(1, shape, dtype)
+    with on(target):
+        values, indices = pallasite.ops.top_k(x, k)
+    expected, places = jax.lax.top_k(x, k)
+    assert values.dtype == x.dtype and indices.dtype == jnp.int32
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(indices, places)
+
+
+@settings(max_examples=5)
+@given(st.integers(1, 40), st.integers(0, 1000))
+def test_equal_elements(columns, seed):
+    """The lowest column first; infinities of both signs are elements like others."""
+    rng = np.random.default_rng(seed)
+    x = rng.choice(np.array([-np.inf, -1.0, 2.0, np.inf], np.float32), (6, columns))
+    k = int(rng.integers(1, columns + 1))
+    with on("sm_90a"):
+        values, indices = pallasite.ops.top_k(jnp.asarray(x), k)
+    order = np.argsort(-x, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, order, 1))
+
+
+def test_nan_and_derivatives():
+    x = jnp.asarray([[1.0, jnp.nan, 3.0, 2.0]])
+    with on("sm_100a"):
+        values, indices = pallasite.ops.top_k(x, 2)
+        gradient = jax.grad(lambda x: (pallasite.ops.top_k(x, 2)[0] ** 2).sum())(x[:, 2:])
+    np.testing.assert_array_equal(indices, [[1, 2]])
+    np.testing.assert_array_equal(values, [[np.nan, 3.0]])
+    np.testing.assert_array_equal(gradient, [[6.0, 4.0]])
+
+
+def test_nothing_and_errors():
+    x = jnp.zeros((3, 4))
+    with on("sm_90a"):
+        assert [one.shape for one in pallasite.ops.top_k(x, 0)] == [(3, 0)] * 2
+        with pytest.raises(InvalidValueError, match="k does not fit the rows"):
+            pallasite.ops.top_k(x, 5)
+        with pytest.raises(InvalidTypeError, match="x does not fit"):
+            pallasite.ops.top_k(x.astype(jnp.int32), 1)
