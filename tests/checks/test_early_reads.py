@@ -55,7 +55,7 @@ def test_forms(how, aliased):
     assert not found if aliased else only(found, TEXT) is None
 
 
-@pytest.mark.parametrize("case", ["first", "chosen", "others", "branch", "data", "times"])
+@pytest.mark.parametrize("case", ["first", "chosen", "others", "branch", "data", "times", "itself"])
 def test_right_or_unknown(case):
     def body(x, n, o):
         i, k = lax.axis_index("i"), lax.axis_index("k")
@@ -76,6 +76,8 @@ def test_right_or_unknown(case):
             @pl.loop(0, n[0])
             def _(_):
                 o[rows] += 1
+        elif case == "itself":
+            o[rows] = o[rows]
         else:
             o[rows] = x[rows] + o[rows] * (k > 0)
 

@@ -100,6 +100,11 @@ FINDINGS = (
         "thread ends before its asynchronous operation|block ends while its shared memory is in",
     ),
     Own(
+        "two threads copy the same buffer, and each waits for its own stores",
+        "test_carry_accumulate",
+        "data race with an asynchronous operation in shared memory",
+    ),
+    Own(
         "copies to tensor memory that nobody waits for",
         "test_async_copy_sparse_metadata_smem_to_tmem_warp|test_tmem_alloc_within_warp_map",
         "in tensor memory|kernel ends before its asynchronous operation",
@@ -118,11 +123,6 @@ FINDINGS = (
 )
 
 FINDINGS_OF_JAX = (
-    Own(
-        "two threads copy the same buffer, and each waits for its own stores",
-        "test_carry_accumulate",
-        "data race with an asynchronous operation in shared memory",
-    ),
     Own(
         "JAX loads what it overwrites, by ldmatrix",
         "",

@@ -17,15 +17,17 @@ _READS = frozenset({_jax.get_p, arrays.load_p})
 
 _UPDATES = frozenset({_jax.addupdate_p, arrays.atomic_p})
 
-_KEEP = frozenset(
-    {
-        *(lax.add_p, lax.sub_p, lax.neg_p, lax.max_p, lax.min_p, lax.convert_element_type_p),
-        *(lax.broadcast_in_dim_p, lax.reshape_p, lax.squeeze_p, lax.transpose_p),
-        layouts.layout_cast_p,
-    }
-)
+_SUMS = frozenset({lax.add_p, lax.sub_p, lax.neg_p, lax.max_p, lax.min_p})
 """Primitives whose results differ where their operands do: those that choose, or multiply by 0, may
 do away with rubbish."""
+
+_MOVES = frozenset(
+    {
+        *(lax.broadcast_in_dim_p, lax.reshape_p, lax.squeeze_p, lax.transpose_p),
+        *(lax.convert_element_type_p, layouts.layout_cast_p),
+    }
+)
+"""Primitives that keep values: an output may be copied to itself, which leaves it as it is."""
 
 
 def check_early_reads(
@@ -87,11 +89,16 @@ def _adds(use: Use, jaxpr: Any, table: JaxprTable) -> bool:
 
 def _written_back(read: Any, following: Sequence[Any]) -> bool:
     """Whether a sum with what was read is stored to the reference it comes from."""
-    sums = set(read.outvars)
+    moved, sums = set(read.outvars), set()
     for equation in following:
         operands = [one for one in equation.invars if not isinstance(one, _jax.Literal)]
         if equation.primitive is _jax.swap_p and operands[0] is read.invars[0]:
             return operands[1] in sums
-        if sums.intersection(operands) and equation.primitive in _KEEP:
+        added = equation.primitive in _SUMS
+        if not (added or equation.primitive in _MOVES):
+            continue
+        if sums.intersection(operands) or (added and moved.intersection(operands)):
             sums.update(equation.outvars)
+        elif moved.intersection(operands):
+            moved.update(equation.outvars)
     return False
