@@ -52,18 +52,20 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values.reshape(shape), indices.reshape(shape)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _top_k(k: int, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _of_rows(k: int, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     values, indices = _kernel(k, *rows.shape, np.dtype(rows.dtype))(rows)
     return values, indices
 
 
-@_top_k.defjvp
 def _derivative(k: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
     values, indices = _top_k(k, *primals)
     (d_rows,) = tangents
     d_values = jnp.take_along_axis(d_rows, indices, axis=1)
     return (values, indices), (d_values, np.zeros(indices.shape, jax.dtypes.float0))
+
+
+_top_k: Any = jax.custom_jvp(_of_rows, nondiff_argnums=(0,))
+_top_k.defjvp(_derivative)
 
 
 @functools.lru_cache(maxsize=512)
