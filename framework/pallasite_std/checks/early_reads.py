@@ -89,7 +89,8 @@ def _adds(use: Use, jaxpr: Any, table: JaxprTable) -> bool:
 
 def _written_back(read: Any, following: Sequence[Any]) -> bool:
     """Whether a sum with what was read is stored to the reference it comes from."""
-    moved, sums = set(read.outvars), set()
+    moved: set[Any] = set(read.outvars)
+    sums: set[Any] = set()
     for equation in following:
         operands = [one for one in equation.invars if not isinstance(one, _jax.Literal)]
         if equation.primitive is _jax.swap_p and operands[0] is read.invars[0]:
