@@ -84,6 +84,14 @@ def test_shapes(m, n, k, semantics):
     Case(m=m, n=n, k=k, a_swizzle=swizzle, b_swizzle=swizzle, semantics=semantics).check()
 
 
+@pytest.mark.parametrize(
+    ("n", "dtype", "pair"),
+    [(8, F16, False), (264, E4M3, False), (24, F32, False), (80, BF16, True)],
+)
+def test_columns_in_multiples_of_8(n, dtype, pair):
+    Case(n=n, k=128, a=dtype, b_turned=True, pair=pair).check()
+
+
 @BOTH
 @pytest.mark.parametrize("dtype", [F16, I8])
 def test_the_left_operand_is_in_tensor_memory(dtype, semantics):

@@ -67,7 +67,12 @@ def line_of_multiply():
             ["got: TMEM_DEFAULT(packing=2)", "expected: TMEM_DEFAULT(packing=1)"],
         ),
         (
-            (A, smem((64, 72), F16, 16), plgpu.TMEM((128, 72), F32), DONE),
+            (A, plgpu.SMEM((64, 68), F16), plgpu.TMEM((128, 68), F32), DONE),
+            InvalidValueError,
+            ["no instructions make so many columns", "n=68", "a multiple of 8"],
+        ),
+        (
+            (smem((128, 64), I8, 64), plgpu.SMEM((64, 72), I8), plgpu.TMEM((128, 72), I32), DONE),
             InvalidValueError,
             ["no instructions make so many columns", "n=72", "a multiple of 16"],
         ),
@@ -121,6 +126,17 @@ def test_shared_memory_without_tiles():
     text = refusal(InvalidValueError, multiply, [plgpu.SMEM((128, 64), F16), B, ACC, DONE])
     assert "cannot read a from shared memory" in text
     assert "plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)" in text
+
+
+@BOTH
+def test_few_columns_of_bytes(semantics):
+    def body(o, a, b, acc, done):
+        plgpu.tcgen05_mma(acc, a, b.at[:, :24], done)
+
+    dtype = jnp.float8_e5m2
+    operands = [smem((128, 64), dtype, 64), smem((64, 64), dtype, 64), plgpu.TMEM((128, 24), F32)]
+    text = refusal(InvalidValueError, body, [*operands, DONE], semantics=semantics)
+    assert "contiguous along n in b" in text and "a part of 24 columns" in text
 
 
 @BOTH

@@ -131,6 +131,8 @@ def test_the_shapes_of_instructions():
         ((64, 64), F16, {"packed": False}),
         ((128, 32), I8, {"packed": True}),
         ((256, 24), I32, {}),
+        ((128, 32), np.bool_, {"packed": True}),
+        ((2, 64, 32), np.bool_, {"packed": False}),
         ((128, 1), F32, {}),
         ((128, 8), E5M2, {"layout": plgpu.TMEMLayout.SCALES_LAYOUT}),
         ((256, 4), E5M2, {"layout": plgpu.TMEMLayout.SCALES_M64_COLLECTIVE_LAYOUT}),

@@ -250,7 +250,7 @@ class Generator:
                 return []
             b = choose.choice(fitting[0])
         rows = buffer.shape[-2]
-        unit = 32 if pair or rows == 64 else 16
+        unit = (16 if a.kind in "iu" else 8) * (2 if pair or rows == 64 else 1)
         view = self.view(buffer, unit)
         m, n = view.shape
         if n % unit or n > 256 * (1 if pair else 2):

@@ -8,6 +8,7 @@ import pytest
 from simulator_support import module, run_ptx
 from tensor_programs import k_major, matrix_descriptor, product, run_on_tensor_memory
 
+from pallasite_blackwell.simulation.zero_columns import zero_columns
 from pallasite_simulator import launch
 from pallasite_simulator.engine.tensor_map import TensorMap
 from pallasite_simulator.errors import PtxError, SimulationError
@@ -110,7 +111,7 @@ def test_scaled_input(shift):
 def test_weight_stationary(m, parts, masked):
     a, b = elements((m, 16), ml_dtypes.bfloat16, 9), elements((64, 16), ml_dtypes.bfloat16, 10)
     held = sums(11)
-    mask = 1 << 39 | 2 << 40 | 0 << 48 | 1 << 32
+    mask = 1 << 39 | 0 << 40 | 2 << 48 | 1 << 32
     after = product(
         "tcgen05.mma.ws.cta_group::1.kind::f16.collector::b2::lastuse", a, b,
         descriptor(m, 64, 1, 1), held.view(np.uint32),
@@ -129,6 +130,50 @@ def test_weight_stationary(m, parts, masked):
         rows = slice(part * m, part * m + m)
         expected[rows, columns] += made[:, part * (64 // parts) : (part + 1) * (64 // parts)]
     np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-5)
+
+
+def mask_of(starts, first, skip, use):
+    """The descriptor of a zero-column mask; the last one of starts and first is that of mask0."""
+    word = 1 << 39 | skip << 40 | use << 48
+    for number, (start, one) in enumerate(zip(reversed(starts), reversed(first), strict=True)):
+        word |= start << 8 * number | one << 32 + number
+    return word
+
+
+@pytest.mark.parametrize(
+    ("m", "starts", "first", "masks"),
+    [
+        (128, [0], [0], ["11100001110000"]),
+        (64, [0, 0], [0, 1], ["11100001110000111", "000011100001110000"]),
+        (32, [1, 2, 1, 0], [0, 0, 1, 1],
+         ["00001110000111", "0000111000011", "111000011100", "1110000111000"]),
+    ],
+)  # fmt: skip
+def test_examples_of_zero_columns(m, starts, first, masks):
+    """Those of the PTX ISA; the first column is the last digit."""
+    found = zero_columns(mask_of(starts, first, 2, 3), m, 128).reshape(len(masks), -1)
+    for part, text in zip(found, masks, strict=True):
+        assert "".join(str(int(one)) for one in part[: len(text)])[::-1] == text
+    with pytest.raises(ValueError, match="first span"):
+        zero_columns(mask_of([4], [0], 2, 3), 128, 128)
+
+
+@pytest.mark.parametrize(("m", "shift", "most"), [(128, 31, 3), (64, 8, 1), (32, 16, 3)])
+def test_shifted_columns(m, shift, most):
+    a, b = elements((m, 16), np.float16, 9), elements((96, 16), np.float16, 10)
+    held = np.zeros((128, 256), np.float32)
+
+    def run(shift):
+        return product(
+            "tcgen05.mma.ws.cta_group::1.kind::f16", a, b, descriptor(m, 64, 0, 0) | most << 30,
+            held.view(np.uint32), extra="%r10, %p5, %rd9", before=f"mov.u64 %rd9, {shift << 56};",
+        ).view(np.float32)  # fmt: skip
+
+    made = a.astype(np.float32) @ b.astype(np.float32)[shift : shift + 64].T
+    parts = np.split(made, 128 // m, axis=1)
+    np.testing.assert_allclose(run(shift)[:, : 64 * m // 128], np.concatenate(parts), rtol=1e-5)
+    with pytest.raises(SimulationError, match="shifts the columns of B by more"):
+        run({3: 33, 1: 9}[most])
 
 
 @pytest.mark.parametrize("saturate", [False, True])
@@ -348,7 +393,22 @@ WRONG = {
     "tcgen05.cp.cta_group::1.128x128b [%r1], %rd0;": "beyond the block's shared memory",
     "tcgen05.cp.cta_group::1.128x128b [%r1+0x100000], %rd1;": "lanes that tensor memory",
     "tcgen05.shift.cta_group::1.down [%r1+0x100000];": "multiple of 32",
-}
+    "tcgen05.mma.cta_group::1.kind::f16 [%r1+0x50000], %rd0, %rd0, 0x08080010, 0;":
+        "D in lanes where it cannot begin",
+    "tcgen05.mma.cta_group::1.kind::f16 [%r1], [%r1+0x100000], %rd0, 0x04080010, 0;":
+        "A in lanes where it cannot begin",
+    "tcgen05.mma.cta_group::1.kind::f16.ashift [%r1], [%r1], %rd0, 0x04080010, 0;": ".ashift",
+    "tcgen05.mma.cta_group::1.kind::f8f6f4 [%r1], %rd0, %rd0, 0x08070010, 0;":
+        "transposed B of elements of 8 bits",
+    "tcgen05.mma.cta_group::1.kind::tf32 [%r1], %rd0, %rd0, 0x08090910, 0;":
+        "a transposed B with a swizzle for other elements",
+    "tcgen05.mma.sp.cta_group::1.kind::f8f6f4 [%r1], %rd0, %rd0, [%r1], 0x08080015, 0;":
+        "no sparsity selector",
+    "tcgen05.mma.ws.sp.cta_group::1.kind::f16 [%r1], %rd0, %rd0, [%r1], 0x08400014, 0;":
+        "no such N",
+    "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X"
+    " [%r1], %rd0, %rd0, 0x28880480, [%r1], [%r1], 0;": "other bytes of the scale factors of A",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("code", WRONG)

@@ -28,6 +28,8 @@ RESULTS = {
 DEPTHS = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
 """Extent along K of dense matrices."""
 
+_BYTES = ("e4m3", "e5m2", "u8", "s8")
+
 SCALED = ("mxf8f6f4", "mxf4", "mxf4nvf4")
 """Kinds whose operands have scale factors."""
 
@@ -148,6 +150,8 @@ def decode(descriptor: int, variant: Variant) -> Shape:
             )
         d = results[descriptor >> 4 & 3]
         selector = descriptor & 3
+        if variant.sparse and selector and kind in ("f8f6f4", "i8"):
+            raise DescriptorError("the kind has no sparsity selector (bits 0 and 1)", selector, "0")
         if kind == "i8" and descriptor >> 13 & 3:
             raise DescriptorError(
                 "integers are not negated (bits 13 and 14)", descriptor >> 13 & 3, "0"
@@ -155,6 +159,12 @@ def decode(descriptor: int, variant: Variant) -> Shape:
         if a == "bf16" and d == "f16":
             raise DescriptorError("bf16 is added up in f32", "D of .f16", "D of .f32")
     _check_shape(m, n, variant)
+    if not k_major[1] and b in _BYTES and n % (16 * variant.group):
+        raise DescriptorError(
+            "there is no such N for a transposed B of elements of 8 bits",
+            n,
+            f"a multiple of {16 * variant.group}",
+        )
     return Shape(
         m,
         n,
@@ -184,10 +194,11 @@ def _check_shape(m: int, n: int, variant: Variant) -> None:
     kind, scaled = variant.kind, variant.kind in SCALED
     sizes: tuple[int, ...]
     if variant.stationary:
-        sizes, numbers = (32, 64, 128), [64, 128, 256]
+        sizes, numbers = (32, 64, 128), [64, 128, 256][: 3 - variant.sparse]
     elif variant.group == 2:
         step = 32 if kind == "i8" else 16
-        sizes, numbers = (128, 256), list(range(step, 257, step))
+        sizes = (256,) if scaled and variant.sparse else (128, 256)
+        numbers = list(range(step, 257, step))
     else:
         sizes, numbers = (128,) if scaled else (64, 128), list(range(8, 257, 8))
         if kind == "i8":

@@ -21,7 +21,7 @@ from pallasite_blackwell.simulation.instruction_descriptors import (
 from pallasite_blackwell.simulation.matrix_descriptors import CHUNK, SharedMatrix, Tile
 from pallasite_blackwell.simulation.placement import placement
 from pallasite_blackwell.simulation.tensor_memory import CELL, LANES, SPACE, TensorMemory
-from pallasite_blackwell.simulation.zero_columns import zero_columns
+from pallasite_blackwell.simulation.zero_columns import MOST_SHIFT, shift_of, zero_columns
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.observer import AsyncOperation
 from pallasite_simulator.instructions import tensor_core
@@ -130,6 +130,7 @@ class _Product:
                 expected=error.expected,
             ) from None
         self._placed = placement(self._shape.m, variant.group, variant.sparse, variant.stationary)
+        self._check_placement()
         self._shared = SharedMatrix(memory, owner.instruction)
         self._operation: AsyncOperation | None = None
         self._accesses: list[tuple[str, str, Array, int]] = []
@@ -153,29 +154,81 @@ class _Product:
         spent = done // (1 + self._owner.variant.sparse)
         counters[rate] = counters.get(rate, 0) + spent
 
+    def _check_placement(self) -> None:
+        """PTX ISA 9.7.16.10.5, 9.7.16.10.7.2 and .3, 9.7.16.10.9: lanes where matrices begin, bytes
+        of scale factors, shifted rows."""
+        given, shape, owner = self._given, self._shape, self._owner
+        allowed = (0, 16) if self._placed.halves else (0,)
+        lanes = {"D": given.d >> 16}
+        if given.a_in_tensor_memory:
+            lanes["A"] = given.a >> 16
+        if owner.variant.sparse:
+            lanes["the metadata"] = given.metadata >> 16
+        for name, lane in lanes.items():
+            if lane not in allowed or lane != lanes["D"]:
+                raise self._wrong(
+                    f"has {name} in lanes where it cannot begin",
+                    f"lane {lane}" + (f", D in lane {lanes['D']}" if name != "D" else ""),
+                    f"lane {' or '.join(map(str, allowed))}, the same for D, A in tensor memory"
+                    f" and metadata: data path layout {self._placed.name}",
+                )
+        if owner.shifted and shape.m < LANES:
+            raise self._wrong("shifts rows of A (.ashift)", f"M={shape.m}", "M of 128 or 256")
+        if owner.block:
+            count = -(-shape.k // (owner.block * (1 + owner.variant.sparse)))
+            ids = {1: (0, 1, 2, 3), 2: (0, 2), 3: (0, 1, 2, 3), 4: (0,), 6: (0, 2)}[count]
+            for name, number in zip("AB", shape.scale_ids, strict=True):
+                if number not in ids:
+                    raise self._wrong(
+                        f"names other bytes of the scale factors of {name}",
+                        f"number {number}, for {count} of them along K",
+                        " or ".join(map(str, ids)),
+                    )
+
+    def _wrong(self, message: str, got: str, expected: str) -> Exception:
+        failure: Exception = self._memory.failure(
+            self._lane, message, self._instruction, got=got, expected=expected
+        )
+        return failure
+
     # Operands -------------------------------------------------------------------------------------
 
     def _matrix_b(self) -> Array:
         """B of all blocks, of shape (N, K)."""
-        shape = self._shape
-        rows = shape.n // len(self._blocks)
+        shape, mask = self._shape, self._given.mask
+        shift = self._column_shift()
+        rows = shape.n // len(self._blocks) + shift
         parts = [
             self._from_shared(block, self._given.b, shape.b, rows, shape.k, shape.k_major[1], "B")
             for block in self._blocks
         ]
-        b = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if self._given.mask:
+        b = parts[0][shift:] if len(parts) == 1 else np.concatenate(parts)
+        if mask:
             try:
-                zeros = zero_columns(self._given.mask, shape.m, shape.n)
+                zeros = zero_columns(mask, shape.m, shape.n)
             except ValueError as error:
-                raise self._memory.failure(
-                    self._lane,
-                    f"gives a zero-column mask that the simulator does not have: {error}",
-                    self._instruction,
-                    got=f"{self._given.mask:#018x}",
+                raise self._wrong(
+                    f"gives a zero-column mask without meaning: {error}",
+                    f"{mask:#018x}",
+                    "a descriptor of the PTX ISA, 9.7.16.4.3",
                 ) from None
             b = np.where(zeros[:, None], np.float32(0), b)
         return b
+
+    def _column_shift(self) -> int:
+        """How many columns of B a zero-column mask leaves out before the first."""
+        shift = shift_of(self._given.mask)
+        if not shift:
+            return 0
+        code = self._given.descriptor >> 30
+        most = min(MOST_SHIFT[self._shape.m], 4 << code if code else 0)
+        if shift > most:
+            raise self._wrong(
+                "shifts the columns of B by more than the instruction descriptor says",
+                f"{shift} columns, {code} in bits 30 and 31",
+                f"at most {most}: 8, 16 or 32 columns for 1, 2 or 3, and 16 with M=32",
+            )
+        return shift
 
     def _from_shared(
         self,
@@ -189,6 +242,12 @@ class _Product:
     ) -> Array:
         """Elements of a matrix in shared memory, of shape (rows, depth)."""
         bits = formats.BITS[kind]
+        if not k_major and (descriptor >> 61 & 7 == 1) != (kind == "tf32"):
+            raise self._wrong(
+                f"reads a transposed {name} with a swizzle for other elements",
+                f"swizzle {descriptor >> 61 & 7} (bits 61 to 63), elements of .{kind}",
+                "1 (128 bytes in atoms of 32) for .tf32, and another for elements of 8 and 16 bits",
+            )
         padded = bits < 8 and self._owner.variant.kind in ("f8f6f4", "mxf8f6f4")
         tile = Tile(rows, depth, 8 if padded else bits, k_major)
         contents, places = self._shared.read(block, descriptor, tile, self._lane, name)

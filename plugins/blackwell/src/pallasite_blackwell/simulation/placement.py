@@ -28,6 +28,11 @@ class Placement:
     lanes: Array
 
     @property
+    def halves(self) -> bool:
+        """Whether half of the lanes are used, those from lane 0 or from lane 16 on."""
+        return self.name in ("C", "F")
+
+    @property
     def parts(self) -> int:
         """Into how many parts the columns are cut."""
         return len(self.lanes)

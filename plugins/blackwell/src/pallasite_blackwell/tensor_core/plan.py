@@ -128,7 +128,7 @@ def _column_blocks(product: Product, width: int, m: int, *, pair: bool) -> list[
     """(first, number) of the columns of this block that each instruction makes."""
     blocks = 2 if pair else 1
     most = _MOST_COLUMNS // blocks
-    unit = _unit(product, m, pair=pair)
+    unit = _unit(product)
     if width <= 0 or width % unit:
         raise InvalidValueError(
             f"no instructions make so many columns, of {product.a} with m={m}"
@@ -153,9 +153,6 @@ def _column_blocks(product: Product, width: int, m: int, *, pair: bool) -> list[
     return found
 
 
-def _unit(product: Product, m: int, *, pair: bool) -> int:
+def _unit(product: Product) -> int:
     """What columns of one block are a multiple of (PTX ISA, "Shapes of matrices")."""
-    if product.scale is not None:
-        return 8
-    narrow = m == 64 and not pair and not product.sparse and product.kind != "i8"
-    return 8 if narrow else 16
+    return 16 if product.kind == "i8" or (product.sparse and product.scale is None) else 8

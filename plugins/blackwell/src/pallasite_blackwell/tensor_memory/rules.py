@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
@@ -69,7 +71,16 @@ def _load(
                 hint="load, and reduce in registers: jnp.max(x, axis=1)",
             )
         return _load_reduced(ctx, memory, reduce)
-    *batch, rows, columns = memory.shape
+    if types.is_bool(memory.dtype):
+        memory = dataclasses.replace(memory, dtype=np.dtype(np.int8))
+        found = _load_arrays(ctx, memory, bits)
+        return (_cast(found, ops.arith.trunci, 1, np.bool_),)
+    return (_load_arrays(ctx, memory, bits),)
+
+
+def _load_arrays(ctx: RuleContext, memory: TensorMemoryReference, bits: int) -> RegisterArray:
+    """All matrices of a reference."""
+    batch = memory.shape[:-2]
     wanted = ctx.layout_hint
     matrix = _matrix_of(wanted, memory) if isinstance(wanted, RegisterLayout) else None
     layout = _closest(wanted if not batch else None, memory)
@@ -77,9 +88,16 @@ def _load(
         layout = matrix
     plan = plan_transfer(layout, memory.layout, memory.matrix, bits)
     found = [_load_matrix(memory, layout, plan, column) for _, column in memory.matrices()]
-    if not batch:
-        return (found[0],)
-    return (_stacked(ctx, found, tuple(batch)),)
+    return _stacked(ctx, found, tuple(batch)) if batch else found[0]
+
+
+def _cast(array: RegisterArray, operation: Any, bits: int, dtype: Any) -> RegisterArray:
+    """An array of integers of other bits: cells hold booleans as bytes."""
+    target: ir.Type = ir.IntegerType.get_signless(bits)
+    if array.vector_length > 1:
+        target = types.vector_type(target, array.vector_length)
+    registers = tuple(operation(target, register) for register in array.registers)
+    return RegisterArray(registers, array.layout, np.dtype(dtype))
 
 
 def _closest(wanted: Any, memory: TensorMemoryReference) -> RegisterLayout:
@@ -284,6 +302,9 @@ def _store(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequence[Value
     destination, value = args_tree.unflatten(operands)
     memory = resolve_tensor_memory(ctx, destination, "ref")
     bits = types.bit_width(memory.dtype)
+    if types.is_bool(memory.dtype):
+        memory = dataclasses.replace(memory, dtype=np.dtype(np.int8))
+        value = _cast(value, ops.arith.extui, 8, np.int8)
     batch = memory.shape[:-2]
     for (index, column), part in zip(
         memory.matrices(), _matrices(ctx, value, memory, batch), strict=True
