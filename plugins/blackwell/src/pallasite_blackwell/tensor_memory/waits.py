@@ -167,7 +167,7 @@ def _part(reference: Any) -> _Part | None:
     aval = getattr(reference, "aval", None)
     if not isinstance(aval, AbstractTensorMemoryRef | _jax.AbstractRef):
         return None
-    shape = tuple(getattr(aval, "shape", None) or getattr(aval.inner_aval, "shape", ()))
+    shape: Any = getattr(aval, "shape", None) or getattr(aval.inner_aval, "shape", ())
     matrix: list[Any] = []
     rows, columns = [(0, size) for size in (1, 1, *shape)[-2:]]
     for view in views:
