@@ -79,6 +79,7 @@ class _Barrier:
         self.phases: list[_Phase] = [_Phase()]
         self.threads: set[int] = set()
         self.lost = False
+        self.seen = object()  # In clocks: the last phase that is known to be complete.
         self.first_waits: list[int] = []  # For each phase, how many problems were known then.
 
     @property
@@ -89,10 +90,25 @@ class _Barrier:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Access:
+    """An access of a thread.
+
+    Attributes:
+      event: it.
+      thread: whose.
+      time: of the thread, or if it is asynchronous, which completion it is of ``key``.
+      unsure: whether the thread may have waited for anything before.
+      key: what clocks have the time by.
+    """
+
     event: Event
     thread: int
     time: int
-    unsure: bool  # Whether the thread may have waited for anything before.
+    unsure: bool
+    key: Any
+
+    def before(self, clock: Clock) -> bool:
+        """Whether it is over for those who know what a clock does."""
+        return clock.get(self.key, -1) >= self.time
 
 
 class _Ambiguous(Exception):
@@ -126,6 +142,7 @@ class Block:
         self.position: list[int] = []
         self.waited: list[dict[BarrierAt, int]] = []
         self.groups: list[list[list[_Access]]] = []
+        self.stores: list[tuple[object, int]] = []
         self.unfenced: list[list[Event]] = []
         self.equations: list[set[int]] = []
         self.warps: dict[tuple[int, int], range] = {}
@@ -161,6 +178,7 @@ class Block:
         self.position.append(0)
         self.waited.append(dict(waited))
         self.groups.append([[]])
+        self.stores.append((object(), 0))
         self.unfenced.append([])
         self.equations.append({id(event.equation) for event in trace.events})
 
@@ -200,11 +218,12 @@ class Block:
         elif kind is Kind.COMMIT:
             self.groups[thread].append([])
         elif kind is Kind.AWAIT_COPIES:
-            closed = self.groups[thread][:-1]
+            groups = self.groups[thread]
             # Groups of which nothing is known may be among those that are left.
             left = 0 if thread in self.open_groups else event.left
-            for group in closed[: max(len(closed) - left, 0)]:
-                clock.update((access, 1) for access in group)
+            for group in groups[: max(len(groups) - 1 - left, 0)]:
+                clock.update((access.key, access.time) for access in group)
+            del groups[: max(len(groups) - 1 - left, 0)]
         elif kind is Kind.UNKNOWN:
             self._anything(thread, event)
         elif kind is Kind.FENCE:
@@ -220,7 +239,7 @@ class Block:
             clock[_ANYTHING] = 1
         if event.groups:
             self.open_groups.add(thread)
-            clock.update((access, 1) for group in self.groups[thread] for access in group)
+            clock.update((a.key, a.time) for group in self.groups[thread] for a in group)
             self.groups[thread] = [[]]
             self.unfenced[thread] = []
 
@@ -240,8 +259,8 @@ class Block:
             clock = self.clocks[thread]
             _merge(clock, self.clocks[warp])
             # The thread's waits may be for copies that its warps have started.
-            out = [a for a in self.copies if a.thread == warp and a.event.kind is Kind.COPY_OUT]
-            clock.update((access, 1) for access in out)
+            stores, count = self.stores[warp]
+            clock[stores] = count
             for barrier, number in self.waited[warp].items():
                 self.waited[thread][barrier] = max(self.waited[thread].get(barrier, 0), number)
         return True
@@ -286,13 +305,12 @@ class Block:
             phase.announced = event
         _merge(phase.clock, clock)
         if copy is not None:
-            phase.clock[copy] = 1
+            copy.key, copy.time = barrier, number
         if phase.delivered > phase.expected and barrier.threads <= {thread}:
             self._too_many_bytes(barrier, event)
         if phase.arrivals < barrier.needed or phase.delivered < phase.expected:
             return
-        phase.clock[barrier, number] = 1
-        clock[barrier, number] = 1
+        phase.clock[barrier] = phase.clock[barrier.seen] = clock[barrier.seen] = number
         barrier.phases.append(_Phase())
 
     def _is_ambiguous(self, thread: int, event: Event) -> bool:
@@ -307,7 +325,7 @@ class Block:
             return True
         if len(self.arriving.get(event.barrier, ())) < 2:
             return False
-        if number and (barrier, number - 1) not in self.clocks[thread]:
+        if self.clocks[thread].get(barrier.seen, -1) < number - 1:
             return True
         return event.arrivals > 0 and thread in phase.threads
 
@@ -343,11 +361,24 @@ class Block:
 
     def _access(self, thread: int, event: Event) -> None:
         clock = self.clocks[thread]
-        access = _Access(event, thread, clock[thread], _ANYTHING in clock)
+        access = _Access(event, thread, clock[thread], _ANYTHING in clock, thread)
+        if event.kind is Kind.COPY_OUT:
+            access.key, count = self.stores[thread]
+            access.time = count + 1
+            self.stores[thread] = access.key, count + 1
+        elif event.kind is Kind.COPY_IN:
+            access.key = access  # Until it is known which phase it belongs to.
         if event.region is not None:
             known = self.accesses.setdefault(event.region.memory, [])
-            for earlier in known:
-                self._compare(earlier, access, clock, known)
+            same = None
+            for number, earlier in enumerate(known):
+                if clock.get(earlier.key, -1) < earlier.time:
+                    self._compare(earlier, access, clock, known)
+                elif earlier.event is event and earlier.thread == thread:
+                    same = number
+            if same is not None:
+                # Who does not know of the earlier one does not know of this one either.
+                del known[same]
             known.append(access)
         if event.kind is Kind.WRITE:
             self.unfenced[thread].append(event)
@@ -370,17 +401,13 @@ class Block:
     def _compare(
         self, earlier: _Access, later: _Access, clock: Clock, known: Sequence[_Access]
     ) -> None:
-        """Reports two accesses that collide and that nothing orders."""
+        """Reports two accesses that collide, of which nothing is known to order them."""
         first, second = earlier.event, later.event
         kinds = (first.kind, second.kind)
         if kinds not in _COLLISIONS or not _overlap(first, second):
             return
-        asynchronous = first.kind in (Kind.COPY_IN, Kind.COPY_OUT)
-        ordered = (
-            earlier in clock if asynchronous else clock.get(earlier.thread, -1) >= earlier.time
-        )
         others = earlier.thread != later.thread or first.kind is Kind.COPY_IN
-        if ordered or (others and (earlier.unsure or _ANYTHING in clock)):
+        if others and (earlier.unsure or _ANYTHING in clock):
             return
         if earlier.thread != later.thread:
             # Threads that write the same need not wait for one another.
@@ -392,7 +419,10 @@ class Block:
             return
         check, what = _COLLISIONS[kinds]
         by_others = kinds == (Kind.COPY_IN, Kind.READ) and earlier.thread != later.thread
-        if by_others and any(one in clock and _overlap(one.event, second) for one in known):
+        if by_others and any(
+            one.event.kind is Kind.COPY_IN and one.before(clock) and _overlap(one.event, second)
+            for one in known
+        ):
             # Whoever has waited for its own copy is not early, but the next copy is.
             what, first, second = "while read", second, first
         self.problems.append(Problem(check, second, what, first))
@@ -415,9 +445,9 @@ class Block:
                 at = copy.event.barrier
                 if at is not None and at.variable in self.unknown:
                     continue
-                if not any(copy in clock for clock in self.clocks):
+                if not any(copy.before(clock) for clock in self.clocks):
                     self.problems.append(Problem("copies", copy.event, "in"))
-            elif not any(copy in clock for clock in self.clocks):
+            elif not any(copy.before(clock) for clock in self.clocks):
                 is_open = copy in self.groups[copy.thread][-1]
                 self.problems.append(Problem("copies", copy.event, "open" if is_open else "out"))
         self._check_stages()

@@ -60,6 +60,7 @@ class Places:
       splits: of symbols.
       asked_for_thread: whether anything depends on the number of the thread.
       steps: of jaxprs, by their identities.
+      relevant: operands that the events of equations depend on, by their identities.
       transfers: bytes of copies, by the identity of the equation and the argument.
     """
 
@@ -74,6 +75,7 @@ class Places:
         self.asked_for_thread = False
         self.transfers: dict[tuple[int, int], int] = {}
         self.steps: dict[int, tuple[Any, list[Step]]] = {}
+        self.relevant: dict[int, tuple[int, ...]] = {}
         self._symbols: dict[Any, Any] = {}
 
     def position(self, name: Any) -> Any:
@@ -131,7 +133,7 @@ class ScalarVisitor(Visitor[Any]):
         return Memory(variable) if isinstance(aval, _jax.AbstractRef) else None
 
     def literal(self, atom: Any) -> Any:
-        return int(atom.val) if _is_integer(atom.aval) else None
+        return int(atom.val) if is_scalar(atom.aval) else None
 
     def constant(self, variable: Any, value: Any) -> Any:
         return None
@@ -186,7 +188,7 @@ class ScalarVisitor(Visitor[Any]):
     def _step(self, equation: Any) -> Step | None:
         carries = equation.primitive in self._carriers
         function = None if carries else _FUNCTIONS.get(equation.primitive)
-        if function is not None and not _is_integer(equation.outvars[0].aval):
+        if function is not None and not is_scalar(equation.outvars[0].aval):
             function = None
         references = [one for one in equation.outvars if _is_reference(one)]
         if not (carries or function or references or equation.effects):
@@ -200,14 +202,14 @@ class ScalarVisitor(Visitor[Any]):
     def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         if equation.primitive is _jax.jit_p:
             function = _NAMED.get(equation.params["name"])
-            if function is not None and _is_integer(equation.outvars[0].aval):
+            if function is not None and is_scalar(equation.outvars[0].aval):
                 return (function(self, *operands[:2]),)
         return super().equation(equation, operands)
 
     def scalar(self, equation: Any, operands: list[Any]) -> tuple[Any] | None:
         """The result of a primitive that computes an integer or a condition."""
         function = _FUNCTIONS.get(equation.primitive)
-        if function is None or not _is_integer(equation.outvars[0].aval):
+        if function is None or not is_scalar(equation.outvars[0].aval):
             return None
         return (function(self, equation, operands),)
 
@@ -223,7 +225,8 @@ def _is_reference(variable: Any) -> bool:
     return isinstance(variable.aval, _jax.AbstractRef)
 
 
-def _is_integer(aval: Any) -> bool:
+def is_scalar(aval: Any) -> bool:
+    """Whether a type is that of integers or conditions that are followed."""
     return getattr(aval, "shape", None) == () and getattr(aval.dtype, "kind", "f") in "iub"
 
 

@@ -15,6 +15,8 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+
 from pallasite.plugin import (
     GENERIC,
     BarrierRole,
@@ -37,13 +39,13 @@ from pallasite_std.barriers.base import is_barrier
 from pallasite_std.checks import repeats
 from pallasite_std.checks import values as v
 from pallasite_std.checks.accesses import views_of
-from pallasite_std.checks.scalars import Memory, Places, ScalarVisitor
+from pallasite_std.checks.scalars import Memory, Places, ScalarVisitor, is_scalar
 from pallasite_std.memory.regions import MemoryRegion, memory_region
 from pallasite_std.pipelines.warp_specialized.register_split import split_registers_p
 from pallasite_std.primitives import barriers, copies
 from pallasite_std.rules.registers import set_max_registers_p
 
-MOST_EQUATIONS = 2500
+MOST_EQUATIONS = 1200
 """Of all threads of a kernel together."""
 
 MOST_ITERATIONS = 10
@@ -51,6 +53,9 @@ MOST_ITERATIONS = 10
 
 MOST_UNLIKE_ITERATIONS = 26
 """Before a loop begins to repeat itself."""
+
+FEWEST_ITERATIONS = 5
+"""That it takes to find out that a loop repeats itself, after one of them."""
 
 MOST_PERIODS_BEHIND = 4
 """Tried out, that differ at the end of a loop."""
@@ -196,6 +201,7 @@ class Trace(ScalarVisitor):
         self._event_context = EventContext(context.target, in_warp=warp[1] is not None)
         self._own: dict[Any, Memory] = {}
         self._seen: dict[Any, list[Event]] = {}
+        self._again = False  # Whether what is run is likely to run with the same operands again.
 
     def follow(self, jaxpr: Any, operands: Sequence[Any]) -> None:
         """Follows the thread until its end, or to where it is not known what comes next."""
@@ -277,7 +283,9 @@ class Trace(ScalarVisitor):
         if not matters and (body.trips is None or body.trips > MOST_ITERATIONS):
             return self.carried_results(body, _after_any(body, operands))
         if matters and not conditions and (body.trips or 0) > MOST_ITERATIONS:
+            before, self._again = self._again, True
             after = self._long_loop(equation, body, operands)
+            self._again = before
             if after is None:
                 self._unknown(equation, regions, operands)
                 after = _after_any(body, operands)
@@ -309,8 +317,11 @@ class Trace(ScalarVisitor):
         while len(parts) < body.trips:
             if len(parts) == MOST_UNLIKE_ITERATIONS:
                 return None
+            before = self.budget
             operands = self._part(equation, body, operands, parts, keys)
             states.append(operands)
+            if (before - self.budget) * FEWEST_ITERATIONS > self.budget:
+                return None  # There is no end to this.
             period = repeats.period_of(keys, states, carried)
             left = body.trips - len(parts)
             if period is None or left < 2 * period:
@@ -393,6 +404,7 @@ class Trace(ScalarVisitor):
             budget = self.budget // (WarpMesh.NUM_WARPS - number)
             warp = Trace(self.context, self.places, self.thread, budget, (name, number))
             warp._own = self._own
+            warp._again = self._again
             warp.follow(region.jaxpr, inputs)
             self.budget -= budget - warp.budget
             warps.append(warp)
@@ -410,21 +422,37 @@ class Trace(ScalarVisitor):
         found = self.scalar(equation, operands)
         if found is not None:
             return found
-        if equation.effects:
-            # Rings come back to the same slots. What is equal but no number may yet differ.
-            known = _KNOWN.issuperset(map(type, operands))
-            key = (id(equation), *operands) if known else None
-            events = self._seen.get(key)
-            if events is None:
-                try:
-                    events = list(self._events(equation, operands))
-                except _Stop:
-                    self._unknown_equation(equation, operands)
-                    return None
-                if known:
-                    self._seen[key] = events
-            self.events += events
+        if not equation.effects:
+            return None
+        key = self._key(equation, operands)
+        events = self._seen.get(key) if key is not None else None
+        if events is None:
+            try:
+                events = [*self._events(equation, operands)]
+            except _Stop:
+                self._unknown_equation(equation, operands)
+                return None
+            if key is not None:
+                self._seen[key] = events
+        self.events.extend(events)
         return None
+
+    def _key(self, equation: Any, operands: list[Any]) -> Any:
+        """What the events of an equation depend on, where it may come again; None if some of it is
+        not known."""
+        # Rings come back to the same slots. What is equal but no number may yet differ.
+        chosen = operands
+        if self._again:  # Else, finding out which of them matter takes longer than it may save.
+            chosen = [operands[position] for position in self._relevant(equation)]
+        return (id(equation), *chosen) if _KNOWN.issuperset(map(type, chosen)) else None
+
+    def _relevant(self, equation: Any) -> tuple[int, ...]:
+        """Which operands the events of an equation depend on."""
+        known = self.places.relevant
+        positions = known.get(id(equation))
+        if positions is None:
+            positions = known[id(equation)] = relevant_operands(equation)
+        return positions
 
     def _unknown_equation(self, equation: Any, operands: list[Any]) -> None:
         """Goes on behind an equation of which it is not known what it does.
@@ -455,7 +483,9 @@ class Trace(ScalarVisitor):
             yield from self._copy_out(equation, operands)
             return
         uses = self.context.barriers.uses(primitive)
-        events = self.context.memory.events(self._event_context, equation, operands)
+        events: Any = ()
+        if not uses or any(_is_memory(one.aval) for one in equation.invars):
+            events = self.context.memory.events(self._event_context, equation, operands)
         if uses:
             yield from self._barriers(equation, operands, uses, events)
         elif events is None:
@@ -599,6 +629,54 @@ def operands_of(region: Region, operands: Sequence[Any]) -> list[Any]:
     return [None if one is None else operands[one] for one in region.operands]
 
 
+def relevant_operands(equation: Any) -> tuple[int, ...]:
+    """The positions of all operands but references to global memory and what these are indexed
+    by."""
+    operands = equation.invars
+    tree, rest = equation.params.get("args_tree"), equation.params.get("tree")
+    ignored: set[int] = set()
+    if tree is not None:
+        arguments = tree.unflatten([_Position(number) for number in range(len(operands))])
+        for view in jax.tree.leaves(arguments, is_leaf=_is_view):
+            reference = view.ref if _is_view(view) else view
+            if type(reference) is not _Position:
+                continue
+            if memory_space_of(operands[reference.number].aval) is GMEM:
+                ignored.update(_positions_in(view))
+    elif rest is not None and memory_space_of(operands[0].aval) is GMEM:
+        return ()
+    return tuple(n for n, one in enumerate(operands) if n not in ignored and _matters_as(one))
+
+
+class _Position:
+    """Stands for an operand."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def _positions_in(value: Any) -> Iterator[int]:
+    if type(value) is _Position:
+        yield value.number
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _positions_in(one)
+    else:
+        for one in getattr(value, "__dict__", {}).values():
+            yield from _positions_in(one)
+
+
+def _is_view(value: Any) -> bool:
+    return isinstance(value, _jax.TransformedRef)
+
+
+def _matters_as(operand: Any) -> bool:
+    """Whether an operand may matter: arrays do not, which the walk knows nothing of."""
+    return isinstance(operand.aval, _jax.AbstractRef) or is_scalar(operand.aval)
+
+
 def _after_any(body: Region, operands: Sequence[Any]) -> list[Any]:
     """The operands of a loop after any number of iterations."""
     after = list(operands)
@@ -616,6 +694,10 @@ def common_events(sides: Sequence[Sequence[Event]]) -> list[Event] | None:
     kept = [[e for e in side if e.kind not in (Kind.READ, Kind.WRITE)] for side in sides]
     keys = [repeats.keys(side) for side in kept]
     return kept[0] if all(one == keys[0] for one in keys) else None
+
+
+def _is_memory(aval: Any) -> bool:
+    return isinstance(aval, _jax.AbstractRef) and not is_barrier(aval) and _is_shared(aval)
 
 
 def _is_shared(aval: Any) -> bool:
