@@ -100,6 +100,11 @@ FINDINGS = (
         "thread ends before its asynchronous operation|block ends while its shared memory is in",
     ),
     Own(
+        "a block overwrites what only its pair knows to be loaded",
+        "test_ragged_dot",
+        "asynchronous operation not waited for, in tensor memory",
+    ),
+    Own(
         "two threads copy the same buffer, and each waits for its own stores",
         "test_carry_accumulate",
         "data race with an asynchronous operation in shared memory",
@@ -137,12 +142,11 @@ FINDINGS_HERE = (
         "read of uninitialized global memory",
     ),
     Own(
-        "the output is never written, or only a part",
-        "test_print_layout_tmem_with_transforms|test_copy_smem_to_gmem"
-        "|test_copy_gmem_to_smem_clamped_arrivals|_pipelined_sequential_invariant_output"
-        "|test_emit_with_grid_invariant_output|test_emit_with_dynamic_grid_smaller",
-        "output (never written|written in part)",
+        "the output is never written",
+        "test_print_layout_tmem_with_transforms|test_emit_with_dynamic_grid_smaller",
+        "output never written",
     ),
+    Own("the test looks only at what its kernel writes", "", "output written in part"),
     Own(
         "no wait_smem_to_gmem at the end",
         "test_indexing_after_transpose",
