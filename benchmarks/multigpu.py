@@ -26,6 +26,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec
 
+import pallasite
 from pallasite import gpu as plgpu
 from pallasite_multigpu import ops
 
@@ -170,6 +171,80 @@ def cases(count: int, upstream: bool) -> list[Case]:
     return found
 
 
+EXPERTS, TOP = 64, 8
+
+
+def long_cases(count: int) -> list[Case]:
+    """Attention of a sequence of all devices, and tokens that go to experts and come back."""
+    found = []
+    shapes = ((1, 16384, 16, 128),) * 3
+    for causal in (False, True):
+        placement: Any = "zigzag" if causal else "contiguous"
+        rivals: dict[str, Callable[..., Any]] = {
+            "pallasite": functools.partial(
+                ops.ring_attention, axis_name=AXIS, causal=causal, placement=placement
+            ),
+        }
+        if not causal:
+            rivals = {"nccl": gathered_attention, **rivals}
+        name = f"ring_attention{' causal' if causal else ''} 16384x16x128"
+        found.append(Case(name, shapes, jnp.bfloat16, rivals, _touch, 3))
+    rivals = {
+        "nccl": functools.partial(ragged_exchange, count=count),
+        "pallasite": functools.partial(experts_exchange, count=count),
+    }
+    name = "moe_dispatch + combine 4096x7168"
+    found.append(Case(name, ((4096, 7168),), jnp.bfloat16, rivals, _touch, 10))
+    return found
+
+
+def gathered_attention(q: Any, k: Any, v: Any) -> Any:
+    """Attention with all devices' keys, gathered first."""
+    keys, values = (lax.all_gather(one, AXIS, axis=1, tiled=True) for one in (k, v))
+    return pallasite.ops.attention(q, keys, values)
+
+
+def _chosen(x: Any) -> Any:
+    """Experts of each token, by what it has."""
+    return lax.top_k(x[:, :EXPERTS].astype(jnp.float32), TOP)[1].astype(jnp.int32)
+
+
+def _capacity(x: Any, count: int) -> int:
+    """Room for a quarter more than a device gets on average."""
+    return int(x.shape[0] * TOP * min(1.25, count))
+
+
+def experts_exchange(x: Any, count: int) -> Any:
+    """Tokens go to their experts and come back: each as often as it has experts."""
+    rows, _, route = ops.moe_dispatch(
+        x, _chosen(x), axis_name=AXIS, num_experts=EXPERTS, capacity=_capacity(x, count)
+    )
+    return ops.moe_combine(rows, None, route, axis_name=AXIS)
+
+
+def ragged_exchange(x: Any, count: int) -> Any:
+    """The same with ``lax.ragged_all_to_all``, which sorts by device only."""
+    own = lax.axis_index(AXIS)
+    device = _chosen(x).reshape(-1) // (EXPERTS // count)
+    order = jnp.argsort(device, stable=True)
+    token = order // TOP
+    sizes = jnp.zeros((count,), jnp.int32).at[device].add(1)
+    every = lax.all_gather(sizes, AXIS)
+    begins = jnp.cumsum(every, 1) - every
+    arrives = jnp.cumsum(every, 0) - every
+    sent = x[token]
+    room = jnp.zeros((_capacity(x, count), x.shape[1]), x.dtype)
+    got = lax.ragged_all_to_all(
+        *(sent, room, begins[own], sizes, arrives[own], every[:, own]), axis_name=AXIS
+    )
+    back = lax.ragged_all_to_all(
+        *(got, jnp.zeros_like(sent), arrives[:, own], every[:, own], begins[:, own], sizes),
+        axis_name=AXIS,
+    )
+    total = jnp.zeros(x.shape, jnp.float32).at[token].add(back.astype(jnp.float32))
+    return total.astype(x.dtype)
+
+
 def _upstream_product() -> Callable[..., Any]:
     from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu, hopper_matmul_mgpu
 
@@ -255,7 +330,8 @@ def main() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[: arguments.devices]), (AXIS,))
     rows = []
     print(f"{'case':38} {'NCCL':>9} {'upstream':>9} {'pallasite':>9}  NCCL/pallasite  GB/s")
-    for case in cases(arguments.devices, not arguments.no_upstream):
+    chosen = cases(arguments.devices, not arguments.no_upstream)
+    for case in [*chosen, *long_cases(arguments.devices)]:
         if arguments.only not in case.name:
             continue
         found = measure(case, mesh, arguments.rounds)
