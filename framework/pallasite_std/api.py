@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.decode.arguments import paged_call as paged_call
     from pallasite_std.ops.dense.arguments import matmul_call as matmul_call
     from pallasite_std.ops.dense.epilogue import Epilogue as Epilogue
+    from pallasite_std.ops.dense.gated import gated_product as gated_product
     from pallasite_std.ops.dense.gradient import differentiable_product as differentiable_product
     from pallasite_std.ops.dense.problem import MatmulCall as MatmulCall
     from pallasite_std.ops.dense.problem import MatmulProblem as MatmulProblem
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
     from pallasite_std.ops.ragged.arguments import ragged_call as ragged_call
     from pallasite_std.ops.ragged.arguments import transposed_ragged_call as transposed_ragged_call
     from pallasite_std.ops.ragged.gradient import differentiable_ragged as differentiable_ragged
+    from pallasite_std.ops.rows.gated import Activation as Activation
+    from pallasite_std.ops.rows.gated import gated_activation as gated_activation
     from pallasite_std.ops.softmax import LOG2_E as LOG2_E
     from pallasite_std.ops.softmax import broadcast_rows as broadcast_rows
     from pallasite_std.ops.softmax import cap as cap
@@ -157,6 +160,8 @@ _NAMES = {
     ),
     "ops.flash.gradient": ("differentiable_attention",),
     "ops.mixed.arguments": ("MixedProblem", "mixed_call", "multiplied"),
+    "ops.dense.gated": ("gated_product",),
+    "ops.rows.gated": ("Activation", "gated_activation"),
     "ops.padding": ("aligned", "padded", "padded_columns", "whole_vector"),
     "ops.ragged.arguments": ("ragged_call", "transposed_ragged_call"),
     "ops.ragged.gradient": ("differentiable_ragged",),

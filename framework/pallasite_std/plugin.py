@@ -199,6 +199,7 @@ def pallasite_jaxpr_primitives() -> Iterable[JaxprPrimitive]:
 
 _OPERATIONS = {
     "dense.api": ("matmul",),
+    "dense.gated": ("gated_matmul",),
     "flash.api": ("attention", "attention_backward", "attention_forward"),
     "decode.api": ("decode_attention", "paged_attention"),
     "mixed.api": ("mixed_matmul",),

@@ -10,6 +10,7 @@ from typing import Any
 
 _NAMES = {
     "matmul": "dense.api",
+    "gated_matmul": "dense.gated",
     "MatmulConfig": "dense.config",
     "matmul_configs": "dense.config",
     "mixed_matmul": "mixed.api",

@@ -86,6 +86,7 @@ def pallasite_operations() -> list[Operation]:
     """The operations library: GEMM and attention with wgmma."""
     modules = {
         "matmul": ("dense.api", "matmul"),
+        "gated_matmul": ("dense.gated", "gated_matmul"),
         "mixed_matmul": ("mixed.api", "mixed_matmul"),
         "ragged_matmul": ("ragged.api", "ragged_matmul"),
         "transposed_ragged_matmul": ("ragged.api", "ragged_matmul"),

@@ -7,6 +7,7 @@ from typing import Any
 
 _NAMES = {
     "matmul": "pallasite_hopper.ops.dense.api",
+    "gated_matmul": "pallasite_hopper.ops.dense.gated",
     "MatmulConfig": "pallasite_hopper.ops.dense.config",
     "matmul_configs": "pallasite_hopper.ops.dense.choice",
     "mixed_matmul": "pallasite_hopper.ops.mixed.api",

@@ -24,6 +24,12 @@ def matmul(*args: Any, **kwargs: Any) -> str | None:
     return _config(kwargs)
 
 
+def gated_matmul(*args: Any, **kwargs: Any) -> str | None:
+    """Operands of float32."""
+    _, dtype = _operand(args, kwargs, 0, "a")
+    return "operands of float32" if dtype == jnp.float32 else None
+
+
 def mixed_matmul(*args: Any, **kwargs: Any) -> str | None:
     """Groups of factors that do not fit the steps, configurations of the portable matmul."""
     shape, _ = _operand(args, kwargs, 0, "a")

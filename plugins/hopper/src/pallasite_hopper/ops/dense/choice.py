@@ -149,6 +149,12 @@ def _divided(
         if epilogue is None:
             continue
         config = dataclasses.replace(tile, epilogue_n=epilogue, **way)
-        stages = (SHARED_MEMORY - config.other_bytes(out_size)) // config.stage_bytes(size)
-        if stages >= 2:
-            yield dataclasses.replace(config, stages=min(stages, MAXIMUM_STAGES))
+        config = with_most_stages(config, size, out_size)
+        if config.stages >= 2:
+            yield config
+
+
+def with_most_stages(config: MatmulConfig, size: int, out_size: int) -> MatmulConfig:
+    """A configuration with as many stages as fit shared memory; for sizes see its ``fits``."""
+    stages = (SHARED_MEMORY - config.other_bytes(out_size)) // config.stage_bytes(size)
+    return dataclasses.replace(config, stages=min(stages, MAXIMUM_STAGES))

@@ -29,7 +29,12 @@ REGISTERS = {1: (40, 216), 2: (40, 232)}
 
 
 def build(
-    problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue, multiprocessors: int
+    problem: MatmulProblem,
+    config: MatmulConfig,
+    epilogue: Epilogue,
+    multiprocessors: int,
+    loop: MatmulLoop | None = None,
+    name: str = "matmul",
 ) -> Callable[..., jax.Array]:
     """The kernel as a function of its operands.
 
@@ -38,11 +43,13 @@ def build(
       config: how.
       epilogue: what to do with the sums.
       multiprocessors: of the GPU.
+      loop: the body, if it is not the matmul's.
+      name: of the kernel.
 
     Returns:
       A function of the left and the right operand and those of the epilogue.
     """
-    loop = MatmulLoop(problem, config, epilogue)
+    loop = loop or MatmulLoop(problem, config, epilogue)
     compute, stages, split = config.warpgroups, config.stages, config.split_k
     # Where blocks of a cluster split k, it has one tile: the buffers for sums are used once.
     clusters = loop.items if split > 1 else min(multiprocessors // config.cluster, loop.items)
@@ -58,7 +65,7 @@ def build(
         "a_smem": plgpu.SMEM((stages, *_turned(a_shape, problem.transpose_a)), problem.dtype_a),
         "b_smem": plgpu.SMEM((stages, *_turned(b_shape, problem.transpose_b)), problem.dtype_b),
         "out_smem": plgpu.SMEM((compute, config.epilogue_buffers, *staging), out_dtype),
-        "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=stages),
         "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=stages)
         if config.cluster == 1
         else plgpu.ClusterBarrier(
@@ -81,7 +88,7 @@ def build(
         num_threads=compute + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
-        kernel_name="matmul",
+        kernel_name=name,
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
             unsafe_no_auto_barriers=True,
@@ -115,13 +122,21 @@ class Item:
 class MatmulLoop:
     """The body of the kernel for one problem and configuration."""
 
+    copies = 2
+    """That fill a stage."""
+
     def __init__(self, problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue):
         self.problem, self.config, self.epilogue = problem, config, epilogue
         along_m = config.cluster if config.cluster_along == "m" else 1
         along_n = config.cluster if config.cluster_along == "n" else 1
         self.m_tiles = -(-problem.m // (config.tile_m * along_m))
-        self.n_tiles = -(-problem.n // (config.tile_n * along_n))
+        self.n_tiles = -(-problem.n // (self.tile_columns * along_n))
         self.k_steps = -(-problem.k // (config.tile_k))
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns of the result of a tile; there may be fewer than of the accumulator."""
+        return self.config.tile_n
 
     @property
     def tiles(self) -> int:
@@ -195,7 +210,7 @@ class MatmulLoop:
                 else:
                     n = n * config.cluster + member
             first, steps = self._steps(part)
-            item = Item(part, self.first_row(m), n * config.tile_n, first, steps)
+            item = Item(part, self.first_row(m), n * self.tile_columns, first, steps)
             return body(item, carry)
 
         return lax.fori_loop(0, count, one, carry)
@@ -233,6 +248,12 @@ class MatmulLoop:
         del item
         plgpu.copy_gmem_to_smem(a.at[window], smem, full, collective_axes=share)
 
+    def fetch_right(self, b: Any, item: Item, depth: Any, smem: Any, full: Any, share: Any) -> None:
+        """Starts the copy of a part of the right operand; others can be defined."""
+        columns = pl.ds(item.n, self.config.tile_n)
+        window = (columns, depth) if self.problem.transpose_b else (depth, columns)
+        plgpu.copy_gmem_to_smem(b.at[window], smem, full, collective_axes=share)
+
     def fetch(self, a: Any, b: Any, a_smem: Any, b_smem: Any, full: Any, empty: Any) -> None:
         """The producer: keeps the stages filled."""
         config, problem = self.config, self.problem
@@ -240,7 +261,7 @@ class MatmulLoop:
         share_b = "cluster" if config.cluster > 1 and config.cluster_along == "m" else None
 
         def tile(item: Item, carry: Any) -> Any:
-            rows, columns = pl.ds(item.m, config.tile_m), pl.ds(item.n, config.tile_n)
+            rows = pl.ds(item.m, config.tile_m)
             self.begin(item)
 
             def step(index: Any, carry: Any) -> Any:
@@ -254,11 +275,8 @@ class MatmulLoop:
                 )
                 depth = pl.ds(index * config.tile_k, config.tile_k)
                 a_window = (depth, rows) if problem.transpose_a else (rows, depth)
-                b_window = b.at[columns, depth] if problem.transpose_b else b.at[depth, columns]
                 self.fetch_left(a, item, a_window, a_smem.at[stage], full.at[stage], share_a)
-                plgpu.copy_gmem_to_smem(
-                    b_window, b_smem.at[stage], full.at[stage], collective_axes=share_b
-                )
+                self.fetch_right(b, item, depth, b_smem.at[stage], full.at[stage], share_b)
                 return self._next(stage), filled + 1
 
             return lax.fori_loop(item.first, item.first + item.steps, step, carry)
