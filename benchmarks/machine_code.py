@@ -50,7 +50,8 @@ class Code:
       products: matrix instructions in that loop.
       guarded: copies, products and commits under predicates of single lanes.
       branched: those that a branch of single lanes skips, in the innermost loop that has them.
-      copies: copies in the loop that issues matrix instructions.
+      copies: to shared memory, in the loop that issues matrix instructions.
+      tensor_copies: to tensor memory, in that loop.
       seconds: of processors, from the call to machine code.
     """
 
@@ -63,6 +64,7 @@ class Code:
     guarded: int
     branched: int
     copies: int
+    tensor_copies: int
     seconds: float = 0.0
 
     @property
@@ -92,6 +94,7 @@ def read_code(ptx: str, name: str) -> Code:
         guarded=sum(instructions[n].of_lanes for n in uniform),
         branched=sum(is_skipped_by_lanes(instructions, labels, n) for n in uniform),
         copies=sum(one.name.startswith("UTMALDG") for one in loop),
+        tensor_copies=sum(one.name.startswith("UTCCP") for one in loop),
     )
 
 

@@ -105,8 +105,8 @@ def test_what_was_written_is_compared(groups):
 
 
 def test_table(capsys):
-    code = machine_code.Code(50, 0, 0, 100, 40, 4, 0, 2, 0, 0.5)
-    theirs = machine_code.Code(60, 0, 0, 200, 50, 4, 3, 4, 0, 1.0)
+    code = machine_code.Code(50, 0, 0, 100, 40, 4, 0, 2, 0, 0, 0.5)
+    theirs = machine_code.Code(60, 0, 0, 200, 50, 4, 3, 4, 0, 0, 1.0)
     row = {blackwell_code.OURS: code, blackwell_code.JAX: theirs, "in_flight": (3, 4)}
     row["blocks"] = blackwell_blocks.Right(2, 7, 2.5e-4)
     blackwell_code.print_table({"kernel": row})

@@ -165,8 +165,9 @@ def _issue(
 ) -> None:
     """Copies of (byte offset in shared memory, column of tensor memory), by one lane."""
     name = f"tcgen05.cp.cta_group::{1 if axis is None else 2}.{shape}"
+    # What does not change in a loop is computed outside of it, if it is not under a condition.
+    start = start_descriptor(memory, constant, "smem_ref")
     with ops.when(issuer(ctx, axis)):
-        start = start_descriptor(memory, constant, "smem_ref")
         for offset, column in copies:
             descriptor = start
             if offset:
