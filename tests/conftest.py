@@ -37,7 +37,13 @@ HAS_GPU = pathlib.Path("/proc/driver/nvidia/version").exists()
 # optimization takes. XLA has not read it yet; processes that tests start inherit it.
 if not HAS_GPU:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    # Threads of BLAS wait in loops, which takes time from other processes of the session.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     xla_programs.share()
+
+# What other compilers make for tests is shared by all processes of a session.
+for one in ("cuda", "triton"):
+    session_folders.shared(one)
 
 # How long an example takes to be made or to run says nothing: other programs run as well.
 hypothesis.settings.register_profile(

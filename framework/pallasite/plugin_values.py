@@ -68,7 +68,7 @@ def fits(value: Any, annotation: str) -> bool:
     if len(parts) > 1:
         return any(fits(value, part) for part in parts)
     name, _, inner = annotation.rstrip("]").partition("[")
-    arguments = _split(inner, ",") if inner else []
+    arguments = _split(inner, ",") if inner else ()
     if name in ("Any", "object"):
         return True
     if name == "None":
@@ -109,7 +109,8 @@ def wrong_field(record: Any) -> tuple[str, str] | None:
     return None
 
 
-def _split(text: str, separator: str) -> list[str]:
+@functools.lru_cache(maxsize=1024)  # There are some dozens.
+def _split(text: str, separator: str) -> tuple[str, ...]:
     """The parts of an annotation between separators that are in no brackets."""
     parts, depth = [""], 0
     for letter in text:
@@ -118,7 +119,7 @@ def _split(text: str, separator: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += letter
-    return [part.strip() for part in parts]
+    return tuple(part.strip() for part in parts)
 
 
 def entries(value: Iterable[Any]) -> tuple[Any, ...]:

@@ -7,13 +7,11 @@ import json
 import math
 import pathlib
 import random
-import shutil
-import subprocess
-import tempfile
 
 import numpy as np
 import pytest
 from corpus_prints import FORMATS, prints_ptx
+from cuda_programs import COMPILER, SOURCES, compiled
 from simulator_support import module, run_body, run_ptx
 
 from pallasite_simulator.engine.inline import inline_calls
@@ -703,19 +701,12 @@ def test_wrong_calls_of_external_functions(code, message):
 
 # What compilers make ------------------------------------------------------------------------------
 
-COMPILER = shutil.which("nvcc")
-
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no nvcc here")
-@pytest.mark.parametrize("options", [(), ("-G",), ("-O1",)])
+@pytest.mark.parametrize("options", [(), ("-G",)])
 class TestCompiled:
     def ptx(self, options):
-        with tempfile.TemporaryDirectory() as folder:
-            source = pathlib.Path(__file__).parent / "cuda" / "functions.cu"
-            target = pathlib.Path(folder) / "functions.ptx"
-            command = [COMPILER, "-ptx", "-arch=sm_90a", *options, source, "-o", target]
-            subprocess.run(command, check=True, capture_output=True)
-            return target.read_text()
+        return compiled(SOURCES / "functions.cu", *options)
 
     def test_functions(self, options):
         count = 96

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import pathlib
-import shutil
-import subprocess
-import tempfile
-
 import numpy as np
 import pytest
+from cuda_programs import COMPILER, SOURCES
+from cuda_programs import compiled as compiled_source
 from sanitizer_support import sanitize_ptx
 from simulator_support import run_ptx
 
 from pallasite_simulator.engine.tensor_map import TensorMap
 from pallasite_simulator.launch import Descriptor, Pointer, Shared
 
-COMPILER = shutil.which("nvcc")
-SOURCES = pathlib.Path(__file__).parent / "cuda"
-
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no nvcc here")
 
 
-@functools.cache
-def compiled(name, *options):
-    with tempfile.TemporaryDirectory() as folder:
-        target = pathlib.Path(folder) / "kernel.ptx"
-        command = [COMPILER, "-ptx", "-arch=sm_90a", *options, SOURCES / name, "-o", target]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        return target.read_text()
+def compiled(name: str, *options: str) -> str:
+    return compiled_source(SOURCES / name, *options)
 
 
 def tile_map(shape):
@@ -43,7 +31,7 @@ def tile_map(shape):
     ).encode()
 
 
-@pytest.mark.parametrize("options", [(), ("-G",), ("-lineinfo", "-O1")])
+@pytest.mark.parametrize("options", [(), ("-G",), ("-lineinfo",)])
 def test_tensor_copies(options):
     x = np.random.default_rng(1).standard_normal((96, 128)).astype(np.float32)
     y, sums = np.full((128, 96), np.nan, np.float32), np.full(96, np.nan, np.float32)

@@ -6,8 +6,6 @@ import dataclasses
 import pathlib
 import random
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +14,7 @@ import jax
 import pytest
 import triton_kernels
 from cubin import Cubin, assemble
+from cuda_programs import COMPILER, SOURCES, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ptx_printer import print_module, print_statement
@@ -29,7 +28,6 @@ from pallasite_simulator.errors import PtxError
 from pallasite_simulator.ptx import syntax
 from pallasite_simulator.ptx.parser import parse
 
-SOURCES = pathlib.Path(__file__).parent / "cuda"
 _NOWHERE = syntax.Position(0, 0)
 
 
@@ -94,31 +92,25 @@ def test_examples(example: catalog.Example, target: str, tmp_path: pathlib.Path)
     same_machine_code(ptx, tmp_path)
 
 
-@pytest.mark.parametrize("options", [(), ("-G",), ("-lineinfo", "-rdc=true"), ("-O1",)])
+@pytest.mark.parametrize("options", [(), ("-G",), ("-lineinfo", "-rdc=true")])
 @pytest.mark.parametrize("source", sorted(SOURCES.glob("*.cu")), ids=lambda path: path.stem)
 def test_nvcc(source: pathlib.Path, options: tuple[str, ...], tmp_path: pathlib.Path):
-    compiler = shutil.which("nvcc")
-    if compiler is None:
+    if COMPILER is None:
         pytest.skip("there is no nvcc here")
-    result = tmp_path / "kernel.ptx"
-    command = [compiler, "-ptx", "-std=c++17", "-arch=sm_90a", *options, source, "-o", result]
-    subprocess.run(command, check=True, capture_output=True)
-    reparsed_is_the_same(parse(result.read_text()))
-    same_machine_code(result.read_text(), tmp_path)
+    ptx = compiled(source, *options)
+    reparsed_is_the_same(parse(ptx))
+    same_machine_code(ptx, tmp_path)
 
 
 def test_names_of_inlined_cuda_functions(tmp_path: pathlib.Path):
-    compiler = shutil.which("nvcc")
-    if compiler is None:
+    if COMPILER is None:
         pytest.skip("there is no nvcc here")
-    source, result = tmp_path / "inlined.cu", tmp_path / "inlined.ptx"
+    source = tmp_path / "inlined.cu"
     source.write_text(
         "__device__ __forceinline__ int twice(int x) {\n  return x * __ldg(&((int*)0)[x]); }\n"
         'extern "C" __global__ void k(int* p) {\n  p[0] = twice(p[1]); }\n'
     )
-    command = [compiler, "-ptx", "-lineinfo", "-arch=sm_90a", source, "-o", result]
-    subprocess.run(command, check=True, capture_output=True)
-    (function,) = parse(result.read_text()).functions
+    (function,) = parse(compiled(source, "-lineinfo")).functions
     locations = {
         (one.location.line, one.location.function)
         for one in function.body or ()

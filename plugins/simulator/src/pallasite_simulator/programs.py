@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
 
 from pallasite.plugin import InstructionRule, plugins
 from pallasite_simulator.engine.float_environment import exact_floats
@@ -54,7 +56,21 @@ def _comparable(rules: Mapping[str, InstructionRule]) -> _Rules:
     return known
 
 
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Python does not look for garbage: all objects of a program stay, and there are so many that
+    it would look half of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @functools.lru_cache(maxsize=64)
+@_without_collection()
 def _load(ptx: str, name: str | None, multiprocessors: int, rules: _Rules) -> Program:
     module = parse(ptx, tolerant=True)
     if name is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -400,10 +401,19 @@ def registers_in(operands: tuple[Operand, ...]) -> list[Register]:
     stack: list[Any] = list(operands)
     while stack:
         one = stack.pop()
-        if isinstance(one, Register):
+        kind: Any = type(one)
+        if kind is Register:
             found.append(one)
-        elif isinstance(one, tuple):
+        elif kind is tuple:
             stack.extend(one)
-        elif dataclasses.is_dataclass(one):
-            stack.extend(getattr(one, field.name) for field in dataclasses.fields(one))
+        else:
+            stack.extend([getattr(one, name) for name in _fields(kind)])
     return found
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    """The names of what an operand of a type is made of; of numbers and strings, none."""
+    if not dataclasses.is_dataclass(kind):
+        return ()
+    return tuple(field.name for field in dataclasses.fields(kind))
