@@ -147,6 +147,32 @@ class Kernel:
         self.iteration: Any = 0
         self.loaded = False
         self.left_out = ""
+        self.turns = self.owner = 0
+
+    def barrier(self, name: str) -> Any:
+        """A barrier: warpgroups have their own, as each counts its phases."""
+        return self.refs[name].at[self.owner]
+
+    def turn(self, body: Any) -> None:
+        """What one of the warpgroups does, while the others wait."""
+        threads = self.program.threads
+        if threads == 1:
+            body()
+            return
+        self.owner, self.turns = self.turns * 3 // 2 % threads, self.turns + 1
+
+        @pl.when(lax.axis_index("thread") == self.owner)
+        def _() -> None:
+            body()
+            self.before_writing()
+
+        plgpu.barrier_arrive(self.refs["turn"])
+        plgpu.barrier_wait(self.refs["turn"])
+
+    def scoped(self, body: Any, *allocations: Any) -> None:
+        """``pl.run_scoped`` for all warpgroups."""
+        axes = ("thread",) if self.program.threads > 1 else ()
+        pl.run_scoped(body, *allocations, collective_axes=axes)
 
     def wait(self, what: str, body: Any) -> None:
         """Waits, unless that is the mistake."""
@@ -178,6 +204,9 @@ class Store:
     layout: Any
 
     def emit(self, kernel: Kernel) -> None:
+        kernel.turn(lambda: self._store(kernel))
+
+    def _store(self, kernel: Kernel) -> None:
         kind, number = self.source
         dtype = self.view.buffer.dtype
         if kind == "input":
@@ -223,6 +252,9 @@ class Load:
     reduce: str | None = None
 
     def emit(self, kernel: Kernel) -> None:
+        kernel.turn(lambda: self._load(kernel))
+
+    def _load(self, kernel: Kernel) -> None:
         out = kernel.outputs[self.output].at[kernel.block, kernel.iteration]
         if self.reduce is not None:
             value, reduced = plgpu.async_load_tmem(self.view.of(kernel), reduce=self.reduce)
@@ -257,19 +289,22 @@ class Copy:
         kernel.before_writing()
 
         def body(ref: Any) -> None:
-            plgpu.copy_gmem_to_smem(kernel.input(self.input), ref, kernel.refs["copied"])
-            plgpu.barrier_wait(kernel.refs["copied"])
-            axis = "pair" if kernel.program.pair else None
-            _meet(kernel)
+            kernel.turn(lambda: self._copy(kernel, ref))
 
-            def copy() -> None:
-                plgpu.async_copy_smem_to_tmem(ref, self.view.of(kernel), axis)
-                plgpu.tcgen05_commit_arrive(kernel.refs["done"], collective_axis=axis)
+        kernel.scoped(body, _shared(kernel, self.view.shape, self.view.buffer.dtype, self.swizzle))
 
-            _by_warp(self.warp, copy)
-            kernel.wait("done", lambda: plgpu.barrier_wait(kernel.refs["done"]))
+    def _copy(self, kernel: Kernel, ref: Any) -> None:
+        plgpu.copy_gmem_to_smem(kernel.input(self.input), ref, kernel.barrier("copied"))
+        plgpu.barrier_wait(kernel.barrier("copied"))
+        axis = "pair" if kernel.program.pair else None
+        _meet(kernel)
 
-        pl.run_scoped(body, _shared(kernel, self.view.shape, self.view.buffer.dtype, self.swizzle))
+        def copy() -> None:
+            plgpu.async_copy_smem_to_tmem(ref, self.view.of(kernel), axis)
+            plgpu.tcgen05_commit_arrive(kernel.barrier("done"), collective_axis=axis)
+
+        _by_warp(self.warp, copy)
+        kernel.wait("done", lambda: plgpu.barrier_wait(kernel.barrier("done")))
 
     def model(self, model: Model) -> None:
         for block in range(model.blocks):
@@ -318,40 +353,44 @@ class Product:
         kernel.before_writing()
 
         def body(*refs: Any) -> None:
-            filled = kernel.refs["filled" if len(inputs) == 2 else "copied"]
-            for number, ref in zip(inputs, refs, strict=True):
-                plgpu.copy_gmem_to_smem(kernel.input(number), ref, filled)
-            kernel.wait("filled", lambda: plgpu.barrier_wait(filled))
-            _meet(kernel)
-            views = [
-                plgpu.transpose_ref(ref, (1, 0)) if self.turned[i] else ref
-                for i, ref in zip(range(first, 2), refs, strict=True)
-            ]
-            a = self.a.of(kernel) if isinstance(self.a, View) else views[0]
-            axis = "pair" if kernel.program.pair else None
-            done = kernel.refs["done"]
-            accumulate = self.accumulate
-            if accumulate == "computed":
-                accumulate = pl.program_id(0) == 0
+            kernel.turn(lambda: self._multiply(kernel, inputs, refs))
 
-            def multiply() -> None:
-                for time in range(self.times):
-                    last = time == self.times - 1 and not self.committed
-                    plgpu.tcgen05_mma(
-                        self.acc.of(kernel),
-                        a,
-                        views[-1],
-                        done if last else None,
-                        accumulate=accumulate if time == 0 else True,
-                        collective_axis=axis,
-                    )
-                if self.committed:
-                    plgpu.tcgen05_commit_arrive(done, collective_axis=axis)
+        kernel.scoped(body, *allocations)
 
-            _by_warp(self.warp, multiply)
-            kernel.wait("done", lambda: plgpu.barrier_wait(done))
+    def _multiply(self, kernel: Kernel, inputs: Sequence[int], refs: Sequence[Any]) -> None:
+        first = 2 - len(inputs)
+        filled = kernel.barrier("filled" if len(inputs) == 2 else "copied")
+        for number, ref in zip(inputs, refs, strict=True):
+            plgpu.copy_gmem_to_smem(kernel.input(number), ref, filled)
+        kernel.wait("filled", lambda: plgpu.barrier_wait(filled))
+        _meet(kernel)
+        views = [
+            plgpu.transpose_ref(ref, (1, 0)) if self.turned[i] else ref
+            for i, ref in zip(range(first, 2), refs, strict=True)
+        ]
+        a = self.a.of(kernel) if isinstance(self.a, View) else views[0]
+        axis = "pair" if kernel.program.pair else None
+        done = kernel.barrier("done")
+        accumulate = self.accumulate
+        if accumulate == "computed":
+            accumulate = pl.program_id(0) == 0
 
-        pl.run_scoped(body, *allocations)
+        def multiply() -> None:
+            for time in range(self.times):
+                last = time == self.times - 1 and not self.committed
+                plgpu.tcgen05_mma(
+                    self.acc.of(kernel),
+                    a,
+                    views[-1],
+                    done if last else None,
+                    accumulate=accumulate if time == 0 else True,
+                    collective_axis=axis,
+                )
+            if self.committed:
+                plgpu.tcgen05_commit_arrive(done, collective_axis=axis)
+
+        _by_warp(self.warp, multiply)
+        kernel.wait("done", lambda: plgpu.barrier_wait(done))
 
     def model(self, model: Model) -> None:
         def matrix(number: int, block: int, turned: bool) -> np.ndarray[Any, Any]:
@@ -412,7 +451,7 @@ class Scope:
             for step in self.steps:
                 step.emit(kernel)
 
-        pl.run_scoped(body, self.buffer.description(kernel.program.pair))
+        kernel.scoped(body, self.buffer.description(kernel.program.pair))
 
     def model(self, model: Model) -> None:
         for step in self.steps:
@@ -448,8 +487,8 @@ def _shared(kernel: Kernel, shape: Sequence[int], dtype: np.dtype[Any], swizzle:
 def _meet(kernel: Kernel) -> None:
     """The blocks of a pair are both ready."""
     if kernel.program.pair and kernel.left_out != "both":
-        plgpu.barrier_arrive(kernel.refs["both"])
-        plgpu.barrier_wait(kernel.refs["both"])
+        plgpu.barrier_arrive(kernel.barrier("both"))
+        plgpu.barrier_wait(kernel.barrier("both"))
 
 
 def _by_warp(warp: int | None, body: Any) -> None:
@@ -469,6 +508,7 @@ class Program:
     target: str
     semantics: Any
     pair: bool
+    threads: int
     buffers: list[Buffer]
     steps: list[Any] = dataclasses.field(default_factory=list)
     inputs: list[np.ndarray[Any, Any]] = dataclasses.field(default_factory=list)
@@ -479,12 +519,14 @@ class Program:
         return 2 if self.pair else 1
 
     def __str__(self) -> str:
-        lines = [f"{self.target}, {self.semantics}, pair={self.pair}"]
+        lines = [f"{self.target}, {self.semantics}, {self.pair=}, {self.threads=}"]
         return "\n  ".join(lines + list(map(str, self.buffers)) + list(map(str, self.steps)))
 
     def mistakes(self) -> list[Mistake]:
         """What could be left out, each of which makes the program wrong."""
-        found = []
+        found: list[Mistake] = []
+        if self.threads > 1:
+            return found
         for number, (step, after) in enumerate(itertools.pairwise(self.steps)):
             if isinstance(step, Product):
                 found.append(Mistake(number, "filled"))
@@ -513,10 +555,14 @@ class Program:
                 step.emit(kernel)
 
         scratch: dict[str, Any] = dict(
-            filled=plgpu.Barrier(num_arrivals=2),
-            copied=plgpu.Barrier(),
-            done=plgpu.Barrier(orders_tensor_core=True),
+            filled=plgpu.Barrier(num_arrivals=2, num_barriers=self.threads),
+            copied=plgpu.Barrier(num_barriers=self.threads),
+            done=plgpu.Barrier(num_barriers=self.threads, orders_tensor_core=True),
         )
+        options: dict[str, Any] = {}
+        if self.threads > 1:
+            options = dict(num_threads=self.threads, thread_name="thread")
+            scratch["turn"] = plgpu.Barrier(num_arrivals=self.threads, orders_tensor_core=True)
         for one in self.buffers:
             if not one.union:
                 scratch[one.name] = one.description(self.pair)
@@ -525,7 +571,7 @@ class Program:
             scratch[name] = plgpu.RefUnion(*(one.description(self.pair) for one in members))
         if self.pair:
             scratch["both"] = plgpu.ClusterBarrier(
-                collective_axes=("pair",), orders_tensor_core=True
+                collective_axes=("pair",), num_barriers=self.threads, orders_tensor_core=True
             )
         return plgpu.kernel(
             body,
@@ -535,4 +581,5 @@ class Program:
             grid_names=("grid",),
             compiler_params=plgpu.CompilerParams(lowering_semantics=self.semantics),
             **(dict(cluster=(2,), cluster_names=("pair",)) if self.pair else {}),
+            **options,
         )

@@ -68,6 +68,7 @@ class Generator:
             choose.choice(("sm_100a", "sm_103a", "sm_110a")),
             choose.choice((semantics.Lane, semantics.Warpgroup)),
             choose.random() < 0.25,
+            choose.choice((1, 1, 1, 2, 3)),
             [],
         )
         self.free = COLUMNS
@@ -165,7 +166,7 @@ class Generator:
         dtype, shape = view.buffer.dtype, view.shape
         kinds = ["input", "input", "splat"]
         same = [number for number, known in self.loaded.items() if known == shape]
-        kinds += ["pool", "pool"] * bool(same)
+        kinds += ["pool", "pool"] * bool(same and self.program.threads == 1)
         kind = self.choose.choice(kinds)
         if kind == "pool":
             number = self.choose.choice(same)
