@@ -168,3 +168,19 @@ def test_arguments_that_do_not_fit(arguments, options, error, text):
     with pytest.raises(error) as caught:
         on_each(send, 2, np.zeros((2, 1), np.float32))
     assert text in str(caught.value)
+
+
+def test_along_one_axis_of_two():
+    """Within a mesh of explicit axes whose types are checked."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4])
+    parts = PartitionSpec(("a", "b"))
+    x = numbers((8, 12), np.float32)
+
+    def there_and_back(x):
+        values, experts = jax.lax.top_k(x[:, :4], 2)
+        rows, _, route = ops.moe_dispatch(x, experts, axis_name="b", num_experts=4)
+        return ops.moe_combine(rows, jax.nn.softmax(values), route, axis_name="b")
+
+    call = jax.shard_map(there_and_back, mesh=mesh, in_specs=parts, out_specs=parts)
+    found = jax.jit(call)(jax.device_put(x, jax.NamedSharding(mesh, parts)))
+    np.testing.assert_allclose(found, x, 1e-5, 1e-5)
