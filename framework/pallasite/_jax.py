@@ -87,6 +87,14 @@ check_jaxpr = _core.check_jaxpr
 eval_jaxpr = _core.eval_jaxpr
 jaxpr_as_function = _core.jaxpr_as_fun
 physical_aval = _core.physical_aval
+
+
+def key_implementation(dtype: Any) -> str:
+    """The name of the generator whose keys arrays of a dtype hold."""
+    name: str = dtype._impl.name
+    return name
+
+
 jaxprs_in_params = _core.jaxprs_in_params
 subjaxprs = _core.subjaxprs
 typeof = _core.typeof

@@ -405,18 +405,17 @@ def test_operand_that_is_not_an_array():
 @refused(
     InvalidTypeError,
     r"""
-    HERE: operand 0 of kernel kernel has a dtype that kernels cannot read
-      got: key<fry>[]
-      expected: an array of numbers or booleans
-      try: for keys, pass jax.random.key_data(keys) and use jax.random.wrap_key_data inside
+    HERE: operand 0 of kernel kernel has keys of a generator that kernels do not have
+      got: key<rbg>[]
+      expected: keys of jax.random.key(seed, impl='threefry2x32')
     """,
 )
-def test_operand_with_key_dtype():
+def test_operand_with_keys_of_another_generator():
     @make()
     def kernel(x_ref, o_ref):
         pass
 
-    kernel(jax.random.key(0))  # here
+    kernel(jax.random.key(0, impl="rbg"))  # here
 
 
 @refused(

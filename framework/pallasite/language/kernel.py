@@ -25,7 +25,10 @@ from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
-from pallasite.language.tracing import trace_kernel
+from pallasite.language.tracing import is_of_keys, trace_kernel
+
+THREEFRY = "threefry2x32"
+"""The generator whose keys kernels can use."""
 
 
 def kernel(
@@ -208,7 +211,9 @@ class _Kernel:
         with _jax.no_check_of_varying_axes():
             spec, captured, out_tree = self.trace(avals, in_tree)
         _check_distinct_references([*flat, *captured], self.name)
-        results = call_kernel(*flat, *captured, spec=spec)
+        results = call_kernel(*map(_words, (*flat, *captured)), spec=spec)
+        types = jax.tree.leaves(self.out_type)
+        results = [_keys(one, type) for one, type in zip(results, types, strict=True)]
         outputs = jax.tree.unflatten(out_tree, results)
         return outputs[0] if self.single_output else outputs
 
@@ -313,15 +318,48 @@ def _check_operand(value: Any, position: int, name: str) -> Any:
                 got=f"{type(value).__name__}: {value!r}",
                 expected="an array or a jax.Ref",
             ) from error
-    aval = _array_type_of(_jax.typeof(value))
-    if not isinstance(aval, _jax.ShapedArray) or not isinstance(aval.dtype, np.dtype):
+    _check_dtype(_array_type_of(_jax.typeof(value)), f"operand {position} of kernel {name}")
+    if isinstance(value, _jax.Ref) and is_of_keys(_array_type_of(_jax.typeof(value))):
         raise checks.type_error(
-            f"operand {position} of kernel {name} has a dtype that kernels cannot read",
-            got=aval,
-            expected="an array of numbers or booleans",
-            hint="for keys, pass jax.random.key_data(keys) and use jax.random.wrap_key_data inside",
+            f"operand {position} of kernel {name} is a reference to random keys",
+            got=_jax.typeof(value),
+            expected="an array of keys, or a reference to numbers",
+            hint="make the reference of jax.random.key_data(keys)",
         )
     return value
+
+
+def _check_dtype(aval: Any, what: str) -> None:
+    """Raises InvalidTypeError unless kernels can read and write arrays of a type."""
+    if not isinstance(aval, _jax.ShapedArray) or not (
+        isinstance(aval.dtype, np.dtype) or is_of_keys(aval)
+    ):
+        raise checks.type_error(
+            f"{what} has a dtype that kernels cannot read",
+            got=aval,
+            expected="an array of numbers, booleans, or random keys",
+        )
+    if is_of_keys(aval) and _jax.key_implementation(aval.dtype) != THREEFRY:
+        raise checks.type_error(
+            f"{what} has keys of a generator that kernels do not have",
+            got=aval,
+            expected=f"keys of jax.random.key(seed, impl={THREEFRY!r})",
+        )
+
+
+def _words(value: Any) -> Any:
+    """An operand; of random keys, their words."""
+    aval = _jax.typeof(value)
+    if isinstance(aval, _jax.AbstractRef) or not is_of_keys(aval):
+        return value
+    return jax.random.key_data(value)
+
+
+def _keys(result: Any, kind: Any) -> Any:
+    """A result; random keys, where those are its type."""
+    if not is_of_keys(kind):
+        return result
+    return jax.random.wrap_key_data(result, impl=THREEFRY)
 
 
 def _array_type_of(aval: Any) -> Any:
@@ -368,6 +406,7 @@ def _output_type(out_type: Any, position: int, name: str) -> Any:
             got=out_type,
             expected="jax.ShapeDtypeStruct(shape, dtype)",
         )
+    _check_dtype(aval, f"output {position} of kernel {name}")
     return _jax.strip_memory_space(aval)
 
 

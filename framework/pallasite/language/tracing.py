@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import jax
 import numpy as np
 
 from pallasite import _jax, plugins
@@ -64,6 +65,16 @@ def _gmem_ref(aval: Any) -> Any:
     return _jax.AbstractRef(_jax.ShapedArray(aval.shape, aval.dtype), GMEM)
 
 
+def words_type(aval: Any) -> Any:
+    """The array type of the words of random keys; of other arrays, theirs."""
+    return _jax.physical_aval(aval) if is_of_keys(aval) else aval
+
+
+def is_of_keys(aval: Any) -> bool:
+    """Whether an array type is one of random keys."""
+    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
 def _is_scalar(aval: Any) -> bool:
     return isinstance(aval, _jax.ShapedArray) and aval.shape == ()
 
@@ -85,6 +96,8 @@ def trace_kernel(
     Returns the spec and the values that the body captured, which are further operands: they follow
     the inputs. References are captured as they are; a scalar becomes an input of shape ``()``, or a
     literal if it is known. Raises InvalidValueError on any other captured array.
+
+    References to random keys are those of the body; the spec's types are of their words.
     """
     in_avals = tuple(_jax.ShapedArray(aval.shape, aval.dtype) for aval in in_avals)
     ref_avals = [_gmem_ref(aval) for aval in (*in_avals, *out_avals)]
@@ -100,8 +113,8 @@ def trace_kernel(
     spec = KernelSpec(
         name=identifier(name),
         jaxpr=jaxpr,
-        in_avals=(*in_avals, *captured_avals),
-        out_avals=tuple(out_avals),
+        in_avals=tuple(map(words_type, (*in_avals, *captured_avals))),
+        out_avals=tuple(map(words_type, out_avals)),
         input_output_aliases=tuple(input_output_aliases),
         mesh=mesh,
         params=params,
@@ -145,7 +158,7 @@ def _lift_captured(
                 hint="pass the array as an operand of the kernel",
                 location=_first_use(jaxpr, variable) or location,
             )
-        if _is_scalar(aval) and not isinstance(const, _jax.Tracer):
+        if _is_scalar(aval) and not isinstance(const, _jax.Tracer) and not is_of_keys(aval):
             sources.append(np.asarray(const)[()])
         else:
             sources.append((len(captured), _is_scalar(aval)))

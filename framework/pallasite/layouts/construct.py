@@ -63,8 +63,10 @@ def padded(shape: tuple[int, ...], vector_length: int = 1) -> RegisterLayout:
                 continue
             count = math.prod(-(-e // n) for e, n in zip(vectors, threads, strict=True))
             touched = _sectors(shape, lanes, vector_length)
-            # Few warps share a row, so that they exchange little where rows are reduced.
+            # Few warps share a row, so that they exchange little where rows are reduced; nor do
+            # they where other dimensions are, if warps lie along one.
             shared = warps[-1] if len(shape) > 1 else 1
+            shared += 4 * max(0, sum(n > 1 for n in warps) - 1)
             key = (count * (16 * vector_length + 2 * touched + shared), touched, lanes, warps)
             if best is None or key < best:
                 best = key
@@ -100,6 +102,34 @@ def _splits(threads: int, rank: int) -> Iterator[tuple[int, ...]]:
     for own in (1 << bit for bit in range(threads.bit_length())):
         for others in _splits(threads // own, rank - 1):
             yield (own, *others)
+
+
+@functools.lru_cache(maxsize=4096)
+def linear(shape: tuple[int, ...], vector_length: int) -> RegisterLayout:
+    """:func:`strided` for any number of elements: padding follows the last vector, and fills it."""
+    vectors = -(-math.prod(shape) // vector_length)
+    lanes = min(LANES, 1 << (vectors - 1).bit_length())
+    warps = min(WARPS, 1 << (-(-vectors // lanes) - 1).bit_length())
+    digits = (
+        Digit(-(-vectors // (lanes * warps)), Owner.REGISTER, 1),
+        Digit(warps, Owner.WARP, 1),
+        Digit(lanes, Owner.LANE, 1),
+        Digit(vector_length, Owner.VECTOR, 1),
+    )
+    return RegisterLayout(tuple(shape), (digits,), vector_length, flat=True)
+
+
+def tighter(layout: RegisterLayout, widest: int) -> RegisterLayout | None:
+    """A :func:`linear` layout, of vectors of at most ``widest`` elements, that means much less work
+    for each lane than another one, where only element-wise operations follow; or None.
+
+    Where every register of it would be one vector, a lane has more elements than it needs.
+    """
+    if layout.size < LANES * WARPS * 4 or not layout.size & (layout.size - 1):
+        return None
+    widths = (n for n in (16, 8, 4, 2) if n <= widest)
+    best = min((linear(layout.shape, n) for n in widths), key=_work, default=layout)
+    return best if _work(best) * 1.5 < _work(layout) else None
 
 
 @functools.lru_cache(maxsize=4096)

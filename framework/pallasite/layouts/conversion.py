@@ -105,6 +105,9 @@ def conversion(source: rg.Layout, target: rg.Layout) -> Conversion:
         return Conversion(ConversionKind.REGISTER_PERMUTATION, (((0, 0),),))
     assert isinstance(target, rg.RegisterLayout)
     lists = (source.dims, target.dims)
+    if source.flat != target.flat and (source.is_padded or target.is_padded):
+        # Padding behind rows, and behind the flattened array.
+        return Conversion(ConversionKind.SHARED_MEMORY)
     if source.flat or target.flat:
         flattened = (tuple(itertools.chain.from_iterable(dims)) for dims in lists)
         lists = tuple((digits,) for digits in flattened)  # type: ignore[assignment]

@@ -113,14 +113,21 @@ def take_minor(digits: Sequence[Digit], size: int) -> tuple[Digits, Digits] | No
     return tuple(majors), tuple(reversed(minors))
 
 
-def split_at_dimensions(digits: Sequence[Digit], shape: Sequence[int]) -> tuple[Digits, ...] | None:
+def split_at_dimensions(
+    digits: Sequence[Digit], shape: Sequence[int], *, surplus: bool = False
+) -> tuple[Digits, ...] | None:
     """Distributes the digits of a row-major flattened array over the dimensions of ``shape``.
 
+    With ``surplus``, the first dimension of more than one element gets what is left over.
     Returns None when a digit straddles two dimensions and cannot be cut between them.
     """
     dims: list[Digits] = []
     remaining: Digits = tuple(digits)
-    for extent in reversed(shape):
+    top = next((d for d, n in enumerate(shape) if n > 1), 0) if surplus else -1
+    for dim, extent in reversed(list(enumerate(shape))):
+        if dim == top:
+            dims += [remaining, *[()] * dim]
+            break
         taken = take_minor(remaining, extent)
         if taken is None:
             return None

@@ -148,7 +148,7 @@ class RegisterLayout(Layout):
       shape: the logical shape; every extent is at least 1.
       dims: for each dimension its digits, major to minor; their sizes multiply to the extent, or
         to more, which is padding. If ``flat``, a single entry that describes the row-major
-        flattened array, exactly.
+        flattened array, behind whose end padding may lie.
       vector_length: elements per register; the vector digits address exactly that many.
       flat: some digit straddles the boundary between two dimensions.
 
@@ -186,17 +186,22 @@ class RegisterLayout(Layout):
 
     @functools.cached_property
     def extents(self) -> tuple[int, ...]:
-        """The shape with padding."""
+        """The shape with padding; without it, if that lies behind the flattened array."""
         return self.shape if self.flat else tuple(dg.count(dim) for dim in self.dims)
 
     @property
     def is_padded(self) -> bool:
         """Whether some places hold no element."""
-        return self.extents != self.shape
+        return dg.count(self.digits) != self.size
 
     def thread_reach(self, dim: int) -> int:
         """The most that lane and warp add to the index along a dimension."""
         return sum((d.size - 1) * w for d, w in self.weighted_dims[dim] if d.owner.is_thread)
+
+    def thread_step(self, dim: int) -> int:
+        """What all that lane and warp add to the index along a dimension is a multiple of; 0 if
+        they add nothing."""
+        return math.gcd(*(w for d, w in self.weighted_dims[dim] if d.owner.is_thread))
 
     @functools.cached_property
     def registers(self) -> int:
@@ -257,7 +262,10 @@ class RegisterLayout(Layout):
         index = tuple(
             sum(d.value(place[d.owner]) * w for d, w in dim) for dim in self.weighted_dims
         )
-        return dg.unravel(index[0], self.shape) if self.flat else index
+        if not self.flat:
+            return index
+        inner = self.size // self.shape[0]
+        return (index[0] // inner, *dg.unravel(index[0] % inner, self.shape[1:]))
 
     def guards(
         self, register: int, vector: int = 0, axes: Sequence[int] | None = None
@@ -266,15 +274,29 @@ class RegisterLayout(Layout):
 
         Returns:
           Pairs of a dimension and a limit that what lane and warp add to the index along it has to
-          be below; empty if every thread has an element there, None if none has.
+          be below; empty if every thread has an element there, None if none has. In a flat layout
+          dimension 0 is the flattened array.
         """
-        index = [] if not self.is_padded else self.element_at(0, 0, register, vector)
-        limits = [
-            (d, self.shape[d] - start) for d, start in enumerate(index) if axes is None or d in axes
-        ]
+        limits: list[tuple[int, int]] = []
+        if self.is_padded and self.flat:
+            limits = [(0, self.size - self.part_of_register(register, vector))]
+        elif self.is_padded:
+            limits = [
+                (d, self.shape[d] - start)
+                for d, start in enumerate(self.element_at(0, 0, register, vector))
+                if axes is None or d in axes
+            ]
         if any(limit <= 0 for _, limit in limits):
             return None
+        # Limits that mean the same are the same.
+        steps = [self.thread_step(d) or 1 for d, _ in limits]
+        limits = [(d, -(-n // step) * step) for (d, n), step in zip(limits, steps, strict=True)]
         return tuple((d, limit) for d, limit in limits if self.thread_reach(d) >= limit)
+
+    def part_of_register(self, register: int, vector: int, dim: int = 0) -> int:
+        """What register and vector element add to the index of an entry of ``dims``."""
+        place = {Owner.REGISTER: register, Owner.VECTOR: vector, Owner.LANE: 0, Owner.WARP: 0}
+        return sum(d.value(place[d.owner]) * w for d, w in self.weighted_dims[dim])
 
     @functools.cached_property
     def lane_mask(self) -> int:
@@ -321,12 +343,13 @@ def _canonical(shape: Sequence[int], dims: Sequence[Sequence[Digit]], flat: bool
         raise InvalidValueError(f"shape {shape} has an empty dimension and no register layout")
     merged = tuple(dg.merge(dim) for dim in dims)
     if flat:
-        split = dg.split_at_dimensions(merged[0], shape)
+        # Padding behind the flattened array is behind its major dimension.
+        split = dg.split_at_dimensions(merged[0], shape, surplus=True)
         if split is not None:
             merged, flat = split, False
     sizes = tuple(dg.count(dim) for dim in merged)
     wanted = (math.prod(shape),) if flat else shape
-    pads = [not flat and n > extent > 1 for n, extent in zip(sizes, wanted, strict=False)]
+    pads = [n > extent > 1 for n, extent in zip(sizes, wanted, strict=False)]
     if len(sizes) != len(wanted) or any(
         n != extent and not pad for n, extent, pad in zip(sizes, wanted, pads, strict=True)
     ):

@@ -80,6 +80,8 @@ def reshape(layout: rg.Layout, shape: Sequence[int]) -> rg.Rearrangement:
     if isinstance(layout, rg.SplatLayout):
         return _splat(shape)
     layout = _registers(layout)
+    if layout.is_padded and (layout.flat or layout.size == max(layout.shape)):
+        return rg.rearranged(shape, (layout.digits,), flat=True)
     dims = _regrouped(layout, shape)
     if dims is not None:
         return rg.rearranged(shape, dims)
@@ -242,7 +244,7 @@ def broadcast_in_dim(
         return _splat(shape)
     layout = _registers(layout)
     new = [Digit(extent, Owner.REGISTER, 0) for extent in shape]
-    if layout.flat:
+    if layout.flat and not layout.is_padded:
         rank = len(layout.shape)
         if shape[len(shape) - rank :] == layout.shape and dims[0] == len(shape) - rank:
             flat = (*new[: len(shape) - rank], *layout.dims[0])
@@ -276,6 +278,9 @@ def broadcast_with_target(
         _unflattened(target, f"broadcast of {layout.shape}")
     kept = [target.dims[d] for d, wide in zip(dims, stretched, strict=True) if not wide]
     if layout.flat or target.flat:
+        if layout.flat != target.flat and (layout.is_padded or target.is_padded):
+            # Padding behind rows, and behind the flattened array.
+            _unflattened(layout if layout.flat else target, f"broadcast of {layout.shape}")
         whole = target.digits if target.flat else tuple(itertools.chain.from_iterable(kept))
         lists: tuple[list[Digits], list[Digits]] = ([layout.digits], [whole])
     else:

@@ -30,6 +30,7 @@ from pallasite.language.operands import any_operand as any_operand
 from pallasite.language.params import CompilerParams as CompilerParams
 from pallasite.language.params import LoweringSemantics as LoweringSemantics
 from pallasite.language.spec import KernelSpec as KernelSpec
+from pallasite.language.tracing import is_of_keys as is_of_keys
 from pallasite.language.tracing import trace_kernel as trace_kernel
 from pallasite.language.tracing import traced_mesh as traced_mesh
 from pallasite.language.transforms import ClusterRefTransform as ClusterRefTransform

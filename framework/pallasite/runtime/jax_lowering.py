@@ -25,6 +25,7 @@ from pallasite.language.kernel_call import is_mesh_kernel
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
+from pallasite.language.tracing import is_of_keys, words_type
 from pallasite.launch import DeviceMesh
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.executors import (
@@ -56,7 +57,7 @@ def lower_kernel_call(
     """
     if platform is None:
         platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
-    check_operands(spec, ctx.avals_in)
+    check_operands(spec, [words_type(aval) for aval in ctx.avals_in])
     override = current()
     mesh = getattr(ctx.module_context.axis_context, "mesh", None)
     request = LaunchRequest(
@@ -78,8 +79,21 @@ def lower_kernel_call(
         check_device(compiled.target, local_compute_capability(), spec.name)
     placement = placement_of(ctx, platform, compiled)
     run = functools.partial(run_with_hidden, run, compiled, placement, request)
+    if any(map(is_of_keys, (*ctx.avals_in, *ctx.avals_out))):
+        run = functools.partial(_with_words, run, tuple(ctx.avals_out))
     rule = mlir.lower_fun(run, multiple_results=True)
     return rule(ctx, *operands)
+
+
+def _with_words(run: Callable[..., Any], results: Sequence[Any], *operands: Any) -> list[Any]:
+    """What runs a kernel, of random keys by their words."""
+    given = [jax.random.key_data(one) if is_of_keys(one) else one for one in operands]
+    return [
+        jax.random.wrap_key_data(one, impl=_jax.key_implementation(aval.dtype))
+        if is_of_keys(aval)
+        else one
+        for one, aval in zip(run(*given), results, strict=True)
+    ]
 
 
 def lower_pallas_call(ctx: Any, *operands: Any, **params: Any) -> Any:

@@ -20,6 +20,7 @@ from pallasite.plugin.language import (
     KernelSpec,
     Mesh,
     as_transformed,
+    is_of_keys,
     trace_kernel,
 )
 from pallasite_std.pipelines.block_spec import BlockSpec, PipelinedBlockMapping
@@ -181,6 +182,9 @@ def pallas_call_spec(
         return result
 
     def block_spec(mapping: Any, tables: Sequence[Any]) -> BlockSpec:
+        if is_of_keys(mapping.array_aval):
+            return BlockSpec(memory_space=GMEM)
+
         def index_map(*sequential: Any) -> tuple[Any, ...]:
             arguments = [*positions(sequential), *tables]
             return tuple(evaluate(mapping.index_map_jaxpr, arguments, purpose="pallas_call"))
@@ -199,7 +203,12 @@ def pallas_call_spec(
 
         def step(sequential: Sequence[Any], *refs: Any) -> None:
             whole = positions(sequential)
-            views = [_block_view(ref, mapping) for ref, mapping in zip(refs, mappings, strict=True)]
+            views = [
+                _block_of_keys(ref, mapping, [*whole, *tables])
+                if is_of_keys(mapping.array_aval)
+                else _block_view(ref, mapping)
+                for ref, mapping in zip(refs, mappings, strict=True)
+            ]
             evaluate(
                 jaxpr,
                 [*tables, *views, *scratch_refs],
@@ -249,6 +258,23 @@ def _own_fields(mapping: Any) -> dict[str, Any]:
     if not isinstance(mapping, PipelinedBlockMapping):
         return {}
     return {"delay_release": mapping.delay_release, "oob_fill_mode": mapping.oob_fill_mode}
+
+
+def _block_of_keys(ref: Any, mapping: Any, arguments: Sequence[Any]) -> Any:
+    """A block of random keys, which are read where they are: a few words, which no copy moves."""
+    if mapping.has_trivial_window():
+        return ref
+    places = evaluate(mapping.index_map_jaxpr, arguments, purpose="pallas_call")
+    window: list[Any] = []
+    for place, dim in zip(places, mapping.block_shape, strict=True):
+        if dim is None or isinstance(dim, pl.Squeezed):
+            window.append(place)
+        elif isinstance(dim, pl.Element):
+            window.append(pl.ds(place, dim.block_size))
+        else:
+            size = dim.block_size if isinstance(dim, pl.Blocked) else dim
+            window.append(pl.ds(place * size, size))
+    return ref.at[tuple(window)]
 
 
 def _block_view(ref: Any, mapping: Any) -> Any:

@@ -125,16 +125,16 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
         return _ELEMENT_BY_ELEMENT * max(size, 8.0)
     if isinstance(plan, MatrixPlan):
         plan = plan.rows
-    issue = len(plan.accesses) / 4
+    issue = len(plan.everything) / 4
     if shared:
         return WARPS * transfer_passes(plan) + issue
     # What several warps load comes out of the cache; lanes are counted in the sectors.
-    return layout.warp_count * len(plan.accesses) * _sectors(plan) / 4 + issue
+    return layout.warp_count * len(plan.everything) * _sectors(plan) / 4 + issue
 
 
 def _sectors(plan: AccessPlan) -> int:
     """Sectors that the lanes of a warp touch in one access."""
-    access = plan.accesses[0]
+    access = plan.everything[0]
     touched: set[int] = set()
     for lane in range(LANES):
         address = plan.byte_address(access, 0, lane)

@@ -75,7 +75,11 @@ class Movement:
         """What it costs between two layouts."""
         if isinstance(operand, SplatLayout) or (operand, result) in self.exact(operand, result):
             return 0.0
-        return movement_cost(operand, result, self.bits)
+        cost = movement_cost(operand, result, self.bits)
+        if isinstance(result, RegisterLayout) and result.flat:
+            # Its lanes do not take what a view of rows has; only whole arrays are in one row.
+            cost += movement_cost(padded(result.shape), result, self.bits)
+        return cost
 
 
 def nothing(operand: Layout | None, result: Layout | None) -> Sequence[Pair]:

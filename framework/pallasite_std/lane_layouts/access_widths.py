@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pallasite.plugin import Registry, Target
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import bit_width
+from pallasite.plugin.layouts import Layout, default_strided, tighter
 from pallasite_std.lane_layouts.linked_variables import LinkedVariables
 
 
@@ -28,6 +30,8 @@ class AccessWidths:
         self._target = target
         self._variables = LinkedVariables()
         self._moved: list[Any] = []
+        self._others: list[Any] = []
+        self._placed: set[Any] | None = None
         self._known: dict[int, Any] = {}
         self._widest: dict[Any, int] | None = None
 
@@ -36,7 +40,7 @@ class AccessWidths:
         if id(jaxpr) in self._known:
             return
         self._known[id(jaxpr)] = jaxpr  # Kept, so that no other object gets its id.
-        self._widest = None
+        self._widest = self._placed = None
         for equation in jaxpr.eqns:
             self._add_equation(equation)
 
@@ -52,6 +56,21 @@ class AccessWidths:
             return None
         widest = self._widest.get(self._variables.group(variable))
         return None if widest is None else 128 // widest
+
+    def row(self, equation: Any) -> Layout | None:
+        """The layout of what an equation loads of a whole array of an odd shape that meets nothing
+        but element-wise functions, loads and stores: all elements in one row."""
+        variable = equation.outvars[0]
+        shape = getattr(variable.aval, "shape", ())
+        whole = bool(equation.invars) and getattr(equation.invars[0].aval, "shape", None) == shape
+        if not whole or math.prod(shape) == 0 or variable not in self._variables:
+            return None
+        if self._placed is None:
+            self._placed = {self._variables.group(one) for one in self._others}
+        limit = self.limit(variable)
+        if limit is None or self._variables.group(variable) in self._placed:
+            return None
+        return tighter(default_strided(shape, 128 // limit), limit)
 
     def _add_equation(self, equation: Any) -> None:
         rule = self._registry.layout_rule(
@@ -72,7 +91,24 @@ class AccessWidths:
                 results = results * len(equation.invars)
             for atom, result in zip(equation.invars, results, strict=False):
                 self._variables.link(atom, result)
-        for region in self._registry.jaxprs.regions(equation):
+        regions = self._registry.jaxprs.regions(equation)
+        if (
+            not regions
+            and accesses is None
+            and not getattr(getattr(rule, "function", None), "same_layout", False)
+        ):
+            arrays = [one for one in equation.invars if _is_array(one)]
+            if arrays:
+                self._others += [*arrays, *(one for one in equation.outvars if _is_array(one))]
+        for region in regions:
             self.add(region.jaxpr)
             self._variables.link_region(equation, region)
             self._variables.link_carried(equation, region)
+
+
+def _is_array(atom: Any) -> bool:
+    """Whether it is a variable of more than one element, in registers."""
+    aval = atom.aval
+    return not isinstance(atom, _jax.Literal) and (
+        isinstance(aval, _jax.ShapedArray) and math.prod(aval.shape) > 1
+    )

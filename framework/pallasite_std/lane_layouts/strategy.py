@@ -57,6 +57,8 @@ class LaneStrategy(LayoutStrategy):
             # Loads choose layouts that suit memory. Default layouts of odd shapes differ, by rank
             # and by what they are broadcast from, more than conversions should have to mend.
             hint = self._known_layouts.emitted(variable)
+        if hint is None and odd:
+            hint = self._access_widths.row(equation)
         return hint, self._access_widths.limit(variable)
 
     def before(self, ctx: RuleContext, operands: Sequence[Value]) -> Sequence[Value]:

@@ -58,14 +58,32 @@ class Access:
         offset ...
       swizzle_add: ... and then how many bytes to add.
       guards: pairs of a dimension and a limit, below which the thread's part of the index along it
-        has to be for the elements not to be padding.
+        has to be for the elements not to be padding; or that it has to be, if True follows.
     """
 
     offset: int
     parts: tuple[Source, ...]
     swizzle_xor: int = 0
     swizzle_add: int = 0
-    guards: tuple[tuple[int, int], ...] = ()
+    guards: tuple[tuple[int, ...], ...] = ()
+
+    def bytes(self, plan: AccessPlan) -> int:
+        """How many are moved, which the address is a multiple of; 1 for less than that."""
+        return max(1, len(self.parts) * plan.element_bits // 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tail:
+    """What the thread that holds the last elements of a dimension accesses, where the others make
+    an access of :attr:`AccessPlan.width` elements, or none.
+
+    Attributes:
+      parts: the places that such an access would fill.
+      accesses: of those that hold an element; all have the same guards.
+    """
+
+    parts: tuple[Source, ...]
+    accesses: tuple[Access, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +100,7 @@ class AccessPlan:
       vector_offsets: element offset of each vector element relative to the first.
       width: elements for each access.
       accesses: all accesses, by increasing offset.
+      tail: narrower ones, of elements at the end of a dimension that do not fill an access.
       swizzle_separable: the thread's and the accesses' offsets share no bits that the swizzle
         touches.
       lane_mask: lanes to let through to store every element once.
@@ -100,6 +119,12 @@ class AccessPlan:
     warp_mask: int
     element_bits: int
     swizzle: int
+    tail: tuple[Tail, ...] = ()
+
+    @property
+    def everything(self) -> tuple[Access, ...]:
+        """All accesses, those of tails last."""
+        return (*self.accesses, *(access for tail in self.tail for access in tail.accesses))
 
     @property
     def width_bytes(self) -> int:
@@ -179,10 +204,11 @@ def pieces_of(layout: RegisterLayout, memory: MemoryLayout) -> list[Piece]:
     for dim, (digits, own) in enumerate(zip(layout.dims, extents, strict=True)):
         # A digit that is cut scales its stride, exactly as an extent does.
         cut = [Digit(e.size, Owner.REGISTER, e.stride) for e in own]
-        if not layout.flat and layout.extents[dim] != layout.shape[dim]:
+        total, extent = dg.count(digits), layout.size if layout.flat else layout.shape[dim]
+        if total != extent:
             # Padding lies beyond the major extent.
             inner = dg.count(cut[1:])
-            cut[:1] = [Digit(-(-layout.extents[dim] // inner), Owner.REGISTER, cut[0].stride)]
+            cut[:1] = [Digit(-(-total // inner), Owner.REGISTER, cut[0].stride)]
         pairs = dg.refine(digits, cut)
         if pairs is None:
             where = "the flattened array" if layout.flat else f"dimension {dim}"
@@ -235,9 +261,14 @@ def _padded_width(
     if run < layout.vector_length:
         run = 1
     strides = [p.stride for p in pieces if p not in own]
-    # An access is padding as a whole, or not at all.
+    # An access is padding as a whole, or not at all; unless elements at the end of the only
+    # dimension with vectors are accessed apart.
     dims = enumerate(layout.dims)
     ends = [layout.shape[d] for d, dim in dims if dg.count(dim, Owner.VECTOR) > 1]
+    if layout.flat:
+        ends = [layout.size]
+    if len(ends) == 1 and bits >= 8:
+        ends = []
     for width in (128, 64, 32, 16, 8, 4, 2, 1):
         size = width * bits
         if run % width or size % 8 or size > 8 * min(MAXIMUM_BYTES, alignment_bytes):
@@ -245,6 +276,39 @@ def _padded_width(
         if not any(number % width for number in (*strides, *ends)):
             return width
     return 0
+
+
+def _tails(
+    layout: RegisterLayout, registers: Sequence[int], vector: Sequence[int], width: int
+) -> Iterator[Tail]:
+    """What remains of a dimension behind whole accesses of so many elements."""
+    dims = [d for d, dim in enumerate(layout.dims) if dg.count(dim, Owner.VECTOR) > 1]
+    if len(dims) != 1:
+        return
+    (dim,) = dims
+    extent = layout.size if layout.flat else layout.shape[dim]
+    if extent % width == 0:
+        return
+    order = sorted(range(layout.vector_length), key=lambda element: vector[element])
+    step = layout.thread_step(dim)
+    for register, first in itertools.product(range(layout.registers), range(0, len(order), width)):
+        guards = layout.guards(register, order[first])
+        if guards is None:
+            continue
+        start = layout.part_of_register(register, order[first], dim)
+        last = extent - extent % width - start
+        if last < 0 or last > layout.thread_reach(dim) or (step and last % step):
+            continue
+        others = tuple(guard for guard in guards if guard[0] != dim)
+        parts = tuple((register, element) for element in order[first : first + width])
+        accesses, done, rest = [], 0, extent % width
+        while rest:
+            run = 1 << (rest.bit_length() - 1)
+            offset = registers[register] + vector[parts[done][1]]
+            guards = (*others, (dim, last, True))
+            accesses.append(Access(offset, parts[done : done + run], guards=guards))
+            done, rest = done + run, rest - run
+        yield Tail(parts, tuple(accesses))
 
 
 def _guarded(
@@ -255,7 +319,7 @@ def _guarded(
     for register in sorted(range(layout.registers), key=lambda number: registers[number]):
         for first in range(0, len(order), width):
             elements = order[first : first + width]
-            guards = layout.guards(register, elements[0])
+            guards = layout.guards(register, elements[-1])
             if guards is not None:
                 offset = registers[register] + vector[elements[0]]
                 yield Access(offset, tuple((register, e) for e in elements), guards=guards)
@@ -305,8 +369,10 @@ def plan_access(
             f"memory laid out as {memory}",
             expected=f"{8 // bits} neighbouring elements in every thread",
         )
+    tail: tuple[Tail, ...] = ()
     if layout.is_padded:
         accesses = list(_guarded(layout, registers, vector, width))
+        tail = tuple(_tails(layout, registers, vector, width))
     elif len(offsets) == len(places):
         accesses = [
             Access(start, tuple(offsets[start + step] for step in range(width)))
@@ -326,6 +392,7 @@ def plan_access(
         warp_mask=layout.warp_mask,
         element_bits=bits,
         swizzle=memory.swizzle,
+        tail=tail,
     )
     return with_swizzle(plan, memory)
 
@@ -337,16 +404,22 @@ def with_swizzle(plan: AccessPlan, memory: MemoryLayout) -> AccessPlan:
     thread_bits = 0
     for warp, lane in itertools.product(range(WARPS), range(LANES)):
         thread_bits |= plan.thread_offset(warp, lane) * bits // 8
-    byte_offsets = [access.offset * bits // 8 for access in plan.accesses]
+    accesses = plan.everything
+    byte_offsets = [access.offset * bits // 8 for access in accesses]
     if any(offset & thread_bits & atom for offset in byte_offsets):
         return dataclasses.replace(plan, swizzle_separable=False)
     chunk = (memory.swizzle // 16 - 1) << 4
-    accesses = tuple(
+    swizzled = tuple(
         dataclasses.replace(
             access,
             swizzle_xor=swizzle_bytes(offset, memory.swizzle) & chunk,
             swizzle_add=offset & ~chunk,
         )
-        for access, offset in zip(plan.accesses, byte_offsets, strict=True)
+        for access, offset in zip(accesses, byte_offsets, strict=True)
     )
-    return dataclasses.replace(plan, accesses=accesses)
+    rest = iter(swizzled[len(plan.accesses) :])
+    tails = tuple(
+        dataclasses.replace(tail, accesses=tuple(itertools.islice(rest, len(tail.accesses))))
+        for tail in plan.tail
+    )
+    return dataclasses.replace(plan, accesses=swizzled[: len(plan.accesses)], tail=tails)

@@ -14,8 +14,9 @@ from typing import Any
 
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.ir import ops
-from pallasite.plugin.layouts import RegisterLayout
+from pallasite.plugin.layouts import Layout, RegisterLayout, linear
 from pallasite.plugin.lowering import Allocation, RegisterArray, RuleContext, Value, buffer_bytes
+from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.reference_types import (
     MemoryReference,
     default_layout,
@@ -46,9 +47,24 @@ def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> 
     aval = ctx.avals_out[0]
     require_scalar(ctx, aval.shape, "reads")
     hint = ctx.layout_hint
+    if ctx.kernel.plan is None and not _moves_vectors(hint, memory):
+        hint = None
     if isinstance(hint, RegisterLayout) and hint.flat and not fits_memory(hint, memory):
         return relayout(ctx, load_array(ctx.launch, memory), hint)
     return load_array(ctx.launch, memory, hint, ctx.vector_limit)
+
+
+def _moves_vectors(hint: Layout | None, memory: MemoryReference) -> bool:
+    """Whether an array whose elements are in one row, for the sake of wide accesses, has them."""
+    if not isinstance(hint, RegisterLayout) or not hint.is_padded:
+        return True
+    if hint != linear(hint.shape, hint.vector_length):
+        return True
+    try:
+        plan = plan_access(hint, memory.layout, min(16, memory.offset_alignment))
+    except InvalidValueError:
+        return False
+    return plan.width == hint.vector_length
 
 
 def orders_stores(ctx: RuleContext, memory: MemoryReference) -> bool:

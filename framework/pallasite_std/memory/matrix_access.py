@@ -86,9 +86,9 @@ def plan_transfer(
 
 def transfer_passes(plan: AccessPlan) -> float:
     """About how many passes through shared memory a warp needs for an array."""
-    count = len(plan.accesses)
+    count = len(plan.everything)
     # All accesses look alike, but for where they begin.
-    some = plan.accesses[:: max(1, count // _COUNTED)]
+    some = plan.everything[:: max(1, count // _COUNTED)]
     return sum(map(plan.passes, some)) * count / len(some)
 
 
@@ -109,7 +109,7 @@ def plan_matrix_access(
     The arguments are those of :func:`~pallasite_std.memory.access.plan_access`.
     """
     bits = memory.element_bits
-    if alignment_bytes % ROW_BYTES or bits > 16 or layout.extents != memory.shape:
+    if alignment_bytes % ROW_BYTES or bits > 16 or layout.is_padded:
         return None
     try:
         pieces = pieces_of(layout, memory)

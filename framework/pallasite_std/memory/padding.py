@@ -20,8 +20,9 @@ from pallasite.plugin.layouts import Owner, RegisterLayout
 from pallasite.plugin.lowering import LaunchContext, RegisterArray
 from pallasite_std.memory.access import Access
 
-type Guards = tuple[tuple[int, int], ...]
-"""Pairs of a dimension and a limit, as :meth:`RegisterLayout.guards` returns them."""
+type Guards = tuple[tuple[int, ...], ...]
+"""Pairs of a dimension and a limit, as :meth:`RegisterLayout.guards` returns them; or of a
+dimension and the only value that its index may have, followed by True."""
 
 
 def thread_part(launch: LaunchContext, layout: RegisterLayout, dim: int) -> ir.Value | None:
@@ -48,12 +49,15 @@ def holds_element(launch: LaunchContext, layout: RegisterLayout, guards: Guards)
     """True (i1) in the threads whose part of the index is below the limits; None if there are no
     limits."""
     condition: ir.Value | None = None
-    for dim, limit in guards:
+    for dim, limit, *exactly in guards:
         thread = thread_part(launch, layout, dim)
-        assert thread is not None
+        if thread is None:  # All threads hold the last elements.
+            continue
+        predicate = "eq" if exactly else "ult"
+        digits = [(d, w) for d, w in layout.weighted_dims[dim] if d.owner.is_thread]
         one = launch.emit_once(
-            f"below.{limit}.{[(d, w) for d, w in layout.weighted_dims[dim] if d.owner.is_thread]}",
-            functools.partial(ops.compare, "ult", thread, limit),
+            f"{predicate}.{limit}.{digits}",
+            functools.partial(ops.compare, predicate, thread, limit),
         )
         condition = one if condition is None else ops.arith.andi(condition, one)
     return condition
@@ -79,26 +83,43 @@ def guarded_groups(accesses: Sequence[Access]) -> dict[Guards, list[Access]]:
 
 
 def load_where(
-    condition: ir.Value | None, types: Sequence[ir.Type], load: Callable[[], Sequence[ir.Value]]
+    condition: ir.Value | None,
+    types: Sequence[ir.Type],
+    load: Callable[[], Sequence[ir.Value]],
+    otherwise: Sequence[ir.Value] | None = None,
 ) -> list[ir.Value]:
-    """What ``load`` emits under a condition; zeros elsewhere."""
+    """What ``load`` emits under a condition; elsewhere other values, or zeros."""
     if condition is None:
         return list(load())
     operation = scf.IfOp(condition, list(types), has_else=True)
     with ir.InsertionPoint(operation.then_block):
         scf.yield_(list(load()))
     with ir.InsertionPoint(operation.else_block):
-        scf.yield_([ops.constant(0, type) for type in types])
+        zeros = [ops.constant(0, type) for type in types] if otherwise is None else otherwise
+        scf.yield_(list(zeros))
     return list(operation.results)
 
 
 def _select(condition: ir.Value, one: ir.Value, other: ir.Value, bits: int) -> ir.Value:
     """One of two registers of so many bits; the hardware chooses 32 at a time."""
-    if bits % 32:
+    if bits % 32 or bits // ops.vector_length(one) >= 32:
         return ops.arith.select(condition, one, other)
-    words = ir.VectorType.get((bits // 32,), ops.i32())
-    chosen = [ops.bitcast(value, words) for value in (one, other)]
-    return ops.bitcast(ops.arith.select(condition, *chosen), one.type)
+    # LLVM would turn a choice of words into one of each narrow element.
+    words = [
+        ops.bitcast(value, ir.VectorType.get((bits // 32,), ops.i32())) for value in (one, other)
+    ]
+    chosen = [
+        ops.inline_assembly(
+            "selp.b32 $0, $1, $2, $3;",
+            "=r,r,r,b",
+            *(ops.extract(value, place) for value in words),
+            condition,
+            results=[ops.i32()],
+            side_effects=False,
+        )
+        for place in range(bits // 32)
+    ]
+    return ops.bitcast(ops.from_elements(chosen), one.type)
 
 
 def fill_padding(

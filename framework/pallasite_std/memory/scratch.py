@@ -93,7 +93,7 @@ def store(ctx: RuleContext, memory: MemoryReference, array: RegisterArray) -> No
     Args:
       ctx: of the rule.
       memory: a view of scratch memory.
-      array: from :func:`storable`, for that view.
+      array: from :func:`storable`, unless that is the whole of it.
     """
     if not array.is_splat and array.size > 1:
         store_array(ctx.launch, memory, array)
@@ -158,7 +158,6 @@ def copied(
     ctx: RuleContext, array: RegisterArray, view: Any, layout: Layout | None
 ) -> RegisterArray:
     """An array stored row by row, and loaded as ``view(memory)``."""
-    array = storable(ctx, array)
     with scratch_array(ctx, array.shape, array.dtype) as memory:
         store(ctx, memory, array)
         ctx.synchronize()

@@ -15,7 +15,7 @@ from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import LANES, WARPS, Layout, Owner, RegisterLayout, SplatLayout, even
 from pallasite.plugin.lowering import LaunchContext, RegisterArray, gather
-from pallasite_std.memory.access import Access, AccessPlan
+from pallasite_std.memory.access import Access, AccessPlan, Tail
 from pallasite_std.memory.matrix_access import MatrixPlan, TransferPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import (
     LOAD,
@@ -211,9 +211,12 @@ def _load_vectors(
     places: dict[tuple[int, int], tuple[int, int]] = {}
     loaded: list[ir.Value] = []
 
+    def load_access(access: Access) -> ir.Value:
+        type, alignment = ops.vector_type(element, len(access.parts)), access.bytes(plan)
+        return load_vector(type, address_of(access), alignment=alignment)
+
     def load(accesses: Sequence[Access]) -> list[ir.Value]:
-        alignment = max(1, plan.width_bytes)
-        return [load_vector(vector, address_of(access), alignment=alignment) for access in accesses]
+        return [load_access(access) for access in accesses]
 
     for guards, accesses in guarded_groups(plan.accesses).items():
         for number, access in enumerate(accesses, start=len(loaded)):
@@ -222,6 +225,26 @@ def _load_vectors(
         condition = holds_element(launch, layout, guards)
         own = functools.partial(load, accesses)
         loaded += load_where(condition, [vector] * len(accesses), own)
+    for tail in plan.tail:
+        if tail.parts[0] not in places:  # No thread loads a whole vector.
+            for position, part in enumerate(tail.parts):
+                places[part] = (len(loaded), position)
+            loaded.append(ops.constant(0, vector))
+        number = places[tail.parts[0]][0]
+        whole = loaded[number]
+
+        def complete(tail: Tail = tail, whole: ir.Value = whole) -> list[ir.Value]:
+            pieces = load(tail.accesses)
+            sources = [
+                (place, position)
+                for place, access in enumerate(tail.accesses)
+                for position in range(len(access.parts))
+            ]
+            sources += [(len(pieces), position) for position in range(len(sources), plan.width)]
+            return [*gather([*pieces, whole], [sources])]
+
+        condition = holds_element(launch, layout, tail.accesses[0].guards)
+        (loaded[number],) = load_where(condition, [vector], complete, otherwise=[whole])
     if layout.is_padded:
         # Places that hold an element in no thread.
         nothing = (len(loaded), 0)
@@ -279,11 +302,11 @@ def store_array(
         store_matrices(plan, access_addresses(launch, reference, plan.rows), values)
         return
     address_of = access_addresses(launch, reference, plan)
-    for guards, accesses in guarded_groups(plan.accesses).items():
+    for guards, accesses in guarded_groups(plan.everything).items():
         with where_elements(launch, layout, guards):
             vectors = gather(values, [list(access.parts) for access in accesses])
             for access, value in zip(accesses, vectors, strict=True):
-                store(value, address_of(access), alignment=max(1, plan.width_bytes))
+                store(value, address_of(access), alignment=access.bytes(plan))
 
 
 def remote_pointer(reference: MemoryReference) -> MemoryReference:

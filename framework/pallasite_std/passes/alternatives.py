@@ -31,8 +31,8 @@ ALTERNATIVES: dict[str, str] = {
     ),
     **dict.fromkeys(("complex", "real", "imag", "conj"), "two arrays: real and imaginary parts"),
     "approx_top_k": "jax.lax.top_k",
-    "rng_uniform": "jax.random.uniform with a key: jax.random.wrap_key_data(words_ref[...])",
-    "rng_bit_generator": "jax.random.bits with a key of jax.random.wrap_key_data(words_ref[...])",
+    "rng_uniform": "jax.random.uniform with a key of jax.random.key, an operand of the kernel",
+    "rng_bit_generator": "jax.random.bits with a key of jax.random.key, an operand of the kernel",
     **dict.fromkeys(
         ("pure_callback", "io_callback", "debug_callback"),
         "pl.debug_print shows values; the host cannot be called from a kernel",

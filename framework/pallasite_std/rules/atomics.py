@@ -22,6 +22,7 @@ from pallasite_std.memory.accesses import require_scalar
 from pallasite_std.memory.elements import once_per_element
 from pallasite_std.memory.padding import where_elements
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
+from pallasite_std.memory.relayout import relayout
 from pallasite_std.memory.transfers import access_addresses, check_window, scalar_address
 from pallasite_std.primitives.arrays import atomic_p
 from pallasite_std.rules.references import check_dtype
@@ -135,6 +136,11 @@ def update_array(
     layout = array.layout
     assert isinstance(layout, RegisterLayout)
     plan = plan_access(layout, memory.layout, min(16, memory.offset_alignment))
+    if plan.tail:  # All of these accesses are alike.
+        array = relayout(ctx, array, default_layout(memory))
+        layout = array.layout
+        assert isinstance(layout, RegisterLayout)
+        plan = plan_access(layout, memory.layout, min(16, memory.offset_alignment))
     element = types.memory_type(memory.dtype)
     with once_per_element(ctx.launch, layout):
         emit = _emitter(ctx, memory, operation, plan.width)

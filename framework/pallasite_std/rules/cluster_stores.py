@@ -30,6 +30,7 @@ from pallasite_std.memory.access import AccessPlan, plan_access
 from pallasite_std.memory.elements import once_per_element
 from pallasite_std.memory.padding import where_elements
 from pallasite_std.memory.reference_types import BarrierReference, MemoryReference, default_layout
+from pallasite_std.memory.relayout import relayout
 from pallasite_std.memory.resolution import by_table
 from pallasite_std.memory.transfers import access_addresses
 from pallasite_std.primitives import copies
@@ -87,6 +88,11 @@ def _async_store_smem(
     layout = array.layout
     assert isinstance(layout, RegisterLayout)
     plan = plan_access(layout, memory.layout, min(16, memory.offset_alignment))
+    if plan.tail:  # All of these accesses are alike.
+        array = relayout(ctx, array, default_layout(memory))
+        layout = array.layout
+        assert isinstance(layout, RegisterLayout)
+        plan = plan_access(layout, memory.layout, min(16, memory.offset_alignment))
     if optimized:
         check_optimized(memory, layout, "the store")
     size = memory.layout.size * memory.element_bits // 8

@@ -140,7 +140,7 @@ def _gather(
         clamp=not _is(mode, "FILL_OR_DROP"),
     )
     signed = types.is_signed(indices.dtype)
-    x, indices = storable(ctx, whole_bytes(x)), storable(ctx, indices)
+    x = whole_bytes(x)
     layout = padded(shape) if shape == () or int(np.prod(shape)) == 1 else None
     if layout is None:
         layout = result_layout(ctx, shape, x.dtype)

@@ -111,7 +111,7 @@ def _dynamic_slice(
 def _dynamic_update_slice(
     ctx: RuleContext, x: RegisterArray, update: RegisterArray, *starts: RegisterArray
 ) -> RegisterArray:
-    x, update = storable(ctx, whole_bytes(x)), storable(ctx, update)
+    x, update = whole_bytes(x), storable(ctx, update)
     with scratch_array(ctx, x.shape, x.dtype) as memory:
         store(ctx, memory, x)
         ctx.synchronize()

@@ -137,8 +137,7 @@ def reduce_array(
     if plan.lane_masks or plan.lane_rotations:
         length = ops.vector_length(registers[0])
         registers = _packed(registers)
-        for mask in plan.lane_masks:
-            registers = [combine(r, shuffle(r, "bfly", mask)) for r in registers]
+        registers = _across_lanes(ctx, combine, registers, plan.lane_masks)
         for rotation in plan.lane_rotations:
             registers = [_rotate(ctx, combine, r, rotation) for r in registers]
         registers = _unpacked(registers, length)
@@ -147,6 +146,50 @@ def reduce_array(
     if isinstance(plan.layout, SplatLayout):
         return RegisterArray.splat(ops.extract(registers[0], 0), array.dtype, plan.layout.shape)
     return RegisterArray(tuple(registers), plan.layout, array.dtype)
+
+
+_MANY = 8
+"""Registers of which each lane reduces some for the others."""
+
+
+def _across_lanes(
+    ctx: RuleContext, combine: Combine, registers: list[ir.Value], masks: Sequence[int]
+) -> list[ir.Value]:
+    """Combines what lanes hold whose numbers differ in some bits; all get all results.
+
+    Where there are many registers, the lanes of a pair exchange half of them and go on with the
+    other half each, so that results are distributed over the lanes, and handed round at the end.
+    Elements are combined in the same order either way.
+    """
+    if len(registers) < _MANY or len(masks) < 3:
+        for mask in masks:
+            registers = [combine(r, shuffle(r, "bfly", mask)) for r in registers]
+        return registers
+    lane = ctx.launch.lane_id
+    # Which lane, by the bits of the masks, has the result of each register; and at which place.
+    owners = [0] * len(registers)
+    places = list(range(len(registers)))
+    for mask in masks:
+        bit = ops.compare("ne", ops.bitwise_and(lane, mask), 0)
+        half = len(registers) // 2
+        exchanged = []
+        for first, second in zip(registers[:half], registers[half : 2 * half], strict=True):
+            kept = ops.arith.select(bit, second, first)
+            given = ops.arith.select(bit, first, second)
+            exchanged.append(combine(kept, shuffle(given, "bfly", mask)))
+        last = [combine(r, shuffle(r, "bfly", mask)) for r in registers[2 * half :]]
+        for number, place in enumerate(places):
+            if half <= place < 2 * half:
+                owners[number] |= mask
+                places[number] = place - half
+            elif place == 2 * half:
+                places[number] = half
+        registers = exchanged + last
+    others = ops.bitwise_and(lane, 31 & ~sum(masks))
+    return [
+        shuffle(registers[place], "idx", ops.add(others, owner))
+        for owner, place in zip(owners, places, strict=True)
+    ]
 
 
 def _reduce_vector(combine: Combine, register: ir.Value, plan: ReductionPlan) -> ir.Value:
@@ -406,9 +449,11 @@ def _register_arg(primitive: Any, largest: bool) -> None:
         from pallasite_std.rules.shape import iota
 
         (axis,) = axes
-        index_dtype = np.dtype(index_dtype)
+        wide = np.dtype(index_dtype)
+        # Wider numbers would take more registers, and more exchanges between lanes.
+        index_dtype = np.dtype(np.int32) if types.bit_width(wide) > 32 else wide
         if x.is_splat or x.shape[axis] == 1:
-            return RegisterArray.constant(0, index_dtype, ctx.avals_out[0].shape)
+            return RegisterArray.constant(0, wide, ctx.avals_out[0].shape)
         if isinstance(x.layout, RegisterLayout) and x.layout.flat:
             x = relayout(ctx, x, padded(x.shape))
         extreme = reduce_by_name(ctx, x, axes, "max" if largest else "min")
@@ -435,7 +480,12 @@ def _register_arg(primitive: Any, largest: bool) -> None:
         chosen = elementwise(
             lambda p, a, b: ops.arith.select(p, a, b), [same, numbers, worst], index_dtype, x.shape
         )
-        return reduce_by_name(ctx, chosen, axes, "min")
+        least = reduce_by_name(ctx, chosen, axes, "min")
+        if wide == index_dtype:
+            return least
+        from pallasite_std.math.conversion import convert
+
+        return least.map(lambda r: convert(r, index_dtype, wide), wide)
 
 
 _register_arg(lax.argmax_p, True)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallasite.errors import InternalError, PallasiteError, SourceLocation
+from pallasite.layouts.construct import tighter
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.proposals import LayoutProposals
-from pallasite.layouts.registers import Layout
+from pallasite.layouts.registers import Layout, RegisterLayout
 from pallasite.lowering.inference.costs import (
     IMPOSSIBLE,
     REFUSED,
@@ -323,6 +324,11 @@ class Access(Factor):
         if view is None:
             return []
         found = [self.default(view)]
+        # The elements of dense memory are best moved in one row, if nothing needs other rows.
+        bits, extents = view.layout.element_bits, view.layout.flat_extents
+        if len(extents) == 1 and extents[0].stride == 1 and isinstance(found[0], RegisterLayout):
+            row = tighter(found[0], 8 * min(16, view.offset_alignment) // bits)
+            found += [] if row is None else [row]
         order = view.layout.order
         if order != tuple(range(len(order))):
             # A turned view of memory, which is best accessed as it lies there.
