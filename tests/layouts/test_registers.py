@@ -58,6 +58,12 @@ def place(layout: Layout, array: np.ndarray) -> np.ndarray:
         return np.full(shape, array.flat[0], array.dtype)
     # The index of an element is made by arithmetic, which takes arrays of all places at once.
     index = layout.element_at(*np.ogrid[tuple(map(slice, shape))])
+    if layout.is_padded and layout.flat:
+        # Padding follows the last element.
+        strides = [math.prod(layout.shape[d + 1 :]) for d in range(len(layout.shape))]
+        linear = sum(one * stride for one, stride in zip(index, strides, strict=True))
+        array = np.append(array.ravel(), np.full(linear.max() + 1, -1))
+        return np.broadcast_to(array[linear], shape)
     if layout.is_padded:
         padding = [(0, n - m) for n, m in zip(layout.extents, layout.shape, strict=True)]
         array = np.pad(array, padding, constant_values=-1)

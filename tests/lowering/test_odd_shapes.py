@@ -129,3 +129,29 @@ def test_no_more_registers_than_for_powers_of_two(extents: list[int]) -> None:
     shape = tuple(extents)
     most = max(1, np.prod([power_of_two(n) for n in shape]) // 128)
     assert padded(shape).registers <= 2 * most
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((13, 229), jnp.uint8),
+        ((9, 27, 55), jnp.bfloat16),
+        ((41, 25), jnp.float32),
+        ((2048 + 5,), jnp.int16),
+    ],
+)
+def test_rows_of_vectors_with_a_tail(shape: tuple[int, ...], dtype: Any, semantics: Any) -> None:
+    """Element by element, then in ways that need other layouts."""
+    x = jnp.asarray(np.random.default_rng(3).integers(0, 60, shape), dtype)
+    bodies: list[Callable[[Any], Any]] = [
+        lambda x: (x + 1).astype(jnp.float32),
+        lambda x: x + jnp.max(x, 0, keepdims=True),
+        lambda x: jnp.flip(x, -1) + x,
+        lambda x: (x + 1).reshape(-1)[::3],
+        lambda x: jnp.concatenate([x, x + 1], axis=0).T,
+    ]
+    for number, body in enumerate(bodies):
+        got = np.asarray(kernel_of(body, x, semantics)(x)).astype(np.float64)
+        want = np.asarray(body(x)).astype(np.float64)
+        np.testing.assert_array_equal(got, want, err_msg=str(number))

@@ -1,0 +1,31 @@
+"""Code of a few random shapes; ``python -m tests.fuzz sizes`` tries as many as one likes."""
+
+from __future__ import annotations
+
+import pytest
+from tests.fuzz.sizes import Program, compared, is_large
+
+from pallasite import gpu as plgpu
+
+LANE, WARPGROUP = plgpu.LoweringSemantics.Lane, plgpu.LoweringSemantics.Warpgroup
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program("copy", (13, 229), "uint8", LANE),
+        Program("copy", (50475,), "bfloat16", WARPGROUP),
+        Program("narrow", (226, 97), "float32", WARPGROUP),
+        Program("twice", (9, 27, 55), "int16", LANE),
+        Program("cast", (223, 127), "bfloat16", WARPGROUP),
+        Program("max of rows", (59, 58), "float32", WARPGROUP),
+        Program("max of rows", (222, 56), "bfloat16", LANE),
+        Program("argmin of rows", (27, 26, 53), "int32", WARPGROUP),
+        Program("sum of all", (212, 61), "int16", WARPGROUP),
+        Program("transposed", (87, 122), "int8", WARPGROUP),
+    ],
+    ids=str,
+)
+def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
+    own, even = compared(program)
+    assert not is_large(own, even), f"{own} instructions, {even} for powers of two"
