@@ -299,14 +299,14 @@ def _tails(
         last = extent - extent % width - start
         if last < 0 or last > layout.thread_reach(dim) or (step and last % step):
             continue
-        others = tuple(guard for guard in guards if guard[0] != dim)
+        others: tuple[tuple[int, ...], ...] = tuple(one for one in guards if one[0] != dim)
         parts = tuple((register, element) for element in order[first : first + width])
         accesses, done, rest = [], 0, extent % width
         while rest:
             run = 1 << (rest.bit_length() - 1)
             offset = registers[register] + vector[parts[done][1]]
-            guards = (*others, (dim, last, True))
-            accesses.append(Access(offset, parts[done : done + run], guards=guards))
+            own = (*others, (dim, last, True))
+            accesses.append(Access(offset, parts[done : done + run], guards=own))
             done, rest = done + run, rest - run
         yield Tail(parts, tuple(accesses))
 
