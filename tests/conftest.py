@@ -184,8 +184,18 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 10, 10)
 
 
+_OWN_KERNELS = ("ops", "hopper/ops", "examples", "benchmarks")
+"""Tests of kernels that nobody should be warned of."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the hardware itself need it; those that run kernels take what there is."""
+    """Tests of the hardware itself need it; those that run kernels take what there is. Warnings of
+    the checks of kernels are errors in tests of our own kernels."""
+    own = tuple(ROOT / "tests" / name for name in _OWN_KERNELS)
+    warning = "pallasite_std.checks.passes.KernelCheckWarning"
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in own):
+            item.add_marker(pytest.mark.filterwarnings(f"error::{warning}"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
