@@ -210,7 +210,76 @@ def check_copies(seed):
     np.testing.assert_array_equal(after[:, :COLUMNS], expected[:, :COLUMNS], err_msg=code)
 
 
-CHECKS = (check_moves, check_product, check_copies)
+NARROW = {
+    "e4m3": (ml_dtypes.float8_e4m3fn, 8, 0),
+    "e5m2": (ml_dtypes.float8_e5m2, 8, 1),
+    "e2m3": (ml_dtypes.float6_e2m3fn, 6, 2),
+    "e3m2": (ml_dtypes.float6_e3m2fn, 6, 3),
+    "e2m1": (ml_dtypes.float4_e2m1fn, 4, 4),
+}
+"""Types of elements: what NumPy has, bits, and the number in descriptors."""
+
+SCALED = (
+    ("mxf8f6f4.block_scale", 32, ("ue8m0",), tuple(NARROW)),
+    ("mxf4.block_scale.scale_vec::2X", 32, ("ue8m0",), ("e2m1",)),
+    ("mxf4nvf4.block_scale.block32", 32, ("ue8m0",), ("e2m1",)),
+    ("mxf4nvf4.block_scale.scale_vec::4X", 16, ("ue8m0", "ue4m3"), ("e2m1",)),
+)
+"""Kinds, elements for a scale factor, types of scale factors and of elements."""
+
+
+def narrow_rows(generator, rows, k, name, padded):
+    """Rows of random numbers: their values, and the bytes of each row."""
+    dtype, bits, _ = NARROW[name]
+    codes = generator.integers(0, 1 << bits, (rows, k), np.uint8)
+    codes = np.where(np.isfinite(codes.view(dtype).astype(np.float64)), codes, 0).astype(np.uint8)
+    places = np.arange(bits, dtype=np.uint8)
+    stream = (codes[..., None] >> places & 1).reshape(rows, k // 16, 16 * bits)
+    held = np.packbits(stream, axis=-1, bitorder="little")
+    if padded:  # 16 elements have 16 bytes.
+        held = np.pad(held, ((0, 0), (0, 0), (0, 16 - held.shape[-1])), constant_values=0xA5)
+    return codes.view(dtype).astype(np.float64), held.reshape(rows, -1)
+
+
+def check_scaled_product(seed):
+    """A product with scale factors, at random places in tensor memory."""
+    generator = np.random.default_rng(seed)
+    kind, block, kinds_of_factors, names = SCALED[generator.integers(len(SCALED))]
+    (first, second), padded = generator.choice(names, 2), kind.startswith("mxf8")
+    k, n = 32 if padded else 64, 8 * int(generator.integers(1, 9))
+    a, bytes_a = narrow_rows(generator, 128, k, first, padded)
+    b, bytes_b = narrow_rows(generator, n, k, second, padded)
+    count = k // block
+    ids = [int(one) * count for one in generator.integers(0, 4 // count, 2)]
+    d, at_a, at_b = (0, 64, 68) if generator.integers(2) else (16, 0, 4)
+    before = generator.standard_normal((128, 256)).astype(np.float32).view(np.uint32)
+    factor_kind = str(generator.choice(kinds_of_factors))
+    scales = []
+    for rows, place, number in ((128, at_a, ids[0]), (n, at_b, ids[1])):
+        low, high = (124, 131) if factor_kind == "ue8m0" else (0x28, 0x48)
+        factors = generator.integers(low, high, (rows, count), np.uint8)
+        cells = before.view(np.uint8).reshape(128, 256, 4)
+        for row, one in np.ndindex(factors.shape):
+            # Four times: in each quarter of the lanes.
+            cells[row % 32 :: 32, place + row // 32, number + one] = factors[row, one]
+        if factor_kind == "ue8m0":
+            wide = np.ldexp(1.0, factors.astype(np.int64) - 127)
+        else:
+            wide = factors.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        scales.append(np.repeat(wide, block, axis=1))
+    code_a, code_b = (NARROW[one][2] if padded else 1 for one in (first, second))
+    word = 1 << 27 | n >> 3 << 17 | code_b << 10 | code_a << 7
+    word |= int(factor_kind == "ue8m0") << 23 | ids[0] << 29 | ids[1] << 4
+    after = product(
+        f"tcgen05.mma.cta_group::1.kind::{kind}", bytes_a, bytes_b, word, before,
+        extra="%r10, [%r14], [%r15], %p5", d=d, used=COLUMNS,
+        before=f"add.u32 %r14, %r5, {at_a}; add.u32 %r15, %r5, {at_b};\n",
+    ).view(np.float32)  # fmt: skip
+    expected = before.view(np.float32)[:, d : d + n] + (a * scales[0]) @ (b * scales[1]).T
+    np.testing.assert_allclose(after[:, d : d + n], expected, rtol=1e-5, atol=1e-4, err_msg=kind)
+
+
+CHECKS = (check_moves, check_product, check_copies, check_scaled_product)
 
 
 @pytest.mark.parametrize("seed", range(4))
