@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pallasite
-from pallasite import config, forks, hookspecs
+from pallasite import config, forks, garbage, hookspecs
 from pallasite.conflicts import (
     merge_lifecycles,
     merge_names,
@@ -588,7 +588,7 @@ class PluginManager:
 
     def _contribute(self, hooks: tuple[str, ...]) -> list[Contribution]:
         """What each enabled plugin returns from some hooks; a plugin that fails gives nothing."""
-        with forks.unforked(), self._lock:
+        with forks.unforked(), garbage.uncollected(), self._lock:
             self._check_disabled()
             disabled = config.get("disabled_plugins")
             core = _Found(CORE, pallasite.__version__, lambda: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from sample_kernels import CASES, by_pallas_call, scaled, shape, specs
 from tests import python_processes
 
 import pallasite
-from pallasite import Target, config, plugins
+from pallasite import Target, config, garbage, plugins
 from pallasite import gpu as plgpu
 from pallasite.errors import InvalidValueError
 from pallasite.launch import DeviceMesh
@@ -422,3 +423,29 @@ def test_a_hit_reads_no_code_and_imports_little(tmp_path):
     assert (first_hits, hits) == (0, 1)
     assert first_read > 100 and read == 0
     assert packages < 120 and data < 120, found
+
+
+def test_compiling_does_not_collect_garbage():
+    """But for one that the program asks for; afterwards it is as it was, also after an error."""
+    collected = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        collected.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        with garbage.uncollected(), garbage.uncollected():
+            kept = [[] for _ in range(10 * gc.get_threshold()[0])]
+            assert not collected
+        assert gc.isenabled()
+        with pytest.raises(KeyError), garbage.uncollected():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() and len(kept) > 1000
+        gc.disable()
+        with garbage.uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.callbacks.remove(note)

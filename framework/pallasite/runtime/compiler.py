@@ -16,7 +16,7 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
-from pallasite import _jax, config, forks, plugins
+from pallasite import _jax, config, forks, garbage, plugins
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import MissingNameError, PluginError
 from pallasite.language.spec import KernelSpec
@@ -121,7 +121,7 @@ def compile_kernel(
     Raises:
       PallasiteError: anything in the kernel that cannot work; it names the user's line.
     """
-    with forks.unforked():
+    with forks.unforked(), garbage.uncollected():
         request = _Request(
             spec,
             select_target(target if target is not None else spec.params.target),

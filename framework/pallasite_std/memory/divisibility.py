@@ -79,10 +79,10 @@ class _Search:
         owner = value.owner
         if isinstance(owner, ir.Block):
             return self._argument(value, owner, depth)
-        if _FACT in owner.attributes:
+        name = owner.name
+        if name == "arith.addi" and _FACT in owner.attributes:
             fact = int(ir.IntegerAttr(owner.attributes[_FACT]).value)
             return math.lcm(fact, self.divisor(owner.operands[0], depth))
-        name = owner.name
         if name == "arith.constant":
             number = abs(int(ir.IntegerAttr(owner.attributes["value"]).value))
             return number or ANY
