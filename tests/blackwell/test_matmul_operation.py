@@ -20,7 +20,7 @@ def random(seed, shape, dtype):
     generator = np.random.default_rng(seed)
     if np.dtype(dtype).kind in "iu":
         return jnp.asarray(generator.integers(-128, 128, shape).astype(dtype))
-    return jnp.asarray(generator.standard_normal(shape), dtype)
+    return jnp.asarray(generator.standard_normal(shape).astype(dtype))
 
 
 def exact(array):

@@ -74,7 +74,7 @@ def run(function, *inputs, besides=()):
 
 
 def normal(number, shape, dtype):
-    return jnp.asarray(np.random.default_rng(number).standard_normal(shape), dtype)
+    return jnp.asarray(np.random.default_rng(number).standard_normal(shape).astype(dtype))
 
 
 def assert_close(result, expected, limit):

@@ -29,7 +29,7 @@ def test_what_was_measured_is_used(tmp_path, monkeypatch):
             1 / (trial.configuration.warpgroups * trial.configuration.elements) for trial in trials
         ]
 
-    x = jnp.asarray(np.random.default_rng(0).normal(size=2**13), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=2**13).astype(jnp.float32))
     name, version, configs = "examples.swish", tuned.VERSION, tuned.CONFIGS
     with pallasite.config.scoped(autotune="on"):
         best = pallasite.choose(

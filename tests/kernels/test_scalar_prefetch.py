@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallasite import gpu as plgpu
 
-X = jnp.asarray(np.random.default_rng(0).normal(size=(40, 16)), jnp.float32)
+X = jnp.asarray(np.random.default_rng(0).normal(size=(40, 16)).astype(jnp.float32))
 TABLE = jnp.asarray([3, 1, 4, 0, 2], jnp.int32)
 
 

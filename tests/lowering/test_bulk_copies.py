@@ -26,12 +26,12 @@ FORMS = {
 
 
 def values(shape, dtype, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).integers(-8, 8, shape), dtype)
+    return jnp.asarray(np.random.default_rng(seed).integers(-8, 8, shape).astype(dtype))
 
 
 def numbers(array):
     """An array of any dtype as one that NumPy computes with."""
-    return np.array(array.astype(jnp.float32))
+    return np.asarray(array).astype(np.float32)
 
 
 def loader(shape, dtype, window, size, *, mode=None, count=1):

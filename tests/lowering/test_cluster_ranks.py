@@ -61,7 +61,8 @@ def numbers(cluster, number):
     )
     manager().register(Numbers(number), "numbers")
     try:
-        compiled = pallasite.compile(kernel, jnp.zeros(128), target="sm_90")
+        x = jax.ShapeDtypeStruct((128,), jnp.float32)
+        compiled = pallasite.compile(kernel, x, target="sm_90")
     finally:
         manager().unregister("numbers")
     found = simulate(compiled, np.zeros(128, np.float32)).outputs[1]

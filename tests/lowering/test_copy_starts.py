@@ -33,7 +33,7 @@ def tiled(shape, dtype, swizzle, rows=8):
 
 
 def values(shape, dtype, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).integers(-100, 100, shape), dtype)
+    return jnp.asarray(np.random.default_rng(seed).integers(-100, 100, shape).astype(dtype))
 
 
 def part(array, start, sizes):
@@ -430,7 +430,7 @@ def test_windows_of_4_bits(dtype, swizzle, known):
         transforms = [plgpu.TilingTransform((8, width // 2)), plgpu.SwizzleTransform(swizzle)]
     steps = ((0, 0), (3, 32), (8, 64), (5, 416)) if known else ((1, 1), (0, 0), (7, 2))
     low = -8 if dtype == jnp.int4 else 0
-    x = jnp.asarray(np.random.default_rng(0).integers(low, low + 16, (24, 1024)), dtype)
+    x = jnp.asarray(np.random.default_rng(0).integers(low, low + 16, (24, 1024)).astype(dtype))
     starts = jnp.asarray(steps, jnp.int32)
 
     @plgpu.kernel(
@@ -447,11 +447,11 @@ def test_windows_of_4_bits(dtype, swizzle, known):
             plgpu.copy_smem_to_gmem(tile, window)
             plgpu.wait_smem_to_gmem(0)
 
-    result = np.asarray(kernel(x, starts).astype(jnp.int8))
+    result = np.asarray(kernel(x, starts)).astype(np.int8)
     for place, (row, column) in enumerate(steps):
         column *= 1 if known else 32
         columns = slice(column, column + width)
-        expected = np.asarray(x.astype(jnp.int8))[row : row + 8, columns]
+        expected = np.asarray(x).astype(np.int8)[row : row + 8, columns]
         np.testing.assert_array_equal(result[8 * place : 8 * place + 8, columns], expected)
 
 

@@ -208,7 +208,7 @@ def test_state_next_to_references():
 def test_single_elements_of_4_bits(dtype, transforms):
     """From global memory, and from shared memory at places known and computed."""
     low = -8 if dtype == jnp.int4 else 0
-    x = jnp.asarray(np.random.default_rng(0).integers(low, low + 16, (16, 512)), dtype)
+    x = jnp.asarray(np.random.default_rng(0).integers(low, low + 16, (16, 512)).astype(dtype))
     places = [(0, 0), (3, 1), (7, 255), (9, 256), (15, 510), (15, 511), (4, 77)]
 
     @plgpu.kernel(

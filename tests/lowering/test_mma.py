@@ -20,7 +20,7 @@ def operand(shape, dtype, seed):
     generator = np.random.default_rng(seed)
     if np.issubdtype(np.dtype(dtype), np.integer):
         limits = np.iinfo(dtype)
-        return jnp.asarray(generator.integers(limits.min, limits.max + 1, shape), dtype)
+        return jnp.asarray(generator.integers(limits.min, limits.max + 1, shape).astype(dtype))
     return jnp.asarray(generator.standard_normal(shape, np.float32).astype(dtype))
 
 

@@ -64,7 +64,7 @@ def test_odd_shapes(seed: int) -> None:
     rank = 1 + seed % 3
     most = {1: 256, 2: 72, 3: 18}[rank]
     shape = tuple(choose.randint(1, most) for _ in range(rank))
-    x = jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(jnp.float32))
     name, body = choose.choice(sorted(BODIES.items()))
     semantics = choose.choice([Semantics.Lane, Semantics.Warpgroup])
     got = np.asarray(kernel_of(body, x, semantics)(x))
@@ -116,7 +116,7 @@ def test_what_lanes_exchange_is_little(
 @pytest.mark.parametrize("name", sorted(SPREAD))
 def test_narrow_elements_are_exchanged_right(shape: tuple[int, ...], dtype: Any, name: str) -> None:
     values = np.random.default_rng(len(name)).normal(size=shape) * 40 + 60 * (dtype == jnp.uint8)
-    x = jnp.asarray(np.clip(values, 0 if dtype == jnp.uint8 else -128, 127), dtype)
+    x = jnp.asarray(np.clip(values, 0 if dtype == jnp.uint8 else -128, 127).astype(dtype))
     body = SPREAD[name]
     for reduce in (body, lambda x: jnp.sum(body(x), dtype=body(x).dtype, axis=0)):
         got = np.asarray(kernel_of(reduce, x, Semantics.Lane)(x)).astype(np.float64)

@@ -15,7 +15,7 @@ from pallasite import config
 from pallasite import gpu as plgpu
 
 Semantics = plgpu.LoweringSemantics
-X = jnp.asarray(np.random.default_rng(0).normal(size=(37, 33)), jnp.float32)
+X = jnp.asarray(np.random.default_rng(0).normal(size=(37, 33)).astype(jnp.float32))
 
 
 def test_blocks_of_odd_rows() -> None:

@@ -105,7 +105,7 @@ def test_tensor_maps_in_loops() -> None:
         out_type=jax.ShapeDtypeStruct((32, 64), jnp.float32),
         scratch_types=[plgpu.SMEM((8, 64), jnp.float32), plgpu.Barrier()],
     )
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(32, 64)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(32, 64)).astype(jnp.float32))
     made = pallasite.compile(kernel, x, target="sm_90a")
     np.testing.assert_array_equal(simulate(made, x).outputs[0], x)
     before, _, loops = made.mlir.partition("scf.for")

@@ -172,7 +172,7 @@ ROWS = 64
 
 
 def values(shape, dtype, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).integers(-50, 50, shape), dtype)
+    return jnp.asarray(np.random.default_rng(seed).integers(-50, 50, shape).astype(dtype))
 
 
 def numbers(array):

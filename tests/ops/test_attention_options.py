@@ -234,7 +234,7 @@ def test_random_problems(data):
     if draw(st.booleans()):
         full = (2, shape[2], q_seq, kv_seq)
         extents = tuple(one if draw(st.booleans()) else 1 for one in full)
-        options["bias"] = jnp.asarray(rng.standard_normal(extents), jnp.float32)
+        options["bias"] = jnp.asarray(rng.standard_normal(extents).astype(jnp.float32))
     if draw(st.booleans()):
         options["block_mask"] = rng.random((1, 1, -(-q_seq // 32), -(-kv_seq // 32))) < 0.6
         options["mask_block"] = (32, 32)

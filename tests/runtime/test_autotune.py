@@ -425,7 +425,7 @@ def contexts():
 @pytest.mark.parametrize("context", sorted(contexts()))
 def test_on_while_tracing(context):
     op = Operation({128: 3e-6, 256: 1e-6, 512: 2e-6})
-    x = jnp.asarray(np.random.default_rng(0).normal(size=512), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=512).astype(jnp.float32))
     with config.scoped(autotune="on"):
         result = contexts()[context](op, x)
         np.testing.assert_array_equal(np.asarray(result), 2 * np.asarray(x))

@@ -24,7 +24,7 @@ def module(name):
 
 
 def normal(generator, shape, dtype):
-    return jnp.asarray(generator.standard_normal(shape), dtype)
+    return jnp.asarray(generator.standard_normal(shape).astype(dtype))
 
 
 def exact(array):
@@ -117,7 +117,7 @@ def test_mixed_type_matmul(wg_dimension, cluster_dimension, dtype):
         cluster_dimension=cluster_dimension and this.MatmulDimension[cluster_dimension],
     )
     generator = np.random.default_rng(0)
-    a = jnp.asarray(generator.integers(-128, 128, (256, 128)), jnp.int8)
+    a = jnp.asarray(generator.integers(-128, 128, (256, 128)).astype(jnp.int8))
     b = normal(generator, (128, 256), dtype)
     run = jax.jit(functools.partial(this.mixed_matmul_kernel, out_dtype=dtype, config=config))
     assert_close(run(a, b), exact(a) @ exact(b), 5e-3 if dtype == jnp.bfloat16 else 6e-4)

@@ -218,7 +218,7 @@ def test_without_residuals_and_in_jit():
 @pytest.mark.parametrize(("causal", "head_dim"), [(False, 64), (True, 64), (True, 72)])
 def test_derivatives(causal, head_dim):
     q, k, v = inputs(1, 64, 64, (2, 1), head_dim)
-    weights = jnp.asarray(np.random.default_rng(9).standard_normal(q.shape), jnp.float32)
+    weights = jnp.asarray(np.random.default_rng(9).standard_normal(q.shape).astype(jnp.float32))
 
     def plain(q, k, v):
         k, v = (jnp.repeat(x, 2, axis=2) for x in (k, v))

@@ -61,7 +61,7 @@ def inputs(batch, q_seq, kv_seq, q_heads, kv_heads, head_dim, dtype):
     generator = np.random.default_rng(q_seq + kv_seq)
     q_shape, kv_shape = (batch, q_seq, q_heads, head_dim), (batch, kv_seq, kv_heads, head_dim)
     shapes = (q_shape, kv_shape, kv_shape, q_shape)
-    return [jnp.asarray(generator.standard_normal(shape), dtype) for shape in shapes]
+    return [jnp.asarray(generator.standard_normal(shape).astype(dtype)) for shape in shapes]
 
 
 def check(

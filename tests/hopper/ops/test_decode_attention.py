@@ -19,7 +19,7 @@ DTYPES = {"bfloat16": (jnp.bfloat16, 2e-2), "float16": (jnp.float16, 3e-3)}
 
 
 def random(rng, shape, dtype):
-    return jnp.asarray(rng.normal(size=shape), dtype)
+    return jnp.asarray(rng.normal(size=shape).astype(dtype))
 
 
 def reference(q, k, v, lengths, scale, soft_cap=None):

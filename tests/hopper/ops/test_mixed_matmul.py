@@ -126,7 +126,7 @@ def test_configurations(config):
 def test_column_scales(cluster):
     """The last tile of a cluster begins beyond the last column."""
     a, w = inputs(20, 264, 128)
-    scales = jnp.asarray(np.random.default_rng(1).uniform(-2, 2, 264), jnp.float32)
+    scales = jnp.asarray(np.random.default_rng(1).uniform(-2, 2, 264).astype(jnp.float32))
     config = MixedConfig(tile_m=16, epilogue_m=16, stages=2, cluster=cluster)
     check(a, w, scales=scales, config=config)
 
@@ -159,7 +159,7 @@ def test_group_scales(group, tile_k, transpose):
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_group_scales_of_4_bits(dtype):
     a, w = inputs(16, 136, 256, dtype, jnp.int4)
-    scales = jnp.asarray(np.random.default_rng(1).uniform(0.5, 2, (2, 136)), jnp.float32)
+    scales = jnp.asarray(np.random.default_rng(1).uniform(0.5, 2, (2, 136)).astype(jnp.float32))
     config = MixedConfig(tile_m=16, epilogue_m=16, tile_k=128, stages=2)
     check(a, w, weights=jnp.int4, scales=scales, config=config)
 
