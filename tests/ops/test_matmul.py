@@ -101,6 +101,17 @@ def test_epilogue():
     assert error(result, np.maximum(scaled + exact(bias), 0) + exact(residual)) < 1e-5
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_90"])
+def test_one_column_with_a_bias(target):
+    """A result of one column, and the bias that is added to all of it."""
+    a, b = random(1, (40, 64), "float16"), random(2, (64, 1), "float16")
+    bias = random(3, (1,), "float32")
+    with on(target):
+        result = pallasite.ops.matmul(a, b, bias=bias)
+    assert result.shape == (40, 1)
+    assert error(result, exact(a) @ exact(b) + exact(bias)) < 4e-3
+
+
 def test_accumulator():
     """Sums may be rounded to float16."""
     with on("sm_90"):

@@ -430,3 +430,30 @@ def test_rubbish_that_is_read_and_discarded_is_right():
     )
     found = simulate(pallasite.compile(kernel, matrix()), matrix(), sanitize="fast")
     assert not found.findings
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("case", ["broadcast", "max", "argmax"])
+def test_parts_of_registers_that_nobody_uses(case, target):
+    """Bytes are packed with others that have no value, which the results do without."""
+
+    def body(x_ref, out_ref):
+        x = x_ref[...]
+        if case == "broadcast":
+            out_ref[...] = jax.lax.broadcast_in_dim(x, (512, 3), (0,))
+        elif case == "max":
+            out_ref[...] = x.max(axis=0)
+        else:
+            out_ref[...] = jnp.argmax(x, axis=0).astype(jnp.int32)
+
+    shape = (512,) if case == "broadcast" else (64, 32)
+    x = np.random.default_rng(3).integers(-128, 128, shape, np.int8)
+    expected = {
+        "broadcast": lambda: np.repeat(x[:, None], 3, axis=1),
+        "max": lambda: x.max(axis=0),
+        "argmax": lambda: x.argmax(axis=0).astype(np.int32),
+    }[case]()
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(expected.shape, expected.dtype))
+    found = simulate(pallasite.compile(kernel, x, target=target), x, sanitize=True)
+    assert found.findings == ()
+    np.testing.assert_array_equal(found.outputs[0], expected)
