@@ -213,9 +213,9 @@ def check_copies(seed):
 NARROW = {
     "e4m3": (ml_dtypes.float8_e4m3fn, 8, 0),
     "e5m2": (ml_dtypes.float8_e5m2, 8, 1),
-    "e2m3": (ml_dtypes.float6_e2m3fn, 6, 2),
-    "e3m2": (ml_dtypes.float6_e3m2fn, 6, 3),
-    "e2m1": (ml_dtypes.float4_e2m1fn, 4, 4),
+    "e2m3": (ml_dtypes.float6_e2m3fn, 6, 3),
+    "e3m2": (ml_dtypes.float6_e3m2fn, 6, 4),
+    "e2m1": (ml_dtypes.float4_e2m1fn, 4, 5),
 }
 """Types of elements: what NumPy has, bits, and the number in descriptors."""
 
