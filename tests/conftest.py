@@ -15,7 +15,7 @@ from typing import Any
 import hypothesis
 import installation
 import pytest
-from tests import session_folders, xla_programs
+from tests import session_end, session_folders, xla_programs  # session_end first: see there
 from tests.accepted_ptx import AcceptedPtx
 
 from pallasite import config, plugins
@@ -164,6 +164,12 @@ def _every_ptx_assembles(
 def pytest_xdist_auto_num_workers() -> int:
     """One process for each processor, but just one where there is a GPU, which is not shared."""
     return 1 if HAS_GPU else os.cpu_count() or 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes of pytest-xdist do not take long to end."""
+    if hasattr(config, "workerinput"):
+        session_end.be_quick()
 
 
 @pytest.hookimpl(wrapper=True)
