@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from pallasite import config
 from pallasite import gpu as plgpu
 from pallasite.codegen.compiled import TensorMapParameter
+from pallasite.codegen.tools import find_tool
 from pallasite.errors import (
     ExecutionError,
     InvalidTypeError,
@@ -211,6 +213,21 @@ def test_launch_with_pointers(driver):
     assert (function, stream, extra) == (22, 77, None)
     assert grid_and_block == [1, 1, 1, 128, 1, 1]
     assert driver.of("cuFuncSetAttribute") == [(22, 8, shared)]
+
+
+@pytest.mark.parametrize("assembler", ["auto", "off"])
+def test_what_the_driver_is_handed(driver, assembler):
+    """Machine code, so that it does not assemble the kernel again; PTX without an assembler."""
+    driver.sizes = (8,) * 5
+    x = random(where="cuda:0")
+    with config.scoped(ptxas=assembler):
+        plgpu.as_torch_kernel(add)(x, x)
+        found = find_tool("ptxas").path
+    ((image,),) = driver.of("cuModuleLoadData")
+    if found is None:
+        assert b".visible .entry add_body" in image
+    else:
+        assert image[:4] == b"\x7fELF" and assembler == "auto"
 
 
 def copy_body(x_ref, o_ref, scratch, barrier):
