@@ -113,7 +113,7 @@ def matmul(a, b, *, blocks, cluster, delay, with_state):
 def test_matmul(blocks, cluster, delay, with_state):
     generator = np.random.default_rng(0)
     shapes = (256, 192), (192, 128 * cluster)
-    a, b = (jnp.asarray(generator.normal(size=shape), jnp.bfloat16) for shape in shapes)
+    a, b = (jnp.asarray(generator.normal(size=shape).astype(jnp.bfloat16)) for shape in shapes)
     out = matmul(a, b, blocks=blocks, cluster=cluster, delay=delay, with_state=with_state)
     expected = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     np.testing.assert_allclose(np.asarray(out, np.float64), expected, rtol=2**-7, atol=0.05)

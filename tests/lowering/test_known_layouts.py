@@ -28,7 +28,7 @@ def run(body, *inputs, scratch=()):
 
 def inputs(*shapes):
     generator = np.random.default_rng(0)
-    return [jnp.asarray(generator.standard_normal(shape), jnp.float32) for shape in shapes]
+    return [jnp.asarray(generator.standard_normal(shape).astype(jnp.float32)) for shape in shapes]
 
 
 @pytest.mark.runs_kernels

@@ -143,7 +143,7 @@ def test_no_more_registers_than_for_powers_of_two(extents: list[int]) -> None:
 )
 def test_rows_of_vectors_with_a_tail(shape: tuple[int, ...], dtype: Any, semantics: Any) -> None:
     """Element by element, then in ways that need other layouts."""
-    x = jnp.asarray(np.random.default_rng(3).integers(0, 60, shape), dtype)
+    x = jnp.asarray(np.random.default_rng(3).integers(0, 60, shape).astype(dtype))
     bodies: list[Callable[[Any], Any]] = [
         lambda x: (x + 1).astype(jnp.float32),
         lambda x: x + jnp.max(x, 0, keepdims=True),

@@ -23,7 +23,9 @@ def module():
 
 def inputs(m, n, k, dtype):
     generator = np.random.default_rng(0)
-    return [jnp.asarray(generator.standard_normal(s), dtype) for s in ((m, k), (k, n), (m, n))]
+    return [
+        jnp.asarray(generator.standard_normal(s).astype(dtype)) for s in ((m, k), (k, n), (m, n))
+    ]
 
 
 @pytest.mark.parametrize("wg_dimension", ["M", "N"])
