@@ -201,6 +201,7 @@ axis_index_p = _parallel.axis_index_p
 call_p = _core.call_p
 closed_call_p = _core.closed_call_p
 cond_p = _conditionals.cond_p
+platform_index_p = _conditionals.platform_index_p
 custom_jvp_call_p = _custom_derivatives.custom_jvp_call_p
 custom_vjp_call_p = _custom_derivatives.custom_vjp_call_p
 custom_vmap_p = _custom_batching.custom_vmap_p

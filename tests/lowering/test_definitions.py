@@ -48,6 +48,8 @@ CASES: dict[str, Body] = {
         (x * 20).astype(jnp.int8), (x.T * 20).astype(jnp.int8), preferred_element_type=jnp.int32
     ),
     "einsum": lambda x, y, w: jnp.einsum("bij,kbj->kib", x.reshape(4, 8, 48), x.reshape(8, 4, 48)),
+    "diagonal": lambda x, y, w: jnp.diagonal(y),
+    "places in order": lambda x, y, w: jnp.searchsorted(jnp.sort(y[0]), x[0], side="right"),
     "vector product": lambda x, y, w: y @ y[0],
     "random bits": lambda x, y, w: jax.random.bits(key(w), (13, 17)),
     "uniform": lambda x, y, w: jax.random.uniform(jax.random.split(key(w), 3)[1], (40,)),

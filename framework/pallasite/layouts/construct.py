@@ -105,34 +105,6 @@ def _splits(threads: int, rank: int) -> Iterator[tuple[int, ...]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def linear(shape: tuple[int, ...], vector_length: int) -> RegisterLayout:
-    """:func:`strided` for any number of elements: padding follows the last vector, and fills it."""
-    vectors = -(-math.prod(shape) // vector_length)
-    lanes = min(LANES, 1 << (vectors - 1).bit_length())
-    warps = min(WARPS, 1 << (-(-vectors // lanes) - 1).bit_length())
-    digits = (
-        Digit(-(-vectors // (lanes * warps)), Owner.REGISTER, 1),
-        Digit(warps, Owner.WARP, 1),
-        Digit(lanes, Owner.LANE, 1),
-        Digit(vector_length, Owner.VECTOR, 1),
-    )
-    return RegisterLayout(tuple(shape), (digits,), vector_length, flat=True)
-
-
-def tighter(layout: RegisterLayout, widest: int) -> RegisterLayout | None:
-    """A :func:`linear` layout, of vectors of at most ``widest`` elements, that means much less work
-    for each lane than another one, where only element-wise operations follow; or None.
-
-    Where every register of it would be one vector, a lane has more elements than it needs.
-    """
-    if layout.size < LANES * WARPS * 4 or not layout.size & (layout.size - 1):
-        return None
-    widths = (n for n in (16, 8, 4, 2) if n <= widest)
-    best = min((linear(layout.shape, n) for n in widths), key=_work, default=layout)
-    return best if _work(best) * 1.5 < _work(layout) else None
-
-
-@functools.lru_cache(maxsize=4096)
 def even(
     shape: tuple[int, ...], vector_length: int, widest: int = 1, least: int = 1
 ) -> RegisterLayout:

@@ -40,8 +40,8 @@ class MemoryAccess(Protocol):
     ) -> Any:
         """A reference without a pointer, for the functions that plan accesses."""
 
-    def default_layout(self, reference: Any) -> Layout:
-        """The register layout that suits what a reference views best."""
+    def suitable_layouts(self, reference: Any) -> Sequence[Layout]:
+        """The register layouts that suit what a reference views, the default first."""
 
     def resolve(
         self,

@@ -86,6 +86,7 @@ from pallasite._jax import name_stack as name_stack
 from pallasite._jax import new_var as new_var
 from pallasite._jax import num_programs_p as num_programs_p
 from pallasite._jax import physical_aval as physical_aval
+from pallasite._jax import platform_index_p as platform_index_p
 from pallasite._jax import pp_eqn_rules as pp_eqn_rules
 from pallasite._jax import pp_var as pp_var
 from pallasite._jax import pretty_printer as pretty_printer

@@ -8,10 +8,8 @@ from pallasite.layouts import transforms as transforms
 from pallasite.layouts.construct import Replicated as Replicated
 from pallasite.layouts.construct import default_strided as default_strided
 from pallasite.layouts.construct import even as even
-from pallasite.layouts.construct import linear as linear
 from pallasite.layouts.construct import padded as padded
 from pallasite.layouts.construct import strided as strided
-from pallasite.layouts.construct import tighter as tighter
 from pallasite.layouts.conversion import ConversionKind as ConversionKind
 from pallasite.layouts.conversion import conversion as conversion
 from pallasite.layouts.description import describe as describe

@@ -106,7 +106,48 @@ def _sum_of_cotangents(x: Any, y: Any) -> list[Any]:
     return [lax.add(x, y)]
 
 
+def _by_platform(platforms: Sequence[Sequence[str] | None]) -> int:
+    """Which of some branches is that for CUDA."""
+    return next((i for i, one in enumerate(platforms) if one is None or "cuda" in one), -1)
+
+
+def _platform_index(*, platforms: Any) -> list[Any]:
+    return [jnp.int32(_by_platform(platforms))]
+
+
+def _for_platform(
+    index: Any, *operands: Any, branches: Any, branches_platforms: Any, **params: Any
+) -> Sequence[Any]:
+    """The branch of ``lax.platform_dependent`` for CUDA; others may not compile."""
+    run = _jax.jaxpr_as_function(branches[_by_platform(branches_platforms)])
+    return list(run(*operands))
+
+
+def _in_order(x: Any) -> Any:
+    """Integers in the total order of IEEE 754: -NaN, numbers with -0 before 0, NaN."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    bits = jnp.finfo(x.dtype).bits
+    whole = lax.bitcast_convert_type(x, jnp.dtype(f"int{bits}"))
+    # Of negative numbers, the larger magnitude is the smaller number.
+    return whole ^ ((whole >> (bits - 1)) & jnp.iinfo(whole.dtype).max)
+
+
+def _compared(function: Any) -> Definition:
+    def compare(x: Any, y: Any, **params: Any) -> list[Any]:
+        return [function(_in_order(x), _in_order(y))]
+
+    return Definition(compare)
+
+
 DEFINITIONS = {
+    primitives.eq_to_p: _compared(lax.eq),
+    primitives.le_to_p: _compared(lax.le),
+    primitives.lt_to_p: _compared(lax.lt),
+    _jax.platform_index_p: Definition(_platform_index),
+    primitives.cond_p: Definition(
+        _for_platform, lambda equation: equation.params.get("branches_platforms") is not None
+    ),
     primitives.add_jaxvals_p: Definition(_sum_of_cotangents),
     lax.split_p: Definition(_split),
     lax.stack_p: Definition(_stack),

@@ -8,8 +8,9 @@ from typing import Any
 from pallasite.plugin import Registry, Target
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import bit_width
-from pallasite.plugin.layouts import Layout, default_strided, tighter
+from pallasite.plugin.layouts import Layout, default_strided
 from pallasite_std.lane_layouts.linked_variables import LinkedVariables
+from pallasite_std.memory.rows import better_row
 
 
 class AccessWidths:
@@ -70,7 +71,7 @@ class AccessWidths:
         limit = self.limit(variable)
         if limit is None or self._variables.group(variable) in self._placed:
             return None
-        return tighter(default_strided(shape, 128 // limit), limit)
+        return better_row(default_strided(shape, 128 // limit), limit)
 
     def _add_equation(self, equation: Any) -> None:
         rule = self._registry.layout_rule(

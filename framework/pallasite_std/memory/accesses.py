@@ -14,7 +14,7 @@ from typing import Any
 
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.ir import ops
-from pallasite.plugin.layouts import Layout, RegisterLayout, linear
+from pallasite.plugin.layouts import Layout, RegisterLayout
 from pallasite.plugin.lowering import Allocation, RegisterArray, RuleContext, Value, buffer_bytes
 from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.reference_types import (
@@ -27,6 +27,7 @@ from pallasite_std.memory.reference_types import (
 from pallasite_std.memory.references import GlobalReference, shared_reference
 from pallasite_std.memory.relayout import relayout
 from pallasite_std.memory.resolution import by_table, resolve, resolve_barrier
+from pallasite_std.memory.rows import row, suitable_layouts
 from pallasite_std.memory.transfers import load_array, store_array
 
 
@@ -58,7 +59,7 @@ def _moves_vectors(hint: Layout | None, memory: MemoryReference) -> bool:
     """Whether an array whose elements are in one row, for the sake of wide accesses, has them."""
     if not isinstance(hint, RegisterLayout) or not hint.is_padded:
         return True
-    if hint != linear(hint.shape, hint.vector_length):
+    if hint != row(hint.shape, hint.vector_length):
         return True
     try:
         plan = plan_access(hint, memory.layout, min(16, memory.offset_alignment))
@@ -174,7 +175,7 @@ class Accesses:
     kernel_argument = staticmethod(GlobalReference)
     whole_window = staticmethod(whole_window)
     without_pointer = staticmethod(without_pointer)
-    default_layout = staticmethod(default_layout)
+    suitable_layouts = staticmethod(suitable_layouts)
     resolve = staticmethod(resolve)
     resolve_barrier = staticmethod(resolve_barrier)
     relayout = staticmethod(relayout)

@@ -47,7 +47,7 @@ from pallasite.lowering.inference.views import transformed_layout
 from pallasite.target_selection import find_target
 from pallasite_std.inference import relations
 from pallasite_std.memory.relayout import rows_in_registers
-from pallasite_std.memory.transfers import default_layout
+from pallasite_std.memory.rows import suitable_layouts
 from pallasite_std.rules.loads import check_optimized
 
 PROPOSALS = proposals_for(plugins.registry(), find_target("sm_90a"))
@@ -137,7 +137,7 @@ class Builder:
         check = self.choose([None, _check])
         weight = self.choose(WEIGHTS)
         self.problem.factors.append(
-            Access(PLACE, weight, variable, memory, views, default_layout, PROPOSALS, check=check)
+            Access(PLACE, weight, variable, memory, views, suitable_layouts, PROPOSALS, check=check)
         )
 
     def use(self, memory: MemoryValue) -> None:

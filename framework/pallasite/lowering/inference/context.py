@@ -459,7 +459,7 @@ class InferenceContext:
             value.variable,
             root,
             views,
-            memory_access().default_layout,
+            memory_access().suitable_layouts,
             self.proposals,
             what,
             check,

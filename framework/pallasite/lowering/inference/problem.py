@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallasite.errors import InternalError, PallasiteError, SourceLocation
-from pallasite.layouts.construct import tighter
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.proposals import LayoutProposals
-from pallasite.layouts.registers import Layout, RegisterLayout
+from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.costs import (
     IMPOSSIBLE,
     REFUSED,
@@ -263,7 +262,7 @@ class Access(Factor):
       variable: the array.
       root: the allocation that is accessed.
       transforms: the view of it.
-      default: makes the layout that suits a view best.
+      suitable: makes the layouts that suit a view, that which does best by itself first.
       suggested: the layouts that plugins propose.
       what: the access in the user's terms.
       check: whether the lowering refuses it.
@@ -274,7 +273,7 @@ class Access(Factor):
     variable: int
     root: MemoryValue
     transforms: Sequence[Any]
-    default: Callable[[Any], Layout]
+    suitable: Callable[[Any], Sequence[Layout]]
     suggested: LayoutProposals
     what: str = "the access"
     check: AccessCheck | None = None
@@ -323,18 +322,13 @@ class Access(Factor):
         view = self.view(memory)
         if view is None:
             return []
-        found = [self.default(view)]
-        # The elements of dense memory are best moved in one row, if nothing needs other rows.
-        bits, extents = view.layout.element_bits, view.layout.flat_extents
-        if len(extents) == 1 and extents[0].stride == 1 and isinstance(found[0], RegisterLayout):
-            row = tighter(found[0], 8 * min(16, view.offset_alignment) // bits)
-            found += [] if row is None else [row]
+        found = list(self.suitable(view))
         order = view.layout.order
         if order != tuple(range(len(order))):
             # A turned view of memory, which is best accessed as it lies there.
             turned = dataclasses.replace(view, layout=view.layout.transpose(order))
             inverse = [order.index(i) for i in range(len(order))]
-            found.append(self.default(turned).transpose(inverse).layout)
+            found.append(self.suitable(turned)[0].transpose(inverse).layout)
             found += self.suggested.for_transpose(view.layout.shape)
         return found
 
