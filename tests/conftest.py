@@ -190,7 +190,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 10, 10)
 
 
-_OWN_KERNELS = ("ops", "hopper/ops", "examples", "benchmarks")
+_OWN_KERNELS = ("ops", "hopper/ops", "examples/test_examples.py", "benchmarks/test_layouts.py")
 """Tests of kernels that nobody should be warned of."""
 
 
