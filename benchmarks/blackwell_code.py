@@ -169,7 +169,7 @@ def recorded(rows: dict[str, dict[str, Any]], target: str) -> dict[str, Any]:
     return {
         "target": target,
         "jax": jax.__version__,
-        "ptxas": version.stdout.split()[-1],
+        "ptxas": version.stdout.partition("release ")[2].partition(",")[0],
         "machine": platform.processor() or platform.machine(),
         "rows": found,
     }
