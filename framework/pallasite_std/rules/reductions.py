@@ -165,6 +165,9 @@ def _across_lanes(
         for mask in masks:
             registers = [combine(r, shuffle(r, "bfly", mask)) for r in registers]
         return registers
+    if registers[-1].type != registers[0].type:  # Fewer narrow elements are left for the last one.
+        last = _across_lanes(ctx, combine, registers[-1:], masks)
+        return [*_across_lanes(ctx, combine, registers[:-1], masks), *last]
     lane = ctx.launch.lane_id
     # Which lane, by the bits of the masks, has the result of each register; and at which place.
     owners = [0] * len(registers)
