@@ -257,25 +257,25 @@ class Trace(ScalarVisitor):
           _Stop: nor is it known what they do it to.
         """
         lost: dict[Any, None] = {}
-        groups = False
         for region in regions:
             inputs = dict(zip(region.inputs, operands_of(region, operands), strict=True))
             for effect in region.jaxpr.effects:
                 variable = _jax.input_of_effect(effect)
-                used = [variable] if variable is not None else []
-                if effect is memory_effect:  # What uses barriers does not say which.
-                    groups = True
-                    used = [one for one in inputs if is_barrier(one.aval)]
-                elif variable is None and effect is not tensor_core_pipeline_effect:
-                    raise _Stop
-                for one in used:
-                    memory = inputs.get(one)
-                    if type(memory) is Memory and is_barrier(memory.aval):
-                        lost[memory.variable] = None
-                    elif type(memory) is not Memory and memory_space_of(one.aval) is not GMEM:
+                if variable is None:
+                    if effect not in (memory_effect, tensor_core_pipeline_effect):
                         raise _Stop
-        if lost or groups:
-            self.events.append(Event(Kind.UNKNOWN, equation, lost=tuple(lost), groups=groups))
+                elif (
+                    memory_space_of(variable.aval) is not GMEM
+                    and type(inputs.get(variable)) is not Memory
+                ):
+                    raise _Stop
+            # Not all that uses a barrier has an effect on it.
+            for variable, memory in inputs.items():
+                if is_barrier(variable.aval):
+                    if type(memory) is not Memory:
+                        raise _Stop
+                    lost[memory.variable] = None
+        self.events.append(Event(Kind.UNKNOWN, equation, lost=tuple(lost), groups=True))
 
     def loop(self, equation: Any, regions: Sequence[Region], operands: list[Any]) -> dict[int, Any]:
         *conditions, body = regions
