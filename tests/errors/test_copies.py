@@ -294,6 +294,7 @@ def test_collective_slices_that_do_not_divide():
 def test_reduction_of_an_unsupported_dtype():
     @make(dtype=jnp.int8, scratch_types=[plgpu.SMEM((128, 64), jnp.int8)])
     def kernel(x_ref, o_ref, tile):
+        o_ref[...] = x_ref[...]
         plgpu.copy_smem_to_gmem(tile, o_ref, reduction_op="add")  # here
 
     build(kernel)
@@ -309,6 +310,7 @@ def test_reduction_of_an_unsupported_dtype():
 def test_reduction_unsupported_for_floats():
     @make(scratch_types=[plgpu.SMEM((128, 64), jnp.float32)])
     def kernel(x_ref, o_ref, tile):
+        o_ref[...] = x_ref[...]
         plgpu.copy_smem_to_gmem(tile, o_ref, reduction_op="and")  # here
 
     build(kernel)

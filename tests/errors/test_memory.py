@@ -463,6 +463,7 @@ def test_transpose_of_too_many_dimensions():
 def test_atomic_of_an_unsupported_dtype():
     @make((128, 64), jnp.int8)
     def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
         plgpu.atomic_add(o_ref, x_ref[...])  # here
 
     build(kernel, array(128, 64, dtype=jnp.int8))

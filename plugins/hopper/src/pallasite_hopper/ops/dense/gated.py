@@ -44,9 +44,16 @@ def gated_matmul(
 ) -> jax.Array:
     """``activation(a @ gate) * (a @ up)``: the first half of a gated feed-forward layer (SwiGLU).
 
-    Args: as of ``pallasite.ops.gated_matmul``; bfloat16 or float16.
-
     Few rows, for which two products of the transposed kind take less time, are left to these.
+
+    Args:
+      a: (m, k), bfloat16 or float16.
+      gate, up: (k, n), of the same dtype.
+      activation: a function of float32 arrays that is applied to each element; the same function
+        object for each call.
+
+    Returns:
+      (m, n), of the dtype of a.
 
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
