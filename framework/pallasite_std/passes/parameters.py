@@ -14,8 +14,8 @@ from jaxlib.mlir import ir
 _LOOPS = ("scf.for", "scf.while")
 
 _OPTIMIZED = "wgmma"
-"""Where matrix instructions have their results in registers, LLVM's longer pipeline runs, which does
-this where it pays: a register more for a whole loop can be one too many."""
+"""Where matrix instructions have their results in registers, LLVM's longer pipeline runs, which
+does this where it pays: a register more for a whole loop can be one too many."""
 
 
 def hoist_parameter_addresses(module: Any, context: Any) -> Any:
