@@ -294,7 +294,7 @@ def test_collective_slices_that_do_not_divide():
 def test_reduction_of_an_unsupported_dtype():
     @make(dtype=jnp.int8, scratch_types=[plgpu.SMEM((128, 64), jnp.int8)])
     def kernel(x_ref, o_ref, tile):
-        o_ref[...] = x_ref[...]
+        o_ref[...] = x_ref[...].astype(jnp.int8)
         plgpu.copy_smem_to_gmem(tile, o_ref, reduction_op="add")  # here
 
     build(kernel)

@@ -106,7 +106,7 @@ def test_tensor_maps_in_loops() -> None:
         scratch_types=[plgpu.SMEM((8, 64), jnp.float32), plgpu.Barrier()],
     )
     x = jnp.asarray(np.random.default_rng(0).normal(size=(32, 64)).astype(jnp.float32))
-    made = pallasite.compile(kernel, x, target="sm_90a")
+    made = pallasite.compile(kernel, x, target="sm_100a")
     np.testing.assert_array_equal(simulate(made, x).outputs[0], x)
     before, _, loops = made.mlir.partition("scf.for")
     assert "llvm.ptrtoint %arg0" in before and "llvm.ptrtoint %arg1" in before
