@@ -84,13 +84,11 @@ class _TorchFunction:
             (getattr(t, "shape", None), getattr(t, "dtype", None), getattr(t, "device", None))
             for t in tensors
         )
-        environment = (
-            *(config.get("target"), config.get("executor"), current()),
-            _jax.trace_context(),
-        )
-        program = self._programs.get((types, tree, environment))
+        program = self._programs.get((types, tree, _environment()))
         if program is None:
-            program = self._programs[types, tree, environment] = self._load(torch, tensors, tree)
+            program = self._load(torch, tensors, tree)
+            # The first compilation loads plugins, which is part of the environment.
+            self._programs[types, tree, _environment()] = program
         return program(tensors)
 
     def _load(self, torch: Any, tensors: Sequence[Any], tree: Any) -> _Loaded:
@@ -113,6 +111,11 @@ class _TorchFunction:
         traced = jax.jit(self._fn).trace(*jax.tree.unflatten(tree, structs))
         program = make_program(traced.jaxpr, self._name)
         return _Loaded(program, traced.out_tree, torch, device)
+
+
+def _environment() -> tuple[Any, ...]:
+    """What a program depends on besides its operands."""
+    return config.get("target"), config.get("executor"), current(), _jax.trace_context()
 
 
 class _Loaded:
