@@ -12,6 +12,7 @@ import importlib.util
 import time
 from typing import TYPE_CHECKING, Any
 
+from pallasite import config as config
 from pallasite.forks import unforked as _unforked
 
 __version__ = "0.2.0"
@@ -56,7 +57,6 @@ _EXPORTS = {
 __all__ = ["__version__", *_SUBMODULES, *_EXPORTS]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from pallasite import config as config
     from pallasite import errors as errors
     from pallasite import gpu as gpu
     from pallasite import ops as ops
@@ -85,6 +85,10 @@ if TYPE_CHECKING:
     from pallasite.runtime import compile as compile
     from pallasite.runtime import compile_all as compile_all
     from pallasite.targets import Target as Target
+
+
+# Plugins declare options of their own when they are imported.
+config.DECLARERS.append(lambda: importlib.import_module(f"{__name__}.plugins").manager().options())
 
 
 def __getattr__(name: str) -> Any:

@@ -224,6 +224,8 @@ OPTIONS_OF_CACHES = frozenset({"cache", "cache_dir", "dump", "target", "ptxas"})
 
 _updated: dict[str, Any] = {}
 _listeners: list[Callable[[], None]] = []
+DECLARERS: list[Callable[[], object]] = []
+"""Functions that are called, once, before an option that nobody has declared is refused."""
 _trace_context: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 _scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
     "pallasite_config",
@@ -346,6 +348,8 @@ def _is_of_code(option: Option) -> bool:
 
 
 def _option(name: str) -> Option:
+    while name not in OPTIONS and DECLARERS:
+        DECLARERS.pop()()
     try:
         return OPTIONS[name]
     except KeyError:

@@ -359,6 +359,10 @@ class PluginManager:
             result: Merged = found[1]
             return result
 
+    def _names(self, field: str, subject: str) -> dict[str, str]:
+        """What plugins give by name, from the hook of a field; see :func:`merge_names`."""
+        return self._merge(f"pallasite_{field}", lambda found: merge_names(found, field, subject))
+
     def generation(self) -> tuple[Any, ...]:
         """What plugins are in use; equal as long as they stay the same."""
         return (tuple(config.get("disabled_plugins")), self._changes, tuple(self._errors))
@@ -440,11 +444,8 @@ class PluginManager:
           MissingNameError: no plugin has it.
           PluginError: two plugins do, or what one says of it is wrong.
         """
-        path = self.front_ends().get(name)
-        if path is None:
-            hint = absent_plugins(self.absences())
-            raise MissingNameError(f"no plugin has the front end {name!r}", hint=hint)
-        return self._resolve("pallasite_front_ends", name, path)
+        message = f"no plugin has the front end {name!r}"
+        return self._named(self.front_ends(), "pallasite_front_ends", name, message)
 
     def front_ends(self) -> dict[str, str]:
         """Plugins' front ends by name, each with its ``"module:attribute"``.
@@ -452,10 +453,7 @@ class PluginManager:
         Raises:
           PluginError: two plugins have one name.
         """
-        return self._merge(
-            "pallasite_front_ends",
-            lambda contributions: merge_names(contributions, "front_ends", "front ends"),
-        )
+        return self._names("front_ends", "front ends")
 
     def implementation(self, name: str) -> Any:
         """The implementation of a part that the core leaves to plugins.
@@ -467,11 +465,8 @@ class PluginManager:
           MissingNameError: no plugin has it.
           PluginError: two plugins do, or what one says of it is wrong.
         """
-        path = self.implementations().get(name)
-        if path is None:
-            hint = absent_plugins(self.absences())
-            raise MissingNameError(f"no plugin has the implementation {name!r}", hint=hint)
-        return self._resolve("pallasite_implementations", name, path)
+        message = f"no plugin has the implementation {name!r}"
+        return self._named(self.implementations(), "pallasite_implementations", name, message)
 
     def implementations(self) -> dict[str, str]:
         """Parts that the core leaves to plugins, each with its ``"module:attribute"``.
@@ -479,10 +474,7 @@ class PluginManager:
         Raises:
           PluginError: two plugins have one name.
         """
-        return self._merge(
-            "pallasite_implementations",
-            lambda contributions: merge_names(contributions, "implementations", "implementations"),
-        )
+        return self._names("implementations", "implementations")
 
     def exports(self) -> dict[str, str]:
         """Plugins' names for the package ``pallasite``, each with its ``"module:attribute"``.
@@ -490,10 +482,7 @@ class PluginManager:
         Raises:
           PluginError: two plugins have one name.
         """
-        return self._merge(
-            "pallasite_exports",
-            lambda contributions: merge_names(contributions, "exports", "names of pallasite"),
-        )
+        return self._names("exports", "names of pallasite")
 
     def export(self, name: str) -> Any:
         """What a plugin adds to the package ``pallasite`` under a name.
@@ -502,11 +491,14 @@ class PluginManager:
           MissingNameError: no plugin has it.
           PluginError: what the plugin says of it is wrong.
         """
-        path = self.exports().get(name)
-        if path is None:
-            hint = absent_plugins(self.absences())
-            raise MissingNameError(f"module 'pallasite' has no attribute {name!r}", hint=hint)
-        return self._resolve("pallasite_exports", name, path)
+        message = f"module 'pallasite' has no attribute {name!r}"
+        return self._named(self.exports(), "pallasite_exports", name, message)
+
+    def _named(self, paths: dict[str, str], hook: str, name: str, message: str) -> Any:
+        """What a plugin's path leads to; an error with a message if none has the name."""
+        if name not in paths:
+            raise MissingNameError(message, hint=absent_plugins(self.absences()))
+        return self._resolve(hook, name, paths[name])
 
     def _resolve(self, hook: str, name: str, path: str) -> Any:
         """What a plugin's ``"module:attribute"`` leads to; its errors name the plugin."""

@@ -1,11 +1,36 @@
-"""The compiler parameters of the standard library: what a kernel gives with ``plugin_options``."""
+"""The compiler parameters of the standard library, which a kernel gives with ``plugin_options``,
+and its options of the configuration."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Any
 
-from pallasite.plugin import InvalidTypeError, InvalidValueError, option
+from pallasite.plugin import InvalidTypeError, InvalidValueError, config, option
+
+DEFAULT_LIMIT = 60_000
+"""Operations; the assembler takes about a minute for so many."""
+
+
+def _positive(value: Any) -> int:
+    number = int(value)
+    if number < 1 or isinstance(value, bool):
+        raise ValueError
+    return number
+
+
+config.declare(
+    config.Option(
+        name="code_limit",
+        variable="PALLASITE_CODE_LIMIT",
+        default=lambda: DEFAULT_LIMIT,
+        parse=_positive,
+        accepts="a number of operations, at least 1",
+        description="how many operations a kernel may have when it is given to LLVM",
+        affects_code=False,
+    )
+)
 
 
 class TraceScope(enum.Enum):

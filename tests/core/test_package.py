@@ -32,6 +32,18 @@ def run(program: str) -> str:
     ).stdout.strip()
 
 
+def test_options_of_plugins_are_there_from_the_start():
+    """Before anything else has imported the plugins that declare them."""
+    program = (
+        "import pallasite\n"
+        "pallasite.config.update('code_limit', 7)\n"
+        "print(pallasite.config.get('code_limit'))\n"
+        "try: pallasite.config.update('no_such_option', 1)\n"
+        "except pallasite.ConfigError as error: print('code_limit' in str(error))"
+    )
+    assert run(program).split() == ["7", "True"]
+
+
 def test_importing_pallasite_loads_neither_jax_nor_plugins():
     loaded = run(
         "import sys, pallasite, pallasite.gpu, pallasite.errors, pallasite.config\n"

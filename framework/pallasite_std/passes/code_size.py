@@ -8,30 +8,9 @@ from typing import Any
 
 from pallasite.plugin import CompilationError, config
 from pallasite.plugin.ir import location_in_llvm
-
-DEFAULT_LIMIT = 60_000
-"""Operations; the assembler takes about a minute for so many."""
+from pallasite_std import options as options  # declares the option
 
 _DEBUG_LOCATION = re.compile(r"!dbg !\d+$", re.MULTILINE)
-
-
-def _positive(value: Any) -> int:
-    number = int(value)
-    if number < 1 or isinstance(value, bool):
-        raise ValueError
-    return number
-
-
-CODE_LIMIT = config.Option(
-    name="code_limit",
-    variable="PALLASITE_CODE_LIMIT",
-    default=lambda: DEFAULT_LIMIT,
-    parse=_positive,
-    accepts="a number of operations, at least 1",
-    description="how many operations a kernel may have when it is given to LLVM",
-    affects_code=False,
-)
-config.declare(CODE_LIMIT)
 
 
 def check_code_size(module: Any, context: Any) -> None:
