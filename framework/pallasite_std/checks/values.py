@@ -220,17 +220,20 @@ class Splits:
 
     def divide(self, value: Value, divisor: Value) -> tuple[Value, Value]:
         """Quotient and remainder, for a value that is not negative and a positive number."""
+        value = self.expand(value)
         ends = bounds(value)
         if not isinstance(divisor, int) or divisor <= 0 or ends is None or ends[0] < 0:
             return None, None
         if isinstance(value, int):
             return divmod(value, divisor)
-        whole = (ends[0] // divisor, ends[1] // divisor)
         if isinstance(value, Form):
-            expanded = self.expand(value)
-            exact = self._exact(expanded, divisor) if isinstance(expanded, Form) else None
+            exact = self._exact(value, divisor)
             if exact is not None:
                 return exact
+            # A symbol takes its values whatever the others are once none is a part of another.
+            value = self.expand(value)
+            ends = bounds(value) or ends
+        whole = (ends[0] // divisor, ends[1] // divisor)
         every = isinstance(value, Form) and any(
             abs(c) == 1 and one.extent >= divisor for one, c in value.terms
         )
