@@ -32,8 +32,7 @@ def problems(traces: Sequence[Trace], tables: BarrierTables, *, fences: bool) ->
       fences: whether the program has to fence what it writes before copies read it.
     """
     if repeats.has(traces, Kind.REPEAT) or repeats.has(traces, Kind.UNKNOWN):
-        # Traces can lack arrivals of warps in long loops: what ``repeats.shortened`` would make
-        # of them is not certain.
+        # Traces can lack arrivals of warps in long loops: what they show is not certain.
         return []
     return Block(traces, tables, fences=fences).problems
 
