@@ -1,10 +1,12 @@
 """Attention of shapes drawn by a seed, against cuDNN and PyTorch.
 
 Batch, heads, groups, length (1 to 32768, log-uniform), head size (multiples of 8 up to 256, most of
-them common ones) and the causal mask are random; ``--seed`` is free to choose. ``ops.attention``
-without options is compared with ``jax.nn.dot_product_attention`` by cuDNN and with PyTorch's
-``scaled_dot_product_attention``, whichever take the shape; each result is compared with one in
-float32 before it is timed. Times are those of the kernels on the device.
+them common ones) and the mask are random: causal or not, and of one in three either a sliding
+window or several sequences packed into one; ``--seed`` is free to choose. ``ops.attention`` without
+a configuration is compared with ``jax.nn.dot_product_attention`` by cuDNN and with PyTorch's
+``scaled_dot_product_attention`` or, with windows and packed sequences, the FlashAttention in it,
+whichever take the shape; each result is compared with one in float32 before it is timed. Times are
+those of the kernels on the device.
 
     python benchmarks/attention_shapes.py --seed 1 --count 60 --json attention_shapes.json
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,9 +30,17 @@ COMMON_HEADS = (64, 64, 128, 128, 128, 128, 96, 80, 72, 112, 160, 192, 256)
 MOST_FLOPS, MOST_ELEMENTS = 2e12, 1 << 27
 
 
+KINDS = ("plain", "window", "packed")
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One problem: as many keys as queries."""
+    """One problem: as many keys as queries.
+
+    Attributes:
+      window: keys before its own position that a query sees; None for all. Only with ``causal``.
+      ends: where the packed sequences end; None for one sequence.
+    """
 
     batch: int
     length: int
@@ -37,12 +48,34 @@ class Case:
     kv_heads: int
     head_dim: int
     causal: bool
+    window: int | None = None
+    ends: tuple[int, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """One of :data:`KINDS`."""
+        return "window" if self.window is not None else "packed" if self.ends else "plain"
 
     @property
     def flops(self) -> float:
-        """Of two products, forward."""
+        """Of two products, forward, without a mask."""
         whole = 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
         return whole / 2 if self.causal else whole
+
+    def segments(self) -> Any:
+        """Numbers of the packed sequences, (batch, length)."""
+        assert self.ends is not None
+        one = np.searchsorted(np.asarray(self.ends), np.arange(self.length), side="right")
+        return jnp.broadcast_to(jnp.asarray(one, jnp.int32), (self.batch, self.length))
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of ``ops.attention``."""
+        found: dict[str, Any] = {"causal": self.causal}
+        if self.window is not None:
+            found["window"] = (self.window, None)
+        if self.ends is not None:
+            found["q_segments"] = found["kv_segments"] = self.segments()
+        return found
 
 
 def draw(seed: int, count: int) -> list[Case]:
@@ -58,15 +91,34 @@ def draw(seed: int, count: int) -> list[Case]:
             case = Case(batch, length, kv_heads * group, kv_heads, head_dim, dice.random() < 0.5)
             elements = batch * length * case.heads * head_dim
             if case.flops <= MOST_FLOPS and elements <= MOST_ELEMENTS and case.heads <= 64:
-                cases.append(case)
+                cases.append(masked(case, dice))
                 break
     return cases
+
+
+def masked(case: Case, dice: random.Random) -> Case:
+    """The case, or one with a window or packed sequences."""
+    which, length = dice.random(), case.length
+    if which < 1 / 6 and length > 32:
+        return dataclasses.replace(case, causal=True, window=dice.randint(16, length // 2))
+    if which < 1 / 3 and length > 32:
+        inner = dice.sample(range(1, length), dice.randint(1, min(16, length // 16)))
+        return dataclasses.replace(case, ends=(*sorted(inner), length))
+    return case
 
 
 def reference(case: Case, q: Any, k: Any, v: Any) -> Any:
     """The first and the last heads of the first batch, in float32."""
     picked = sorted({0, case.heads - 1})
     group = case.heads // case.kv_heads
+    shown = jnp.ones((case.length, case.length), bool)
+    if case.causal:
+        shown = jnp.tri(case.length, dtype=bool)
+    if case.window is not None:
+        shown &= ~jnp.tri(case.length, k=-case.window - 1, dtype=bool)
+    if case.ends is not None:
+        segments = case.segments()[0]
+        shown &= segments[:, None] == segments
     results = []
     for head in picked:
         one, key, value = (
@@ -74,18 +126,23 @@ def reference(case: Case, q: Any, k: Any, v: Any) -> Any:
             for x, h in ((q, head), (k, head // group), (v, head // group))
         )
         scores = jnp.matmul(one, key.T, precision="highest") * case.head_dim**-0.5
-        if case.causal:
-            scores = jnp.where(jnp.tri(case.length, dtype=bool), scores, -jnp.inf)
-        weights = jax.nn.softmax(scores, axis=-1)
+        weights = jax.nn.softmax(jnp.where(shown, scores, -jnp.inf), axis=-1)
         results.append(jnp.matmul(weights, value, precision="highest"))
     return jnp.stack(results)
 
 
 def cudnn(case: Case) -> Callable[..., Any]:
-    """Of JAX."""
-    return lambda q, k, v: jax.nn.dot_product_attention(
-        q, k, v, is_causal=case.causal, implementation="cudnn"
-    )
+    """Of JAX; it takes packed sequences as a mask only, which is no rival."""
+    window = {} if case.window is None else {"local_window_size": (case.window, 0)}
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        if case.ends is not None:
+            raise NotImplementedError
+        return jax.nn.dot_product_attention(
+            q, k, v, is_causal=case.causal, implementation="cudnn", **window
+        )
+
+    return call
 
 
 def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,31 +150,59 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda d, *operands: jax.vjp(function, *operands)[1](d)
 
 
+def torch_attention(case: Case) -> Callable[..., Any]:
+    """A function of tensors (batch, length, heads, head_dim)."""
+    import torch
+
+    if case.kind == "plain":
+
+        def fused(*tensors: Any) -> Any:
+            turned = [one.transpose(1, 2) for one in tensors]
+            return torch.nn.functional.scaled_dot_product_attention(
+                *turned, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads
+            )
+
+        return fused
+    ends, longest = None, case.length
+    if case.ends is not None:
+        starts = np.concatenate([[0], np.asarray(case.ends)])
+        longest = int(np.diff(starts).max())
+        all_ends = np.arange(case.batch)[:, None] * case.length + np.asarray(case.ends)
+        ends = torch.tensor([0, *all_ends.reshape(-1).tolist()], dtype=torch.int32, device="cuda")
+
+    def flash(*tensors: Any) -> Any:
+        if ends is not None:
+            tensors = tuple(one.flatten(0, 1) for one in tensors)
+        return torch.ops.aten._flash_attention_forward(
+            *tensors, ends, ends, longest, longest, 0.0, case.causal, False,
+            window_size_left=case.window, window_size_right=None if case.window is None else 0,
+        )[0]  # fmt: skip
+
+    return flash
+
+
 def torch_milliseconds(case: Case, operands: Any, backward: bool, repeats: int) -> float | None:
     """The median of PyTorch's kernels, by CUDA events; None if it does not take the shape."""
     try:
         import torch
-        import torch.nn.functional as F
     except ImportError:
         return None
-    tensors = [
-        torch.from_dlpack(x).transpose(1, 2).detach().requires_grad_(backward) for x in operands
-    ]
+    tensors = [torch.from_dlpack(x).detach().requires_grad_(backward) for x in operands]
     times = []
     try:
+        attend = torch_attention(case)
         for _ in range(repeats + 3):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(400_000)  # So that the host is ahead.
             start.record()
-            out = F.scaled_dot_product_attention(
-                *tensors, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads
-            )
+            out = attend(*tensors)
             if backward:
                 torch.autograd.grad(out, tensors, torch.ones_like(out))
             end.record()
             end.synchronize()
             times.append(start.elapsed_time(end))
-    except RuntimeError:
+    except (RuntimeError, TypeError) as error:
+        print(f"PyTorch: {str(error).partition(chr(10))[0][:120]}")
         return None
     finally:
         torch.cuda.empty_cache()
@@ -151,7 +236,8 @@ def measure(case: Case, seed: int, backward: bool, repeats: int) -> Row:
         jax.random.normal(key, one, jnp.bfloat16)
         for key, one in zip(keys, (shape, kv, kv, shape), strict=True)
     )
-    function = jax.jit(lambda q, k, v: ops.attention(q, k, v, causal=case.causal))
+    options = case.options()
+    function = jax.jit(lambda q, k, v: ops.attention(q, k, v, **options))
     picked = sorted({0, case.heads - 1})
     got = np.asarray(function(q, k, v)[0][:, np.array(picked)].astype(jnp.float32))
     wanted = np.asarray(jax.jit(lambda *a: reference(case, *a))(q, k, v)).transpose(1, 0, 2)
@@ -179,14 +265,19 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--backward", action="store_true", help="forward and gradients together")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
+    parser.add_argument("--seconds", type=float, help="no further case begins after them")
     arguments = parser.parse_args()
+    begin = time.monotonic()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
     print(harness.machine())
     rows = []
     for number, case in enumerate(draw(arguments.seed, arguments.count)):
-        if number < arguments.first:
+        if number < arguments.first or case.kind not in arguments.kinds:
             continue
+        if arguments.seconds and time.monotonic() - begin > arguments.seconds:
+            break
         row = measure(case, number, arguments.backward, arguments.repeats)
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         print(f"{number}: {case} {row.pallasite_ms:.4f} ms, {ratio}", flush=True)
@@ -198,6 +289,7 @@ def main() -> None:
             "heads",
             "head size",
             "causal",
+            "mask",
             "ms",
             "cuDNN ms",
             "PyTorch ms",
@@ -210,6 +302,11 @@ def main() -> None:
                 f"{row.case['heads']}/{row.case['kv_heads']}",
                 row.case["head_dim"],
                 "yes" if row.case["causal"] else "no",
+                f"window {row.case['window']}"
+                if row.case["window"] is not None
+                else f"{len(row.case['ends'])} packed"
+                if row.case["ends"]
+                else "-",
                 row.pallasite_ms,
                 row.cudnn_ms,
                 row.torch_ms,

@@ -1,4 +1,4 @@
-"""Operations on rows: norms, cross-entropy, quantisation, rotary embedding, gated units.
+"""Operations on rows: norms, cross-entropy, quantisation, rotary embedding, gated units, top-k.
 
 Each is measured, forward and backward, against the same in ``jax.numpy`` as XLA fuses it, and
 against PyTorch where that has it: eager, whose norms and losses are kernels of their own, and
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,20 @@ def xla_rotary(x: Any, positions: Any) -> Any:
     return jnp.concatenate([one * cos - other * sin, other * cos + one * sin], -1).astype(x.dtype)
 
 
+def xla_dequantize(values: Any, scales: Any) -> Any:
+    """A scale for each row."""
+    return (values.astype(F32) * scales[:, None]).astype(jnp.bfloat16)
+
+
+def xla_top_k(x: Any) -> Any:
+    """Of each row."""
+    return jax.lax.top_k(x, LARGEST)
+
+
+LARGEST = 8
+"""So many are picked of each row."""
+
+
 # Cases --------------------------------------------------------------------------------------------
 
 
@@ -121,6 +136,10 @@ CASES = (
          lambda f: lambda x, labels: f.cross_entropy(x, labels.long(), reduction="none")),
     Case("swiglu", ops.swiglu, xla_swiglu, ("x", "x"), 2,
          lambda f: lambda gate, up: f.silu(gate) * up),
+    Case("dequantize of fp8", lambda x, s: ops.dequantize(x, s, jnp.bfloat16), xla_dequantize,
+         ("narrow", "scales")),
+    Case("top-k", lambda x: ops.top_k(x, LARGEST), xla_top_k, ("x",), 0,
+         lambda f: lambda x: x.topk(LARGEST, dim=-1)),
     Case("rotary", ops.rotary_embedding, xla_rotary, ("heads", "positions"), 1),
 )  # fmt: skip
 
@@ -133,6 +152,10 @@ def operand(kind: str, rows: int, columns: int, dtype: Any, seed: int) -> jax.Ar
             return jax.random.normal(key, (rows, columns), dtype)
         case "w":
             return jax.random.normal(key, (columns,), dtype)
+        case "narrow":
+            return jax.random.normal(key, (rows, columns), dtype).astype(jnp.float8_e4m3fn)
+        case "scales":
+            return jax.random.uniform(key, (rows,), F32, 0.5, 2.0)
         case "labels":
             return jax.random.randint(key, (rows,), 0, columns)
         case "heads":
@@ -258,10 +281,13 @@ def main() -> None:
     )
     parser.add_argument("--dtypes", nargs="*", default=["bfloat16"])
     parser.add_argument("--only", nargs="*", help="names of operations")
+    parser.add_argument("--directions", nargs="*", default=["forward", "backward"])
+    parser.add_argument("--seconds", type=float, help="no further row begins after them")
     parser.add_argument("--compile", action="store_true", help="PyTorch's functions are compiled")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
+    begin = time.monotonic()
     size = int(arguments.mebibytes * 2**20)
     peak, how = harness.copy_bandwidth(size)
     print(f"{harness.machine()}\ncopy bandwidth {peak / 1e12:.3f} TB/s ({how})")
@@ -276,6 +302,10 @@ def main() -> None:
                 if case.name == "rotary" and columns % 128:
                     continue
                 for backward in (False, True) if case.differentiated else (False,):
+                    if ("backward" if backward else "forward") not in arguments.directions:
+                        continue
+                    if arguments.seconds and time.monotonic() - begin > arguments.seconds:
+                        continue
                     row = measure(case, shape, dtype, backward, peak, arguments)
                     rows.append(row)
     header = (
