@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import itertools
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Generator
 from typing import Any
 
 import hypothesis
-import installation
 import pytest
 from tests import session_end, session_folders, xla_programs  # session_end first: see there
 from tests.accepted_ptx import AcceptedPtx
+from tests.checkout_plugins import install_plugins
 
-from pallasite import config, plugins
-from pallasite._jax import hide_frames_of
+from pallasite import config
 from pallasite.codegen import assembler
 from pallasite.codegen import compile as code_generation
 from pallasite.codegen.tools import find_tool
@@ -30,7 +27,6 @@ from pallasite_std.caching.loaded_code import LOADED
 pytest_plugins = ["pallasite_simulator.pytest_plugin"]
 
 ROOT = pathlib.Path(__file__).parent.parent
-GROUP = "pallasite.plugins"
 HAS_GPU = pathlib.Path("/proc/driver/nvidia/version").exists()
 
 # What XLA compiles on the CPU, inputs and references of small tests, runs for less time than its
@@ -51,26 +47,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("pallasite")
 
-
-def _install_plugins_of_checkout() -> None:
-    """Where plugins are only on the path, makes them installed ones, for this process and those
-    that it starts: kernels that plugins compile which are not are in no cache."""
-    there = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
-    folder = session_folders.make("plugins")
-    for project in [ROOT, *sorted(one.parent for one in ROOT.glob("plugins/*/pyproject.toml"))]:
-        points = installation.read_project(project)["entry-points"][GROUP]
-        if not there.issuperset(points):
-            installation.write_metadata(project, folder)
-    missing = importlib.metadata.distributions(path=[str(folder)])
-    points = [point for one in missing for point in one.entry_points.select(group=GROUP)]
-    if points:
-        sys.path.append(str(folder))
-        plugins.manager().refresh()
-    for point in points:
-        hide_frames_of(str(pathlib.Path(point.load().__file__ or "").parent))
-
-
-_install_plugins_of_checkout()
+install_plugins()
 
 
 @pytest.fixture(autouse=True)

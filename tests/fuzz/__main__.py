@@ -6,9 +6,12 @@ import importlib
 import pathlib
 import sys
 
+from tests.checkout_plugins import install_plugins
+
 if __name__ == "__main__":
     folder = pathlib.Path(__file__).parent
     subjects = sorted(p.stem for p in folder.glob("[!_]*.py") if not p.stem.startswith("test_"))
     if len(sys.argv) < 2 or sys.argv[1] not in subjects:
         sys.exit(f"usage: python -m tests.fuzz {{{','.join(subjects)}}} --seed N --count N")
+    install_plugins()
     sys.exit(importlib.import_module(f"tests.fuzz.{sys.argv[1]}").main(sys.argv[2:]))

@@ -24,7 +24,10 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from tests.fuzz import _executors
+from tests.fuzz._executors import Executor
 
+import pallasite
 from pallasite import gpu as plgpu
 
 type Step = Callable[["Machine", list[Any]], Any]
@@ -584,19 +587,13 @@ def make_program(seed: int, *, length: int = 6, largest: int = 2048) -> Program:
     return Generator(choose, largest).program(choose.randint(2, length))
 
 
-def check(program: Program) -> None:
-    """Runs a program as a kernel, and compares the result with the reference.
-
-    Raises:
-      AssertionError: they differ.
-      PallasiteError: the kernel does not compile.
-    """
-    inputs = [jnp.asarray(x) for x in program.inputs]
-    # As one function: compiled one by one, the steps would take longer than the kernel.
-    want = jax.jit(lambda *given: program.run(Machine(), given))(*inputs)
+def make_kernel(program: Program) -> Callable[..., Any]:
+    """A function of the program's inputs, which runs it as a kernel."""
+    want = jax.eval_shape(lambda *given: program.run(Machine(), given), *program.inputs)
 
     def kernel(*refs: Any) -> None:
-        sources, out, room = refs[: len(inputs)], refs[len(inputs)], refs[len(inputs) + 1 :]
+        count = len(program.inputs)
+        sources, out, room = refs[:count], refs[count], refs[count + 1 :]
         machine = KernelMachine(sources, iter(room))
         result = program.run(machine, [ref[...] for ref in sources])
         if not program.copies_result:
@@ -611,12 +608,47 @@ def check(program: Program) -> None:
 
         pl.run_scoped(body, plgpu.SMEM(want.shape, want.dtype))
 
-    function = plgpu.kernel(
+    return plgpu.kernel(
         kernel,
         out_type=[jax.ShapeDtypeStruct(want.shape, want.dtype), *program.room],
         compiler_params=plgpu.CompilerParams(lowering_semantics=program.semantics),
     )
-    got = np.asarray(function(*inputs)[0])
+
+
+def check(program: Program, executors: Sequence[Executor] | None = None) -> str | None:
+    """Runs a program as a kernel, and compares the result with the reference.
+
+    Args:
+      program: the program.
+      executors: what runs it; by default what serves JAX's first device.
+
+    Returns:
+      Whether the bits of two executors are equal, or why they need not be.
+
+    Raises:
+      AssertionError: results differ.
+      PallasiteError: the kernel does not compile.
+    """
+    executors = _executors.executors() if executors is None else executors
+    with _executors.on_cpu():
+        # As one function: compiled one by one, the steps would take longer than the kernel.
+        reference = jax.jit(lambda *given: program.run(Machine(), given))
+        want = np.asarray(reference(*map(jnp.asarray, program.inputs)))
+    found = []
+    with pallasite.target("sm_90a"), _executors.recorded() as ptx:
+        for executor in executors:
+            with jax.default_device(executor.device):
+                found.append(np.asarray(make_kernel(program)(*map(jnp.asarray, program.inputs))[0]))
+            try:
+                _compare(program, found[-1], want)
+            except AssertionError as error:
+                raise AssertionError(f"on the {executor.name}: {error}") from None
+    if len(found) == 1:
+        return None
+    return _executors.compared([found[0]], [found[1]], lambda: _executors.inexact(ptx))
+
+
+def _compare(program: Program, got: np.ndarray, want: np.ndarray) -> None:
     names = [np.dtype(x.dtype).name for x in (*program.inputs, want)]
     names += [word for text, _ in program.steps for word in TOLERANCES if f"to {word}" in text]
     tolerance = max([TOLERANCES.get(name, 0.0) for name in names])

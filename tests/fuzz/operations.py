@@ -14,14 +14,16 @@ import argparse
 import dataclasses
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tests.fuzz import _executors
 from tests.fuzz import _references as references
 from tests.fuzz import _row_operations as rows
+from tests.fuzz._executors import Executor
 from tests.fuzz._programs import (
     BF16,
     F16,
@@ -241,59 +243,122 @@ def mixed(draw: Draw) -> Program:
 KINDS = (matmul, attention, decode, ragged, mixed, *rows.KINDS)
 
 
+def program(seed: int, number: int) -> tuple[str, Program]:
+    """Target and program of a seed and a number."""
+    draw = Draw(zlib.crc32(f"{seed}/{number}".encode()))
+    target, kind = draw.one(*TARGETS), draw.one(*KINDS)
+    made = kind(draw)
+    mapped = not made.gradients and draw.chance(0.15)
+    return target, dataclasses.replace(made, vmap=mapped)
+
+
 def programs(seed: int, count: int) -> Iterator[tuple[int, str, Program]]:
     """Numbers, targets and programs of a seed; each depends on the seed and its number alone."""
     for number in range(count):
-        draw = Draw(zlib.crc32(f"{seed}/{number}".encode()))
-        target, kind = draw.one(*TARGETS), draw.one(*KINDS)
-        program = kind(draw)
-        mapped = not program.gradients and draw.chance(0.15)
-        yield number, target, dataclasses.replace(program, vmap=mapped)
+        yield number, *program(seed, number)
 
 
 # Checks -------------------------------------------------------------------------------------------
 
 
+def check(program: Program, target: str, executors: Sequence[Executor] | None = None) -> str | None:
+    """Runs a program, and compares its results and gradients with the reference.
+
+    Args:
+      program: the program.
+      target: what it is compiled for; on a GPU, its own portable target instead of other chips'.
+      executors: what runs its kernels; by default what serves JAX's first device.
+
+    Returns:
+      Whether the bits of two executors are equal, or why they need not be.
+
+    Raises:
+      AssertionError: results differ.
+      PallasiteError: the program is refused.
+    """
+    executors = _executors.executors() if executors is None else executors
+    with _executors.on_cpu():
+        wide = {k: None if a is None else _wide(k, a) for k, a in program.arrays.items()}
+        expected = references.with_gradients(program.reference, wide, program.gradients)
+    results = []
+    call = _call(program)
+    with pallasite.target(_executors.target_on(executors, target)), _executors.recorded() as ptx:
+        for executor in executors:
+            with jax.default_device(executor.device):
+                given = _given(program)
+                results.append([np.asarray(one) for one in jax.jit(call)(given)])
+            wrong = _wrong(program, results[-1], expected)
+            assert wrong is None, f"on the {executor.name}: {wrong}"
+        if len(results) == 1:
+            return None
+
+        def reasons() -> list[str]:
+            outside = _executors.computes_outside(jax.make_jaxpr(call)(_given(program)).jaxpr)
+            return _executors.inexact(ptx, outside=outside)
+
+        return _executors.compared(results[0], results[1], reasons)
+
+
 def problem(program: Program, target: str) -> str | None:
     """What is wrong with the results of a program, or None."""
-    given = {name: array for name, array in program.arrays.items() if array is not None}
-    missing = dict.fromkeys(program.arrays.keys() - given.keys())
+    try:
+        check(program, target)
+    except AssertionError as error:
+        return str(error)
+    return None
 
-    def total(differentiated: dict[str, Any], others: dict[str, Any]) -> Any:
-        results = program.function(**differentiated, **others, **missing)
-        return jnp.sum(jax.tree.leaves(results)[0].astype(jnp.float32)), results
 
-    by = {name: jnp.asarray(given[name]) for name in program.gradients}
-    others = {name: jnp.asarray(a) for name, a in given.items() if name not in by}
-    if jax.default_backend() == "gpu" and target != "sm_90a":
-        target = "sm_90"  # The portable operations, on a chip that is there.
-    with pallasite.target(target):
-        if by:
-            differentiated = jax.jit(jax.value_and_grad(total, has_aux=True))
-            (_, results), slopes = differentiated(by, others)
-            results = (results, *(slopes[name] for name in program.gradients))
-        elif program.vmap:
-            results = jax.vmap(lambda others: total({}, others)[1])(
-                {name: jnp.stack([a, a]) for name, a in others.items()}
-            )
-            results = jax.tree.map(lambda one: one[1], results)
-        else:
-            results = total({}, others)[1]
-    wide = {name: np.asarray(a).astype(np.float64) for name, a in given.items()}
-    for name, array in wide.items():
-        if not np.issubdtype(program.arrays[name].dtype, np.inexact) and "lengths" in name:
-            wide[name] = array.astype(np.int64)
-    expected = references.with_gradients(program.reference, {**wide, **missing}, program.gradients)
-    found = jax.tree.leaves(results)
+def _given(program: Program) -> dict[str, Any]:
+    """Operands, twice if the program is mapped over them."""
+    given = {k: jnp.asarray(a) for k, a in program.arrays.items() if a is not None}
+    return {k: jnp.stack([a, a]) for k, a in given.items()} if program.vmap else given
+
+
+def _wide(name: str, array: np.ndarray) -> np.ndarray:
+    is_length = "lengths" in name and not np.issubdtype(array.dtype, np.inexact)
+    return array.astype(np.int64 if is_length else np.float64)
+
+
+def _call(program: Program) -> Callable[[dict[str, Any]], list[Any]]:
+    """A function of the operands that returns results, and gradients of the sum of the first."""
+    missing = dict.fromkeys(name for name, array in program.arrays.items() if array is None)
+
+    def results(given: dict[str, Any]) -> list[Any]:
+        return jax.tree.leaves(program.function(**given, **missing))
+
+    def call(given: dict[str, Any]) -> list[Any]:
+        if program.vmap:
+            return [one[1] for one in jax.vmap(results)(given)]
+        if not program.gradients:
+            return results(given)
+        by = {name: given[name] for name in program.gradients}
+        found, pull = jax.vjp(lambda by: results({**given, **by}), by)
+        ones = [jnp.ones_like(found[0]), *(_no_cotangent(one) for one in found[1:])]
+        (slopes,) = pull(ones)
+        return [*found, *(slopes[name] for name in program.gradients)]
+
+    return call
+
+
+def _no_cotangent(array: Any) -> Any:
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        return jnp.zeros_like(array)
+    return np.zeros(array.shape, jax.dtypes.float0)
+
+
+def _wrong(program: Program, found: list[Any], expected: list[np.ndarray]) -> str | None:
     if len(found) != len(expected):
         return f"{len(found)} results instead of {len(expected)}"
     for place, (one, wanted) in enumerate(zip(found, expected, strict=True)):
         tolerance = max(program.tolerance, ROUNDING.get(one.dtype, 0.0))
-        wrong = _difference(np.asarray(one).astype(np.float64), wanted, tolerance)
+        wrong = _difference(one.astype(np.float64), wanted, tolerance)
         if wrong:
             return f"result {place}: {wrong}"
-    for name, slope in zip(program.gradients, found[len(found) - len(by) :], strict=True):
-        if slope.dtype != given[name].dtype:
+    for name, slope in zip(
+        program.gradients, found[len(found) - len(program.gradients) :], strict=True
+    ):
+        dtype = np.asarray(program.arrays[name]).dtype
+        if slope.dtype != dtype:
             return f"the gradient by {name} has dtype {slope.dtype}"
     return None
 
