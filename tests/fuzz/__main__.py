@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pathlib
 import sys
+
+# References are small, and run for less time than their optimization takes; programs are mapped
+# over two devices. XLA reads it later.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=2"
+)
 
 from tests.checkout_plugins import install_plugins
 

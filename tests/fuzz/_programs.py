@@ -32,7 +32,9 @@ class Program:
       reference: the same of float64 arrays; returns a tuple of results and gradients.
       gradients: names of the operands by which the sum of the results is differentiated.
       tolerance: of the largest difference.
-      vmap: whether the call is mapped over one more axis.
+      mappable: whether it computes the same when it is mapped over one more axis.
+      mapping: "vmap" or "shard_map" over one more axis, or "".
+      over: names of the operands that have this axis; the others are the same for all.
     """
 
     name: str
@@ -42,11 +44,15 @@ class Program:
     reference: Callable[..., Any]
     gradients: tuple[str, ...] = ()
     tolerance: float = 1.5e-2
-    vmap: bool = False
+    mappable: bool = True
+    mapping: str = ""
+    over: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         operands = {k: f"{a.dtype}{list(a.shape)}" for k, a in self.arrays.items() if a is not None}
-        marks = "".join(f" by {name}" for name in self.gradients) + (" vmap" if self.vmap else "")
+        marks = "".join(f" by {name}" for name in self.gradients) + (
+            f" {self.mapping} over {', '.join(self.over)}" if self.mapping else ""
+        )
         return f"{self.name} {operands} {self.options}{marks}"
 
 
@@ -81,3 +87,9 @@ class Draw:
     def maybe(self, probability: float, make: Callable[[], Any]) -> Any:
         """What is made with a probability, else None."""
         return make() if self.chance(probability) else None
+
+
+def lengths(draw: Draw, batch: int, most: int) -> np.ndarray:
+    """Of sequences, each up to a number."""
+    found = draw.random.integers(0, most + 1, batch)
+    return np.where(draw.random.random(batch) < 0.25, draw.one(0, 1, most), found).astype(np.int32)

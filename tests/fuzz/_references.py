@@ -64,36 +64,82 @@ def attention(
     v: Any,
     q_lengths: Any = None,
     kv_lengths: Any = None,
+    q_segments: Any = None,
+    kv_segments: Any = None,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    block_mask: Any = None,
     *,
     causal: bool = False,
     scale: float | None = None,
     soft_cap: float | None = None,
+    window: Any = None,
+    mask_block: tuple[int, int] = (128, 128),
+    factors: Any = None,
     logarithms: bool = False,
 ) -> Any:
-    """Softmax of scores, by values; zeros for queries that see no key."""
+    """Softmax of scores, by values; zeros for queries that see no key.
+
+    Args:
+      factors: of the normalized weights, which dropout leaves.
+      logarithms: whether the log-sum-exp is returned, too.
+    """
     batch, q_seq, heads, dim = q.shape
     kv_seq, kv_heads = k.shape[1:3]
     queries, keys = jnp.arange(q_seq)[:, None], jnp.arange(kv_seq)
     q_lengths = jnp.full(batch, q_seq) if q_lengths is None else q_lengths
     kv_lengths = jnp.full(batch, kv_seq) if kv_lengths is None else kv_lengths
     ends, starts = kv_lengths[:, None, None], q_lengths[:, None, None]
+    positions = queries + (ends - starts)
     seen = (keys < ends) & (queries < starts)
+    before, after = window if isinstance(window, tuple) else (window, window)
     if causal:
-        seen = seen & (keys <= queries + (ends - starts))
+        after = 0 if after is None else min(after, 0)
+    if before is not None:
+        seen = seen & (keys >= positions - before)
+    if after is not None:
+        seen = seen & (keys <= positions + after)
+    if q_segments is not None:
+        seen = seen & (q_segments[:, :, None] == kv_segments[:, None, :])
     group = heads // max(1, kv_heads)
     k, v = (jnp.repeat(one, group, axis=2) for one in (k, v))
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (dim**-0.5 if scale is None else scale)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    seen = seen[:, None]
+    seen = jnp.broadcast_to(seen[:, None], scores.shape)
+    if bias is not None:
+        scores = scores + bias
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.reshape(-1, heads)[:, :, None, None]
+        scores = scores - slopes * jnp.abs(positions - keys)[:, None]
+    if block_mask is not None:
+        mask = jnp.repeat(jnp.repeat(block_mask, mask_block[0], 2), mask_block[1], 3)
+        seen = seen & (mask[:, :, :q_seq, :kv_seq] != 0)
     largest = jnp.max(jnp.where(seen, scores, -1e30), axis=-1, keepdims=True, initial=-1e30)
     weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores - largest, 0.0)), 0.0)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     safe = jnp.where(total > 0, total, 1.0)
-    out = jnp.einsum("bhqk,bkhd->bqhd", weights / safe, v)
+    weights = weights / safe
+    out = jnp.einsum("bhqk,bkhd->bqhd", weights if factors is None else weights * factors, v)
     if not logarithms:
         return out
     return out, jnp.where(total > 0, jnp.log(safe) + largest, -jnp.inf)[..., 0]
+
+
+def attention_gradients(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> Any:
+    """The gradients of attention by q, k and v."""
+    return jax.vjp(lambda *given: attention(*given, **options), q, k, v)[1](d_out)
+
+
+def gated_matmul(a: Any, gate: Any, up: Any, *, activation: Any) -> Any:
+    """``activation(a @ gate) * (a @ up)``."""
+    return activation(a @ gate) * (a @ up)
+
+
+def top_k(x: Any, *, k: int) -> Any:
+    """The largest elements of each row and their columns; the lowest of equal ones first."""
+    columns = jnp.argsort(-x, axis=-1, stable=True)[..., :k]
+    return jnp.take_along_axis(x, columns, axis=-1), columns
 
 
 def decode(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tests.fuzz import _references as by_definition
 from tests.fuzz._programs import BF16, F16, F32, FLOAT8, INT8, TOLERANCES, Draw, Program
 from tests.ops import row_references as references
 
@@ -198,4 +199,20 @@ def gated(draw: Draw) -> Program:
     )
 
 
-KINDS = (norm, quantization, cross_entropy, rotary, gated)
+def top_k(draw: Draw) -> Program:
+    """The largest elements of rows, some of which are equal."""
+    dtype, shape = draw.one(BF16, F16, F32), _shape(draw)
+    k = min(shape[-1], draw.one(0, 1, 2, 5, 8, 33))
+    values = _array(draw, shape, dtype) if draw.chance(0.5) else draw.array(shape, dtype)
+    return Program(
+        "top_k",
+        {"x": values},
+        {"k": k},
+        lambda x: ops.top_k(x, k),
+        lambda x: by_definition.top_k(x, k=k),
+        ("x",) if draw.chance(0.4) else (),
+        0.0,
+    )
+
+
+KINDS = (norm, norm, quantization, cross_entropy, rotary, gated, top_k)

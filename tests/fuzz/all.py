@@ -136,8 +136,6 @@ def _run_parts(given: argparse.Namespace) -> None:
             "OPENBLAS_NUM_THREADS": "1",
             "PALLASITE_CACHE": "off",
         }
-        # The references are small, and run for less time than their optimization takes.
-        own["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "--xla_backend_optimization_level=0")
         if needs_gpu:
             own["CUDA_VISIBLE_DEVICES"] = str(part % gpus)
         variables.append(own)

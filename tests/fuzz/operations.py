@@ -5,7 +5,7 @@
 runs so many programs for the targets of all installed plugins, on the simulator where there is no
 GPU, and prints those that are wrong, each with the options that run it alone. A program is an
 operation, its operands and options: extents that are 0, 1, odd or prime, lengths that are 0 or 1,
-fewer keys than queries, all dtypes, gradients, ``jax.vmap``.
+fewer keys than queries, all dtypes, gradients, ``jax.vmap``, ``jax.shard_map``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
+from tests.fuzz import _attention_operations as attentions
 from tests.fuzz import _executors
 from tests.fuzz import _references as references
 from tests.fuzz import _row_operations as rows
@@ -35,10 +37,14 @@ from tests.fuzz._programs import (
     TOLERANCES,
     Draw,
     Program,
+    lengths,
 )
 
 import pallasite
 from pallasite import ops
+
+COPIES = 2
+"""Of a program that is mapped."""
 
 TARGETS = ("sm_90a", "sm_100a", "sm_90", "sm_120a")
 
@@ -91,56 +97,11 @@ def matmul(draw: Draw) -> Program:
     )
 
 
-def _lengths(draw: Draw, batch: int, most: int) -> np.ndarray:
-    found = draw.random.integers(0, most + 1, batch)
-    return np.where(draw.random.random(batch) < 0.25, draw.one(0, 1, most), found).astype(np.int32)
-
-
-def attention(draw: Draw) -> Program:
-    """Attention of many queries, or its forward with log-sum-exp."""
-    dtype = draw.one(BF16, BF16, F16, F32)
-    batch, kv_heads = draw.extent(1, 2), draw.extent(1, 2)
-    heads = kv_heads * draw.one(1, 1, 3)
-    q_seq, kv_seq = (draw.extent(1, 5, 31, 64, 65, 130) for _ in range(2))
-    dim = draw.one(8, 24, 64, 64, 80, 128)
-    shape = (batch, kv_seq, kv_heads, dim)
-    arrays = {
-        "q": draw.array((batch, q_seq, heads, dim), dtype),
-        "k": draw.array(shape, dtype),
-        "v": draw.array(shape, dtype),
-        "q_lengths": draw.maybe(0.3, lambda: _lengths(draw, batch, q_seq)),
-        "kv_lengths": draw.maybe(0.3, lambda: _lengths(draw, batch, kv_seq)),
-    }
-    options: dict[str, Any] = {"causal": draw.chance(0.5)}
-    if draw.chance(0.3):
-        options["scale"] = draw.one(0.07, 0.5, 1.7)
-    if draw.chance(0.2):
-        options["soft_cap"] = draw.one(2.0, 30.0)
-    forward = draw.chance(0.2)
-    gradients = () if forward or draw.chance(0.6) else ("q", "k", "v")
-    name = "attention_forward" if forward else "attention"
-
-    def function(**given: Any) -> Any:
-        return getattr(ops, name)(
-            given.pop("q"), given.pop("k"), given.pop("v"), **given, **options
-        )
-
-    return Program(
-        name,
-        arrays,
-        options,
-        function,
-        lambda **given: references.attention(**given, **options, logarithms=forward),
-        gradients,
-        TOLERANCES[dtype] * (2 if gradients else 1),
-    )
-
-
 def decode(draw: Draw) -> Program:
     """Attention of few queries against a cache, with or without pages."""
     dtype = draw.one(BF16, BF16, F16, F32)
     cache = draw.one(dtype, dtype, FLOAT8[0], INT8[0])
-    batch, kv_heads, tokens = draw.extent(1, 3), draw.extent(1, 2), draw.one(0, 1, 2, 8)
+    batch, kv_heads, tokens = draw.extent(1, 3), draw.extent(1, 2), draw.one(0, 1, 2, 8, 19, 70)
     heads, dim = kv_heads * draw.one(1, 2, 5), draw.one(16, 40, 64, 64, 128)
     outer = (batch,) if tokens == 0 else (batch, tokens)
     arrays = {"q": draw.array((*outer, heads, dim), dtype)}
@@ -160,12 +121,12 @@ def decode(draw: Draw) -> Program:
         shape = (kv_heads, pages, size, dim) if first else (pages, size, kv_heads, dim)
         options["page_layout"] = "heads_first" if first else "tokens_first"
         arrays["k_pages"], arrays["v_pages"] = (draw.array(shape, cache) for _ in range(2))
-        arrays["kv_lengths"] = _lengths(draw, batch, each * size)
+        arrays["kv_lengths"] = lengths(draw, batch, each * size)
         arrays["page_indices"] = draw.random.integers(0, pages, (batch, each)).astype(np.int32)
     else:
         rows = draw.extent(1, 9, 72, 130, 257)
         arrays["k"], arrays["v"] = (draw.array((batch, rows, kv_heads, dim), cache) for _ in "kv")
-        arrays["kv_lengths"] = draw.maybe(0.6, lambda: _lengths(draw, batch, rows))
+        arrays["kv_lengths"] = draw.maybe(0.6, lambda: lengths(draw, batch, rows))
 
     def function(**given: Any) -> Any:
         return getattr(ops, name)(**given, **options)
@@ -240,7 +201,28 @@ def mixed(draw: Draw) -> Program:
     )
 
 
-KINDS = (matmul, attention, decode, ragged, mixed, *rows.KINDS)
+def gated(draw: Draw) -> Program:
+    """Two products, of which one is activated."""
+    dtype = draw.one(BF16, BF16, F16, F32)
+    m, n, k = (draw.extent(3, 8, 17, 40, 64, 101, 130) for _ in range(3))
+    arrays = {
+        "a": draw.array((m, k), dtype),
+        "gate": draw.array((k, n), dtype, 0.3),
+        "up": draw.array((k, n), dtype),
+    }
+    options = {"activation": draw.one(jax.nn.silu, jnp.tanh, relu)}
+    return Program(
+        "gated_matmul",
+        arrays,
+        options,
+        lambda **given: ops.gated_matmul(**given, **options),
+        lambda **given: references.gated_matmul(**given, **options),
+        ("a", "gate", "up") if draw.chance(0.4) else (),
+        2 * TOLERANCES[dtype],
+    )
+
+
+KINDS = (matmul, *attentions.KINDS, decode, decode, ragged, mixed, gated, *rows.KINDS)
 
 
 def program(seed: int, number: int) -> tuple[str, Program]:
@@ -248,8 +230,10 @@ def program(seed: int, number: int) -> tuple[str, Program]:
     draw = Draw(zlib.crc32(f"{seed}/{number}".encode()))
     target, kind = draw.one(*TARGETS), draw.one(*KINDS)
     made = kind(draw)
-    mapped = not made.gradients and draw.chance(0.15)
-    return target, dataclasses.replace(made, vmap=mapped)
+    mapping = draw.one("vmap", "shard_map") if made.mappable and draw.chance(0.2) else ""
+    names = [name for name, array in made.arrays.items() if array is not None]
+    over = tuple(name for name in names if draw.chance(0.7)) or tuple(names[:1])
+    return target, dataclasses.replace(made, mapping=mapping, over=over if mapping else ())
 
 
 def programs(seed: int, count: int) -> Iterator[tuple[int, str, Program]]:
@@ -281,19 +265,21 @@ def check(program: Program, target: str, executors: Sequence[Executor] | None = 
         wide = {k: None if a is None else _wide(k, a) for k, a in program.arrays.items()}
         expected = references.with_gradients(program.reference, wide, program.gradients)
     results = []
-    call = _call(program)
     with pallasite.target(_executors.target_on(executors, target)), _executors.recorded() as ptx:
         for executor in executors:
             with jax.default_device(executor.device):
                 given = _given(program)
-                results.append([np.asarray(one) for one in jax.jit(call)(given)])
+                results.append(
+                    [np.asarray(one) for one in jax.jit(_call(program, executor.device))(given)]
+                )
             wrong = _wrong(program, results[-1], expected)
             assert wrong is None, f"on the {executor.name}: {wrong}"
         if len(results) == 1:
             return None
 
         def reasons() -> list[str]:
-            outside = _executors.computes_outside(jax.make_jaxpr(call)(_given(program)).jaxpr)
+            traced = jax.make_jaxpr(_call(program, executors[0].device))(_given(program))
+            outside = _executors.computes_outside(traced.jaxpr)
             return _executors.inexact(ptx, outside=outside)
 
         return _executors.compared(results[0], results[1], reasons)
@@ -309,9 +295,9 @@ def problem(program: Program, target: str) -> str | None:
 
 
 def _given(program: Program) -> dict[str, Any]:
-    """Operands, twice if the program is mapped over them."""
+    """Operands, twice those that the program is mapped over."""
     given = {k: jnp.asarray(a) for k, a in program.arrays.items() if a is not None}
-    return {k: jnp.stack([a, a]) for k, a in given.items()} if program.vmap else given
+    return {k: jnp.stack([a, a]) if k in program.over else a for k, a in given.items()}
 
 
 def _wide(name: str, array: np.ndarray) -> np.ndarray:
@@ -319,25 +305,57 @@ def _wide(name: str, array: np.ndarray) -> np.ndarray:
     return array.astype(np.int64 if is_length else np.float64)
 
 
-def _call(program: Program) -> Callable[[dict[str, Any]], list[Any]]:
+def _call(program: Program, device: Any) -> Callable[[dict[str, Any]], list[Any]]:
     """A function of the operands that returns results, and gradients of the sum of the first."""
     missing = dict.fromkeys(name for name, array in program.arrays.items() if array is None)
 
     def results(given: dict[str, Any]) -> list[Any]:
         return jax.tree.leaves(program.function(**given, **missing))
 
+    mapped = _mapped(program, results, device)
+
     def call(given: dict[str, Any]) -> list[Any]:
-        if program.vmap:
-            return [one[1] for one in jax.vmap(results)(given)]
         if not program.gradients:
-            return results(given)
-        by = {name: given[name] for name in program.gradients}
-        found, pull = jax.vjp(lambda by: results({**given, **by}), by)
-        ones = [jnp.ones_like(found[0]), *(_no_cotangent(one) for one in found[1:])]
-        (slopes,) = pull(ones)
-        return [*found, *(slopes[name] for name in program.gradients)]
+            found, slopes = mapped(given), []
+        else:
+            by = {name: given[name] for name in program.gradients}
+            found, pull = jax.vjp(lambda by: mapped({**given, **by}), by)
+            ones = [jnp.ones_like(found[0]), *(_no_cotangent(one) for one in found[1:])]
+            slopes = [pull(ones)[0][name] for name in program.gradients]
+        if program.mapping:
+            found = [one[-1] for one in found]
+            slopes = [
+                # Every call adds to the gradient of an operand that all have in common.
+                slope[-1] if name in program.over else (slope / COPIES).astype(slope.dtype)
+                for name, slope in zip(program.gradients, slopes, strict=True)
+            ]
+        return [*found, *slopes]
 
     return call
+
+
+def _mapped(
+    program: Program, results: Callable[[dict[str, Any]], list[Any]], device: Any
+) -> Callable[[dict[str, Any]], list[Any]]:
+    """A function of operands of which some have one more axis; so have the results."""
+    if not program.mapping:
+        return results
+    names = [name for name, array in program.arrays.items() if array is not None]
+    in_axes = {name: 0 if name in program.over else None for name in names}
+    several = jax.vmap(results, (in_axes,))
+    if program.mapping == "vmap":
+        return several
+    devices = jax.local_devices(backend=device.platform)[:COPIES]
+    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
+    specs = {name: P("x") if name in program.over else P() for name in names}
+
+    def on_one(given: dict[str, Any]) -> list[Any]:
+        if len(devices) < COPIES:
+            return several(given)
+        own = {name: a[0] if name in program.over else a for name, a in given.items()}
+        return [one[None] for one in results(own)]
+
+    return jax.shard_map(on_one, mesh=mesh, in_specs=(specs,), out_specs=P("x"))
 
 
 def _no_cotangent(array: Any) -> Any:

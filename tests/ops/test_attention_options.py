@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dropped_weights import kept
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops_support import error, exact, on, random
@@ -18,28 +19,6 @@ from pallasite_std.ops import AttentionConfig
 pytestmark = pytest.mark.runs_kernels
 
 TOLERANCE = {"bfloat16": 6e-3, "float16": 1e-3, "float32": 3e-3}
-
-
-def hashed(value: np.ndarray) -> np.ndarray:
-    """The permutation of 32-bit words that dropout documents, written once more."""
-    value = value.astype(np.uint64)
-    low = np.uint64(2**32 - 1)
-    for shift, multiplier in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1)):
-        value = ((value ^ (value >> np.uint64(shift))) * np.uint64(multiplier)) & low
-    return value.astype(np.uint32)
-
-
-def kept(seed, shape, rate):
-    """Which weights of (batch, heads, queries, keys) dropout keeps."""
-    batch, heads, queries, keys = shape
-    word = lambda number: np.asarray(number, np.uint32)  # noqa: E731
-    with np.errstate(over="ignore"):
-        start = hashed(hashed(word(seed)) + word(0)) + np.arange(batch * heads, dtype=np.uint32)
-        first = hashed(hashed(start)[:, None] + np.arange(queries, dtype=np.uint32))
-        second = hashed(first + word(0x9E3779B9))
-        inner = hashed(first[..., None] + np.arange(keys, dtype=np.uint32))
-        result = hashed(inner ^ second[..., None])
-    return (result >= np.uint32(round(rate * 2**32))).reshape(shape)
 
 
 def weights(q, k, options):
@@ -174,6 +153,16 @@ SEGMENTS = {
             (50, 80, 2, 1, 16, 16),
             "float16",
             {"dropout_rate": 0.3, "dropout_seed": 7, "kv_lengths": [80, 13]},
+        ),
+        # Blocks of the mask have tiles that begin behind the last key and the last query.
+        (
+            (70, 31, 2, 1, 16, 16),
+            "float16",
+            {
+                "bias": random(9, (1, 1, 70, 31), "float32"),
+                "block_mask": np.ones((1, 1, 1, 1), bool),
+                "mask_block": (192, 128),
+            },
         ),
     ],
 )

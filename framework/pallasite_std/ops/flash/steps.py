@@ -14,7 +14,7 @@ from pallasite_std.ops.flash.problem import Problem, View
 from pallasite_std.ops.padding import padded
 
 SPANS, INDEX = "spans", "index"
-"""Operands of the kernels: tiles of segments, blocks of a block mask."""
+"""Operands of the kernels: tiles of segments, tiles of a block mask."""
 
 
 # On the host --------------------------------------------------------------------------------------
@@ -52,10 +52,20 @@ def _ends(segments: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     return filled.min(axis=2), filled.max(axis=2)
 
 
-def blocks_seen(problem: Problem, extras: Extras) -> jax.Array:
-    """The block mask without those blocks that lengths, window or segments hide as a whole."""
-    rows, columns = problem.mask_block
+def tiles_seen(problem: Problem, extras: Extras, rows: int, columns: int) -> jax.Array:
+    """The block mask in tiles, without those that lengths, window or segments hide as a whole.
+
+    Args:
+      rows, columns: queries and keys of a tile, which divide those of a block.
+
+    Returns:
+      (batch or 1, heads or 1, tiles of queries, tiles of keys), of those that exist.
+    """
     mask: jax.Array = extras.block_mask
+    sizes = ((rows, problem.q_seq), (columns, problem.kv_seq))
+    for axis, (block, (size, most)) in enumerate(zip(problem.mask_block, sizes, strict=True), 2):
+        repeated = jnp.repeat(mask, block // size, axis)
+        mask = lax.slice_in_dim(repeated, 0, -(-most // size), axis=axis)
     query = jnp.arange(mask.shape[2])[:, None] * rows
     key = jnp.arange(mask.shape[3])[None, :] * columns
     q_lengths, kv_lengths = (
@@ -94,11 +104,11 @@ def index(seen: jax.Array) -> jax.Array:
 
 
 def index_of_keys(problem: Problem, seen: jax.Array) -> jax.Array:
-    """For each block of keys how many blocks of queries of the heads that share it see it, then
-    these, as ``head in the group * blocks + block``.
+    """For each block of keys how many tiles of queries of the heads that share it see it, then
+    these, as ``head in the group * tiles + tile``.
 
     Returns:
-      (batch or 1, kv_heads or 1, blocks of keys, 1 + group * blocks of queries) of int32.
+      (batch or 1, kv_heads or 1, blocks of keys, 1 + group * tiles of queries) of int32.
     """
     batch, heads, rows, columns = seen.shape
     if heads == 1:
@@ -131,8 +141,12 @@ def with_operands(
             if name in found:
                 found[name] = padded(found[name], axis, size)
     if extras.block_mask is not None:
-        seen = blocks_seen(problem, extras)
-        found[INDEX] = index_of_keys(problem, seen) if by_keys else index(seen)
+        # Tiles of what a block of the kernel goes through, whole blocks of the mask of the others.
+        if by_keys:
+            seen = tiles_seen(problem, extras, rows, problem.mask_block[1])
+            found[INDEX] = index_of_keys(problem, seen)
+        else:
+            found[INDEX] = index(tiles_seen(problem, extras, problem.mask_block[0], columns))
     elif extras.q_segments is not None:
         turned = extras._replace(q_segments=extras.kv_segments, kv_segments=extras.q_segments)
         found[SPANS] = spans(turned, columns, rows) if by_keys else spans(extras, rows, columns)
@@ -159,27 +173,23 @@ class Steps:
       count: how many.
       size: keys, or queries, of a tile.
       first: the number of the first one, where they follow each other.
-      entries: else a reference to the numbers of blocks, after how many there are.
-      per_block: tiles of such a block.
-      per_head: where steps go through several heads: steps, or blocks, of one head.
+      entries: else a reference to the numbers of tiles, after how many there are.
+      per_head: where steps go through several heads: tiles of one head.
     """
 
     count: Any
     size: int
     first: Any = None
     entries: Any = None
-    per_block: int = 1
     per_head: Any = None
 
     def place(self, step: Any) -> tuple[Any, Any]:
         """The head, counted from the first one, and the first key or query of a step."""
         if self.entries is not None:
-            entry = self.entries[1 + lax.div(step, self.per_block)]
-            inside = lax.rem(step, self.per_block) * self.size
-            head, block = jnp.int32(0), entry
-            if self.per_head is not None:
-                head, block = lax.div(entry, self.per_head), lax.rem(entry, self.per_head)
-            return head, block * (self.per_block * self.size) + inside
+            tile = self.entries[1 + step]
+            if self.per_head is None:
+                return jnp.int32(0), tile * self.size
+            return lax.div(tile, self.per_head), lax.rem(tile, self.per_head) * self.size
         head = jnp.int32(0)
         if self.per_head is not None:
             head = lax.div(step, lax.max(self.per_head, 1))
@@ -191,10 +201,9 @@ def over_keys(view: View, start: Any, rows: int, size: int) -> Steps:
     """The tiles of ``size`` keys that a tile of queries goes through."""
     problem = view.problem
     if problem.has(INDEX):
-        block, per_block = lax.div(start, problem.mask_block[0]), problem.mask_block[1] // size
+        block = lax.div(start, problem.mask_block[0])
         entries = view.refs[INDEX].at[(*view.entry(INDEX), block)]
-        count = entries[0] * per_block
-        return Steps(jnp.where(start < view.q_length, count, 0), size, None, entries, per_block)
+        return Steps(jnp.where(start < view.q_length, entries[0], 0), size, None, entries)
     begin, end = view.keys_seen(start, rows)
     first, last = lax.div(begin, size), lax.div(end + (size - 1), size)
     if problem.has(SPANS):
@@ -208,11 +217,10 @@ def over_queries(view: View, kv_head: Any, start: Any, rows: int, size: int) -> 
     """The tiles of ``size`` queries that a tile of keys goes through, of all heads of its group."""
     problem = view.problem
     if problem.has(INDEX):
-        block, per_block = lax.div(start, problem.mask_block[1]), problem.mask_block[0] // size
+        block = lax.div(start, problem.mask_block[1])
         entries = view.refs[INDEX].at[(*view.entry(INDEX, kv_head), block)]
-        blocks = -(-problem.q_seq // problem.mask_block[0])
-        count = jnp.where(start < view.kv_length, entries[0] * per_block, 0)
-        return Steps(count, size, None, entries, per_block, blocks)
+        count = jnp.where(start < view.kv_length, entries[0], 0)
+        return Steps(count, size, None, entries, -(-problem.q_seq // size))
     begin, end = view.queries_seeing(start, rows)
     first, last = lax.div(begin, size), lax.div(end + (size - 1), size)
     if problem.has(SPANS):

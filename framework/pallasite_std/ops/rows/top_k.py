@@ -48,7 +48,9 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     shape = (*x.shape[:-1], int(k))
     if 0 in (*shape, *x.shape):
         return zeros(shape, x.dtype, x), zeros(shape, np.dtype(np.int32), x)
-    values, indices = _top_k(int(k), x.reshape(-1, columns))
+    rows = x.reshape(-1, columns)
+    values, indices = _of_rows(int(k), lax.stop_gradient(rows))
+    values = _differentiable(rows, values, indices)
     return values.reshape(shape), indices.reshape(shape)
 
 
@@ -57,15 +59,18 @@ def _of_rows(k: int, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values, indices
 
 
-def _derivative(k: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    values, indices = _top_k(k, *primals)
-    (d_rows,) = tangents
-    d_values = jnp.take_along_axis(d_rows, indices, axis=1)
-    return (values, indices), (d_values, np.zeros(indices.shape, jax.dtypes.float0))
+def _values(rows: jax.Array, values: jax.Array, indices: jax.Array) -> jax.Array:
+    """The elements of rows at indices, which are known."""
+    return values
 
 
-_top_k: Any = jax.custom_jvp(_of_rows, nondiff_argnums=(0,))
-_top_k.defjvp(_derivative)
+def _derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _differentiable(*primals), jnp.take_along_axis(tangents[0], primals[2], axis=1)
+
+
+# Not of the indices, too: their derivatives would have to say over which axes of a mesh they vary.
+_differentiable: Any = jax.custom_jvp(_values)
+_differentiable.defjvp(_derivative)
 
 
 @functools.lru_cache(maxsize=512)
