@@ -32,6 +32,7 @@ from jax._src import custom_batching as _custom_batching
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import debugging as _debugging
 from jax._src import dispatch as _dispatch
+from jax._src import distributed as _distributed
 from jax._src import dtypes as _dtypes
 from jax._src import effects as _effects
 from jax._src import flattree as _flattree
@@ -108,6 +109,8 @@ dce_rules = _partial_eval.dce_rules
 convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
 dce_jaxpr = _partial_eval.dce_jaxpr
 partial_eval_jaxpr_custom_rules = _partial_eval.partial_eval_jaxpr_custom_rules
+
+distributed_state = _distributed.global_state
 
 # --- Abstract values and dtypes ---
 AbstractValue = _core.AbstractValue

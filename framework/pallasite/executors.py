@@ -88,6 +88,8 @@ class LaunchRequest:
       device_mesh: the device mesh around the call.
       devices: JAX's devices in the order of that mesh; None where JAX does not say.
       ordered: whether the call has ``communication_effect``.
+      call: for JAX's launcher, what providers of hidden operands change of its custom call: the
+        ``target`` that launches the kernel in its stead, and attributes for that.
     """
 
     platform: str
@@ -96,6 +98,7 @@ class LaunchRequest:
     device_mesh: DeviceMesh = DeviceMesh()
     devices: tuple[Any, ...] | None = None
     ordered: bool = False
+    call: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from core_support import FakeEntryPoint, manager
 import pallasite
 from pallasite import plugins
 from pallasite.extensions import Pass
-from pallasite.runtime.disk_cache import DiskCache
+from pallasite.runtime.store import SealedStore
+from pallasite.stores import KERNELS
 from pallasite.targets import Target
 from pallasite_std.tuning.store import TuningStore
 
@@ -175,7 +176,7 @@ def test_disabled_passes(command, monkeypatch):
 def test_cache(command, tmp_path):
     result = command("cache")
     assert f"{tmp_path / 'cache'} (not created yet)" in result.out
-    DiskCache(tmp_path / "cache").put("0123", b"a kernel")
+    SealedStore(tmp_path / "cache", KERNELS).put("0123", b"a kernel")
     report = command("cache", "info", "--json").json
     assert report["enabled"] is True
     kernels = report["parts"]["kernels"]
@@ -200,7 +201,7 @@ def test_cache_of_tuned_configurations(command, tmp_path):
         best = {"class": "Tiles", "rows": rows, "stages": None}
         store.put("ops.add", key, {"best": best, "microseconds": 12.5, "candidates": [best] * 3})
     store.put("other", {"operation": "other"}, {"best": 7})
-    DiskCache(tmp_path / "cache").put("0123", b"a kernel")
+    SealedStore(tmp_path / "cache", KERNELS).put("0123", b"a kernel")
 
     (line,) = [one for one in command("cache").out.splitlines() if one.startswith("tuned")]
     assert line.startswith("tuned      3 tuned configurations, ")
@@ -233,7 +234,7 @@ def test_parts_of_the_cache_that_do_not_exist(command):
 
 
 def test_what_cannot_be_removed(command, tmp_path, monkeypatch):
-    DiskCache(tmp_path / "cache").put("0123", b"a kernel")
+    SealedStore(tmp_path / "cache", KERNELS).put("0123", b"a kernel")
     monkeypatch.setattr("pallasite.files.remove", lambda path: False)
     result = command("cache", "clear", "--only", "kernels")
     assert result.status == 1

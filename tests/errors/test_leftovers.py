@@ -19,7 +19,8 @@ from pallasite.errors import CompilationError, InvalidValueError
 from pallasite.extensions import Pass
 from pallasite.hookspecs import hookimpl
 from pallasite.runtime import compiler
-from pallasite.runtime.disk_cache import CacheWarning, DiskCache
+from pallasite.runtime.store import CacheWarning, SealedStore
+from pallasite.stores import KERNELS
 
 
 @pytest.fixture(autouse=True)
@@ -136,10 +137,11 @@ def test_dumps_of_a_kernel_that_fails_are_whole(tmp_path):
 
 KILLED = """
 import os, signal, sys, pathlib
-from pallasite.runtime.disk_cache import DiskCache
+from pallasite.runtime.store import SealedStore
+from pallasite.stores import KERNELS
 
 os.replace = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-DiskCache(pathlib.Path(sys.argv[1])).put(sys.argv[2], b"content")
+SealedStore(pathlib.Path(sys.argv[1]), KERNELS).put(sys.argv[2], b"content")
 """
 
 
@@ -148,7 +150,7 @@ def test_killed_process(cache):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     killed = python_processes.run(["-c", KILLED, cache, key], env=environment)
     assert killed.returncode == -signal.SIGKILL
-    store = DiskCache(cache)
+    store = SealedStore(cache, KERNELS)
     assert store.get(key) is None
     assert len(store.files()) == 1
     # What the process had begun to write goes once it is certain that nobody writes it any more.

@@ -24,7 +24,7 @@ from pallasite.errors import (
     InvalidValueError,
     ResourceError,
 )
-from pallasite.runtime.disk_cache import CacheWarning
+from pallasite.runtime.store import CacheWarning
 from pallasite_std.tuning import AutotuneWarning, encoding, entries, policy, timing
 from pallasite_std.tuning.search import LAST_REPEATS
 

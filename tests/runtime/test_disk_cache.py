@@ -12,9 +12,8 @@ import warnings
 import pytest
 
 from pallasite.runtime import store as store_module
-from pallasite.runtime.disk_cache import CacheWarning, DiskCache
-from pallasite.runtime.store import DocumentStore, SealedStore
-from pallasite.stores import StoreNamespace
+from pallasite.runtime.store import CacheWarning, DocumentStore, SealedStore
+from pallasite.stores import KERNELS, StoreNamespace
 
 PARTS = StoreNamespace(name="parts", noun="part", folder="parts")
 NOTES = StoreNamespace(name="notes", noun="note", folder="notes", suffix=".json", documents=True)
@@ -25,20 +24,20 @@ def key(number: int) -> str:
 
 
 def test_put_and_get(tmp_path):
-    cache = DiskCache(tmp_path / "new" / "cache")
+    cache = SealedStore(tmp_path / "new" / "cache", KERNELS)
     assert cache.get(key(1)) is None
     cache.put(key(1), b"one")
     cache.put(key(2), b"")
     assert cache.get(key(1)) == b"one"
     assert cache.get(key(2)) == b""
-    assert DiskCache(cache.directory).get(key(1)) == b"one"
+    assert SealedStore(cache.directory, KERNELS).get(key(1)) == b"one"
     cache.clear()
     assert cache.get(key(1)) is None
 
 
 @pytest.mark.parametrize("damage", ["truncate", "empty", "flip", "header"])
 def test_damaged_entries_are_removed(tmp_path, damage):
-    cache = DiskCache(tmp_path)
+    cache = SealedStore(tmp_path, KERNELS)
     cache.put(key(1), b"content" * 100)
     (path,) = cache.files()
     data = bytearray(path.read_bytes())
@@ -63,7 +62,7 @@ def test_damaged_entries_are_removed(tmp_path, damage):
 
 
 def test_least_recently_used_entries_go_first(tmp_path):
-    cache = DiskCache(tmp_path, max_bytes=10_000)
+    cache = SealedStore(tmp_path, KERNELS, max_bytes=10_000)
     past = time.time() - 1000
     for number in range(8):
         cache.put(key(number), bytes(1000))
@@ -77,14 +76,14 @@ def test_least_recently_used_entries_go_first(tmp_path):
 
 
 def test_stale_temporary_files_are_removed(tmp_path):
-    cache = DiskCache(tmp_path)
+    cache = SealedStore(tmp_path, KERNELS)
     cache.put(key(1), b"x")
     stale = cache.path(key(1)).parent / ".tmp-left-over"
     stale.write_bytes(b"x")
     os.utime(stale, (0, 0))
     fresh = stale.with_name(".tmp-in-use")
     fresh.write_bytes(b"x")
-    DiskCache(tmp_path).put(key(2), b"y")
+    SealedStore(tmp_path, KERNELS).put(key(2), b"y")
     assert not stale.exists()
     assert fresh.exists()
 
@@ -92,7 +91,7 @@ def test_stale_temporary_files_are_removed(tmp_path):
 def test_unwritable_folder_warns_once(tmp_path):
     blocker = tmp_path / "file"
     blocker.write_text("not a folder")
-    cache = DiskCache(blocker / "cache")
+    cache = SealedStore(blocker / "cache", KERNELS)
     with pytest.warns(CacheWarning, match="cannot write"):
         cache.put(key(1), b"x")
     with warnings.catch_warnings():
@@ -101,7 +100,7 @@ def test_unwritable_folder_warns_once(tmp_path):
 
 
 def _hammer(directory, seed, rounds, failures):
-    cache = DiskCache(directory, max_bytes=40_000)
+    cache = SealedStore(directory, KERNELS, max_bytes=40_000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -128,11 +127,11 @@ def test_processes_share_a_folder(tmp_path):
         worker.join(120)
     assert failures.empty(), failures.get()
     assert all(worker.exitcode == 0 for worker in workers)
-    assert DiskCache(tmp_path).files()
+    assert SealedStore(tmp_path, KERNELS).files()
 
 
 def test_entries_are_bound_to_their_keys(tmp_path):
-    cache = DiskCache(tmp_path)
+    cache = SealedStore(tmp_path, KERNELS)
     cache.put(key(1), b"one")
     cache.put(key(2), b"two")
     cache.path(key(2)).write_bytes(cache.path(key(1)).read_bytes())
@@ -153,7 +152,7 @@ def _sparse(path):
 @pytest.mark.parametrize("make", [_pipe, _sparse, os.mkdir])
 def test_what_is_no_entry_is_removed_at_once(tmp_path, make):
     """It neither waits for a writer nor reads a terabyte."""
-    cache = DiskCache(tmp_path)
+    cache = SealedStore(tmp_path, KERNELS)
     cache.put(key(1), b"one")
     cache.path(key(1)).unlink()
     make(cache.path(key(1)))

@@ -23,7 +23,7 @@ from pallasite.errors import (
     InvalidTypeError,
     InvalidValueError,
 )
-from pallasite.runtime.disk_cache import CacheWarning
+from pallasite.runtime.store import CacheWarning
 from pallasite_std.tuning import encoding, timing
 from pallasite_std.tuning.inputs import MAX_SETS, ROTATED_BYTES, array_bytes, input_sets
 from pallasite_std.tuning.search import FINALISTS, FIRST_REPEATS, LAST_REPEATS, fastest

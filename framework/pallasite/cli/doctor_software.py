@@ -130,7 +130,8 @@ def cache() -> list[Check]:
         return []
     if not enabled:
         return [Check("cache", f"off; its folder is {folder}")]
-    from pallasite.runtime.disk_cache import DiskCache
+    from pallasite.runtime.store import SealedStore
+    from pallasite.stores import KERNELS
 
     existing = folder
     while not existing.exists() and existing != existing.parent:
@@ -139,7 +140,7 @@ def cache() -> list[Check]:
         remedy = "PALLASITE_CACHE_DIR=... for another folder, or PALLASITE_CACHE=off"
         text = f"{folder} cannot be written, so each process compiles anew"
         return [Check("cache", text, WARNING, remedy)]
-    store = DiskCache(folder)
+    store = SealedStore(folder, KERNELS)
     held = store.usage()
     text = f"{folder}: {store.namespace.count(held.entries)}, {output.size(held.bytes)}"
     return [Check("cache", f"{text} of at most {output.size(store.max_bytes or 0)}")]

@@ -51,6 +51,7 @@ from pallasite._jax import debug_effect as debug_effect
 from pallasite._jax import debug_print_p as debug_print_p
 from pallasite._jax import delay_p as delay_p
 from pallasite._jax import discharge_rule as discharge_rule
+from pallasite._jax import distributed_state as distributed_state
 from pallasite._jax import dtype_of as dtype_of
 from pallasite._jax import erf_inv_p as erf_inv_p
 from pallasite._jax import erf_p as erf_p

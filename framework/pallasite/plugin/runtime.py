@@ -7,7 +7,6 @@ from pallasite.codegen.compiled import CompiledKernel as CompiledKernel
 from pallasite.codegen.tools import find_tool as find_tool
 from pallasite.runtime.compiler import Unkeyable as Unkeyable
 from pallasite.runtime.compiler import compile_kernel as compile_kernel
-from pallasite.runtime.disk_cache import CacheWarning as CacheWarning
 from pallasite.runtime.executors import check_device as check_device
 from pallasite.runtime.executors import find_executor as find_executor
 from pallasite.runtime.executors import interpreter as interpreter
@@ -17,9 +16,11 @@ from pallasite.runtime.hidden import consume_hidden_results as consume_hidden_re
 from pallasite.runtime.hidden import hidden_operands as hidden_operands
 from pallasite.runtime.jax_lowering import kernel_in_equation as kernel_in_equation
 from pallasite.runtime.launch import TENSOR_MAP_BYTES as TENSOR_MAP_BYTES
+from pallasite.runtime.launch import launcher as launcher
 from pallasite.runtime.launch import launches_nothing as launches_nothing
 from pallasite.runtime.launch import nbytes as nbytes
 from pallasite.runtime.launch import validate_launch as validate_launch
 from pallasite.runtime.override import current as current
+from pallasite.runtime.store import CacheWarning as CacheWarning
 from pallasite.runtime.store import DocumentStore as DocumentStore
 from pallasite.runtime.store import SealedStore as SealedStore

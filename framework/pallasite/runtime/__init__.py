@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 _EXPORTS = {
     "CacheInfo": "compiler",
-    "CacheWarning": "disk_cache",
+    "CacheWarning": "store",
     "cache_info": "compiler",
     "clear_memory": "compiler",
     "compile": "api",
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pallasite.runtime.compiler import cache_info as cache_info
     from pallasite.runtime.compiler import clear_memory as clear_memory
     from pallasite.runtime.compiler import compile_kernel as compile_kernel
-    from pallasite.runtime.disk_cache import CacheWarning as CacheWarning
+    from pallasite.runtime.store import CacheWarning as CacheWarning
 
 
 def __getattr__(name: str) -> Any:

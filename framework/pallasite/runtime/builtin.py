@@ -33,7 +33,7 @@ def pallasite_stores() -> list[StoreNamespace]:
 def _run(compiled: Any, *operands: Any, request: LaunchRequest) -> Any:
     from pallasite.runtime.launch import launch
 
-    return launch(compiled, *operands, side_effects=request.side_effects)
+    return launch(compiled, *operands, side_effects=request.side_effects, **request.call)
 
 
 def _available() -> bool | str:

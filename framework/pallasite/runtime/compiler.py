@@ -23,7 +23,8 @@ from pallasite.language.spec import KernelSpec
 from pallasite.launch import DeviceMesh
 from pallasite.lowering import recording
 from pallasite.runtime import serialization
-from pallasite.runtime.disk_cache import DiskCache
+from pallasite.runtime.store import SealedStore
+from pallasite.stores import KERNELS
 from pallasite.target_selection import select_target
 from pallasite.targets import Target
 
@@ -90,7 +91,7 @@ _lock = threading.RLock()
 _by_request = _Memory()
 _by_content = _Memory()
 _counts: collections.Counter[str] = collections.Counter()
-_stores: dict[Any, DiskCache] = {}
+_stores: dict[Any, SealedStore] = {}
 _code = 0
 """The state of plugins' code in memory that the kernels in memory are from."""
 
@@ -305,17 +306,17 @@ def _compile_anew(request: _Request) -> CompiledKernel:
         )
 
 
-def _store() -> DiskCache | None:
+def _store() -> SealedStore | None:
     if not config.get("cache"):
         return None
     directory = config.get("cache_dir")
     with _lock:
         if directory not in _stores:
-            _stores[directory] = DiskCache(directory)
+            _stores[directory] = SealedStore(directory, KERNELS)
         return _stores[directory]
 
 
-def _read(store: DiskCache, key: str) -> CompiledKernel | None:
+def _read(store: SealedStore, key: str) -> CompiledKernel | None:
     data = store.get(key)
     if data is None:
         return None
@@ -326,7 +327,7 @@ def _read(store: DiskCache, key: str) -> CompiledKernel | None:
         return None
 
 
-def _write(store: DiskCache, key: str, kernel: CompiledKernel) -> None:
+def _write(store: SealedStore, key: str, kernel: CompiledKernel) -> None:
     """Keeps a kernel, unless it may be from other code than the key says."""
     try:
         if _keys().loaded_code() != 0 or not _keys().files_unchanged():

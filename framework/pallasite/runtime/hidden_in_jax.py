@@ -62,16 +62,12 @@ def placement_of(ctx: Any, platform: str, compiled: CompiledKernel) -> Placement
         return Placement(platform, tuple(mesh.devices.flat), axes)
     devices = getattr(context, "device_assignment", None)
     if devices is None and getattr(context, "num_devices", 1) == 1:
-        local = jax.local_devices(backend=platform) if _is_here(platform) else []
+        try:
+            local = jax.local_devices(backend=platform)
+        except RuntimeError:
+            local = []
         devices = tuple(local) if len(local) == 1 else None
     return Placement(platform, devices)
-
-
-def _is_here(platform: str) -> bool:
-    try:
-        return bool(jax.local_devices(backend=platform))
-    except RuntimeError:
-        return False
 
 
 def run_with_hidden(
@@ -207,10 +203,6 @@ def _abstract_eval(array: Any, *, consume: _Consume) -> tuple[list[Any], set[Any
     return [], {_jax.debug_effect}
 
 
-def _impl(array: Any, *, consume: _Consume) -> list[Any]:
-    return list(consume(array))
-
-
 def _lower(ctx: Any, array: Any, *, consume: _Consume) -> Any:
     try:
         ctx.module_context.get_backend()
@@ -234,5 +226,5 @@ def _lower(ctx: Any, array: Any, *, consume: _Consume) -> Any:
     return results
 
 
-consume_result_p.def_impl(_impl)
+consume_result_p.def_impl(lambda array, *, consume: list(consume(array)))
 mlir.register_lowering(consume_result_p, _lower)

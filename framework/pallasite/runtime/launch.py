@@ -22,6 +22,7 @@ import numpy as np
 from pallasite import plugins
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import ExecutionError, InvalidValueError, UnsupportedError
+from pallasite.language.memory import round_up
 from pallasite.launch import (
     PACKED_BITS,
     ArrayParameter,
@@ -84,11 +85,11 @@ def validate_launch(launch: LaunchParameters, name: str) -> LaunchPlan:
     size = 0
     for parameter in launch.parameters:
         if isinstance(parameter, ArrayParameter):
-            size = _round_up(size, 8) + 8
+            size = round_up(size, 8) + 8
         else:
             _encode(parameter)
-            size = _round_up(size, 64) + TENSOR_MAP_BYTES
-    size = _round_up(size, 8) + 2 * 8
+            size = round_up(size, 64) + TENSOR_MAP_BYTES
+    size = round_up(size, 8) + 2 * 8
     if size > MAX_PARAMETER_BYTES:
         raise UnsupportedError(
             f"kernel {name!r} needs too many TMA descriptors",
@@ -102,10 +103,6 @@ def validate_launch(launch: LaunchParameters, name: str) -> LaunchPlan:
 def _encode(parameter: TensorMapParameter) -> Any:
     """The launcher's arguments for a TMA descriptor."""
     return plugins.manager().implementation("encode_tensor_map")(parameter)
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 @functools.cache
@@ -159,7 +156,11 @@ def launches_nothing(launch: LaunchParameters) -> bool:
 
 
 def launch(
-    compiled: CompiledKernel, *operands: jax.Array, side_effects: bool = False
+    compiled: CompiledKernel,
+    *operands: jax.Array,
+    side_effects: bool = False,
+    target: str = CUSTOM_CALL_TARGET,
+    **attributes: bytes,
 ) -> list[jax.Array]:
     """Runs a kernel on the GPU; made of JAX operations, so it works traced and eagerly.
 
@@ -171,6 +172,8 @@ def launch(
       *operands: one array for each of ``compiled.launch.inputs``.
       side_effects: whether the kernel does more than fill its outputs (it prints, say), so that it
         must run even if its results are unused.
+      target: the call that launches it: the launcher, or what calls that.
+      **attributes: of the call, for what calls the launcher.
     """
     parameters = compiled.launch
     input_of = {output: input_ for input_, output in parameters.aliases}
@@ -191,11 +194,11 @@ def launch(
         for buffer in plan.operands
     ]
     results = jax.ffi.ffi_call(
-        CUSTOM_CALL_TARGET,
+        target,
         [jax.ShapeDtypeStruct(buffer.shape, buffer.dtype) for buffer in plan.results],
         has_side_effect=side_effects or not parameters.outputs,
         input_output_aliases=dict(plan.aliases),
-    )(*arguments, opaque=custom_call_attribute(compiled, plan))
+    )(*arguments, opaque=custom_call_attribute(compiled, plan), **attributes)
     return [
         untouched(output) if position is None else results[position]
         for output, position in enumerate(plan.output_positions)

@@ -53,6 +53,65 @@ config.declare(
 )
 
 
+_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _bytes(value: Any) -> int:
+    text = str(value).strip().upper()
+    unit = text[-1:] if text[-1:] in _SIZES else ""
+    count = int(text.removesuffix(unit)) * _SIZES[unit]
+    if count <= 0:
+        raise ValueError
+    return count
+
+
+config.declare(
+    config.Option(
+        "symmetric_heap",
+        "PALLASITE_SYMMETRIC_HEAP",
+        lambda: 2**30,
+        _bytes,
+        "bytes, also as 512M or 4G",
+        "memory of a GPU that a process shares with those of other GPUs",
+        affects_code=False,
+    )
+)
+
+
+def _peer_memory(value: Any) -> str:
+    if value not in PEER_MEMORY:
+        raise ValueError
+    return str(value)
+
+
+PEER_MEMORY = ("auto", "ipc", "nvshmem")
+"""How processes share memory."""
+
+config.declare(
+    config.Option(
+        "peer_memory",
+        "PALLASITE_PEER_MEMORY",
+        lambda: "auto",
+        _peer_memory,
+        "auto, ipc or nvshmem",
+        "how processes share memory: CUDA IPC on one machine, NVSHMEM anywhere",
+        affects_code=False,
+    )
+)
+
+
+def symmetric_heap() -> int:
+    """Bytes of memory that a process shares with others."""
+    nbytes: int = config.get("symmetric_heap")
+    return nbytes
+
+
+def peer_memory() -> str:
+    """How processes share memory; one of :data:`PEER_MEMORY`."""
+    chosen: str = config.get("peer_memory")
+    return chosen
+
+
 def peer_timeout() -> float:
     """How long kernels wait for their peers, in seconds; 0 for ever."""
     seconds: float = config.get("peer_timeout")

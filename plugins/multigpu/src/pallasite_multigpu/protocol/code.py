@@ -1,7 +1,8 @@
 """The PTX with which communicating kernels begin and end: the exchange, the barriers, the traps.
 
 Entry. One thread of each block takes a ticket, which also tells the epoch. The first block writes
-the addresses of the kernel's buffers into the slots that each peer has for this device, and then
+the addresses of the kernel's buffers, as that peer has them mapped, into the slots that each peer
+has for this device, and then
 the epoch, with the kernel's fingerprint, into its flag there (release, system scope). The last
 block begins the next epoch. Each block waits for the flags of all devices (acquire). There are two
 parities of slots: who is at epoch e + 2 has seen this device at e + 1, where kernel e had ended.
@@ -35,7 +36,7 @@ _TABLE = [
 _REGISTERS = [
     ".reg .pred p, q, first, last, active, pending;",
     ".reg .b64 rank, own, count, limit, record, word, peer, place, flag, seen, began, now, value;",
-    ".reg .b64 printed;",
+    ".reg .b64 printed, offset;",
     ".reg .b32 thread, low, high, ticket, next, parity, distance, missing, polls, narrow;",
 ]
 
@@ -44,8 +45,9 @@ _PEER = [
     "cvt.u64.u32 value, thread;",
     "setp.lt.u64 active, value, count;",
     "mov.b64 peer, 0;",
-    f"mad.wide.u32 place, thread, {layout.WORD}, $TABLE;",
-    f"@active ld.global.nc.b64 peer, [place+{layout.MAILBOXES * layout.WORD}];",
+    "mov.b64 offset, 0;",
+    f"mad.wide.u32 place, thread, {layout.WORDS_OF_DEVICE * layout.WORD}, $TABLE;",
+    f"@active ld.global.nc.v2.b64 {{peer, offset}}, [place+{layout.MAILBOXES * layout.WORD}];",
 ]
 
 
@@ -58,9 +60,14 @@ def entry(fingerprint: int, blocks: int, buffers: int) -> tuple[str, str]:
     Returns:
       The text, and constraints.
     """
+    # Addresses are told to each peer as it has them mapped.
     stores = [
-        f"@first st.global.b64 [place+{(1 + number) * layout.WORD}], ${3 + number};"
+        line
         for number in range(buffers)
+        for line in (
+            f"add.s64 word, offset, ${3 + number};",
+            f"@first st.global.b64 [place+{(1 + number) * layout.WORD}], word;",
+        )
     ]
     lines = [
         "{",

@@ -37,19 +37,28 @@ MULTICAST = 4
 """What to add to an address to get the one that means the same place on all devices (modulo 2^64);
 0 if there is no multicast."""
 MAILBOX = 5
-"""Address of the own mailbox; behind it, for each device of the group, that of its mailbox as seen
-from this device."""
+"""Address of the own mailbox."""
 MAILBOXES = 6
+"""The first of :data:`WORDS_OF_DEVICE` words for each device of the group: the address of its
+mailbox as seen from this device, and what that device adds to an address of this one to reach the
+same place (modulo 2^64), which is 0 where both are in one process."""
+WORDS_OF_DEVICE = 2
 
 
 def table_words(devices: int) -> int:
     """Words of the table of a group."""
-    return MAILBOXES + devices
+    return MAILBOXES + WORDS_OF_DEVICE * devices
+
+
+def devices_of(words: int) -> int:
+    """Devices of the group whose table has so many words."""
+    return (words - MAILBOXES) // WORDS_OF_DEVICE
 
 
 def table(
     rank: int,
     mailboxes: Sequence[int],
+    offsets: Sequence[int] | None = None,
     *,
     timeout: int = 0,
     record: int = 0,
@@ -60,12 +69,15 @@ def table(
     Args:
       rank: its index in the group, or -1 (then ``mailboxes`` is of any content).
       mailboxes: addresses of all mailboxes, as seen from this device.
+      offsets: for each device, what it adds to an address of this one; by default 0.
       timeout: in nanoseconds; 0 for ever.
       record: address of its error record, or 0.
       multicast: the offset of multicast addresses, or 0.
     """
     own = mailboxes[rank] if rank >= 0 else 0
-    words = [rank % 2**64, len(mailboxes), timeout, record, multicast % 2**64, own, *mailboxes]
+    words = [rank % 2**64, len(mailboxes), timeout, record, multicast % 2**64, own]
+    for mailbox, offset in zip(mailboxes, offsets or [0] * len(mailboxes), strict=True):
+        words += [mailbox, offset % 2**64]
     return np.array(words, np.uint64)
 
 

@@ -77,6 +77,7 @@ def finish(kernel: KernelContext) -> None:
             "communicates": state.begins,
             "fingerprint": state.fingerprint,
             "location": str(kernel.location or ""),
+            "reached": [[one.kind.value, one.index] for one in state.slots],
         },
     )
     pointer = launch.array_pointer(buffer)

@@ -16,10 +16,10 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-import llvmlite.binding as llvm
 import numpy as np
 
 from pallasite.plugin import ExecutionError
+from pallasite_multigpu.runtime import host_code
 from pallasite_multigpu.runtime.cuda import driver
 
 TARGET = "pallasite_multigpu_table"
@@ -29,28 +29,10 @@ MAX_ENTRIES = 4096
 _ENTRY_WORDS = 3
 
 _lock = threading.Lock()
-_keep: list[object] = []
 
-# Offsets of fields, in bytes, on machines with pointers of 64 bits.
 _HANDLER = """
 @missing = private constant [52 x i8] c"pallasite: this device has no mailboxes in the mesh\\00"
 @failed = private constant [50 x i8] c"pallasite: the copy of the table of devices fails\\00"
-
-define private ptr @field(ptr %base, i64 %offset) alwaysinline {
-  %place = getelementptr i8, ptr %base, i64 %offset
-  %value = load ptr, ptr %place
-  ret ptr %value
-}
-
-define private ptr @error(ptr %api, ptr %text) {
-  %arguments = alloca [4 x i64]
-  store [4 x i64] [i64 28, i64 0, i64 0, i64 13], ptr %arguments
-  %message = getelementptr i8, ptr %arguments, i64 16
-  store ptr %text, ptr %message
-  %create = call ptr @field(ptr %api, i64 48)
-  %made = call ptr %create(ptr %arguments)
-  ret ptr %made
-}
 
 define ptr @HANDLER(ptr %frame) {
 entry:
@@ -143,19 +125,8 @@ other:
 
 copy:
   %source = call ptr @field(ptr %found.entry, i64 16)
-COPY
-}
-"""
-
-_COPY_ON_HOST = """\
-  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 %bytes, i1 false)
-  ret ptr null
-"""
-
-_COPY_ON_CUDA = """\
-  %get.stream = call ptr @field(ptr %api, i64 80)
-  store i64 32, ptr %asking
-  %no.stream = call ptr %get.stream(ptr %asking)
+  %stream.place = alloca ptr
+  %no.stream = call ptr @stream(ptr %frame, ptr %stream.place)
   %has.stream = icmp eq ptr %no.stream, null
   br i1 %has.stream, label %enqueue, label %refuse.stream
 
@@ -163,10 +134,8 @@ refuse.stream:
   ret ptr %no.stream
 
 enqueue:
-  %stream.place = getelementptr i8, ptr %asking, i64 24
   %stream = load ptr, ptr %stream.place
-  %copy.function = inttoptr i64 FUNCTION to ptr
-  %code = call i32 %copy.function(ptr %target, ptr %source, i64 %bytes, ptr %stream)
+  %code = call i32 @copy(ptr %target, ptr %source, i64 %bytes, ptr %stream)
   %good = icmp eq i32 %code, 0
   br i1 %good, label %done, label %bad
 
@@ -176,6 +145,7 @@ done:
 bad:
   %error.failed = call ptr @error(ptr %api, ptr @failed)
   ret ptr %error.failed
+}
 """
 
 
@@ -225,18 +195,14 @@ def register(platform: str) -> None:
     Raises:
       ExecutionError: the CUDA driver is not there.
     """
-    if platform == "cuda":
-        copy = _COPY_ON_CUDA.replace("FUNCTION", str(driver().address("cuMemcpyDtoDAsync_v2")))
-    else:
-        copy = _COPY_ON_HOST
+    copy = driver().address("cuMemcpyDtoDAsync_v2") if platform == "cuda" else None
     name = f"{TARGET}_{platform}"
-    text = _HANDLER.replace("COPY", copy).replace("ENTRIES", str(TABLES.address))
-    address = _compiled(text.replace("HANDLER", name), name)
-    handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+    text = host_code.HELPERS + host_code.copying(copy) + _HANDLER
+    text = text.replace("ENTRIES", str(TABLES.address)).replace("HANDLER", name)
+    handler = host_code.handler(host_code.compiled(text, name))
     jax.ffi.register_ffi_target(
         TARGET, jax.ffi.pycapsule(handler), platform={"cuda": "CUDA"}.get(platform, platform)
     )
-    _keep.append(handler)
 
 
 def call(group: int, words: int) -> jax.Array:
@@ -250,17 +216,3 @@ def call(group: int, words: int) -> jax.Array:
     unused = jnp.zeros((words,), np.uint64)
     type_ = jax.ShapeDtypeStruct((words,), np.uint64)
     return cast(jax.Array, jax.ffi.ffi_call(TARGET, type_)(unused, group=np.int64(group)))
-
-
-def _compiled(text: str, name: str) -> int:
-    """The address of a function for the host, from LLVM IR."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly(text)
-    module.verify()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    _keep.append(engine)
-    address: int = engine.get_function_address(name)
-    return address

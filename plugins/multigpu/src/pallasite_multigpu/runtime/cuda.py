@@ -1,7 +1,7 @@
 """The few functions of the CUDA driver that the runtime needs, through ``ctypes``.
 
-https://docs.nvidia.com/cuda/cuda-driver-api: contexts, memory, peer access. Nothing here creates
-multicast objects.
+https://docs.nvidia.com/cuda/cuda-driver-api: contexts, memory, peer access, memory of other
+processes. Nothing here creates multicast objects.
 """
 
 from __future__ import annotations
@@ -16,6 +16,15 @@ from pallasite.plugin import ExecutionError
 
 _ALREADY_ENABLED = 704
 _PORTABLE_AND_MAPPED = 3
+_ENABLE_PEER_ACCESS = 1
+HANDLE_BYTES = 64
+"""Bytes of what names memory to other processes."""
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle, which is passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
 
 
 class Driver:
@@ -86,7 +95,7 @@ class Driver:
         pointer = ctypes.c_uint64()
         with self.on(ordinal):
             self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(nbytes))
-        self.write(ordinal, pointer.value, bytes(nbytes))
+        self.fill(ordinal, pointer.value, nbytes)
         return pointer.value
 
     def write(self, ordinal: int, address: int, data: bytes) -> None:
@@ -98,6 +107,44 @@ class Driver:
                 ctypes.c_char_p(data),
                 ctypes.c_size_t(len(data)),
             )
+
+    def fill(self, ordinal: int, address: int, nbytes: int) -> None:
+        """Fills memory on a GPU with zeros; they are there when this returns."""
+        with self.on(ordinal):
+            self.call(
+                "cuMemsetD8_v2",
+                ctypes.c_uint64(address),
+                ctypes.c_ubyte(0),
+                ctypes.c_size_t(nbytes),
+            )
+            self.call("cuCtxSynchronize")
+
+    def uuid(self, ordinal: int) -> str:
+        """What names a GPU in all processes of its machine."""
+        device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+        self.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
+        self.call("cuDeviceGetUuid_v2", ctypes.byref(found), device)
+        return bytes(found).hex()
+
+    def handle(self, ordinal: int, address: int) -> bytes:
+        """What names memory of :meth:`allocate` to other processes of the machine."""
+        found = _Handle()
+        with self.on(ordinal):
+            self.call("cuIpcGetMemHandle", ctypes.byref(found), ctypes.c_uint64(address))
+        return ctypes.string_at(ctypes.addressof(found), HANDLE_BYTES)
+
+    def open(self, ordinal: int, handle: bytes) -> int:
+        """Where a GPU reaches memory of another process; it is never closed."""
+        pointer, given = ctypes.c_uint64(), _Handle()
+        ctypes.memmove(ctypes.addressof(given), handle, HANDLE_BYTES)
+        with self.on(ordinal):
+            self.call(
+                "cuIpcOpenMemHandle_v2",
+                ctypes.byref(pointer),
+                given,
+                ctypes.c_uint(_ENABLE_PEER_ACCESS),
+            )
+        return pointer.value
 
     def allocate_pinned(self, nbytes: int) -> int:
         """Host memory that all GPUs reach at the same address and that holds zeros; never freed."""

@@ -1,4 +1,4 @@
-"""Groups of devices of one process: mailboxes that all of them have mapped, and their tables."""
+"""Groups of devices: mailboxes that all of them have mapped, and their tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from pallasite.plugin import ExecutionError, UnsupportedError
+import jax
+import numpy as np
+
+from pallasite.plugin import ExecutionError
 from pallasite_multigpu.options import peer_timeout
 from pallasite_multigpu.protocol import layout
-from pallasite_multigpu.runtime import copy_table, watcher
+from pallasite_multigpu.runtime import copy_table, process_groups, watcher
 from pallasite_multigpu.runtime.cuda import driver
 
 OTHER_MACHINE = 0
@@ -24,9 +27,9 @@ class Group:
 
     Attributes:
       number: of the group in programs, the same in all processes.
-      ordinals: CUDA's numbers of the devices.
-      mailboxes: addresses of their mailboxes.
-      records: addresses of their error records.
+      ordinals: CUDA's numbers of those of this process.
+      mailboxes: addresses of their mailboxes, as this process has them.
+      records: addresses of the error records of this process.
     """
 
     number: int
@@ -51,42 +54,58 @@ def number_of(devices: Sequence[int], timeout: float) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
 
-def local_group(devices: Sequence[Any]) -> Group:
-    """The group of GPUs of this process; makes its mailboxes when it is first asked for.
+def group_of(devices: Sequence[Any]) -> Group:
+    """The group of some GPUs; makes its mailboxes when it is first asked for.
+
+    If they are of several processes, each of these has to call this.
 
     Args:
       devices: JAX's, in the order of the mesh.
 
     Raises:
-      UnsupportedError: devices of other processes.
-      ExecutionError: a GPU cannot access the memory of another one.
+      UnsupportedError: several processes, of which one has several of the GPUs.
+      ExecutionError: a GPU cannot access the memory of another one; a process does not come.
     """
-    elsewhere = sorted({one.process_index for one in devices})
-    if len(elsewhere) > 1:
-        raise UnsupportedError(
-            "a kernel communicates with devices of other processes",
-            got=f"a mesh of devices of processes {elsewhere}",
-            expected="GPUs of one process",
-            hint="run one process for all GPUs of the machine",
-        )
     timeout = peer_timeout()
     number = number_of([one.id for one in devices], timeout)
     with _lock:
         if number not in _groups:
-            ordinals = tuple(_ordinal(one) for one in devices)
-            if ordinals not in _mailboxes:
-                _mailboxes[ordinals] = _meet(ordinals)
-            mailboxes, records = _mailboxes[ordinals]
-            group = Group(number, ordinals, mailboxes, records)
-            for rank, ordinal in enumerate(ordinals):
-                words = layout.table(
-                    rank, mailboxes, timeout=int(timeout * 1e9), record=records[rank]
-                )
-                address = driver().allocate(ordinal, words.nbytes)
-                driver().write(ordinal, address, words.tobytes())
-                copy_table.TABLES.add(number, ordinal, address)
-            _groups[number] = group
+            make = _of_processes if is_of_processes(devices) else _of_one_process
+            _groups[number] = make(number, devices, int(timeout * 1e9))
         return _groups[number]
+
+
+def is_of_processes(devices: Sequence[Any]) -> bool:
+    """Whether devices belong to several processes."""
+    return len({one.process_index for one in devices}) > 1
+
+
+def _of_processes(number: int, devices: Sequence[Any], timeout: int) -> Group:
+    process_groups.check_one_each(devices)
+    mine = [one for one in devices if one.process_index == jax.process_index()]
+    if not mine:
+        return Group(number, (), (), ())
+    met = process_groups.meet(devices, _ordinal(mine[0]))
+    words = layout.table(met.rank, met.mailboxes, met.offsets, timeout=timeout, record=met.record)
+    _add_table(number, met.ordinal, words)
+    return Group(number, (met.ordinal,), met.mailboxes, (met.record,))
+
+
+def _of_one_process(number: int, devices: Sequence[Any], timeout: int) -> Group:
+    ordinals = tuple(_ordinal(one) for one in devices)
+    if ordinals not in _mailboxes:
+        _mailboxes[ordinals] = _meet(ordinals)
+    mailboxes, records = _mailboxes[ordinals]
+    for rank, ordinal in enumerate(ordinals):
+        words = layout.table(rank, mailboxes, timeout=timeout, record=records[rank])
+        _add_table(number, ordinal, words)
+    return Group(number, ordinals, mailboxes, records)
+
+
+def _add_table(number: int, ordinal: int, words: np.ndarray) -> None:
+    address = driver().allocate(ordinal, words.nbytes)
+    driver().write(ordinal, address, words.tobytes())
+    copy_table.TABLES.add(number, ordinal, address)
 
 
 def _ordinal(device: Any) -> int:

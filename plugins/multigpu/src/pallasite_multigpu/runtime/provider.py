@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,14 @@ import numpy as np
 from pallasite.plugin import LaunchRequest, UnsupportedError
 from pallasite.plugin.runtime import CompiledKernel, LaunchDevice
 from pallasite_multigpu.protocol import layout
-from pallasite_multigpu.runtime import copy_table, groups, warm_up, watcher
+from pallasite_multigpu.runtime import (
+    copy_table,
+    groups,
+    process_groups,
+    warm_up,
+    watcher,
+    workspace,
+)
 from pallasite_multigpu.simulation.memory import SimulatedTables
 
 
@@ -20,7 +28,8 @@ class TableProvider:
     """Makes the tables of kernels.
 
     Methods get what lowering keeps with the operand by keyword: ``communicates`` (whether the
-    kernel meets its peers, or only asks who it is), ``fingerprint`` and ``location``.
+    kernel meets its peers, or only asks who it is), ``fingerprint``, ``location`` and ``reached``
+    (kinds and numbers of the buffers that peers reach).
     """
 
     def in_jax(
@@ -31,6 +40,7 @@ class TableProvider:
         communicates: bool,
         fingerprint: int,
         location: str,
+        reached: Sequence[Sequence[Any]],
     ) -> Any:
         """The table of the device that runs the program.
 
@@ -38,19 +48,25 @@ class TableProvider:
         nobody, it says who the device is and nothing more; the simulator fills in the rest.
         """
         devices = math.prod(size for _, size in request.device_mesh.axes)
+        if communicates and request.platform != "cuda":
+            _check_one_process(compiled, request, location)
         if not communicates or request.platform != "cuda":
             return _who_this_is(request, devices)
         watcher.know(fingerprint, watcher.KernelName(compiled.name, location))
         number = groups.OTHER_MACHINE
         if request.devices is not None and _are_here(request.devices):
             copy_table.register("cuda")
-            number = groups.local_group(request.devices).number
+            number = groups.group_of(request.devices).number
             name = next(
                 one.name
                 for one in compiled.launch.hidden_operands
                 if one.provider.endswith(":TABLES")
             )
-            warm_up.warm_up(compiled, name, request.devices)
+            here = [one for one in request.devices if one.process_index == jax.process_index()]
+            warm_up.warm_up(compiled, name, here)
+            heap = process_groups.heap()
+            if heap is not None and groups.is_of_processes(request.devices):
+                workspace.launch_there(compiled, request, heap, reached)
         with jax.enable_x64(True):
             return copy_table.call(number, layout.table_words(devices))
 
@@ -62,13 +78,14 @@ class TableProvider:
         communicates: bool,
         fingerprint: int,
         location: str,
+        reached: Sequence[Sequence[Any]],
     ) -> np.ndarray:
         """The table of a launch by itself, as of a mesh with one device.
 
         Raises:
           UnsupportedError: the kernel communicates, and is launched on a GPU without JAX.
         """
-        del fingerprint
+        del fingerprint, reached
         words = next(
             compiled.launch.inputs[one.input].shape[0]
             for one in compiled.launch.hidden_operands
@@ -80,7 +97,7 @@ class TableProvider:
                 f"{where}kernel {compiled.name!r} communicates, and is launched on one GPU alone",
                 expected="a call from JAX, inside jax.shard_map",
             )
-        return layout.table(0, [0] * (words - layout.MAILBOXES))
+        return layout.table(0, [0] * layout.devices_of(words))
 
     def identify(self, table: np.ndarray) -> tuple[int, int]:
         """The device of a table: its number in the mesh, and how many there are."""
@@ -94,10 +111,23 @@ class TableProvider:
         communicates: bool,
         fingerprint: int,
         location: str,
+        reached: Sequence[Sequence[Any]],
     ) -> SimulatedTables:
         """What the simulator puts into the memory of ``count`` devices that run the kernel."""
-        del compiled, fingerprint, location
+        del compiled, fingerprint, location, reached
         return SimulatedTables(count, communicates)
+
+
+def _check_one_process(compiled: CompiledKernel, request: LaunchRequest, location: str) -> None:
+    if request.devices is not None and groups.is_of_processes(request.devices):
+        where = f"{location}: " if location else ""
+        raise UnsupportedError(
+            f"{where}kernel {compiled.name!r} communicates with devices of other processes, on"
+            f" {request.platform}",
+            expected="GPUs; the simulator runs devices of one process",
+            hint="give one process several CPU devices:"
+            " XLA_FLAGS=--xla_force_host_platform_device_count=8",
+        )
 
 
 def _are_here(devices: tuple[Any, ...]) -> bool:

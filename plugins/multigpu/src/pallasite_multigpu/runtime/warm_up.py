@@ -69,7 +69,7 @@ def _launch(compiled: CompiledKernel, table: int, devices: Sequence[Any]) -> Non
     inputs = compiled.launch.inputs
     with jax.enable_x64(True):
         values = [np.zeros(one.shape, one.dtype) for one in inputs]
-        values[table] = layout.table(-1, [0] * (inputs[table].shape[0] - layout.MAILBOXES))
+        values[table] = layout.table(-1, [0] * layout.devices_of(inputs[table].shape[0]))
         launch = jax.jit(lambda *operands: run(compiled, *operands))
         for device in devices:
             jax.block_until_ready(launch(*jax.device_put(values, device)))

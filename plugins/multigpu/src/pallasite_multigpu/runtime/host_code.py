@@ -1,0 +1,106 @@
+"""Code for the host, made at run time: handlers of XLA's foreign function interface in LLVM IR.
+
+``xla/ffi/api/c_api.h``, version 0.4; offsets of fields are in bytes, on machines with pointers of
+64 bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llvmlite.binding as llvm
+
+_keep: list[object] = []
+
+HELPERS = """
+define private ptr @field(ptr %base, i64 %offset) alwaysinline {
+  %place = getelementptr i8, ptr %base, i64 %offset
+  %value = load ptr, ptr %place
+  ret ptr %value
+}
+
+define private i64 @word(ptr %base, i64 %number) alwaysinline {
+  %offset = mul i64 %number, 8
+  %place = getelementptr i8, ptr %base, i64 %offset
+  %value = load i64, ptr %place, align 1
+  ret i64 %value
+}
+
+define private ptr @error(ptr %api, ptr %text) {
+  %arguments = alloca [4 x i64]
+  store [4 x i64] [i64 28, i64 0, i64 0, i64 13], ptr %arguments
+  %message = getelementptr i8, ptr %arguments, i64 16
+  store ptr %text, ptr %message
+  %create = call ptr @field(ptr %api, i64 48)
+  %made = call ptr %create(ptr %arguments)
+  ret ptr %made
+}
+"""
+"""``field`` and ``word`` load from a distance, ``error`` makes an XLA_FFI_Error of a text."""
+
+_ON_HOST = """
+define private ptr @stream(ptr %frame, ptr %found) alwaysinline {
+  store ptr null, ptr %found
+  ret ptr null
+}
+
+define private i32 @copy(ptr %target, ptr %source, i64 %bytes, ptr %stream) alwaysinline {
+  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 %bytes, i1 false)
+  ret i32 0
+}
+"""
+
+_ON_CUDA = """
+define private ptr @stream(ptr %frame, ptr %found) {
+  %api = call ptr @field(ptr %frame, i64 16)
+  %context = call ptr @field(ptr %frame, i64 24)
+  %asking = alloca [4 x i64]
+  store [4 x i64] [i64 32, i64 0, i64 0, i64 0], ptr %asking
+  %asking.context = getelementptr i8, ptr %asking, i64 16
+  store ptr %context, ptr %asking.context
+  %get = call ptr @field(ptr %api, i64 80)
+  %problem = call ptr %get(ptr %asking)
+  %stream = call ptr @field(ptr %asking, i64 24)
+  store ptr %stream, ptr %found
+  ret ptr %problem
+}
+
+define private i32 @copy(ptr %target, ptr %source, i64 %bytes, ptr %stream) {
+  %function = inttoptr i64 COPY_FUNCTION to ptr
+  %code = call i32 %function(ptr %target, ptr %source, i64 %bytes, ptr %stream)
+  ret i32 %code
+}
+"""
+
+
+def copying(function: int | None) -> str:
+    """Helpers ``stream``, which stores the stream of a call frame, and ``copy``, which copies on
+    it; both return 0 or an error.
+
+    Args:
+      function: the address of one that copies memory of GPUs, ``cuMemcpyDtoDAsync``; None where
+        the memory is the host's.
+    """
+    return _ON_HOST if function is None else _ON_CUDA.replace("COPY_FUNCTION", str(function))
+
+
+def compiled(text: str, name: str) -> int:
+    """The address of a function for the host, from LLVM IR."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly(text)
+    module.verify()
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _keep.append(engine)
+    address: int = engine.get_function_address(name)
+    return address
+
+
+def handler(address: int) -> Any:
+    """A function of a call frame, for ``jax.ffi.pycapsule``; kept as long as the process."""
+    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+    _keep.append(function)
+    return function

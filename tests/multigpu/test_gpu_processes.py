@@ -1,0 +1,210 @@
+"""Kernels of two GPUs of two processes: launches in any form, operations, peers that die."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import jax
+import pytest
+from processes import FOLDER, run
+
+pytestmark = pytest.mark.gpu
+
+START = """
+    from jax import lax
+    from jax.experimental import pallas as pl
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    from acting import Acting, kernel_of
+    from pallasite import config, plugins
+    from pallasite import gpu as plgpu
+    import pallasite_multigpu
+    from pallasite_multigpu import ops
+
+    plugins.register(Acting(), name="acting")
+    config.update("peer_timeout", 10)
+    config.update("symmetric_heap", "256M")
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    print("devices", jax.devices(), "local", jax.local_devices(), flush=True)
+
+    def on(function, in_specs=P("x"), out_specs=P("x")):
+        return jax.shard_map(
+            function, mesh=mesh, check_vma=False, in_specs=in_specs, out_specs=out_specs
+        )
+
+    def put(x, spec=P("x")):
+        x = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda at: x[at])
+
+    def swapped(x):
+        return np.roll(np.asarray(x), len(x) // 2, axis=0)
+
+    def check(array, whole, tolerance=0.0):
+        for shard in array.addressable_shards:
+            found = np.asarray(shard.data).astype(np.float64)
+            np.testing.assert_allclose(found, np.asarray(whole)[shard.index], tolerance, tolerance)
+
+    def done(what):
+        print("done", what, flush=True)
+
+    random = np.random.default_rng(0)
+    x = random.standard_normal(8192).astype(np.float32)
+    pull = kernel_of("pull", size=4096)
+"""
+
+STORE = """
+    def swap(x_ref, out_ref, arrived):
+        other = 1 - lax.axis_index("x")
+        plgpu.remote_ref(out_ref, other)[...] = x_ref[...]
+        pl.semaphore_signal(arrived, device_id=other)
+        pl.semaphore_wait(arrived)
+
+    part = jax.ShapeDtypeStruct((4096,), jnp.float32)
+    exchange = plgpu.kernel(swap, out_type=part, scratch_types=[plgpu.SemaphoreType.REGULAR])
+    f = jax.jit(on(exchange))
+    y = f(put(x))
+    check(y, swapped(x))
+    done("store")
+    check(jax.jit(on(pull))(put(x)), swapped(x))
+    done("pull")
+"""
+
+LOOPS = """
+    f = jax.jit(on(pull))
+    y = put(x)
+    for _ in range(1000):
+        y = f(y)
+    check(y, x)
+    done("1000 launches")
+    f = jax.jit(on(lambda x: lax.fori_loop(0, 1001, lambda i, y: pull(y), x)))
+    check(f(put(x)), swapped(x))
+    done("loop")
+    f = jax.jit(on(pull), donate_argnums=0)
+    y = put(x)
+    for _ in range(101):
+        y = f(y)
+    check(y, swapped(x))
+    done("donated")
+    other = kernel_of("pull", size=4096, name="another")
+
+    def several(x):
+        for _ in range(3):
+            x = lax.psum(x, "x") * 0.5 + pull(x)
+            x = other(x * 0.5)
+        return x
+
+    z = x.astype(np.float64)
+    for _ in range(3):
+        z = np.tile((z[:4096] + z[4096:]) * 0.5, 2) + swapped(z)
+        z = swapped(z * 0.5)
+    check(jax.jit(on(several))(put(x)), z, 1e-4)
+    done("mixed")
+    large = random.standard_normal(1 << 21).astype(np.float32)
+    f, g = jax.jit(on(pull)), jax.jit(on(kernel_of("pull", size=1 << 20)))
+    a, b = put(x), put(large)
+    for _ in range(50):
+        a, b = f(a), g(b)  # More blocks than fit on the GPU.
+    check(a, x)
+    check(b, large)
+    done("large")
+"""
+
+OPERATIONS = """
+    for size in (1000, 1 << 16, 1 << 20):
+        y = random.standard_normal((2, size)).astype(np.float32)
+        reduced = jax.jit(on(lambda y: ops.all_reduce(y, "x")))(put(y))
+        check(reduced, np.broadcast_to(y.astype(np.float64).sum(0), (2, size)), 1e-5)
+        done(f"all_reduce {size}")
+        gathered = jax.jit(on(lambda y: ops.all_gather(y, "x"), out_specs=P()))(put(y))
+        check(gathered, y)
+        done(f"all_gather {size}")
+        y = random.standard_normal((4, size)).astype(np.float32)
+        scattered = jax.jit(on(lambda y: ops.reduce_scatter(y, "x")))(put(y))
+        check(scattered, y.astype(np.float64).reshape(2, 2, size).sum(0), 1e-5)
+        done(f"reduce_scatter {size}")
+    a = random.standard_normal((512, 256)).astype(np.float32)
+    b = random.standard_normal((256, 512)).astype(np.float32)
+    a16, b16 = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
+    product = jax.jit(
+        on(lambda a, b: ops.all_gather_matmul(a, b, "x"), (P("x"), P(None, "x")), P(None, "x"))
+    )(put(a16), put(b16, P(None, "x")))
+    check(product, a16.astype(np.float64) @ b16.astype(np.float64), 0.2)
+    done("all_gather_matmul")
+"""
+
+SYMMETRIC = """
+    from pallasite_multigpu.runtime import process_groups
+
+    made = pallasite_multigpu.symmetric_empty((8192,), jnp.float32, NamedSharding(mesh, P("x")))
+    assert pallasite_multigpu.is_symmetric(made)
+    done("made")
+    check(jax.jit(on(pull))(made), np.nan_to_num(swapped(np.zeros(8192))))
+    done("zeros pulled")
+    filled = jax.jit(lambda old, x: x, donate_argnums=0, keep_unused=True)(made, put(x))
+    print("kept its place:", pallasite_multigpu.is_symmetric(filled), flush=True)
+    check(jax.jit(on(pull))(filled), swapped(x))
+    done("filled pulled")
+    heap = process_groups.heap()
+    del filled, made
+    arrays = [
+        pallasite_multigpu.symmetric_empty((8192,), jnp.float32, NamedSharding(mesh, P("x")))
+        for _ in range(4)
+    ]
+    used = len(heap._used)
+    del arrays
+    print("freed:", used, len(heap._used), flush=True)
+    try:
+        pallasite_multigpu.symmetric_empty((1 << 30,), jnp.float32, NamedSharding(mesh, P("x")))
+    except Exception as error:
+        print(error)
+"""
+
+KILLED = """
+    import signal
+    f = jax.jit(on(pull))
+    y = f(put(x)).block_until_ready()
+    done("first")
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.time()
+    try:
+        for _ in range(3):
+            y = f(y)
+        y.block_until_ready()
+        print("no error")
+    except BaseException as error:
+        time.sleep(1)
+        print("ended after", time.time() - start, type(error).__name__, flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.fixture
+def on_gpus(monkeypatch):
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two GPUs")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(FOLDER), *(one for one in sys.path if one)]))
+
+    def on_gpus(program, **options):
+        text = textwrap.dedent(START) + textwrap.dedent(program)
+        found = run(text, local="[RANK]", timeout=100, **options)
+        for rank, (code, out, told) in enumerate(found):
+            print(f"--- process {rank}: {code}\n{out[-3000:]}\n{told[-5000:]}")
+        return found
+
+    return on_gpus
+
+
+@pytest.mark.parametrize("memory", ["ipc", "nvshmem"])
+@pytest.mark.parametrize("program", ["STORE", "LOOPS", "OPERATIONS", "SYMMETRIC"])
+def test_launches(program, memory, on_gpus, monkeypatch):
+    monkeypatch.setenv("PALLASITE_PEER_MEMORY", memory)
+    assert [code for code, *_ in on_gpus(globals()[program])] == [0, 0]
+
+
+def test_a_peer_that_is_killed(on_gpus):
+    (code, printed, told), (killed, *_) = on_gpus(KILLED)
+    assert code == 0 and killed == -9
+    assert "ended after" in printed
+    assert "kernel 'acting': device 0" in told and "process 1" in told
