@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.dense.gradient import differentiable_product as differentiable_product
     from pallasite_std.ops.dense.problem import MatmulCall as MatmulCall
     from pallasite_std.ops.dense.problem import MatmulProblem as MatmulProblem
+    from pallasite_std.ops.flash.api import portable_gradients as portable_gradients
     from pallasite_std.ops.flash.arguments import AttentionCall as AttentionCall
     from pallasite_std.ops.flash.arguments import AttentionOptions as AttentionOptions
     from pallasite_std.ops.flash.arguments import Extras as Extras
@@ -158,6 +159,7 @@ _NAMES = {
         "attention_options",
         "check_residuals",
     ),
+    "ops.flash.api": ("portable_gradients",),
     "ops.flash.gradient": ("differentiable_attention",),
     "ops.mixed.arguments": ("MixedProblem", "mixed_call", "multiplied"),
     "ops.dense.gated": ("gated_product",),

@@ -223,9 +223,11 @@ _show_options(attention_backward)
 # Derivatives --------------------------------------------------------------------------------------
 
 
-def _backward(
+def portable_gradients(
     call: AttentionCall, saved: Any, d_out: Any, with_bias: bool
 ) -> tuple[Any, Any, Any, Any]:
+    """The gradients of q, k, v and, if it is wanted, the bias, by the portable kernels; also for
+    implementations that have no such gradient. ``saved`` are q, k, v, extras, out and lse."""
     from pallasite_std.ops.flash.backward import gradients
 
     q, k, v, extras, out, lse = saved
@@ -272,7 +274,7 @@ def _forward(
     return (out[..., :v_dim], *lse)
 
 
-_attention, _with_logarithms, _gradients = differentiable_attention(_forward, _backward)
+_attention, _with_logarithms, _gradients = differentiable_attention(_forward, portable_gradients)
 
 
 def _choose(

@@ -50,14 +50,10 @@ def ragged_matmul(*args: Any, **kwargs: Any) -> str | None:
 
 
 def attention(*args: Any, **kwargs: Any) -> str | None:
-    """Float32, values of another size than keys, what else the portable kernel has, and its
-    configurations."""
+    """Float32, what else the portable kernel has, and its configurations."""
     shape, dtype = _operand(args, kwargs, 0, "q")
     if len(shape) == 4 and dtype == jnp.float32:
         return "products of float32"
-    keys, values = (_operand(args, kwargs, *place)[0] for place in ((1, "k"), (2, "v")))
-    if len(keys) == len(values) == 4 and keys[3] != values[3]:
-        return f"keys of {keys[3]} elements, values of {values[3]}"
     options = {name: given for name, given in kwargs.items() if name in OPTIONS}
     return portable_option(AttentionOptions(**options)) or _config(kwargs)
 

@@ -17,12 +17,14 @@ from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (
     BARRIER_BYTES,
     LARGEST_HEAD,
+    ROWS,
     SHARED_BYTES,
     AttentionConfig,
     attention_configs,
     default_config,
 )
 from pallasite_hopper.ops.flash.options import portable_option
+from pallasite_hopper.ops.flash.terms import Terms, given_arrays, with_arrays
 from pallasite_hopper.ops.flash.tiles import Problem, Tiles
 from pallasite_std.api import (
     AttentionCall,
@@ -33,6 +35,7 @@ from pallasite_std.api import (
     check_residuals,
     differentiable_attention,
     padded,
+    portable_gradients,
     random_array,
 )
 
@@ -53,15 +56,17 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.A
 
     Args:
       q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim up to 256.
-      k, v: (batch, kv_seq, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
+      k: (batch, kv_seq, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
         head h uses head ``h // (q_heads // kv_heads)``.
-      options: those of ``pallasite.ops.attention``. These kernels have causal, window, scale,
-        soft_cap, q_lengths and kv_lengths; ``pallasite.ops.attention`` uses its portable kernels
-        for the others. config is one of :func:`attention_configs`, say; derivatives have a
+      v: (batch, kv_seq, kv_heads, v_dim), of the same dtype; v_dim up to 256.
+      options: those of ``pallasite.ops.attention``. These kernels have no block masks and no
+        dropout; ``pallasite.ops.attention`` uses its portable kernels for these, and for the
+        gradient by a bias. config is one of :func:`attention_configs`, say; derivatives have a
         configuration of their own.
 
     Returns:
-      An array like q; zeros for queries that do not exist or see no key.
+      (batch, q_seq, q_heads, v_dim), of the dtype of q; zeros for queries that do not exist or see
+      no key.
 
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
@@ -131,9 +136,17 @@ def _backward(
 ) -> tuple[Any, Any, Any, Any]:
     from pallasite_hopper.ops.flash.backward import attention_backward
 
-    del with_bias  # There is none.
+    if with_bias:
+        return portable_gradients(options, residuals, d_out, with_bias)
     q, k, v, extras, out, lse = residuals
-    d_q, d_k, d_v = attention_backward(
+    size, v_size = q.shape[3], v.shape[3]
+    q, k, v, out, d_out = (padded(one, 3, max(size, v_size)) for one in (q, k, v, out, d_out))
+    period = packed_period(q, k, extras)
+    shape = q.shape
+    if period is not None:
+        q, k, v, out, d_out = (_joined(one) for one in (q, k, v, out, d_out))
+        lse = jnp.moveaxis(lse, 1, 0).reshape(1, shape[2], -1)
+    gradients = attention_backward(
         q,
         k,
         v,
@@ -145,22 +158,48 @@ def _backward(
         soft_cap=options.soft_cap,
         q_lengths=extras.q_lengths,
         kv_lengths=extras.kv_lengths,
+        extras=extras,
         window=options.window,
+        period=period,
     )
-    return d_q, d_k, d_v, None
+    if period is not None:
+        gradients = tuple(one.reshape(*shape[:2], *one.shape[2:]) for one in gradients)
+    d_q, d_k, d_v = gradients
+    return d_q[..., :size], d_k[..., :size], d_v[..., :v_size], None
 
 
 # The kernel ---------------------------------------------------------------------------------------
+
+
+def packed_period(q: Any, k: Any, extras: Extras) -> int | None:
+    """The length of the sequences if tiles of several of them are to be computed together.
+
+    A tile of one short sequence would be empty for the most part: below three quarters of the rows
+    of an instruction, what it takes to mask the others is less.
+    """
+    length = q.shape[1]
+    short = 4 * length < 3 * ROWS and k.shape[1] == length and q.shape[0] > 1
+    return length if short and all(one is None for one in extras) else None
+
+
+def _joined(array: jax.Array) -> jax.Array:
+    """(batch, sequence, ...) as one sequence."""
+    return array.reshape(1, -1, *array.shape[2:])
 
 
 def _forward(
     q: Any, k: Any, v: Any, extras: Extras, options: AttentionCall, residuals: bool
 ) -> tuple[jax.Array, Any]:
     q_lengths, kv_lengths = extras.q_lengths, extras.kv_lengths
-    size = q.shape[3]
+    v_size, shape = v.shape[3], q.shape
+    widest = max(shape[3], v_size)
     # Rows of the copy engine are whole vectors of 16 bytes.
-    q, k, v = (padded(array, 3, 8) for array in (q, k, v))
+    q, k, v = (padded(array, 3, widest + -widest % 8) for array in (q, k, v))
+    period = packed_period(q, k, extras)
+    if period is not None:
+        q, k, v = _joined(q), _joined(k), _joined(v)
     batch, q_seq, q_heads, head_dim = q.shape
+    arrays = given_arrays(extras)
     problem = Problem(
         batch=batch,
         q_seq=q_seq,
@@ -177,11 +216,18 @@ def _forward(
         save_residuals=residuals,
         left=options.window[0],
         right=options.window[1],
+        terms=Terms(period, tuple(arrays)),
     )
-    operands = [q, k, v, *(given for given in (q_lengths, kv_lengths) if given is not None)]
+    lengths = [given for given in (q_lengths, kv_lengths) if given is not None]
+    operands = [q, k, v, *lengths, *arrays.values()]
     config = options.config or _choose(problem, operands)
     out, lse = _run(problem, config, *operands)
-    return out if size == head_dim else out[..., :size], lse
+    out = out if v_size == head_dim else out[..., :v_size]
+    if period is not None:
+        out = out.reshape(*shape[:3], v_size)
+        if lse is not None:
+            lse = jnp.moveaxis(lse.reshape(q_heads, *shape[:2]), 1, 0)
+    return out, lse
 
 
 _attention, _with_logarithms, _gradients = differentiable_attention(_forward, _backward)
@@ -194,14 +240,16 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         keys = jax.random.split(key, 3)
         arrays = [random_array(*pair) for pair in zip(keys, operands[:3], strict=True)]
         most = [q_seq] * problem.q_lengths + [problem.kv_seq] * problem.kv_lengths
-        return arrays + [jnp.full((problem.batch,), n, jnp.int32) for n in most]
+        lengths = [jnp.full((problem.batch,), n, jnp.int32) for n in most]
+        others = operands[3 + len(lengths) :]
+        return arrays + lengths + [jnp.zeros(one.shape, one.dtype) for one in others]
 
     chosen: AttentionConfig = pallasite.choose(
         "hopper.attention",
         _VERSION,
         operands,
         lambda: attention_configs(head_dim, causal, q_seq, problem.kv_seq),
-        default_config(head_dim, causal, q_seq),
+        default_config(head_dim, causal, q_seq, scattered=problem.terms.has("q_segments")),
         functools.partial(_run, problem),
         key=(
             causal,
@@ -211,6 +259,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
             problem.save_residuals,
             problem.left,
             problem.ahead,
+            *(() if not problem.terms else (problem.terms.period, *problem.terms.names)),
         ),
         make_inputs=make_inputs,
     )
@@ -223,7 +272,14 @@ def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax
     if tiles.clusters == tiles.count:
         blocks = -(-problem.kv_seq // config.block_kv)
         config = dataclasses.replace(config, stages=max(2, min(config.stages, blocks)))
-    out, lse = _kernel(problem, config, MULTIPROCESSORS)(*operands)
+    names = problem.terms.names
+    given, arrays = list(operands), list[jax.Array]()
+    if problem.terms:
+        given = given[: len(operands) - len(names)]
+        raw = dict(zip(names, operands[len(given) :], strict=True))
+        terms, arrays = with_arrays(problem.terms.period, raw, tiles.rows, config.block_kv, ROWS)
+        problem = dataclasses.replace(problem, terms=terms)
+    out, lse = _kernel(problem, config, MULTIPROCESSORS)(*given, *arrays)
     return out, None if lse is None else lse[:, :, : problem.q_seq]
 
 
@@ -243,11 +299,7 @@ def _checked(q: Any, k: Any, v: Any, options: AttentionOptions) -> tuple[Attenti
             hint="pallasite.ops.attention has, for this target too",
         )
     call, extras = attention_call(q, k, v, options, config_type=AttentionConfig, dtypes=DTYPES)
-    head_dim, config = q.shape[3], options.config
-    if v.shape != k.shape:
-        raise InvalidValueError(
-            "k and v do not have the same shape", got=f"k {k.shape}, v {v.shape}"
-        )
+    head_dim, config = max(q.shape[3], v.shape[3]), options.config
     if head_dim > LARGEST_HEAD:
         raise InvalidValueError(
             "heads of this size are not supported",

@@ -17,6 +17,8 @@ from pallasite_hopper.ops.flash.backward_config import (
     default_config,
 )
 from pallasite_hopper.ops.flash.config import HEAD_STEP, LARGEST_HEAD
+from pallasite_hopper.ops.flash.terms import Terms, given_arrays, with_arrays
+from pallasite_std.api import Extras
 from pallasite_std.api import padded as padded_to
 
 
@@ -34,6 +36,8 @@ def attention_backward(
     q_lengths: jax.Array | None = None,
     kv_lengths: jax.Array | None = None,
     window: tuple[int | None, int | None] = (None, None),
+    extras: Extras | None = None,
+    period: int | None = None,
     config: BackwardConfig | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of attention with respect to queries, keys and values.
@@ -56,6 +60,8 @@ def attention_backward(
       q_lengths, kv_lengths: (batch,), int32: how many queries and keys of each sequence exist;
         the gradients of others are zero. What the arrays hold there must be finite.
       window: keys before and after a query's own position that it sees, None for all.
+      extras: segments, slopes and bias of it count, the latter without a gradient.
+      period: as of ``Terms``.
       config: how to compute it; by default chosen from the shape.
 
     Returns:
@@ -69,8 +75,15 @@ def attention_backward(
     _check(problem, q, out, lse, d_out)
     size = problem.head_dim
     q, k, v, out, d_out = (padded_to(array, 3, HEAD_STEP) for array in (q, k, v, out, d_out))
-    problem = dataclasses.replace(problem, head_dim=q.shape[3])
+    arrays = {} if extras is None else given_arrays(extras)
+    terms = Terms(period, tuple(arrays))
+    problem = dataclasses.replace(problem, head_dim=q.shape[3], terms=terms)
     config = default_config(problem) if config is None else config
+    given: list[jax.Array] = []
+    if terms:
+        tile = config.block_q, config.block_kv
+        terms, given = with_arrays(period, arrays, *tile, config.block_kv, by_keys=True)
+        problem = dataclasses.replace(problem, terms=terms)
     batch = problem.batch
     lengths = None
     if problem.has_lengths:
@@ -84,7 +97,7 @@ def attention_backward(
     row_lengths = None if q_lengths is None else q_lengths.astype(jnp.int32)
     statistics = backward_rows.row_statistics(problem, out, d_out, lse, row_lengths, padded)
     tiles, shape = backward_tiles.build(problem, config)
-    operands = [q, k, v, d_out, statistics, *([] if lengths is None else [lengths])]
+    operands = [q, k, v, d_out, statistics, *([] if lengths is None else [lengths]), *given]
     sums, dk, dv = tiles(*operands, jnp.zeros(shape, jnp.float32))
     gradients = (backward_rows.convert_dq(problem, config, sums), dk, dv)
     if size == problem.head_dim:

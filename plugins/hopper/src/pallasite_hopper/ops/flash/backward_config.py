@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallasite.plugin import InvalidValueError
+from pallasite_hopper.ops.flash.terms import Terms
 
 LOG2_E = math.log2(math.e)
 
@@ -116,6 +117,7 @@ class BackwardProblem:
       has_lengths: sequences of a batch have lengths of their own.
       left, right: keys before and after a query's own position that it sees, None for all; with
         ``causal`` none after it.
+      terms: what else decides which keys are seen and what is added to scores.
     """
 
     batch: int
@@ -131,6 +133,7 @@ class BackwardProblem:
     has_lengths: bool
     left: int | None = None
     right: int | None = None
+    terms: Terms = Terms()
 
     @property
     def ahead(self) -> int | None:
@@ -141,6 +144,11 @@ class BackwardProblem:
     def windowed(self) -> bool:
         """Whether the place of a key decides if a query sees it."""
         return self.ahead is not None or self.left is not None
+
+    @property
+    def masked_end(self) -> bool:
+        """Whether some queries after those that see all keys of a tile do not."""
+        return self.left is not None or self.terms.segmented
 
     @property
     def group(self) -> int:
@@ -156,9 +164,9 @@ class BackwardProblem:
 def default_config(problem: BackwardProblem) -> BackwardConfig:
     """A configuration that suits the head size and the mask."""
     # More loops, or more arithmetic, leave too few registers for matmuls across steps.
-    simple = problem.group == 1 and problem.soft_cap is None
+    simple = problem.group == 1 and problem.soft_cap is None and not problem.terms.biased
     if problem.head_dim <= 64:
-        ahead = simple and not problem.windowed
+        ahead = simple and not problem.windowed and not problem.terms
         return BackwardConfig(block_q=128, ds_stages=2, ahead="scores" if ahead else "nothing")
     if problem.head_dim > 128:
         return BackwardConfig(block_q=64, q_stages=1, d_out_stages=1, shared_keys=True)

@@ -115,6 +115,7 @@ def build(
     p, c, dq = problem, config, tiles.dq
     kv_shape = (p.batch, p.kv_seq, p.kv_heads, p.head_dim)
     line = -(-c.block_q // _LINE) * _LINE
+    segments = p.terms.has("q_segments")
     scratch = {
         "k_s": plgpu.SMEM((c.block_kv, p.head_dim), p.dtype),
         "v_s": plgpu.SMEM((c.block_kv, p.head_dim), p.dtype),
@@ -127,7 +128,7 @@ def build(
         "delta_s": plgpu.SMEM((c.d_out_stages, line), jnp.float32),
         "k_full": plgpu.Barrier(),
         "v_full": plgpu.Barrier(),
-        "q_full": plgpu.Barrier(num_arrivals=2, num_barriers=c.q_stages),
+        "q_full": plgpu.Barrier(num_arrivals=2 + segments, num_barriers=c.q_stages),
         "q_empty": plgpu.Barrier(num_arrivals=c.warpgroups, num_barriers=c.q_stages),
         "do_full": plgpu.Barrier(num_arrivals=2, num_barriers=c.d_out_stages),
         "do_empty": plgpu.Barrier(num_arrivals=c.warpgroups, num_barriers=c.d_out_stages),
@@ -136,7 +137,9 @@ def build(
     }
     if not c.shared_keys:
         del scratch["p_s"]
-    operands = 7 if p.has_lengths else 6
+    if segments:
+        scratch["segments_s"] = plgpu.SMEM((c.q_stages, line), jnp.int32)
+    operands = (7 if p.has_lengths else 6) + len(p.terms.names)
 
     def body(*refs: Any, **scratch_refs: Any) -> None:
         tiles.run(refs, scratch_refs)
@@ -202,6 +205,7 @@ class Tiles:
             *(self.dq.parts, self.dq.lines, 256),
         )
         self.always_starts = config.ahead == "scores"
+        self.given: dict[str, Any] = {}
         self.masks_keys = problem.has_lengths or problem.kv_seq % config.block_kv != 0
 
     def run(self, refs: tuple[Any, ...], scratch: dict[str, Any]) -> None:
@@ -209,6 +213,7 @@ class Tiles:
         p, c = self.problem, self.config
         q_g, k_g, v_g, do_g, stats_g, *rest = refs
         lengths_g = rest.pop(0) if p.has_lengths else None
+        self.given = {name: rest.pop(0) for name in p.terms.names}
         _, dq_g, dk_g, dv_g = rest
         block = self.block(lengths_g)
         thread = lax.axis_index("warpgroup")
@@ -255,17 +260,35 @@ class Tiles:
         if self.masks_keys:
             full = jnp.where(first_key + c.block_kv > keys, end, full)
             end = jnp.where(first_key >= keys, 0, end)
+        whole = None
+        if p.terms.segmented:
+            first, last, whole = self.segments(batch, tile)
+            begin, end = jnp.maximum(begin, first), jnp.minimum(end, last)
+            full = jnp.maximum(full, whole[0])
         begin = jnp.minimum(begin, end)
         full = jnp.clip(full, begin, end)
         stop = end
         if p.left is not None:
             stop = lax.div(jnp.maximum(until + p.left, 0), jnp.int32(c.block_q))
             stop = jnp.clip(stop, full, end)
+        if whole is not None:
+            stop = jnp.clip(jnp.minimum(stop, whole[1]), full, end)
         return Block(batch, kv_head, first_key, begin, full, stop, end, offset, keys)
+
+    def segments(self, batch: Any, tile: Any) -> tuple[Any, Any, tuple[Any, Any]]:
+        """Tiles of queries [begin, end) that may see a tile of keys, and of those that see all."""
+        period, size, columns = self.problem.terms.period, self.config.block_kv, self.config.block_q
+        if period is None:
+            entry = self.given["spans"].at[batch, tile]
+            return entry[0], entry[1], (entry[2], entry[3])
+        begin = lax.div(tile * size, period) * period
+        end = (lax.div(tile * size + (size - 1), period) + 1) * period
+        last = lax.div(end + (columns - 1), columns)
+        return lax.div(begin, columns), last, (last, last)
 
     def q_tile(self, block: Block, step: Any) -> Any:
         """The tile of queries of a step."""
-        if not self.config.stagger or self.problem.windowed:
+        if not self.config.stagger or self.problem.windowed or self.problem.terms:
             return block.begin + step
         start = lax.rem(
             lax.div(block.first_key, jnp.int32(self.config.block_q)), jnp.maximum(block.end, 1)
@@ -296,6 +319,9 @@ class Tiles:
 
             rows = source.at[block.batch, queries, head]
             plgpu.copy_gmem_to_smem(rows, s[f"{name}_s"].at[stage], full)
+            if kind == 0 and "segments_s" in s:
+                of_queries = self.given["q_segments"].at[block.batch, queries]
+                plgpu.copy_gmem_to_smem(of_queries, s["segments_s"].at[stage, 0 : c.block_q], full)
             numbers = stats_g.at[block.batch, head, kind, queries]
             plgpu.copy_gmem_to_smem(numbers, line.at[stage, 0 : c.block_q], full)
 

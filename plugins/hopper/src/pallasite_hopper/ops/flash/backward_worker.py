@@ -75,14 +75,14 @@ class Worker:
             def step(i: Any, mask: bool) -> None:
                 self.step(_Step(i, group * steps + i, group, mask), dk, dv, scores)
 
-            if self.problem.windowed or self.tiles.masks_keys:
+            if self.problem.windowed or self.tiles.masks_keys or self.problem.terms.segmented:
                 lax.fori_loop(0, masked, lambda i, _: step(i, True), None)
                 # ptxas gives up on matmuls that are in flight from one loop to another.
                 plgpu.wgmma_wait(0)
-            stop = steps if self.problem.left is None else block.stop - block.begin
+            stop = block.stop - block.begin if self.problem.masked_end else steps
             lax.fori_loop(masked, stop, lambda i, _: step(i, False), None)
             plgpu.wgmma_wait(0)
-            if self.problem.left is not None:
+            if self.problem.masked_end:
                 lax.fori_loop(stop, steps, lambda i, _: step(i, True), None)
                 plgpu.wgmma_wait(0)
 
@@ -173,14 +173,14 @@ class Worker:
             plgpu.barrier_arrive(s["q_empty"].at[before], predicate=step.number > 0)
         slope = None
         if p.soft_cap is None:
-            x = x * (p.scale * LOG2_E) - logs
+            x = self.biased(step, x * (p.scale * LOG2_E)) - logs
         else:
             bend = jnp.tanh(x * (p.scale / p.soft_cap))
-            x = bend * (p.soft_cap * LOG2_E) - logs
+            x = self.biased(step, bend * (p.soft_cap * LOG2_E)) - logs
             slope = 1.0 - bend * bend
         probabilities = jnp.exp2(x)
         if step.mask:
-            probabilities = jnp.where(self.visible(step.i), probabilities, 0.0)
+            probabilities = jnp.where(self.visible(step), probabilities, 0.0)
         return probabilities, slope
 
     def scaled(self, step: _Step, dp: Any, probabilities: Any, slope: Any) -> Any:
@@ -189,9 +189,29 @@ class Worker:
         ds = (dp - delta) * probabilities
         return (ds if slope is None else ds * slope).astype(self.problem.dtype)
 
-    def visible(self, i: Any) -> Any:
+    def biased(self, step: _Step, scores: Any) -> Any:
+        """Scores, in exponents of 2, with what is added to them."""
+        terms, block = self.problem.terms, self.block
+        if not terms.biased:
+            return scores
+        head = block.kv_head * self.problem.group + step.group
+        key = block.first_key + self.first_key
+        query = self.tiles.q_tile(block, step.i) * self.config.block_q + self.first_query
+        if terms.has("bias"):
+            bias = self.tiles.given["bias"].at[terms.entry("bias", block.batch, head)]
+            window = (pl.ds(key, ROWS), pl.ds(query, self.queries))
+            added = plgpu.transpose_ref(bias, (1, 0))[window]
+            scores = scores + added.astype(jnp.float32) * LOG2_E
+        if terms.has("slopes"):
+            slope = self.tiles.given["slopes"][terms.entry("slopes", block.batch, head)]
+            keys, queries = (lax.broadcasted_iota(jnp.int32, scores.shape, n) for n in (0, 1))
+            distance = jnp.abs(queries + (query + block.offset - key) - keys)
+            scores = scores - (slope * LOG2_E) * distance.astype(jnp.float32)
+        return scores
+
+    def visible(self, step: _Step) -> Any:
         """Which keys each query of the tile sees."""
-        c, block = self.config, self.block
+        c, block, i = self.config, self.block, step.i
         shape = (ROWS, self.queries)
         key = lax.broadcasted_iota(jnp.int32, shape, 0)
         key = key + (block.first_key + self.first_key)
@@ -208,7 +228,24 @@ class Worker:
             for one in (before, after):
                 if one is not None:
                     seen = one if seen is None else seen & one
+        if self.problem.terms.segmented:
+            same = self.same_segment(step, key, shape)
+            seen = same if seen is None else seen & same
         return seen
+
+    def same_segment(self, step: _Step, key: Any, shape: tuple[int, int]) -> Any:
+        """Which keys are of the segments of the queries."""
+        block, period = self.block, self.problem.terms.period
+        first_key = block.first_key + self.first_key
+        if period is not None:
+            first = self.tiles.q_tile(block, step.i) * self.config.block_q + self.first_query
+            number = lax.div(first_key + lax.broadcasted_iota(jnp.int32, (ROWS,), 0), period)
+            begin = lax.broadcast_in_dim(number * period - first, shape, (0,))
+            query = lax.broadcasted_iota(jnp.int32, shape, 1)
+            return (query >= begin) & (query < begin + period)
+        of_keys = self.tiles.given["kv_segments"][block.batch, pl.ds(first_key, ROWS)]
+        of_queries = self.of_queries(self.s["segments_s"], self.q_stage(step.number))
+        return lax.broadcast_in_dim(of_keys, shape, (0,)) == of_queries
 
     def gradients(self, step: _Step, dk: Any, ds: Any, dq: Any, scores: Any) -> None:
         """The matmuls with the gradients of the scores."""

@@ -107,8 +107,17 @@ def _within(name: str, value: int, low: int, high: int) -> None:
         )
 
 
-def default_config(head_dim: int, causal: bool, q_seq: int) -> AttentionConfig:
-    """The configuration that is used where none is given."""
+def default_config(
+    head_dim: int, causal: bool, q_seq: int, *, scattered: bool = False
+) -> AttentionConfig:
+    """The configuration that is used where none is given.
+
+    Args:
+      head_dim: up to 256.
+      causal: whether there is a causal mask.
+      q_seq: queries of a sequence.
+      scattered: whether tiles see very different numbers of keys, as with segments.
+    """
     if head_dim <= 64:
         config = AttentionConfig(warpgroups=3 if head_dim > 32 else 2, stages=4)
     elif head_dim <= 128 and causal:
@@ -119,6 +128,8 @@ def default_config(head_dim: int, causal: bool, q_seq: int) -> AttentionConfig:
     else:
         sizes = (AttentionConfig(block_kv=n, separate_out=False) for n in range(128, 0, -16))
         config = next(one for one in sizes if one.fits(head_dim))
+    if scattered:
+        config = dataclasses.replace(config, persistent=False)
     needed = -(-q_seq // ROWS)
     return dataclasses.replace(config, warpgroups=max(1, min(config.warpgroups, needed)))
 

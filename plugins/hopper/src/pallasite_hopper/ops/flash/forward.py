@@ -29,6 +29,9 @@ _REGISTERS = {2: (240, 24), 3: (160, 32)}
 consumer warpgroups: together what the block starts with. With one of them there are enough."""
 
 
+_LINE = 32
+"""Numbers of int32 that copies into shared memory begin at multiples of."""
+
 _ACCOMPANIED = {2: (224, 24, 40)}
 """The same with a further warpgroup, whose share comes last."""
 
@@ -72,11 +75,14 @@ def build(
         "v_smem": plgpu.SMEM((config.stages, config.block_kv, dim), problem.dtype),
         "q_full": plgpu.Barrier(num_barriers=rows),
         "q_empty": plgpu.Barrier(num_barriers=rows),
-        "k_full": plgpu.Barrier(num_barriers=config.stages),
+        "k_full": _keys_full(problem, config),
         "v_full": plgpu.Barrier(num_barriers=config.stages),
         "k_empty": _released(config),
         "v_empty": _released(config),
     }
+    if problem.terms.has("kv_segments"):
+        line = -(-config.block_kv // _LINE) * _LINE
+        scratch["segments_smem"] = plgpu.SMEM((config.stages, line), jnp.int32)
     if config.separate_out:
         scratch["out_smem"] = plgpu.SMEM((rows, ROWS, dim), problem.dtype)
     if config.ping_pong and rows > 1:
@@ -114,6 +120,13 @@ def build(
     return call
 
 
+def _keys_full(problem: Problem, config: AttentionConfig) -> Any:
+    """Barriers on which copies of keys, and of their segments, arrive."""
+    if problem.terms.has("kv_segments"):
+        return plgpu.Barrier(num_arrivals=2, num_barriers=config.stages)
+    return plgpu.Barrier(num_barriers=config.stages)
+
+
 def _released(config: AttentionConfig) -> Any:
     """Barriers on which the readers of stages arrive: those of all blocks that fill them."""
     arrivals = {"num_arrivals": config.warpgroups, "num_barriers": config.stages}
@@ -139,12 +152,17 @@ class _Forward:
     ):
         self.problem, self.config, self.tiles, self.table = problem, config, tiles, table
         self.companion = companion
-        capped = problem.soft_cap is not None
-        self.factor = softmax.LOG2_E * (1.0 if capped else problem.scale)
+        # Scores have their scale already where something else happens to them.
+        scaled = problem.soft_cap is not None or problem.terms.biased
+        self.factor = softmax.LOG2_E * (1.0 if scaled else problem.scale)
         self.lowest = softmax.lowest(self.factor)
         self.columns: tuple[Any, ...] = ()
         window = problem.ahead is not None or problem.left is not None
         self.masked = window or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
+        self.masked = self.masked or problem.terms.segmented
+        # Whether blocks at the beginning are masked, too.
+        self.masked_begin = problem.left is not None or problem.terms.segmented
+        self.given: dict[str, Any] = {}
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
         """The kernel's body; ``refs`` are lengths, the companion's operands and the table, if any,
@@ -164,6 +182,8 @@ class _Forward:
             given.pop(0) if self.problem.q_lengths else None,
             given.pop(0) if self.problem.kv_lengths else None,
         )
+        self.given = {name: given.pop(0) for name in self.problem.terms.names}
+        spans = self.given.get("spans")
         table = given.pop() if self.table else None
         self.scratch = scratch
         warpgroup = lax.axis_index("warpgroup")
@@ -178,6 +198,7 @@ class _Forward:
                 (jnp.int32(0), jnp.int32(0), jnp.bool_(True)),
                 lengths,
                 table,
+                spans,
             )
 
         def compute_all() -> None:
@@ -193,6 +214,7 @@ class _Forward:
                 jnp.int32(0),
                 lengths,
                 table,
+                spans,
             )
             plgpu.wait_smem_to_gmem(0)
 
@@ -231,6 +253,12 @@ class _Forward:
                 s[f"{kind}_full"].at[stage],
                 collective_axes="cluster" if config.cluster > 1 else None,
             )
+            if kind == "k" and self.problem.terms.has("kv_segments"):
+                plgpu.copy_gmem_to_smem(
+                    self.given["kv_segments"].at[tile.batch, rows],
+                    s["segments_smem"].at[stage, 0 : config.block_kv],
+                    s["k_full"].at[stage],
+                )
 
         # Not a Python number, so that the window may leave the array.
         last = jnp.int32(tile.last)
@@ -268,7 +296,9 @@ class _Forward:
             plgpu.barrier_wait(self.scratch["q_full"].at[warpgroup])
             scores = self._first_scores(stage, warpgroup)
             maxima = jnp.full((ROWS,), self.lowest, jnp.float32)
-            scores = self._shown(self._capped(scores), tile, start, last)
+            scores = self._capped(scores, tile, start, last)
+            scores = self._shown(scores, tile, start, last, stage)
+            self._release_segments(stage)
             maxima, _, weights = self._weights(scores, maxima)
             plgpu.barrier_wait(self.scratch["v_full"].at[stage])
             carry = (stage, maxima, softmax.partial_sums(weights), weights.astype(problem.dtype))
@@ -283,13 +313,13 @@ class _Forward:
             if self.masked:
                 # Blocks with keys that some row does not see.
                 partial = lax.max(jnp.int32(1), last + 1 - full)
-                if problem.left is not None:
+                if self.masked_begin:
                     partial = lax.min(partial, tile.blocks)
                 carry = lax.fori_loop(1, partial, step(True), carry)
                 first = partial
-            rest = tile.blocks if problem.left is None else self._window_blocks(tile, start, first)
+            rest = self._window_blocks(tile, start, first) if self.masked_begin else tile.blocks
             carry = lax.fori_loop(first, rest, step(False), carry)
-            if problem.left is not None:
+            if self.masked_begin:
                 carry = lax.fori_loop(rest, tile.blocks, step(True), carry)
             if config.separate_out:
                 plgpu.barrier_arrive(self.scratch["q_empty"].at[warpgroup])
@@ -306,18 +336,35 @@ class _Forward:
         """How many blocks of keys, from the first, all rows from ``start`` on see as a whole."""
         if not self.masked:
             return tile.blocks
+        if self.problem.terms.period is not None:
+            return jnp.int32(0)
         seen = tile.kv_length
         ahead = self.problem.ahead
         if ahead is not None:
             seen = lax.min(jnp.int32(seen), start + (ahead + 1) + tile.kv_length - tile.q_length)
-        return lax.div(lax.max(jnp.int32(0), jnp.int32(seen)), self.config.block_kv)
+        full = lax.div(lax.max(jnp.int32(0), jnp.int32(seen)), self.config.block_kv)
+        if self.problem.terms.segmented:
+            full = lax.min(full, self._of_segment(tile, start)[1])
+        return full
+
+    def _of_segment(self, tile: Tile, start: Any) -> tuple[Any, Any]:
+        """Blocks of keys [begin, end) that have the segment of the rows alone."""
+        part = lax.div(start - tile.number * self.tiles.rows, ROWS)
+        entry = self.given["spans"].at[tile.batch, tile.number]
+        return entry[2 + 2 * part], entry[3 + 2 * part]
 
     def _window_blocks(self, tile: Tile, start: Any, first: Any) -> Any:
         """How many blocks, from the last, end before those whose keys lie before some window."""
-        assert self.problem.left is not None
-        size = self.config.block_kv
-        begin = start + (ROWS - 1) + tile.kv_length - tile.q_length - self.problem.left
-        whole = lax.div(lax.max(jnp.int32(0), jnp.int32(begin)) + (size - 1), size)
+        size, left = self.config.block_kv, self.problem.left
+        if self.problem.terms.period is not None:
+            return tile.blocks
+        if left is None:
+            whole = self._of_segment(tile, start)[0]
+        else:
+            begin = start + (ROWS - 1) + tile.kv_length - tile.q_length - left
+            whole = lax.div(lax.max(jnp.int32(0), jnp.int32(begin)) + (size - 1), size)
+            if self.problem.terms.segmented:
+                whole = lax.max(whole, self._of_segment(tile, start)[0])
         return lax.clamp(jnp.int32(first), tile.last + 1 - whole, jnp.int32(tile.blocks))
 
     def _wait_turn(self, warpgroup: Any) -> None:
@@ -344,8 +391,17 @@ class _Forward:
             return plgpu.wgmma_accumulator_load(scores, wait_n=0)
 
         result = pl.run_scoped(scope, plgpu.ACC((ROWS, self.config.block_kv), jnp.float32))
-        plgpu.barrier_arrive(self.scratch["k_empty"].at[stage])
+        self._release_keys(stage)
         return result
+
+    def _release_keys(self, stage: Any) -> None:
+        """Where segments of keys are in shared memory, too, these are read later."""
+        if not self.problem.terms.has("kv_segments"):
+            plgpu.barrier_arrive(self.scratch["k_empty"].at[stage])
+
+    def _release_segments(self, stage: Any) -> None:
+        if self.problem.terms.has("kv_segments"):
+            plgpu.barrier_arrive(self.scratch["k_empty"].at[stage])
 
     def _step(
         self, acc: Any, tile: Tile, start: Any, warpgroup: Any, block: Any, carry: Any, masked: bool
@@ -364,10 +420,11 @@ class _Forward:
             return plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
         scores = pl.run_scoped(scope, plgpu.ACC((ROWS, config.block_kv), jnp.float32))
-        plgpu.barrier_arrive(s["k_empty"].at[following])
-        scores = self._capped(scores)
+        self._release_keys(following)
+        scores = self._capped(scores, tile, start, block)
         if masked:
-            scores = self._shown(scores, tile, start, block)
+            scores = self._shown(scores, tile, start, block, following)
+        self._release_segments(following)
         maxima, shrink, fresh = self._weights(scores, maxima)
         sums = sums * softmax.broadcast_rows(shrink, softmax.COLUMNS) + softmax.partial_sums(fresh)
         # The wait also keeps the assembler from moving the next one above the exponentials: it
@@ -378,10 +435,26 @@ class _Forward:
         acc[...] = so_far * softmax.broadcast_rows(shrink, problem.head_tile)
         return following, maxima, sums, fresh.astype(problem.dtype)
 
-    def _capped(self, scores: Any) -> Any:
-        if self.problem.soft_cap is None:
-            return scores
-        return softmax.cap(scores, self.problem.scale, self.problem.soft_cap)
+    def _capped(self, scores: Any, tile: Tile, start: Any, block: Any) -> Any:
+        """Scores from products, to be multiplied by ``factor``."""
+        problem = self.problem
+        if problem.soft_cap is not None:
+            scores = softmax.cap(scores, problem.scale, problem.soft_cap)
+        elif problem.terms.biased:
+            scores = scores * problem.scale
+        if problem.terms.has("bias"):
+            keys = pl.ds(block * self.config.block_kv, self.config.block_kv)
+            place = problem.terms.entry("bias", tile.batch, tile.head)
+            bias = self.given["bias"][(*place, pl.ds(start, ROWS), keys)]
+            scores = scores + bias.astype(jnp.float32)
+        if problem.terms.has("slopes"):
+            slope = self.given["slopes"][problem.terms.entry("slopes", tile.batch, tile.head)]
+            shape = scores.shape
+            own = start + tile.kv_length - tile.q_length - block * self.config.block_kv
+            rows, columns = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+            distance = jnp.abs(rows + own - columns).astype(jnp.float32)
+            scores = scores - slope * distance
+        return scores
 
     def _weights(self, scores: Any, maxima: Any) -> tuple[Any, Any, Any]:
         """New maxima, the factor of what was summed up under the old ones, and the weights."""
@@ -391,7 +464,7 @@ class _Forward:
         weights = softmax.exponentials(scores, self.factor, scaled, self.config.polynomial)
         return larger, shrink, weights
 
-    def _shown(self, scores: Any, tile: Tile, start: Any, block: Any) -> Any:
+    def _shown(self, scores: Any, tile: Tile, start: Any, block: Any, stage: Any) -> Any:
         """Minus infinity for keys that a row does not see."""
         if not self.masked:
             return scores
@@ -408,6 +481,17 @@ class _Forward:
                 shown = columns < lax.min(until, jnp.broadcast_to(limit, shape))
             if problem.left is not None:
                 shown = shown & (columns >= rows + (own - problem.left))
+        period = problem.terms.period
+        if period is not None:
+            queries = start + lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
+            begin = lax.div(queries, period) * period - block * self.config.block_kv
+            begin = softmax.broadcast_rows(begin, shape[1])
+            shown = shown & (columns >= begin) & (columns < begin + period)
+        if problem.terms.has("q_segments"):
+            of_queries = self.given["q_segments"][tile.batch, pl.ds(start, ROWS)]
+            of_keys = self.scratch["segments_smem"][stage, 0 : shape[1]]
+            of_keys = jnp.broadcast_to(of_keys[None, :], shape)
+            shown = shown & (softmax.broadcast_rows(of_queries, shape[1]) == of_keys)
         return jnp.where(shown, scores, -jnp.inf)
 
     def _finish(

@@ -17,6 +17,10 @@ _SERVED = frozenset(
         "window",
         "q_lengths",
         "kv_lengths",
+        "q_segments",
+        "kv_segments",
+        "bias",
+        "alibi_slopes",
         "config",
         "mask_block",
     }

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from pallasite_hopper.ops.flash.config import AttentionConfig, head_tile
+from pallasite_hopper.ops.flash.terms import Terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Problem:
       left, right: keys before and after a query's own position that it sees, None for all; with
         ``causal`` none after it.
       save_residuals: whether log-sum-exp is returned.
+      terms: what else decides which keys are seen and what is added to scores.
     """
 
     batch: int
@@ -45,6 +47,7 @@ class Problem:
     save_residuals: bool = False
     left: int | None = None
     right: int | None = None
+    terms: Terms = Terms()
 
     @property
     def ahead(self) -> int | None:
@@ -77,6 +80,7 @@ class Tile:
       q_length, kv_length: how many queries and keys there are.
       blocks: blocks of keys to go through, at least 1.
       first: the first of them.
+      number: of the tile within its head.
     """
 
     batch: Any
@@ -87,6 +91,7 @@ class Tile:
     kv_length: Any
     blocks: Any
     first: Any = 0
+    number: Any = 0
 
     @property
     def last(self) -> Any:
@@ -161,7 +166,12 @@ class Tiles:
         return costs
 
     def each(
-        self, body: Callable[[Tile, Any], Any], carry: Any, lengths: Any, table: Any = None
+        self,
+        body: Callable[[Tile, Any], Any],
+        carry: Any,
+        lengths: Any,
+        table: Any = None,
+        spans: Any = None,
     ) -> Any:
         """``carry = body(tile, carry)`` for each of this block's tiles.
 
@@ -170,16 +180,17 @@ class Tiles:
           carry: what is carried from tile to tile.
           lengths: references to the lengths of queries and keys, or None.
           table: a reference to :meth:`table`, if there is one.
+          spans: a reference to the tiles of keys with segments that a tile of queries has, or None.
         """
         cluster = lax.axis_index("clusters")
         if self.clusters == self.count:
-            return body(self._tile(cluster, lengths), carry)
+            return body(self._tile(cluster, lengths, spans), carry)
         if table is None:
             turns, rest = divmod(self.count, self.clusters)
             total = turns + (cluster < rest).astype(jnp.int32) if rest else turns
 
             def step(turn: Any, carry: Any) -> Any:
-                return body(self._tile(turn * self.clusters + cluster, lengths), carry)
+                return body(self._tile(turn * self.clusters + cluster, lengths, spans), carry)
 
             return lax.fori_loop(0, total, step, carry)
 
@@ -187,11 +198,11 @@ class Tiles:
             number, carry = carry
             # The next number is read early, to hide its latency.
             following = table[lax.min(turn + 2, table.shape[0] - 1), cluster]
-            return following, body(self._tile(number, lengths), carry)
+            return following, body(self._tile(number, lengths, spans), carry)
 
         return lax.fori_loop(0, table[0, cluster], look_up, (table[1, cluster], carry))[1]
 
-    def _tile(self, number: Any, lengths: Any) -> Tile:
+    def _tile(self, number: Any, lengths: Any, spans: Any) -> Tile:
         problem, config = self.problem, self.config
         at_once = self.heads_at_once
         section = lax.div(number, at_once * self.per_head)
@@ -211,6 +222,8 @@ class Tiles:
         q_lengths, kv_lengths = lengths
         q_length = problem.q_seq if q_lengths is None else q_lengths[batch]
         kv_length = problem.kv_seq if kv_lengths is None else kv_lengths[batch]
+        if problem.terms and kv_lengths is not None:
+            kv_length = lax.min(kv_length, problem.kv_seq)
         seen = kv_length
         if problem.ahead is not None:
             until = first + self.rows + (kv_length - q_length)
@@ -226,6 +239,14 @@ class Tiles:
             if isinstance(blocks, int)
             else lax.max(1, lax.div(blocks, config.block_kv) - hidden)
         )
+        if problem.terms:
+            # What lies beyond the keys has no segments and no bias.
+            hidden = lax.min(jnp.int32(hidden), -(-problem.kv_seq // config.block_kv) - 1)
+        if problem.terms.segmented:
+            begin, end = self._segments(batch, first, position, spans)
+            until = lax.min(end, hidden + blocks)
+            hidden = lax.max(begin, hidden)
+            blocks = lax.max(1, until - hidden)
         return Tile(
             batch=batch,
             head=head,
@@ -235,4 +256,14 @@ class Tiles:
             kv_length=kv_length,
             blocks=blocks,
             first=hidden,
+            number=position,
         )
+
+    def _segments(self, batch: Any, start: Any, number: Any, spans: Any) -> tuple[Any, Any]:
+        """Blocks of keys [begin, end) that may have those that a cluster's queries see."""
+        period, size = self.problem.terms.period, self.config.block_kv
+        if period is None:
+            return spans[batch, number, 0], spans[batch, number, 1]
+        begin = lax.div(start, period) * period
+        end = (lax.div(start + (self.rows - 1), period) + 1) * period
+        return lax.div(begin, size), lax.div(end + (size - 1), size)

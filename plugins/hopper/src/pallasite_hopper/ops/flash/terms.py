@@ -1,0 +1,144 @@
+"""What besides queries and keys decides scores: segments, slopes, a bias; and the arrays of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallasite_std.api import Extras, padded
+
+ARRAYS = ("q_segments", "kv_segments", "slopes", "bias")
+"""Of ``Extras``, those that the kernels take beside lengths."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What decides scores besides products, lengths and windows; false if nothing does.
+
+    Attributes:
+      period: if given, queries and keys are sequences of so many, one after the other, and queries
+        see keys of their own sequence only; lengths and windows are of the whole.
+      names: arrays that a kernel gets, in this order: some of :data:`ARRAYS`, and ``"spans"`` (see
+        :func:`spans`).
+      of_batch, of_head: which of these have an entry for each batch, for each head.
+    """
+
+    period: int | None = None
+    names: tuple[str, ...] = ()
+    of_batch: frozenset[str] = frozenset()
+    of_head: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return self.period is not None or bool(self.names)
+
+    def has(self, name: str) -> bool:
+        """Whether a kernel gets such an array."""
+        return name in self.names
+
+    @property
+    def segmented(self) -> bool:
+        """Whether only some tiles of keys have those that a tile of queries sees."""
+        return self.period is not None or self.has("q_segments")
+
+    @property
+    def biased(self) -> bool:
+        """Whether something is added to the scores."""
+        return self.has("bias") or self.has("slopes")
+
+    def entry(self, name: str, batch: Any, head: Any) -> tuple[Any, Any]:
+        """Indices by batch and head into an array that may have one entry for all."""
+        return batch if name in self.of_batch else 0, head if name in self.of_head else 0
+
+
+def given_arrays(extras: Extras) -> dict[str, Any]:
+    """Those of :data:`ARRAYS` that there are."""
+    return {name: one for name in ARRAYS if (one := getattr(extras, name)) is not None}
+
+
+def with_arrays(
+    period: int | None,
+    arrays: dict[str, Any],
+    rows: int,
+    columns: int,
+    part: int,
+    *,
+    by_keys: bool = False,
+) -> tuple[Terms, list[jax.Array]]:
+    """The terms of a kernel, and their arrays as it reads them.
+
+    Args:
+      period: see :class:`Terms`.
+      arrays: as of :func:`given_arrays`.
+      rows, columns, part: queries and keys of a tile, and queries of its parts; with ``by_keys``, a
+        block of the kernel has a tile of keys, of which ``part`` is, and goes through queries.
+    """
+    found = dict(arrays)
+    if "q_segments" in found:
+        pair = found["q_segments"], found["kv_segments"]
+        if by_keys:
+            found["spans"] = spans(pair[1], pair[0], columns, rows, part)
+        else:
+            found["spans"] = spans(*pair, rows, columns, part)
+    for name, axes in (
+        ("q_segments", {1: rows}),
+        ("kv_segments", {1: columns}),
+        ("bias", {2: rows, 3: columns}),
+    ):
+        for axis, size in axes.items():
+            if name in found:
+                found[name] = padded(found[name], axis, size)
+    shared = {name: found[name].shape for name in ("bias", "slopes") if name in found}
+    terms = Terms(
+        period=period,
+        names=tuple(found),
+        of_batch=frozenset(name for name, shape in shared.items() if shape[0] != 1),
+        of_head=frozenset(
+            name for name, shape in shared.items() if shape[1] != 1 or name == "slopes"
+        ),
+    )
+    return terms, list(found.values())
+
+
+def spans(
+    of_rows: jax.Array, of_columns: jax.Array, rows: int, columns: int, part: int
+) -> jax.Array:
+    """For each tile of rows the tiles of columns that have to be gone through.
+
+    Args:
+      of_rows, of_columns: numbers of segments, (batch, sequence): of queries and keys, or the other
+        way round.
+      rows, columns: of a tile.
+      part: rows of a part of a tile, for which is said where nothing is hidden.
+
+    Returns:
+      (batch, tiles of rows, 2 + 2 * parts) of int32: the tiles of columns [begin, end) that may
+      have the same segments, then for each part those [begin, end) that have its only segment and
+      no other one. Segments in ascending order make the first exact up to the tiles at both ends.
+    """
+    row_low, row_high = _ends(of_rows, rows)
+    low, high = (one[:, None] for one in _ends(of_columns, columns))
+    meet = (row_low[:, :, None] <= high) & (low <= row_high[:, :, None])
+    count = meet.shape[2]
+    found = jnp.any(meet, axis=2)
+    first = jnp.where(found, jnp.argmax(meet, axis=2), 0)
+    last = jnp.where(found, count - jnp.argmax(meet[:, :, ::-1], axis=2), 0)
+    part_low, part_high = (one[:, :, None] for one in _ends(of_rows, part, rows))
+    same = (part_low == part_high) & (low == high) & (part_low == low)
+    begin = jnp.argmax(same, axis=2)
+    over = ~same & (jnp.arange(count) >= begin[:, :, None])
+    end = jnp.where(jnp.any(over, axis=2), jnp.argmax(over, axis=2), count)
+    whole = jnp.stack([begin, jnp.where(jnp.any(same, axis=2), end, begin)], axis=2)
+    whole = whole.reshape(*first.shape, -1)
+    return jnp.concatenate([first[..., None], last[..., None], whole], axis=2).astype(jnp.int32)
+
+
+def _ends(segments: jax.Array, size: int, multiple: int | None = None) -> tuple[jax.Array, ...]:
+    """The smallest and the largest segment of each tile; the sequence is filled up to a multiple
+    with its last one."""
+    rest = -segments.shape[1] % (multiple or size)
+    filled = jnp.pad(segments, ((0, 0), (0, rest)), mode="edge")
+    tiles = filled.reshape(segments.shape[0], -1, size)
+    return tiles.min(axis=2), tiles.max(axis=2)
