@@ -131,7 +131,7 @@ def pallasite_operations() -> list[Operation]:
 
 @hookimpl
 def pallasite_passes() -> list[Pass]:
-    """A check of loads from tensor memory."""
+    """A check of loads from tensor memory, and loops that only one lane runs."""
     return [
         Pass(
             name="check-load-waits",
@@ -140,7 +140,16 @@ def pallasite_passes() -> list[Pass]:
             after=("check-barriers",),
             target=TargetPredicate(frozenset({"tcgen05"})),
             description="finds columns of tensor memory that are overwritten while they are loaded",
-        )
+        ),
+        Pass(
+            name="single-lane-loops",
+            stage="mlir",
+            run=imported_on_call("pallasite_blackwell.single_lane_loops:run_in_one_lane"),
+            after=("mlir-canonicalize",),
+            before=("carry-remainders", "hoist-parameters", "mlir-hoist"),
+            target=TargetPredicate(frozenset({"tcgen05"})),
+            description="lets the lane that starts copies and products run their loop alone",
+        ),
     ]
 
 

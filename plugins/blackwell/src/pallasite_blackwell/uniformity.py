@@ -45,6 +45,14 @@ def all_threads_alike(*values: ir.Value) -> bool:
     return _same(pending)
 
 
+def is_same_in_block(*values: ir.Value) -> bool:
+    """Whether values are the same in all threads of a block that get to them together.
+
+    False also means that this is not known.
+    """
+    return _same(list(values))
+
+
 def _same(pending: list[ir.Value]) -> bool:
     seen: set[ir.Value] = set()
     while pending:
@@ -80,6 +88,13 @@ def _sources_of_argument(value: ir.Value, block: ir.Block) -> list[ir.Value] | N
     number = ir.BlockArgument(value).arg_number
     if operation.name == "llvm.func":
         return []
-    if operation.name == "scf.for" and number == 0:
-        return list(operation.operands)[:3]
-    return None
+    if operation.name != "scf.for":
+        return None
+    bounds = list(operation.operands)[:3]
+    if number == 0:
+        return bounds
+    # What a loop carries also depends on how often it runs.
+    last = block.operations[len(block.operations) - 1].operation if len(block.operations) else None
+    if last is None or last.name != "scf.yield":
+        return None  # The loop is being built.
+    return [*bounds, operation.operands[2 + number], last.operands[number - 1]]
