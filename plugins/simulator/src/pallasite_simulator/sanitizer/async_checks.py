@@ -349,11 +349,26 @@ class AsyncChecks:
             codes = entries.encode(0, state.domains, state.columns)[parts]
             accessor = Accessor(codes, state.rows[parts], None, state.time + 1, proxy=True)
             self.memory.complete_on_barriers(places * 8, accessor, operation.instruction)
-        rows = self._rows_of_completions(operation, state, parts, state.time + 1)
-        self.ordering.add_to_phases(places, phases, rows)
-        for number, (place, phase) in enumerate(zip(places.tolist(), phases.tolist(), strict=True)):
-            key = ("mbarrier", place, phase)
-            self._keys.setdefault(key, []).append((operation, parts[number : number + 1]))
+        ends = np.flatnonzero((places[1:] != places[:-1]) | (phases[1:] != phases[:-1])) + 1
+        starts, together = np.append(0, ends), np.split(parts, ends)
+        at, then = places[starts], phases[starts]
+        for key, some in zip(zip(at.tolist(), then.tolist(), strict=True), together, strict=True):
+            self._keys.setdefault(("mbarrier", *key), []).append((operation, some))
+        if operation.in_order or len(starts) == len(parts):
+            rows = self._rows_of_completions(operation, state, parts, state.time + 1)
+            self.ordering.add_to_phases(places, phases, rows)
+            return
+        rows = np.array([self._row_of_completions(operation, state, some) for some in together])
+        self.ordering.add_to_phases(at, then, rows)
+
+    def _row_of_completions(self, operation: AsyncOperation, state: State, parts: Array) -> int:
+        """The row that knows that all these parts are complete."""
+        fenced, time, clocks = operation.proxy == "async", state.time + 1, self.launch.clocks
+        columns, over = state.columns[parts], state.over[parts]
+        each = [(columns[over == one], one) for one in np.unique(over).tolist()]
+        return clocks.join_all(
+            clocks.advance_all(some, time, fenced=fenced, over=one) for some, one in each
+        )
 
     def _rows_of_completions(
         self, operation: AsyncOperation, state: State, parts: Array, time: int

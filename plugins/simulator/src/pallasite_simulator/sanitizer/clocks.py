@@ -121,10 +121,21 @@ class Clocks:
 
     def join_all(self, rows: Iterable[int]) -> int:
         """The row that knows what all know."""
-        result = NOTHING
-        for row in rows:
-            result = self.join(result, row)
-        return result
+        chosen = sorted({*rows} - {NOTHING})
+        if len(chosen) < 3:
+            return self.join(chosen[0], chosen[-1]) if chosen else NOTHING
+        key = ("join", *chosen)
+        found = self._made.get(key)
+        if found is None:
+            generic, fenced = self.generic[chosen].max(axis=0), self.fenced[chosen].max(axis=0)
+            foreign = self.foreign[chosen[0]]
+            for row in chosen[1:]:
+                foreign = self.join_foreign(foreign, self.foreign[row])
+            over = self.join_all(self.over[row] for row in chosen)
+            whole = (self.generic[chosen] == generic).all(axis=1)
+            like = tuple(row for row, one in zip(chosen, whole, strict=True) if one)
+            found = self._made[key] = self.add(generic, fenced, foreign, like, over)
+        return found
 
     def common(self, rows: Iterable[int]) -> int:
         """The row that knows what each of these knows; of other domains, what the first knows."""
@@ -182,6 +193,54 @@ class Clocks:
         found = self._published[key] = self.add(
             generic, fenced, self.foreign[before], over=self.over[before]
         )
+        return found
+
+    def publish_each(self, rows: Array, columns: Array, own: Array, copies: Any = None) -> Array:
+        """:meth:`publish` for each of some threads alone."""
+        if len(rows) == 1:
+            return np.array([self.publish(rows, columns, own, copies)])
+        if len(np.unique(columns)) < len(columns):
+            # Threads of several domains that know and did alike get the same row.
+            known = np.stack([rows, columns, own, *(copies or ())], axis=1)
+            _, chosen, same = np.unique(known, axis=0, return_index=True, return_inverse=True)
+            if len(chosen) < len(rows):
+                some = None if copies is None else (copies[0][chosen], copies[1][chosen])
+                found = self.publish_each(rows[chosen], columns[chosen], own[chosen], some)
+                shared: Array = found[same.reshape(-1)]
+                return shared
+        generic, fenced = self.generic[rows], self.fenced[rows]
+        each = np.arange(len(rows))
+        generic[each, columns] = self.time
+        fenced[each, columns] = np.maximum(fenced[each, columns], own)
+        if copies is not None:
+            behind = columns + self.threads
+            generic[each, behind] = np.maximum(generic[each, behind], copies[0])
+            fenced[each, behind] = np.maximum(fenced[each, behind], copies[1])
+        distinct, inverse = np.unique(rows, return_inverse=True)
+        over: Array = np.array([self.over[row] for row in distinct.tolist()])[inverse]
+        over[(self.generic[over] <= generic).all(axis=1)] = NOTHING
+        while len(self._free) < len(rows):
+            self._grow()
+        made: Array = np.array(self._free[-len(rows) :])
+        del self._free[-len(rows) :]
+        self.generic[made], self.fenced[made] = generic, fenced
+        self.floor[made] = self._floors(generic)
+        for row, before, one in zip(made.tolist(), rows.tolist(), over.tolist(), strict=True):
+            self.foreign[row] = self.foreign[before]
+            self.over[row] = one
+        return made
+
+    def advance_all(self, columns: Array, time: int, *, fenced: bool, over: int = NOTHING) -> int:
+        """The row that knows what columns did up to an event, as :meth:`advance` for one."""
+        if len(columns) == 1:
+            return self.advance(NOTHING, int(columns[0]), time, fenced=fenced, over=over)
+        key = ("advance all", columns.tobytes(), time, fenced, over)
+        found = self._made.get(key)
+        if found is None:
+            generic = np.zeros(self.width, np.int32)
+            generic[columns] = time
+            visible = generic if fenced else np.zeros_like(generic)
+            found = self._made[key] = self.add(generic, visible, None, over=over)
         return found
 
     def advance(
@@ -319,6 +378,17 @@ class Clocks:
             values[only_last] = self._begun[behind[only_last]] - 1
         return int(values.min())
 
+    def _floors(self, generic: Array) -> Array:
+        """:meth:`_floor` of each of some rows."""
+        fixed, unknown = self.fixed, np.iinfo(np.int64).max
+        behind = generic < self.last
+        values: Array = np.where(behind, generic.astype(np.int64), unknown)
+        only_last = behind[:, fixed:] & (generic[:, fixed:] >= self._begun_before[fixed:])
+        values[:, fixed:] = np.where(only_last, self._begun[fixed:] - 1, values[:, fixed:])
+        lowest: Array = values.min(axis=1)
+        lowest[lowest == unknown] = self.time
+        return lowest
+
     # Memory ---------------------------------------------------------------------------------------
 
     def _grow(self) -> None:
@@ -329,7 +399,7 @@ class Clocks:
         self.floor = np.pad(self.floor, more[0])
         self.foreign += [None] * count
         self.over += [NOTHING] * count
-        self._free = list(range(2 * count - 1, count - 1, -1))
+        self._free = [*range(2 * count - 1, count - 1, -1), *self._free]
 
     @property
     def crowded(self) -> bool:

@@ -54,9 +54,9 @@ class Columns:
         places = ordering.domain[firsts] - ordering.first_domain
         if len(places) == 1 or (places[1:] > places[:-1]).all():
             return slots.take(places, rows, time)
-        parts = range(len(places))
-        each = [slots.take(places[n : n + 1], rows[n : n + 1], time) for n in parts]
-        return np.concatenate(each)
+        starts = np.append(0, np.flatnonzero(places[1:] != places[:-1]) + 1)
+        each = zip(places[starts].tolist(), np.split(rows, starts[1:]), strict=True)
+        return np.concatenate([slots.take_several(place, known, time) for place, known in each])
 
 
 class _Slots:
@@ -85,6 +85,23 @@ class _Slots:
             self._next = (number + 1) % _MOST
             found = np.where(free, found, number)
         self._taken[domains, found] = time
+        columns: Array = self._columns[found]
+        return columns
+
+    def take_several(self, domain: int, rows: Array, time: int) -> Array:
+        """Columns for several operations of a domain, which begin one after the other."""
+        over = self._clocks.generic[rows[:, None], self._columns] >= self._taken[domain]
+        ends = np.flatnonzero((over[1:] != over[:-1]).any(axis=1)) + 1
+        found: list[int] = []
+        for start, end in zip([0, *ends.tolist()], [*ends.tolist(), len(rows)], strict=True):
+            free = over[start]
+            free[[one for one in found if one < len(free)]] = False
+            found += np.flatnonzero(free)[: end - start].tolist()
+            while len(found) < end:
+                full = len(self._columns) >= _MOST
+                found.append(self._next if full else self._add())
+                self._next = (found[-1] + 1) % _MOST
+        self._taken[domain, found] = time
         columns: Array = self._columns[found]
         return columns
 

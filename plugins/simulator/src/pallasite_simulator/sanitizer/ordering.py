@@ -162,6 +162,12 @@ class Ordering:
             tables = [values[whole] for values in known]
             if all((table[1:] == table[0]).all() for table in tables):
                 return self.publish(whole[0])
+        copies = None
+        if self.copied is not None and self.copies_fenced is not None:
+            copies = (self.copied[lanes], self.copies_fenced[lanes])
+        if count == len(lanes):
+            rows, columns, fenced = self.rows[lanes], self.column[lanes], self.fenced[lanes]
+            return self.clocks.publish_each(rows, columns, fenced, copies)
         ends = np.append(starts[1:], len(lanes))
         bounds = zip(starts.tolist(), ends.tolist(), strict=True)
         return np.array([self.publish(lanes[start:end]) for start, end in bounds])
@@ -388,6 +394,20 @@ class Ordering:
         one = slice(lane, lane + 1)
         return self.clocks.publish(rows[one], self.column[one], fenced[one], time=int(times[lane]))
 
+    def _fence_rows(self, lanes: Array, scope: int) -> int:
+        """What lanes knew and had done at their last fences of a scope, together."""
+        if scope not in self._at_fence:
+            return NOTHING
+        rows, times, fenced = self._at_fence[scope]
+        found = []
+        for time in np.unique(times[lanes]).tolist():
+            if time >= 0:
+                then = lanes[times[lanes] == time]
+                found.append(
+                    self.clocks.publish(rows[then], self.column[then], fenced[then], time=time)
+                )
+        return self.clocks.join_all(found)
+
     def _learn_from_all(self, lane: int, released: Mapping[int, int]) -> None:
         domain = int(self.domain[lane])
         one = np.array([lane])
@@ -400,13 +420,15 @@ class Ordering:
         if not self._at_fence and not self._initialized:
             return
         widest = self._scopes[scope]
+        if not _is_location(key):
+            row = self._fence_rows(lanes, widest)
+            if self._initialized:
+                known = (self._initialized.get(lane, NOTHING) for lane in lanes.tolist())
+                row = self.clocks.join_all([row, *known])
+            if row != NOTHING:
+                self.add_to_key(key, row)
+            return
         for lane in lanes.tolist():
-            if not _is_location(key):
-                row = self._fence_row(lane, widest)
-                row = self.clocks.join(row, self._initialized.get(lane, NOTHING))
-                if row != NOTHING:
-                    self.add_to_key(key, row)
-                continue
             published = NOTHING
             for level in range(widest, -1, -1):
                 row = self._fence_row(lane, level)

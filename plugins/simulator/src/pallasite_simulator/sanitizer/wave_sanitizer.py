@@ -127,15 +127,18 @@ class WaveSanitizer(Observer):
         """Strong accesses synchronize where fences are before and after them."""
         if access.space not in ("global", "shared") or access.instruction.opcode == "mbarrier":
             return
-        offsets = access.offsets.tolist()
         scope = next((one for one in access.instruction.modifiers if one in _SCOPES), "gpu")
-        keys = [("location", access.space, offset) for offset in offsets]
+        order = np.argsort(access.offsets, kind="stable")
+        lanes, offsets = access.lanes[order], access.offsets[order]
+        starts = np.append(0, np.flatnonzero(offsets[1:] != offsets[:-1]) + 1)
+        groups = np.split(lanes, starts[1:])
+        keys = [("location", access.space, offset) for offset in offsets[starts].tolist()]
         if access.instruction.opcode != "st":
-            for lane, key in zip(access.lanes, keys, strict=True):
-                self._ordering.see(np.array([lane]), key, scope)
+            for group, key in zip(groups, keys, strict=True):
+                self._ordering.see(group, key, scope)
         if access.writes:
-            for lane, key in zip(access.lanes, keys, strict=True):
-                self._ordering.release_fenced(np.array([lane]), key, scope)
+            for group, key in zip(groups, keys, strict=True):
+                self._ordering.release_fenced(group, key, scope)
 
     def forget_contents(self, space: str, offsets: Array, size: int) -> None:
         self._memory.forget_contents(space, offsets, size)
