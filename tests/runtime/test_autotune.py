@@ -25,7 +25,7 @@ from pallasite.errors import (
     ResourceError,
 )
 from pallasite.runtime.store import CacheWarning
-from pallasite_std.tuning import AutotuneWarning, encoding, entries, policy, timing
+from pallasite_std.tuning import AutotuneWarning, encoding, entries, policy, timing, winners
 from pallasite_std.tuning.search import LAST_REPEATS
 
 
@@ -598,3 +598,33 @@ def test_vector_add_on_a_gpu():
     # One warpgroup that adds 128 elements is too little for a block.
     assert times[best] < times[128] and best != 128
     assert pallasite.autotune(add, blocks, x, x, name="add", measure=never) == best
+
+
+def test_table_of_winners(tmp_path):
+    """What comes with an operation counts where nothing was measured, on its devices only."""
+
+    def ask(table, policy="cached", key=(1, None)):
+        with config.scoped(autotune=policy):
+            return pallasite.choose(
+                "op", 1, (X, 2), CANDIDATES, Tiles(64), never, key=key, winners=table
+            )
+
+    (question,) = winners.questions(
+        lambda x: ask(tmp_path / "none.json") and x, jax.ShapeDtypeStruct((2,), jnp.float32)
+    )
+    assert question.default == Tiles(64) and list(question.listed.values()) == list(CANDIDATES)
+
+    def table(devices, best):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        entry = {**question.place(), "best": encoding.encode(best)}
+        path.write_text(json.dumps({"devices": devices, "winners": [entry]}))
+        return path
+
+    here = entries.device().device_kind
+    mine = table(["NVIDIA Z1", here[:2]], Tiles(128))
+    assert ask(mine) == ask(mine, "on") == Tiles(128)
+    assert ask(mine, "off") == ask(mine, key=(2, None)) == Tiles(64)
+    assert ask(table(["NVIDIA Z1"], Tiles(128))) == Tiles(64)
+    assert ask(table([here], Tiles(999))) == Tiles(64)  # No candidate any more.
+    remember(Tiles(64, stages=4), X, 2, key=(1, None))
+    assert ask(mine) == Tiles(64, stages=4)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import pathlib
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -17,6 +18,7 @@ import jax
 
 from pallasite.plugin import PallasiteError, config
 from pallasite_std.tuning import entries
+from pallasite_std.tuning import winners as tables
 from pallasite_std.tuning.encoding import digest, distinct
 from pallasite_std.tuning.search import Measure
 from pallasite_std.tuning.trials import EXPECTED_ERRORS
@@ -40,11 +42,13 @@ def choose[Configuration: Hashable](
     tolerance: float | None = None,
     make_inputs: Callable[[jax.Array], Sequence[Any]] | None = None,
     measure: Measure | None = None,
+    winners: pathlib.Path | None = None,
 ) -> Configuration:
     """The configuration that an operation shall use; for authors of operations.
 
     The option ``autotune`` decides: with ``"off"`` it is ``default``. With ``"cached"`` it is the
     one that was measured to be the fastest for such arguments on such a GPU, or else ``default``.
+    If that was not measured here, what ``winners`` says counts.
     With ``"on"``, what was not measured yet is measured now, if there is a GPU; with several JAX
     processes, which might choose differently, ``"on"`` is ``"cached"``. If no candidate works,
     there is a warning, and the result is ``default``.
@@ -66,10 +70,18 @@ def choose[Configuration: Hashable](
       key: what else the choice depends on, such as static parameters; the same kinds of values as
         in configurations.
       check, tolerance, make_inputs, measure: as in :func:`autotune`.
+      winners: a table of configurations that were measured to be the fastest on such a GPU, which
+        comes with the operation (``pallasite_std.tuning.winners``).
 
     Raises:
       InvalidTypeError, InvalidValueError: the candidates, or the key, cannot be used.
     """
+    collected = tables.asked()
+    if collected is not None:
+        listed = distinct(candidates() if callable(candidates) else candidates, name)
+        described = tables.described(args)
+        collected.append(tables.Question(name, version, described, key, listed, default, run))
+        return default
     policy = config.get("autotune")
     if policy == "off":
         return default
@@ -79,6 +91,10 @@ def choose[Configuration: Hashable](
     known = None if entry is None else entries.chosen(entry, listed)
     if known is not None:
         return known[0]
+    if winners is not None:
+        known = tables.find(winners, entries.device().device_kind, name, version, args, key, listed)
+        if known is not None:
+            return known[0]
     if policy == "cached" or is_tuning() or not _can_measure(measure):
         return default
     failure = digest(found)
