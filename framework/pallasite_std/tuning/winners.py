@@ -99,7 +99,7 @@ def find[Configuration: Hashable](
     if not device.startswith(devices):
         return None
     text = best.get(_text(_place(name, version, args, key)))
-    return (listed[text],) if text in listed else None
+    return (listed[text],) if text is not None and text in listed else None
 
 
 @functools.cache
