@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import io
 import math
+import os
 import pathlib
 import re
 import subprocess
@@ -27,7 +28,7 @@ from pallasite.plugin.runtime import LaunchDevice, find_executor
 from pallasite_multigpu.ops import kernels
 from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.protocol.layout import Trap
-from pallasite_multigpu.runtime import diagnoses, groups, warm_up, watcher
+from pallasite_multigpu.runtime import diagnoses, groups, process_life, warm_up, watcher
 from pallasite_multigpu.runtime.provider import TABLES
 
 
@@ -238,3 +239,29 @@ def test_nothing_here_makes_multicast_objects():
     called = re.findall(r'"(cu[A-Z]\w+)"', "".join(texts.values()))
     assert "cuMemAlloc_v2" in called
     assert not [name for name in called if "Multicast" in name]
+
+
+def test_kernels_do_not_wait_for_processes_that_have_ended(monkeypatch):
+    monkeypatch.setattr(watcher, "_watched", [])
+    monkeypatch.setattr(watcher, "_thread", object())
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    began = process_life._state(child.pid)[process_life._BEGAN]
+    here = process_life.identity()
+    assert not process_life.has_ended(here) and not process_life.has_ended({})
+    told = {**here, "number": child.pid, "began": began}
+    memory = record(Trap.NOT_SIGNALLED, 3 << 32 | 5, rank=0)
+    memory[layout.RECORD_STATE] = 0
+    watcher.watch([ctypes.addressof(memory)], {0: "GPU 0", 1: "process 1"}, {1: told})
+    assert watcher.look() == [] and memory[layout.RECORD_ABORT] == 0
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # It stays as a zombie.
+    assert process_life.has_ended(told)
+    child.wait()
+    assert process_life.has_ended(told) and process_life.has_ended({**here, "began": "1"})
+    assert not process_life.has_ended({**here, "namespace": "other"})
+    assert watcher.look() == [] and memory[layout.RECORD_ABORT] == layout.ABORT_SOON
+    memory[layout.RECORD_STATE] = 1
+    (text,) = watcher.look()
+    assert "waited in vain for signals of other devices: a semaphore has 3 of 5" in text
+    assert text.endswith("; device 1 (process 1, which has ended)")
+    assert memory[layout.RECORD_ABORT] == layout.ABORT_NOW

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -200,6 +200,23 @@ def _signal_resources(
 # Operations -------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
+class Waiting:
+    """How a kernel waits for semaphores that other devices signal.
+
+    Attributes:
+      emit: ``emit(ctx, pointer, amount, decrement)`` emits the wait of one thread for a semaphore
+        to reach an amount (i32), which it subtracts if ``decrement``; acquires at the scope of the
+        system. None: it polls for ever.
+    """
+
+    emit: Callable[[RuleContext, ir.Value, ir.Value, bool], None] | None = None
+
+
+WAITING = StateKey("standard.waiting", lambda kernel: Waiting())
+"""Plugins whose kernels can give up set it before the kernel's body."""
+
+
 def scope_of(ctx: RuleContext, memory: MemoryReference) -> str:
     """The scope in which a semaphore orders memory: who may signal it or wait for it."""
     far = memory.peer is not None or ctx.kernel.estimate.amount(REMOTE_SIGNALS)
@@ -294,10 +311,13 @@ def _emit_wait(
     pointer = memory.address()
     if isinstance(decrement, RegisterArray):
         decrement = bool(ctx.static_integer(decrement, "the decrement flag of semaphore_wait"))
+    emit = ctx.kernel.state(WAITING).emit if scope == "sys" else None
     with ops.when(ctx.leader):
-        ops.inline_assembly(
-            _take(scope) if decrement else _watch(scope), "l,r,~{memory}", pointer, value
-        )
+        if emit is not None:
+            emit(ctx, _as_global(pointer), value, bool(decrement))
+        else:
+            text = _take(scope) if decrement else _watch(scope)
+            ops.inline_assembly(text, "l,r,~{memory}", pointer, value)
     ctx.synchronize()
 
 

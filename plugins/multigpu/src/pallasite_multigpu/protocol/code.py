@@ -197,6 +197,84 @@ def trap(code: int, fingerprint: int) -> tuple[str, str]:
     return _text(lines, 0), "l,l,~{memory}"
 
 
+def wait(fingerprint: int, decrement: bool) -> tuple[str, str]:
+    """One thread waits until a semaphore has reached an amount, and subtracts it if ``decrement``.
+
+    Its operands are the table's address, that of the semaphore, and the amount.
+
+    Returns:
+      The text, and constraints.
+    """
+    if decrement:
+        poll = [
+            "ld.relaxed.sys.global.s32 low, [$1];",
+            "setp.lt.s32 pending, low, $2;",
+            "@pending bra SLOW_${:uid};",
+            "sub.s32 high, low, $2;",
+            "atom.acquire.sys.global.cas.b32 narrow, [$1], low, high;",
+            "setp.eq.s32 p, narrow, low;",
+            "@p bra SIGNALLED_${:uid};",
+            "bra POLL_${:uid};",
+        ]
+    else:
+        poll = [
+            "ld.acquire.sys.global.s32 low, [$1];",
+            "setp.ge.s32 p, low, $2;",
+            "@p bra SIGNALLED_${:uid};",
+        ]
+    lines = [
+        "{",
+        *_REGISTERS,
+        "mov.b32 polls, 0;",
+        "mov.b64 began, 0;",
+        "mov.b64 limit, 0;",
+        "mov.b64 record, 0;",
+        "mov.b64 rank, 0;",
+        "mov.b64 own, 0;",
+        "POLL_${:uid}:",
+        *poll,
+        "SLOW_${:uid}:",
+        "add.u32 polls, polls, 1;",
+        f"and.b32 narrow, polls, {POLLS_BETWEEN_CHECKS - 1};",
+        "setp.ne.b32 p, narrow, 0;",
+        "@p bra POLL_${:uid};",
+        f"setp.ne.b32 p, polls, {POLLS_BETWEEN_CHECKS};",
+        "@p bra LOADED_${:uid};",
+        *_TABLE,
+        "mov.u64 began, %globaltimer;",
+        "LOADED_${:uid}:",
+        "setp.eq.b64 p, limit, 0;",
+        "@p bra HOST_${:uid};",
+        "mov.u64 now, %globaltimer;",
+        "sub.s64 now, now, began;",
+        "setp.lt.u64 q, limit, now;",
+        "@!q bra HOST_${:uid};",
+        "mov.b32 high, $2;",
+        "mov.b64 value, {high, low};",
+        "mov.b32 next, 0;",
+        *_trap("q", Trap.NOT_SIGNALLED, fingerprint, "UNSIGNALLED"),
+        "HOST_${:uid}:",
+        *_look_at_host("POLL_${:uid}"),
+        "bra POLL_${:uid};",
+        "SIGNALLED_${:uid}:",
+        "}",
+    ]
+    return _text(lines, 0), "l,l,r,~{memory}"
+
+
+def _look_at_host(otherwise: str) -> list[str]:
+    """What the host has to say to a kernel that waits: give up at once, or after a last look."""
+    return [
+        "setp.eq.b64 p, record, 0;",
+        f"@p bra {otherwise};",
+        f"ld.relaxed.sys.global.b64 value, [record+{layout.RECORD_ABORT * layout.WORD}];",
+        f"setp.eq.b64 p, value, {layout.ABORT_NOW};",
+        "@p trap;",
+        f"setp.eq.b64 p, value, {layout.ABORT_SOON};",
+        "@p mov.b64 limit, 1;",
+    ]
+
+
 def _text(lines: Sequence[str], table: int) -> str:
     return "\n\t".join(lines).replace("$TABLE", f"${table}")
 
@@ -228,23 +306,19 @@ def _wait(kind: str, fingerprint: int, code: Trap, name: str) -> list[str]:
         f"and.b32 narrow, polls, {POLLS_BETWEEN_CHECKS - 1};",
         "setp.ne.b32 p, narrow, 0;",
         f"@p bra.uni POLL_{name}_${{:uid}};",
-        # Has the host given up, or the time passed?
-        "setp.eq.b64 p, record, 0;",
-        f"@p bra.uni TIME_{name}_${{:uid}};",
-        f"ld.relaxed.sys.global.b64 value, [record+{layout.RECORD_ABORT * layout.WORD}];",
-        "setp.ne.b64 p, value, 0;",
-        "@p trap;",
-        f"TIME_{name}_${{:uid}}:",
+        # Has the time passed, or has the host given up?
         "setp.eq.b64 p, limit, 0;",
-        f"@p bra.uni POLL_{name}_${{:uid}};",
+        f"@p bra.uni HOST_{name}_${{:uid}};",
         "mov.u64 now, %globaltimer;",
         "sub.s64 now, now, began;",
         "setp.lt.u64 q, limit, now;",
         "vote.sync.any.pred q, q, 0xffffffff;",
-        f"@!q bra.uni POLL_{name}_${{:uid}};",
+        f"@!q bra.uni HOST_{name}_${{:uid}};",
         "cvt.u64.u32 value, missing;",
         "setp.eq.and.u32 q, thread, 0, q;",
         *_trap("q", code, fingerprint, f"LATE_{name}"),
+        f"HOST_{name}_${{:uid}}:",
+        *_look_at_host(f"POLL_{name}_${{:uid}}"),
         f"bra.uni POLL_{name}_${{:uid}};",
         f"MET_{name}_${{:uid}}:",
         "cvt.u32.u64 narrow, rank;",

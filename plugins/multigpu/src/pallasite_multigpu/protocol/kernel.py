@@ -225,6 +225,25 @@ def multicast_pointer(kernel: KernelContext, buffer: Buffer) -> ir.Value:
     return llvm.inttoptr(pointer_type(1), ops.add(own, offset))
 
 
+def wait(ctx: RuleContext, pointer: ir.Value, amount: ir.Value, decrement: bool) -> None:
+    """Lets one thread wait for a semaphore that other devices signal, as long as kernels wait.
+
+    Args:
+      ctx: of the rule.
+      pointer: to the semaphore.
+      amount: that it has to reach (i32).
+      decrement: whether that is subtracted then.
+    """
+    communicates(ctx.kernel)
+    state = ctx.kernel.state(COMMUNICATION)
+
+    def emit(table: ir.Value, *operands: ir.Value) -> None:
+        text, constraints = code.wait(state.fingerprint, decrement)
+        ops.inline_assembly(text, constraints, table, *operands)
+
+    ctx.kernel.emit_later(emit, _table(ctx.kernel), pointer, amount)
+
+
 def trap(ctx: RuleContext, code_: int, value: ir.Value) -> None:
     """Lets the threads that come here end the kernel with an error that the host reports.
 

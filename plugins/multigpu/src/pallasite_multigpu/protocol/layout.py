@@ -116,7 +116,11 @@ RECORD_EPOCH = 4
 RECORD_FINGERPRINT = 5
 RECORD_BLOCK = 6
 RECORD_ABORT = 7
-"""Written by the host: not 0 lets kernels that wait give up."""
+"""Written by the host: lets kernels that wait give up, see :data:`ABORT_NOW`."""
+ABORT_NOW = 1
+"""Another device has given up, and has said why."""
+ABORT_SOON = 2
+"""A process of the mesh has ended: what has not come soon will never come."""
 RECORD_WORDS = 8
 
 
@@ -133,6 +137,9 @@ class Trap(enum.IntEnum):
     OVERLAP = 4
     #: A device number is out of range; the value is that number.
     DEVICE_ID = 5
+    #: Other devices did not signal in time; the low half of the value is what the semaphore has to
+    #: reach, the high half what it has.
+    NOT_SIGNALLED = 7
     #: A device gets more rows than it has room for; the value is their number.
     CAPACITY = 6
 
@@ -185,6 +192,8 @@ class ErrorRecord:
             Trap.OVERLAP: "met another communicating kernel on its device at the same time",
             Trap.DEVICE_ID: f"was given the device id {np.int64(np.uint64(self.value))},"
             " which is out of range",
+            Trap.NOT_SIGNALLED: "waited in vain for signals of other devices: a semaphore has"
+            f" {self.value >> 32} of {self.value & 0xFFFFFFFF}",
             Trap.CAPACITY: f"gets {self.value} rows, more than it has room for (the capacity)",
         }
         known = {int(code): text for code, text in texts.items()}

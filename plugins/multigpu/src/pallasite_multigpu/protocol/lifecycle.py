@@ -15,7 +15,9 @@ from pallasite_multigpu.protocol.kernel import (
     device_count,
     placeholder,
     replace,
+    wait,
 )
+from pallasite_std.api import semaphore_rules
 
 
 def applies(kernel: KernelContext) -> bool:
@@ -26,6 +28,7 @@ def applies(kernel: KernelContext) -> bool:
 def prologue(kernel: KernelContext) -> None:
     """The entry barrier, if it is found to be needed."""
     state = kernel.state(COMMUNICATION)
+    kernel.state(semaphore_rules.WAITING).emit = wait
     slots = placeholder(ops.i64())
     state.slots_of_epoch = slots
 

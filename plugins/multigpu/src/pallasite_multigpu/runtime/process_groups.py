@@ -14,7 +14,7 @@ import jax
 from pallasite.plugin import ExecutionError, UnsupportedError
 from pallasite_multigpu.options import peer_memory, symmetric_heap
 from pallasite_multigpu.protocol import layout
-from pallasite_multigpu.runtime import exchange, watcher
+from pallasite_multigpu.runtime import exchange, process_life, watcher
 from pallasite_multigpu.runtime.cuda import driver
 from pallasite_multigpu.runtime.heap import Heap, SharedMemory
 
@@ -127,7 +127,8 @@ def _meet(devices: Sequence[Any], ids: tuple[int, ...], ordinal: int) -> Meeting
     key = "group/" + hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
 
     def place() -> dict[str, Any]:
-        return {"machine": _BOOT.read_text().strip(), "choice": peer_memory()}
+        machine = _BOOT.read_text().strip()
+        return {"machine": machine, "choice": peer_memory(), "process": process_life.identity()}
 
     places = exchange.meet(f"{key}/place", rank, processes, place)
     kind = _kind(processes, places)
@@ -159,7 +160,12 @@ def _meet(devices: Sequence[Any], ids: tuple[int, ...], ordinal: int) -> Meeting
         place: f"GPU {ordinal} of this process" if place == rank else f"process {process}"
         for place, process in enumerate(processes)
     }
-    watcher.watch((record,), names)
+    processes_here = {
+        place: one["process"]
+        for place, one in enumerate(places)
+        if place != rank and one["machine"] == places[rank]["machine"]
+    }
+    watcher.watch((record,), names, processes_here)
     return Meeting(
         rank,
         ordinal,

@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pallasite_multigpu.protocol import layout
+from pallasite_multigpu.runtime import process_life
 
 INTERVAL = 0.1
 """Seconds between looks."""
@@ -36,8 +38,25 @@ class KernelName:
 @dataclasses.dataclass
 class _Watched:
     records: tuple[int, ...]
-    names: Mapping[int, str]
+    names: dict[int, str]
+    processes: dict[int, Mapping[str, Any]]
+    ended: list[int] = dataclasses.field(default_factory=list)
     told: bool = False
+
+    def tell(self, word: int) -> None:
+        """Tells the kernels of this process that wait to give up."""
+        for address in self.records:
+            words = (ctypes.c_uint64 * layout.RECORD_WORDS).from_address(address)
+            words[layout.RECORD_ABORT] = word
+
+    def look_at_processes(self) -> None:
+        """What waits for a process that has ended need not wait any longer."""
+        for rank, process in list(self.processes.items()):
+            if process_life.has_ended(process):
+                del self.processes[rank]
+                self.ended.append(rank)
+                self.names[rank] = f"{self.names.get(rank, 'a process')}, which has ended"
+                self.tell(layout.ABORT_SOON)
 
 
 _lock = threading.Lock()
@@ -52,16 +71,22 @@ def know(fingerprint: int, kernel: KernelName) -> None:
         _kernels[fingerprint] = kernel
 
 
-def watch(records: Sequence[int], names: Mapping[int, str]) -> None:
+def watch(
+    records: Sequence[int],
+    names: Mapping[int, str],
+    processes: Mapping[int, Mapping[str, Any]] | None = None,
+) -> None:
     """Looks at the error records of a group from now on.
 
     Args:
-      records: their addresses in the host's memory, by rank.
+      records: their addresses in the host's memory: those of devices of this process.
       names: of the devices, by rank.
+      processes: those of other devices, by rank, where they are of this machine; see
+        :mod:`.process_life`.
     """
     global _thread
     with _lock:
-        _watched.append(_Watched(tuple(records), dict(names)))
+        _watched.append(_Watched(tuple(records), dict(names), dict(processes or {})))
         if _thread is None:
             _thread = threading.Thread(target=_run, name="pallasite-multigpu-watcher", daemon=True)
             _thread.start()
@@ -74,6 +99,7 @@ def look() -> list[str]:
         for group in _watched:
             if group.told:
                 continue
+            group.look_at_processes()
             found = []
             for address in group.records:
                 words = (ctypes.c_uint64 * layout.RECORD_WORDS).from_address(address)
@@ -83,18 +109,25 @@ def look() -> list[str]:
             if not found:
                 continue
             group.told = True
-            for address in group.records:
-                words = (ctypes.c_uint64 * layout.RECORD_WORDS).from_address(address)
-                words[layout.RECORD_ABORT] = 1
-            texts += [text_of(record, group.names) for record in found]
+            group.tell(layout.ABORT_NOW)
+            texts += [text_of(record, group.names, group.ended) for record in found]
     return texts
 
 
-def text_of(record: layout.ErrorRecord, names: Mapping[int, str]) -> str:
-    """What is told of a record: the user's line, the kernel, the devices."""
+def text_of(record: layout.ErrorRecord, names: Mapping[int, str], ended: Sequence[int] = ()) -> str:
+    """What is told of a record: the user's line, the kernel, the devices.
+
+    Args:
+      record: the record.
+      names: of devices by rank.
+      ended: ranks of devices whose process has ended.
+    """
     kernel = _kernels.get(record.fingerprint, KernelName("a kernel that is not known"))
     where = f"{kernel.location}: " if kernel.location else ""
     text = f"{where}kernel {kernel.name!r}: {record.describe(names)}"
+    unnamed = [rank for rank in ended if rank not in record.peers]
+    if unnamed:
+        text += "".join(f"; device {rank} ({names[rank]})" for rank in unnamed)
     if record.peers:
         text += (
             "\n  expected: that each device of the mesh calls the kernel within the option"
