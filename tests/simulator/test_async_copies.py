@@ -353,6 +353,20 @@ def test_completion_in_the_eyes_of_the_observer():
     assert names.index("write") < names.index("complete_on")
 
 
+def test_copies_of_nothing_where_arrays_end():
+    data = random_bytes(0, 256)
+    before = data.copy()
+    body = f"""
+    {barrier()}
+    @%first mbarrier.arrive.shared::cta.b64 _, [bar];
+    @%first cp.async.bulk.shared::cluster.global.{COMPLETE} [%tile], [%array0+256], 0, [%bar];
+    @%first cp.async.bulk.global.shared::cta.bulk_group [%array0+256], [%tile], 0;
+    {wait()}
+    """
+    run(body, data, block=32)
+    np.testing.assert_array_equal(data, before)
+
+
 # What is reported ---------------------------------------------------------------------------------
 
 LOAD = f"cp.async.bulk.shared::cluster.global.{COMPLETE}"

@@ -129,6 +129,11 @@ FINDINGS = (
 
 FINDINGS_OF_JAX = (
     Own(
+        "one thread arrives for others that may still read a result of try_cancel",
+        "test_dynamic_work_scheduling",
+        r"data race with an asynchronous(.|\n)* clusterlaunchcontrol\.try_cancel",
+    ),
+    Own(
         "JAX loads what it overwrites, by ldmatrix",
         "",
         r"(uninitialized|data race in) shared memory(.|\n)* ldmatrix\.",

@@ -224,16 +224,18 @@ class _Move:
         memory = lanes.wave.memory
         addresses = np.broadcast_to(addresses, (lanes.count,))
         memory.check_alignment(lanes, space, addresses, ALIGNMENT, ALIGNMENT, self._instruction)
-        if (sizes == sizes[0]).all():
-            size = max(int(sizes[0]), 1)
-            return memory.offsets(lanes, space, addresses, size, self._instruction)
-        offsets = np.empty(lanes.count, np.int64)
-        for size in np.unique(sizes).tolist():
-            where = sizes == size
+        # A copy of nothing may begin where a buffer ends. In shared memory its place still tells
+        # the block.
+        checked = np.maximum(sizes, 0 if space == "global" else 1)
+        if checked[0] and (checked == checked[0]).all():
+            return memory.offsets(lanes, space, addresses, int(checked[0]), self._instruction)
+        offsets = np.zeros(lanes.count, np.int64)
+        for size in np.unique(checked[checked > 0]).tolist():
+            where = checked == size
             chosen = lanes.where(where)
             assert chosen is not None
             offsets[where] = memory.offsets(
-                chosen, space, addresses[where], max(size, 1), self._instruction
+                chosen, space, addresses[where], size, self._instruction
             )
         return offsets
 
@@ -244,6 +246,8 @@ class _Move:
         wave = lanes.wave
         memory = wave.memory
         sizes = self._sizes(lanes)
+        if not sizes.any():
+            return  # Of what accesses nothing, nobody has to know when it is complete.
         sources = self._offsets(lanes, self._source_space, self._source(lanes), sizes)
         check_own_block(lanes, sources, self._instruction)
         masks = None if mask is None else np.broadcast_to(mask(lanes), (lanes.count,))
@@ -298,6 +302,8 @@ class _Move:
         wave = lanes.wave
         memory = wave.memory
         sizes = self._sizes(lanes)
+        if not sizes.any():
+            return  # Of what accesses nothing, nobody has to know when it is complete.
         sources = self._offsets(lanes, self._source_space, self._source(lanes), sizes)
         targets = self._offsets(lanes, self._target_space, self._target(lanes), sizes)
         source_name = "global" if self._source_space == "global" else "shared"
