@@ -37,9 +37,8 @@ if not HAS_GPU:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     xla_programs.share()
 
-# What other compilers make for tests is shared by all processes of a session.
-for one in ("cuda", "triton"):
-    session_folders.shared(one)
+# What Triton makes for tests is shared by all processes of a session.
+session_folders.shared("triton")
 
 # How long an example takes to be made or to run says nothing: other programs run as well.
 hypothesis.settings.register_profile(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import pathlib
 
 import ml_dtypes
 import numpy as np
 import pytest
+import recorded_ptx
 import triton_kernels
 from simulator_support import run_ptx
 
@@ -135,3 +137,12 @@ def test_matmul_of_8_bit_floats():
     run(kernel, (1, 2, 1), a, b, c, np.int32(m), np.int32(n), np.int32(k))
     expected = wide(a) @ wide(b).T
     assert np.linalg.norm(wide(c) - expected) / np.linalg.norm(expected) < tolerance
+
+
+def test_what_is_recorded_is_of_these_kernels():
+    """It is found by what the compiler gets, and anything else is compiled."""
+    assert recorded_ptx.recorded(("another", "kernel"), lambda: "compiled") == "compiled"
+    here = str(pathlib.Path(__file__).parent)
+    text = f'.file 1 "{here}/kernel.cu"'
+    stored = recorded_ptx.without_places(text)
+    assert here not in stored and recorded_ptx.with_places(stored) == text

@@ -6,8 +6,10 @@ import dataclasses
 import functools
 import os
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recorded_ptx import recorded
 from tests import session_folders
 
 # Triton keeps what it compiles; the tests neither use nor change the user's cache.
@@ -48,7 +50,7 @@ def compiled(
     ctas: int = 1,
     **constants: Any,
 ) -> Compiled:
-    """Compiles a kernel for sm_90a, or another capability.
+    """Compiles a kernel for sm_90a, or another capability, unless what Triton makes is recorded.
 
     Args:
       kernel: a ``triton.jit`` function.
@@ -60,13 +62,32 @@ def compiled(
       ctas: blocks of a cluster, which work on one program together.
       **constants: values of the ``constexpr`` arguments.
     """
+    settings = (signature, warps, stages, divisible, capability, ctas, sorted(constants.items()))
+    parts = (triton.__version__, kernel.cache_key, str(kernel), repr(settings))
+
+    def make() -> dict[str, Any]:
+        options = {"num_warps": warps, "num_stages": stages, "num_ctas": ctas}
+        made = _compiled(kernel, signature, divisible.split(), capability, options, constants)
+        return dataclasses.asdict(made)
+
+    return Compiled(**recorded(parts, make))
+
+
+def _compiled(
+    kernel: Any,
+    signature: str,
+    divisible: Sequence[str],
+    capability: int,
+    options: Mapping[str, Any],
+    constants: Mapping[str, Any],
+) -> Compiled:
     types = iter(signature.split())
     named = {n: "constexpr" if n in constants else next(types) for n in kernel.arg_names}
     # Arrays begin at multiples of 16 bytes.
     attributes = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(kernel.arg_names)
-        if named[name].startswith("*") or name in divisible.split()
+        if named[name].startswith("*") or name in divisible
     }
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     make = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
@@ -76,7 +97,7 @@ def compiled(
         result = triton.compile(
             source,
             target=GPUTarget("cuda", capability, 32),
-            options={"num_warps": warps, "num_stages": stages, "num_ctas": ctas},
+            options=dict(options),
         )
     metadata, ptx = result.metadata, result.asm["ptx"]
     # Warp specialization adds warps to those that were asked for.
