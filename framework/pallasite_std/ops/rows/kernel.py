@@ -18,10 +18,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_std.ops.rows.tiling import RowTiling
+from pallasite_std.ops.rings import over_steps
+from pallasite_std.ops.rows.tiling import LANES, RowTiling
 
 COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": jnp.add, "max": jnp.maximum}
 NEUTRAL = {"sum": 0.0, "max": -np.inf}
+MOST_KEPT = 16
+"""Elements of a row that a lane keeps in registers although they are in shared memory."""
+
 REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max}
 
 
@@ -55,6 +59,9 @@ class Chunk:
 
     def load_again(self, ref: Any) -> Any:
         """As :meth:`load`, without keeping it in registers."""
+        staged = self.rows.staged.get(id(ref))
+        if staged is not None:
+            return staged[...].astype(jnp.float32)
         return ref[self.rows.place, pl.ds(self.first, self.width)].astype(jnp.float32)
 
     def keep(self, ref: Any, value: Any) -> None:
@@ -94,17 +101,26 @@ class Rows:
       place: index of the rows in a matrix.
       thread: which of the warpgroups that share a row this is.
       resident: the columns that this warpgroup holds, if rows are held.
+      staged: by the identity of a matrix, where in shared memory these columns of it are.
     """
 
     def __init__(
-        self, tiling: RowTiling, first: Any, thread: Any, exchange: Exchange | None = None
+        self,
+        tiling: RowTiling,
+        first: Any,
+        thread: Any,
+        exchange: Exchange | None = None,
+        staged: dict[int, Any] | None = None,
     ) -> None:
         self.tiling = tiling
         self.first = first
         self.place: Any = first if tiling.height == 1 else pl.ds(first, tiling.height)
         self.thread = thread
         self._exchange = exchange
-        self.resident = Chunk(self, thread * tiling.chunk, tiling.chunk, kept=True)
+        self.staged = staged or {}
+        # What is in shared memory takes less registers if it is read again.
+        kept = not self.staged or tiling.height * tiling.chunk <= MOST_KEPT * LANES
+        self.resident = Chunk(self, thread * tiling.chunk, tiling.chunk, kept=kept)
 
     # Passes over the row --------------------------------------------------------------------------
 
@@ -265,6 +281,38 @@ class Exchange:
         return tuple(results)
 
 
+@dataclasses.dataclass(frozen=True)
+class Staging:
+    """How rows are fetched to shared memory before their turn.
+
+    Attributes:
+      operands: so many of the first operands are.
+      stages: rows, or groups of them, in shared memory.
+      dtype: of these operands.
+    """
+
+    operands: int
+    stages: int
+    dtype: np.dtype[Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the buffers."""
+        return tuple(f"staged_{number}" for number in range(self.operands))
+
+    def scratch(self, tiling: RowTiling) -> dict[str, Any]:
+        """Buffers and barriers; each warpgroup has its own."""
+        inner = (tiling.chunk,) if tiling.height == 1 else (tiling.height, tiling.chunk)
+        parts = (self.stages,) if tiling.threads == 1 else (self.stages, tiling.threads)
+        buffers: dict[str, Any] = {
+            name: plgpu.SMEM((*parts, *inner), self.dtype) for name in self.names
+        }
+        barriers = plgpu.Barrier(
+            num_arrivals=self.operands, num_barriers=self.stages * tiling.threads
+        )
+        return buffers | {"loaded": barriers}
+
+
 def _threads(tiling: RowTiling, slots: int) -> dict[str, Any]:
     """Arguments of ``plgpu.kernel`` for the warpgroups that share a row."""
     if tiling.threads == 1:
@@ -337,6 +385,8 @@ def folding_row_kernel(
     out_types: Sequence[jax.ShapeDtypeStruct],
     name: str,
     exchanges: int,
+    staging: Staging | None = None,
+    params: Any = None,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel whose blocks go over many rows each, and keep sums over them in registers.
 
@@ -352,6 +402,8 @@ def folding_row_kernel(
       out_types: types of the results.
       name: of the kernel, in profiles.
       exchanges: values that the body reduces altogether.
+      staging: which operands are fetched to shared memory before their turn, if any.
+      params: ``CompilerParams``.
     """
     height, threads = tiling.height, tiling.threads
     full = rows // height
@@ -359,19 +411,44 @@ def folding_row_kernel(
     def over_rows(*refs: Any, **scratch: Any) -> None:
         block = lax.axis_index("block")
         thread = lax.axis_index("part") if threads > 1 else 0
+        staged_names = () if staging is None else ("loaded", *staging.names)
+        ring = {name: scratch.pop(name) for name in staged_names}
 
         chunk = Rows(tiling, 0, thread).resident
 
-        def work(step: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        def work(step: Any, carry: tuple[Any, ...], staged: Any = None) -> tuple[Any, ...]:
             # The slots of one step are free two steps later.
             first = lax.rem(step, 2) * exchanges
             exchange = Exchange(threads, **scratch, first=first) if scratch else None
             row = (block + step * blocks) * height
-            added = body(Rows(tiling, row, thread, exchange), *refs)
+            added = body(Rows(tiling, row, thread, exchange, staged), *refs)
             return tuple(one + more for one, more in zip(carry, added, strict=True))
 
         steps = lax.div(full - block + (blocks - 1), blocks)
-        carry = lax.fori_loop(0, steps, work, (jnp.zeros(chunk.shape, jnp.float32),) * sums)
+        carry = (jnp.zeros(chunk.shape, jnp.float32),) * sums
+        if staging is None:
+            carry = lax.fori_loop(0, steps, work, carry)
+        else:
+            sources = refs[: staging.operands]
+            loaded = ring.pop("loaded").at[pl.ds(thread * staging.stages, staging.stages)]
+            buffers = [ring[name] for name in staging.names]
+
+            def places(stage: Any) -> list[Any]:
+                parts = (stage,) if threads == 1 else (stage, thread)
+                return [buffer.at[parts] for buffer in buffers]
+
+            def fetch(step: Any, stage: Any) -> None:
+                row = (block + step * blocks) * height
+                there: Any = row if height == 1 else pl.ds(row, height)
+                columns = pl.ds(chunk.first, chunk.width)
+                for source, place in zip(sources, places(stage), strict=True):
+                    plgpu.copy_gmem_to_smem(source.at[there, columns], place, loaded.at[stage])
+
+            def staged_work(step: Any, stage: Any, carry: Any) -> Any:
+                staged = {id(one): there for one, there in zip(sources, places(stage), strict=True)}
+                return work(step, carry, staged)
+
+            carry = over_steps(steps, staging.stages, loaded, fetch, staged_work, carry)
         single = dataclasses.replace(tiling, height=1)
         for row in range(full * height, rows):
 
@@ -389,12 +466,16 @@ def folding_row_kernel(
             carry = tuple(jnp.sum(one, axis=0) for one in carry)
         finish(chunk.first, block, carry, *refs)
 
+    arguments = _threads(tiling, 2 * exchanges)
+    if staging is not None:
+        arguments["scratch_types"] = arguments.get("scratch_types", {}) | staging.scratch(tiling)
     kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
         over_rows,
         out_type=tuple(out_types),
         grid=(blocks,),
         grid_names=("block",),
         kernel_name=name,
-        **_threads(tiling, 2 * exchanges),
+        compiler_params=params,
+        **arguments,
     )
     return kernel

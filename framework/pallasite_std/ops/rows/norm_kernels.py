@@ -13,9 +13,10 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallasite_std.ops.rows.kernel import Chunk, Rows, folding_row_kernel, row_kernel
+from pallasite import gpu as plgpu
+from pallasite_std.ops.rows.kernel import Chunk, Rows, Staging, folding_row_kernel, row_kernel
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
-from pallasite_std.ops.rows.tiling import Registers, RowTiling, row_tiling, size_of
+from pallasite_std.ops.rows.tiling import LANES, Registers, RowTiling, row_tiling, size_of
 
 FORWARD = Registers()
 GRADIENT = Registers(alone=64, shared=32, crowded=16, area=1024)
@@ -149,7 +150,12 @@ def keeps_sums(norm: Norm, tiling: RowTiling) -> bool:
 
 @functools.lru_cache(maxsize=512)
 def backward(
-    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], multiprocessors: int
+    norm: Norm,
+    rows: int,
+    columns: int,
+    dtype: np.dtype[Any],
+    multiprocessors: int,
+    shared_memory: int,
 ) -> Callable[..., Any]:
     """The kernel, a function of x (or the sum with the residual), d_out, weight?, d_sum?.
 
@@ -219,6 +225,43 @@ def backward(
         out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * (1 + norm.centered)
         return row_kernel(body, rows, tiling, out_types, name, exchanges)
     count = norm.weight + norm.bias
-    blocks = max(1, min(rows // tiling.height, multiprocessors * max(1, 8 // tiling.threads)))
+    resident, staging = staged_rows(tiling, count, 2, dtype, shared_memory)
+    blocks = max(1, min(rows // tiling.height, multiprocessors * resident))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
-    return folding_row_kernel(body, finish, rows, tiling, blocks, count, out_types, name, exchanges)
+    params = None if staging is None else plgpu.CompilerParams(min_blocks=resident)
+    return folding_row_kernel(
+        body, finish, rows, tiling, blocks, count, out_types, name, exchanges, staging, params
+    )
+
+
+MOST_STAGES = 4
+_WARPGROUPS = 512
+"""Registers of a multiprocessor by lanes of a warpgroup."""
+_TEMPORARIES = 56
+"""Registers of a lane besides sums."""
+
+
+def staged_rows(
+    tiling: RowTiling, sums: int, operands: int, dtype: np.dtype[Any], shared_memory: int
+) -> tuple[int, Staging | None]:
+    """How many blocks a multiprocessor has, and how their rows are fetched before their turn: None
+    where they cannot be, or shared memory does not suffice.
+
+    Args:
+      tiling: whose warpgroups hold the rows.
+      sums: that each lane keeps for its columns.
+      operands: matrices that are read.
+      dtype: of their elements.
+      shared_memory: bytes that a block may use; a multiprocessor has little more.
+    """
+    most = max(1, 8 // tiling.threads)
+    size = size_of(dtype)
+    if tiling.chunk * size % 16:
+        return most, None  # Not whole vectors of the copy engine.
+    registers = _TEMPORARIES + sums * tiling.height * tiling.chunk // LANES
+    stage = operands * tiling.height * tiling.columns * size
+    for resident in range(min(most, max(1, _WARPGROUPS // (tiling.threads * registers))), 0, -1):
+        stages = min(MOST_STAGES, (shared_memory - 4096) // (resident * stage))
+        if stages >= 2:
+            return resident, Staging(operands, stages, dtype)
+    return most, None

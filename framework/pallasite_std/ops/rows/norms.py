@@ -183,8 +183,9 @@ def _gradients(norm: Norm, x: Any, weight: Any, bias: Any, cotangents: Any) -> A
     operands = [] if weight is None else [weight]
     if norm.residual:
         operands.append(as_rows(cotangents[1]))
-    multiprocessors = max(1, select_target().multiprocessors)
-    kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), multiprocessors)
+    target = select_target()
+    machine = max(1, target.multiprocessors), target.max_shared_memory
+    kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
     d_x, *rest = kernel(rows, d_out, *operands)
     d_weight = d_bias = None
     if rest[0].ndim == 2:
