@@ -220,9 +220,16 @@ class FakeDriver:
 
 def test_doctor_says_which_gpus_are_apart(monkeypatch):
     monkeypatch.setattr(diagnoses, "driver", FakeDriver)
-    local, processes = diagnoses.diagnoses()
+    monkeypatch.setattr(diagnoses.nvshmem, "is_installed", lambda: False)
+    local, processes, between = diagnoses.diagnoses()
     assert local.text == "GPUs without access to each other's memory: 1-2, 2-1"
-    assert "nvidia-smi topo" in local.remedy and "not supported" in processes.text
+    assert "nvidia-smi topo" in local.remedy
+    assert processes.text.startswith("on one machine") and "1024 MiB" in processes.text
+    assert between.text.startswith("not installed (nvidia-nvshmem-cu13)")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    apart = diagnoses.diagnoses()[1]
+    assert apart.text.startswith("one of 4 tasks") and "jax.distributed.init" in apart.remedy
+    monkeypatch.delenv("SLURM_NTASKS")
 
     def missing():
         raise ExecutionError("no driver", got="libcuda.so.1: not found")

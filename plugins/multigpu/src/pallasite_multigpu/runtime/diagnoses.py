@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 from pallasite.plugin import Diagnosis, ExecutionError
+from pallasite_multigpu.options import symmetric_heap
+from pallasite_multigpu.runtime import exchange, nvshmem
 from pallasite_multigpu.runtime.cuda import driver
+
+_TASKS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Variables by which launchers of processes say how many there are."""
 
 
 def diagnoses() -> list[Diagnosis]:
     """Which providers of mailboxes can work here, and between which GPUs."""
-    return [_local(), Diagnosis(name="several processes", text="not supported: one runs all GPUs")]
+    return [_local(), _ipc(), _nvshmem()]
+
+
+def _ipc() -> Diagnosis:
+    name = "processes, CUDA IPC"
+    tasks = max((int(os.environ.get(one, "1") or 1) for one in _TASKS), default=1)
+    if tasks > 1 and not exchange.several():
+        return Diagnosis(
+            name=name,
+            text=f"one of {tasks} tasks, without jax.distributed: each runs on its own",
+            remedy="jax.distributed.initialize(...) in each, before JAX is used",
+        )
+    try:
+        driver()
+    except ExecutionError as error:
+        return Diagnosis(name=name, text=f"not here: {error.got or error.message}")
+    size = symmetric_heap()
+    return Diagnosis(
+        name=name,
+        text=f"on one machine, with one GPU each; they share {size >> 20} MiB (symmetric_heap)",
+    )
+
+
+def _nvshmem() -> Diagnosis:
+    name = "processes, NVSHMEM"
+    if not nvshmem.is_installed():
+        return Diagnosis(
+            name=name,
+            text=f"not installed ({nvshmem.PACKAGE}); needed between machines only",
+        )
+    return Diagnosis(name=name, text="installed; between machines that NVLink connects, or on one")
 
 
 def _local() -> Diagnosis:
