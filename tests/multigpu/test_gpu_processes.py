@@ -125,9 +125,11 @@ OPERATIONS = """
     a = random.standard_normal((512, 256)).astype(np.float32)
     b = random.standard_normal((256, 512)).astype(np.float32)
     a16, b16 = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
-    product = jax.jit(
-        on(lambda a, b: ops.all_gather_matmul(a, b, axis_name="x"), (P("x"), P(None, "x")), P(None, "x"))
-    )(put(a16), put(b16, P(None, "x")))
+    multiply = lambda a, b: ops.all_gather_matmul(a, b, axis_name="x")
+    by_columns = P(None, "x")
+    product = jax.jit(on(multiply, (P("x"), by_columns), by_columns))(
+        put(a16), put(b16, by_columns)
+    )
     check(product, a16.astype(np.float64) @ b16.astype(np.float64), 0.2)
     done("all_gather_matmul")
 """
