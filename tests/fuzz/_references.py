@@ -110,7 +110,7 @@ def attention(
     if bias is not None:
         scores = scores + bias
     if alibi_slopes is not None:
-        slopes = alibi_slopes.reshape(-1, heads)[:, :, None, None]
+        slopes = jnp.atleast_2d(alibi_slopes)[:, :, None, None]
         scores = scores - slopes * jnp.abs(positions - keys)[:, None]
     if block_mask is not None:
         mask = jnp.repeat(jnp.repeat(block_mask, mask_block[0], 2), mask_block[1], 3)

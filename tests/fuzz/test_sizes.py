@@ -23,6 +23,8 @@ LANE, WARPGROUP = plgpu.LoweringSemantics.Lane, plgpu.LoweringSemantics.Warpgrou
         Program("argmin of rows", (27, 26, 53), "int32", WARPGROUP),
         Program("sum of all", (212, 61), "int16", WARPGROUP),
         Program("transposed", (87, 122), "int8", WARPGROUP),
+        Program("reversed", (47, 27, 25), "uint8", LANE),
+        Program("reversed", (251, 247), "uint8", WARPGROUP),
     ],
     ids=str,
 )

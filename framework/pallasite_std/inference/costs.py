@@ -34,6 +34,9 @@ _SECTOR = 32
 _ELEMENT_BY_ELEMENT = 16.0
 """How much slower an access is whose addresses are computed one by one."""
 
+_LOOP_STEP = 1.0
+"""Of a warp, in a loop that moves an element of each lane: its instructions stay in the cache."""
+
 _ROOMY = 128
 """Registers of a lane that one array can take without others being spilled."""
 
@@ -80,11 +83,26 @@ def _scratch_passes(layout: Layout, bits: int) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def movement_cost(source: Layout, target: Layout, bits: int) -> float:
-    """Of storing an array to scratch memory and loading part of it, or more than it."""
-    layouts = [one for one in (source, target) if isinstance(one, RegisterLayout)]
-    passes = WARPS * sum(_scratch_passes(layout, bits) for layout in layouts)
-    return 2 * SYNCHRONIZATION + 2 * max(passes, 2.0 * WARPS)
+def movement_cost(source: Layout, target: Layout, bits: int, run: int | None = None) -> float:
+    """Of storing an array to scratch memory and loading part of it, or more than it.
+
+    Args:
+      source, target: layouts that are stored and loaded.
+      bits: of an element.
+      run: elements that are loaded together, if not as many as the layouts allow.
+    """
+    passes = 0.0
+    for layout, most in ((source, None), (target, run)):
+        if isinstance(layout, RegisterLayout):
+            # Narrow vectors take a pass each.
+            pieces = 1 if most is None else -(-layout.vector_length // most)
+            passes += max(_scratch_passes(layout, bits), layout.registers * pieces)
+    return 2 * SYNCHRONIZATION + 2 * WARPS * max(passes, 2.0)
+
+
+def ordering_cost(pieces: int) -> float:
+    """Of bringing what is in scratch memory into another order, by so many moves in a loop."""
+    return SYNCHRONIZATION + WARPS * _LOOP_STEP * -(-pieces // (LANES * WARPS))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -17,7 +17,7 @@ from pallasite.plugin.layouts import (
     padded,
     reduction_plan,
 )
-from pallasite_std.inference.costs import movement_cost
+from pallasite_std.inference.costs import movement_cost, ordering_cost
 from pallasite_std.memory.relayout import rows_in_registers
 from pallasite_std.stacking import stacked
 
@@ -46,12 +46,14 @@ class Movement:
       exact: between which layouts it works by renaming registers.
       before, after: shapes of the operand and of the result.
       bits: of an element.
+      run: consecutive elements that stay so; None if that is not known.
     """
 
     exact: Pairs
     before: tuple[int, ...]
     after: tuple[int, ...]
     bits: int
+    run: int | None = None
 
     def pairs(self, operand: Layout | None, result: Layout | None) -> list[Pair]:
         """See :data:`pallasite.plugin.inference.Pairs`."""
@@ -75,10 +77,13 @@ class Movement:
         """What it costs between two layouts."""
         if isinstance(operand, SplatLayout) or (operand, result) in self.exact(operand, result):
             return 0.0
-        cost = movement_cost(operand, result, self.bits)
+        cost = movement_cost(operand, result, self.bits, self.run)
         if isinstance(result, RegisterLayout) and result.flat:
             # Its lanes do not take what a view of rows has; only whole arrays are in one row.
-            cost += movement_cost(padded(result.shape), result, self.bits)
+            again = movement_cost(padded(result.shape), result, self.bits)
+            whole = movement_cost(operand, result, self.bits)
+            pieces = result.size // (self.run or 1)
+            cost = min(cost + again, whole + ordering_cost(pieces))
         return cost
 
 

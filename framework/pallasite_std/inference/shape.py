@@ -62,12 +62,22 @@ def _reshape(
 
 
 def moved(
-    ctx: InferenceContext, x: AbstractValue, exact: Pairs = relations.nothing
+    ctx: InferenceContext,
+    x: AbstractValue,
+    exact: Pairs = relations.nothing,
+    run: int | None = None,
 ) -> AbstractValue:
     """The result of an equation that moves the elements of its first operand, through scratch
-    memory unless it works between two layouts by renaming registers."""
+    memory unless it works between two layouts by renaming registers.
+
+    Args:
+      ctx: of the rule.
+      x: the operand.
+      exact: the layouts between which it renames registers.
+      run: consecutive elements that stay so; None if that is not known.
+    """
     result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result(varying=False)
-    moves(ctx, 0, x, result, exact)
+    moves(ctx, 0, x, result, exact, run)
     return result
 
 
@@ -77,12 +87,13 @@ def moves(
     x: AbstractValue,
     result: AbstractValue,
     exact: Pairs = relations.nothing,
+    run: int | None = None,
 ) -> None:
     """The operand at ``position`` becomes part of a result; see :func:`moved`."""
     if isinstance(x, ArrayValue) and isinstance(result, ArrayValue) and math.prod(x.shape) > 1:
         if math.prod(result.shape) == 1:
             return
-        relation = relations.Movement(exact, tuple(x.shape), tuple(result.shape), x.bits)
+        relation = relations.Movement(exact, tuple(x.shape), tuple(result.shape), x.bits, run)
         ctx.relate(position, x, result, relation.pairs, relation.work)
 
 
@@ -111,6 +122,13 @@ def _slice(
 
 
 @rules.inference(primitives.rev_p)
+def _rev(ctx: InferenceContext, x: AbstractValue, *, dimensions: Sequence[int]) -> AbstractValue:
+    shape = ctx.avals_in[0].shape
+    run = math.prod(shape[max(dimensions, default=-1) + 1 :])
+    # As wide as one access may be.
+    return moved(ctx, x, run=math.gcd(run, 16))
+
+
 @rules.inference(primitives.pad_p)
 @rules.inference(primitives.dynamic_slice_p)
 @rules.inference(jax.lax.tile_p)

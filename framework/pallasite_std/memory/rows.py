@@ -32,7 +32,7 @@ def better_row(layout: RegisterLayout, widest: int) -> RegisterLayout | None:
         return None
     widths = (n for n in (16, 8, 4, 2) if n <= widest)
     best = min((row(layout.shape, n) for n in widths), key=_work, default=layout)
-    return best if _work(best) * 1.5 < _work(layout) else None
+    return best if _work(best) * 1.25 < _work(layout) else None
 
 
 def _work(layout: RegisterLayout) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
+    LANES,
+    WARPS,
     Extent,
     Layout,
     MemoryLayout,
@@ -28,8 +30,12 @@ from pallasite.plugin.layouts import (
     row_major,
 )
 from pallasite.plugin.lowering import RegisterArray, RuleContext, relayout
+from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import from_memory, load_array, store_array, to_memory
+
+LOOP = 32
+"""Instructions of a loop that copies a view of shared memory, about."""
 
 PURPOSE = "scratch for layout changes and reductions"
 """What reports say of the memory: one region serves all uses."""
@@ -54,7 +60,7 @@ def scratch_arrays(
     layouts = [row_major(tuple(shape), types.bit_width(dtype)) for shape, dtype in arrays]
     starts = [0]
     for layout in layouts:
-        starts.append(starts[-1] + -(-layout.size * layout.element_bits // 128) * 16)
+        starts.append(starts[-1] + _bytes(layout))
     if starts[-1] > ctx.target.max_shared_memory:
         raise InvalidValueError(
             f"{ctx.primitive} moves arrays through shared memory, which they do not fit",
@@ -155,13 +161,117 @@ def reshaped(memory: MemoryReference, shape: Sequence[int]) -> MemoryReference:
 
 
 def copied(
-    ctx: RuleContext, array: RegisterArray, view: Any, layout: Layout | None
+    ctx: RuleContext,
+    array: RegisterArray,
+    view: Callable[[MemoryReference], MemoryReference],
+    layout: Layout | None,
+    shape: Sequence[int] | None = None,
 ) -> RegisterArray:
-    """An array stored row by row, and loaded as ``view(memory)``."""
-    with scratch_array(ctx, array.shape, array.dtype) as memory:
+    """An array stored row by row, and loaded as ``view(memory)``.
+
+    Where that takes many narrow accesses, a loop brings the view's elements into row-major order
+    before, so that the code does not grow with the array.
+
+    Args:
+      ctx: of the rule.
+      array: in any layout.
+      view: of row-major memory.
+      layout: of the result; a default one if it is None or none of registers.
+      shape: of the result; by default, that of the equation's.
+    """
+    shape = tuple(ctx.avals_out[0].shape if shape is None else shape)
+    if not isinstance(layout, RegisterLayout):
+        layout = result_layout(ctx, shape, array.dtype)
+    bits = types.bit_width(array.dtype)
+    # Of a view, all but the pointer is known before there is memory.
+    nowhere: Any = None
+    rows = row_major(array.shape, bits)
+    seen = view(MemoryReference(nowhere, rows, array.dtype, MemorySpace.SMEM, alignment=16))
+    arrays = [(array.shape, array.dtype)]
+    room = sum(_bytes(one) for one in (rows, row_major(shape, bits)))
+    if room <= ctx.target.max_shared_memory and _is_long(seen, layout):
+        arrays.append((shape, array.dtype))
+    with scratch_arrays(ctx, *arrays) as (memory, *ordered):
         store(ctx, memory, array)
         ctx.synchronize()
-        return load(ctx, view(memory), layout)
+        source = dataclasses.replace(seen, pointer=memory.pointer)
+        for one in ordered:
+            copy_in_order(ctx, source, one)
+            ctx.synchronize()
+            source = one
+        return load(ctx, source, layout)
+
+
+def _bytes(rows: MemoryLayout) -> int:
+    return -(-rows.size * rows.element_bits // 128) * 16
+
+
+def _is_long(view: MemoryReference, layout: RegisterLayout) -> bool:
+    """Whether the code that loads a view is longer than a loop that copies it, and what then loads
+    row-major memory."""
+    if view.element_bits < 8 or view.layout.is_contiguous or view.layout.size == 1:
+        return False
+    rows = row_major(view.shape, view.element_bits)
+    direct = padded(view.shape) if layout.flat else layout
+    more = 2 * direct.registers if layout.flat else 0
+    loaded = len(plan_access(direct, view.layout, 16).everything) + more
+    return loaded > len(plan_access(layout, rows, 16).everything) + LOOP
+
+
+def copy_in_order(ctx: RuleContext, source: MemoryReference, target: MemoryReference) -> None:
+    """Copies the elements of a view of shared memory to row-major memory, in a loop."""
+    kind = types.memory_type(source.dtype)
+    extents = source.layout.flat_extents
+    unit = _unit(source)
+    size = unit * source.element_bits // 8
+    vector = ops.vector_type(kind, unit)
+    count = source.layout.size // unit
+    launch = ctx.launch
+    lane = ops.add(launch.lane_id, ops.multiply(launch.warp_id, LANES))
+    start = source.element_offset()
+
+    def move(step: ir.Value, _: list[ir.Value]) -> Sequence[ir.Value]:
+        number = ops.add(ops.multiply(step, LANES * WARPS), lane)
+
+        def emit() -> None:
+            rest, offset = number, ops.add(ops.i32_constant(0), start)
+            for place, extent in enumerate(reversed(extents)):
+                own = extent.size // unit if place == 0 else extent.size
+                index = rest
+                if place < len(extents) - 1:
+                    index = ops.remainder_unsigned(rest, own)
+                    rest = ops.divide_unsigned(rest, own)
+                stride = extent.stride * unit if place == 0 else extent.stride
+                offset = ops.add(offset, ops.multiply(index, stride))
+            value = ops.load(
+                vector, ops.element_pointer(source.pointer, offset, kind), alignment=size
+            )
+            place = ops.element_pointer(target.pointer, ops.multiply(number, unit), kind)
+            ops.store(value, place, alignment=size)
+
+        if count % (LANES * WARPS):
+            with ops.when(ops.compare("ult", number, count)):
+                emit()
+        else:
+            emit()
+        return []
+
+    steps = ops.i32_constant(-(-count // (LANES * WARPS)))
+    ops.for_loop(ops.i32_constant(0), steps, [], move, rolled=True)
+
+
+def _unit(view: MemoryReference) -> int:
+    """Consecutive elements that can be moved at once."""
+    *outer, last = view.layout.flat_extents
+    if last.stride != 1:
+        return 1
+    return next(
+        unit
+        for unit in (16, 8, 4, 2, 1)
+        if unit * view.element_bits <= 8 * min(16, view.offset_alignment)
+        and last.size % unit == 0
+        and not any(extent.stride % unit for extent in outer)
+    )
 
 
 def whole_bytes(array: RegisterArray) -> RegisterArray:

@@ -28,6 +28,7 @@ from pallasite_std.memory.scratch import (
     viewed,
     whole_bytes,
 )
+from pallasite_std.rules.shape import same_layout_hint
 
 rules = RuleSet()
 
@@ -41,6 +42,9 @@ def _rev(ctx: RuleContext, x: RegisterArray, *, dimensions: Sequence[int]) -> Re
     steps = [-1 if turn else 1 for turn in turned]
     layout = ctx.layout_hint or x.layout
     return copied(ctx, whole_bytes(x), lambda m: viewed(m, starts, x.shape, steps), layout)
+
+
+rules.layout(primitives.rev_p)(same_layout_hint)
 
 
 @rules.lowering(primitives.pad_p, Semantics.LANE)
@@ -69,7 +73,7 @@ def _pad(
             x = RegisterArray.splat(x.scalar, x.dtype, tuple(counts))
         else:
             target = padded(tuple(counts))
-            x = copied(ctx, x, lambda memory: viewed(memory, first, counts), target)
+            x = copied(ctx, x, lambda memory: viewed(memory, first, counts), target, counts)
     with scratch_array(ctx, shape, x.dtype) as memory:
         store(ctx, memory, filler)
         ctx.synchronize()

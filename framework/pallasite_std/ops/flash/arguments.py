@@ -276,7 +276,7 @@ def _slopes(q: Any, slopes: Any) -> Any:
             got=f"{slopes.dtype}{list(slopes.shape)}",
             expected=f"numbers of shape ({heads},) or ({batch}, {heads})",
         )
-    return slopes.astype(jnp.float32).reshape(-1, heads)
+    return slopes.astype(jnp.float32).reshape(1 if slopes.ndim == 1 else batch, heads)
 
 
 def _mask_block(block: Any) -> tuple[int, int]:
