@@ -3,6 +3,8 @@ results and gradients agree with the textbook's formulas in float64."""
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from ops_support import error, exact, on, random
 import pallasite.ops
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite_std.ops import AttentionConfig
-from pallasite_std.ops.flash import forward
+from pallasite_std.ops.flash import api
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -229,8 +231,27 @@ def test_own_kernels_of_hopper(shape, dtype, options, monkeypatch):
     """They have segments, slopes, bias, values of another size, and compute short sequences
     together; but not the gradient by a bias."""
     if "bias" not in options:
-        monkeypatch.setattr(forward, "build", None)
+        monkeypatch.setattr(api, "_kernel", None)
     check(shape, dtype, options, "sm_90a")
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_few_queries_on_hopper(tokens):
+    """Those of a prefill of one, say: by the kernels for decoding, and gradients as ever."""
+    lengths = np.array([150, 7])
+    options = {"kv_lengths": lengths, "causal": True, "soft_cap": 4.0}
+    q, k, v = (
+        random(n, (2, one, heads, 64), "float16")
+        for n, (one, heads) in enumerate(((tokens, 4), (200, 2), (200, 2)))
+    )
+    expected, _, gradients = reference(q, k, v, q, options)
+    given = options | {"kv_lengths": jnp.asarray(lengths)}
+    attend = functools.partial(pallasite.ops.attention, **given)
+    with on("sm_90a"):
+        result, pullback = jax.vjp(attend, q, k, v)
+        found = [attend(q, k, v), result, *pullback(q)]
+    for ours, theirs in zip(found, (expected, expected, *gradients), strict=False):
+        assert error(ours, theirs) < 3e-3
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -13,6 +13,7 @@ import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidValueError, UnsupportedError
+from pallasite_hopper.ops.decode.config import HEAD_DIMS, MOST_TOKENS
 from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (
     BARRIER_BYTES,
@@ -182,6 +183,22 @@ def packed_period(q: Any, k: Any, extras: Extras) -> int | None:
     return length if short and all(one is None for one in extras) else None
 
 
+def as_decoding(q: Any, k: Any, v: Any, extras: Extras, call: AttentionCall) -> bool:
+    """Whether there are so few queries that the kernels for decoding compute them: these divide
+    the keys among blocks, and heads that share keys are rows of one tile."""
+    tokens, keys, size = q.shape[1], k.shape[1], q.shape[3]
+    return (
+        tokens <= min(MOST_TOKENS, keys)
+        and keys >= ROWS
+        and (call.causal or tokens == 1)
+        and call.window[0] is None
+        and call.config is None
+        and size in HEAD_DIMS
+        and v.shape[3] == size
+        and all(one is None for one in extras._replace(kv_lengths=None))
+    )
+
+
 def _joined(array: jax.Array) -> jax.Array:
     """(batch, sequence, ...) as one sequence."""
     return array.reshape(1, -1, *array.shape[2:])
@@ -191,6 +208,11 @@ def _forward(
     q: Any, k: Any, v: Any, extras: Extras, options: AttentionCall, residuals: bool
 ) -> tuple[jax.Array, Any]:
     q_lengths, kv_lengths = extras.q_lengths, extras.kv_lengths
+    if not residuals and as_decoding(q, k, v, extras, options):
+        from pallasite_hopper.ops.decode.api import decode_attention
+
+        scaled = {"scale": options.scale, "soft_cap": options.soft_cap}
+        return decode_attention(q, k, v, kv_lengths=kv_lengths, **scaled), None
     v_size, shape = v.shape[3], q.shape
     widest = max(shape[3], v_size)
     # Rows of the copy engine are whole vectors of 16 bytes.
