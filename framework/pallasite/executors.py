@@ -88,8 +88,8 @@ class LaunchRequest:
       device_mesh: the device mesh around the call.
       devices: JAX's devices in the order of that mesh; None where JAX does not say.
       ordered: whether the call has ``communication_effect``.
-      call: for JAX's launcher, what providers of hidden operands change of its custom call: the
-        ``target`` that launches the kernel in its stead, and attributes for that.
+      call: for JAX's launcher, what providers of hidden operands change: ``clear``, whether it
+        clears scratch; the ``target`` of the call in its stead, and attributes for that.
     """
 
     platform: str

@@ -9,6 +9,7 @@ parameters. Scratch that must hold zeros is cleared by the launcher, on the same
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import zlib
@@ -159,6 +160,7 @@ def launch(
     compiled: CompiledKernel,
     *operands: jax.Array,
     side_effects: bool = False,
+    clear: bool = True,
     target: str = CUSTOM_CALL_TARGET,
     **attributes: bytes,
 ) -> list[jax.Array]:
@@ -172,6 +174,7 @@ def launch(
       *operands: one array for each of ``compiled.launch.inputs``.
       side_effects: whether the kernel does more than fill its outputs (it prints, say), so that it
         must run even if its results are unused.
+      clear: whether the launcher clears scratch that must hold zeros; else the kernel does.
       target: the call that launches it: the launcher, or what calls that.
       **attributes: of the call, for what calls the launcher.
     """
@@ -187,6 +190,7 @@ def launch(
     if launches_nothing(parameters):
         return [untouched(output) for output in range(len(parameters.outputs))]
     plan = validate_launch(parameters, compiled.name)
+    plan = plan if clear else dataclasses.replace(plan, zeroed=frozenset())
     arguments = [
         operands[buffer.index]
         if buffer.kind is BufferKind.INPUT

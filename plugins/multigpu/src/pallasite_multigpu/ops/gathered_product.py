@@ -27,6 +27,8 @@ from pallasite_std.api import Epilogue, MatmulProblem
 REGISTERS = {"fetch": 40, "send": 40, "compute": 216}
 """Of a lane of each kind of warpgroup; they all start with 128."""
 CONFIG = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, stages=4, group=16)
+FORWARDS = False
+"""Whether what tiles fetch is sent on, rather than the rows by lanes of their own."""
 SENT = 2048
 """Elements that a block sends at a time."""
 
@@ -105,7 +107,8 @@ class _GatheredLoop(MatmulLoop):
     ) -> None:
         """The kernel's body."""
         self.gathered = gathered
-        self.arrived = pl.get_global(plgpu.SemaphoreType.REGULAR((self.count,)))
+        places = self.problem.m // self.config.tile_m if FORWARDS else self.count
+        self.arrived = pl.get_global(plgpu.SemaphoreType.REGULAR((places,)))
         warpgroups = self.config.warpgroups
         warpgroup = lax.axis_index("warpgroup")
 
@@ -115,7 +118,10 @@ class _GatheredLoop(MatmulLoop):
 
         def send() -> None:
             plgpu.set_max_registers(REGISTERS["send"], action="decrease")
-            self.send(a)
+            if isinstance(self, _ForwardingLoop):
+                self.forward(a_smem, full, empty)
+            else:
+                self.send(a)
 
         def multiply() -> None:
             plgpu.set_max_registers(REGISTERS["compute"], action="increase")
@@ -125,6 +131,57 @@ class _GatheredLoop(MatmulLoop):
 
         branch = lax.max(warpgroup - warpgroups + 1, 0)
         lax.switch(branch, [multiply, fetch, send])
+
+
+class _ForwardingLoop(_GatheredLoop):
+    """Sends what the own tiles fetch: each tile of a row of tiles some steps along k."""
+
+    def begin(self, item: Item) -> None:
+        """Waits until the rows of a tile have arrived."""
+
+        @pl.when(lax.div(item.m, self.shard) != lax.axis_index(self.axis))  # type: ignore[untyped-decorator]
+        def _() -> None:
+            place = lax.div(item.m, self.config.tile_m)
+            pl.semaphore_wait(self.arrived.at[place], self.n_tiles, decrement=False)
+            acquire_for_copies()
+
+    def forward(self, a_smem: Any, full: Any, empty: Any) -> None:
+        """One more reader of the stages, which sends those of its share to all other devices."""
+        config = self.config
+        own = lax.axis_index(self.axis)
+        peers = [lax.rem(own + offset, self.count) for offset in range(1, self.count)]
+
+        def tile(item: Item, stage: Any) -> Any:
+            mine = lax.div(item.m, self.shard) == own
+            column = lax.div(item.n, self.tile_columns)
+            rows = pl.ds(item.m, config.tile_m)
+
+            def step(index: Any, stage: Any) -> Any:
+                plgpu.barrier_wait(full.at[stage])
+
+                @pl.when(mine & (lax.rem(index, self.n_tiles) == column))  # type: ignore[untyped-decorator]
+                def _() -> None:
+                    depth = pl.ds(index * config.tile_k, config.tile_k)
+                    for peer in peers:
+                        there = plgpu.remote_ref(self.gathered, {self.axis: peer})
+                        plgpu.copy_smem_to_gmem(a_smem.at[stage], there.at[rows, depth])
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+                plgpu.barrier_arrive(empty.at[stage], by="warps")
+                return self._next(stage)
+
+            stage = lax.fori_loop(item.first, item.first + item.steps, step, stage)
+
+            @pl.when(mine)  # type: ignore[untyped-decorator]
+            def _() -> None:
+                plgpu.wait_smem_to_gmem(0)
+                place = lax.div(item.m, config.tile_m)
+                for peer in peers:
+                    pl.semaphore_signal(self.arrived.at[place], 1, device_id={self.axis: peer})
+
+            return stage
+
+        self._over_items(tile, jnp.int32(0))
 
 
 def fits(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int) -> bool:
@@ -169,7 +226,10 @@ def gathered_product(
         transpose_a=False,
         transpose_b=False,
     )
-    config = dataclasses.replace(CONFIG, epilogue_n=64 * 2 // problem.out_dtype.itemsize)
+    cluster = CONFIG.cluster if m % (CONFIG.cluster * CONFIG.tile_m) == 0 else 1
+    config = dataclasses.replace(
+        CONFIG, cluster=cluster, epilogue_n=64 * 2 // problem.out_dtype.itemsize
+    )
     items = (problem.m // config.tile_m) * (n // config.tile_n)
     blocks = min(blocks, items) // config.cluster * config.cluster
     return _build(problem, config, axis, count, blocks)(a, b)
@@ -179,8 +239,13 @@ def gathered_product(
 def _build(
     problem: MatmulProblem, config: MatmulConfig, axis: Hashable, count: int, blocks: int
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    loop = _GatheredLoop(problem, config, axis, count, blocks)
+    if FORWARDS:
+        # All own tiles come before those that wait.
+        own = problem.m // count // config.tile_m // config.cluster
+        config = dataclasses.replace(config, group=min(config.group, own))
+    loop = (_ForwardingLoop if FORWARDS else _GatheredLoop)(problem, config, axis, count, blocks)
     stages, warpgroups = config.stages, config.warpgroups
+    readers = warpgroups + FORWARDS
     staging = (warpgroups, config.epilogue_buffers, config.warpgroup_m, config.epilogue_n)
     made: Callable[..., tuple[jax.Array, jax.Array]] = plgpu.kernel(
         loop.body,
@@ -199,10 +264,10 @@ def _build(
             "b_smem": plgpu.SMEM((stages, config.tile_k, config.tile_n), problem.dtype_b),
             "out_smem": plgpu.SMEM(staging, problem.out_dtype),
             "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-            "empty": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages)
+            "empty": plgpu.Barrier(num_arrivals=readers, num_barriers=stages)
             if config.cluster == 1
             else plgpu.ClusterBarrier(
-                collective_axes=("cluster",), num_arrivals=warpgroups, num_barriers=stages
+                collective_axes=("cluster",), num_arrivals=readers, num_barriers=stages
             ),
         },
         kernel_name="all_gather_matmul",

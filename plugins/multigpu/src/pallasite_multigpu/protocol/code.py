@@ -51,11 +51,21 @@ _PEER = [
 ]
 
 
-def entry(fingerprint: int, blocks: int, buffers: int) -> tuple[str, str]:
+def entry(
+    fingerprint: int, blocks: int, buffers: int, cleared: Sequence[int] = ()
+) -> tuple[str, str]:
     """The entry barrier with the exchange; all threads of all blocks execute it.
 
-    Its operands are the table's address, an address that no other launch has at the same time, and
-    those of the buffers that peers reach. Its result is the address of the slots of this epoch.
+    Its operands are the table's address, an address that no other launch has at the same time,
+    those of the buffers that peers reach, and those of memory that the first block fills with zeros
+    before any other block, here or on another device, goes on. Its result is the address of the
+    slots of this epoch.
+
+    Args:
+      fingerprint: of the kernel.
+      blocks: of the kernel.
+      buffers: how many of them peers reach.
+      cleared: words of 32 bits of each piece of memory that is filled with zeros.
 
     Returns:
       The text, and constraints.
@@ -91,7 +101,13 @@ def entry(fingerprint: int, blocks: int, buffers: int) -> tuple[str, str]:
         f"setp.ge.u32 q, ticket, {blocks};",
         *_trap("q", Trap.OVERLAP, fingerprint, "OVERTAKEN"),
         *_PEER,
-        # The first block publishes.
+        *(
+            line
+            for place, words in enumerate(cleared)
+            for line in _clear(3 + buffers + place, words)
+        ),
+        # The first block publishes, after all of its lanes have filled memory with zeros.
+        "bar.warp.sync 0xffffffff;",
         "setp.eq.and.u32 first, ticket, 0, active;",
         f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
         "add.s64 place, place, peer;",
@@ -132,7 +148,26 @@ def entry(fingerprint: int, blocks: int, buffers: int) -> tuple[str, str]:
         f"add.s64 $0, $0, {layout.SLOTS};",
         "}",
     ]
-    return _text(lines, 1), ",".join(["=&l", *["l"] * (2 + buffers), "~{memory}"])
+    operands = 2 + buffers + len(cleared)
+    return _text(lines, 1), ",".join(["=&l", *["l"] * operands, "~{memory}"])
+
+
+def _clear(operand: int, words: int) -> list[str]:
+    """The first warp of the first block fills memory with zeros."""
+    again, done = (f"{name}_{operand}_${{:uid}}" for name in ("CLEAR", "CLEARED"))
+    return [
+        "mov.b32 low, thread;",
+        "mov.b32 high, 0;",
+        f"{again}:",
+        f"setp.lt.u32 p, low, {words};",
+        "setp.eq.and.u32 p, ticket, 0, p;",
+        f"@!p bra {done};",
+        f"mad.wide.u32 value, low, 4, ${operand};",
+        "st.global.b32 [value], high;",
+        "add.u32 low, low, 32;",
+        f"bra {again};",
+        f"{done}:",
+    ]
 
 
 def exit_(fingerprint: int, blocks: int) -> tuple[str, str]:

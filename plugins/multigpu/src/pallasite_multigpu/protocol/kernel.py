@@ -34,6 +34,7 @@ class Communication:
         until it is needed.
       slots_of_epoch: what stands for the address of the slots of this epoch, in the prologue.
       slots: the number of each buffer that peers reach.
+      cleared: scratch that the kernel fills with zeros itself, when it begins.
       begins: whether the kernel begins with the exchange and a barrier.
       reads: whether it reads the memory of peers, so that these may not go on before it has ended.
       fingerprint: what tells it from other kernels; set when it is finished.
@@ -42,6 +43,7 @@ class Communication:
     table: ir.Value | None = None
     slots_of_epoch: ir.Value | None = None
     slots: dict[Buffer, int] = dataclasses.field(default_factory=dict)
+    cleared: tuple[Buffer, ...] = ()
     begins: bool = False
     reads: bool = False
     fingerprint: int = 0

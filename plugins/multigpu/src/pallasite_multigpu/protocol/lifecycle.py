@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import zlib
+
+import numpy as np
 
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext
@@ -18,6 +21,9 @@ from pallasite_multigpu.protocol.kernel import (
     wait,
 )
 from pallasite_std.api import semaphore_rules
+
+CLEARED_AT_MOST = 1024
+"""Semaphores that a kernel clears itself, which is faster than if its launch does it."""
 
 
 def applies(kernel: KernelContext) -> bool:
@@ -38,9 +44,12 @@ def prologue(kernel: KernelContext) -> None:
             launch = kernel.launch
             # Launches at the same time may share a table, but not what they write.
             own = (*launch.hidden.outputs, *launch.hidden.inputs)[0]
-            pointers = [launch.array_pointer(one) for one in (own, *state.slots)]
+            pointers = [launch.array_pointer(one) for one in (own, *state.slots, *state.cleared)]
             text, constraints = code.entry(
-                state.fingerprint, kernel.geometry.blocks, len(state.slots)
+                state.fingerprint,
+                kernel.geometry.blocks,
+                len(state.slots),
+                [math.prod(one.shape) for one in state.cleared],
             )
             made = ops.inline_assembly(
                 text, constraints, state.table, *pointers, results=[ops.i64()]
@@ -71,6 +80,10 @@ def finish(kernel: KernelContext) -> None:
         return
     launch = kernel.launch
     state.fingerprint = _fingerprint(kernel)
+    zeroed = tuple(one for one in launch.buffers_scratch if one.zeroed)
+    small = sum(math.prod(one.shape) for one in zeroed) <= CLEARED_AT_MOST
+    if state.begins and small and all(np.dtype(one.dtype).itemsize == 4 for one in zeroed):
+        state.cleared = zeroed
     buffer = launch.hidden_operand(
         TABLE,
         (layout.table_words(device_count(kernel)),),
@@ -80,6 +93,7 @@ def finish(kernel: KernelContext) -> None:
             "communicates": state.begins,
             "fingerprint": state.fingerprint,
             "location": str(kernel.location or ""),
+            "clears": bool(state.cleared),
             "reached": [[one.kind.value, one.index] for one in state.slots],
         },
     )

@@ -28,8 +28,9 @@ class TableProvider:
     """Makes the tables of kernels.
 
     Methods get what lowering keeps with the operand by keyword: ``communicates`` (whether the
-    kernel meets its peers, or only asks who it is), ``fingerprint``, ``location`` and ``reached``
-    (kinds and numbers of the buffers that peers reach).
+    kernel meets its peers, or only asks who it is), ``fingerprint``, ``location``, ``clears``
+    (whether it clears its semaphores itself) and ``reached`` (kinds and numbers of the buffers that
+    peers reach).
     """
 
     def in_jax(
@@ -40,6 +41,7 @@ class TableProvider:
         communicates: bool,
         fingerprint: int,
         location: str,
+        clears: bool,
         reached: Sequence[Sequence[Any]],
     ) -> Any:
         """The table of the device that runs the program.
@@ -52,6 +54,7 @@ class TableProvider:
             _check_one_process(compiled, request, location)
         if not communicates or request.platform != "cuda":
             return _who_this_is(request, devices)
+        request.call["clear"] = not clears
         watcher.know(fingerprint, watcher.KernelName(compiled.name, location))
         number = groups.OTHER_MACHINE
         if request.devices is not None and _are_here(request.devices):
@@ -78,6 +81,7 @@ class TableProvider:
         communicates: bool,
         fingerprint: int,
         location: str,
+        clears: bool,
         reached: Sequence[Sequence[Any]],
     ) -> np.ndarray:
         """The table of a launch by itself, as of a mesh with one device.
@@ -85,7 +89,7 @@ class TableProvider:
         Raises:
           UnsupportedError: the kernel communicates, and is launched on a GPU without JAX.
         """
-        del fingerprint, reached
+        del fingerprint, clears, reached
         words = next(
             compiled.launch.inputs[one.input].shape[0]
             for one in compiled.launch.hidden_operands
@@ -111,10 +115,11 @@ class TableProvider:
         communicates: bool,
         fingerprint: int,
         location: str,
+        clears: bool,
         reached: Sequence[Sequence[Any]],
     ) -> SimulatedTables:
         """What the simulator puts into the memory of ``count`` devices that run the kernel."""
-        del compiled, fingerprint, location, reached
+        del compiled, fingerprint, location, clears, reached
         return SimulatedTables(count, communicates)
 
 
