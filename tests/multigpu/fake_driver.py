@@ -46,9 +46,6 @@ class FakeDriver:
     def write(self, ordinal, address, data):
         ctypes.memmove(address, data, len(data))
 
-    def uuid(self, ordinal):
-        return f"gpu-{ordinal}"
-
     def handle(self, ordinal, address):
         return self._names[address].ljust(64).encode()
 

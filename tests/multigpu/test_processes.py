@@ -40,7 +40,7 @@ EXCHANGE = """
     from pallasite_multigpu.runtime import copy_table, exchange, groups, heap, ipc
     from pallasite_multigpu.runtime import process_groups
 
-    cuda = FakeDriver(RANK, APART)
+    cuda = FakeDriver(RANK)
     for module in (groups, ipc, process_groups):
         module.driver = lambda: cuda
     groups._ordinal = lambda device: RANK
@@ -52,58 +52,59 @@ EXCHANGE = """
         return kind.from_address(address)
 """
 
+FAILS = """
+    from pallasite.plugin import PallasiteError
+
+    def fails(order, what):
+        try:
+            groups.group_of(order)
+        except PallasiteError as error:
+            print(what, "-", " ".join(str(error).split()))
+
+    def together(key):
+        exchange.tell(f"{key}/{RANK}", 1)
+        exchange.hear(f"{key}/{1 - RANK}", 30)
+"""
+
+LATE = """
+    config.update("peer_timeout", 1)
+    if RANK == 0:
+        fails(devices, "late")
+    together("late")
+    config.update("peer_timeout", 5)
+"""
+
 TABLES = """
-    group = groups.group_of(devices[::-1])
-    assert group is groups.group_of(devices[::-1])
-    (mine,) = (r for r, one in enumerate(devices[::-1]) if one.process_index == RANK)
-    other = 1 - mine
-    words = [word(address, ctypes.c_uint64).value for address in range(
+    group = groups.group_of(devices)
+    assert group is groups.group_of(devices)
+    words = [word(address).value for address in range(
         *(lambda at: (at, at + 8 * layout.table_words(2), 8))(copy_table.TABLES._words[3])
     )]
-    assert (words[layout.RANK], words[layout.COUNT]) == (mine, 2), words
+    other = 1 - RANK
+    assert (words[layout.RANK], words[layout.COUNT]) == (RANK, 2), words
     assert words[layout.TIMEOUT] == 5 * 10**9 and words[layout.RECORD] == group.records[0]
     boxes = words[layout.MAILBOXES::2]
-    assert words[layout.MAILBOX] == boxes[mine] and tuple(boxes) == group.mailboxes
+    assert words[layout.MAILBOX] == boxes[RANK] and tuple(boxes) == group.mailboxes
     offsets = words[layout.MAILBOXES + 1::2]
-    assert offsets[mine] == 0
+    assert offsets[RANK] == 0
 
     # As kernels do it: an address of this process, as the other one has it, into its mailbox.
     shared = process_groups.heap()
     array = shared.allocate(8, "an array")
     word(array).value = 1000 + RANK
     word(boxes[other] + layout.SLOTS).value = (array + offsets[other]) % 2**64
-    exchange.tell(f"written/{RANK}", 1)
-    exchange.hear(f"written/{1 - RANK}")
-    found = word(boxes[mine] + layout.SLOTS).value
-    assert found != array and word(found).value == 1000 + 1 - RANK
+    together("written")
+    found = word(boxes[RANK] + layout.SLOTS).value
+    assert found != array and word(found).value == 1000 + other
     assert exchange.heard("nothing") is None and exchange.heard(f"written/{RANK}") == 1
     print("met")
-    again = groups.group_of(devices)
-    assert again.mailboxes != group.mailboxes[::-1]
 """
 
-ERRORS = """
-    from pallasite.plugin import PallasiteError
-
-    try:
-        groups.group_of(devices)
-    except PallasiteError as error:
-        print(error)
-    exchange.tell(f"done/{RANK}", 1)
-    exchange.hear(f"done/{1 - RANK}", 20)
-"""
-
-ABSENT = """
-    from pallasite.plugin import PallasiteError
-
-    config.update("peer_timeout", 1)
-    if RANK == 0:
-        try:
-            groups.group_of(devices)
-        except PallasiteError as error:
-            print(error)
-        exchange.tell("done", 1)
-    exchange.hear("done", 30)
+APART = """
+    process_groups._reached.clear()
+    cuda.apart = (1,)
+    fails(devices[::-1], "apart")
+    together("apart")
 """
 
 ON_CPU = """
@@ -119,8 +120,11 @@ ON_CPU = """
     try:
         jax.jit(pull).lower(x)
     except Exception as error:
-        print(error)
+        print("simulator -", error)
 """
+
+
+PARTS = (FAILS, LATE, TABLES, APART, ON_CPU)
 
 
 @pytest.fixture
@@ -129,35 +133,25 @@ def two(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("PYTHONPATH", ":".join([str(FOLDER), *(one for one in sys.path if one)]))
 
-    def two(program, apart=()):
-        start = EXCHANGE.replace("APART", repr(apart))
-        found = run(textwrap.dedent(start) + textwrap.dedent(program), timeout=60)
-        assert [code for code, *_ in found] == [0, 0], [told[-2000:] for *_, told in found]
-        return [out for _, out, _ in found]
-
-    return two
+    found = run(textwrap.dedent(EXCHANGE) + "".join(map(textwrap.dedent, PARTS)), timeout=60)
+    assert [code for code, *_ in found] == [0, 0], [told[-2000:] for *_, told in found]
+    return [out for _, out, _ in found]
 
 
-def test_processes_tell_each_other_where_their_memory_is(two):
-    assert two(TABLES) == ["met\n", "met\n"]
-
-
-def test_gpus_without_access_to_each_other(two):
-    """One cannot reach the other: both say so, and neither waits."""
-    first, second = two(ERRORS, apart=(1,))
+def test_two_processes_meet(two):
+    """One comes too late at first; then both know where their memory is."""
+    first, second = two
+    late = (
+        "late - a kernel communicates with devices of processes that do not come got: nothing from"
+    )
+    assert late + " process 1 in 1 seconds" in first and "late" not in second
+    assert "met" in first and "met" in second
+    # GPUs that cannot reach each other: both say so, and neither waits.
     assert "GPU 0 of this process and GPU 1 of process 1: 217: no peer access" in first
-    assert "process 0 cannot share memory with others" in second and "217" in second
-
-
-def test_a_process_that_does_not_come(two):
-    first, _ = two(ABSENT)
-    assert "a kernel communicates with devices of processes that do not come" in first
-    assert "got: nothing from process 1 in 1 seconds" in first
-
-
-def test_the_simulator_runs_devices_of_one_process(two):
-    for told in two(ON_CPU):
-        assert "kernel 'acting' communicates with devices of other processes, on cpu" in told
+    assert "apart - process 0 cannot share memory with others" in second and "217" in second
+    for told in two:
+        simulated = "kernel 'acting' communicates with devices of other processes, on cpu"
+        assert simulated in told.partition("simulator - ")[2]
 
 
 class Device:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
-from acting import Acting, kernel_of
+from acting import Acting, act_p, kernel_of
+from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec
 
 import pallasite
@@ -27,11 +29,13 @@ def plugin():
 def compiled(*what, devices=2, params=None, **options):
     kernel = kernel_of(*what, **(params or {}))
     if devices is None:
-        return pallasite.compile(kernel, jax.ShapeDtypeStruct((128,), jnp.float32), target="sm_90a")
+        return pallasite.compile(
+            kernel, jax.ShapeDtypeStruct((128,), jjnp.float32), target="sm_90a"
+        )
     mesh = jax.sharding.AbstractMesh((devices,), ("x",))
     spec = PartitionSpec("x")
     called = jax.shard_map(kernel, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    x = jax.ShapeDtypeStruct((128 * devices,), jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+    x = jax.ShapeDtypeStruct((128 * devices,), jjnp.float32, sharding=jax.NamedSharding(mesh, spec))
     return pallasite.compile(called, x, target="sm_90a", **options)
 
 
@@ -92,3 +96,27 @@ def test_the_barrier_is_wanted_or_not():
         assert plgpu.CompilerParams(exit_barrier=given).exit_barrier is options
     with pytest.raises(InvalidTypeError, match="exit_barrier is neither true nor false\n  got: 1"):
         _ = compiled("pull", params={"exit_barrier": 1})
+
+
+@pytest.mark.parametrize("count", [1, 7, 1024, 1025])
+def test_the_first_block_clears_semaphores_before_it_publishes(count):
+    def body(x, o, semaphores):
+        act_p.bind(what="meet")
+        pl.semaphore_signal(semaphores.at[0])
+        pl.semaphore_wait(semaphores.at[0])
+        o[...] = x[...]
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=[plgpu.SemaphoreType.REGULAR((count,))],
+    )
+    mesh, spec = jax.sharding.AbstractMesh((2,), ("x",)), PartitionSpec("x")
+    x = jax.ShapeDtypeStruct((256,), jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+    called = jax.shard_map(kernel, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    made = pallasite.compile(called, x, target="sm_90a")
+    (table,) = made.launch.hidden_operands
+    clears = json.loads(table.arguments)["clears"]
+    assert clears == (count <= 1024)
+    found = re.findall(r"setp\.lt\.u32 p, low, (\d+);|(st\.release\.sys)", made.ptx)
+    assert found[0] == ((str(count), "") if clears else ("", "st.release.sys"))

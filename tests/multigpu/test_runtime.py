@@ -131,7 +131,13 @@ def test_a_launch_on_one_gpu_alone_is_refused():
     called, x = pulling()
     compiled = pallasite.compile(called, x, target="sm_90a")
     (operand,) = compiled.launch.hidden_operands
-    given = {"communicates": True, "fingerprint": 1, "location": "here.py:3", "clears": False, "reached": []}
+    given = {
+        "communicates": True,
+        "fingerprint": 1,
+        "location": "here.py:3",
+        "clears": False,
+        "reached": [],
+    }
     with pytest.raises(
         UnsupportedError, match=r"here\.py:3: kernel 'acting' communicates"
     ) as error:

@@ -119,13 +119,6 @@ class Driver:
             )
             self.call("cuCtxSynchronize")
 
-    def uuid(self, ordinal: int) -> str:
-        """What names a GPU in all processes of its machine."""
-        device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
-        self.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
-        self.call("cuDeviceGetUuid_v2", ctypes.byref(found), device)
-        return bytes(found).hex()
-
     def handle(self, ordinal: int, address: int) -> bytes:
         """What names memory of :meth:`allocate` to other processes of the machine."""
         found = _Handle()

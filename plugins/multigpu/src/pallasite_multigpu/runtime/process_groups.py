@@ -43,6 +43,7 @@ class Meeting:
 _lock = threading.RLock()
 _heap: Heap | None = None
 _reached: dict[int, int] = {}
+_mailboxes: dict[tuple[int, ...], int] = {}
 _meetings: dict[tuple[int, ...], Meeting] = {}
 
 
@@ -132,15 +133,14 @@ def _meet(devices: Sequence[Any], ids: tuple[int, ...], ordinal: int) -> Meeting
 
     places = exchange.meet(f"{key}/place", rank, processes, place)
     kind = _kind(processes, places)
-    mailbox = 0
 
     def share() -> dict[str, Any]:
-        nonlocal mailbox
         shared = use_heap(ordinal, kind)
-        mailbox = shared.allocate(layout.MAILBOX_BYTES, "the mailbox of a mesh")
-        driver().fill(ordinal, mailbox, layout.MAILBOX_BYTES)
-        told = shared.memory.tell()
-        return {"memory": told, "mailbox": mailbox - shared.begin, "uuid": driver().uuid(ordinal)}
+        if ids not in _mailboxes:  # Others may know the one of an attempt that failed.
+            mailbox = shared.allocate(layout.MAILBOX_BYTES, "the mailbox of a mesh")
+            driver().fill(ordinal, mailbox, layout.MAILBOX_BYTES)
+            _mailboxes[ids] = mailbox
+        return {"memory": shared.memory.tell(), "mailbox": _mailboxes[ids] - shared.begin}
 
     shares = exchange.meet(f"{key}/share", rank, processes, share)
     own = use_heap(ordinal, kind)
