@@ -48,15 +48,33 @@ def test_behind_a_branch_on_data(waits):
         only(check(body), "shared memory is read while a copy from global memory may still write")
 
 
-@pytest.mark.parametrize("slot", ["branch", "data", "loop"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_behind_something_unknown(waits):
+    """Copies to global memory are the thread's own matter, whatever happened to a barrier."""
+
+    def body(x, flags, out, tile, loaded):
+        plgpu.copy_gmem_to_smem(x, tile, loaded)
+        pl.when(flags[0] > 0)(lambda: plgpu.barrier_wait(loaded))
+        value = tile[...]
+        tile[...] = value * 2
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, out)  # here
+        if waits:
+            plgpu.wait_smem_to_gmem(0)
+
+    found = findings(body, [X, FLAGS], X, scratch_types=[TILE, plgpu.Barrier()])
+    if waits:
+        assert not found
+    else:
+        only(found, "nothing waits for this copy to global memory")
+
+
+@pytest.mark.parametrize("slot", ["data", "loop"])
 def test_barriers_and_loops_that_are_not_known(slot):
-    """Nothing is said of them, nor of what they may order."""
+    """Nothing is said of them, but of what comes behind them."""
 
     def body(x, flags, out, tile, staging, loaded):
-        if slot == "branch":
-            plgpu.copy_gmem_to_smem(x, tile.at[0], loaded.at[0])
-            pl.when(flags[0] > 0)(lambda: plgpu.barrier_wait(loaded.at[0]))
-        elif slot == "data":
+        if slot == "data":
             at = flags[0]
             plgpu.copy_gmem_to_smem(x, tile.at[at], loaded.at[at])
             plgpu.barrier_wait(loaded.at[at])
@@ -69,20 +87,19 @@ def test_barriers_and_loops_that_are_not_known(slot):
 
         staging[...] = tile[0]
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(staging, out)
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.copy_smem_to_gmem(staging, out)  # here
 
     scratch = [plgpu.SMEM((4, 64, 64), F32), TILE, plgpu.Barrier(num_barriers=4)]
-    assert not findings(body, [X, FLAGS], X, scratch_types=scratch)
+    only(findings(body, [X, FLAGS], X, scratch_types=scratch), "nothing waits for this copy")
 
 
 # Long loops ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [11, 64, 1001])
-@pytest.mark.parametrize("defect", [None, "once"])
+@pytest.mark.parametrize("defect", [None, "end", "late", "once", "drain"])
 def test_long_ring(defect, steps):
-    """Of a producer and a consumer: nothing is said of what only one iteration lacks."""
+    """Of a producer and a consumer; in the loop, behind it, and in one iteration of it alone."""
     slots = 3
 
     def body(x, out, tiles, staging, full, empty):
@@ -115,11 +132,14 @@ def test_long_ring(defect, steps):
             zeros = plgpu.layout_cast(
                 jnp.zeros((64, 64), F32), plgpu.Layout.WG_STRIDED((64, 64), 2)
             )
-            total = lax.fori_loop(0, steps, use, zeros)
+            total = lax.fori_loop(0, steps - (defect == "drain"), use, zeros)
+            if defect == "late":
+                plgpu.barrier_wait(full.at[steps % slots])
             staging[...] = total
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(staging, out)
-            plgpu.wait_smem_to_gmem(0)
+            if defect != "end":
+                plgpu.wait_smem_to_gmem(0)
 
     scratch = [
         *(plgpu.SMEM((slots, 64, 64), F32), TILE),
@@ -131,6 +151,12 @@ def test_long_ring(defect, steps):
     texts = [one.text for one in found]
     if defect is None:
         assert not texts
+    elif defect == "end":
+        assert len(texts) == 1 and "nothing waits for this copy to global memory" in texts[0]
+    elif defect == "late":
+        assert "this wait never ends" in texts[0]
+    elif defect == "drain":
+        assert len(texts) == 1 and "nothing waits for this copy" in texts[0]
     else:  # In an iteration that is none of the first and of the last.
         assert all("may still read" in text or "never" in text for text in texts)
 

@@ -127,3 +127,42 @@ def test_code_limit() -> None:
         pallasite.compile(function, x)
     assert "fori_loop" in str(e.value) and "PALLASITE_CODE_LIMIT" in str(e.value)
     assert e.value.location is not None and e.value.location.file.endswith("test_definitions.py")
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize("together", [True, False])
+def test_in_each_of_several_threads(semantics: Semantics, together: bool) -> None:
+    """Each has memory of its own for arrays that are scanned or multiplied."""
+    x = jnp.asarray(RANDOM.normal(size=(5, 7, 7)), jnp.float32)
+
+    def work(x: Any) -> tuple[Any, Any]:
+        last, rows = lax.scan(recurrence, jnp.zeros(7), x[:, 3], reverse=True)
+        return rows + last, jnp.einsum("bij,bkj->bik", x, x)
+
+    def body(x_ref: Any, rows_ref: Any, products_ref: Any) -> None:
+        thread = lax.axis_index("thread")
+
+        def store(number: Any, x: Any) -> None:
+            rows, products = work(x)
+            rows_ref[number], products_ref[number, : len(x)] = rows, products
+
+        if together:
+            store(thread, x_ref[...] + lax.convert_element_type(thread, "float32"))
+        else:
+            pl.when(thread == 0)(lambda: store(0, x_ref[...]))
+            pl.when(thread == 1)(lambda: store(1, x_ref[...] + 1.0))
+
+    rows, products = plgpu.kernel(
+        body,
+        out_type=(
+            jax.ShapeDtypeStruct((2, 5, 7), jnp.float32),
+            jax.ShapeDtypeStruct((2, 5, 7, 7), jnp.float32),
+        ),
+        num_threads=2,
+        thread_name="thread",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )(x)
+    for number in range(2):
+        expected = work(x + number)
+        np.testing.assert_allclose(rows[number], expected[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(products[number], expected[1], rtol=1e-5, atol=1e-5)

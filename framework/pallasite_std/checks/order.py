@@ -31,10 +31,30 @@ def problems(traces: Sequence[Trace], tables: BarrierTables, *, fences: bool) ->
       tables: what is known of barriers.
       fences: whether the program has to fence what it writes before copies read it.
     """
-    if repeats.has(traces, Kind.REPEAT) or repeats.has(traces, Kind.UNKNOWN):
-        # Traces can lack arrivals of warps in long loops: what they show is not certain.
+    if not repeats.has(traces, Kind.REPEAT):
+        return _problems_of(traces, tables, fences)
+    shortened = repeats.shortened(traces, tables)
+    if shortened is not None and not _problems_of(shortened, tables, fences):
         return []
-    return Block(traces, tables, fences=fences).problems
+    # What goes wrong with few iterations need not do so with all of them.
+    threads = repeats.unrolled(traces) or [repeats.until_unknown(one) for one in traces]
+    return _problems_of(threads, tables, fences)
+
+
+def is_certain(traces: Sequence[Trace]) -> bool:
+    """Whether it is known all along what threads do."""
+    return all(one.complete for one in traces) and not repeats.has(traces, Kind.UNKNOWN)
+
+
+def _problems_of(threads: Sequence[Any], tables: BarrierTables, fences: bool) -> list[Problem]:
+    """The problems of threads whose loops are unrolled."""
+    if repeats.has(threads, Kind.UNKNOWN):
+        # What comes before anything unknown is known best.
+        first = [repeats.until_unknown(one) for one in threads]
+        found = Block(first, tables, fences=fences).problems
+        if found:
+            return found
+    return Block(threads, tables, fences=fences).problems
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,23 +89,56 @@ def _problems(jaxpr: Any, context: Any) -> list[Problem]:
     found: list[Problem] = []
     table: JaxprTable = context.jaxprs
     if any(_is_on_chip(v.aval) for inner in table.jaxprs(jaxpr) for v in inner.invars):
-        from pallasite_std.checks.order import problems
-        from pallasite_std.checks.traces import MOST_EQUATIONS, Trace
+        found = _problems_in_order(jaxpr, context)
+    context.shared[_problems] = (jaxpr, found)
+    return found
 
-        mesh = context.mesh
-        count = (mesh and mesh.num_threads) or 1
-        places = Places(mesh)
-        known = context.shared.get(Walk)
-        if known is not None:
-            places.steps = known.places.steps
-        operands = [Memory(one, number) for number, one in enumerate(jaxpr.invars)]
+
+def _problems_in_order(jaxpr: Any, context: Any) -> list[Problem]:
+    from pallasite_std.checks.order import is_certain, problems
+    from pallasite_std.checks.traces import MOST_EQUATIONS, Trace
+
+    mesh = context.mesh
+    count = (mesh and mesh.num_threads) or 1
+    places = Places(mesh)
+    walk = context.shared.get(Walk)
+    if walk is not None:
+        places.steps = walk.places.steps
+    operands = [Memory(one, number) for number, one in enumerate(jaxpr.invars)]
+    fences = _fences_itself(context)
+
+    def traces_of(places: Places) -> list[Trace]:
         traces = []
         for thread in range(count):
             trace = Trace(context, places, thread, MOST_EQUATIONS // count)
             trace.follow(jaxpr, operands)
             traces.append(trace)
-        found = problems(traces, context.barriers, fences=_fences_itself(context))
-    context.shared[_problems] = (jaxpr, found)
+        return traces
+
+    traces = traces_of(places)
+    found = problems(traces, context.barriers, fences=fences)
+    if found or is_certain(traces):
+        return found
+    for position in _some_blocks(places, jaxpr, context):
+        found = problems(traces_of(places.of_block(position)), context.barriers, fences=fences)
+        if found:
+            return found
+    return []
+
+
+def _some_blocks(places: Places, jaxpr: Any, context: Any) -> list[dict[Any, int]]:
+    """Positions of blocks that differ most, where blocks do not do all the same."""
+    names = [name for name in places.axes if name != places.thread_name]
+    if places.cluster or not any(places.sizes[name] > 1 for name in names):
+        return []  # Blocks of a cluster do not run by themselves.
+    equations = context.jaxprs.equations(jaxpr)
+    if any(one.primitive is cluster_launch.try_cluster_cancel_p for one in equations):
+        return []  # Nor does every block run.
+    found: list[dict[Any, int]] = []
+    for place in (lambda size: 0, lambda size: size - 1, lambda size: size // 2):
+        position = {name: place(places.sizes[name]) for name in names}
+        if position not in found:
+            found.append(position)
     return found
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,12 @@ class Places:
         self.steps: dict[int, tuple[Any, list[Step]]] = {}
         self.relevant: dict[int, tuple[int, ...]] = {}
         self._symbols: dict[Any, Any] = {}
+
+    def of_block(self, position: Mapping[Any, int]) -> Places:
+        """The same with the values of one block."""
+        found = copy.copy(self)
+        found._symbols = dict(position)
+        return found
 
     def position(self, name: Any) -> Any:
         """The position along an axis of the grid or of the cluster."""

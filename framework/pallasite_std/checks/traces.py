@@ -45,8 +45,8 @@ from pallasite_std.pipelines.warp_specialized.register_split import split_regist
 from pallasite_std.primitives import barriers, copies
 from pallasite_std.rules.registers import set_max_registers_p
 
-MOST_EQUATIONS = 1200
-"""Of all threads of a kernel together."""
+MOST_EQUATIONS = 3000
+"""Of all threads of a kernel together, which compute integers or touch references."""
 
 MOST_ITERATIONS = 10
 """Of loops that end then, or of which it is not known how long they are."""
@@ -212,7 +212,7 @@ class Trace(ScalarVisitor):
         self.complete = True
 
     def run(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-        self.budget -= len(jaxpr.eqns)
+        self.budget -= len(self.steps(jaxpr))
         if self.budget < 0:
             raise _TooLongError
         return super().run(jaxpr, operands)
@@ -401,7 +401,9 @@ class Trace(ScalarVisitor):
         name = next((mesh.axis_name for mesh in meshes if isinstance(mesh, WarpMesh)), None)
         warps = []
         for number in range(WarpMesh.NUM_WARPS):
-            budget = self.budget // (WarpMesh.NUM_WARPS - number)
+            # Most often one or two of them do something.
+            is_last = number == WarpMesh.NUM_WARPS - 1
+            budget = self.budget if is_last else self.budget // 2
             warp = Trace(self.context, self.places, self.thread, budget, (name, number))
             warp._own = self._own
             warp._again = self._again
@@ -641,7 +643,9 @@ def relevant_operands(equation: Any) -> tuple[int, ...]:
             reference = view.ref if _is_view(view) else view
             if type(reference) is not _Position:
                 continue
-            if memory_space_of(operands[reference.number].aval) is GMEM:
+            aval = operands[reference.number].aval
+            # Scalars, such as predicates, are no references.
+            if isinstance(aval, _jax.AbstractRef) and memory_space_of(aval) is GMEM:
                 ignored.update(_positions_in(view))
     elif rest is not None and memory_space_of(operands[0].aval) is GMEM:
         return ()

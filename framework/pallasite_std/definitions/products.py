@@ -16,6 +16,7 @@ from jax.extend.core import primitives
 
 from pallasite.plugin.language import MemorySpace
 from pallasite_std.definitions.record import Definition
+from pallasite_std.memory.thread_arrays import EACH_THREAD
 from pallasite_std.primitives.layouts import Layout, layout_cast
 from pallasite_std.primitives.matrix import MMA_ACCUMULATORS, can_multiply, mma, warps_along_rows
 
@@ -98,7 +99,8 @@ def _by_outer_products(a: Any, b: Any, out: np.dtype[Any]) -> Any:
         return lax.fori_loop(0, depth, body, jnp.zeros((batch, m, n), wide))
 
     space = MemorySpace.SMEM
-    return pl.run_scoped(scoped, space(a.shape, wide), space(b.shape, wide))
+    shapes = space(a.shape, wide), space(b.shape, wide)
+    return pl.run_scoped(scoped, *shapes, collective_axes=EACH_THREAD)
 
 
 DEFINITIONS = {primitives.dot_general_p: Definition(_dot_general)}

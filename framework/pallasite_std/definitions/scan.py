@@ -12,6 +12,7 @@ from jax.extend.core import primitives
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import MemorySpace
 from pallasite_std.definitions.record import Definition
+from pallasite_std.memory.thread_arrays import EACH_THREAD
 
 
 def _scans_arrays(equation: Any) -> bool:
@@ -48,8 +49,8 @@ def _scan(
 
     shapes = [(x.shape, x.dtype) for x in scanned]
     shapes += [((length, *aval.shape), aval.dtype) for aval in stacked]
-    space = MemorySpace.SMEM
-    return list(pl.run_scoped(scoped, *(space(shape, dtype) for shape, dtype in shapes)))
+    memory = [MemorySpace.SMEM(shape, dtype) for shape, dtype in shapes]
+    return list(pl.run_scoped(scoped, *memory, collective_axes=EACH_THREAD))
 
 
 DEFINITIONS = {primitives.scan_p: Definition(_scan, _scans_arrays)}

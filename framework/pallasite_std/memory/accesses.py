@@ -153,10 +153,10 @@ def shared_array(ctx: RuleContext, variable: Any) -> Iterator[MemoryReference]:
         what = f"{aval.dtype}{list(aval.shape)}"
         ctx.launch.note(Allocation("smem", what, size, offset, ctx.location))
         reference = shared_reference(ctx.launch, offset, aval.shape, aval.dtype, aval.memory_space)
-        yield _laid_out(ctx, variable, reference)
+        yield laid_out(ctx, variable, reference)
 
 
-def _laid_out(ctx: RuleContext, variable: Any, reference: MemoryReference) -> MemoryReference:
+def laid_out(ctx: RuleContext, variable: Any, reference: MemoryReference) -> MemoryReference:
     """An allocation in the layout that inference has chosen for it, or for its members."""
     if ctx.kernel.plan is None:
         return reference

@@ -30,6 +30,7 @@ from pallasite.plugin.lowering import (
 )
 from pallasite_std.barriers.allocation import describe_barriers
 from pallasite_std.barriers.base import is_barrier
+from pallasite_std.memory.thread_arrays import EACH_THREAD, thread_array
 from pallasite_std.spaces import space_of
 
 rules = RuleSet()
@@ -38,7 +39,7 @@ _ALL = (Semantics.LANE, Semantics.WARP)
 
 def _check_collective(geometry: Geometry, collective_axes: Any) -> tuple[Any, ...]:
     axes = collective_axes if isinstance(collective_axes, tuple) else (collective_axes,)
-    axes = tuple(axis for axis in axes if axis is not None)
+    axes = tuple(axis for axis in axes if axis is not None and axis != EACH_THREAD)
     if axes and axes != (geometry.thread_name,):
         raise InvalidValueError(
             "an allocation is shared by other axes than the kernel's threads",
@@ -48,6 +49,11 @@ def _check_collective(geometry: Geometry, collective_axes: Any) -> tuple[Any, ..
             else "none: the kernel has a single thread per block",
         )
     return axes
+
+
+def _is_of_each(geometry: Geometry, collective_axes: Any) -> bool:
+    """Whether each of several threads has memory of its own."""
+    return geometry.threads > 1 and collective_axes in (EACH_THREAD, (EACH_THREAD,))
 
 
 def _describe(aval: Any) -> str:
@@ -62,6 +68,8 @@ def _run_scoped_resources(
 ) -> Resources:
     total = ctx.estimate(jaxpr)
     axes = _check_collective(ctx.geometry, collective_axes)
+    if _is_of_each(ctx.geometry, collective_axes):
+        return total  # It is reserved when the scope is lowered.
     names = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
     for variable, name in zip(jaxpr.invars, names, strict=True):
         space = space_of(variable.aval)
@@ -85,6 +93,7 @@ def _run_scoped(
 ) -> list[Value]:
     geometry = ctx.kernel.geometry
     axes = _check_collective(geometry, collective_axes)
+    of_each = _is_of_each(geometry, collective_axes)
     with contextlib.ExitStack() as scope:
         references = []
         memory = data = False
@@ -92,6 +101,9 @@ def _run_scoped(
             space = space_of(variable.aval)
             if space.is_value:
                 references.append(space.enter_scope(ctx, variable.aval, axes))
+                continue
+            if of_each:
+                references.append(scope.enter_context(thread_array(ctx, variable)))
                 continue
             if space.per_block and geometry.threads > 1 and not axes:
                 raise InvalidValueError(
