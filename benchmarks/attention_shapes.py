@@ -23,6 +23,7 @@ import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
+import timing
 
 from pallasite import ops
 
@@ -229,18 +230,22 @@ class Row:
 
 def measure(case: Case, seed: int, backward: bool, repeats: int) -> Row:
     """One row."""
-    keys = jax.random.split(jax.random.key(seed), 4)
     shape = (case.batch, case.length, case.heads, case.head_dim)
     kv = (case.batch, case.length, case.kv_heads, case.head_dim)
-    q, k, v, d = (
-        jax.random.normal(key, one, jnp.bfloat16)
-        for key, one in zip(keys, (shape, kv, kv, shape), strict=True)
-    )
+
+    @jax.jit
+    def operands_of(key: jax.Array) -> list[jax.Array]:
+        keys = jax.random.split(key, 4)
+        shapes = (shape, kv, kv, shape)
+        return [jax.random.normal(*one, jnp.bfloat16) for one in zip(keys, shapes, strict=True)]
+
+    q, k, v, d = operands_of(jax.random.key(seed))
     options = case.options()
     function = jax.jit(lambda q, k, v: ops.attention(q, k, v, **options))
     picked = sorted({0, case.heads - 1})
     got = np.asarray(function(q, k, v)[0][:, np.array(picked)].astype(jnp.float32))
-    wanted = np.asarray(jax.jit(lambda *a: reference(case, *a))(q, k, v)).transpose(1, 0, 2)
+    expected = jax.jit(lambda *a: reference(case, *a), **timing.reference_options())
+    wanted = np.asarray(expected(q, k, v)).transpose(1, 0, 2)
     error = float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
     if not error < 1.5e-2:
         raise SystemExit(f"{case}: wrong result, relative error {error}")
