@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pallasite
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite_hopper.ops.flash import api, tiles
 from pallasite_hopper.ops.flash.api import attention, attention_forward
 from pallasite_hopper.ops.flash.config import (
@@ -362,3 +362,33 @@ def test_configurations_are_checked():
     ):
         with pytest.raises(InvalidValueError, match=next(iter(wrong))):
             AttentionConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("extents", "options"),
+    [
+        ((1, 70, 200, (2, 1), 64), {}),
+        ((2, 100, 100, (1, 1), 128), {"causal": True, "kv_lengths": np.array([100, 37])}),
+        ((1, 40, 130, (1, 1), 200), {"soft_cap": 3.0}),
+        ((3, 20, 20, (2, 2), 64), {"causal": True}),
+    ],
+)
+def test_floats_of_8_bits(extents, options):
+    """Weights are rounded to three bits; sums are not."""
+    q, k, v = inputs(*extents, jnp.float8_e4m3fn)
+    scale = extents[-1] ** -0.5
+    expected, lse = reference(q, k, v, **{"causal": False} | options, scale=scale)
+    given = {name: jnp.asarray(x) if name == "kv_lengths" else x for name, x in options.items()}
+    result, sums = attention_forward(q, k, v, **given)
+    assert result.dtype == jnp.bfloat16 and result.shape == expected.shape
+    difference = np.linalg.norm(np.asarray(result, np.float64) - expected)
+    assert difference < 0.03 * np.linalg.norm(expected)
+    np.testing.assert_allclose(sums, lse, rtol=1e-5, atol=1e-5)
+
+
+def test_floats_of_8_bits_have_no_derivatives():
+    q, k, v = inputs(1, 16, 64, (1, 1), 64, jnp.float8_e4m3fn)
+    with pytest.raises(UnsupportedError, match="8-bit floats has no derivatives"):
+        jax.vjp(attention, q, k, v)[1](jnp.ones((1, 16, 1, 64), jnp.bfloat16))
+    with pytest.raises(InvalidValueError, match="does not suit elements of 8 bits"):
+        attention(q, k, v, config=AttentionConfig(block_kv=48))

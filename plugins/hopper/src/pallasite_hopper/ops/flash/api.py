@@ -47,16 +47,17 @@ _VERSION = 1
 """Of the kernel, for what was measured."""
 
 
-DTYPES = (jnp.bfloat16, jnp.float16)
+DTYPES = (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
     """``softmax(scale * q @ k.T) @ v`` for each batch and head, in one kernel.
 
-    It can be differentiated with respect to q, k and v.
+    It can be differentiated with respect to q, k and v, except those of 8 bits.
 
     Args:
-      q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim up to 256.
+      q: (batch, q_seq, q_heads, head_dim), bfloat16, float16 or float8_e4m3fn; head_dim up to 256.
+        Factors of arrays of 8 bits belong into ``scale``, or to the result.
       k: (batch, kv_seq, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
         head h uses head ``h // (q_heads // kv_heads)``.
       v: (batch, kv_seq, kv_heads, v_dim), of the same dtype; v_dim up to 256.
@@ -66,8 +67,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.A
         configuration of their own.
 
     Returns:
-      (batch, q_seq, q_heads, v_dim), of the dtype of q; zeros for queries that do not exist or see
-      no key.
+      (batch, q_seq, q_heads, v_dim), of the dtype of q or, if that has 8 bits, bfloat16; zeros for
+      queries that do not exist or see no key.
 
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
@@ -137,6 +138,11 @@ def _backward(
 ) -> tuple[Any, Any, Any, Any]:
     from pallasite_hopper.ops.flash.backward import attention_backward
 
+    if residuals[0].dtype.itemsize == 1:
+        raise UnsupportedError(
+            "attention of 8-bit floats has no derivatives",
+            hint="attention of bfloat16 has; convert q, k and v before",
+        )
     if with_bias:
         return portable_gradients(options, residuals, d_out, with_bias)
     q, k, v, extras, out, lse = residuals
@@ -194,6 +200,7 @@ def as_decoding(q: Any, k: Any, v: Any, extras: Extras, call: AttentionCall) -> 
         and call.window[0] is None
         and call.config is None
         and size in HEAD_DIMS
+        and q.dtype.itemsize == 2
         and v.shape[3] == size
         and all(one is None for one in extras._replace(kv_lengths=None))
     )
@@ -211,12 +218,15 @@ def _forward(
     if not residuals and as_decoding(q, k, v, extras, options):
         from pallasite_hopper.ops.decode.api import decode_attention
 
-        scaled = {"scale": options.scale, "soft_cap": options.soft_cap}
-        return decode_attention(q, k, v, kv_lengths=kv_lengths, **scaled), None
+        out = decode_attention(
+            q, k, v, kv_lengths=kv_lengths, scale=options.scale, soft_cap=options.soft_cap
+        )
+        return out, None
     v_size, shape = v.shape[3], q.shape
     widest = max(shape[3], v_size)
     # Rows of the copy engine are whole vectors of 16 bytes.
-    q, k, v = (padded(array, 3, widest + -widest % 8) for array in (q, k, v))
+    vector = 16 // q.dtype.itemsize
+    q, k, v = (padded(array, 3, widest + -widest % vector) for array in (q, k, v))
     period = packed_period(q, k, extras)
     if period is not None:
         q, k, v = _joined(q), _joined(k), _joined(v)
@@ -242,6 +252,8 @@ def _forward(
     )
     lengths = [given for given in (q_lengths, kv_lengths) if given is not None]
     operands = [q, k, v, *lengths, *arrays.values()]
+    if problem.narrow:
+        operands[2] = padded(v.transpose(0, 2, 3, 1), 3, vector)
     config = options.config or _choose(problem, operands)
     out, lse = _run(problem, config, *operands)
     out = out if v_size == head_dim else out[..., :v_size]
@@ -266,12 +278,21 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         others = operands[3 + len(lengths) :]
         return arrays + lengths + [jnp.zeros(one.shape, one.dtype) for one in others]
 
+    default = default_config(
+        head_dim,
+        causal,
+        q_seq,
+        scattered=problem.terms.has("q_segments"),
+        narrow=problem.narrow,
+    )
+    if problem.narrow:
+        return default
     chosen: AttentionConfig = pallasite.choose(
         "hopper.attention",
         _VERSION,
         operands,
         lambda: attention_configs(head_dim, causal, q_seq, problem.kv_seq),
-        default_config(head_dim, causal, q_seq, scattered=problem.terms.has("q_segments")),
+        default,
         functools.partial(_run, problem),
         key=(
             causal,
@@ -327,6 +348,13 @@ def _checked(q: Any, k: Any, v: Any, options: AttentionOptions) -> tuple[Attenti
             "heads of this size are not supported",
             got=f"head_dim {head_dim}",
             expected=f"at most {LARGEST_HEAD}",
+        )
+    narrow = q.dtype.itemsize == 1
+    if config is not None and narrow and (config.block_kv % 32 or not config.separate_out):
+        raise InvalidValueError(
+            "the configuration does not suit elements of 8 bits",
+            got=str(config),
+            expected="block_kv a multiple of 32, separate_out=True",
         )
     if config is not None and not config.fits(head_dim):
         raise InvalidValueError(

@@ -108,7 +108,7 @@ def _within(name: str, value: int, low: int, high: int) -> None:
 
 
 def default_config(
-    head_dim: int, causal: bool, q_seq: int, *, scattered: bool = False
+    head_dim: int, causal: bool, q_seq: int, *, scattered: bool = False, narrow: bool = False
 ) -> AttentionConfig:
     """The configuration that is used where none is given.
 
@@ -117,6 +117,7 @@ def default_config(
       causal: whether there is a causal mask.
       q_seq: queries of a sequence.
       scattered: whether tiles see very different numbers of keys, as with segments.
+      narrow: whether elements have 8 bits.
     """
     if head_dim <= 64:
         config = AttentionConfig(warpgroups=3 if head_dim > 32 else 2, stages=4)
@@ -125,6 +126,8 @@ def default_config(
         config = AttentionConfig(persistent=False)
     elif head_dim <= 128:
         config = AttentionConfig(ping_pong=False)
+    elif narrow:
+        config = AttentionConfig(block_kv=96)
     else:
         sizes = (AttentionConfig(block_kv=n, separate_out=False) for n in range(128, 0, -16))
         config = next(one for one in sizes if one.fits(head_dim))

@@ -21,7 +21,7 @@ class Problem:
 
     Attributes:
       batch, q_seq, kv_seq, q_heads, kv_heads, head_dim: extents.
-      dtype: of queries, keys, values and results.
+      dtype: of queries, keys, values and, unless it has 8 bits, results.
       causal: whether later keys are hidden.
       scale: factor of the scores.
       soft_cap: bound of the scores, or None.
@@ -48,6 +48,16 @@ class Problem:
     left: int | None = None
     right: int | None = None
     terms: Terms = Terms()
+
+    @property
+    def narrow(self) -> bool:
+        """Whether products are of 8-bit floats: values come as (batch, kv_heads, v_dim, kv_seq)."""
+        return bool(np.dtype(self.dtype).itemsize == 1)
+
+    @property
+    def out_dtype(self) -> Any:
+        """Of the result."""
+        return jnp.bfloat16 if self.narrow else self.dtype
 
     @property
     def ahead(self) -> int | None:
