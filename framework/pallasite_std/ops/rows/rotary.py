@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -66,80 +67,122 @@ def rotary_embedding(
             expected=f"shape {(tokens,)} or {(*lead, tokens)}",
         )
     frequencies = positive(base, "base") ** (-np.arange(0, rotated, 2) / rotated)
-    angles = without_derivatives(
-        "rotary_embedding by positions",
-        "use jax.numpy, or jax.lax.stop_gradient of the positions",
-        functools.partial(_angles, tuple(frequencies), (*lead, tokens)),
-    )
-    x, cosines, sines = matched(x, *angles(positions))
+    if jnp.issubdtype(positions.dtype, jnp.floating):
+        positions = without_derivatives(
+            "rotary_embedding by positions",
+            "use jax.numpy, or jax.lax.stop_gradient of the positions",
+            lambda given: given.astype(jnp.float32),
+        )(positions)
+    elif positions.dtype != jnp.int32:
+        positions = positions.astype(jnp.float32)
+    x, positions = matched(x, positions)
     if x.size == 0:
         return zeros(x.shape, np.dtype(x.dtype), x)
     rows = x.reshape(-1, heads, head_dim)
-    result: jax.Array = _rotate(interleaved, rows, cosines, sines)
+    rotation = _Rotation(tuple(map(float, frequencies)), interleaved)
+    if positions.ndim == 1 and tokens % _height(rows.shape):
+        positions = jnp.broadcast_to(positions, (*lead, tokens))
+    result: jax.Array = _rotate(rotation, rows, positions.reshape(-1))
     return result.reshape(x.shape)
 
 
-def _angles(
-    frequencies: tuple[float, ...], shape: tuple[int, ...], positions: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines, (all tokens, pairs)."""
-    angles = positions.astype(jnp.float32)[..., None] * jnp.asarray(frequencies, jnp.float32)
-    angles = jnp.broadcast_to(angles, (*shape, len(frequencies))).reshape(-1, len(frequencies))
-    return jnp.cos(angles), jnp.sin(angles)
+@dataclasses.dataclass(frozen=True)
+class _Rotation:
+    """By which angles pairs are turned.
+
+    Attributes:
+      frequencies: of the pairs.
+      interleaved: whether pairs are of neighbours.
+      back: whether they are turned by the opposite angles.
+    """
+
+    frequencies: tuple[float, ...]
+    interleaved: bool
+    back: bool = False
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rotate(interleaved: bool, x: Any, cosines: Any, sines: Any) -> Any:
-    kernel = _kernel(interleaved, *x.shape, cosines.shape[1], np.dtype(x.dtype))
-    return kernel(x, cosines, sines)
+def _rotate(rotation: _Rotation, x: Any, positions: Any) -> Any:
+    frequencies = np.asarray(rotation.frequencies, np.float32)
+    kernel = _kernel(rotation, *x.shape, positions.shape[0], np.dtype(x.dtype))
+    return kernel(x, positions, jnp.asarray(frequencies))
 
 
-def _forward(interleaved: bool, x: Any, cosines: Any, sines: Any) -> tuple[Any, Any]:
-    return _rotate(interleaved, x, cosines, sines), (cosines, sines)
+def _forward(rotation: _Rotation, x: Any, positions: Any) -> tuple[Any, Any]:
+    return _rotate(rotation, x, positions), positions
 
 
-def _backward(interleaved: bool, saved: Any, d_out: Any) -> tuple[Any, Any, Any]:
-    cosines, sines = saved
-    # The transpose of a rotation is the one back; nobody asks for gradients by angles.
-    d_x = _rotate(interleaved, d_out, cosines, -sines)
-    return d_x, jnp.zeros_like(cosines), jnp.zeros_like(sines)
+def _backward(rotation: _Rotation, positions: Any, d_out: Any) -> tuple[Any, Any]:
+    # The transpose of a rotation is the one back; nobody asks for gradients by positions.
+    d_x = _rotate(dataclasses.replace(rotation, back=not rotation.back), d_out, positions)
+    if jnp.issubdtype(positions.dtype, jnp.floating):
+        return d_x, jnp.zeros_like(positions)
+    return d_x, np.zeros(positions.shape, jax.dtypes.float0)
 
 
 _rotate.defvjp(_forward, _backward)
 
 
+def _together(heads: int, head_dim: int) -> int:
+    """Heads of a block."""
+    most, together = _rows_of_block(head_dim), 1
+    while heads % (2 * together) == 0 and 2 * together <= most:
+        together *= 2
+    return together
+
+
+def _height(shape: tuple[int, ...]) -> int:
+    """Tokens of a block, for (tokens, heads, head_dim)."""
+    tokens, heads, head_dim = shape
+    together, height = _together(heads, head_dim), 1
+    while 2 * height * together <= _rows_of_block(head_dim) and 2 * height <= tokens:
+        height *= 2
+    return height
+
+
+def _rows_of_block(head_dim: int) -> int:
+    return max(1, 2 * LANES * ELEMENTS // head_dim)
+
+
 @functools.lru_cache(maxsize=512)
 def _kernel(
-    interleaved: bool,
+    rotation: _Rotation,
     tokens: int,
     heads: int,
     head_dim: int,
-    pairs: int,
+    positions: int,
     dtype: np.dtype[Any],
 ) -> Callable[..., Any]:
-    """A kernel of which each block rotates some heads of some tokens."""
-    most = max(1, 2 * LANES * ELEMENTS // head_dim)
-    together = 1
-    while heads % (2 * together) == 0 and 2 * together <= most:
-        together *= 2
-    height = 1
-    while 2 * height * together <= most and 2 * height <= tokens:
-        height *= 2
+    """A kernel of which each block rotates some heads of some tokens.
+
+    It is a function of (tokens, heads, head_dim), positions, which repeat if there are fewer than
+    tokens, and frequencies. A block computes each cosine and sine once.
+    """
+    pairs, interleaved = len(rotation.frequencies), rotation.interleaved
+    together, height = _together(heads, head_dim), _height((tokens, heads, head_dim))
     full, left = tokens // height, tokens % height
 
-    def body(*refs: Any) -> None:
+    def body(*refs: Any, table: Any) -> None:
         tile = lax.axis_index("tokens")
         if left:
-            pl.when(tile < full)(lambda: rotate(height, *refs))
-            pl.when(tile == full)(lambda: rotate(left, *refs))
+            pl.when(tile < full)(lambda: rotate(height, table, *refs))
+            pl.when(tile == full)(lambda: rotate(left, table, *refs))
         else:
-            rotate(height, *refs)
+            rotate(height, table, *refs)
 
-    def rotate(count: int, x: Any, cosines: Any, sines: Any, out: Any) -> None:
-        place = pl.ds(lax.axis_index("tokens") * height, count)
+    def rotate(count: int, table: Any, x: Any, of_tokens: Any, frequencies: Any, out: Any) -> None:
+        first = lax.axis_index("tokens") * height
+        place = pl.ds(first, count)
         some = pl.ds(lax.axis_index("heads") * together, together)
         shape = (count, together, pairs)
-        cosine, sine = (lax.broadcast_in_dim(ref[place], shape, (0, 2)) for ref in (cosines, sines))
+        start = first if positions == tokens else lax.rem(first, positions)
+        given = of_tokens[pl.ds(start, count)].astype(jnp.float32)
+        angles = lax.broadcast_in_dim(given, (count, pairs), (0,)) * lax.broadcast_in_dim(
+            frequencies[...], (count, pairs), (1,)
+        )
+        table[0, :count] = jnp.cos(angles)
+        table[1, :count] = -jnp.sin(angles) if rotation.back else jnp.sin(angles)
+        cosine, sine = (lax.broadcast_in_dim(table[n, :count], shape, (0, 2)) for n in (0, 1))
 
         def turn(first: Any, second: Any) -> tuple[Any, Any]:
             first, second = first.astype(jnp.float32), second.astype(jnp.float32)
@@ -164,6 +207,7 @@ def _kernel(
         out_type=jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
         grid=(heads // together, -(-tokens // height)),
         grid_names=("heads", "tokens"),
+        scratch_types={"table": plgpu.SMEM((2, height, pairs), jnp.float32)},
         kernel_name="rotary_embedding",
     )
     return kernel
