@@ -15,6 +15,9 @@ WARP = 32
 
 ALL = slice(None)
 
+_PARTS = 64
+"""How many parts of lanes are remembered."""
+
 
 class Lanes:
     """Some lanes of a wave, which execute one instruction together.
@@ -30,7 +33,16 @@ class Lanes:
       registers: the wave's registers: arrays over all lanes of the wave, None while never written.
     """
 
-    __slots__ = ("_numbers", "_warp_count", "_whole", "count", "index", "registers", "wave")
+    __slots__ = (
+        "_numbers",
+        "_parts",
+        "_warp_count",
+        "_whole",
+        "count",
+        "index",
+        "registers",
+        "wave",
+    )
 
     def __init__(self, wave: Wave, index: Any):
         self.wave = wave
@@ -39,6 +51,7 @@ class Lanes:
         self._numbers: Array | None = None
         self._whole: bool | None = None
         self._warp_count: int | None = None
+        self._parts: dict[bytes, Lanes] | None = None
         if index is ALL:
             self.count = wave.lane_count
             self._whole = True
@@ -93,7 +106,15 @@ class Lanes:
             return self
         if not hits:
             return None
-        return Lanes(self.wave, self.numbers[mask])
+        if self._parts is None:
+            self._parts = {}
+        key = mask.tobytes()
+        found = self._parts.get(key)
+        if found is None:
+            if len(self._parts) > _PARTS:
+                self._parts.clear()
+            found = self._parts[key] = self.wave.lanes(self.numbers[mask])
+        return found
 
     def of(self, values: Array) -> Array:
         """From one value for each lane of the wave, the values of these lanes; a view or a copy."""
@@ -110,18 +131,27 @@ class Lanes:
         registers = self.registers
         if self.index is ALL:
             if values.ndim == 0:
-                values = np.full(self.count, values)
+                scalar, values = values, np.empty(self.count, values.dtype)
+                values.fill(scalar)
             registers[register] = values
             if register in self.wave.undefined:
                 del self.wave.undefined[register]
             return
-        held = registers[register]
+        held, wave = registers[register], self.wave
         if held is None:
-            held = registers[register] = self.wave.new_register(register)
-            self.wave.undefined[register] = self.wave.new_undefined(register)
-        held[self.index] = values
-        undefined = self.wave.undefined.get(register)
-        if undefined is not None:
+            held = registers[register] = wave.new_register(register)
+            undefined = wave.undefined[register] = wave.new_undefined(register)
             undefined[self.index] = 0
-            if not undefined.any():
-                del self.wave.undefined[register]
+            held[self.index] = values
+            wave.defined[register] = {self}
+            return
+        held[self.index] = values
+        undefined = wave.undefined.get(register)
+        if undefined is not None:
+            if self in wave.defined.get(register, ()):
+                return
+            undefined[self.index] = 0
+            if undefined.any():
+                wave.note_defined(register, self)
+            else:
+                del wave.undefined[register]

@@ -38,6 +38,9 @@ _WATCH = 255
 IDLE_ROUNDS = 4
 """How many rounds of polling without any effect make a standstill."""
 
+_LANES = 256
+"""How many groups of lanes are remembered."""
+
 
 class Watchdog:
     """A time by which a launch must have ended.
@@ -68,6 +71,8 @@ class Wave:
       registers: by number: an array over all lanes, or None while never written.
       undefined: for registers that are undefined in some lanes: which bits are (of predicates,
         and of registers of 128 bits: whether any).
+      defined: for some of these registers: lanes in which no bit is. Whoever says that bits are
+        undefined takes the register out.
       follow: set by the observer to be called behind the instruction that is executed.
       exited: which lanes have ended, or are padding.
       memory: what they see.
@@ -114,6 +119,9 @@ class Wave:
         self.lane_cluster_block = self.lane_block // self.cluster_size * self.cluster_size
         self.registers: list[Array | None] = [None] * len(program.register_types)
         self.undefined: dict[int, Array] = {}
+        self.defined: dict[int, set[Lanes]] = {}
+        self._undefined: dict[int, Array] = {}
+        self._lanes: dict[bytes, Lanes] = {}
         self.follow: bool = False
         self.exited = self.lane_thread >= geometry.threads
         self.observer = observer
@@ -159,8 +167,15 @@ class Wave:
     # What instructions use ------------------------------------------------------------------------
 
     def lanes(self, numbers: Array) -> Lanes:
-        """Lanes by their numbers, ascending."""
-        return Lanes(self, ALL if len(numbers) == self.lane_count else numbers)
+        """Lanes by their numbers, ascending. The same numbers are the same lanes, for a while."""
+        key = numbers.tobytes()
+        found = self._lanes.get(key)
+        if found is None:
+            if len(self._lanes) > _LANES:
+                self._lanes.clear()
+            index = ALL if len(numbers) == self.lane_count else numbers
+            found = self._lanes[key] = Lanes(self, index)
+        return found
 
     def new_register(self, number: int) -> Array:
         """Zeros for all lanes, of a register's storage dtype."""
@@ -184,17 +199,34 @@ class Wave:
         if values is None:
             values = self.registers[register] = self.new_register(register)
             self.undefined[register] = self.new_undefined(register)
+        if lanes in self.defined.get(register, ()):
+            return values
+        if not lanes.of(self.undefined[register]).any():
+            self.note_defined(register, lanes)
+            return values
         if self.observer is not None and register not in self.program.unspecified:
             self.observer.reads_undefined(lanes, register, name, instruction)
         return values
 
+    def note_defined(self, register: int, lanes: Lanes) -> None:
+        """Notes that no bit of a register is undefined in some lanes."""
+        defined = self.defined.setdefault(register, set())
+        if len(defined) > _LANES:
+            defined.clear()
+        defined.add(lanes)
+
     def new_undefined(self, register: int) -> Array:
         """For each lane, that all bits of a register are undefined."""
         bits = self.program.register_types[register].bits
-        if bits not in (8, 16, 32, 64):
-            return np.ones(self.lane_count, np.bool_)
-        dtype = np.dtype(f"u{bits // 8}")
-        return np.full(self.lane_count, np.iinfo(dtype).max, dtype)
+        found = self._undefined.get(bits)
+        if found is None:
+            if bits in (8, 16, 32, 64):
+                dtype = np.dtype(f"u{bits // 8}")
+                found = np.full(self.lane_count, np.iinfo(dtype).max, dtype)
+            else:
+                found = np.ones(self.lane_count, np.bool_)
+            self._undefined[bits] = found
+        return found.copy()
 
     def poll(self, addresses: Array | None = None) -> None:
         """Says that the instruction being executed looks whether another thread did something: its
@@ -288,6 +320,8 @@ class Wave:
         self._idle = 0
         schedule.resume()
         if self.done:
+            self._lanes.clear()
+            self.defined.clear()
             for function in self.at_end:
                 function()
             if self.observer is not None:

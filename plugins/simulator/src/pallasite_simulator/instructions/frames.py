@@ -172,6 +172,7 @@ def _restore(function: _Function, wave: Wave, kept: _Kept, numbers: Array) -> No
             if register not in wave.undefined:
                 wave.undefined[register] = np.zeros_like(kept.undefined[register])
             wave.undefined[register][numbers] = undefined
+            wave.defined.pop(register, None)
     for target, source in zip(function.memory(wave), kept.parameters, strict=True):
         target[numbers] = source[numbers]
 

@@ -199,15 +199,15 @@ class Clocks:
         """:meth:`publish` for each of some threads alone."""
         if len(rows) == 1:
             return np.array([self.publish(rows, columns, own, copies)])
-        if len(np.unique(columns)) < len(columns):
-            # Threads of several domains that know and did alike get the same row.
-            known = np.stack([rows, columns, own, *(copies or ())], axis=1)
-            _, chosen, same = np.unique(known, axis=0, return_index=True, return_inverse=True)
-            if len(chosen) < len(rows):
-                some = None if copies is None else (copies[0][chosen], copies[1][chosen])
-                found = self.publish_each(rows[chosen], columns[chosen], own[chosen], some)
-                shared: Array = found[same.reshape(-1)]
-                return shared
+        # Threads of several domains that know and did alike get the same row.
+        lists = [one.tolist() for one in (rows, columns, own, *(copies or ()))]
+        numbers: dict[tuple[int, ...], int] = {}
+        which = [numbers.setdefault(key, len(numbers)) for key in zip(*lists, strict=True)]
+        if len(numbers) < len(rows):
+            _, chosen = np.unique(which, return_index=True)
+            some = None if copies is None else (copies[0][chosen], copies[1][chosen])
+            found: Array = self.publish_each(rows[chosen], columns[chosen], own[chosen], some)
+            return found[which]
         generic, fenced = self.generic[rows], self.fenced[rows]
         each = np.arange(len(rows))
         generic[each, columns] = self.time

@@ -396,6 +396,7 @@ class UndefinedValues:
         if before is None:
             before = self.wave.undefined[register] = np.zeros_like(whole)
         before[lanes.index] = kept
+        self.wave.defined.pop(register, None)
         self._origins[register] = origin
 
     def _origin_of(self, read: _Read, instruction: Instruction) -> Origin:
