@@ -385,7 +385,7 @@ def test_plugins_of_this_process(monkeypatch, tmp_path):
     finally:
         plugins.unregister("mine")
     code = (
-        "import pallasite\nfrom test_processes import instructions\n"
+        "import pallasite\nfrom tests.simulator.test_processes import instructions\n"
         "@pallasite.hookimpl\ndef pallasite_instructions():\n    return instructions.rules\n"
     )
     (tmp_path / "made_here.py").write_text(code)

@@ -460,6 +460,7 @@ class Waves:
         if wave.done:
             self.running.remove(wave)
             _finish(wave, self._launch, self.execution)
+            wave.release()
         return moved
 
 

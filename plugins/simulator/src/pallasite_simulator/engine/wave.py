@@ -320,13 +320,16 @@ class Wave:
         self._idle = 0
         schedule.resume()
         if self.done:
-            self._lanes.clear()
-            self.defined.clear()
             for function in self.at_end:
                 function()
             if self.observer is not None:
                 self.observer.finish()
         return self.progress != start
+
+    def release(self) -> None:
+        """Lets go of all that there is, when nobody will ask any more. What a wave holds refers to
+        it, and it takes too much memory to wait until Python looks for such cycles."""
+        vars(self).clear()
 
     def standstill(self, others: Sequence[Wave] = ()) -> DeadlockError:
         """The error for lanes that can never go on, here and in other waves."""

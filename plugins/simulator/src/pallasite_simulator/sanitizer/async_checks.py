@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,8 @@ class AsyncChecks:
         observer: Observer,
     ):
         self.wave = wave
-        self.observer = observer
+        # The observer has these checks: so they are freed with it.
+        self.observer: Observer = weakref.proxy(observer)
         self.launch = launch
         self.ordering = ordering
         self.memory = memory
