@@ -36,18 +36,24 @@ class LoadedCode:
     def forget(self) -> None:
         """Takes what is loaded now for what was imported."""
         with self._lock:
-            self._watched.clear()
-            self._foreign.clear()
-            self._unchanged = None
+            for name, (module, scopes) in list(self._watched.items()):
+                if sys.modules.get(name) is not module or not all(map(_Scope.intact, scopes)):
+                    del self._watched[name]
+                    self._foreign.pop(name, None)
+                    self._unchanged = None
 
     def generation(self, packages: Set[str]) -> int:
         """A number of the present state of the code of packages: 0 if it is what was imported, and
         another one for each other state."""
         changed: list[Any] = []
         with self._lock:
+            known = list(sys.modules)
             if self._unchanged is not None and self._unchanged.holds(packages):
-                return 0
-            self._unchanged, partial, known = None, False, list(sys.modules)
+                if self._unchanged.loaded == known:
+                    return 0
+                if self._is_extended(self._unchanged, known, packages):
+                    return 0
+            self._unchanged, partial = None, False
             for name, module in list(sys.modules.items()):
                 if _package(name) not in packages or module is None:
                     continue
@@ -77,6 +83,29 @@ class LoadedCode:
             number, _ = self._states.setdefault(key, (len(self._states) + 1, tuple(changed)))
             return number
 
+    def _is_extended(self, snapshot: _Snapshot, known: list[str], packages: Set[str]) -> bool:
+        """Whether all modules that were imported since a snapshot could be added to it."""
+        added = dict[str, tuple[Any, list[_Scope]]]()
+        for name in known:
+            if name in snapshot.names or _package(name) not in packages:
+                continue
+            module = sys.modules.get(name)
+            if module is None:
+                continue
+            if name not in self._watched:
+                if getattr(module.__spec__, "_initializing", False):
+                    return False
+                self._watch(name, module, packages)
+            first, scopes = self._watched[name]
+            if module is not first or name in self._foreign:
+                return False
+            if any(True for scope in scopes for _ in scope.changes()):
+                return False
+            added[name] = first, scopes
+        snapshot.add(added)
+        snapshot.loaded = known
+        return True
+
     def _watch(self, name: str, module: Any, packages: Set[str]) -> None:
         """Notes what there is; what somebody has put there from outside is a change already."""
         names = vars(module)
@@ -96,10 +125,15 @@ class _Scope:
     def __init__(self, scope: Mapping[str, Any]):
         code = [(name, value) for name, value in list(scope.items()) if _is_code(name, value)]
         self.scope = scope
+        self.size = len(scope)
         self.names = [name for name, _ in code]
         self.values = [value for _, value in code]
         self.functions = [value for value in self.values if type(value) is types.FunctionType]
         self.codes = list(map(_CODE_OF, self.functions))
+
+    def intact(self) -> bool:
+        """Whether it is as it was, with nothing added."""
+        return len(self.scope) == self.size and not any(True for _ in self.changes())
 
     def changes(self) -> Iterator[Any]:
         """What is in the place of what there was, and functions with other code than theirs."""
@@ -114,7 +148,7 @@ class _Scope:
 
 
 class _Snapshot:
-    """All modules of some packages in a state without changes.
+    """All modules of some packages in a state without changes, where ``loaded`` were loaded.
 
     Whether that is still so is asked for each kernel, of thousands of names: what is compared is
     therefore kept in flat lists.
@@ -123,29 +157,47 @@ class _Snapshot:
     def __init__(
         self, packages: Set[str], loaded: list[str], watched: Mapping[str, tuple[Any, list[_Scope]]]
     ):
+        self._scopes: list[tuple[Callable[[Any], Any], Mapping[str, Any]]] = []
+        self._values: list[Any] = []
+        self._functions: list[Any] = []
+        self._codes: list[Any] = []
+        self._places: list[int] = []
+        self._constants: Callable[[Any], tuple[Any, ...]] = lambda values: ()
+        self._constant_values: tuple[Any, ...] = ()
+        self.names: set[str] = set()
+        self._packages = packages
+        self.loaded = loaded
+        self.add(watched)
+
+    def add(self, watched: Mapping[str, tuple[Any, list[_Scope]]]) -> None:
+        """Adds modules, which are as they were when they were first seen."""
+        if not watched:
+            return
+        self.names.update(watched)
         scopes = [one for _, found in watched.values() for one in found]
         # The modules themselves, then what each module and class has.
-        self._scopes: list[tuple[Callable[[Any], Any], Mapping[str, Any]]] = [
+        self._scopes += [
             (_getter(names), scope)
             for names, scope in [(list(watched), sys.modules)]
             + [(one.names, one.scope) for one in scopes]
             if names
         ]
-        self._values = [module for module, _ in watched.values()]
+        count = len(self._values)
+        self._values += [module for module, _ in watched.values()]
         for one in scopes:
             self._values += one.values
+            self._functions += one.functions
+            self._codes += one.codes
         # Equal constants may be of several types, so these are compared by identity.
-        places = [place for place, one in enumerate(self._values) if type(one) not in _BY_IDENTITY]
-        self._constants = _getter(places) if places else lambda values: ()
+        added = enumerate(self._values[count:], count)
+        self._places += [place for place, one in added if type(one) not in _BY_IDENTITY]
+        if self._places:
+            self._constants = _getter(self._places)
         self._constant_values = self._constants(self._values)
-        self._functions = [function for one in scopes for function in one.functions]
-        self._codes = [code for one in scopes for code in one.codes]
-        self._packages = packages
-        self._loaded = loaded
 
     def holds(self, packages: Set[str]) -> bool:
-        """Whether nothing was changed, nor any module imported, since."""
-        if packages != self._packages or list(sys.modules) != self._loaded:
+        """Whether nothing of these modules was changed since."""
+        if packages != self._packages:
             return False
         found: list[Any] = []
         try:

@@ -140,8 +140,8 @@ class Lanes:
         held, wave = registers[register], self.wave
         if held is None:
             held = registers[register] = wave.new_register(register)
-            undefined = wave.undefined[register] = wave.new_undefined(register)
-            undefined[self.index] = 0
+            wave.undefined[register] = wave.new_undefined(register)
+            wave.undefined[register][self.index] = 0
             held[self.index] = values
             wave.defined[register] = {self}
             return
