@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import io
+import json
 import math
 import os
 import pathlib
@@ -18,12 +19,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 from acting import Acting, kernel_of
+from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec
 
 import pallasite
 from pallasite import config, plugins
+from pallasite import gpu as plgpu
 from pallasite.errors import ConfigError, ExecutionError
-from pallasite.plugin import UnsupportedError
+from pallasite.plugin import LaunchRequest, UnsupportedError
+from pallasite.plugin.lowering import DeviceMesh
 from pallasite.plugin.runtime import LaunchDevice, find_executor
 from pallasite_multigpu.ops import kernels
 from pallasite_multigpu.protocol import layout
@@ -135,6 +139,7 @@ def test_a_launch_on_one_gpu_alone_is_refused():
         "communicates": True,
         "fingerprint": 1,
         "location": "here.py:3",
+        "multicasts": False,
         "clears": False,
         "reached": [],
     }
@@ -146,6 +151,33 @@ def test_a_launch_on_one_gpu_alone_is_refused():
     table = TABLES.on_device(compiled, LaunchDevice("cpu", 0, 0), **given)
     assert table.shape == compiled.launch.inputs[operand.input].shape
     assert table[layout.RANK] == 0 and table[layout.COUNT] == 2
+
+
+def test_multicast_is_refused_on_gpus(monkeypatch):
+    """It is not set up there; a kernel that used it would write anywhere."""
+
+    def body(x, o, arrived):
+        plgpu.semaphore_signal_multicast(arrived, collective_axes="x")
+        pl.semaphore_wait(arrived, 2)
+        o[...] = x[...]
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=[plgpu.SemaphoreType.REGULAR],
+    )
+    mesh, spec = jax.sharding.AbstractMesh((2,), ("x",)), PartitionSpec("x")
+    x = jax.ShapeDtypeStruct((256,), jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+    called = jax.shard_map(kernel, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    compiled = pallasite.compile(called, x, target="sm_90a")
+    (operand,) = compiled.launch.hidden_operands
+    gpus = tuple(LaunchDevice("gpu", one, one) for one in range(2))
+    request = LaunchRequest(
+        platform="cuda", device_mesh=DeviceMesh((("x", 2),), ("x",)), devices=gpus
+    )
+    with pytest.raises(UnsupportedError, match="uses multicast over NVLink, which is not set") as e:
+        TABLES.in_jax(compiled, request, **json.loads(operand.arguments))
+    assert "test_runtime.py" in str(e.value)
 
 
 # Errors of kernels --------------------------------------------------------------------------------

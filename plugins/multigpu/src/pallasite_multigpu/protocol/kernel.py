@@ -36,6 +36,7 @@ class Communication:
       slots: the number of each buffer that peers reach.
       cleared: scratch that the kernel fills with zeros itself, when it begins.
       begins: whether the kernel begins with the exchange and a barrier.
+      multicasts: whether it uses addresses that mean all devices.
       reads: whether it reads the memory of peers, so that these may not go on before it has ended.
       fingerprint: what tells it from other kernels; set when it is finished.
     """
@@ -45,6 +46,7 @@ class Communication:
     slots: dict[Buffer, int] = dataclasses.field(default_factory=dict)
     cleared: tuple[Buffer, ...] = ()
     begins: bool = False
+    multicasts: bool = False
     reads: bool = False
     fingerprint: int = 0
 
@@ -209,9 +211,10 @@ def slot_pointer(slots: ir.Value, number: int, rank: ir.Value) -> ir.Value:
 def multicast_pointer(kernel: KernelContext, buffer: Buffer) -> ir.Value:
     """The address that means a buffer on all devices, a global pointer.
 
-    Where there is no multicast, the runtime says so before the kernel is launched.
+    The runtime says before the kernel is launched that there is no multicast.
     """
     communicates(kernel)
+    kernel.state(COMMUNICATION).multicasts = True
     own = llvm.ptrtoint(ops.i64(), kernel.launch.array_pointer(buffer))
     table = _table(kernel)
     offset = kernel.launch.emit_once(

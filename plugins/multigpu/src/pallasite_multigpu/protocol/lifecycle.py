@@ -93,6 +93,7 @@ def finish(kernel: KernelContext) -> None:
             "communicates": state.begins,
             "fingerprint": state.fingerprint,
             "location": str(kernel.location or ""),
+            "multicasts": state.multicasts,
             "clears": bool(state.cleared),
             "reached": [[one.kind.value, one.index] for one in state.slots],
         },

@@ -28,9 +28,9 @@ class TableProvider:
     """Makes the tables of kernels.
 
     Methods get what lowering keeps with the operand by keyword: ``communicates`` (whether the
-    kernel meets its peers, or only asks who it is), ``fingerprint``, ``location``, ``clears``
-    (whether it clears its semaphores itself) and ``reached`` (kinds and numbers of the buffers that
-    peers reach).
+    kernel meets its peers, or only asks who it is), ``fingerprint``, ``location``,
+    ``multicasts`` (whether it uses addresses that mean all devices), ``clears`` (whether it clears
+    its semaphores itself) and ``reached`` (kinds and numbers of the buffers that peers reach).
     """
 
     def in_jax(
@@ -41,6 +41,7 @@ class TableProvider:
         communicates: bool,
         fingerprint: int,
         location: str,
+        multicasts: bool,
         clears: bool,
         reached: Sequence[Sequence[Any]],
     ) -> Any:
@@ -58,6 +59,13 @@ class TableProvider:
         watcher.know(fingerprint, watcher.KernelName(compiled.name, location))
         number = groups.OTHER_MACHINE
         if request.devices is not None and _are_here(request.devices):
+            if multicasts:
+                raise UnsupportedError(
+                    f"{_at(location)}kernel {compiled.name!r} uses multicast over NVLink, which is"
+                    " not set up for these GPUs",
+                    expected="remote references, to one device at a time; or the simulator, which"
+                    " has multicast",
+                )
             copy_table.register("cuda")
             number = groups.group_of(request.devices).number
             name = next(
@@ -81,6 +89,7 @@ class TableProvider:
         communicates: bool,
         fingerprint: int,
         location: str,
+        multicasts: bool,
         clears: bool,
         reached: Sequence[Sequence[Any]],
     ) -> np.ndarray:
@@ -89,16 +98,16 @@ class TableProvider:
         Raises:
           UnsupportedError: the kernel communicates, and is launched on a GPU without JAX.
         """
-        del fingerprint, clears, reached
+        del fingerprint, multicasts, clears, reached
         words = next(
             compiled.launch.inputs[one.input].shape[0]
             for one in compiled.launch.hidden_operands
             if one.provider.endswith(":TABLES")
         )
         if communicates and device.platform != "cpu":
-            where = f"{location}: " if location else ""
             raise UnsupportedError(
-                f"{where}kernel {compiled.name!r} communicates, and is launched on one GPU alone",
+                f"{_at(location)}kernel {compiled.name!r} communicates, and is launched on"
+                " one GPU alone",
                 expected="a call from JAX, inside jax.shard_map",
             )
         return layout.table(0, [0] * layout.devices_of(words))
@@ -115,24 +124,28 @@ class TableProvider:
         communicates: bool,
         fingerprint: int,
         location: str,
+        multicasts: bool,
         clears: bool,
         reached: Sequence[Sequence[Any]],
     ) -> SimulatedTables:
         """What the simulator puts into the memory of ``count`` devices that run the kernel."""
-        del compiled, fingerprint, location, clears, reached
+        del compiled, fingerprint, location, multicasts, clears, reached
         return SimulatedTables(count, communicates)
 
 
 def _check_one_process(compiled: CompiledKernel, request: LaunchRequest, location: str) -> None:
     if request.devices is not None and groups.is_of_processes(request.devices):
-        where = f"{location}: " if location else ""
         raise UnsupportedError(
-            f"{where}kernel {compiled.name!r} communicates with devices of other processes, on"
-            f" {request.platform}",
+            f"{_at(location)}kernel {compiled.name!r} communicates with devices of other"
+            f" processes, on {request.platform}",
             expected="GPUs; the simulator runs devices of one process",
             hint="give one process several CPU devices:"
             " XLA_FLAGS=--xla_force_host_platform_device_count=8",
         )
+
+
+def _at(location: str) -> str:
+    return f"{location}: " if location else ""
 
 
 def _are_here(devices: tuple[Any, ...]) -> bool:
