@@ -143,9 +143,14 @@ def affine(norm: Norm, chunk: Chunk, x: Any, weight: Any, bias: Any) -> Any:
 # Backward -----------------------------------------------------------------------------------------
 
 
-def keeps_sums(norm: Norm, tiling: RowTiling) -> bool:
-    """Whether the kernel for gradients by x computes those by weight and bias, too."""
-    return tiling.resident and (norm.weight or norm.bias)
+def keeps_rows(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> bool:
+    """Whether :func:`backward` serves: registers hold a row, or there are no sums over rows."""
+    return _gradient_tiling(norm, rows, columns, dtype).resident or not (norm.weight or norm.bias)
+
+
+def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
+    registers = CENTERED_GRADIENT if norm.centered else GRADIENT
+    return row_tiling(rows, columns, size_of(dtype), registers)
 
 
 @functools.lru_cache(maxsize=512)
@@ -160,13 +165,12 @@ def backward(
     """The kernel, a function of x (or the sum with the residual), d_out, weight?, d_sum?.
 
     Returns:
-      the gradient by x; then, if rows are held in registers, sums over the rows of each block from
-      which gradients by weight and bias are made, float32 (blocks, columns) each, if there are such
-      operands. Else the mean of each row if it is subtracted, and the factor of each row.
+      the gradient by x; then, if there are such operands, sums over the rows of each block from
+      which gradients by weight and bias are made, float32 (blocks, columns) each: registers have to
+      hold a row (:func:`keeps_rows`).
     """
-    registers = CENTERED_GRADIENT if norm.centered else GRADIENT
-    tiling = row_tiling(rows, columns, size_of(dtype), registers)
-    summed = keeps_sums(norm, tiling)
+    tiling = _gradient_tiling(norm, rows, columns, dtype)
+    count = norm.weight + norm.bias
 
     def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> tuple[Any, ...]:
         operands = list(refs)
@@ -204,11 +208,7 @@ def backward(
             chunk.store(d_x, value)
 
         block.each(store)
-        if not summed:
-            *means, scales = operands
-            for one in means:
-                block.store(one, mean)
-            block.store(scales, scale)
+        if not count:
             return ()
         chunk = block.resident
         d_value = chunk.load(d_out)
@@ -221,10 +221,8 @@ def backward(
 
     name, exchanges = f"{norm.name}_gradient", 4 if norm.centered else 2
     out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)]
-    if not summed:
-        out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * (1 + norm.centered)
+    if not count:
         return row_kernel(body, rows, tiling, out_types, name, exchanges)
-    count = norm.weight + norm.bias
     resident, staging = staged_rows(tiling, count, 2, dtype, shared_memory)
     blocks = max(1, min(rows // tiling.height, multiprocessors * resident))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count

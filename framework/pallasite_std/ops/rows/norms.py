@@ -11,7 +11,7 @@ import numpy as np
 
 from pallasite.plugin import select_target
 from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
-from pallasite_std.ops.rows import norm_kernels
+from pallasite_std.ops.rows import norm_kernels, norm_strips
 from pallasite_std.ops.rows.arguments import (
     FLOATS,
     as_rows,
@@ -185,24 +185,17 @@ def _gradients(norm: Norm, x: Any, weight: Any, bias: Any, cotangents: Any) -> A
         operands.append(as_rows(cotangents[1]))
     target = select_target()
     machine = max(1, target.multiprocessors), target.max_shared_memory
-    kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
-    d_x, *rest = kernel(rows, d_out, *operands)
-    d_weight = d_bias = None
-    if rest[0].ndim == 2:
-        sums = [jnp.sum(one, axis=0) for one in rest]
-        if weight is not None:
-            d_weight = sums.pop(0).astype(weight.dtype)
-        if bias is not None:
-            d_bias = sums.pop(0).astype(bias.dtype)
+    if norm_kernels.keeps_rows(norm, rows.shape[0], rows.shape[1], np.dtype(x.dtype)):
+        kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
+        d_x, *rest = kernel(rows, d_out, *operands)
     else:
-        *means, scales = rest
-        wide = d_out.astype(jnp.float32)
-        if weight is not None:
-            values = rows.astype(jnp.float32)
-            values = (values - means[0][:, None] if means else values) * scales[:, None]
-            d_weight = jnp.sum(wide * values, axis=0).astype(weight.dtype)
-        if bias is not None:
-            d_bias = jnp.sum(wide, axis=0).astype(bias.dtype)
+        reduce = norm_strips.reductions(norm, *rows.shape, np.dtype(x.dtype))
+        reduced = reduce(rows, d_out, *([] if weight is None else [weight]))
+        kernel = norm_strips.gradients(norm, *rows.shape, np.dtype(x.dtype), machine[0])
+        d_x, *rest = kernel(rows, d_out, *reduced, *operands)
+    sums = [jnp.sum(one, axis=0) for one in rest]
+    d_weight = None if weight is None else sums.pop(0).astype(weight.dtype)
+    d_bias = None if bias is None else sums.pop(0).astype(bias.dtype)
     return d_x.reshape(x.shape), d_weight, d_bias
 
 

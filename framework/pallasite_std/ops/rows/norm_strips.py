@@ -1,0 +1,152 @@
+"""Gradients of norms whose rows registers do not hold: sums of rows, then strips of columns.
+
+The first kernel reads the rows and reduces them; the second goes over the rows of a strip of
+columns, and so keeps the sums for the gradients by weight and bias in registers. Together they
+read x and the cotangent twice, and need no third kernel that reads them again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
+from pallasite_std.ops.rows.norm_kernels import Norm, affine
+from pallasite_std.ops.rows.tiling import LANES, Registers, RowTiling, row_tiling, size_of
+
+WIDTH = 8 * LANES
+"""Columns of a strip: a vector of 16 bits for each lane."""
+
+RESIDENT = 8
+"""Blocks of a multiprocessor that go over strips."""
+
+
+@functools.lru_cache(maxsize=512)
+def reductions(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """The first kernel, a function of x, d_out and weight?.
+
+    Returns:
+      float32 (rows,) each: the factor that normalises the row, and the factor of its centred
+      elements that is subtracted from their gradients; with a mean, that and the mean gradient.
+    """
+    tiling = row_tiling(rows, columns, size_of(dtype), Registers())
+
+    def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> None:
+        operands = list(refs)
+        weight = operands.pop(0) if norm.weight else None
+        mean = None
+        if norm.centered:
+            (total,) = block.reduce(lambda chunk: (chunk.load(x),), "sum")
+            mean = total / columns
+
+        def moments(chunk: Chunk) -> tuple[Any, ...]:
+            value = chunk.load(x)
+            if mean is not None:
+                value = value - block.spread(mean, chunk)
+            gradient = affine(norm, chunk, chunk.load(d_out), weight, None)
+            both = (value * value, gradient * value)
+            return both if mean is None else (*both, gradient)
+
+        kinds = ("sum",) * (3 if norm.centered else 2)
+        squares, products, *rest = block.reduce(moments, *kinds)
+        scale = lax.rsqrt(squares / columns + norm.epsilon)
+        results = [scale, products * scale * scale / columns]
+        if mean is not None:
+            results += [mean, rest[0] / columns]
+        for ref, value in zip(operands, results, strict=True):
+            block.store(ref, value)
+
+    count = 4 if norm.centered else 2
+    out_types = [jax.ShapeDtypeStruct((rows,), jnp.float32)] * count
+    name = f"{norm.name}_gradient_rows"
+    return row_kernel(body, rows, tiling, out_types, name, 4 if norm.centered else 2)
+
+
+@functools.lru_cache(maxsize=512)
+def gradients(
+    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], multiprocessors: int
+) -> Callable[..., Any]:
+    """The second kernel, a function of x, d_out, what the first returns, weight? and d_sum?.
+
+    Returns:
+      the gradient by x, and sums over the rows of each block, float32 (blocks, columns), for the
+      gradients by weight and bias, as far as there are such operands.
+    """
+    strips = -(-columns // WIDTH)
+    blocks = max(1, min(rows, RESIDENT * multiprocessors // strips))
+    sums = norm.weight + norm.bias
+
+    def body(*refs: Any) -> None:
+        strip, rest = lax.axis_index("strip"), columns % WIDTH
+        full = columns // WIDTH
+        if rest and full:
+            pl.when(strip < full)(lambda: over_rows(strip * WIDTH, WIDTH, *refs))
+            pl.when(strip == full)(lambda: over_rows(full * WIDTH, rest, *refs))
+        else:
+            over_rows(strip * WIDTH if full else 0, rest or WIDTH, *refs)
+
+    def over_rows(first: Any, width: int, x: Any, d_out: Any, *refs: Any) -> None:
+        operands = list(refs)
+        scale, along = operands.pop(0), operands.pop(0)
+        mean, shift = (operands.pop(0), operands.pop(0)) if norm.centered else (None, None)
+        weight = operands.pop(0) if norm.weight else None
+        d_sum = operands.pop(0) if norm.residual else None
+        d_x, *folded = operands
+        block = lax.axis_index("block")
+        if not isinstance(first, int):
+            first = pl.multiple_of(first, WIDTH)
+        window = pl.ds(first, width)
+
+        def chunk_of(row: Any) -> Chunk:
+            tiling = RowTiling(1, 1, width, columns)
+            return Chunk(Rows(tiling, row, 0), first, width, kept=False)
+
+        def load(row: Any) -> tuple[Any, Any]:
+            return x[row, window], d_out[row, window]
+
+        def step(number: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            value, cotangent, *so_far = carry
+            row = block + number * blocks
+            # The next row's, early.
+            following = load(lax.min(row + blocks, rows - 1))
+            chunk = chunk_of(row)
+            value, cotangent = value.astype(jnp.float32), cotangent.astype(jnp.float32)
+            if mean is not None:
+                value = value - mean[row]
+            gradient = affine(norm, chunk, cotangent, weight, None)
+            if shift is not None:
+                gradient = gradient - shift[row]
+            result = (gradient - value * along[row]) * scale[row]
+            if d_sum is not None:
+                result = result + chunk.load_again(d_sum)
+            chunk.store(d_x, result)
+            added = [cotangent * (value * scale[row])] if norm.weight else []
+            added += [cotangent] if norm.bias else []
+            return (*following, *(one + more for one, more in zip(so_far, added, strict=True)))
+
+        steps = lax.div(rows - block + (blocks - 1), blocks)
+        start = (jnp.zeros((width,), jnp.float32),) * sums
+        _, _, *totals = lax.fori_loop(0, steps, step, (*load(block), *start))
+        for ref, total in zip(folded, totals, strict=True):
+            ref[block, window] = total
+
+    out_types = [
+        jax.ShapeDtypeStruct((rows, columns), dtype),
+        *[jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * sums,
+    ]
+    kernel: Callable[..., Any] = plgpu.kernel(
+        body,
+        out_type=tuple(out_types),
+        grid=(strips, blocks),
+        grid_names=("strip", "block"),
+        kernel_name=f"{norm.name}_gradient_strips",
+    )
+    return kernel
