@@ -181,6 +181,26 @@ KILLED = """
 """
 
 
+UNSIGNALLED = """
+    def body(x_ref, out_ref, arrived):
+        other = 1 - lax.axis_index("x")
+        plgpu.remote_ref(out_ref, other)[...] = x_ref[...]
+        pl.semaphore_signal(arrived, device_id=other)
+        pl.semaphore_wait(arrived, 2)
+
+    part = jax.ShapeDtypeStruct((4096,), jnp.float32)
+    waits = plgpu.kernel(body, out_type=part, scratch_types=[plgpu.SemaphoreType.REGULAR])
+    config.update("peer_timeout", 2)
+    try:
+        jax.jit(on(waits))(put(x)).block_until_ready()
+        print("no error")
+    except BaseException as error:
+        time.sleep(1)
+        print("ended", type(error).__name__, flush=True)
+    os._exit(0)
+"""
+
+
 @pytest.fixture
 def on_gpus(monkeypatch):
     if len(jax.devices()) < 2:
@@ -208,5 +228,13 @@ def test_launches(program, memory, on_gpus, monkeypatch):
 def test_a_peer_that_is_killed(on_gpus):
     (code, printed, told), (killed, *_) = on_gpus(KILLED)
     assert code == 0 and killed == -9
-    assert "ended after" in printed
-    assert "kernel 'acting': device 0" in told and "process 1" in told
+    assert "ended after" in printed and float(printed.split()[-2]) < 8  # Sooner than its time.
+    assert "kernel 'acting': device 0" in told and "process 1, which has ended" in told
+
+
+def test_a_signal_that_never_comes(on_gpus):
+    found = on_gpus(UNSIGNALLED)
+    assert all(code == 0 and "ended" in printed for code, printed, _ in found)
+    told = "".join(told for *_, told in found)
+    assert "waited in vain for signals of other devices: a semaphore has 1 of 2" in told
+    assert "kernel 'body'" in told and "<string>" in told

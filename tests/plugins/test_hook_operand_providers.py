@@ -51,6 +51,22 @@ class Factors:
 FACTORS = Factors()
 
 
+class Launching:
+    """Has the kernel launched by another call, which gets an attribute."""
+
+    def in_jax(self, compiled, request, *, size):
+        request.call.update(target="my_launch", clear=False, where=b"there")
+        return jnp.ones(size, jnp.float32)
+
+
+class Plain(Launching):
+    def in_jax(self, compiled, request, *, size):
+        return jnp.ones(size, jnp.float32)
+
+
+LAUNCHING, PLAIN = Launching(), Plain()
+
+
 class Plugin:
     @hookimpl
     def pallasite_lowering_rules(self):
@@ -107,3 +123,15 @@ def test_a_provider_that_is_wrong():
     assert f"the provider {__name__}:FACTORS of hidden operand 'factors.one'" in str(error.value)
     with pytest.raises(ExecutionError, match="needs a function of the host that is not there"):
         simulate(pallasite.compile(scaled("NOBODY"), X, target="sm_90"), X)
+
+
+def test_a_provider_changes_the_call_that_launches_a_kernel():
+    def text(provider):
+        kernel = jax.jit(scaled(provider))
+        with pallasite.config.scoped(target="sm_90"):
+            return kernel.trace(X).lower(lowering_platforms=("cuda",)).as_text()
+
+    changed = text("LAUNCHING")
+    assert "@my_launch" in changed and 'where = "there"' in changed and "opaque =" in changed
+    assert "triton_kernel_call" not in changed
+    assert "@triton_kernel_call_ffi" in text("PLAIN") and "where =" not in text("PLAIN")
