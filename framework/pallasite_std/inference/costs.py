@@ -24,6 +24,7 @@ from pallasite.plugin.layouts import (
 )
 from pallasite_std.memory.access import AccessPlan
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer, transfer_passes
+from pallasite_std.memory.relayout import fits_scratch
 
 SYNCHRONIZATION = 32.0
 """A barrier of the warpgroup."""
@@ -69,6 +70,8 @@ def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
         return IMPOSSIBLE
     kind = conversion(source, target).kind
     if kind is ConversionKind.SHARED_MEMORY:
+        if not fits_scratch(source, target, bits):
+            return IMPOSSIBLE
         passes = WARPS * (_scratch_passes(source, bits) + _scratch_passes(target, bits))
         return 2 * SYNCHRONIZATION + 2 * max(passes, 2.0 * WARPS)
     return 0.5 + target.registers / 64

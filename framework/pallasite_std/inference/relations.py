@@ -19,6 +19,7 @@ from pallasite.plugin.layouts import (
 )
 from pallasite_std.inference.costs import movement_cost, ordering_cost
 from pallasite_std.memory.relayout import rows_in_registers
+from pallasite_std.memory.rows import short_rows
 from pallasite_std.stacking import stacked
 
 
@@ -169,8 +170,11 @@ def slice_(
 
 
 @functools.lru_cache(maxsize=256)
-def reduction(shape: tuple[int, ...], axes: tuple[int, ...], proposals: LayoutProposals) -> Pairs:
-    """Of a reduction: the result's layout is what is left of the operand's."""
+def reduction(
+    shape: tuple[int, ...], axes: tuple[int, ...], proposals: LayoutProposals, bits: int = 32
+) -> Pairs:
+    """Of a reduction of elements of so many bits: the result's layout is what is left of the
+    operand's."""
     kept = [d for d in range(len(shape)) if d not in axes]
 
     def after(layout: Layout) -> Layout | None:
@@ -186,7 +190,10 @@ def reduction(shape: tuple[int, ...], axes: tuple[int, ...], proposals: LayoutPr
                     yield other, left
             else:
                 yield operand, left
-        candidates = proposals.for_broadcast(shape)
+        candidates: tuple[RegisterLayout, ...] = proposals.for_broadcast(shape)
+        rows = short_rows(shape, bits) if axes == (len(shape) - 1,) else None
+        if rows is not None:
+            candidates = (*candidates, rows)
         if isinstance(result, RegisterLayout):
             wide = tried(lambda: result.broadcast_in_dim(tuple(shape), kept).layout)
             for candidate in [*candidates, *([wide] if wide is not None else [])]:

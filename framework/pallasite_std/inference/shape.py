@@ -13,9 +13,10 @@ from jax.extend.core import primitives
 from pallasite.plugin import PallasiteError, RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext, Pairs
-from pallasite.plugin.layouts import Layout, RegisterLayout
+from pallasite.plugin.layouts import Layout, RegisterLayout, default_strided
 from pallasite_std.inference import relations
 from pallasite_std.inference.costs import reduction_cost
+from pallasite_std.memory.rows import better_row
 from pallasite_std.primitives.layouts import layout_cast_p
 from pallasite_std.stacking import stacked
 
@@ -101,7 +102,12 @@ def moves(
 def _transpose(
     ctx: InferenceContext, x: AbstractValue, *, permutation: Sequence[int]
 ) -> AbstractValue:
-    return _related(ctx, x, relations.transpose(tuple(permutation), ctx.proposals))
+    exact = relations.transpose(tuple(permutation), ctx.proposals)
+    if isinstance(x, ArrayValue):
+        layout = default_strided(tuple(x.shape), x.bits)
+        if better_row(layout, 128 // max(8, x.bits)) is not None:
+            return moved(ctx, x, exact, run=1)
+    return _related(ctx, x, exact)
 
 
 @rules.inference(_jax.slice_p)
@@ -211,7 +217,9 @@ def _reduce(
 ) -> AbstractValue:
     result = ctx.result(None, x)
     if isinstance(x, ArrayValue):
-        pairs = relations.reduction(tuple(ctx.avals_in[0].shape), tuple(axes), ctx.proposals)
+        pairs = relations.reduction(
+            tuple(ctx.avals_in[0].shape), tuple(axes), ctx.proposals, x.bits
+        )
         work = functools.partial(reduction_cost, axes=tuple(axes), bits=x.bits)
         ctx.relate(0, x, result, pairs, work)
     return result

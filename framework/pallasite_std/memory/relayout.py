@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir
@@ -26,6 +28,12 @@ from pallasite.plugin.layouts import transforms as tf
 from pallasite.plugin.lowering import RegisterArray, RuleContext, gather
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import load_array, store_array
+
+_USUAL = 113 * 1024
+"""Bytes of scratch memory for one array, at most, of chips with 227 KiB."""
+
+_SLICE = 2048
+"""Bytes of a slice, at most."""
 
 
 def relayout(ctx: RuleContext, array: RegisterArray, target: Layout) -> RegisterArray:
@@ -76,6 +84,24 @@ def _through_shared_memory(
         except InvalidValueError:
             continue
     return _exchange(ctx, array, target)
+
+
+@functools.lru_cache(maxsize=1024)
+def fits_scratch(source: Layout, target: Layout, bits: int) -> bool:
+    """Whether shared memory of usual size has room for an array that changes its layout, as a whole
+    or by slices."""
+    size = source.size * bits // 8
+    if size <= _USUAL:
+        return True
+    extent = source.shape[0] if source.shape else 1
+    for pieces in range(2, extent + 1):
+        # As small as any slices that relayout makes.
+        if extent % pieces == 0 and size // pieces <= _SLICE:
+            with contextlib.suppress(InvalidValueError):
+                for layout in (source, target):
+                    _part(layout, 0, extent // pieces)
+                return True
+    return False
 
 
 def _part(layout: Layout, start: int, size: int) -> Rearrangement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,15 +13,20 @@ from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedE
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import (
+    Digit,
+    Layout,
+    Owner,
     ReductionPlan,
     RegisterLayout,
     SplatLayout,
+    default_strided,
     padded,
     reduction_plan,
 )
-from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, relayout
+from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext, Value, relayout
 from pallasite_std.math.table import BINARY
 from pallasite_std.memory.padding import fill_padding
+from pallasite_std.memory.rows import short_rows
 
 rules = RuleSet()
 lax = _jax.lax_primitives
@@ -420,6 +426,15 @@ def _register(primitive: Any, name: str) -> None:
             return result.map(lambda r: convert(r, wide, back), back)
         return reduce_by_name(ctx, x, axes, name)
 
+    @rules.layout(primitive)
+    def _layout(
+        ctx: LayoutContext, wanted: Sequence[Layout | None], *, axes: Sequence[int], **params: Any
+    ) -> list[Layout | None]:
+        aval = ctx.avals_in[0]
+        if tuple(axes) != (len(aval.shape) - 1,):
+            return [None]
+        return [short_rows(tuple(aval.shape), types.bit_width(aval.dtype))]
+
 
 def _accumulate_in(name: str, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any]]:
     """Narrow floats are summed in f32 and rounded once; there are no instructions for bytes."""
@@ -489,6 +504,23 @@ def _register_arg(primitive: Any, largest: bool) -> None:
         from pallasite_std.math.conversion import convert
 
         return least.map(lambda r: convert(r, index_dtype, wide), wide)
+
+    @rules.layout(primitive)
+    def _layout(
+        ctx: LayoutContext, wanted: Sequence[Layout | None], *, axes: Sequence[int], **params: Any
+    ) -> list[Layout | None]:
+        """Of odd shapes, the axis in registers: two reductions across lanes would be long."""
+        aval = ctx.avals_in[0]
+        (axis,) = axes
+        shape = tuple(aval.shape)
+        if axis == len(shape) - 1 or math.prod(shape) < 2:
+            return [None]
+        if not default_strided(shape, types.bit_width(aval.dtype)).is_padded:
+            return [None]
+        rest = padded((*shape[:axis], *shape[axis + 1 :]))
+        dims = list(rest.dims)
+        dims.insert(axis, (Digit(shape[axis], Owner.REGISTER, rest.registers),))
+        return [RegisterLayout(shape, tuple(dims), rest.vector_length)]
 
 
 _register_arg(lax.argmax_p, True)

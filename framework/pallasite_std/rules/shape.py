@@ -32,6 +32,7 @@ from pallasite.plugin.lowering import (
     rearrange,
     relayout,
 )
+from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.scratch import (
     copied,
     load,
@@ -216,8 +217,15 @@ def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]
     layout = x.layout
     moves = tuple(permutation) != tuple(range(len(x.shape)))
     if moves and isinstance(layout, RegisterLayout) and layout.flat:
+        if types.is_bool(x.dtype) or types.bit_width(x.dtype) >= 8:
+            wanted = ctx.layout_hint or padded(ctx.avals_out[0].shape)
+            return copied(ctx, x, lambda memory: _turned(memory, permutation), wanted)
         x = relayout(ctx, x, padded(x.shape))
     return rearrange(x, tf.transpose(x.layout, permutation))
+
+
+def _turned(memory: MemoryReference, permutation: Sequence[int]) -> MemoryReference:
+    return memory.with_layout(memory.layout.transpose(tuple(permutation)))
 
 
 @rules.layout(_jax.slice_p)
