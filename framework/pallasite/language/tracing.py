@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite import _jax, plugins
+from pallasite import _jax, garbage, plugins
 from pallasite.errors import InvalidValueError, SourceLocation
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
@@ -102,7 +102,7 @@ def trace_kernel(
     in_avals = tuple(_jax.ShapedArray(aval.shape, aval.dtype) for aval in in_avals)
     ref_avals = [_gmem_ref(aval) for aval in (*in_avals, *out_avals)]
     info = _jax.make_debug_info("pallasite kernel", body, ref_avals, name)
-    with KernelEnvironment(mesh):
+    with KernelEnvironment(mesh), garbage.uncollected():
         jaxpr, _ = _jax.trace_to_jaxpr(body, ref_avals, debug_info=info)
     captured: list[Any] = []
     if jaxpr.consts:

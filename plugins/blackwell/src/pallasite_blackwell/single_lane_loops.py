@@ -216,10 +216,9 @@ def _split(loop: ir.Operation, body: _Body) -> None:
     loop.move_before(end.operation.owner if isinstance(end, ir.Value) else end.operation)
     _strip(loop, leader, _is_barrier, inline=True)
     _strip(other.operation, leader, lambda one: True, inline=False)
-    copies = _ring(loop)
-    for one in (loop, other.operation):
-        if copies > 1:
-            _unroll(one, copies)
+    _drop_unused(other.operation)
+    if (copies := _ring(loop)) > 1:
+        _unroll(loop, copies)
 
 
 def _is_barrier(operation: ir.Operation) -> bool:
@@ -247,6 +246,20 @@ def _strip(
             operation.erase()
         elif operation.name in ("scf.if", "scf.for"):
             _strip(operation, leader, unused, inline=inline)
+
+
+def _drop_unused(root: ir.Operation) -> None:
+    """Removes operations without effects from a loop, if nothing uses their results."""
+    for region in root.regions:
+        for block in region.blocks:
+            for view in reversed(list(block.operations)):
+                operation = view.operation
+                if operation.name in ("scf.if", "scf.for"):
+                    _drop_unused(operation)
+                elif operation.name in ("scf.yield", "llvm.store"):
+                    continue
+                elif not any(list(result.uses) for result in operation.results):
+                    operation.erase()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,6 +331,7 @@ def _unroll(loop: ir.Operation, copies: int) -> None:
     trips = 0 if first is None or last is None else max(0, last - first)
     if first is not None and last is not None and trips < copies:
         return
+    exact = first is not None and last is not None and trips % copies == 0
     with ir.InsertionPoint(loop), loop.location:
         if first is not None and last is not None:
             main = ops.constant(first + trips // copies * copies, lower.type)
@@ -334,9 +348,9 @@ def _unroll(loop: ir.Operation, copies: int) -> None:
             index = made.induction_variable
             values[block.arguments[0]] = ops.add(index, number) if number else index
             copier = _Copier(values, counters, range(number, trips // copies * copies, copies))
-            carried = copier.copy(block)
+            carried = copier.copy(block, move=exact and number == copies - 1)
         scf.yield_(carried)
-    if first is not None and last is not None and trips % copies == 0:
+    if exact:
         results = list(made.operation.results)
         for before, after in zip(loop.results, results, strict=True):
             before.replace_all_uses_with(after)
@@ -362,14 +376,19 @@ class _Copier:
         self._counters = dict(counters)
         self._numbers = numbers
 
-    def copy(self, block: ir.Block) -> list[ir.Value]:
-        """Copies operations to the insertion point; returns what the body yields."""
+    def copy(self, block: ir.Block, *, move: bool) -> list[ir.Value]:
+        """Copies operations to the insertion point, or moves them there; returns what the body
+        yields."""
+        target = ir.InsertionPoint.current.block
         for view in list(block.operations):
             operation = view.operation
             if operation.name == "scf.yield":
                 return [self._values.get(one, one) for one in operation.operands]
-            if not self._replace(operation):
-                self._rename(operation.clone().operation, operation)
+            if self._replace(operation):
+                continue
+            if move:
+                target.append(operation)
+            self._rename(operation if move else operation.clone().operation, operation)
         return []
 
     def _replace(self, operation: ir.Operation) -> bool:
@@ -408,8 +427,9 @@ class _Copier:
         for number, operand in enumerate(original.operands):
             if operand in self._values:
                 copy.operands[number] = self._values[operand]
-        for before, after in zip(original.results, copy.results, strict=True):
-            self._values[before] = after
+        if copy is not original:
+            for before, after in zip(original.results, copy.results, strict=True):
+                self._values[before] = after
         for ours, theirs in zip(copy.regions, original.regions, strict=True):
             for inner, outer in zip(ours.blocks, theirs.blocks, strict=True):
                 for before, after in zip(outer.arguments, inner.arguments, strict=True):
