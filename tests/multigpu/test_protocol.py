@@ -45,19 +45,19 @@ def test_a_pull_begins_and_ends_with_a_barrier():
     text = kernel.ptx
     order = [
         "exit;",
-        "atom.acq_rel.gpu.global.add.u64",
+        "atom.relaxed.gpu.global.add.u64",
         "st.release.sys.global.b64",
         "ld.acquire.sys.global.b64",
         "barrier.cta.red.or.pred",
         "ld.global.b32",
-        "atom.acq_rel.gpu.global.add.u32",
+        "atom.acq_rel.sys.global.add.u32",
         "st.release.sys.global.b32",
     ]
     assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
 
 
 def test_the_barrier_at_the_end_is_as_wanted():
-    end = "atom.acq_rel.gpu.global.add.u32"
+    end = "atom.acq_rel.sys.global.add.u32"
     options = {"exit_barrier": False}
     assert end not in compiled("pull", params=options).ptx
     options = {"exit_barrier": True}

@@ -27,7 +27,6 @@ _TABLE = [
     for register, word in (
         ("rank", layout.RANK),
         ("own", layout.MAILBOX),
-        ("count", layout.COUNT),
         ("limit", layout.TIMEOUT),
         ("record", layout.RECORD),
     )
@@ -35,24 +34,25 @@ _TABLE = [
 
 _REGISTERS = [
     ".reg .pred p, q, first, last, active, pending;",
-    ".reg .b64 rank, own, count, limit, record, word, peer, place, flag, seen, began, now, value;",
+    ".reg .b64 rank, own, limit, record, word, peer, place, flag, seen, began, now, value;",
     ".reg .b64 printed, offset;",
     ".reg .b32 thread, low, high, ticket, next, parity, distance, missing, polls, narrow;",
 ]
 
-_PEER = [
-    # Each lane of the warp serves the device of its number, if there is one.
-    "cvt.u64.u32 value, thread;",
-    "setp.lt.u64 active, value, count;",
-    "mov.b64 peer, 0;",
-    "mov.b64 offset, 0;",
-    f"mad.wide.u32 place, thread, {layout.WORDS_OF_DEVICE * layout.WORD}, $TABLE;",
-    f"@active ld.global.nc.v2.b64 {{peer, offset}}, [place+{layout.MAILBOXES * layout.WORD}];",
-]
+
+def _peer(devices: int) -> list[str]:
+    """Each lane of the warp serves the device of its number, if there is one."""
+    return [
+        f"setp.lt.u32 active, thread, {devices};",
+        "mov.b64 peer, 0;",
+        "mov.b64 offset, 0;",
+        f"mad.wide.u32 place, thread, {layout.WORDS_OF_DEVICE * layout.WORD}, $TABLE;",
+        f"@active ld.global.nc.v2.b64 {{peer, offset}}, [place+{layout.MAILBOXES * layout.WORD}];",
+    ]
 
 
 def entry(
-    fingerprint: int, blocks: int, buffers: int, cleared: Sequence[int] = ()
+    fingerprint: int, devices: int, blocks: int, buffers: int, cleared: Sequence[int] = ()
 ) -> tuple[str, str]:
     """The entry barrier with the exchange; all threads of all blocks execute it.
 
@@ -63,6 +63,7 @@ def entry(
 
     Args:
       fingerprint: of the kernel.
+      devices: of the group.
       blocks: of the kernel.
       buffers: how many of them peers reach.
       cleared: words of 32 bits of each piece of memory that is filled with zeros.
@@ -89,18 +90,19 @@ def entry(
         "mov.b32 parity, 0;",
         "setp.ge.u32 p, thread, 32;",
         "@p bra.uni READY_${:uid};",
-        # The ticket, in all lanes.
+        *_peer(devices),
+        # The ticket, in all lanes. It orders nothing: flags do.
         "setp.eq.u32 p, thread, 0;",
         "mov.b64 word, 0;",
-        f"@p atom.acq_rel.gpu.global.add.u64 word, [own+{layout.TICKETS}], 1;",
+        f"@p atom.relaxed.gpu.global.add.u64 word, [own+{layout.TICKETS}], 1;",
         "mov.b64 {ticket, next}, word;",
         "shfl.sync.idx.b32 ticket, ticket, 0, 31, 0xffffffff;",
         "shfl.sync.idx.b32 next, next, 0, 31, 0xffffffff;",
         "add.u32 next, next, 1;",
         "and.b32 parity, next, 1;",
         f"setp.ge.u32 q, ticket, {blocks};",
+        "mov.b64 value, 0;",
         *_trap("q", Trap.OVERLAP, fingerprint, "OVERTAKEN"),
-        *_PEER,
         *(
             line
             for place, words in enumerate(cleared)
@@ -132,14 +134,8 @@ def entry(
         f"setp.ne.and.b32 q, high, {_hexadecimal(fingerprint)}, q;",
         "cvt.u64.u32 value, high;",
         *_trap("q", Trap.OTHER_KERNEL, fingerprint, "MISMATCH"),
-        # This launch must be the one that the first block has announced.
         "bar.warp.sync 0xffffffff;",
-        f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
-        "add.s64 place, place, own;",
-        f"mad.wide.u32 place, narrow, {layout.SLOTS_OF_DEVICE}, place;",
-        f"ld.relaxed.gpu.global.b64 seen, [place+{layout.SLOTS}];",
-        "setp.ne.b64 q, seen, $2;",
-        *_trap("q", Trap.OVERLAP, fingerprint, "ANOTHER"),
+        *(_announced(fingerprint) if blocks > 1 else ()),
         "READY_${:uid}:",
         "setp.ne.b32 p, parity, 0;",
         "barrier.cta.red.or.pred p, 0, p;",
@@ -150,6 +146,18 @@ def entry(
     ]
     operands = 2 + buffers + len(cleared)
     return _text(lines, 1), ",".join(["=&l", *["l"] * operands, "~{memory}"])
+
+
+def _announced(fingerprint: int) -> list[str]:
+    """The launch must be the one that the first block has announced."""
+    return [
+        f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
+        "add.s64 place, place, own;",
+        f"mad.wide.u32 place, narrow, {layout.SLOTS_OF_DEVICE}, place;",
+        f"ld.relaxed.gpu.global.b64 seen, [place+{layout.SLOTS}];",
+        "setp.ne.b64 q, seen, $2;",
+        *_trap("q", Trap.OVERLAP, fingerprint, "ANOTHER"),
+    ]
 
 
 def _clear(operand: int, words: int) -> list[str]:
@@ -170,8 +178,13 @@ def _clear(operand: int, words: int) -> list[str]:
     ]
 
 
-def exit_(fingerprint: int, blocks: int) -> tuple[str, str]:
+def exit_(fingerprint: int, devices: int, blocks: int) -> tuple[str, str]:
     """The exit barrier; all threads of all blocks execute it. Its operand is the table's address.
+
+    Args:
+      fingerprint: of the kernel.
+      devices: of the group.
+      blocks: of the kernel.
 
     Returns:
       The text, and constraints.
@@ -186,8 +199,9 @@ def exit_(fingerprint: int, blocks: int) -> tuple[str, str]:
         "@p bra.uni LEAVE_${:uid};",
         "setp.eq.u32 p, thread, 0;",
         "mov.b32 ticket, 0;",
-        "fence.acq_rel.sys;",
-        f"@p atom.acq_rel.gpu.global.add.u32 ticket, [own+{layout.EXITS}], 1;",
+        *_peer(devices),
+        # What the threads of the block have done comes before, for the whole system.
+        f"@p atom.acq_rel.sys.global.add.u32 ticket, [own+{layout.EXITS}], 1;",
         "shfl.sync.idx.b32 ticket, ticket, 0, 31, 0xffffffff;",
         f"setp.ne.u32 q, ticket, {blocks - 1};",
         "@q bra.uni LEAVE_${:uid};",
@@ -197,8 +211,6 @@ def exit_(fingerprint: int, blocks: int) -> tuple[str, str]:
         # All blocks have begun: the epoch is that of this kernel.
         f"ld.relaxed.gpu.global.b64 word, [own+{layout.TICKETS}];",
         "mov.b64 {low, next}, word;",
-        "fence.acq_rel.sys;",
-        *_PEER,
         "cvt.u32.u64 narrow, rank;",
         f"mad.wide.u32 flag, narrow, {layout.LINE}, peer;",
         f"@active st.release.sys.global.b32 [flag+{layout.EXIT_FLAGS}], next;",

@@ -47,6 +47,7 @@ def prologue(kernel: KernelContext) -> None:
             pointers = [launch.array_pointer(one) for one in (own, *state.slots, *state.cleared)]
             text, constraints = code.entry(
                 state.fingerprint,
+                device_count(kernel),
                 kernel.geometry.blocks,
                 len(state.slots),
                 [math.prod(one.shape) for one in state.cleared],
@@ -67,7 +68,9 @@ def epilogue(kernel: KernelContext) -> None:
         state = kernel.state(COMMUNICATION)
         wanted = kernel.params.options_of(MultiGpuOptions).exit_barrier
         if state.begins and (state.reads if wanted is None else wanted):
-            text, constraints = code.exit_(state.fingerprint, kernel.geometry.blocks)
+            text, constraints = code.exit_(
+                state.fingerprint, device_count(kernel), kernel.geometry.blocks
+            )
             ops.inline_assembly(text, constraints, state.table)
 
     kernel.emit_later(leave)
