@@ -33,6 +33,12 @@ class Epilogue:
     residual: bool = False
     activation: Callable[[Any], Any] | None = None
 
+    @property
+    def count(self) -> int:
+        """Of the operands."""
+        scales = (self.row_scale != "none") + (self.column_scale != "none")
+        return scales + self.bias + self.residual
+
     def key(self) -> tuple[Any, ...]:
         """What a choice of configuration depends on."""
         activation = self.activation

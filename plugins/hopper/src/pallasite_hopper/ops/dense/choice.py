@@ -33,13 +33,49 @@ _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
 elements read less than those of 64 x 256."""
 
 _SKINNY_TILES = ((64, 1), (128, 1), (128, 2))  # tile_m, consumer warpgroups
+_DIVIDED = 6
+"""So many of the best are considered with another configuration for the rest."""
+_LEAST_GAIN = 0.03
+"""What a second kernel has to gain by the estimate."""
+_MOST_ROUNDS, _MOST_LEFT = 12, 0.7
+"""Rounds of tiles, and share of the last one, for which it may."""
 _LISTED = 24
 """So many are tried when tuning, besides other orders of tiles for the first."""
 
 
 def default_config(sizes: Sizes) -> MatmulConfig:
     """The configuration that is used without tuning: the best by the estimate."""
-    return _by_estimate(sizes)[0]
+    return _with_rest(sizes) or _by_estimate(sizes)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_rest(sizes: Sizes) -> MatmulConfig | None:
+    """Whole rounds of tiles, and another configuration for what is left; None if one kernel takes
+    hardly more time."""
+    ordered = _by_estimate(sizes)
+    best, limit = None, nanoseconds(ordered[0], sizes) * (1 - _LEAST_GAIN)
+    for config in ordered[:_DIVIDED]:
+        if config.swap or config.parts > 1 or config.split_k > 1:
+            continue
+        m_tiles, n_tiles = -(-sizes.m // config.step_m), -(-sizes.n // config.step_n)
+        resident = H200.clusters[config.cluster]
+        rounds, left = divmod(m_tiles * n_tiles, resident)
+        if not rounds or rounds > _MOST_ROUNDS or left > _MOST_LEFT * resident or not left:
+            continue
+        for along, step, across, extent in (
+            ("m", config.step_m, n_tiles, sizes.m),
+            ("n", config.step_n, m_tiles, sizes.n),
+        ):
+            place = rounds * resident // across * step
+            if not 0 < place < extent:
+                continue
+            others = _by_estimate(sizes.part(along, extent - place))
+            rest = next(one for one in others if one.parts == 1)
+            both = dataclasses.replace(config, rest=rest, rest_from=place, rest_along=along)
+            time = nanoseconds(both, sizes)
+            if time < limit:
+                best, limit = both, time
+    return best
 
 
 def matmul_configs(
@@ -64,8 +100,9 @@ def matmul_configs(
     if size != 2:  # Read along k, whatever the order they come in.
         transpose_a, transpose_b = False, True
     out_size = np.dtype(out_dtype or dtype).itemsize
-    ordered = _by_estimate(Sizes(m, n, k, size, out_size, transpose_a, transpose_b))
-    found = list(ordered[:_LISTED])
+    sizes = Sizes(m, n, k, size, out_size, transpose_a, transpose_b)
+    ordered = _by_estimate(sizes)
+    found = [default_config(sizes), *ordered[:_LISTED]]
     if not ordered[0].swap:
         found += [
             dataclasses.replace(ordered[0], group=group, grid_minor=minor)

@@ -41,6 +41,10 @@ class MatmulConfig:
         so that few tiles keep all multiprocessors busy.
       parts: parts of the K extent that are tiles of their own, whose sums a second kernel adds up;
         for still fewer tiles. Not together with ``split_k``.
+      rest: the configuration of a second kernel, which computes the rows or columns of the result
+        from ``rest_from`` on along ``rest_along`` (``"m"`` or ``"n"``), a multiple of the tiles of
+        this one: so whole rounds of tiles keep all multiprocessors busy, and what is left has tiles
+        that suit it.
     """
 
     tile_m: int = 128
@@ -58,9 +62,12 @@ class MatmulConfig:
     swap: bool = False
     split_k: int = 1
     parts: int = 1
+    rest: MatmulConfig | None = None
+    rest_from: int = 0
+    rest_along: str = "m"
 
     def __post_init__(self) -> None:
-        for name in ("split", "cluster_along", "grid_minor"):
+        for name in ("split", "cluster_along", "grid_minor", "rest_along"):
             if getattr(self, name) not in ("m", "n"):
                 raise InvalidValueError(
                     f"MatmulConfig.{name} is neither",
@@ -84,6 +91,8 @@ class MatmulConfig:
                 got=f"parts={self.parts}, split_k={self.split_k}",
                 expected="parts >= 1, and one of both to be 1",
             )
+        if self.rest is not None:
+            self._check_rest(self.rest)
         if self.warpgroup_m % 64 or self.warpgroup_n % 8:
             raise InvalidValueError(
                 "a warpgroup's part of the tile does not fit the tensor cores",
@@ -95,6 +104,26 @@ class MatmulConfig:
                 "MatmulConfig.epilogue_n does not divide the columns that a warpgroup writes",
                 got=f"{self.epilogue_n} of {self.warpgroup_n} / {self.split_k}",
             )
+
+    def _check_rest(self, rest: MatmulConfig) -> None:
+        step = self.step_m if self.rest_along == "m" else self.step_n
+        plain = not self.swap and self.parts == rest.parts == 1 and rest.rest is None
+        if not plain or self.rest_from <= 0 or self.rest_from % step:
+            raise InvalidValueError(
+                "MatmulConfig.rest does not fit",
+                got=f"from {self.rest_from} along {self.rest_along}, tiles of {step}",
+                expected="whole tiles before, no parts, no swap of the first, one rest",
+            )
+
+    @property
+    def step_m(self) -> int:
+        """Rows that a cluster computes at a time."""
+        return self.tile_m * (self.cluster if self.cluster_along == "m" else 1)
+
+    @property
+    def step_n(self) -> int:
+        """Columns that a cluster computes at a time."""
+        return self.tile_n * (self.cluster if self.cluster_along == "n" else 1)
 
     @property
     def warpgroup_m(self) -> int:

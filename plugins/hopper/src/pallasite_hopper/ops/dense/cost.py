@@ -99,6 +99,7 @@ class Sizes:
       m, n, k: extents.
       size, out_size: bytes of an element of the operands and of the result.
       transpose_a, transpose_b: whether a is given as (k, m), b as (n, k).
+      pitch_m, pitch_n: extents of the operands, if only a part of the result is computed.
     """
 
     m: int
@@ -108,14 +109,29 @@ class Sizes:
     out_size: int
     transpose_a: bool = False
     transpose_b: bool = False
+    pitch_m: int | None = None
+    pitch_n: int | None = None
+
+    def part(self, along: str, extent: int) -> Sizes:
+        """Of some rows (``"m"``) or columns (``"n"``) of the result."""
+        m, n = (extent, self.n) if along == "m" else (self.m, extent)
+        pitch_m, pitch_n = self.pitch_m or self.m, self.pitch_n or self.n
+        return dataclasses.replace(self, m=m, n=n, pitch_m=pitch_m, pitch_n=pitch_n)
 
 
 def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> float:
     """The time of a GEMM, good enough to compare configurations."""
+    if config.rest is not None:
+        along, place = config.rest_along, config.rest_from
+        left = (sizes.m if along == "m" else sizes.n) - place
+        alone = dataclasses.replace(config, rest=None)
+        rest = nanoseconds(config.rest, sizes.part(along, left), rates)
+        return nanoseconds(alone, sizes.part(along, place), rates) + rest
     m, n, k, size = sizes.m, sizes.n, sizes.k, sizes.size
     moved = (m + n) * k * size + m * n * sizes.out_size
     partial = config.parts * m * n * 4
-    row_a, row_b = m if sizes.transpose_a else k, k if sizes.transpose_b else n
+    row_a = (sizes.pitch_m or m) if sizes.transpose_a else k
+    row_b = k if sizes.transpose_b else (sizes.pitch_n or n)
     read_a, read_b = (1 + rates.misaligned * bool(row * size % _LINE) for row in (row_a, row_b))
     if config.swap:
         m, n, read_a, read_b = n, m, read_b, read_a

@@ -35,6 +35,7 @@ def build(
     multiprocessors: int,
     loop: MatmulLoop | None = None,
     name: str = "matmul",
+    region: Region | None = None,
 ) -> Callable[..., jax.Array]:
     """The kernel as a function of its operands.
 
@@ -45,11 +46,13 @@ def build(
       multiprocessors: of the GPU.
       loop: the body, if it is not the matmul's.
       name: of the kernel.
+      region: what of the result is computed, if not all of it.
 
     Returns:
-      A function of the left and the right operand and those of the epilogue.
+      A function of the left and the right operand and those of the epilogue; for a region that does
+      not begin at the first element, then of the result, whose other elements stay.
     """
-    loop = loop or MatmulLoop(problem, config, epilogue)
+    loop = loop or MatmulLoop(problem, config, epilogue, region)
     compute, stages, split = config.warpgroups, config.stages, config.split_k
     # Where blocks of a cluster split k, it has one tile: the buffers for sums are used once.
     clusters = loop.items if split > 1 else min(multiprocessors // config.cluster, loop.items)
@@ -78,6 +81,10 @@ def build(
         scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=compute)
     if epilogue.residual:
         scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.epilogue_buffers)
+    options: dict[str, Any] = {}
+    if region is not None:
+        # The other kernel writes what this one does not.
+        options["plugin_options"] = {"standard": {"partial_outputs": True}}
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
         out_type=jax.ShapeDtypeStruct(out_shape, out_dtype),
@@ -89,10 +96,12 @@ def build(
         thread_name="warpgroup",
         scratch_types=scratch,
         kernel_name=name,
+        input_output_aliases={2 + epilogue.count: 0} if loop.continues else {},
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
             unsafe_no_auto_barriers=True,
             approx_math=True,
+            **options,
         ),
     )
     return kernel
@@ -119,18 +128,40 @@ class Item:
     steps: Any
 
 
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Rows [m, m_end) and columns [n, n_end) of a result."""
+
+    m: int
+    m_end: int
+    n: int
+    n_end: int
+
+    def swapped(self) -> Region:
+        """The same of the transposed result."""
+        return Region(self.n, self.n_end, self.m, self.m_end)
+
+
 class MatmulLoop:
     """The body of the kernel for one problem and configuration."""
 
     copies = 2
     """That fill a stage."""
 
-    def __init__(self, problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue):
+    def __init__(
+        self,
+        problem: MatmulProblem,
+        config: MatmulConfig,
+        epilogue: Epilogue,
+        region: Region | None = None,
+    ):
         self.problem, self.config, self.epilogue = problem, config, epilogue
-        along_m = config.cluster if config.cluster_along == "m" else 1
         along_n = config.cluster if config.cluster_along == "n" else 1
-        self.m_tiles = -(-problem.m // (config.tile_m * along_m))
-        self.n_tiles = -(-problem.n // (self.tile_columns * along_n))
+        self.region = Region(0, problem.m, 0, problem.n) if region is None else region
+        self.continues = bool(self.region.m or self.region.n)
+        rows, columns = self.region.m_end - self.region.m, self.region.n_end - self.region.n
+        self.m_tiles = -(-rows // config.step_m)
+        self.n_tiles = -(-columns // (self.tile_columns * along_n))
         self.k_steps = -(-problem.k // (config.tile_k))
 
     @property
@@ -164,6 +195,8 @@ class MatmulLoop:
     ) -> None:
         """The kernel's body."""
         *operands, out = refs
+        if self.continues:
+            operands.pop()  # The result once more.
         compute = self.config.warpgroups
         memory_registers, compute_registers = REGISTERS[compute]
         warpgroup = lax.axis_index("warpgroup")
@@ -211,6 +244,9 @@ class MatmulLoop:
                     n = n * config.cluster + member
             first, steps = self._steps(part)
             item = Item(part, self.first_row(m), n * self.tile_columns, first, steps)
+            if self.continues:
+                row, column = item.m + self.region.m, item.n + self.region.n
+                item = dataclasses.replace(item, m=row, n=column)
             return body(item, carry)
 
         return lax.fori_loop(0, count, one, carry)

@@ -15,7 +15,7 @@ import pallasite
 from pallasite_hopper.ops.dense.choice import default_config, matmul_configs
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.cost import Sizes
-from pallasite_hopper.ops.dense.kernel import MatmulLoop, build
+from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build
 from pallasite_std.api import (
     Epilogue,
     MatmulCall,
@@ -29,6 +29,9 @@ MULTIPROCESSORS = 132
 
 _VERSION = 2
 """Of the kernel, for what was measured."""
+
+_ROWS, _COLUMNS = ("m_end", "m"), ("n_end", "n")
+"""Bounds of the region before a place, and of that from it on."""
 
 WINNERS = pathlib.Path(__file__).with_name("winners.json")
 """Measured by ``benchmarks/winners.py``."""
@@ -83,15 +86,50 @@ def _run(
 ) -> jax.Array:
     if config.parts > 1:
         return _run_in_parts(problem, epilogue, config, a, b, extras)
-    m_multiple, n_multiple = config.tile_m, config.tile_n
-    if config.cluster_along == "m":
-        m_multiple *= config.cluster
-    else:
-        n_multiple *= config.cluster
+    if config.rest is not None and config.rest_from < _extent(problem, config.rest_along):
+        return _run_with_rest(problem, epilogue, config, config.rest, a, b, extras)
+    config = dataclasses.replace(config, rest=None, rest_from=0, rest_along="m")
+    m_multiple, n_multiple = config.step_m, config.step_n
     if config.swap:
         m_multiple, n_multiple = n_multiple, m_multiple
     operands = epilogue.padded_operands(extras, m_multiple, n_multiple)
     return _call(problem, epilogue, config, a, b, operands)
+
+
+def _extent(problem: MatmulProblem, along: str) -> int:
+    return problem.m if along == "m" else problem.n
+
+
+def _run_with_rest(
+    problem: MatmulProblem,
+    epilogue: Epilogue,
+    config: MatmulConfig,
+    rest: MatmulConfig,
+    a: jax.Array,
+    b: jax.Array,
+    extras: Sequence[jax.Array],
+) -> jax.Array:
+    """Two kernels, of which the second writes into the result of the first."""
+    m, n = problem.m, padded_columns(problem.n, problem.out_dtype.itemsize)
+    whole = Region(0, m, 0, n)
+    if config.rest_along == "m":
+        first, second = (dataclasses.replace(whole, **{end: config.rest_from}) for end in _ROWS)
+    else:
+        first, second = (dataclasses.replace(whole, **{end: config.rest_from}) for end in _COLUMNS)
+    steps = (rest.step_n, rest.step_m) if rest.swap else (rest.step_m, rest.step_n)
+    # As far as tiles of both reach.
+    reach = [
+        start + -(-(end - start) // step) * step
+        for start, end, step in zip(
+            (second.m, second.n), (second.m_end, second.n_end), steps, strict=True
+        )
+    ]
+    own = -(-m // config.step_m) * config.step_m, -(-n // config.step_n) * config.step_n
+    operands = epilogue.padded_operands(extras, *map(max, reach, own))
+    config = dataclasses.replace(config, rest=None, rest_from=0, rest_along="m")
+    out = _call(problem, epilogue, config, a, b, operands, first)
+    out = _call(problem, epilogue, rest, a, b, [*operands, out], second)
+    return out[..., : problem.n]
 
 
 def _run_in_parts(
@@ -119,6 +157,7 @@ def _call(
     a: jax.Array,
     b: jax.Array,
     operands: Sequence[jax.Array],
+    region: Region | None = None,
 ) -> jax.Array:
     a, b = aligned(a), aligned(b)
     n = problem.n
@@ -126,16 +165,22 @@ def _call(
     problem = dataclasses.replace(problem, n=padded)
     if config.swap:
         problem, a, b = problem.swapped(), b, a
+        region = None if region is None else region.swapped()
     # A block that runs fewer steps than there are stages has no use for the others.
-    stages = max(2, min(config.stages, _most_steps(problem, config, epilogue)))
+    stages = max(2, min(config.stages, _most_steps(problem, config, epilogue, region)))
     config = dataclasses.replace(config, stages=stages)
+    if region is not None:
+        kernel = _kernel(problem, config, epilogue, MULTIPROCESSORS, region=region)
+        return kernel(a, b, *operands)
     result = _kernel(problem, config, epilogue, MULTIPROCESSORS)(a, b, *operands)
     return result if padded == n else result[..., :n]
 
 
-def _most_steps(problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue) -> int:
+def _most_steps(
+    problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue, region: Region | None
+) -> int:
     """Steps along k of all tiles of one block, of that which has most."""
-    loop = MatmulLoop(problem, config, epilogue)
+    loop = MatmulLoop(problem, config, epilogue, region)
     at_once = MULTIPROCESSORS // config.cluster if config.split_k == 1 else loop.items
     parts = config.parts * config.split_k
     return -(-loop.items // at_once) * -(-loop.k_steps // parts)
