@@ -412,7 +412,7 @@ def test_layouts_of_scales_and_metadata():
 
 
 @BOTH
-def test_pairs_of_an_odd_cluster(semantics):
+def test_pairs_that_are_none(semantics):
     def body(o, a, b, acc, done):
         plgpu.tcgen05_mma(acc, a, b, done, collective_axis="c")
 
@@ -420,6 +420,9 @@ def test_pairs_of_an_odd_cluster(semantics):
     odd = dict(cluster=(3,), cluster_names=("c",), semantics=semantics)
     text = refusal(InvalidValueError, body, [A, smem((64, 32), F16, 64), pair, DONE], **odd)
     assert "no pairs" in text and "(3,)" in text
+    four = dict(cluster=(4,), cluster_names=("c",), semantics=semantics)
+    text = refusal(InvalidValueError, body, [A, smem((64, 32), F16, 64), pair, DONE], **four)
+    assert "no pair" in text and "4 blocks along 'c'" in text and "further axes" in text
     two = dict(cluster=(2,), cluster_names=("c",), semantics=semantics)
     left = plgpu.TMEM((128, 64), F16, packed=True)
     operands = [left, smem((64, 32), F16, 64), pair, DONE]

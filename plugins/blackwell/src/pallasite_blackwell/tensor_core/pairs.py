@@ -13,7 +13,8 @@ from pallasite.plugin.lowering import RuleContext
 
 
 def check_pairs(ctx: RuleContext, axis: Hashable) -> None:
-    """Raises unless blocks that differ along an axis of the cluster are pairs.
+    """Raises unless blocks that differ along an axis of the cluster are pairs: two along the
+    minormost axis.
 
     The blocks of a pair differ in the last bit of their rank (PTX ISA, "CTA pair").
     """
@@ -30,11 +31,12 @@ def check_pairs(ctx: RuleContext, axis: Hashable) -> None:
             got=f"collective_axis={axis!r}",
             expected=repr(geometry.cluster_names[-1]),
         )
-    if geometry.cluster[0] % 2:
+    if geometry.cluster[0] != 2:
         raise InvalidValueError(
-            "an axis of the cluster has no pairs of blocks",
+            "blocks along an axis of the cluster are no pair",
             got=f"{geometry.cluster[0]} blocks along {axis!r}",
-            expected="an even number",
+            expected="two",
+            hint="give larger clusters further axes, before this one",
         )
 
 
@@ -46,10 +48,7 @@ def issuer(ctx: RuleContext, axis: Hashable | None) -> ir.Value:
         return leader
     check_pairs(ctx, axis)
     ctx.launch.uses_cluster_memory = True
-    number = ctx.launch.cluster_block_id(0)
-    if ctx.launch.geometry.cluster[0] > 2:
-        number = ops.bitwise_and(number, 1)
-    return ops.arith.andi(leader, ops.compare("eq", number, 0))
+    return ops.arith.andi(leader, ops.compare("eq", ctx.launch.cluster_block_id(0), 0))
 
 
 def commit(ctx: RuleContext, barrier: Any, axis: Hashable | None) -> None:
