@@ -1,11 +1,12 @@
 """Kernels of several GPUs, against NCCL as ``jax.lax`` calls it and against upstream's kernels.
 
-One process runs all GPUs. Small cases are chained in a loop of one program, so that a step consists
+One process runs all GPUs, or several run one each. Small cases are chained in a loop of one program, so that a step consists
 of what one program pays for it; each number is the median of several runs of all rivals in turn.
 The result of each implementation is compared with that of NCCL before it is timed. NVLink multicast
 is not used by any of them (set ``NCCL_NVLS_ENABLE=0``).
 
     python benchmarks/multigpu.py --json multigpu.json
+    python benchmarks/multigpu.py --processes 0/2@localhost:12345 --no-upstream   # and 1/2
 """
 
 from __future__ import annotations
@@ -277,14 +278,18 @@ def measure(case: Case, mesh: jax.sharding.Mesh, rounds: int) -> dict[str, Any]:
     for shape in case.shapes:
         whole = generator.standard_normal((count * shape[0], *shape[1:]), np.float32) * scale
         sharding = jax.NamedSharding(mesh, SPEC)
-        operands.append(jax.device_put(whole.astype(case.dtype), sharding))
+        whole = whole.astype(case.dtype)
+        operands.append(
+            jax.make_array_from_callback(whole.shape, sharding, lambda at, whole=whole: whole[at])
+        )
     found: dict[str, Any] = {}
     programs: dict[str, Callable[..., Any]] = {}
     expected = None
     for name, rival in case.rivals.items():
         try:
             once = _program(rival, len(operands), mesh)
-            result = np.asarray(once(*operands), np.float64)
+            parts = once(*operands).addressable_shards
+            result = np.concatenate([np.asarray(one.data, np.float64).ravel() for one in parts])
             if expected is None:
                 expected = result
             error = float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
@@ -326,18 +331,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="runs of each program")
     parser.add_argument("--only", default="", help="a part of the names of cases")
     parser.add_argument("--no-upstream", action="store_true", help="leave upstream's kernels out")
+    parser.add_argument("--processes", default="", help="NUMBER/COUNT@HOST:PORT, one GPU each")
     arguments = parser.parse_args()
+    if arguments.processes:
+        place, _, address = arguments.processes.partition("@")
+        number, _, count = place.partition("/")
+        jax.distributed.initialize(address, int(count), int(number), [int(number)])
+        arguments.devices = int(count)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[: arguments.devices]), (AXIS,))
     rows = []
-    print(f"{'case':38} {'NCCL':>9} {'upstream':>9} {'pallasite':>9}  NCCL/pallasite  GB/s")
+    first = jax.process_index() == 0
+    if first:
+        print(f"{'case':38} {'NCCL':>9} {'upstream':>9} {'pallasite':>9}  NCCL/pallasite  GB/s")
     chosen = cases(arguments.devices, not arguments.no_upstream)
     for case in [*chosen, *long_cases(arguments.devices)]:
         if arguments.only not in case.name:
             continue
         found = measure(case, mesh, arguments.rounds)
         rows.append({"case": case.name, "microseconds": found, "bytes": case.nbytes})
-        print(_line(case, found), flush=True)
-    if arguments.json:
+        if first:
+            print(_line(case, found), flush=True)
+    if arguments.json and first:
         device = jax.devices()[0].device_kind
         about = {"device": device, "devices": arguments.devices, "jax": jax.__version__}
         with open(arguments.json, "w") as file:
