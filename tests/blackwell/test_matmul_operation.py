@@ -63,6 +63,14 @@ def test_transposed_operands_and_the_epilogue(config):
     assert error(result, np.maximum(scaled + exact(bias), 0) + exact(residual)) < 1e-5
 
 
+@pytest.mark.parametrize(("tile_n", "pair"), [(192, True), (192, False), (96, False)])
+def test_tiles_that_rows_of_128_bytes_do_not_divide(tile_n, pair):
+    a, b = random(0, (130, 72), "float16"), random(1, (72, 200), "float16")
+    with pallasite.target("sm_100a"):
+        result = ops.matmul(a, b, config=MatmulConfig(tile_n=tile_n, stages=2, pair=pair))
+    assert error(result, exact(a) @ exact(b)) <= 4e-4
+
+
 def test_a_configuration_is_chosen():
     for target in ("sm_100a", "sm_103a", "sm_110a"):
         assert [one.plugin for one in ops.implementations("matmul", find_target(target))] == [

@@ -8,6 +8,7 @@ its columns of b, and both write their rows.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -88,7 +89,7 @@ def _operand(stages: int, shape: tuple[int, int], dtype: Any, transposed: bool) 
     """Stages of an operand, with the widest swizzle that its rows allow."""
     rows, columns = (shape[1], shape[0]) if transposed else shape
     size = np.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle(min(columns * size, ROW) * 8)
+    swizzle = plgpu.find_swizzle(math.gcd(columns * size, ROW) * 8)
     return plgpu.SMEM(
         (stages, rows, columns),
         dtype,
