@@ -161,6 +161,7 @@ class Block:
         self.warps: dict[tuple[int, int], range] = {}
         self.accesses: dict[Any, list[_Access]] = {}
         self.copies: list[_Access] = []
+        self.overlaps: dict[tuple[int, int], bool] = {}
         self.arriving: dict[BarrierAt, set[int]] = {}
         for trace in traces:
             self._note_arrivals(trace)
@@ -407,9 +408,20 @@ class Block:
 
     def _check_fence(self, thread: int, event: Event) -> None:
         for write in self.unfenced[thread]:
-            if _overlap(write, event):
+            if self._overlap(write, event):
                 self.problems.append(Problem("copies", event, "fence", write))
                 return
+
+    def _overlap(self, first: Event, second: Event) -> bool:
+        one, other = first.region, second.region
+        if one is None or other is None:
+            return False
+        # Events come again with the same regions, which they keep alive.
+        key = id(one), id(other)
+        found = self.overlaps.get(key)
+        if found is None:
+            found = self.overlaps[key] = one.overlaps(other)
+        return found
 
     def _compare(
         self, earlier: _Access, later: _Access, clock: Clock, known: Sequence[_Access]
@@ -417,7 +429,7 @@ class Block:
         """Reports two accesses that collide, of which nothing is known to order them."""
         first, second = earlier.event, later.event
         kinds = (first.kind, second.kind)
-        if kinds not in _COLLISIONS or not _overlap(first, second):
+        if kinds not in _COLLISIONS or not self._overlap(first, second):
             return
         others = earlier.thread != later.thread or first.kind is Kind.COPY_IN
         if others and (earlier.unsure or _ANYTHING in clock):
@@ -433,7 +445,9 @@ class Block:
         check, what = _COLLISIONS[kinds]
         by_others = kinds == (Kind.COPY_IN, Kind.READ) and earlier.thread != later.thread
         if by_others and any(
-            one.event.kind is Kind.COPY_IN and one.before(clock) and _overlap(one.event, second)
+            one.event.kind is Kind.COPY_IN
+            and one.before(clock)
+            and self._overlap(one.event, second)
             for one in known
         ):
             # Whoever has waited for its own copy is not early, but the next copy is.
@@ -513,11 +527,6 @@ _COLLISIONS = {
 
 
 _CONSEQUENCES = {"read": 1, "written": 2, "copied over": 3}
-
-
-def _overlap(first: Event, second: Event) -> bool:
-    one, other = first.region, second.region
-    return one is not None and other is not None and one.overlaps(other)
 
 
 def _merge(clock: Clock, other: Clock) -> None:

@@ -646,7 +646,8 @@ def relevant_operands(equation: Any) -> tuple[int, ...]:
             aval = operands[reference.number].aval
             # Scalars, such as predicates, are no references.
             if isinstance(aval, _jax.AbstractRef) and memory_space_of(aval) is GMEM:
-                ignored.update(_positions_in(view))
+                parts = [reference, *(jax.tree.leaves(view.transforms) if _is_view(view) else ())]
+                ignored.update(one.number for one in parts if type(one) is _Position)
     elif rest is not None and memory_space_of(operands[0].aval) is GMEM:
         return ()
     return tuple(n for n, one in enumerate(operands) if n not in ignored and _matters_as(one))
@@ -659,17 +660,6 @@ class _Position:
 
     def __init__(self, number: int):
         self.number = number
-
-
-def _positions_in(value: Any) -> Iterator[int]:
-    if type(value) is _Position:
-        yield value.number
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _positions_in(one)
-    else:
-        for one in getattr(value, "__dict__", {}).values():
-            yield from _positions_in(one)
 
 
 def _is_view(value: Any) -> bool:

@@ -81,9 +81,14 @@ Value = int | Form | Range | None
 def make_form(constant: int, terms: Mapping[Symbol, int]) -> Value:
     """The form of a constant and coefficients; a number if these are 0."""
     kept = tuple((symbol, c) for symbol, c in terms.items() if c and symbol.extent > 1)
-    if not kept:
-        return constant if -LIMIT <= constant < LIMIT else None
-    form = Form(constant, kept)
+    return _limited(Form(constant, kept)) if kept else _number(constant)
+
+
+def _number(value: int) -> int | None:
+    return value if -LIMIT <= value < LIMIT else None
+
+
+def _limited(form: Form) -> Form | None:
     return form if form.low >= -LIMIT and form.high < LIMIT else None
 
 
@@ -116,6 +121,11 @@ def add(a: Value, b: Value, sign: int = 1) -> Value:
     """``a + sign * b``; ``sign`` is 1 or -1."""
     if a is None or b is None:
         return None
+    if isinstance(b, int):
+        if isinstance(a, int):
+            return _number(a + sign * b)
+        if isinstance(a, Form):
+            return _limited(Form(a.constant + sign * b, a.terms))
     if isinstance(a, int | Form) and isinstance(b, int | Form):
         constant = _constant(a) + sign * _constant(b)
         terms = dict(_terms(a))
@@ -136,7 +146,9 @@ def multiply(a: Value, b: Value) -> Value:
     if isinstance(a, int):
         a, b = b, a
     if isinstance(b, int):
-        if isinstance(a, int | Form):
+        if isinstance(a, int):
+            return _number(a * b)
+        if isinstance(a, Form):
             return make_form(_constant(a) * b, {one: c * b for one, c in _terms(a)})
         ends = (a.low * b, a.high * b)
         return _ranged(min(ends), max(ends), reached=a.reached)
