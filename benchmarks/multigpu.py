@@ -1,9 +1,9 @@
 """Kernels of several GPUs, against NCCL as ``jax.lax`` calls it and against upstream's kernels.
 
-One process runs all GPUs, or several run one each. Small cases are chained in a loop of one program,
-so that a step consists of what one program pays for it; each number is the median of several runs
-of all rivals in turn. The result of each implementation is compared with that of NCCL before it is
-timed. NVLink multicast is not used by any of them (set ``NCCL_NVLS_ENABLE=0``).
+One process runs all GPUs, or several run one each. Small cases are chained in a loop of one
+program, so that a step consists of what one program pays for it; each number is the median of
+several runs of all rivals in turn. The result of each implementation is compared with that of NCCL
+before it is timed. NVLink multicast is not used by any of them (set ``NCCL_NVLS_ENABLE=0``).
 
     python benchmarks/multigpu.py --json multigpu.json
     python benchmarks/multigpu.py --processes 0/2@localhost:12345 --no-upstream   # and 1/2
