@@ -200,6 +200,11 @@ UNSIGNALLED = """
     os._exit(0)
 """
 
+GRAPHS = (
+    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE"
+    " --xla_gpu_graph_min_graph_size=1"
+)
+
 
 @pytest.fixture
 def on_gpus(monkeypatch):
@@ -222,6 +227,12 @@ def on_gpus(monkeypatch):
 @pytest.mark.parametrize("program", ["STORE", "LOOPS", "OPERATIONS", "SYMMETRIC"])
 def test_launches(program, memory, on_gpus, monkeypatch):
     monkeypatch.setenv("PALLASITE_PEER_MEMORY", memory)
+    assert [code for code, *_ in on_gpus(globals()[program])] == [0, 0]
+
+
+@pytest.mark.parametrize("program", ["LOOPS", "SYMMETRIC"])
+def test_launches_in_cuda_graphs(program, on_gpus, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", GRAPHS)
     assert [code for code, *_ in on_gpus(globals()[program])] == [0, 0]
 
 
