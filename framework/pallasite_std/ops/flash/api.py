@@ -68,8 +68,8 @@ def attention(
     It can be differentiated with respect to q, k, v and bias.
 
     Args:
-      q: (batch, q_seq, q_heads, head_dim), bfloat16, float16 or float32 (multiplied as tf32);
-        head_dim up to 256.
+      q: (batch, q_seq, q_heads, head_dim), bfloat16, float16 or float32 (multiplied as tf32); on
+        Hopper also float8_e4m3fn, whose result is bfloat16. head_dim up to 256.
       k: (batch, kv_seq, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
         head h uses head ``h // (q_heads // kv_heads)``.
       v: (batch, kv_seq, kv_heads, v_dim), of the same dtype; v_dim up to 256.

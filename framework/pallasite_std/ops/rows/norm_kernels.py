@@ -250,7 +250,7 @@ def staged_rows(
       sums: that each lane keeps for its columns.
       operands: matrices that are read.
       dtype: of their elements.
-      shared_memory: bytes that a block may use; a multiprocessor has little more.
+      shared_memory: bytes that a block may use for it; a multiprocessor has little more.
     """
     most = max(1, 8 // tiling.threads)
     size = size_of(dtype)

@@ -184,7 +184,8 @@ def _gradients(norm: Norm, x: Any, weight: Any, bias: Any, cotangents: Any) -> A
     if norm.residual:
         operands.append(as_rows(cotangents[1]))
     target = select_target()
-    machine = max(1, target.multiprocessors), target.max_shared_memory
+    staging = target.max_shared_memory if "tma" in target.features else 0
+    machine = max(1, target.multiprocessors), staging
     if norm_kernels.keeps_rows(norm, rows.shape[0], rows.shape[1], np.dtype(x.dtype)):
         kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
         d_x, *rest = kernel(rows, d_out, *operands)

@@ -282,6 +282,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         head_dim,
         causal,
         q_seq,
+        terms=bool(problem.terms),
         scattered=problem.terms.has("q_segments"),
         narrow=problem.narrow,
     )

@@ -108,7 +108,13 @@ def _within(name: str, value: int, low: int, high: int) -> None:
 
 
 def default_config(
-    head_dim: int, causal: bool, q_seq: int, *, scattered: bool = False, narrow: bool = False
+    head_dim: int,
+    causal: bool,
+    q_seq: int,
+    *,
+    terms: bool = False,
+    scattered: bool = False,
+    narrow: bool = False,
 ) -> AttentionConfig:
     """The configuration that is used where none is given.
 
@@ -116,11 +122,12 @@ def default_config(
       head_dim: up to 256.
       causal: whether there is a causal mask.
       q_seq: queries of a sequence.
+      terms: whether there are segments, slopes or a bias, which take registers.
       scattered: whether tiles see very different numbers of keys, as with segments.
       narrow: whether elements have 8 bits.
     """
     if head_dim <= 64:
-        config = AttentionConfig(warpgroups=3 if head_dim > 32 else 2, stages=4)
+        config = AttentionConfig(warpgroups=3 if head_dim > 32 and not terms else 2, stages=4)
     elif head_dim <= 128 and causal:
         # Tiles of many lengths: the hardware schedules them better than a table.
         config = AttentionConfig(persistent=False)
