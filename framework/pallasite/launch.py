@@ -200,7 +200,7 @@ class Allocation:
 
     ``space`` is ``"smem"``, ``"barrier"``, ``"gmem"`` for hidden results, or what a plugin calls
     its own; ``amount`` is in ``unit``; ``offset`` is where it lies, in the same unit; ``resource``
-    is the name of what it is a part of.
+    is the name of what it is a part of; ``accessed_at`` are the lines that access it, if known.
     """
 
     space: str
@@ -210,6 +210,7 @@ class Allocation:
     location: SourceLocation | None = None
     resource: str = SHARED_MEMORY.name
     unit: str = SHARED_MEMORY.unit
+    accessed_at: tuple[SourceLocation, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.plugin import InvalidValueError, UnsupportedError
+from pallasite.plugin import InvalidValueError, SourceLocation, UnsupportedError
 from pallasite.plugin.inference import ANY
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
@@ -114,6 +114,7 @@ class MemoryReference:
       members: for a union of allocations, the layouts of those members that inference has chosen
         one for, by offset in bytes, dtype and shape.
       peer: where it is, if it is not on this device; ``pointer`` leads there.
+      lines: those that access the allocation, to be added to; None where nobody asks.
     """
 
     pointer: ir.Value
@@ -130,6 +131,7 @@ class MemoryReference:
     constant: bool = False
     members: Mapping[Any, MemoryLayout] | None = None
     peer: Elsewhere | None = None
+    lines: set[SourceLocation] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def shape(self) -> tuple[int, ...]:

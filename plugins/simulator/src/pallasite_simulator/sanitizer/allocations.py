@@ -11,12 +11,15 @@ import numpy as np
 from pallasite.plugin import SourceLocation
 from pallasite_simulator.engine.memory import SHARED_BASE
 from pallasite_simulator.ptx.syntax import Instruction, Position, Symbol
-from pallasite_simulator.sanitizer.provenance import provenance
+from pallasite_simulator.sanitizer.provenance import provenance, starts_of_accesses
 from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
     from pallasite.plugin.lowering import Allocation
     from pallasite_simulator.engine.program import Program
+
+type Line = tuple[str, int, int]
+"""A file, a line of it, and a column."""
 
 _SHIFT = 4
 
@@ -29,6 +32,7 @@ class Piece:
     start: int
     end: int
     location: SourceLocation | None = None
+    lines: frozenset[Line] = frozenset()
 
     def __str__(self) -> str:
         where = f", from {self.location}" if self.location else ""
@@ -48,9 +52,11 @@ class SharedAllocations:
     ):
         self.pieces: list[Piece] = []
         self._of_variables: dict[str, Piece] = {}
+        self._of_lines: dict[Line, list[Piece]] = {}
         nowhere = Instruction("", (), (), Position(0, 0), "")
         first = SHARED_BASE + program.static_shared_bytes
-        for one in (*program.module.variables, *program.function.variables):
+        variables = (*program.module.variables, *program.function.variables)
+        for one in variables:
             if one.space == "shared" and one.bytes:
                 _, start = program.symbol(Symbol(one.name), nowhere)
                 if one.external:
@@ -62,13 +68,20 @@ class SharedAllocations:
         dynamic = [one for one in allocations if one.space in ("smem", "barrier")]
         for asked in dynamic:
             start = first + asked.offset
-            self.pieces.append(Piece(asked.what, start, start + asked.amount, asked.location))
+            lines = frozenset(_line(one) for one in asked.accessed_at)
+            piece = Piece(asked.what, start, start + asked.amount, asked.location, lines)
+            self.pieces.append(piece)
+            for line in lines:
+                self._of_lines.setdefault(line, []).append(piece)
         if not dynamic and limit > first:
             self.pieces.append(Piece("dynamic shared memory", first, limit))
         self.pieces.sort(key=lambda piece: (piece.start, piece.end))
         self.stride = stride
         self._known: dict[tuple[int, int], bool] = {}
         self._provenance = provenance(program, tuple(self._of_variables))
+        self._first = first
+        external = tuple(one.name for one in variables if one.space == "shared" and one.external)
+        self._starts = starts_of_accesses(program, external)
         self._limits: dict[int, tuple[Piece, ...]] = {}
         whole = np.zeros(stride >> _SHIFT, np.bool_)
         for piece in self.pieces:
@@ -82,17 +95,43 @@ class SharedAllocations:
 
     @property
     def several_variables(self) -> bool:
-        """Whether there are variables that an access could confuse."""
-        return len(self._of_variables) > 1
+        """Whether there are arrays that an access could confuse."""
+        return len(self._of_variables) > 1 or sum(bool(one.lines) for one in self.pieces) > 1
 
     def limits(self, instruction: Instruction) -> tuple[Piece, ...]:
-        """The variables to one of which an access belongs; none if that is not known."""
+        """The arrays to one of which an access belongs; none if that is not known."""
         found = self._limits.get(id(instruction))
         if found is None:
             names = self._provenance.of(instruction) or ()
             found = tuple(self._of_variables[name] for name in sorted(names))
+            found = found or self._arrays(instruction)
             self._limits[id(instruction)] = found
         return found
+
+    def _arrays(self, instruction: Instruction) -> tuple[Piece, ...]:
+        """The arrays of the dynamic shared memory that an instruction's line accesses.
+
+        An instruction can have another one's line after optimization, and the constant part of an
+        address can lie before its array. So what is known of both has to agree.
+        """
+        if instruction.location is None or not self._of_lines:
+            return ()
+        found = self._of_lines.get(_line(instruction.location), ())
+        starts = self._starts.of(instruction) if found else None
+        if not starts:
+            return ()
+        places = [self._first + start for start in starts]
+        if not all(any(one.start <= at < one.end for one in found) for at in places):
+            return ()
+        return tuple(found)
+
+    def in_array(self, start: int, end: int) -> bool:
+        """Whether bytes are in an array of which it is known what accesses it."""
+        return any(
+            piece.start <= start and end <= piece.end
+            for piece in self.pieces
+            if piece.lines or piece.name in self._of_variables
+        )
 
     def inside(self, start: int, end: int) -> bool:
         """Whether the bytes, given by their offsets in a block's memory, are in one allocation."""
@@ -122,3 +161,7 @@ class SharedAllocations:
             piece = min(after, key=lambda one: one.start)
             return f"{piece.start - within} bytes before {piece}"
         return f"byte {within - SHARED_BASE} of shared memory, where nothing is allocated"
+
+
+def _line(location: SourceLocation) -> Line:
+    return location.file, location.line, location.column

@@ -340,8 +340,10 @@ class MemoryChecks:
         wrong = np.ones(len(within), np.bool_)
         for one in limits:
             wrong &= (within < one.start) | (within + size > one.end)
-        # What is in no variable at all is reported as such.
-        wrong[wrong] = [allocations.inside(at, at + size) for at in within[wrong].tolist()]
+        if not wrong.any():
+            return
+        # What is in no array at all is reported as such.
+        wrong[wrong] = [allocations.in_array(at, at + size) for at in within[wrong].tolist()]
         if not wrong.any():
             return
         verb = "reads" if what.reads else "writes"

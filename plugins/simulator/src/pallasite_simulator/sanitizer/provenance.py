@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pallasite_simulator.engine.program import registers_in
-from pallasite_simulator.ptx.syntax import Address, Instruction, Operand, Register, Symbol
+from pallasite_simulator.ptx.syntax import (
+    Address,
+    Immediate,
+    Instruction,
+    Operand,
+    Register,
+    Symbol,
+)
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.program import Program
@@ -88,3 +95,89 @@ class Provenance:
                 (base,), added = added, [base]
             return base if all(one == _NUMBER for one in added) else None
         return None if opcode != "setp" else _NUMBER
+
+
+@functools.lru_cache(maxsize=16)
+def starts_of_accesses(program: Program, variables: tuple[str, ...]) -> Starts:
+    """Those of a program; made once for all its waves."""
+    return Starts(program, variables)
+
+
+type Numbers = frozenset[int] | None
+"""Constant parts of addresses; none for a number that is no address, None if nothing is known."""
+
+_NO_ADDRESS: Numbers = frozenset()
+
+_MOST_STARTS = 8
+
+
+class Starts:
+    """The constant parts of the addresses of a program's accesses.
+
+    What is not constant is left out, and so is what a compiler has added to it. All that is ever
+    written to a register counts, wherever that is.
+    """
+
+    def __init__(self, program: Program, variables: Iterable[str]):
+        self._variables = frozenset(variables)
+        self._known: dict[str, Numbers] = {}
+        instructions = [entry.instruction for entry in program.code]
+        changed = bool(self._variables)
+        while changed:
+            changed = False
+            for one in instructions:
+                found = self._result(one)
+                if found == _NO_ADDRESS:
+                    continue
+                for register in registers_in(one.operands[:1]):
+                    before = self._known.get(register.name, _NO_ADDRESS)
+                    both = None if before is None or found is None else before | found
+                    if both is not None and len(both) > _MOST_STARTS:
+                        both = None
+                    if both != before:
+                        self._known[register.name] = both
+                        changed = True
+
+    def of(self, instruction: Instruction) -> Numbers:
+        """The constant parts of the addresses of an access, relative to the variable; None or
+        empty if they are not known."""
+        if instruction.opcode not in ("ld", "st", "atom", "red") or instruction.has("bulk"):
+            return None
+        for operand in instruction.operands[:2]:
+            if isinstance(operand, Address):
+                if operand.base is None:
+                    return None
+                return _plus(self._operand(operand.base), operand.offset)
+        return None
+
+    def _operand(self, operand: Operand) -> Numbers:
+        if isinstance(operand, Symbol):
+            return frozenset({0}) if operand.name in self._variables else _NO_ADDRESS
+        if isinstance(operand, Register):
+            return self._known.get(operand.name, _NO_ADDRESS)
+        return _NO_ADDRESS
+
+    def _result(self, instruction: Instruction) -> Numbers:
+        opcode, operands = instruction.opcode, instruction.operands
+        if not operands or isinstance(operands[0], Address):
+            return _NO_ADDRESS
+        if opcode in _COPY:
+            return self._operand(operands[1])
+        sources = [self._operand(one) for one in operands[1:]]
+        if opcode in ("ld", "call", "setp") or all(one == _NO_ADDRESS for one in sources):
+            return _NO_ADDRESS
+        if opcode == "add" and len(sources) == 2:
+            first, second = sources
+            if second == _NO_ADDRESS:
+                return _plus(first, _constant(operands[2]))
+            if first == _NO_ADDRESS:
+                return _plus(second, _constant(operands[1]))
+        return None
+
+
+def _constant(operand: Operand) -> int:
+    return operand.value if isinstance(operand, Immediate) else 0
+
+
+def _plus(numbers: Numbers, constant: int) -> Numbers:
+    return None if numbers is None else frozenset(one + constant for one in numbers)
