@@ -391,3 +391,19 @@ def test_warps(defect):
         assert "shared memory is read while a copy" in found[0].text
     else:
         assert "32768 bytes announced, 16384 bytes copied" in found[0].text
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_copy_arrives_whatever_its_predicate(row):
+    """Without bytes where it is false."""
+
+    def body(x, out, tile, loaded):
+        tile[...] = jnp.zeros((64, 64), F32)
+        plgpu.commit_smem()
+        plgpu.copy_gmem_to_smem(x, tile, loaded, predicate=lax.axis_index("row") % 2 == row)
+        plgpu.barrier_wait(loaded)
+        out[lax.axis_index("row")] = tile[...]
+
+    options = {"grid": (3,), "grid_names": ("row",)}
+    scratch = [plgpu.SMEM((64, 64), F32), plgpu.Barrier()]
+    assert not findings(body, [array(64, 64)], array(3, 64, 64), scratch_types=scratch, **options)

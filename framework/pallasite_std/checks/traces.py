@@ -540,6 +540,8 @@ class Trace(ScalarVisitor):
             if condition is not None and not isinstance(condition, int):
                 raise _Stop
             if condition == 0:
+                if _arrives_anyway(equation):
+                    yield Event(Kind.ARRIVE, equation, None, self._barrier(barrier), 1)
                 continue
             yield from self._use(equation, use, self._barrier(barrier), stores)
 
@@ -624,6 +626,11 @@ class Trace(ScalarVisitor):
         if any(size != 1 for size in sizes):
             raise _Stop
         return BarrierAt(reference.variable, tuple(starts))
+
+
+def _arrives_anyway(equation: Any) -> bool:
+    """Whether a copy arrives on its barrier even where its predicate is false."""
+    return equation.primitive is copies.copy_gmem_to_smem_p and bool(equation.params["arrive"])
 
 
 def operands_of(region: Region, operands: Sequence[Any]) -> list[Any]:

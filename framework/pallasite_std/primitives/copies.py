@@ -132,7 +132,8 @@ def copy_gmem_to_smem(
         fill with zeros: ``OOBFillMode.UNDEFINED`` and ``PROMISE_IN_BOUNDS`` do without them for
         windows in one piece whose start is computed. A broken promise reads, or faults on, what is
         behind the array.
-      predicate: a boolean scalar; without it the copy always takes place.
+      predicate: a boolean scalar; without it the copy always takes place. Where it is false, the
+        call still arrives on the barrier.
       arrive: whether the call arrives on the barrier and announces its bytes.
 
     Raises:
