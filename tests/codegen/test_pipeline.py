@@ -369,9 +369,7 @@ def test_pipelines_of_llvm():
         "x\ndefine void @a() {\n}\ndefine void @b() {\n}",
         'br label %b, !llvm.loop !3\n!3 = !{!4}\n!4 = !{!"llvm.loop.unroll.full"}',
         "  %1 = phi i32 [ 0, %a ]\n  %2 = load i32, ptr %p, !invariant.load !1",
-        "%wide0 = type {"
-        + ", ".join(["float"] * 32)
-        + '}\n  %1 = call %wide0 asm sideeffect "x", "=f"()',
+        'br label %b, !llvm.loop !3\n!3 = !{!4}\n!4 = !{!"llvm.loop.unroll.count", i32 4}',
     ):
         assert ptx.sufficient_pipeline(text) == "O1"
     assert ptx.sufficient_pipeline("\ndefine void @a() {\n  %1 = phi i32 [ 0, %a ]\n}") == "short"
@@ -438,12 +436,11 @@ def test_wide_results_have_a_named_type():
             "%p: !llvm.ptr<1>",
         )
 
-    for members, named, passes in ((8, False, "short"), (17, True, "short"), (64, True, "O1")):
+    for members, named in ((8, False), (17, True), (64, True)):
         text = to_llvm(source(members))
         spelled = "{" + ", ".join(["float"] * members) + "}"
         assert text.count(spelled) == (1 if named else 2)
         assert (f"%wide0 = type {spelled}" in text) == named
-        assert ptx.sufficient_pipeline(text) == passes
     spelled = "{" + ", ".join(["float"] * 17) + "}"
     table = TypeTable({0: spelled})
     lines = [f"declare {spelled} @llvm.one()", f"  %1 = call {spelled} @llvm.one()"]
