@@ -30,9 +30,11 @@ ROOT = pathlib.Path(__file__).parent.parent
 HAS_GPU = pathlib.Path("/proc/driver/nvidia/version").exists()
 
 # What XLA compiles on the CPU, inputs and references of small tests, runs for less time than its
-# optimization takes. XLA has not read it yet; processes that tests start inherit it.
+# optimization takes, or MLIR for single operations. XLA has not read it yet; processes that tests
+# start inherit it.
 if not HAS_GPU:
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    flags = "--xla_backend_optimization_level=0 --xla_disable_hlo_passes=fusion-wrapper"
+    os.environ.setdefault("XLA_FLAGS", flags)
     # Threads of BLAS wait in loops, which takes time from other processes of the session.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     xla_programs.share()
@@ -163,7 +165,7 @@ def pytest_collection_finish() -> None:
     garbage, which takes a good part of the time otherwise."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 10, 10)
+    gc.set_threshold(100_000, 30, 10)
 
 
 _OWN_KERNELS = ("ops", "hopper/ops", "examples/test_examples.py", "benchmarks/test_layouts.py")
