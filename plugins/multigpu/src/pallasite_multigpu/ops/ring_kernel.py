@@ -93,7 +93,8 @@ def _kernel(
     problem: Problem, size: int, axis: Hashable, count: int, blocks: int
 ) -> Callable[..., Any]:
     config = default_config(problem.head_dim, problem.causal, problem.q_seq)
-    config = dataclasses.replace(config, warpgroups=min(config.warpgroups, 2))
+    # Blocks of one tile each would end long before what the first of them send has been sent.
+    config = dataclasses.replace(config, warpgroups=min(config.warpgroups, 2), persistent=True)
     result = jax.ShapeDtypeStruct((1, size), problem.dtype)
 
     def send(block: Any, launched: int, sources: tuple[Any, ...], results: tuple[Any, ...]) -> None:
