@@ -123,12 +123,21 @@ def _array_of(reference: Any) -> Any:
     return None
 
 
+def _indexes_by_arrays(avals: Sequence[Any]) -> bool:
+    """Whether a copy has operands that are arrays; without, it selects no rows."""
+    return any(isinstance(aval, _jax.ShapedArray) and aval.shape for aval in avals)
+
+
 def _gathers(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    if not _indexes_by_arrays(avals):
+        return False
     source, *_ = params["args_tree"].unflatten(list(avals))
     return params.get("leader_tracked") is None and _array_of(source) is not None
 
 
 def _scatters(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    if not _indexes_by_arrays(avals):
+        return False
     _, destination, *_ = params["args_tree"].unflatten(list(avals))
     return _array_of(destination) is not None
 
