@@ -20,7 +20,7 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pallasite import files
@@ -126,9 +126,13 @@ class Store:
         self._check_folders()
         return files.read(path, max_bytes=_MAX_FILE_BYTES)
 
-    def _statuses(self) -> list[tuple[pathlib.Path, os.stat_result]]:
+    def _found(self) -> Iterable[Any]:
+        """The files of all entries, in the form that is found first."""
+        return self.files()
+
+    def _statuses(self) -> list[tuple[Any, os.stat_result]]:
         found = []
-        for path in self.files():
+        for path in self._found():
             with contextlib.suppress(OSError):  # Another process may have removed it.
                 found.append((path, path.stat()))
         return found
@@ -217,7 +221,12 @@ class SealedStore(Store):
 
     def files(self) -> list[pathlib.Path]:
         """The files of all entries."""
-        return list(self.directory.glob(f"??/*{self.namespace.suffix}"))
+        return list(map(pathlib.Path, self._found()))
+
+    def _found(self) -> Iterator[os.DirEntry[str]]:
+        for folder in self.directory.glob("??"):
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                yield from [one for one in entries if one.name.endswith(self.namespace.suffix)]
 
     def temporary_files(self) -> list[pathlib.Path]:
         """Files that are being written, or were when a process was killed."""
@@ -237,13 +246,13 @@ class SealedStore(Store):
     def _evict(self, max_bytes: int | None) -> int:
         """Removes the entries used longest ago if all are larger than ``max_bytes``; returns the
         size of what is left."""
-        found = [(status.st_mtime_ns, status.st_size, path) for path, status in self._statuses()]
+        found = [(one.st_mtime_ns, one.st_size, path.name) for path, one in self._statuses()]
         total = sum(size for _, size, _ in found)
         if max_bytes is not None and total > max_bytes:
-            for _, size, path in sorted(found):
+            for _, size, name in sorted(found):
                 if total <= _KEEP * max_bytes:
                     break
-                files.remove(path)
+                files.remove(self.directory / name[:2] / name)
                 total -= size
         self._remove_stale()
         return total
