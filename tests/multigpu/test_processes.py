@@ -398,3 +398,13 @@ def test_the_table_of_one_process_has_no_offsets():
     assert table[layout.MAILBOXES :].tolist() == [10, 0, 20, 0]
     moved = layout.table(1, [10, 20], [-8, 0])
     assert moved[layout.MAILBOXES :].tolist() == [10, 2**64 - 8, 20, 0]
+
+
+def test_elements_that_dlpack_does_not_know():
+    shared = heap.Heap(Memory(), 0, 4096)
+    try:
+        with pytest.raises(InvalidValueError, match="elements that DLPack does not know"):
+            symmetric._array(shared, (4,), np.dtype(jnp.float8_e4m3fn))
+        assert shared._used == {}
+    finally:
+        workspace_handler.share(0, 0)

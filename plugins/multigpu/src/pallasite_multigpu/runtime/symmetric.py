@@ -81,6 +81,9 @@ def _array(heap: Heap, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
     try:
         memory = DeviceMemory(address, shape, dtype, heap.ordinal, lambda: heap.free(address))
         return jax.dlpack.from_dlpack(memory)
+    except InvalidValueError:
+        heap.free(address)
+        raise
     except Exception as error:
         heap.free(address)
         raise ExecutionError(
