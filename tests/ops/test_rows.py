@@ -97,6 +97,18 @@ def test_norms(shape, centered):
             )
 
 
+@pytest.mark.parametrize("columns", [8, 40, 264, 528])
+def test_norms_to_another_dtype(columns):
+    """The cotangent has the dtype of the result; rows of any number of whole vectors."""
+    x, weight = random(1, (19, columns), "bfloat16"), random(3, (columns,), "bfloat16")
+    with on("sm_90"):
+        compare(
+            lambda x, w: ops.layer_norm(x, w, w, out_dtype="float32"),
+            lambda x, w: row_references.norm(x, w, w, None, centered=True, epsilon=1e-5),
+            *(x, weight),
+        )
+
+
 def test_norms_of_constant_rows():
     """Nothing to divide by but epsilon; a row of zeros; no operands but x."""
     x = jnp.full((3, 40), 7.0).at[1].set(0.0)

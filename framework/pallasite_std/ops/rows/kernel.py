@@ -286,14 +286,17 @@ class Staging:
     """How rows are fetched to shared memory before their turn.
 
     Attributes:
-      operands: so many of the first operands are.
       stages: rows, or groups of them, in shared memory.
-      dtype: of these operands.
+      dtypes: of the first operands, which are fetched.
     """
 
-    operands: int
     stages: int
-    dtype: np.dtype[Any]
+    dtypes: tuple[np.dtype[Any], ...]
+
+    @property
+    def operands(self) -> int:
+        """So many of the first operands are fetched."""
+        return len(self.dtypes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -305,7 +308,8 @@ class Staging:
         inner = (tiling.chunk,) if tiling.height == 1 else (tiling.height, tiling.chunk)
         parts = (self.stages,) if tiling.threads == 1 else (self.stages, tiling.threads)
         buffers: dict[str, Any] = {
-            name: plgpu.SMEM((*parts, *inner), self.dtype) for name in self.names
+            name: plgpu.SMEM((*parts, *inner), dtype)
+            for name, dtype in zip(self.names, self.dtypes, strict=True)
         }
         barriers = plgpu.Barrier(
             num_arrivals=self.operands, num_barriers=self.stages * tiling.threads

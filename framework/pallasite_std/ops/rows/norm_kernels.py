@@ -223,7 +223,7 @@ def backward(
     out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)]
     if not count:
         return row_kernel(body, rows, tiling, out_types, name, exchanges)
-    resident, staging = staged_rows(tiling, count, 2, dtype, shared_memory)
+    resident, staging = staged_rows(tiling, count, (dtype, norm.out_dtype), shared_memory)
     blocks = max(1, min(rows // tiling.height, multiprocessors * resident))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
     params = None if staging is None else plgpu.CompilerParams(min_blocks=resident)
@@ -232,15 +232,17 @@ def backward(
     )
 
 
+_ALIGNMENT = 128
+"""Bytes at multiples of which copies of rectangles have their shared memory."""
 MOST_STAGES = 4
 _WARPGROUPS = 512
 """Registers of a multiprocessor by lanes of a warpgroup."""
-_TEMPORARIES = 56
-"""Registers of a lane besides sums."""
+_TEMPORARIES = (28, 1.5, 88)
+"""Registers of a lane besides sums: some, more for each element of its columns, and at most."""
 
 
 def staged_rows(
-    tiling: RowTiling, sums: int, operands: int, dtype: np.dtype[Any], shared_memory: int
+    tiling: RowTiling, sums: int, dtypes: tuple[np.dtype[Any], ...], shared_memory: int
 ) -> tuple[int, Staging | None]:
     """How many blocks a multiprocessor has, and how their rows are fetched before their turn: None
     where they cannot be, or shared memory does not suffice.
@@ -248,18 +250,23 @@ def staged_rows(
     Args:
       tiling: whose warpgroups hold the rows.
       sums: that each lane keeps for its columns.
-      operands: matrices that are read.
-      dtype: of their elements.
+      dtypes: of the matrices that are read.
       shared_memory: bytes that a block may use for it; a multiprocessor has little more.
     """
     most = max(1, 8 // tiling.threads)
-    size = size_of(dtype)
-    if tiling.chunk * size % 16:
-        return most, None  # Not whole vectors of the copy engine.
-    registers = _TEMPORARIES + sums * tiling.height * tiling.chunk // LANES
-    stage = operands * tiling.height * tiling.columns * size
-    for resident in range(min(most, max(1, _WARPGROUPS // (tiling.threads * registers))), 0, -1):
+    sizes = [size_of(dtype) for dtype in dtypes]
+    if any(
+        tiling.chunk * size % 16 or tiling.height * tiling.chunk * size % _ALIGNMENT
+        for size in sizes
+    ):
+        return most, None  # Not whole vectors of the copy engine, or stages where it cannot write.
+    least, each, most_temporaries = _TEMPORARIES
+    elements = tiling.height * tiling.chunk / LANES
+    registers = min(least + each * elements, most_temporaries) + sums * elements
+    stage = sum(sizes) * tiling.height * tiling.columns
+    fitting = _WARPGROUPS / (tiling.threads * registers)
+    for resident in range(min(most, max(1, int(fitting))), 0, -1):
         stages = min(MOST_STAGES, (shared_memory - 4096) // (resident * stage))
         if stages >= 2:
-            return resident, Staging(operands, stages, dtype)
+            return resident, Staging(stages, dtypes)
     return most, None
