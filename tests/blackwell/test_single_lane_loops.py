@@ -20,12 +20,13 @@ from pallasite_simulator import simulate
 M, N, K = 128, 64, 32
 
 
-def synchronous(steps, stages, *, ahead=0, threads=1, dynamic=False, reads=False):
+def synchronous(steps, stages, *, ahead=0, threads=1, rounds=1, dynamic=False, reads=False):
     """A kernel whose warpgroups copy, multiply and wait in one loop.
 
     Args:
       ahead: of how many steps operands are fetched before they are multiplied.
       threads: warpgroups; each has columns of the output.
+      rounds: how often all of it is done, in a loop around that one.
       dynamic: the number of steps is loaded while the kernel runs.
       reads: all lanes read operands in the loop.
     """
@@ -43,9 +44,6 @@ def synchronous(steps, stages, *, ahead=0, threads=1, dynamic=False, reads=False
             columns = pl.ds(thread * N, N)
             plgpu.copy_gmem_to_smem(b_ref.at[along, columns], b_smem.at[slot], barrier)
 
-        for i in range(ahead):
-            fetch(jnp.int32(i))
-
         def step(i, total):
             slot = lax.rem(i, jnp.int32(stages))
             if not ahead:
@@ -60,8 +58,15 @@ def synchronous(steps, stages, *, ahead=0, threads=1, dynamic=False, reads=False
                 pl.when(i + ahead < count)(lambda: fetch(i + ahead))
             return total
 
-        seen = lax.fori_loop(0, count, step, jnp.float32(0))
-        out_ref[:, pl.ds(thread * N, N)] = plgpu.async_load_tmem(acc)
+        def one_round(number, total):
+            for i in range(ahead):
+                fetch(jnp.int32(i))
+            total = lax.fori_loop(0, count, step, total)
+            out_ref[:, pl.ds(thread * N, N)] = plgpu.async_load_tmem(acc)
+            plgpu.wait_load_tmem()
+            return total
+
+        seen = lax.fori_loop(0, rounds, one_round, jnp.float32(0))
         seen_ref[pl.ds(thread * M, M)] = plgpu.layout_cast(
             jnp.full((M,), seen), plgpu.Layout.WGMMA.reduce(1)
         )
@@ -115,6 +120,7 @@ def barriers_in_loop(ptx):
         (5, 2, {"ahead": 1, "dynamic": True}),
         (1, 4, {"ahead": 1, "dynamic": True}),
         (5, 2, {"ahead": 2, "threads": 2}),
+        (5, 3, {"ahead": 2, "rounds": 3}),
         (7, 3, {"ahead": 1, "reads": True}),
     ],
 )

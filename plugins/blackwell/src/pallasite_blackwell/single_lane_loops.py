@@ -74,24 +74,26 @@ def run_in_one_lane(module: Any, context: Any) -> Any:
         if "nvvm.reqntid" not in operation.attributes:
             continue
         whole = list(operation.attributes["nvvm.reqntid"]) == [_WARPGROUP]
-        for loop in list(_outermost_loops(operation)):
-            body = _Body(whole)
-            if body.accepts(loop) and body.leader is not None and body.barrier is not None:
-                _split(loop, body)
-                changed = True
+        changed |= _change_loops(operation, whole)
     return None if changed else False
 
 
-def _outermost_loops(root: ir.Operation) -> Iterator[ir.Operation]:
-    """Counting loops which no other counting loop is around that could be taken as a whole."""
-    for view in _nested(root):
+def _change_loops(root: ir.Operation, whole: bool) -> bool:
+    """Changes the outermost loops that can be changed; returns whether there are any."""
+    changed = False
+    for view in list(_nested(root)):
         # The generated classes of nearly all operations say that these have no region.
         if getattr(view, "_ODS_REGIONS", None) == (0, True):
             continue
+        operation = view.operation
         if isinstance(view, scf.ForOp):
-            yield view.operation
-        else:
-            yield from _outermost_loops(view.operation)
+            body = _Body(whole)
+            if body.accepts(operation) and body.leader is not None and body.barrier is not None:
+                _split(operation, body)
+                changed = True
+                continue
+        changed |= _change_loops(operation, whole)
+    return changed
 
 
 def _nested(root: ir.Operation) -> Iterator[Any]:
