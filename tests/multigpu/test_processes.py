@@ -182,6 +182,30 @@ def test_what_several_processes_must_have(monkeypatch):
         process_groups._kind([0, 1], places)
 
 
+def test_nvshmem_begins_with_all_processes():
+    from pallasite_multigpu.runtime import process_groups
+
+    places = [{"heap": 1 << 30}, {"heap": 1 << 30}]
+    process_groups._check_all_begin([0, 1], places, 2)
+    with pytest.raises(ExecutionError, match="by some processes of the program only") as error:
+        process_groups._check_all_begin([0, 1], places, 4)
+    assert "a kernel of processes [0, 1], of 4" in str(error.value)
+    places[1]["heap"] = 1 << 20
+    with pytest.raises(ExecutionError, match="symmetric_heap is 1048576 and 1073741824 bytes"):
+        process_groups._check_all_begin([0, 1], places, 2)
+
+
+def test_sizes_of_the_heap():
+    for text, nbytes in (("512M", 512 << 20), ("4g", 4 << 30), ("1000", 1000), (4096, 4096)):
+        with pallasite.config.scoped(symmetric_heap=text):
+            assert pallasite.config.get("symmetric_heap") == nbytes
+    for wrong in ("much", "0", -1, "1T"):
+        with pytest.raises(pallasite.PallasiteError, match="expected: bytes, also as 512M or 4G"):
+            pallasite.config.update("symmetric_heap", wrong)
+    with pytest.raises(pallasite.PallasiteError, match="expected: auto, ipc or nvshmem"):
+        pallasite.config.update("peer_memory", "mpi")
+
+
 def test_nvshmem_is_missing(monkeypatch):
     from pallasite_multigpu.runtime import nvshmem
 

@@ -96,7 +96,7 @@ def meet(
     """
     try:
         tell(f"{key}/{rank}", make())
-    except ExecutionError as error:
+    except Exception as error:
         tell(f"{key}/{rank}", {"error": str(error)})
         raise
     found = []

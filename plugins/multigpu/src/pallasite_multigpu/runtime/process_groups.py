@@ -129,10 +129,17 @@ def _meet(devices: Sequence[Any], ids: tuple[int, ...], ordinal: int) -> Meeting
 
     def place() -> dict[str, Any]:
         machine = _BOOT.read_text().strip()
-        return {"machine": machine, "choice": peer_memory(), "process": process_life.identity()}
+        return {
+            "machine": machine,
+            "choice": peer_memory(),
+            "heap": symmetric_heap(),
+            "process": process_life.identity(),
+        }
 
     places = exchange.meet(f"{key}/place", rank, processes, place)
     kind = _kind(processes, places)
+    if kind == "nvshmem" and _heap is None:
+        _check_all_begin(processes, places, jax.process_count())
 
     def share() -> dict[str, Any]:
         shared = use_heap(ordinal, kind)
@@ -173,6 +180,28 @@ def _meet(devices: Sequence[Any], ids: tuple[int, ...], ordinal: int) -> Meeting
         tuple(one["begins"][rank] - own.begin for one in reaches),
         record,
     )
+
+
+def _check_all_begin(processes: Sequence[int], places: Sequence[Any], count: int) -> None:
+    """NVSHMEM is started by all processes of the program at once, with heaps of one size.
+
+    Raises:
+      ExecutionError: there are other processes, or other sizes.
+    """
+    if len(processes) != count:
+        raise ExecutionError(
+            "NVSHMEM would be started by some processes of the program only",
+            got=f"a kernel of processes {list(processes)}, of {count}",
+            expected="a first kernel that communicates between all of them",
+            hint="pallasite_multigpu.symmetric_empty with a sharding over all devices starts it",
+        )
+    sizes = sorted({one["heap"] for one in places})
+    if len(sizes) > 1:
+        raise ExecutionError(
+            "processes share memory of different sizes by NVSHMEM",
+            got=f"the option symmetric_heap is {' and '.join(map(str, sizes))} bytes",
+            expected="the same in all processes",
+        )
 
 
 def _kind(processes: Sequence[int], places: Sequence[Any]) -> str:
