@@ -175,13 +175,14 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, call: _Call) -> tuple[jax
         step = step_of(number, own, tokens, call.causal, call.placement)
         if number == 1 and turned:
             q = jnp.roll(q, -turned, axis=1)
-            sums = _rolled(sums, -turned)
         out, lse, following = ring_steps.attend(
             q, k, v, step, call.axis, count, call.options, sends=number + 1 < count
         )
+        if number and turned:
+            out, lse = _rolled((out, lse), turned)
         sums = (out.astype(jnp.float32), lse) if sums is None else _merged(sums, out, lse)
         k, v = following
-    out, lse = _rolled(sums, turned) if turned else sums
+    out, lse = sums
     return out.astype(q.dtype), lse
 
 
