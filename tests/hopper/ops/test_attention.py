@@ -374,7 +374,7 @@ def test_configurations_are_checked():
     ],
 )
 def test_floats_of_8_bits(extents, options):
-    """Weights are rounded to three bits; sums are not."""
+    """Only the operands are; what is computed of them is not rounded to so few bits."""
     q, k, v = inputs(*extents, jnp.float8_e4m3fn)
     scale = extents[-1] ** -0.5
     expected, lse = reference(q, k, v, **{"causal": False} | options, scale=scale)
@@ -382,7 +382,7 @@ def test_floats_of_8_bits(extents, options):
     result, sums = attention_forward(q, k, v, **given)
     assert result.dtype == jnp.bfloat16 and result.shape == expected.shape
     difference = np.linalg.norm(np.asarray(result, np.float64) - expected)
-    assert difference < 0.03 * np.linalg.norm(expected)
+    assert difference < 4e-3 * np.linalg.norm(expected)
     np.testing.assert_allclose(sums, lse, rtol=1e-5, atol=1e-5)
 
 
@@ -391,4 +391,4 @@ def test_floats_of_8_bits_have_no_derivatives():
     with pytest.raises(UnsupportedError, match="8-bit floats has no derivatives"):
         jax.vjp(attention, q, k, v)[1](jnp.ones((1, 16, 1, 64), jnp.bfloat16))
     with pytest.raises(InvalidValueError, match="does not suit elements of 8 bits"):
-        attention(q, k, v, config=AttentionConfig(block_kv=48))
+        attention(q, k, v, config=AttentionConfig(separate_out=False))

@@ -232,6 +232,26 @@ def test_rest_of_the_tiles(shape, along, rest):
     assert relative_error(result, expected) < 4e-3
 
 
+def test_rows_that_the_copy_engine_cannot_read():
+    """Products that take less time than copying their operands are left to XLA, epilogue included;
+    all others, and any with a configuration, are not."""
+    a, b = random_matrix(1, (3, 70), BFLOAT16), random_matrix(2, (70, 1001), BFLOAT16)
+    bias = np.random.default_rng(3).standard_normal(1001)
+    expected = np.maximum(a.astype(np.float64) @ b.astype(np.float64) + bias, 0)
+    arrays = jnp.asarray(a), jnp.asarray(b), jnp.asarray(bias, jnp.float32)
+
+    def run(a, b, bias, config=None):
+        return matmul(a, b, bias=bias, activation=jax.nn.relu, config=config)
+
+    with pytest.raises(errors.InvalidValueError, match="calls no kernel"):
+        pallasite.compile_all(run, *arrays, target="sm_90a")
+    assert relative_error(np.asarray(run(*arrays)).astype(np.float64), expected) < 4e-3
+    own = pallasite.compile_all(lambda *x: run(*x, config=SMALL), *arrays, target="sm_90a")
+    assert [one.name for one in own] == ["matmul"]
+    large = [jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in ((16384, 8192), (8192, 8191))]
+    assert len(pallasite.compile_all(matmul, *large, target="sm_90a")) == 1
+
+
 def test_last_round_of_tiles():
     """Where it would leave most multiprocessors without work, the rest has tiles of its own."""
     sizes = Sizes(8700, 3072, 8192, 2, 2)

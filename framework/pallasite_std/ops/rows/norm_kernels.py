@@ -265,7 +265,7 @@ def staged_rows(
     registers = min(least + each * elements, most_temporaries) + sums * elements
     stage = sum(sizes) * tiling.height * tiling.columns
     fitting = _WARPGROUPS / (tiling.threads * registers)
-    for resident in range(min(most, max(1, int(fitting))), 0, -1):
+    for resident in range(min(most, max(1, int(fitting + 0.2))), 0, -1):
         stages = min(MOST_STAGES, (shared_memory - 4096) // (resident * stage))
         if stages >= 2:
             return resident, Staging(stages, dtypes)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import pallasite
 from pallasite_hopper.ops.dense.choice import default_config, matmul_configs
 from pallasite_hopper.ops.dense.config import MatmulConfig
-from pallasite_hopper.ops.dense.cost import Sizes
+from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
 from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build
 from pallasite_std.api import (
     Epilogue,
@@ -45,8 +46,53 @@ def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array
         a = a.T if problem.transpose_a else a
         b = b if problem.transpose_b else b.T
         problem = dataclasses.replace(problem, transpose_a=False, transpose_b=True)
+    if call.config is None and _left_to_xla(problem):
+        return _by_xla(problem, call.epilogue, a, b, extras)
     config = call.config or _choose(problem, call.epilogue, a, b, extras)
     return _run(problem, call.epilogue, config, a, b, extras)
+
+
+_MOST_COPYING = 0.15
+"""The most that copies to rows that the copy engine can read may take, as a part of the product's
+time by the estimate; beyond that, the product is left to XLA, whose kernels read any rows."""
+_COPY_RATE, _COPY_LAUNCH = 2500.0, 2000.0
+"""Bytes that such a copy moves in a nanosecond, and nanoseconds that it takes at least."""
+
+
+def _left_to_xla(problem: MatmulProblem) -> bool:
+    """Whether operands, or the result, would have to be copied for too long."""
+    m, n, k, size = problem.m, problem.n, problem.k, problem.size
+    if size != 2 or problem.dtype_a != problem.dtype_b or problem.accumulator != np.float32:
+        return False
+    rows = (
+        (m if problem.transpose_a else k, m * k, size),
+        (k if problem.transpose_b else n, k * n, size),
+        (n, m * n, problem.out_dtype.itemsize),
+    )
+    copies = [2 * count * each for length, count, each in rows if length * each % 16]
+    if not copies or 0 in (m, n, k):
+        return False
+    time = sum(copies) / _COPY_RATE + _COPY_LAUNCH * len(copies)
+    sizes = Sizes(m, n, k, size, rows[2][2], problem.transpose_a, problem.transpose_b)
+    return time > _MOST_COPYING * nanoseconds(default_config(sizes), sizes)
+
+
+def _by_xla(
+    problem: MatmulProblem,
+    epilogue: Epilogue,
+    a: jax.Array,
+    b: jax.Array,
+    extras: Sequence[jax.Array],
+) -> jax.Array:
+    contracted = ((0 if problem.transpose_a else 1,), (1 if problem.transpose_b else 0,))
+    plain = not epilogue.count and epilogue.activation is None
+    sums = lax.dot_general(
+        a,
+        b,
+        (contracted, ((), ())),
+        preferred_element_type=problem.out_dtype if plain else problem.accumulator,
+    )
+    return sums if plain else _with_epilogue(problem, epilogue, sums, extras)
 
 
 def _choose(
@@ -143,6 +189,12 @@ def _run_in_parts(
     """The kernel leaves sums over parts of k; XLA makes one kernel of adding up and epilogue."""
     sums_problem = dataclasses.replace(problem, out_dtype=np.dtype(problem.accumulator))
     sums = _call(sums_problem, Epilogue(), config, a, b, ()).sum(axis=0)
+    return _with_epilogue(problem, epilogue, sums, extras)
+
+
+def _with_epilogue(
+    problem: MatmulProblem, epilogue: Epilogue, sums: jax.Array, extras: Sequence[jax.Array]
+) -> jax.Array:
     extras = [jnp.atleast_1d(x) for x in extras]
     residual = extras[-1] if epilogue.residual else None
     every = slice(None)

@@ -253,7 +253,8 @@ def _forward(
     lengths = [given for given in (q_lengths, kv_lengths) if given is not None]
     operands = [q, k, v, *lengths, *arrays.values()]
     if problem.narrow:
-        operands[2] = padded(v.transpose(0, 2, 3, 1), 3, vector)
+        # Weights of 8 bits would be rounded to three of them, and rearranged among lanes.
+        operands[2] = v.astype(problem.out_dtype)
     config = options.config or _choose(problem, operands)
     out, lse = _run(problem, config, *operands)
     out = out if v_size == head_dim else out[..., :v_size]
@@ -283,6 +284,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         causal,
         q_seq,
         terms=bool(problem.terms),
+        period=problem.terms.period,
         scattered=problem.terms.has("q_segments"),
         narrow=problem.narrow,
     )
@@ -351,11 +353,11 @@ def _checked(q: Any, k: Any, v: Any, options: AttentionOptions) -> tuple[Attenti
             expected=f"at most {LARGEST_HEAD}",
         )
     narrow = q.dtype.itemsize == 1
-    if config is not None and narrow and (config.block_kv % 32 or not config.separate_out):
+    if config is not None and narrow and not config.separate_out:
         raise InvalidValueError(
             "the configuration does not suit elements of 8 bits",
             got=str(config),
-            expected="block_kv a multiple of 32, separate_out=True",
+            expected="separate_out=True",
         )
     if config is not None and not config.fits(head_dim):
         raise InvalidValueError(

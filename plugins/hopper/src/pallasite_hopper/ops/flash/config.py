@@ -113,6 +113,7 @@ def default_config(
     q_seq: int,
     *,
     terms: bool = False,
+    period: int | None = None,
     scattered: bool = False,
     narrow: bool = False,
 ) -> AttentionConfig:
@@ -123,6 +124,7 @@ def default_config(
       causal: whether there is a causal mask.
       q_seq: queries of a sequence.
       terms: whether there are segments, slopes or a bias, which take registers.
+      period: queries of a sequence, of which several share a tile.
       scattered: whether tiles see very different numbers of keys, as with segments.
       narrow: whether elements have 8 bits.
     """
@@ -134,10 +136,14 @@ def default_config(
     elif head_dim <= 128:
         config = AttentionConfig(ping_pong=False)
     elif narrow:
-        config = AttentionConfig(block_kv=96)
+        config = AttentionConfig(block_kv=80)
     else:
         sizes = (AttentionConfig(block_kv=n, separate_out=False) for n in range(128, 0, -16))
         config = next(one for one in sizes if one.fits(head_dim))
+    if period is not None and config.block_q % period:
+        # Tiles see few keys: those of their sequences, which small steps fit better.
+        warpgroups, size = 3 if head_dim <= 64 else 2, min(64, config.block_kv)
+        config = dataclasses.replace(config, warpgroups=warpgroups, block_kv=size)
     if scattered:
         config = dataclasses.replace(config, persistent=False)
     needed = -(-q_seq // ROWS)

@@ -29,10 +29,6 @@ _REGISTERS = {2: (240, 24), 3: (160, 32)}
 consumer warpgroups: together what the block starts with. With one of them there are enough."""
 
 
-_RAISED = 8.0
-"""Weights of 8 bits are multiplied by two to this, so that fewer of them round to zero; e4m3fn has
-up to 448. (FlashAttention-3 does so, too.)"""
-
 _LINE = 32
 """Numbers of int32 that copies into shared memory begin at multiples of."""
 
@@ -76,7 +72,7 @@ def build(
     scratch = {
         "q_smem": plgpu.SMEM((rows, ROWS, dim), problem.dtype),
         "k_smem": plgpu.SMEM((config.stages, config.block_kv, dim), problem.dtype),
-        "v_smem": plgpu.SMEM((config.stages, *_turned_if(problem, config)), problem.dtype),
+        "v_smem": plgpu.SMEM((config.stages, config.block_kv, dim), problem.out_dtype),
         "q_full": plgpu.Barrier(num_barriers=rows),
         "q_empty": plgpu.Barrier(num_barriers=rows),
         "k_full": _keys_full(problem, config),
@@ -84,8 +80,6 @@ def build(
         "k_empty": _released(config),
         "v_empty": _released(config),
     }
-    if problem.narrow:
-        scratch["weights_smem"] = plgpu.SMEM((rows, ROWS, config.block_kv), problem.dtype)
     if problem.terms.has("kv_segments"):
         line = -(-config.block_kv // _LINE) * _LINE
         scratch["segments_smem"] = plgpu.SMEM((config.stages, line), jnp.int32)
@@ -124,12 +118,6 @@ def build(
         return results if problem.save_residuals else (*results, None)
 
     return call
-
-
-def _turned_if(problem: Problem, config: AttentionConfig) -> tuple[int, int]:
-    """Extents of a stage of values; the tensor cores read those of 8 bits along the keys."""
-    shape = config.block_kv, problem.head_tile
-    return shape[::-1] if problem.narrow else shape
 
 
 def _keys_full(problem: Problem, config: AttentionConfig) -> Any:
@@ -259,14 +247,8 @@ class _Forward:
             # The first time round the stages are free.
             _wait_if(filled >= config.stages, s[f"{kind}_empty"].at[stage])
             rows = pl.ds(block * config.block_kv, config.block_kv)
-            if kind == "v" and self.problem.narrow:
-                window = source.at[
-                    tile.batch, tile.kv_head, *(self.columns or (slice(None),)), rows
-                ]
-            else:
-                window = source.at[tile.batch, rows, tile.kv_head, *self.columns]
             plgpu.copy_gmem_to_smem(
-                window,
+                source.at[tile.batch, rows, tile.kv_head, *self.columns],
                 s[f"{kind}_smem"].at[stage],
                 s[f"{kind}_full"].at[stage],
                 collective_axes="cluster" if config.cluster > 1 else None,
@@ -319,7 +301,12 @@ class _Forward:
             self._release_segments(stage)
             maxima, _, weights = self._weights(scores, maxima)
             plgpu.barrier_wait(self.scratch["v_full"].at[stage])
-            carry = (stage, maxima, softmax.partial_sums(weights), weights.astype(problem.dtype))
+            carry = (
+                stage,
+                maxima,
+                softmax.partial_sums(weights),
+                weights.astype(problem.out_dtype),
+            )
             acc[...] = jnp.zeros((ROWS, problem.head_tile), jnp.float32)
 
             def step(masked: bool) -> Callable[[Any, Any], Any]:
@@ -342,7 +329,7 @@ class _Forward:
             if config.separate_out:
                 plgpu.barrier_arrive(self.scratch["q_empty"].at[warpgroup])
             end, maxima, sums, weights = carry
-            self._multiply(acc, weights, end, warpgroup)
+            plgpu.wgmma(acc, weights, self.scratch["v_smem"].at[end])
             result = plgpu.wgmma_accumulator_load(acc, wait_n=0)
             plgpu.barrier_arrive(self.scratch["v_empty"].at[end])
             self._finish(result, maxima, sums, out, lse, tile, start, warpgroup)
@@ -433,7 +420,7 @@ class _Forward:
             plgpu.barrier_wait(s["k_full"].at[following])
             self._wait_turn(warpgroup)
             self._start_scores(scores, following, warpgroup)
-            self._multiply(acc, weights, stage, warpgroup)
+            plgpu.wgmma(acc, weights, s["v_smem"].at[stage])
             self._pass_turn(warpgroup)
             return plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
@@ -451,19 +438,7 @@ class _Forward:
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
         plgpu.barrier_arrive(s["v_empty"].at[stage])
         acc[...] = so_far * softmax.broadcast_rows(shrink, problem.head_tile)
-        return following, maxima, sums, fresh.astype(problem.dtype)
-
-    def _multiply(self, acc: Any, weights: Any, stage: Any, warpgroup: Any) -> None:
-        """Adds weights times values; the products before are done."""
-        values = self.scratch["v_smem"].at[stage]
-        if not self.problem.narrow:
-            plgpu.wgmma(acc, weights, values)
-            return
-        # A left operand of 8 bits has other elements in a lane than an accumulator.
-        held = self.scratch["weights_smem"].at[warpgroup]
-        held[...] = weights
-        plgpu.commit_smem()
-        plgpu.wgmma(acc, held, plgpu.transpose_ref(values, (1, 0)))
+        return following, maxima, sums, fresh.astype(problem.out_dtype)
 
     def _capped(self, scores: Any, tile: Tile, start: Any, block: Any) -> Any:
         """Scores from products, to be multiplied by ``factor``."""
@@ -491,8 +466,6 @@ class _Forward:
         larger = jnp.maximum(maxima, jnp.max(scores, axis=1))
         shrink = jnp.exp2((maxima - larger) * self.factor)
         scaled = larger * self.factor
-        if self.problem.narrow:
-            scaled = scaled - _RAISED
         weights = softmax.exponentials(scores, self.factor, scaled, self.config.polynomial)
         return larger, shrink, weights
 
@@ -559,8 +532,6 @@ class _Forward:
         plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head, *self.columns])
         if problem.save_residuals:
             logarithm = maxima * (self.factor / softmax.LOG2_E) + jnp.log(total)
-            if problem.narrow:
-                logarithm = logarithm - _RAISED / softmax.LOG2_E
             lse[tile.batch, tile.head, rows] = jnp.where(empty, -jnp.inf, logarithm)
         if not config.separate_out:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)

@@ -21,7 +21,7 @@ class Problem:
 
     Attributes:
       batch, q_seq, kv_seq, q_heads, kv_heads, head_dim: extents.
-      dtype: of queries, keys, values and, unless it has 8 bits, results.
+      dtype: of queries, keys and, unless it has 8 bits, values and results.
       causal: whether later keys are hidden.
       scale: factor of the scores.
       soft_cap: bound of the scores, or None.
@@ -51,12 +51,12 @@ class Problem:
 
     @property
     def narrow(self) -> bool:
-        """Whether products are of 8-bit floats: values come as (batch, kv_heads, v_dim, kv_seq)."""
+        """Whether queries and keys are 8-bit floats."""
         return bool(np.dtype(self.dtype).itemsize == 1)
 
     @property
     def out_dtype(self) -> Any:
-        """Of the result."""
+        """Of values, weights and results."""
         return jnp.bfloat16 if self.narrow else self.dtype
 
     @property
