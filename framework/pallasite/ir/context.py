@@ -68,7 +68,10 @@ def printed_later(module: Any) -> Callable[[], str]:
 
 
 def _printed(code: bytes) -> str:
-    with make_context() as context:
+    with lent_context() as context, context:
         context.allow_unregistered_dialects = True
-        operation = ir.Module.parse(code).operation
-        return str(operation.get_asm(enable_debug_info=False, assume_verified=True))
+        try:
+            operation = ir.Module.parse(code).operation
+            return str(operation.get_asm(enable_debug_info=False, assume_verified=True))
+        finally:
+            context.allow_unregistered_dialects = False
