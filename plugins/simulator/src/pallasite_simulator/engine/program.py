@@ -26,6 +26,7 @@ from pallasite_simulator.ptx.syntax import (
     Operand,
     Position,
     Register,
+    Sink,
     Special,
     Statement,
     Symbol,
@@ -157,6 +158,7 @@ class Program:
         self._place_parameters()
         self._place_variables()
         self._rules = rules
+        self._known_rules: dict[tuple[str, ...], InstructionRule] = {}
         self.code: list[Entry] = []
         self._assemble()
 
@@ -357,10 +359,14 @@ class Program:
         return labels[operand.name]
 
     def _rule(self, instruction: Instruction, binder: Binder) -> InstructionRule:
-        parts = [instruction.opcode, *instruction.modifiers]
+        parts = (instruction.opcode, *instruction.modifiers)
+        known = self._known_rules.get(parts)
+        if known is not None:
+            return known
         for length in range(len(parts), 0, -1):
             rule = self._rules.get(".".join(parts[:length]))
             if rule is not None:
+                self._known_rules[parts] = rule
                 return rule
         raise binder.error(
             "the simulator does not know this instruction",
@@ -406,9 +412,12 @@ def registers_in(operands: tuple[Operand, ...]) -> list[Register]:
             found.append(one)
         elif kind is tuple:
             stack.extend(one)
-        else:
+        elif kind not in _WITHOUT_REGISTERS:
             stack.extend([getattr(one, name) for name in _fields(kind)])
     return found
+
+
+_WITHOUT_REGISTERS = {Immediate, Special, Symbol, Sink, int, str, type(None)}
 
 
 @functools.cache

@@ -14,23 +14,26 @@ from pallasite_simulator.ptx.syntax import Position
 # that splitting them can be cached. A word's kind can be told from its first character.
 _WORD = re.compile(
     r"""
-    (?P<skip> \s+ )
-  | (?P<comment> //[^\n]* | /\*.*?\*/ )
-  | (?P<word>
+    \s*
+  (?:
+    (
         (?: [A-Za-z][\w$]* | [_$%][\w$]+ ) (?: \.\w+ (?: ::\w+ )* )*
       | (?: \d+ (?: \.\d* )? | \.\d+ ) [eE][+-]\d+
       | \.\w+ (?: ::\w+ )*
       | \d[\w.]*
       | "(?: [^"\\\n] | \\. )*"
       | << | >> | <= | >= | == | != | && | \|\|
-      | /(?!\*)
+      | /(?![*/])
       | [,;\[\]()+\-*%&|^~!?<>=@_$]
     )
-  | (?P<mark> [{}:] )
-  | (?P<bad> . )
+  | ( [{}:] )
+  | ( //[^\n]* | /\*.*?\*/ )
+  | ( \S )
+  )
     """,
     re.VERBOSE | re.ASCII | re.DOTALL,
 )
+_PLAIN, _MARK, _COMMENTED, _BAD = range(1, 5)
 _IMPLICIT_DEFINITION = re.compile(r"//\s*implicit-def:\s*(%[\w$]+)\s*$", re.ASCII)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z][\w$]*|[_$%][\w$]+", re.ASCII)
@@ -99,34 +102,32 @@ class Reader:
         words, starts = self.words, self.starts
         opened: list[int] = []
         for match in _WORD.finditer(self.text):
-            kind = match.lastgroup
-            if kind == "word":
-                words.append(match[0])
-                starts.append(match.start())
-            elif kind == "skip":
-                continue
-            elif kind == "mark":
-                word = match[0]
+            kind = match.lastindex
+            if kind == _PLAIN:
+                words.append(match[_PLAIN])
+                starts.append(match.start(_PLAIN))
+            elif kind == _MARK:
+                word = match[_MARK]
                 if word == "{":
                     opened.append(len(words))
                 elif word == "}":
                     if not opened:
-                        self._fail_at(match.start(), "'}' without '{'")
+                        self._fail_at(match.start(_MARK), "'}' without '{'")
                     self.closing[opened.pop()] = len(words)
                 elif opened and words and is_name(words[-1]) and words[-1] != "WARP_SZ":
                     self.labels.setdefault(opened[-1], []).append(len(words) - 1)
                 words.append(word)
-                starts.append(match.start())
-            elif kind == "comment":
-                if implicit := _IMPLICIT_DEFINITION.match(match[0]):
+                starts.append(match.start(_MARK))
+            elif kind == _COMMENTED:
+                if implicit := _IMPLICIT_DEFINITION.match(match[_COMMENTED]):
                     found = self.implicit_definitions.setdefault(len(words), [])
-                    found.append((implicit[1], match.start()))
-            elif self.text.startswith("/*", match.start()):
-                self._fail_at(match.start(), "comment without end")
-            elif match[0] == '"':
-                self._fail_at(match.start(), "string without end")
+                    found.append((implicit[1], match.start(_COMMENTED)))
+            elif self.text.startswith("/*", match.start(_BAD)):
+                self._fail_at(match.start(_BAD), "comment without end")
+            elif match[_BAD] == '"':
+                self._fail_at(match.start(_BAD), "string without end")
             else:
-                self._fail_at(match.start(), f"unexpected character {match[0]!r}")
+                self._fail_at(match.start(_BAD), f"unexpected character {match[_BAD]!r}")
         if opened:
             self._fail_unclosed(opened[-1])
         words.extend(_END)
