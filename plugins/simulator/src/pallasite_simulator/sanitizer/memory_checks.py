@@ -362,11 +362,14 @@ class MemoryChecks:
         """Reports pieces of any size that are not in one allocation."""
         if self._suspicious is None or what.space != "shared":
             return
-        if self._suspicious_before is None:
-            self._suspicious_before = np.append(0, np.cumsum(self._suspicious))
-        counts = self._suspicious_before
-        wrong = counts[(offsets + size - 1 >> 4) + 1] != counts[offsets >> 4]
         allocations = self.reporter.allocations
+        if self._suspicious_before is None:
+            # Blocks are alike; pieces may reach into the next one.
+            two = allocations.suspicious(2)
+            self._suspicious_before = np.append(0, np.cumsum(two, dtype=np.int32))
+        counts, within = self._suspicious_before, offsets % allocations.stride
+        last = np.minimum(within + size - 1 >> 4, len(counts) - 2)
+        wrong = counts[last + 1] != counts[within >> 4]
         for offset in np.unique(offsets[wrong]).tolist():
             start = offset % allocations.stride
             if not allocations.inside(start, start + size):
