@@ -63,6 +63,8 @@ _LIBRARIES = tuple(
 
 def fits(value: Any, annotation: str) -> bool:
     """Whether a value is what an annotation says, as far as that can be told by looking."""
+    if annotation[:9] == "Callable[" and callable(value):
+        return True
     annotation = _ALIASES.get(annotation.strip(), annotation.strip())
     parts = _split(annotation, "|")
     if len(parts) > 1:
@@ -193,10 +195,7 @@ class _Guard:
             raise PluginError(
                 f"{self._what} failed: {failure}", hint="report it to the plugin's authors"
             ) from error
-        result = self._result
-        if result == "None" or (result[:9] == "Callable[" and callable(value)):
-            return value
-        if fits(value, result):
+        if self._result == "None" or fits(value, self._result):
             return value
         raise wrong_value(self._what, value, self._result)
 
