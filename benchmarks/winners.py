@@ -86,7 +86,8 @@ def written(table: pathlib.Path, found: list[dict[str, Any]], tried: int) -> dic
     entries = {place(one): one for one in [*content["winners"], *found]}
     content["winners"] = [entries[name] for name in sorted(entries)]
     today = datetime.date.today().isoformat()
-    content["measured"].append({**harness.machine(), "date": today, "shapes": tried})
+    where = {name: one for name, one in harness.machine().items() if name != "commit"}
+    content["measured"].append({**where, "date": today, "shapes": tried})
     lines = ",\n".join("  " + json.dumps(one) for one in content["winners"])
     rest = {name: one for name, one in content.items() if name != "winners"}
     table.write_text(json.dumps(rest)[:-1] + ', "winners": [\n' + lines + "\n]}\n")
