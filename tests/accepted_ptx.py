@@ -16,6 +16,9 @@ from collections.abc import Sequence
 OPTIONS = ("-O1",)
 """Of ptxas. With less effort, it takes longer for large kernels, since there is more to write."""
 
+STRICT_OPTIONS = ("--warn-on-spills", "--warning-as-error")
+"""Where it must not warn; as for programs, it then takes all the effort it can."""
+
 MOST_TEXTS = 50_000
 """What is kept from one session to the next; a session of the whole suite has a tenth of it."""
 
@@ -45,9 +48,9 @@ class AcceptedPtx:
         self.program = program
         command = [str(program), "--version"]
         version = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        self._salt = _digest(version, *OPTIONS)
+        self._salt = _digest(version, *OPTIONS, *STRICT_OPTIONS)
         self._known: set[str] = set()
-        self._later: dict[str, list[tuple[str, str]]] = {}
+        self._later: dict[tuple[str, bool], list[tuple[str, str]]] = {}
         self._read_bytes = 0
         self._file: pathlib.Path | None = None
         if folder is not None:
@@ -66,14 +69,21 @@ class AcceptedPtx:
         assert error is None, f"ptxas refuses the PTX of a kernel:\n{error}"
         self._add(key)
 
-    def check_later(self, ptx: str, target: str, test: str) -> None:
+    def check_later(self, ptx: str, target: str, test: str, *, strict: bool = False) -> None:
         """Notes a text of a test that :meth:`check_noted` checks.
 
         Where many have come together, they are checked now, and whatever test this is fails,
         naming the tests whose texts ptxas refuses.
+
+        Args:
+          ptx: the text.
+          target: what it is for.
+          test: the test's name.
+          strict: whether ptxas must not warn either, of registers that it spills for example.
         """
-        if not self._has(self._key(ptx, target)):
-            texts = self._later.setdefault(target, [])
+        noted = {one for one, _ in self._later.get((target, True), ())}
+        if ptx not in noted and not self._has(self._key(ptx, target, strict)):
+            texts = self._later.setdefault((target, strict), [])
             texts.append((ptx, test))
             if len(texts) >= TOGETHER or sum(len(one) for one, _ in texts) > LENGTH_TOGETHER:
                 self.check_noted(target)
@@ -81,21 +91,25 @@ class AcceptedPtx:
     def check_noted(self, *targets: str) -> None:
         """Checks what was noted for some targets, or for all if none is named."""
         errors = []
-        for target in targets or tuple(self._later):
-            texts = dict(self._later.pop(target, ()))
+        for target, strict in tuple(self._later):
+            if targets and target not in targets:
+                continue
             texts = {
-                ptx: test for ptx, test in texts.items() if not self._has(self._key(ptx, target))
+                ptx: test
+                for ptx, test in self._later.pop((target, strict))
+                if not self._has(self._key(ptx, target, strict))
             }
-            alone = self._assemble(_made_distinct(list(texts)), target) is not None
+            alone = self._assemble(_made_distinct(list(texts)), target, strict) is not None
             for ptx, test in texts.items():
-                error = self._assemble([ptx], target) if alone else None
+                error = self._assemble([ptx], target, strict) if alone else None
                 if error is None:
-                    self._add(self._key(ptx, target))
+                    for key in {self._key(ptx, target), self._key(ptx, target, strict)}:
+                        self._add(key)
                 else:
                     errors.append(f"ptxas refuses the PTX of a kernel of {test}:\n{error}")
         assert not errors, "\n".join(errors)
 
-    def _assemble(self, texts: Sequence[str], target: str) -> str | None:
+    def _assemble(self, texts: Sequence[str], target: str, strict: bool = False) -> str | None:
         """What is wrong with the texts; None if they were accepted."""
         if not texts:
             return None
@@ -103,9 +117,11 @@ class AcceptedPtx:
             sources = [pathlib.Path(folder, f"kernel-{number}.ptx") for number in range(len(texts))]
             for source, ptx in zip(sources, texts, strict=True):
                 source.write_text(ptx)
-            command = [str(self.program), f"-arch={target}", *OPTIONS, *map(str, sources)]
+            options = STRICT_OPTIONS if strict else OPTIONS
+            command = [str(self.program), f"-arch={target}", *options, *map(str, sources)]
             done = subprocess.run([*command, "-o", os.devnull], capture_output=True, text=True)
-        return done.stderr or f"status {done.returncode}" if done.returncode else None
+        refused = done.returncode or (strict and done.stderr)
+        return done.stderr or f"status {done.returncode}" if refused else None
 
     def add(self, ptx: str, target: str) -> None:
         """Takes note that ptxas has accepted a text."""
@@ -113,8 +129,8 @@ class AcceptedPtx:
         if not self._has(key):
             self._add(key)
 
-    def _key(self, ptx: str, target: str) -> str:
-        return _digest(self._salt, target, ptx)
+    def _key(self, ptx: str, target: str, strict: bool = False) -> str:
+        return _digest(self._salt, target, ptx, *(["strict"] if strict else []))
 
     def _has(self, key: str) -> bool:
         if key not in self._known:

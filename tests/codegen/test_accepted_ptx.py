@@ -15,6 +15,10 @@ if [ "$1" = --version ]; then echo "release {version}"; exit; fi
 echo "$*" >> {log}
 for last; do case "$last" in *.ptx) texts="$texts $last";; esac; done
 if grep -q wrong $texts; then echo "line 1; error: wrong" >&2; exit 255; fi
+if grep -q spills $texts; then
+  echo "warning: spills" >&2
+  case "$*" in *--warning-as-error*) exit 255;; esac
+fi
 """
 
 
@@ -152,6 +156,25 @@ def test_what_is_noted_is_assembled_together(assembler, folder):
         assert assembler.calls() in (["sm_90", "sm_90", "sm_90a"], [])
     for text in ("one", "two"):
         accepted.check(text, "sm_90")
+    assert not assembler.calls()
+
+
+def test_what_must_not_be_warned_of(assembler, folder):
+    """It is assembled once, whether others have noted it as well."""
+    accepted = AcceptedPtx(assembler.path, folder)
+    accepted.check_later("spills", "sm_90", "a test")
+    accepted.check_noted()
+    for text in ("one", "spills"):
+        accepted.check_later(text, "sm_90", f"the test of {text}", strict=True)
+        accepted.check_later(text, "sm_90", "a test")
+    assembler.calls()
+    with pytest.raises(AssertionError, match="the test of spills:\nwarning: spills") as caught:
+        accepted.check_noted()
+    assert "test of one" not in str(caught.value)
+    assert len(assembler.calls()) == 3  # both, then each alone
+    accepted.check("one", "sm_90")
+    accepted.check_later("one", "sm_90", "a test", strict=True)
+    accepted.check_noted()
     assert not assembler.calls()
 
 
