@@ -197,23 +197,26 @@ def backward(
         scale = lax.rsqrt(squares / columns + norm.epsilon)
         along = products * scale * scale / columns
 
+        added: list[Any] = []
+
         def store(chunk: Chunk) -> None:
-            gradient = affine(norm, chunk, chunk.load(d_out), weight, None)
+            cotangent, distance = chunk.load(d_out), centered(chunk)
+            gradient = affine(norm, chunk, cotangent, weight, None)
             if rest:
                 gradient = gradient - block.spread(rest[0] / columns, chunk)
-            value = gradient - centered(chunk) * block.spread(along, chunk)
+            value = gradient - distance * block.spread(along, chunk)
             value = value * block.spread(scale, chunk)
+            if norm.weight:
+                added.append(cotangent * (distance * block.spread(scale, chunk)))
+            if norm.bias:
+                added.append(cotangent)
             if d_sum is not None:
                 value = value + chunk.load_again(d_sum)
             chunk.store(d_x, value)
 
+        # With sums, registers hold the row: it is a single chunk.
         block.each(store)
-        if not count:
-            return ()
-        chunk = block.resident
-        d_value = chunk.load(d_out)
-        d_weight = d_value * (centered(chunk) * block.spread(scale, chunk))
-        return ((d_weight,) if norm.weight else ()) + ((d_value,) if norm.bias else ())
+        return tuple(added)
 
     def finish(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
         for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
