@@ -81,8 +81,10 @@ def _scratch_passes(layout: Layout, bits: int) -> float:
     """Passes of a warp that stores or loads an array in a layout, if there are no conflicts."""
     assert isinstance(layout, RegisterLayout)
     size = layout.registers * layout.vector_length * bits / 8
-    # Lanes that load the same take part in one pass, but each of them gets 16 bytes at most.
-    return max(size * layout.lane_count / 128, size / 16)
+    # Lanes that load the same take part in one pass, but each of them gets 16 bytes at most; and
+    # narrow vectors of odd shapes take a pass each.
+    least = float(layout.registers) if layout.is_padded else 0.0
+    return max(size * layout.lane_count / 128, size / 16, least)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -29,7 +29,7 @@ from pallasite.plugin.lowering import RegisterArray, RuleContext, gather
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import load_array, store_array
 
-_USUAL = 113 * 1024
+_USUAL = 226 * 1024
 """Bytes of scratch memory for one array, at most, of chips with 227 KiB."""
 
 _SLICE = 2048
@@ -131,7 +131,7 @@ def _in_pieces(
 def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) -> RegisterArray:
     bits = types.bit_width(array.dtype)
     size = -(-array.size * bits // 8)
-    if size > ctx.target.max_shared_memory // 2:
+    if size > ctx.target.max_shared_memory:
         raise InvalidValueError(
             "an array is too large to change its layout through shared memory",
             got=f"{array.dtype}{list(array.shape)} from {describe(array.layout)} to"
