@@ -56,6 +56,9 @@ def attention(draw: Draw, *, plain: bool = False) -> Program:
     name = draw.one(
         "attention", "attention", "attention", "attention_forward", "attention_backward"
     )
+    # Weights are as exact as the differences of scores, which grow with the scale.
+    steepness = options.get("scale", dim**-0.5) * dim**0.5 if dtype == F32 else 1.0
+    tolerance = TOLERANCES[dtype] * max(1.0, steepness / 2)
     gradients: tuple[str, ...] = ()
     if name == "attention" and draw.chance(0.4):
         gradients = ("q", "k", "v")
@@ -63,6 +66,11 @@ def attention(draw: Draw, *, plain: bool = False) -> Program:
             gradients = (*gradients, "bias")
     if name == "attention_backward":
         arrays["d_out"] = draw.array((batch, q_seq, heads, v_dim), dtype)
+    # Parts of gradients cancel out: all of them where there is one key, or a bias for all keys.
+    least = 1e-2
+    if gradients or name == "attention_backward":
+        least = 2.0 if "bias" in gradients and arrays["bias"].shape[-1] == 1 else 1.0
+        least /= 1 - further.get("dropout_rate", 0.0)
     refer = functools.partial(
         references.attention_gradients if name == "attention_backward" else references.attention,
         **options,
@@ -85,8 +93,8 @@ def attention(draw: Draw, *, plain: bool = False) -> Program:
         function,
         lambda **given: refer(**given),
         gradients,
-        TOLERANCES[dtype]
-        * (1 if name in ("attention", "attention_forward") and not gradients else 2),
+        tolerance * (2 if gradients or name == "attention_backward" else 1),
+        least=least,
         # Weights are dropped by the number of their batch.
         mappable=factors is None,
     )

@@ -32,6 +32,7 @@ class Program:
       reference: the same of float64 arrays; returns a tuple of results and gradients.
       gradients: names of the operands by which the sum of the results is differentiated.
       tolerance: of the largest difference.
+      least: what the largest number is taken for if it is smaller.
       mappable: whether it computes the same when it is mapped over one more axis.
       mapping: "vmap" or "shard_map" over one more axis, or "".
       over: names of the operands that have this axis; the others are the same for all.
@@ -44,6 +45,7 @@ class Program:
     reference: Callable[..., Any]
     gradients: tuple[str, ...] = ()
     tolerance: float = 1.5e-2
+    least: float = 1e-2
     mappable: bool = True
     mapping: str = ""
     over: tuple[str, ...] = ()

@@ -46,6 +46,11 @@ class Machine:
         """An array that is stored to shared memory; what a part of that memory holds."""
         return x if part is None else x[part]
 
+    def kept(self, x: Any) -> Any:
+        """The array. XLA merges slices at computed places of one another, and then takes other
+        elements where the inner one is moved to fit (jaxlib 0.11.2, on the CPU)."""
+        return lax.optimization_barrier(x)
+
     def copied_input(self, x: Any, number: int, part: tuple[slice, ...]) -> Any:
         """A part of an input, which is copied to shared memory asynchronously."""
         return x[part]
@@ -73,6 +78,9 @@ class KernelMachine(Machine):
             return ref[...] if part is None else ref[part]
 
         return pl.run_scoped(body, plgpu.SMEM(x.shape, x.dtype))
+
+    def kept(self, x: Any) -> Any:
+        return x
 
     def copied_input(self, x: Any, number: int, part: tuple[slice, ...]) -> Any:
         return self._copied(self.inputs[number], part)
@@ -502,7 +510,7 @@ class Generator:
         def step(m: Machine, pool: list[Any]) -> Any:
             place = jnp.argmax(pool[i]).astype(jnp.int32)
             starts = [place // math.prod(shape[d + 1 :]) % n for d, n in enumerate(shape)]
-            return lax.dynamic_slice(pool[i], starts, sizes)
+            return m.kept(lax.dynamic_slice(pool[i], starts, sizes))
 
         self.add(f"dynamic slice {i} of {sizes}", step, i, exact=True)
 

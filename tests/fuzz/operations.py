@@ -369,7 +369,7 @@ def _wrong(program: Program, found: list[Any], expected: list[np.ndarray]) -> st
         return f"{len(found)} results instead of {len(expected)}"
     for place, (one, wanted) in enumerate(zip(found, expected, strict=True)):
         tolerance = max(program.tolerance, ROUNDING.get(one.dtype, 0.0))
-        wrong = _difference(one.astype(np.float64), wanted, tolerance)
+        wrong = _difference(one.astype(np.float64), wanted, tolerance, program.least)
         if wrong:
             return f"result {place}: {wrong}"
     for name, slope in zip(
@@ -381,7 +381,9 @@ def _wrong(program: Program, found: list[Any], expected: list[np.ndarray]) -> st
     return None
 
 
-def _difference(found: np.ndarray, expected: np.ndarray, tolerance: float) -> str | None:
+def _difference(
+    found: np.ndarray, expected: np.ndarray, tolerance: float, least: float
+) -> str | None:
     if found.shape != expected.shape:
         return f"shape {found.shape} instead of {expected.shape}"
     if not found.size:
@@ -394,7 +396,7 @@ def _difference(found: np.ndarray, expected: np.ndarray, tolerance: float) -> st
         return None
     if not np.isfinite(found).all():
         return f"{np.sum(~np.isfinite(found))} of {found.size} are not finite"
-    largest = max(float(np.abs(expected).max()), 1e-2)
+    largest = max(float(np.abs(expected).max()), least)
     worst = float(np.abs(found - expected).max())
     if worst > tolerance * largest:
         return f"off by {worst:.3g}, where the largest is {largest:.3g}"

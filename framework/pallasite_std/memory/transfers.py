@@ -104,14 +104,14 @@ def access_addresses(
         swizzled = _swizzle(address, plan.swizzle) if not isinstance(address, int) else address
         start = reference.byte_offset(reference.element_offset())
         base = ops.byte_pointer(reference.pointer, start)
-        columns: dict[int, ir.Value] = {}
+        # Here and not where they are used, which may be the branch of a few threads.
+        columns = {
+            xor: ops.byte_pointer(base, ops.bitwise_xor(swizzled, xor))
+            for xor in dict.fromkeys(access.swizzle_xor for access in plan.everything)
+        }
 
         def emit(access: Access) -> ir.Value:
-            column = columns.get(access.swizzle_xor)
-            if column is None:
-                offset = ops.bitwise_xor(swizzled, access.swizzle_xor)
-                column = columns[access.swizzle_xor] = ops.byte_pointer(base, offset)
-            return ops.byte_pointer(column, access.swizzle_add)
+            return ops.byte_pointer(columns[access.swizzle_xor], access.swizzle_add)
 
         return emit
     start = reference.byte_offset(reference.element_offset())

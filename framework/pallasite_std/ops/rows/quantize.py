@@ -99,7 +99,7 @@ def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) 
     values, scales = jnp.asarray(values), jnp.asarray(scales)
     out = float_dtype(dtype, FLOATS)
     lead, columns = values.shape[:-1], values.shape[-1] if values.ndim else 0
-    grouped = scales.ndim == values.ndim and scales.shape[:-1] == lead and scales.size
+    grouped = scales.ndim == values.ndim and scales.shape[:-1] == lead and scales.shape[-1]
     fits = scales.shape == lead or (grouped and columns % scales.shape[-1] == 0)
     if not (values.ndim and fits) or np.dtype(values.dtype) not in QUANTIZED:
         raise InvalidTypeError(
