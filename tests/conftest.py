@@ -30,11 +30,10 @@ ROOT = pathlib.Path(__file__).parent.parent
 HAS_GPU = pathlib.Path("/proc/driver/nvidia/version").exists()
 
 # What XLA compiles on the CPU, inputs and references of small tests, runs for less time than its
-# optimization takes, or MLIR for single operations. XLA has not read it yet; processes that tests
-# start inherit it.
+# optimization takes. XLA has not read it yet; processes that tests start inherit it. (Without its
+# pass fusion-wrapper it would save MLIR for single operations, but scatters need that.)
 if not HAS_GPU:
-    flags = "--xla_backend_optimization_level=0 --xla_disable_hlo_passes=fusion-wrapper"
-    os.environ.setdefault("XLA_FLAGS", flags)
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # Threads of BLAS wait in loops, which takes time from other processes of the session.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     xla_programs.share()
