@@ -12,6 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from typing import ClassVar
 
 OPTIONS = ("-O1",)
 """Of ptxas. With less effort, it takes longer for large kernels, since there is more to write."""
@@ -42,7 +43,12 @@ class AcceptedPtx:
     Args:
       program: ptxas.
       folder: where the file is; None to remember texts in this process only.
+
+    Attributes:
+      of_session: the one of all tests of this process; None where there is no ptxas.
     """
+
+    of_session: ClassVar[AcceptedPtx | None] = None
 
     def __init__(self, program: pathlib.Path, folder: pathlib.Path | None):
         self.program = program

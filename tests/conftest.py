@@ -100,6 +100,7 @@ def _accepted_ptx(request: pytest.FixtureRequest) -> Generator[AcceptedPtx | Non
         return
     cache = getattr(request.config, "cache", None)
     accepted = AcceptedPtx(program, None if cache is None else cache.mkdir("ptx"))
+    AcceptedPtx.of_session = accepted
     yield accepted
     accepted.check_noted()
 

@@ -20,7 +20,7 @@ from products_support import (
     I32,
     LEFT_LAYOUTS,
     Operand,
-    assembled,
+    compiled,
     multiply,
 )
 
@@ -50,7 +50,7 @@ def ptx(function, left=LEFT, right=RIGHT, m=64, n=16, dtype=F32, further=()) -> 
         body, out_type=array((m, n), dtype), scratch_types=[left.scratch, right.scratch]
     )
     arrays = [array(left.stored_shape, left.dtype), array(right.stored_shape, right.dtype)]
-    return assembled(kernel, *arrays, *further)[0]
+    return compiled(kernel, *arrays, *further)
 
 
 def lines(text: str, pattern: str) -> list[str]:
@@ -139,7 +139,7 @@ def test_names_and_constant_operands(a, b, accumulator, name, tail):
     k = 32 // a.itemsize
     left, right = Operand(64, k, a, 32), Operand(k, 16, b, 32, True)
     arrays = [array(left.stored_shape, a), array(right.stored_shape, b)]
-    text = assembled(multiply(left, right, accumulator), *arrays)[0]
+    text = compiled(multiply(left, right, accumulator), *arrays)
     (product,) = lines(text, "wgmma.mma_async")
     registers = 4 if accumulator == F16 else 8
     pattern = rf"wgmma.mma_async.sync.aligned.{name} {{(%r\d+(, )?){{{registers}}}}}, a, b, p"
@@ -158,7 +158,7 @@ def test_majors(left, right):
 def test_left_operand_in_registers():
     """Its registers go through the fence, and each step along K takes four of them."""
     function = multiply(None, RIGHT, F32, shape=(64, 32), left_dtype=BF16)
-    text = assembled(function, array((64, 32)), array((32, 16)))[0]
+    text = compiled(function, array((64, 32)), array((32, 16)))
     products = lines(text, "wgmma.mma_async")
     operands = [re.findall(r"{([^}]*)}", one)[1].split(", ") for one in products]
     assert [len(one) for one in operands] == [4, 4]
@@ -189,7 +189,7 @@ def test_left_operand_that_a_loop_keeps(dtype):
 
     kernel = plgpu.kernel(body, out_type=array((64, 16), F32), scratch_types=[right.scratch])
     shapes = [array((64, 32), dtype), array((16, 32), dtype), array((1,), jnp.int32)]
-    text = assembled(kernel, *shapes)[0]
+    text = compiled(kernel, *shapes)
     inside = text[text.index("wgmma.fence") : text.index("wgmma.wait_group")]
     assert len(lines(inside, "wgmma.mma_async")) == 32 * dtype.itemsize // 32
     assert not lines(inside, "mov")
@@ -214,7 +214,7 @@ def test_instructions_of_one_product(m, n, dtype, counts):
     left, right = Operand(m, k, dtype, 32), Operand(k, n, dtype, 32, True)
     accumulator = I32 if dtype == I8 else F32
     arrays = [array(left.stored_shape, dtype), array(right.stored_shape, dtype)]
-    text = assembled(multiply(left, right, accumulator), *arrays)[0]
+    text = compiled(multiply(left, right, accumulator), *arrays)
     found = re.findall(r"m64n(\d+)k", "".join(lines(text, "wgmma.mma_async")))
     assert [int(one) for one in found] == counts
     assert len(lines(text, "wgmma.fence")) == len(lines(text, "wgmma.commit_group")) == 1
@@ -253,7 +253,7 @@ def test_two_accumulators_in_a_loop():
     kernel = plgpu.kernel(
         body, out_type=array((64, 16), F32), scratch_types=[LEFT.scratch, RIGHT.scratch]
     )
-    text = assembled(kernel, array((64, 32)), array((32, 16)), array((1,), jnp.int32))[0]
+    text = compiled(kernel, array((64, 32)), array((32, 16)), array((1,), jnp.int32))
     inside = text[text.index("wgmma.fence") : text.index("wgmma.wait_group.sync.aligned 1")]
     assert not lines(inside, "mov")
     assert len(lines(text, "wgmma.wait_group")) <= 3
@@ -277,7 +277,7 @@ def test_read_does_not_copy():
     kernel = plgpu.kernel(
         body, out_type=[array((64, 16), F32)] * 2, scratch_types=[LEFT.scratch, RIGHT.scratch]
     )
-    text = assembled(kernel, array((64, 32)), array((32, 16)))[0]
+    text = compiled(kernel, array((64, 32)), array((32, 16)))
     assert not lines(between(text), "mov")
 
 
@@ -306,7 +306,7 @@ def test_load_without_a_wait():
     kernel = plgpu.kernel(
         body, out_type=array((64, 16), F32), scratch_types=[LEFT.scratch, RIGHT.scratch]
     )
-    text = assembled(kernel, array((64, 32)), array((32, 16)))[0]
+    text = compiled(kernel, array((64, 32)), array((32, 16)))
     assert len(lines(text, "wgmma.wait_group")) == 1
     after = text[text.index("wgmma.wait_group") :]
     assert len(lines(after, "(add|mul)\\.(rn\\.)?f32")) == 8
