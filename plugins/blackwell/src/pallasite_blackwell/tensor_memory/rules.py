@@ -225,14 +225,18 @@ def _load_reduced(
         raise InvalidValueError(
             "a load that reduces is of more than one matrix", got=f"shape {list(memory.shape)}"
         )
-    layout = native().layout(memory.matrix) if memory.matrix[1] % 2 == 0 else None
+    layouts = [native().layout(memory.matrix)] if memory.matrix[1] % 2 == 0 else []
     hint = ctx.layout_hint
     if isinstance(hint, RegisterLayout) and hint.shape == memory.matrix:
-        layout = hint
-    plan = None
-    if layout is not None:
+        layouts.insert(0, hint)  # What the matrix is used in, if that has whole rows as well.
+    layout = plan = None
+    for layout in layouts:
         plan = find_transfer(layout, memory.layout, memory.matrix, CELL_BITS)
-    if layout is None or plan is None or plan.shape.rows != 32 or plan.packs:
+        if plan is not None and plan.shape.rows == 32 and not plan.packs:
+            break
+    else:
+        plan = None
+    if layout is None or plan is None:
         raise InvalidValueError(
             "a load that reduces has whole rows in its lanes",
             got=f"matrix {list(memory.matrix)} in {memory.layout}",
