@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental import pallas as pl
 
 import pallasite
 from pallasite import gpu as plgpu
@@ -155,3 +156,20 @@ def test_rows_of_vectors_with_a_tail(shape: tuple[int, ...], dtype: Any, semanti
         got = np.asarray(kernel_of(body, x, semantics)(x)).astype(np.float64)
         want = np.asarray(body(x)).astype(np.float64)
         np.testing.assert_array_equal(got, want, err_msg=str(number))
+
+
+def test_strided_part_of_swizzled_memory_is_read_where_there_are_elements() -> None:
+    """Branches of different threads share addresses."""
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        def body(ref: Any) -> None:
+            ref[...] = x_ref[...].astype(jnp.float32)
+            out_ref[...] = ref[0:64:3, 0:24:2]
+
+        pl.run_scoped(body, plgpu.SMEM((64, 32), jnp.float32))
+
+    x = jnp.asarray(np.random.default_rng(4).integers(0, 200, (64, 32)).astype(np.uint8))
+    out = jax.ShapeDtypeStruct((22, 12), jnp.float32)
+    params = plgpu.CompilerParams(lowering_semantics=Semantics.Warpgroup)
+    got = plgpu.kernel(kernel, out_type=out, compiler_params=params)(x)
+    np.testing.assert_array_equal(got, np.asarray(x)[::3, :24:2])
