@@ -14,6 +14,19 @@ def with_gradients(
     function: Callable[..., Any], arrays: dict[str, Any], by: tuple[str, ...]
 ) -> list[np.ndarray]:
     """Results of a function, and the gradients of the sum of the first one by some arguments."""
+    found = _computed(function, arrays, by, {})
+    if all(np.isfinite(one).all() for one in found):
+        return found
+    # Unoptimized, XLA's derivative of tanh is NaN for some numbers (jaxlib 0.11.2, on the CPU).
+    return _computed(function, arrays, by, {"xla_backend_optimization_level": 2})
+
+
+def _computed(
+    function: Callable[..., Any],
+    arrays: dict[str, Any],
+    by: tuple[str, ...],
+    options: dict[str, Any],
+) -> list[np.ndarray]:
     with jax.enable_x64(True):
         given = {k: None if a is None else jnp.asarray(a) for k, a in arrays.items()}
         others = {name: array for name, array in given.items() if name not in by}
@@ -25,9 +38,10 @@ def with_gradients(
         chosen = {name: given[name] for name in by}
         # As one function: compiled one by one, its steps would take longer than the operation.
         if not by:
-            return [np.asarray(one) for one in jax.jit(total)(chosen, others)[1]]
-        differentiated = jax.jit(jax.value_and_grad(total, has_aux=True))
-        (_, results), slopes = differentiated(chosen, others)
+            once = jax.jit(total, compiler_options=options)
+            return [np.asarray(one) for one in once(chosen, others)[1]]
+        both = jax.value_and_grad(total, has_aux=True)
+        (_, results), slopes = jax.jit(both, compiler_options=options)(chosen, others)
         return [np.asarray(one) for one in (*results, *(slopes[name] for name in by))]
 
 
