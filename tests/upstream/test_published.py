@@ -10,6 +10,9 @@ import numpy as np
 import published
 import pytest
 
+import pallasite
+from pallasite.errors import InvalidValueError
+
 pytest.importorskip("absl", reason="JAX's kernels import it")
 pytestmark = pytest.mark.runs_kernels
 
@@ -101,6 +104,31 @@ def test_transposed_ragged_dot(sizes, blocks, steps):
     groups = np.cumsum(sizes)[:-1]
     parts = zip(np.split(exact(lhs), groups), np.split(exact(rhs), groups), strict=True)
     assert_close(result, np.stack([one.T @ other for one, other in parts]), 6e-4)
+
+
+@pytest.mark.parametrize(("wait", "accepted"), [(None, False), (2, False), (1, True), (0, True)])
+def test_lane_semantics_name_the_wait_that_the_transposed_ragged_kernel_lacks(wait, accepted):
+    """It releases the slots of a step one step later, but waits for no wgmma in its loop; nor does
+    JAX's compiler, in whose code the next copy follows the wgmma at once."""
+    product = "plgpu.wgmma(acc_ref, lhs_smem.transpose((1, 0)), rhs_smem)\n"
+    waits = {} if wait is None else {product: f"{product.rstrip()}; plgpu.wgmma_wait({wait})\n"}
+    this = published.load("transposed_ragged_dot_mgpu", lane_semantics=True, replaced=waits)
+    this.__dict__.update(published.with_multiprocessors(this, 4))
+    sizes = {"block_m": 64, "block_n": 64, "block_k": 64, "grid_block_n": 1}
+
+    def run(lhs, rhs, group_sizes):
+        return this.transposed_ragged_dot(
+            lhs, rhs, group_sizes=group_sizes, max_concurrent_steps=3, **sizes
+        )
+
+    matrix = jax.ShapeDtypeStruct((256, 128), jnp.float16)
+    types = (matrix, matrix, jax.ShapeDtypeStruct((3,), jnp.int32))
+    if accepted:
+        assert pallasite.compile_all(run, *types, target="sm_90a")
+        return
+    with pytest.raises(InvalidValueError, match="while a wgmma that reads it is") as raised:
+        pallasite.compile_all(run, *types, target="sm_90a")
+    assert "plgpu.wgmma_wait(1) in between" in str(raised.value)
 
 
 @pytest.mark.parametrize("wg_dimension", ["M", "N"])
