@@ -96,6 +96,7 @@ def _problems(jaxpr: Any, context: Any) -> list[Problem]:
 
 def _problems_in_order(jaxpr: Any, context: Any) -> list[Problem]:
     from pallasite_std.checks.order import is_certain, problems
+    from pallasite_std.checks.repeats import alike
     from pallasite_std.checks.traces import MOST_EQUATIONS, Trace
 
     mesh = context.mesh
@@ -119,8 +120,15 @@ def _problems_in_order(jaxpr: Any, context: Any) -> list[Problem]:
     found = problems(traces, context.barriers, fences=fences)
     if found or is_certain(traces):
         return found
+    followed = [traces]
     for position in _some_blocks(places, jaxpr, context):
-        found = problems(traces_of(places.of_block(position)), context.barriers, fences=fences)
+        traces = traces_of(places.of_block(position))
+        if any(alike(traces, others) for others in followed):
+            if len(followed) == 1:
+                break  # What is not known does not depend on the block.
+            continue
+        followed.append(traces)
+        found = problems(traces, context.barriers, fences=fences)
         if found:
             return found
     return []

@@ -46,6 +46,18 @@ def _key(event: Event) -> tuple[Any, ...]:
     )
 
 
+def alike(threads: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether threads of one block do what those of another one do."""
+    return len(threads) == len(others) and all(
+        one.complete == other.complete
+        and len(one.events) == len(other.events)
+        and all(
+            a is b or _key(a) == _key(b) for a, b in zip(one.events, other.events, strict=True)
+        )
+        for one, other in zip(threads, others, strict=True)
+    )
+
+
 def _start(start: Any) -> Any:
     """An index; all that are not known are alike."""
     return start if isinstance(start, int | v.Form | v.Range) else None

@@ -63,6 +63,8 @@ class Places:
       steps: of jaxprs, by their identities.
       relevant: operands that the events of equations depend on, by their identities.
       transfers: bytes of copies, by the identity of the equation and the argument.
+      memories: allocations, by their variables and the numbers of threads that have their own.
+      events: what equations do, by their identities and by operands.
     """
 
     def __init__(self, mesh: Any):
@@ -77,10 +79,12 @@ class Places:
         self.transfers: dict[tuple[int, int], int] = {}
         self.steps: dict[int, tuple[Any, list[Step]]] = {}
         self.relevant: dict[int, tuple[int, ...]] = {}
+        self.memories: dict[Any, Memory] = {}
+        self.events: dict[Any, list[Any]] = {}
         self._symbols: dict[Any, Any] = {}
 
     def of_block(self, position: Mapping[Any, int]) -> Places:
-        """The same with the values of one block."""
+        """The same with the values of one block; what is known of equations is known there, too."""
         found = copy.copy(self)
         found._symbols = dict(position)
         return found

@@ -58,7 +58,10 @@ FEWEST_ITERATIONS = 5
 """That it takes to find out that a loop repeats itself, after one of them."""
 
 MOST_PERIODS_BEHIND = 4
-"""Tried out, that differ at the end of a loop."""
+"""That may differ at the end of a loop."""
+
+MOST_TILL_RETRY = 4
+"""Iterations, after a period that did not go on like this."""
 
 _HARMLESS = frozenset(
     {
@@ -199,9 +202,6 @@ class Trace(ScalarVisitor):
         self.complete = False
         self.budget = budget
         self._event_context = EventContext(context.target, in_warp=warp[1] is not None)
-        self._own: dict[Any, Memory] = {}
-        self._seen: dict[Any, list[Event]] = {}
-        self._again = False  # Whether what is run is likely to run with the same operands again.
 
     def follow(self, jaxpr: Any, operands: Sequence[Any]) -> None:
         """Follows the thread until its end, or to where it is not known what comes next."""
@@ -220,12 +220,13 @@ class Trace(ScalarVisitor):
     def allocation(self, equation: Any, region: Region, position: int) -> Any:
         """Memory that the threads of the block share, or that is this thread's own."""
         variable = region.inputs[position]
-        if self.places.thread_name in equation.params.get("collective_axes", ()):
-            return Memory(variable)
-        own = self._own.get(variable)
-        if own is None:
-            own = self._own[variable] = Memory(Own(variable.aval))
-        return own
+        shared = self.places.thread_name in equation.params.get("collective_axes", ())
+        key = variable, None if shared else self.thread
+        found = self.places.memories.get(key)
+        if found is None:
+            found = Memory(variable if shared else Own(variable.aval))
+            self.places.memories[key] = found
+        return found
 
     # Control flow ---------------------------------------------------------------------------------
 
@@ -283,9 +284,7 @@ class Trace(ScalarVisitor):
         if not matters and (body.trips is None or body.trips > MOST_ITERATIONS):
             return self.carried_results(body, _after_any(body, operands))
         if matters and not conditions and (body.trips or 0) > MOST_ITERATIONS:
-            before, self._again = self._again, True
             after = self._long_loop(equation, body, operands)
-            self._again = before
             if after is None:
                 self._unknown(equation, regions, operands)
                 after = _after_any(body, operands)
@@ -314,6 +313,7 @@ class Trace(ScalarVisitor):
         assert body.trips is not None
         carried = [operand for _, operand in body.carried_operands()]
         states, parts, keys = [operands], list[list[Event]](), list[Any]()
+        retry = 0
         while len(parts) < body.trips:
             if len(parts) == MOST_UNLIKE_ITERATIONS:
                 return None
@@ -322,14 +322,16 @@ class Trace(ScalarVisitor):
             states.append(operands)
             if (before - self.budget) * FEWEST_ITERATIONS > self.budget:
                 return None  # There is no end to this.
+            if len(parts) < retry:
+                continue
             period = repeats.period_of(keys, states, carried)
             left = body.trips - len(parts)
             if period is None or left < 2 * period:
                 continue
             expected = [event for part in parts[-period:] for event in part]
-            for behind in range(left % period + period, left - period + 1, period):
-                if behind > left % period + MOST_PERIODS_BEHIND * period:
-                    break
+            fewest = left % period + period
+            most = min(fewest + (MOST_PERIODS_BEHIND - 1) * period, left - period)
+            for behind in sorted({fewest, most}):
                 count = (left - behind) // period
                 after = self._period(equation, body, states, carried, period, count, keys)
                 if after is not None:
@@ -339,6 +341,8 @@ class Trace(ScalarVisitor):
                     for _ in range(behind):
                         after = self._part(equation, body, after, parts, keys)
                     return after
+            # While rings are being filled, all iterations are alike.
+            retry = len(parts) + min(len(parts), MOST_TILL_RETRY)
         return operands
 
     def _part(
@@ -405,8 +409,6 @@ class Trace(ScalarVisitor):
             is_last = number == WarpMesh.NUM_WARPS - 1
             budget = self.budget if is_last else self.budget // 2
             warp = Trace(self.context, self.places, self.thread, budget, (name, number))
-            warp._own = self._own
-            warp._again = self._again
             warp.follow(region.jaxpr, inputs)
             self.budget -= budget - warp.budget
             warps.append(warp)
@@ -427,7 +429,7 @@ class Trace(ScalarVisitor):
         if not equation.effects:
             return None
         key = self._key(equation, operands)
-        events = self._seen.get(key) if key is not None else None
+        events = self.places.events.get(key) if key is not None else None
         if events is None:
             try:
                 events = [*self._events(equation, operands)]
@@ -435,17 +437,16 @@ class Trace(ScalarVisitor):
                 self._unknown_equation(equation, operands)
                 return None
             if key is not None:
-                self._seen[key] = events
+                self.places.events[key] = events
         self.events.extend(events)
         return None
 
     def _key(self, equation: Any, operands: list[Any]) -> Any:
         """What the events of an equation depend on, where it may come again; None if some of it is
         not known."""
-        # Rings come back to the same slots. What is equal but no number may yet differ.
-        chosen = operands
-        if self._again:  # Else, finding out which of them matter takes longer than it may save.
-            chosen = [operands[position] for position in self._relevant(equation)]
+        # Rings come back to the same slots, and other threads and blocks do the same. What is equal
+        # but no number may yet differ.
+        chosen = [operands[position] for position in self._relevant(equation)]
         return (id(equation), *chosen) if _KNOWN.issuperset(map(type, chosen)) else None
 
     def _relevant(self, equation: Any) -> tuple[int, ...]:
@@ -639,8 +640,8 @@ def operands_of(region: Region, operands: Sequence[Any]) -> list[Any]:
 
 
 def relevant_operands(equation: Any) -> tuple[int, ...]:
-    """The positions of all operands but references to global memory and what these are indexed
-    by."""
+    """The positions of all operands but references to memory that is not shared, and what these are
+    indexed by."""
     operands = equation.invars
     tree, rest = equation.params.get("args_tree"), equation.params.get("tree")
     ignored: set[int] = set()
@@ -652,10 +653,10 @@ def relevant_operands(equation: Any) -> tuple[int, ...]:
                 continue
             aval = operands[reference.number].aval
             # Scalars, such as predicates, are no references.
-            if isinstance(aval, _jax.AbstractRef) and memory_space_of(aval) is GMEM:
+            if isinstance(aval, _jax.AbstractRef) and not _is_followed(aval):
                 parts = [reference, *(jax.tree.leaves(view.transforms) if _is_view(view) else ())]
                 ignored.update(one.number for one in parts if type(one) is _Position)
-    elif rest is not None and memory_space_of(operands[0].aval) is GMEM:
+    elif rest is not None and not _is_followed(operands[0].aval):
         return ()
     return tuple(n for n, one in enumerate(operands) if n not in ignored and _matters_as(one))
 
@@ -699,6 +700,10 @@ def common_events(sides: Sequence[Sequence[Event]]) -> list[Event] | None:
 
 def _is_memory(aval: Any) -> bool:
     return isinstance(aval, _jax.AbstractRef) and not is_barrier(aval) and _is_shared(aval)
+
+
+def _is_followed(aval: Any) -> bool:
+    return is_barrier(aval) or _is_shared(aval)
 
 
 def _is_shared(aval: Any) -> bool:
