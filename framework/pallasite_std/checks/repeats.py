@@ -51,9 +51,7 @@ def alike(threads: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(threads) == len(others) and all(
         one.complete == other.complete
         and len(one.events) == len(other.events)
-        and all(
-            a is b or _key(a) == _key(b) for a, b in zip(one.events, other.events, strict=True)
-        )
+        and all(a is b or _key(a) == _key(b) for a, b in zip(one.events, other.events, strict=True))
         for one, other in zip(threads, others, strict=True)
     )
 

@@ -313,7 +313,7 @@ class Trace(ScalarVisitor):
         assert body.trips is not None
         carried = [operand for _, operand in body.carried_operands()]
         states, parts, keys = [operands], list[list[Event]](), list[Any]()
-        retry = 0
+        retry = MOST_TILL_RETRY
         while len(parts) < body.trips:
             if len(parts) == MOST_UNLIKE_ITERATIONS:
                 return None
@@ -434,8 +434,7 @@ class Trace(ScalarVisitor):
             try:
                 events = [*self._events(equation, operands)]
             except _Stop:
-                self._unknown_equation(equation, operands)
-                return None
+                events = [self._unknown_equation(equation, operands)]
             if key is not None:
                 self.places.events[key] = events
         self.events.extend(events)
@@ -457,8 +456,8 @@ class Trace(ScalarVisitor):
             positions = known[id(equation)] = relevant_operands(equation)
         return positions
 
-    def _unknown_equation(self, equation: Any, operands: list[Any]) -> None:
-        """Goes on behind an equation of which it is not known what it does.
+    def _unknown_equation(self, equation: Any, operands: list[Any]) -> Event:
+        """Stands for an equation of which it is not known what it does.
 
         Raises:
           _Stop: nor is it known what it does it to.
@@ -468,7 +467,7 @@ class Trace(ScalarVisitor):
             raise _Stop
         groups = memory_effect in others and not self.context.barriers.uses(equation.primitive)
         lost = [o.variable for o in operands if type(o) is Memory and is_barrier(o.aval)]
-        self.events.append(Event(Kind.UNKNOWN, equation, lost=tuple(lost), groups=groups))
+        return Event(Kind.UNKNOWN, equation, lost=tuple(lost), groups=groups)
 
     def _events(self, equation: Any, operands: list[Any]) -> Iterator[Event]:
         primitive, params = equation.primitive, equation.params
