@@ -338,7 +338,37 @@ class Real:
         """The nearest number of a narrower format."""
         if self.format is format:
             return self
-        return Real(arith.truncf(_like(self.value, format.name), self.value))
+        result = _like(self.value, format.name)
+        name = _OF_TWO_WORDS.get(format.name)
+        if name is not None and (words := _two_words(self.value)) is not None:
+            return Real(ops.intrinsic(result, name, words[1], words[0]))
+        return Real(arith.truncf(result, self.value))
+
+
+_OF_TWO_WORDS = {"f16": "llvm.nvvm.ff2f16x2.rn", "bf16": "llvm.nvvm.ff2bf16x2.rn"}
+"""Conversions of two f32 to a pair of a narrower format; the second operand is the low half."""
+
+
+def _two_words(value: ir.Value) -> list[ir.Value] | None:
+    """The two f32 of a vector, if both are words that one instruction has loaded.
+
+    LLVM would put them into one register of 64 bits, only to take it apart for the conversion.
+    """
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != "vector.from_elements":
+        return None
+    parts = list(owner.operands)
+    if len(parts) != 2 or not isinstance(parts[0].type, ir.F32Type):
+        return None
+    return parts if all(map(_is_loaded_word, parts)) else None
+
+
+def _is_loaded_word(value: ir.Value) -> bool:
+    cast = value.owner
+    if isinstance(cast, ir.Block) or cast.name != "llvm.bitcast":
+        return False
+    source = cast.operands[0].owner
+    return not isinstance(source, ir.Block) and source.name == "llvm.extractvalue"
 
 
 def _like(value: ir.Value, name: str) -> ir.Type:
