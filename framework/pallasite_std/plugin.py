@@ -379,11 +379,12 @@ def _checks() -> list[Pass]:
 @hookimpl
 def pallasite_passes() -> list[Pass]:
     """Definitions of primitives, checks of kernels, a limit on the size of the code, counters of
-    slots."""
+    slots, negations that assemblers get wrong."""
     from pallasite_std.passes.barriers import check_barriers
     from pallasite_std.passes.code_size import check_code_size
     from pallasite_std.passes.counters import carry_remainders
     from pallasite_std.passes.definitions import expand_definitions
+    from pallasite_std.passes.negation import negate_by_products
     from pallasite_std.passes.parameters import hoist_parameter_addresses
 
     return [
@@ -416,6 +417,12 @@ def pallasite_passes() -> list[Pass]:
             after=("mlir-canonicalize",),
             before=("mlir-hoist",),
             description="takes addresses of tensor maps outside of loops",
+        ),
+        Pass(
+            name="negate-by-products",
+            stage="ptx",
+            run=negate_by_products,
+            description="negates 16-bit integers without the instruction that ptxas can lose",
         ),
         Pass(
             name="check-barriers",

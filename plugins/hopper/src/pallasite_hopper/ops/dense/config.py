@@ -41,10 +41,11 @@ class MatmulConfig:
         so that few tiles keep all multiprocessors busy.
       parts: parts of the K extent that are tiles of their own, whose sums a second kernel adds up;
         for still fewer tiles. Not together with ``split_k``.
-      rest: the configuration of a second kernel, which computes the rows or columns of the result
-        from ``rest_from`` on along ``rest_along`` (``"m"`` or ``"n"``), a multiple of the tiles of
-        this one: so whole rounds of tiles keep all multiprocessors busy, and what is left has tiles
-        that suit it.
+      rest: the configuration of a second kernel, which computes what this one leaves: so whole
+        rounds of tiles keep all multiprocessors busy, and what is left has tiles that suit it.
+      rest_from: the first row or column of the result that the second kernel computes, a multiple
+        of the tiles of this one.
+      rest_along: whether it computes rows (``"m"``) or columns (``"n"``).
     """
 
     tile_m: int = 128
