@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 
@@ -70,6 +70,28 @@ def test_odd_shapes(seed: int) -> None:
     semantics = choose.choice([Semantics.Lane, Semantics.Warpgroup])
     got = np.asarray(kernel_of(body, x, semantics)(x))
     np.testing.assert_allclose(got, body(x), rtol=2e-5, atol=2e-6, err_msg=f"{name} of {shape}")
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@settings(max_examples=8, deadline=None)
+@example(21, 1, False, 0)
+@given(st.integers(1, 300), st.integers(1, 3), st.booleans(), st.integers(0, 2**32 - 1))
+def test_associative_scans(
+    semantics: Any, length: int, rows: int, reverse: bool, seed: int
+) -> None:
+    """Their parts are every other element of odd shapes, and some of these are powers of two."""
+
+    def body(x: Any) -> Any:
+        return jax.lax.associative_scan(jnp.add, x, reverse=reverse, axis=x.ndim - 1)
+
+    shape = (length,) if rows == 1 else (rows, length)
+    x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    exact = x[..., ::-1].astype(np.float64) if reverse else x.astype(np.float64)
+    expected = np.cumsum(exact, axis=-1)
+    got = np.asarray(kernel_of(body, jnp.asarray(x), semantics)(x))
+    np.testing.assert_allclose(
+        got, expected[..., ::-1] if reverse else expected, rtol=1e-5, atol=3e-4
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,12 @@ class LaneStrategy(LayoutStrategy):
         if hint is None:
             hint = self._known_layouts.layout(variable)
         self._equations[id(equation)] = equation
-        odd = any(extent & (extent - 1) for extent in getattr(variable.aval, "shape", ()))
-        if hint is None and odd and all(_is_array(x.aval) for x in equation.invars):
-            # Loads choose layouts that suit memory. Default layouts of odd shapes differ, by rank
-            # and by what they are broadcast from, more than conversions should have to mend.
+        odd = _is_odd(variable.aval)
+        types = [one.aval for one in equation.invars]
+        if hint is None and (odd or any(map(_is_odd, types))) and all(map(_is_array, types)):
+            # Loads choose layouts that suit memory. Default layouts of odd shapes, and of parts of
+            # them, differ, by rank and by what they are broadcast from, more than conversions
+            # should have to mend.
             hint = self._known_layouts.emitted(variable)
         if hint is None and odd:
             hint = self._access_widths.row(equation)
@@ -116,6 +118,10 @@ class LaneStrategy(LayoutStrategy):
             for atom, proposal in zip(equation.invars, proposals, strict=True):
                 if proposal is not None and not isinstance(atom, _jax.Literal):
                     hints[atom] = proposal
+
+
+def _is_odd(aval: Any) -> bool:
+    return any(extent & (extent - 1) for extent in getattr(aval, "shape", ()))
 
 
 def _is_array(aval: Any) -> bool:
