@@ -150,6 +150,30 @@ def test_there_and_back(shape, dtype, options, semantics):
     np.testing.assert_array_equal(simulate(made, x).outputs[0], x)
 
 
+@BOTH
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=["f16", "bf16"])
+def test_narrowed_from_words(dtype, semantics):
+    """Loaded words are rounded to pairs of 16 bits as they are, in no pair of 64 bits."""
+
+    def body(x_ref, o_ref, tmem):
+        plgpu.async_store_tmem(tmem, plgpu.load(x_ref, optimized=False))
+        plgpu.commit_tmem()
+        o_ref[...] = plgpu.async_load_tmem(tmem).astype(dtype)
+        plgpu.wait_load_tmem()
+
+    x = np.random.default_rng(11).normal(size=(128, 32)).astype(np.float32)
+    ties = 1 + (2 * np.arange(16, dtype=np.float32) + 1) * 2.0 ** (-11 if dtype == F16 else -8)
+    x[5, :24] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-7, 65519.9, 3.4e38, *ties]
+    out = jax.ShapeDtypeStruct(x.shape, dtype)
+    kernel = compiled(body, x, out, semantics=semantics, scratch_types=[plgpu.TMEM((128, 32), F32)])
+    found = simulate(kernel, x).outputs[0]
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(
+            np.asarray(found, np.float32), x.astype(dtype).astype(np.float32)
+        )
+    assert kernel.ptx.count("x2.f32") == 32 // 2 and "mov.b64 \t{" not in kernel.ptx
+
+
 @pytest.mark.parametrize(
     ("layout", "shape", "options"),
     [
