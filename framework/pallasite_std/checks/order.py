@@ -385,10 +385,12 @@ class Block:
         if event.region is not None:
             known = self.accesses.setdefault(event.region.memory, [])
             same = None
+            others = _COLLIDING[event.kind]
             for number, earlier in enumerate(known):
-                if clock.get(earlier.key, -1) < earlier.time:
+                one = earlier.event
+                if one.kind in others and clock.get(earlier.key, -1) < earlier.time:
                     self._compare(earlier, access, clock, known)
-                elif earlier.event is event and earlier.thread == thread:
+                elif one is event and earlier.thread == thread and earlier.before(clock):
                     same = number
             if same is not None:
                 # Who does not know of the earlier one does not know of this one either.
@@ -429,7 +431,7 @@ class Block:
         """Reports two accesses that collide, of which nothing is known to order them."""
         first, second = earlier.event, later.event
         kinds = (first.kind, second.kind)
-        if kinds not in _COLLISIONS or not self._overlap(first, second):
+        if not self._overlap(first, second):
             return
         others = earlier.thread != later.thread or first.kind is Kind.COPY_IN
         if others and (earlier.unsure or _ANYTHING in clock):
@@ -524,6 +526,12 @@ _COLLISIONS = {
     (Kind.READ, Kind.COPY_IN): ("reuse", "while read"),
     (Kind.WRITE, Kind.COPY_IN): ("reuse", "while written"),
 }
+
+
+_COLLIDING = {
+    kind: frozenset(first for first, second in _COLLISIONS if second is kind) for kind in Kind
+}
+"""For each kind, those of earlier accesses that it may collide with."""
 
 
 _CONSEQUENCES = {"read": 1, "written": 2, "copied over": 3}

@@ -28,7 +28,7 @@ MOST_UNROLLED = 30_000
 
 def keys(events: Sequence[Event]) -> tuple[Any, ...]:
     """What tells events apart, but for where they come from."""
-    return tuple(_key(event) for event in events)
+    return tuple([event.key or _key(event) for event in events])
 
 
 def _key(event: Event) -> tuple[Any, ...]:
@@ -38,20 +38,20 @@ def _key(event: Event) -> tuple[Any, ...]:
         boxes = region.ranges or ()
         ranges = region.ranges and [(_start(one.start), one.size) for one in boxes]
         where = (id(region.memory), region.member, region.form, ranges, region.exact)
-    return (
+    key = (
         *(event.kind, event.barrier, where, event.arrivals, event.expected, event.delivered),
         *(event.left, event.groups, event.count, *map(id, event.lost)),
         *((keys(warp.events), warp.complete) for warp in event.warps),
         *keys(event.period),
     )
+    event.key = key  # Events of rings come again.
+    return key
 
 
 def alike(threads: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether threads of one block do what those of another one do."""
     return len(threads) == len(others) and all(
-        one.complete == other.complete
-        and len(one.events) == len(other.events)
-        and all(a is b or _key(a) == _key(b) for a, b in zip(one.events, other.events, strict=True))
+        one.complete == other.complete and keys(one.events) == keys(other.events)
         for one, other in zip(threads, others, strict=True)
     )
 

@@ -64,6 +64,7 @@ class Places:
       relevant: operands that the events of equations depend on, by their identities.
       transfers: bytes of copies, by the identity of the equation and the argument.
       memories: allocations, by their variables and the numbers of threads that have their own.
+      barriers: by their arrays and indices.
       events: what equations do, by their identities and by operands.
     """
 
@@ -80,6 +81,7 @@ class Places:
         self.steps: dict[int, tuple[Any, list[Step]]] = {}
         self.relevant: dict[int, tuple[int, ...]] = {}
         self.memories: dict[Any, Memory] = {}
+        self.barriers: dict[Any, Any] = {}
         self.events: dict[Any, list[Any]] = {}
         self._symbols: dict[Any, Any] = {}
 

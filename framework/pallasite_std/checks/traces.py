@@ -107,9 +107,9 @@ class Kind(enum.Enum):
     __hash__ = object.__hash__
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class BarrierAt:
-    """One barrier of an allocation."""
+    """One barrier of an allocation, of which there is one object only."""
 
     variable: Any
     index: tuple[int, ...]
@@ -145,6 +145,7 @@ class Event:
       groups: whether UNKNOWN may begin, close or wait for groups of copies.
       period: the events of REPEAT.
       count: how often they happen.
+      key: what tells it apart from others, once that was asked for; see :func:`repeats.keys`.
     """
 
     kind: Kind
@@ -160,6 +161,7 @@ class Event:
     groups: bool = False
     period: tuple[Event, ...] = ()
     count: int = 0
+    key: Any = dataclasses.field(default=None, init=False)
 
     @property
     def location(self) -> SourceLocation | None:
@@ -625,7 +627,11 @@ class Trace(ScalarVisitor):
                     free.remove(position)
         if any(size != 1 for size in sizes):
             raise _Stop
-        return BarrierAt(reference.variable, tuple(starts))
+        key = reference.variable, *starts
+        found: BarrierAt | None = self.places.barriers.get(key)
+        if found is None:
+            found = self.places.barriers[key] = BarrierAt(reference.variable, tuple(starts))
+        return found
 
 
 def _arrives_anyway(equation: Any) -> bool:
