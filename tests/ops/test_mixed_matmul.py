@@ -50,12 +50,14 @@ def test_dtypes(dtype, transpose):
     assert error(result, exact(a) @ (exact(b).T if transpose else exact(b))) < 1e-5
 
 
-@pytest.mark.parametrize("group", [64, 16, 24, 5])
+@pytest.mark.parametrize(
+    ("group", "dtype"), [(64, "int8"), (16, "int8"), (24, "int8"), (5, "int8"), (8, "int4")]
+)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_groups(group, transpose):
+def test_groups(group, dtype, transpose):
     """Factors of groups of any size, on Hopper too; they are rounded to float16."""
     k, n = 2 * group, 40
-    a, b = random(1, (18, k), "float16"), weights(2, (n, k) if transpose else (k, n), "int8")
+    a, b = random(1, (18, k), "float16"), weights(2, (n, k) if transpose else (k, n), dtype)
     scales = random(3, (2, n), "float16").astype(jnp.float32) * 2**-6
     with on("sm_90a" if transpose else "sm_120a"):
         result = pallasite.ops.mixed_matmul(a, b, scales=scales, transpose_b=transpose)

@@ -85,8 +85,13 @@ def _run(
     depths = [one for one in _DEPTHS if one * mixed.weight_bits % 128 == 0]
     depth = next((one for one in depths if mixed.group % one == 0), None)
     weights = Weights(depth or _DEPTHS[0], mixed.group)
+    transposed = mixed.transposed
     if depth is None:
-        b, factors, weights = _scaled(mixed, b, factors[0]), [], Weights(_DEPTHS[0], 0)
+        # XLA's kernels for GPUs that both convert and transpose 4 bits can be wrong (jaxlib 0.11.2,
+        # 16 rows): weights that were turned are turned back, which leaves nothing to transpose.
+        transposed = transposed and not mixed.turned
+        b = _scaled(mixed, b.T if mixed.turned else b, factors[0], transposed=transposed)
+        factors, weights = [], Weights(_DEPTHS[0], 0)
     problem = MatmulProblem(
         m=mixed.m,
         n=padded_columns(mixed.n, out_size),
@@ -96,7 +101,7 @@ def _run(
         out_dtype=mixed.out_dtype,
         accumulator=np.dtype(np.float32),
         transpose_a=False,
-        transpose_b=mixed.transposed,
+        transpose_b=transposed,
     )
     bits = mixed.weight_bits if depth else 16
     operands = [aligned(a), padded(b, 1, 128 // bits)]
@@ -108,10 +113,12 @@ def _run(
     return _kernel(problem, config, epilogue, weights)(*operands)[:, : mixed.n]
 
 
-def _scaled(mixed: MixedProblem, b: jax.Array, factors: jax.Array) -> jax.Array:
+def _scaled(
+    mixed: MixedProblem, b: jax.Array, factors: jax.Array, *, transposed: bool
+) -> jax.Array:
     """The weights times the factors of their groups."""
     each = jnp.repeat(factors.astype(mixed.dtype), mixed.group, axis=0)
-    return b.astype(mixed.dtype) * (each.T if mixed.transposed else each)
+    return b.astype(mixed.dtype) * (each.T if transposed else each)
 
 
 _kernel = functools.lru_cache(maxsize=256)(build)

@@ -42,7 +42,8 @@ class MixedProblem:
       weights: dtype of the weights.
       weight_bits: of one weight.
       out_dtype: of the result.
-      transposed: the weights are given as (n, k).
+      transposed: the weights come as (n, k).
+      turned: they were given as (k, n).
       group: elements along k that share a factor, or 0.
       column_scale: whether columns have factors.
     """
@@ -55,6 +56,7 @@ class MixedProblem:
     weight_bits: int
     out_dtype: Any
     transposed: bool
+    turned: bool
     group: int
     column_scale: bool
 
@@ -83,7 +85,8 @@ def mixed_call(
     m, k = a.shape
     check_extents_along_k(a, b, k, depth, transpose_b=transpose_b)
     weight_bits = _WEIGHTS[np.dtype(b.dtype)]
-    if weight_bits == 4 and not transpose_b:
+    turned = weight_bits == 4 and not transpose_b
+    if turned:
         b, transpose_b = b.T, True
     scales = None if scales is None else jnp.asarray(scales)
     group = _group(scales, n, k)
@@ -96,6 +99,7 @@ def mixed_call(
         weight_bits=weight_bits,
         out_dtype=float_dtype(a.dtype if out_dtype is None else out_dtype, _OUT_DTYPES),
         transposed=transpose_b,
+        turned=turned,
         group=group,
         column_scale=scales is not None and not group,
     )
