@@ -383,7 +383,11 @@ def test_floats_of_8_bits(extents, options):
     assert result.dtype == jnp.bfloat16 and result.shape == expected.shape
     difference = np.linalg.norm(np.asarray(result, np.float64) - expected)
     assert difference < 4e-3 * np.linalg.norm(expected)
-    np.testing.assert_allclose(sums, lse, rtol=1e-5, atol=1e-5)
+    # Tensor cores add products of 8-bit floats with fewer bits than float32 has: 4.1e-4 on an H200.
+    np.testing.assert_allclose(sums, lse, rtol=0, atol=1e-3)
+    _, wrong = reference(q, k, v, **{"causal": False} | options, scale=1.01 * scale)
+    seen = np.isfinite(lse)
+    assert np.max(np.abs(wrong[seen] - lse[seen])) > 4e-3
 
 
 def test_floats_of_8_bits_have_no_derivatives():

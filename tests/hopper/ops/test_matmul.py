@@ -19,6 +19,11 @@ from pallasite_hopper.ops import MatmulConfig, matmul, matmul_configs
 from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY
 from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
+from pallasite_hopper.ops.dense.unaligned import (
+    left_to_xla,
+    nanoseconds_by_xla,
+    nanoseconds_with_copies,
+)
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -250,6 +255,38 @@ def test_rows_that_the_copy_engine_cannot_read():
     assert [one.name for one in own] == ["matmul"]
     large = [jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in ((16384, 8192), (8192, 8191))]
     assert len(pallasite.compile_all(matmul, *large, target="sm_90a")) == 1
+
+
+EXTENTS = st.integers(1, 4096)
+
+
+@settings(max_examples=25, deadline=None)
+@given(EXTENTS, EXTENTS, EXTENTS, st.booleans(), st.booleans())
+def test_estimates_of_rows_that_the_copy_engine_cannot_read(m, n, k, across_a, across_b):
+    """Each copy adds to our time, without one nothing is left to XLA; XLA's time grows with what is
+    calculated, and with an epilogue, which has a kernel of its own there."""
+    sizes = Sizes(m, n, k, 2, 2, across_a, across_b)
+    along_k = not across_a or across_b
+    aligned = dataclasses.replace(
+        sizes, m=m + -m % 8 * across_a, n=n + -n % 8, k=k + -k % 8 * along_k
+    )
+    copies = sum(x % 8 != 0 for x in (m if across_a else k, k if across_b else n, n))
+    assert not left_to_xla(aligned) and (copies or not left_to_xla(sizes))
+    if not across_a:
+        added = nanoseconds_with_copies(sizes) - nanoseconds_with_copies(aligned)
+        assert added > 1000 * copies if copies else added == 0
+    for name in ("m", "n"):
+        doubled = dataclasses.replace(sizes, **{name: 2 * getattr(sizes, name)})
+        assert nanoseconds_by_xla(doubled) > nanoseconds_by_xla(sizes)
+    assert nanoseconds_by_xla(sizes, plain=False) > nanoseconds_by_xla(sizes)
+
+
+@pytest.mark.parametrize("order", [(False, False), (False, True), (True, True)])
+def test_much_to_calculate_is_not_left_to_xla(order):
+    """Many elements along k are worth copies; with few of them, copies of the result are not."""
+    for m, n in ((2049, 3001), (5000, 8190), (16001, 1023)):
+        assert not left_to_xla(Sizes(m, n, 9001, 2, 2, *order))
+        assert left_to_xla(Sizes(4 * m, 4 * n + 3, 65, 2, 2, *order))
 
 
 def test_last_round_of_tiles():

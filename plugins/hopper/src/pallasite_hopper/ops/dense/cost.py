@@ -41,6 +41,15 @@ class Rates:
       overlap: share of the shorter of the blocks' time and the memory's that is not hidden.
       second: nanoseconds of a second kernel.
       partial: bytes of partial sums that are written and read in a nanosecond.
+      pad: bytes that XLA's copy of an operand to longer rows reads and writes in a nanosecond.
+      crop: the same for the copy of a result to shorter rows.
+      copy: nanoseconds of such a copy besides.
+      xla: operations of XLA's product in a nanosecond where rows along k are aligned, others not.
+      xla_unaligned: the same where rows along k are not aligned.
+      xla_memory: bytes that it reads and writes in a nanosecond.
+      xla_launch: nanoseconds of it besides.
+      xla_fill: nanoseconds for each element along k of unaligned rows, until ``xla_most_fill``.
+      xla_most_fill: the most of that, since k is divided among blocks then.
     """
 
     multiprocessors: int
@@ -62,6 +71,15 @@ class Rates:
     overlap: float
     second: float
     partial: float
+    pad: float
+    crop: float
+    copy: float
+    xla: float
+    xla_unaligned: float
+    xla_memory: float
+    xla_launch: float
+    xla_fill: float
+    xla_most_fill: float
 
 
 H200 = Rates(
@@ -84,8 +102,20 @@ H200 = Rates(
     overlap=0.576,
     second=1350.0,
     partial=3460.0,
+    pad=3500.0,
+    crop=1500.0,
+    copy=1200.0,
+    xla=600_000.0,
+    xla_unaligned=200_000.0,
+    xla_memory=3000.0,
+    xla_launch=2000.0,
+    xla_fill=15.0,
+    xla_most_fill=8000.0,
 )
-"""Fitted to the times of some 4,000 kernels of 166 shapes in bfloat16 on an H200 (2026-11)."""
+"""Fitted to the times of some 4,000 kernels of 166 shapes in bfloat16 on an H200 (2026-11). From
+``pad`` on: to 28 shapes with extents that are no multiples of 8 (``benchmarks/shapes.py``, seed 79
+among others; jax 0.11.2), which both estimates miss by 15 % in the mean; operands in the order of
+rows, the fast rate of XLA by one shape with much to compute (1233 x 51866 x 1280)."""
 
 _LINE = 128
 """Bytes of a line of the L2 cache."""

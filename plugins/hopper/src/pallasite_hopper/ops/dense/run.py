@@ -15,8 +15,9 @@ from jax import lax
 import pallasite
 from pallasite_hopper.ops.dense.choice import default_config, matmul_configs
 from pallasite_hopper.ops.dense.config import MatmulConfig
-from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
+from pallasite_hopper.ops.dense.cost import Sizes
 from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build
+from pallasite_hopper.ops.dense.unaligned import left_to_xla
 from pallasite_std.api import (
     Epilogue,
     MatmulCall,
@@ -46,35 +47,24 @@ def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array
         a = a.T if problem.transpose_a else a
         b = b if problem.transpose_b else b.T
         problem = dataclasses.replace(problem, transpose_a=False, transpose_b=True)
-    if call.config is None and _left_to_xla(problem):
+    if call.config is None and _left_to_xla(problem, call.epilogue):
         return _by_xla(problem, call.epilogue, a, b, extras)
     config = call.config or _choose(problem, call.epilogue, a, b, extras)
     return _run(problem, call.epilogue, config, a, b, extras)
 
 
-_MOST_COPYING = 0.15
-"""The most that copies to rows that the copy engine can read may take, as a part of the product's
-time by the estimate; beyond that, the product is left to XLA, whose kernels read any rows."""
-_COPY_RATE, _COPY_LAUNCH = 2500.0, 2000.0
-"""Bytes that such a copy moves in a nanosecond, and nanoseconds that it takes at least."""
-
-
-def _left_to_xla(problem: MatmulProblem) -> bool:
-    """Whether operands, or the result, would have to be copied for too long."""
+def _left_to_xla(problem: MatmulProblem, epilogue: Epilogue) -> bool:
+    """Whether the copies that rows need take so long that XLA is faster."""
     m, n, k, size = problem.m, problem.n, problem.k, problem.size
     if size != 2 or problem.dtype_a != problem.dtype_b or problem.accumulator != np.float32:
         return False
-    rows = (
-        (m if problem.transpose_a else k, m * k, size),
-        (k if problem.transpose_b else n, k * n, size),
-        (n, m * n, problem.out_dtype.itemsize),
-    )
-    copies = [2 * count * each for length, count, each in rows if length * each % 16]
-    if not copies or 0 in (m, n, k):
-        return False
-    time = sum(copies) / _COPY_RATE + _COPY_LAUNCH * len(copies)
-    sizes = Sizes(m, n, k, size, rows[2][2], problem.transpose_a, problem.transpose_b)
-    return time > _MOST_COPYING * nanoseconds(default_config(sizes), sizes)
+    orders = {"transpose_a": problem.transpose_a, "transpose_b": problem.transpose_b}
+    sizes = Sizes(m, n, k, size, problem.out_dtype.itemsize, **orders)
+    return left_to_xla(sizes, plain=_is_plain(epilogue))
+
+
+def _is_plain(epilogue: Epilogue) -> bool:
+    return not epilogue.count and epilogue.activation is None
 
 
 def _by_xla(
@@ -85,7 +75,7 @@ def _by_xla(
     extras: Sequence[jax.Array],
 ) -> jax.Array:
     contracted = ((0 if problem.transpose_a else 1,), (1 if problem.transpose_b else 0,))
-    plain = not epilogue.count and epilogue.activation is None
+    plain = _is_plain(epilogue)
     sums = lax.dot_general(
         a,
         b,

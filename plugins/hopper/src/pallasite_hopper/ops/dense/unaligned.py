@@ -1,0 +1,82 @@
+"""GEMM whose rows are no multiples of 16 bytes, which the copy engine cannot read or write.
+
+Our kernel needs copies of them with longer rows; XLA has kernels that read any rows, at a lower
+rate. Which way takes less time is estimated from what is calculated and moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallasite_hopper.ops.dense.choice import default_config
+from pallasite_hopper.ops.dense.cost import H200, Rates, Sizes, nanoseconds
+from pallasite_std.api import padded_columns
+
+
+def left_to_xla(sizes: Sizes, *, plain: bool = True) -> bool:
+    """Whether XLA takes less time for a product than our kernel with the copies that it needs.
+
+    Args:
+      sizes: of the product, with the order of its operands. Rates are those of 16-bit floats.
+      plain: whether there is no epilogue, for which XLA has another kernel.
+    """
+    if 0 in (sizes.m, sizes.n, sizes.k) or not any(_copied(sizes)):
+        return False
+    return nanoseconds_by_xla(sizes, plain=plain) < nanoseconds_with_copies(sizes)
+
+
+def nanoseconds_with_copies(sizes: Sizes, rates: Rates = H200) -> float:
+    """The time of our kernel and of the copies to and from rows that it can read and write."""
+    padded = _padded(sizes)
+    time = nanoseconds(default_config(padded), padded, rates)
+    moved = (sizes.m * sizes.k, sizes.n * sizes.k, sizes.m * sizes.n)
+    widths = (sizes.size, sizes.size, sizes.out_size)
+    for copied, count, size, rate in zip(
+        _copied(sizes), moved, widths, (rates.pad, rates.pad, rates.crop), strict=True
+    ):
+        if copied:
+            time += rates.copy + 2 * count * size / rate
+    return time
+
+
+def nanoseconds_by_xla(sizes: Sizes, *, plain: bool = True, rates: Rates = H200) -> float:
+    """The time of XLA's product of operands of which at least one has unaligned rows."""
+    m, n, k = sizes.m, sizes.n, sizes.k
+    time = rates.xla_launch
+    moved = (m + n) * k * sizes.size + m * n * sizes.out_size
+    if not plain:  # Sums are written and read.
+        time += rates.second
+        moved += 2 * m * n * 4
+    # Where rows lie along k, all steps read, and mask, elements of unaligned rows.
+    slow = _along_k(sizes) and _unaligned(k, sizes.size)
+    if slow:
+        time += min(rates.xla_fill * k, rates.xla_most_fill)
+    calculated = 2 * m * n * k / (rates.xla_unaligned if slow else rates.xla)
+    return time + calculated + moved / rates.xla_memory
+
+
+def _along_k(sizes: Sizes) -> bool:
+    """Whether rows of an operand lie along k."""
+    return not sizes.transpose_a or sizes.transpose_b
+
+
+def _unaligned(extent: int, size: int) -> bool:
+    return padded_columns(extent, size) != extent
+
+
+def _copied(sizes: Sizes) -> tuple[bool, bool, bool]:
+    """Whether the operands, and the result, are copied."""
+    return (
+        _unaligned(sizes.m if sizes.transpose_a else sizes.k, sizes.size),
+        _unaligned(sizes.k if sizes.transpose_b else sizes.n, sizes.size),
+        _unaligned(sizes.n, sizes.out_size),
+    )
+
+
+def _padded(sizes: Sizes) -> Sizes:
+    """What the kernel multiplies after the copies."""
+    pitch_m = padded_columns(sizes.m, sizes.size) if sizes.transpose_a else None
+    pitch_n = None if sizes.transpose_b else padded_columns(sizes.n, sizes.size)
+    k = padded_columns(sizes.k, sizes.size) if _along_k(sizes) else sizes.k
+    n = padded_columns(sizes.n, sizes.out_size)
+    return dataclasses.replace(sizes, n=n, k=k, pitch_m=pitch_m, pitch_n=pitch_n)
