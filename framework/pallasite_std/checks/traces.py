@@ -425,10 +425,7 @@ class Trace(ScalarVisitor):
     # Events ---------------------------------------------------------------------------------------
 
     def primitive(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
-        found = self.scalar(equation, operands)
-        if found is not None:
-            return found
-        if not equation.effects:
+        if not equation.effects:  # What computes integers does not get here.
             return None
         key = self._key(equation, operands)
         events = self.places.events.get(key) if key is not None else None
@@ -447,16 +444,12 @@ class Trace(ScalarVisitor):
         not known."""
         # Rings come back to the same slots, and other threads and blocks do the same. What is equal
         # but no number may yet differ.
-        chosen = [operands[position] for position in self._relevant(equation)]
-        return (id(equation), *chosen) if _KNOWN.issuperset(map(type, chosen)) else None
-
-    def _relevant(self, equation: Any) -> tuple[int, ...]:
-        """Which operands the events of an equation depend on."""
         known = self.places.relevant
         positions = known.get(id(equation))
         if positions is None:
             positions = known[id(equation)] = relevant_operands(equation)
-        return positions
+        chosen = [operands[position] for position in positions]
+        return (id(equation), *chosen) if _KNOWN.issuperset(map(type, chosen)) else None
 
     def _unknown_equation(self, equation: Any, operands: list[Any]) -> Event:
         """Stands for an equation of which it is not known what it does.
