@@ -5,6 +5,10 @@ program, so that a step consists of what one program pays for it; each number is
 several runs of all rivals in turn. The result of each implementation is compared with that of NCCL
 before it is timed. NVLink multicast is not used by any of them (set ``NCCL_NVLS_ENABLE=0``).
 
+Each comparison has a process of its own, unless several processes run the GPUs: after an error on a
+GPU, nothing runs there any more. What fails is said in the table and in the JSON file, which is
+written after each comparison.
+
     python benchmarks/multigpu.py --json multigpu.json
     python benchmarks/multigpu.py --processes 0/2@localhost:12345 --no-upstream   # and 1/2
 """
@@ -15,7 +19,12 @@ import argparse
 import dataclasses
 import functools
 import json
+import pathlib
+import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +41,8 @@ from pallasite import gpu as plgpu
 from pallasite_multigpu import ops
 
 AXIS = "x"
+MESSAGE = 300
+"""Characters of the message of a failure."""
 SPEC = PartitionSpec(AXIS)
 
 
@@ -270,7 +281,10 @@ def _upstream_product() -> Callable[..., Any]:
 
 
 def measure(case: Case, mesh: jax.sharding.Mesh, rounds: int) -> dict[str, Any]:
-    """Microseconds of a step of each rival, or why it has none."""
+    """Microseconds of a step of each rival, or why it has none.
+
+    A GPU on which a kernel has failed runs nothing more: then all rivals after it fail.
+    """
     generator = np.random.default_rng(0)
     scale = 1e-30 if case.name.startswith("all_reduce") else 0.125  # Sums grow from step to step.
     count = mesh.devices.size
@@ -298,16 +312,25 @@ def measure(case: Case, mesh: jax.sharding.Mesh, rounds: int) -> dict[str, Any]:
             programs[name] = _program(_loop(rival, case), len(operands), mesh)
             jax.block_until_ready(programs[name](*operands))
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            found[name] = _message(error)
             programs.pop(name, None)
     times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(rounds):
         for name, program in programs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program(*operands))
-            times[name].append((time.perf_counter() - start) / case.steps * 1e6)
-    found |= {name: statistics.median(values) for name, values in times.items()}
-    return found
+            if name in found:
+                continue
+            try:
+                start = time.perf_counter()
+                jax.block_until_ready(program(*operands))
+                times[name].append((time.perf_counter() - start) / case.steps * 1e6)
+            except Exception as error:
+                found[name] = _message(error)
+    medians = {name: statistics.median(values) for name, values in times.items() if values}
+    return medians | found
+
+
+def _message(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:MESSAGE]}"
 
 
 def _loop(rival: Callable[..., Any], case: Case) -> Callable[..., Any]:
@@ -332,30 +355,75 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the names of cases")
     parser.add_argument("--no-upstream", action="store_true", help="leave upstream's kernels out")
     parser.add_argument("--processes", default="", help="NUMBER/COUNT@HOST:PORT, one GPU each")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds that a case may take")
+    parser.add_argument("--case", default="", help="the name of the only case, in this process")
     arguments = parser.parse_args()
     if arguments.processes:
         place, _, address = arguments.processes.partition("@")
         number, _, count = place.partition("/")
         jax.distributed.initialize(address, int(count), int(number), [int(number)])
         arguments.devices = int(count)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[: arguments.devices]), (AXIS,))
-    rows = []
-    first = jax.process_index() == 0
+    # A process that only starts others must not ask for devices: that takes their memory.
+    apart = not arguments.processes and not arguments.case
+    first = apart or jax.process_index() == 0
+    about: dict[str, Any] = {"devices": arguments.devices, "jax": jax.__version__}
+    if not apart:
+        about["device"] = jax.devices()[0].device_kind
+    rows: list[dict[str, Any]] = []
     if first:
         print(f"{'case':38} {'NCCL':>9} {'upstream':>9} {'pallasite':>9}  NCCL/pallasite  GB/s")
     chosen = cases(arguments.devices, not arguments.no_upstream)
     for case in [*chosen, *long_cases(arguments.devices)]:
-        if arguments.only not in case.name:
+        if arguments.only not in case.name or arguments.case not in ("", case.name):
             continue
-        found = measure(case, mesh, arguments.rounds)
+        if apart:
+            found, told = measure_apart(case.name, sys.argv[1:], arguments.timeout)
+            about |= told
+        else:
+            mesh = jax.sharding.Mesh(np.array(jax.devices()[: arguments.devices]), (AXIS,))
+            found = measure(case, mesh, arguments.rounds)
         rows.append({"case": case.name, "microseconds": found, "bytes": case.nbytes})
         if first:
             print(_line(case, found), flush=True)
-    if arguments.json and first:
-        device = jax.devices()[0].device_kind
-        about = {"device": device, "devices": arguments.devices, "jax": jax.__version__}
-        with open(arguments.json, "w") as file:
-            json.dump({**about, "rows": rows}, file, indent=1)
+            if arguments.json:
+                text = json.dumps({**about, "rows": rows}, indent=1)
+                pathlib.Path(arguments.json).write_text(text)
+
+
+def measure_apart(
+    name: str, options: list[str], timeout: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Measures a case in a process of its own.
+
+    Args:
+      name: of the case.
+      options: of this program.
+      timeout: seconds after which the process is ended.
+
+    Returns:
+      What :func:`measure` returns, or under ``"process"`` why the process gave no numbers; and what
+      it tells about the machine.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "rows.json")
+        command = [sys.executable, __file__, *options, "--case", name, "--json", str(file)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return {"process": f"took more than {timeout:g} s"}, {}
+        if file.exists():  # It may have failed at its end, when it gave memory back.
+            told = json.loads(file.read_text())
+            (row,) = told.pop("rows")
+            return row["microseconds"], told
+    return {"process": f"ended with {done.returncode}: {first_error(done.stderr)}"}, {}
+
+
+def first_error(text: str) -> str:
+    """The line of a program's messages that says why it ended, as far as that can be told."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)]
+    named = [line for line in lines if re.search(r"error|fatal|abort|^F\d{4}", line, re.IGNORECASE)]
+    return (raised[:1] + named[:1] + lines[-1:] + ["no message"])[0][:MESSAGE]
 
 
 def _line(case: Case, found: dict[str, Any]) -> str:
