@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.flash.arguments import attention_call as attention_call
     from pallasite_std.ops.flash.arguments import attention_options as attention_options
     from pallasite_std.ops.flash.arguments import check_residuals as check_residuals
+    from pallasite_std.ops.flash.arguments import in_whole_tiles as in_whole_tiles
     from pallasite_std.ops.flash.gradient import (
         differentiable_attention as differentiable_attention,
     )
@@ -158,6 +159,7 @@ _NAMES = {
         "attention_call",
         "attention_options",
         "check_residuals",
+        "in_whole_tiles",
     ),
     "ops.flash.api": ("portable_gradients",),
     "ops.flash.gradient": ("differentiable_attention",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import check_config, positive, whole_numbers
+from pallasite_std.ops.padding import padded
 
 MASK_STEP = 32
 """Blocks of a block mask are multiples of this along queries and keys."""
@@ -62,6 +64,23 @@ class Extras(NamedTuple):
     slopes: Any = None
     block_mask: Any = None
     seed: Any = None
+
+
+def in_whole_tiles(
+    arrays: Mapping[str, jax.Array], rows: int, columns: int
+) -> dict[str, jax.Array]:
+    """Arrays of :class:`Extras`, by name, with queries filled up to a multiple of ``rows``, and
+    keys to one of ``columns``."""
+    found = dict(arrays)
+    for name, axes in (
+        ("q_segments", {1: rows}),
+        ("kv_segments", {1: columns}),
+        ("bias", {2: rows, 3: columns}),
+    ):
+        for axis, size in axes.items():
+            if name in found:
+                found[name] = padded(found[name], axis, size)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

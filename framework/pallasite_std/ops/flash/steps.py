@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallasite_std.ops.flash.arguments import Extras
+from pallasite_std.ops.flash.arguments import Extras, in_whole_tiles
 from pallasite_std.ops.flash.problem import Problem, View
-from pallasite_std.ops.padding import padded
 
 SPANS, INDEX = "spans", "index"
 """Operands of the kernels: tiles of segments, tiles of a block mask."""
@@ -132,14 +131,7 @@ def with_operands(
         for name, given in zip(Extras._fields, extras, strict=True)
         if given is not None and name != "block_mask"
     }
-    for name, axes in (
-        ("q_segments", {1: rows}),
-        ("kv_segments", {1: columns}),
-        ("bias", {2: rows, 3: columns}),
-    ):
-        for axis, size in axes.items():
-            if name in found:
-                found[name] = padded(found[name], axis, size)
+    found = in_whole_tiles(found, rows, columns)
     if extras.block_mask is not None:
         # Tiles of what a block of the kernel goes through, whole blocks of the mask of the others.
         if by_keys:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallasite_std.api import Extras, padded
+from pallasite_std.api import Extras, in_whole_tiles
 
 ARRAYS = ("q_segments", "kv_segments", "slopes", "bias")
 """Of ``Extras``, those that the kernels take beside lengths."""
@@ -82,14 +82,7 @@ def with_arrays(
             found["spans"] = spans(pair[1], pair[0], columns, rows, part)
         else:
             found["spans"] = spans(*pair, rows, columns, part)
-    for name, axes in (
-        ("q_segments", {1: rows}),
-        ("kv_segments", {1: columns}),
-        ("bias", {2: rows, 3: columns}),
-    ):
-        for axis, size in axes.items():
-            if name in found:
-                found[name] = padded(found[name], axis, size)
+    found = in_whole_tiles(found, rows, columns)
     shared = {name: found[name].shape for name in ("bias", "slopes") if name in found}
     terms = Terms(
         period=period,
