@@ -149,6 +149,12 @@ CONFIGS = {
     "swapped pairs": MatmulConfig(
         swap=True, tile_m=128, tile_n=16, split="m", epilogue_n=16, stages=3, cluster=2
     ),
+    "swapped tiles of many columns": MatmulConfig(
+        swap=True, tile_m=128, tile_n=104, split="m", epilogue_n=64, stages=2
+    ),
+    "swapped tiles of many columns in parts": MatmulConfig(
+        swap=True, tile_m=64, tile_n=72, warpgroups=1, split="m", epilogue_n=32, stages=2, parts=3
+    ),
 }
 
 
@@ -158,7 +164,8 @@ def test_configurations(name):
 
     Sums of parts of k may differ in the last bit of float32, but hardly after rounding.
     """
-    shape = (20, 264, 136) if "swapped" in name else (264, 392, 136)
+    few = "swapped" in name and "many columns" not in name
+    shape = (20, 264, 136) if few else (264, 392, 136)
     result, expected = product(*shape, config=CONFIGS[name])
     usual, _ = product(*shape, config=SMALL)
     assert relative_error(result, expected) < 4e-3
@@ -177,6 +184,7 @@ PARTS = ("row_scale", "column_scale", "bias", "activation", "residual")
         (CONFIGS["swapped"], PARTS[:2]),
         (CONFIGS["more parts of k than steps"], PARTS),
         (CONFIGS["swapped"], PARTS[2:]),
+        (dataclasses.replace(CONFIGS["swapped"], tile_n=24, epilogue_n=16), PARTS),
         (CONFIGS["pairs along m"], PARTS),
     ],
 )
@@ -291,12 +299,22 @@ def test_much_to_calculate_is_not_left_to_xla(order):
 
 def test_last_round_of_tiles():
     """Where it would leave most multiprocessors without work, the rest has tiles of its own."""
-    sizes = Sizes(8700, 3072, 8192, 2, 2)
+    sizes = Sizes(765, 18112, 12480, 2, 2)
     config = default_config(sizes)
-    assert config.rest is not None and config.rest_from < 8700
+    assert config.rest is not None and config.rest_from < 18112
     alone = dataclasses.replace(config, rest=None, rest_from=0, rest_along="m")
     assert nanoseconds(config, sizes) < 0.97 * nanoseconds(alone, sizes)
     assert default_config(Sizes(4096, 4096, 4096, 2, 2)).rest is None
+
+
+@pytest.mark.parametrize("m", [137, 290, 430, 777])
+def test_tiles_of_the_transposed_product(m):
+    """Their columns may be any multiple of 8, so that tiles have hardly more than there is; if rows
+    of a do not lie along k, they fill the swizzle."""
+    config = default_config(Sizes(m, 4096, 4096, 2, 2))
+    assert config.swap and -(-m // config.tile_n) * config.tile_n < m + 64
+    for one in matmul_configs(m, 4096, 4096, BFLOAT16, transpose_a=True):
+        assert not one.swap or one.tile_n % 64 == 0 or one.tile_n >= m
 
 
 def test_scalar_scales():

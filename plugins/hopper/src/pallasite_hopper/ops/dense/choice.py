@@ -14,9 +14,6 @@ from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
 from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
 
-FEW_ROWS = 256
-"""The largest number of rows for which the transposed GEMM is considered."""
-
 _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
     (128, 256, 2, "n"),
     (256, 128, 2, "m"),
@@ -32,7 +29,15 @@ _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
 """Multiples of 64 columns fill the swizzle where rows of ``b`` lie along n. Halves of 128 x 128
 elements read less than those of 64 x 256."""
 
-_SKINNY_TILES = ((64, 1), (128, 1), (128, 2))  # tile_m, consumer warpgroups
+_SWAPPED_TILES = ((64, 1), (128, 1), (128, 2))  # tile_m, consumer warpgroups
+_LEAST_COLUMNS, _MOST_COLUMNS = 64, 256
+"""Of a tile of the transposed GEMM where several are needed."""
+_MOST_SUMS = 128 * 128
+"""Elements of the result that the registers of a warpgroup hold."""
+_FEW_TILES = 4
+"""If there are more of them along the rows, tiles are visited in groups."""
+_LEAST_GAIN_BY_SWAP = 0.015
+"""What the transposed GEMM has to gain by the estimate where it has several tiles of columns."""
 _DIVIDED = 6
 """So many of the best are considered with another configuration for the rest."""
 _LEAST_GAIN = 0.03
@@ -54,9 +59,8 @@ def _with_rest(sizes: Sizes) -> MatmulConfig | None:
     hardly more time."""
     ordered = _by_estimate(sizes)
     best, limit = None, nanoseconds(ordered[0], sizes) * (1 - _LEAST_GAIN)
-    for config in ordered[:_DIVIDED]:
-        if config.swap or config.parts > 1 or config.split_k > 1:
-            continue
+    whole = (one for one in ordered if not one.swap and one.parts == one.split_k == 1)
+    for config in itertools.islice(whole, _DIVIDED):
         m_tiles, n_tiles = -(-sizes.m // config.step_m), -(-sizes.n // config.step_n)
         resident = H200.clusters[config.cluster]
         rounds, left = divmod(m_tiles * n_tiles, resident)
@@ -68,6 +72,8 @@ def _with_rest(sizes: Sizes) -> MatmulConfig | None:
         ):
             place = rounds * resident // across * step
             if not 0 < place < extent:
+                continue
+            if nanoseconds(config, sizes.part(along, place)) > limit:
                 continue
             others = _by_estimate(sizes.part(along, extent - place))
             rest = next(one for one in others if one.parts == 1)
@@ -115,9 +121,9 @@ def matmul_configs(
 def _by_estimate(sizes: Sizes) -> tuple[MatmulConfig, ...]:
     """All candidates, the best by the estimate first."""
     m, n, k, size, out_size = sizes.m, sizes.n, sizes.k, sizes.size, sizes.out_size
-    found = sorted(
-        _candidates(m, n, k, size, out_size), key=lambda config: nanoseconds(config, sizes)
-    )
+    found = list(_candidates(m, n, k, size, out_size))
+    found += _swapped_candidates(m, n, k, size, out_size, sizes.transpose_a)
+    found.sort(key=functools.partial(_rank, sizes))
     if not found:
         raise InvalidValueError(
             "no tile of this GEMM fits in shared memory",
@@ -127,7 +133,14 @@ def _by_estimate(sizes: Sizes) -> tuple[MatmulConfig, ...]:
     return tuple(found)
 
 
+def _rank(sizes: Sizes, config: MatmulConfig) -> float:
+    """The estimated time, and a little more where the transposed GEMM must be worth it."""
+    several = config.swap and sizes.m > config.tile_n
+    return nanoseconds(config, sizes) * (1 + _LEAST_GAIN_BY_SWAP * several)
+
+
 def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[MatmulConfig]:
+    group = 16 if k * size >= 8192 else 8
     for tile_m, tile_n, warpgroups, split in _TILES:
         tile = MatmulConfig(
             tile_m=tile_m,
@@ -136,18 +149,22 @@ def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[Ma
             stages=2,
             warpgroups=warpgroups,
             split=split,
-            group=16 if k * size >= 8192 else 8,
+            group=group,
             epilogue_n=8,
         )
         yield from _divided(tile, m, n, k, size, out_size)
-    if m > FEW_ROWS:
-        return
-    needed = -(-m // 8) * 8
-    for columns in sorted({needed, max(needed, 32), max(needed, 64)}):
-        if columns > 128:
-            continue
-        for (tile_m, warpgroups), depth in itertools.product(_SKINNY_TILES, (128, 256)):
+
+
+def _swapped_candidates(
+    m: int, n: int, k: int, size: int, out_size: int, transpose_a: bool
+) -> Iterator[MatmulConfig]:
+    group = 16 if k * size >= 8192 else 8
+    for columns in _swapped_columns(m, 64 if transpose_a else 8):
+        turned = -(-m // columns)
+        for (tile_m, warpgroups), depth in itertools.product(_SWAPPED_TILES, (128, 256)):
             if depth > 128 and columns > 32:
+                continue
+            if columns * tile_m > _MOST_SUMS * warpgroups:
                 continue
             tile = MatmulConfig(
                 swap=True,
@@ -157,10 +174,27 @@ def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[Ma
                 stages=2,
                 warpgroups=warpgroups,
                 split="m",
-                group=1,
+                group=group if turned > _FEW_TILES else 1,
                 epilogue_n=8,
             )
             yield from _divided(tile, n, m, k, size, out_size)
+
+
+def _swapped_columns(m: int, multiple: int) -> list[int]:
+    """Columns of the tiles of the transposed GEMM, such that hardly any are left over.
+
+    Args:
+      m: columns of all tiles together.
+      multiple: what those of many tiles are multiples of, so that rows of ``a`` fill the swizzle.
+    """
+    needed = -(-m // 8) * 8
+    found = {c for c in (needed, max(needed, 32), max(needed, 64)) if c <= 128}
+    first = -(-m // _MOST_COLUMNS)
+    for tiles in range(first, max(2 * first, 4) + 1):
+        columns = -(-m // (multiple * tiles)) * multiple
+        if _LEAST_COLUMNS <= columns < _MOST_COLUMNS:
+            found.add(columns)
+    return sorted(found)
 
 
 def _divided(
@@ -181,8 +215,9 @@ def _divided(
     for way in ways:
         width = tile.warpgroup_n
         split, written = way.get("split_k", 1), 4 if "parts" in way else out_size
-        fitting = (e for e in (64, 32, 16, 8) if e * written <= 128 and width % (e * split) == 0)
-        epilogue = next(fitting, None)
+        most = min(64, 128 // written)
+        fits = (e for e in (64, 32, 16, 8) if e <= most and width % (e * split) == 0)
+        epilogue = min(width, most) if tile.swap and split == 1 else next(fits, None)
         if epilogue is None:
             continue
         config = dataclasses.replace(tile, epilogue_n=epilogue, **way)

@@ -33,7 +33,8 @@ class MatmulConfig:
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction, so that what neighbours read stays in the L2 cache.
       grid_minor: ``"m"`` or ``"n"``.
-      epilogue_n: columns that are written at a time.
+      epilogue_n: columns that are written at a time, a divisor of a warpgroup's; with ``swap``, and
+        without ``split_k``, any multiple of 8.
       epilogue_buffers: buffers for them, for each warpgroup.
       swap: computes the transposed matmul b.T @ a.T (to which all other attributes then refer), so
         that a result of few rows does not waste the 64 rows of the tensor cores.
@@ -100,7 +101,7 @@ class MatmulConfig:
                 got=f"{self.warpgroup_m} x {self.warpgroup_n}",
                 expected="rows in multiples of 64, columns in multiples of 8",
             )
-        if self.warpgroup_n % (self.epilogue_n * self.split_k):
+        if not self._divides():
             raise InvalidValueError(
                 "MatmulConfig.epilogue_n does not divide the columns that a warpgroup writes",
                 got=f"{self.epilogue_n} of {self.warpgroup_n} / {self.split_k}",
@@ -115,6 +116,12 @@ class MatmulConfig:
                 got=f"from {self.rest_from} along {self.rest_along}, tiles of {step}",
                 expected="whole tiles before, no parts, no swap of the first, one rest",
             )
+
+    def _divides(self) -> bool:
+        """Whether columns can be written ``epilogue_n`` at a time."""
+        if self.swap and self.split_k == 1:  # They are rows of the result: any number of them.
+            return self.epilogue_n > 0 and self.epilogue_n % 8 == 0
+        return self.warpgroup_n % (self.epilogue_n * self.split_k) == 0
 
     @property
     def step_m(self) -> int:

@@ -429,10 +429,14 @@ class MatmulLoop:
         height, width = config.warpgroup_m, config.epilogue_n
         if config.parts > 1:
             out = out.at[item_part]
-        for part in range(sums.shape[1] // width):
-            rows, columns = pl.ds(m, height), pl.ds(n + part * width, width)
+        for part, first in enumerate(range(0, sums.shape[1], width)):
+            # The last may be narrower in the transposed GEMM.
+            written = min(width, sums.shape[1] - first)
+            rows, columns = pl.ds(m, height), pl.ds(n + first, written)
             stage = part % config.epilogue_buffers
             staging = out_smem.at[warpgroup, stage]
+            if written < width:
+                staging = staging.at[pl.ds(0, written)]
             view = plgpu.transpose_ref(staging, (1, 0)) if config.swap else staging
             window = (columns, rows) if config.swap else (rows, columns)
             plgpu.wait_smem_to_gmem(config.epilogue_buffers - 1, wait_read_only=True)
@@ -442,7 +446,7 @@ class MatmulLoop:
                 plgpu.copy_gmem_to_smem(operands[-1].at[window], staging, barrier)
                 plgpu.barrier_wait(barrier)
                 residual = view[...]
-            values = sums[:, part * width : (part + 1) * width]
+            values = sums[:, first : first + written]
             values = self.epilogue.apply(
                 values, operands, rows, columns, residual, swapped=config.swap
             )
