@@ -14,8 +14,10 @@ those of the kernels on the device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
-import time
+import statistics
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
+import side_by_side
 import timing
 
 from pallasite import ops
@@ -182,32 +185,39 @@ def torch_attention(case: Case) -> Callable[..., Any]:
     return flash
 
 
-def torch_milliseconds(case: Case, operands: Any, backward: bool, repeats: int) -> float | None:
-    """The median of PyTorch's kernels, by CUDA events; None if it does not take the shape."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    tensors = [torch.from_dlpack(x).detach().requires_grad_(backward) for x in operands]
-    times = []
-    try:
-        attend = torch_attention(case)
-        for _ in range(repeats + 3):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(400_000)  # So that the host is ahead.
-            start.record()
-            out = attend(*tensors)
-            if backward:
-                torch.autograd.grad(out, tensors, torch.ones_like(out))
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-    except (RuntimeError, TypeError) as error:
-        print(f"PyTorch: {str(error).partition(chr(10))[0][:120]}")
-        return None
-    finally:
-        torch.cuda.empty_cache()
-    return sorted(times[3:])[repeats // 2]
+def torch_call(case: Case, operands: Any, backward: bool) -> Callable[[], Any]:
+    """A call of PyTorch's kernels; operands are q, k, v and the cotangent."""
+    import torch
+
+    *given, cotangent = [torch.from_dlpack(x).detach() for x in operands]
+    tensors = [one.requires_grad_(backward) for one in given]
+    attend = torch_attention(case)
+
+    def call() -> Any:
+        out = attend(*tensors)
+        if not backward:
+            return out
+        turned = cotangent.transpose(1, 2) if case.kind == "plain" else cotangent
+        return torch.autograd.grad(out, tensors, turned.reshape(out.shape))
+
+    return call
+
+
+def milliseconds(framework: str, call: Callable[[], Any], repeats: int) -> float:
+    """The median of a call's kernels on the device."""
+    waits = timing.FRAMEWORKS[framework]
+    for _ in range(2):
+        waits.wait(call())
+    records, _ = timer().record(waits, lambda: [call() for _ in range(repeats)])
+    return statistics.median(timing.milliseconds_per_call(records, repeats))
+
+
+@functools.cache
+def timer() -> timing.CuptiTimer:
+    """Of all contenders."""
+    from jax.experimental.mosaic.gpu import profiler
+
+    return timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
 
 
 @dataclasses.dataclass
@@ -228,43 +238,80 @@ class Row:
         return min(rivals) / self.pallasite_ms if rivals else None
 
 
-def measure(case: Case, seed: int, backward: bool, repeats: int) -> Row:
-    """One row."""
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A case of a seed, and how it is measured."""
+
+    number: int
+    case: Case
+    backward: bool
+    repeats: int
+
+
+def measure(task: Task, alone: Any) -> Row:
+    """One row; everything is compiled before it has the GPU for itself."""
+    case, backward, repeats = task.case, task.backward, task.repeats
     shape = (case.batch, case.length, case.heads, case.head_dim)
     kv = (case.batch, case.length, case.kv_heads, case.head_dim)
+    shapes = (shape, kv, kv, shape)
 
-    @jax.jit
     def operands_of(key: jax.Array) -> list[jax.Array]:
         keys = jax.random.split(key, 4)
-        shapes = (shape, kv, kv, shape)
         return [jax.random.normal(*one, jnp.bfloat16) for one in zip(keys, shapes, strict=True)]
 
-    q, k, v, d = operands_of(jax.random.key(seed))
+    q, k, v, d = (jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in shapes)
     options = case.options()
-    function = jax.jit(lambda q, k, v: ops.attention(q, k, v, **options))
-    picked = sorted({0, case.heads - 1})
-    got = np.asarray(function(q, k, v)[0][:, np.array(picked)].astype(jnp.float32))
-    expected = jax.jit(lambda *a: reference(case, *a), **timing.reference_options())
-    wanted = np.asarray(expected(q, k, v)).transpose(1, 0, 2)
-    error = float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
-    if not error < 1.5e-2:
-        raise SystemExit(f"{case}: wrong result, relative error {error}")
-    operands: tuple[Any, ...] = (q, k, v)
+    function = functools.partial(ops.attention, **options)
     rival: Any = cudnn(case)
-    ours: Any = function
+    given: tuple[Any, ...] = (q, k, v)
+    ours, theirs = function, rival
     if backward:
-        operands, ours, rival = (d, q, k, v), with_gradients(function), with_gradients(rival)
-    time = harness.kernel_milliseconds(jax.jit(ours), *operands, repeats=repeats)
+        given, ours, theirs = (d, q, k, v), with_gradients(function), with_gradients(rival)
+    key = jax.random.key(task.number)
+    draw_operands = jax.jit(operands_of).lower(key).compile()
+    checked = jax.jit(function).lower(q, k, v).compile()
+    program = checked if not backward else jax.jit(ours).lower(*given).compile()
+    expected = jax.jit(lambda *a: reference(case, *a), **timing.reference_options())
+    expected_program = expected.lower(q, k, v).compile()
     try:
-        rival_time = harness.kernel_milliseconds(jax.jit(rival), *operands, repeats=repeats)
+        rival_program = jax.jit(theirs).lower(*given).compile()
     except Exception:  # cuDNN has no kernel for the shape.
-        rival_time = None
-    torch_time = torch_milliseconds(case, (q, k, v), backward, repeats)
+        rival_program = None
+    with alone:
+        q, k, v, d = draw_operands(key)
+        picked = np.array(sorted({0, case.heads - 1}))
+        got = np.asarray(checked(q, k, v)[0][:, picked].astype(jnp.float32))
+        wanted = np.asarray(expected_program(q, k, v)).transpose(1, 0, 2)
+        error = float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+        if not error < 1.5e-2:
+            raise ValueError(f"wrong result, relative error {error}")
+        arrays = (d, q, k, v) if backward else (q, k, v)
+        time = milliseconds("jax", lambda: program(*arrays), repeats)
+        rival_time = torch_time = None
+        if rival_program is not None:
+            try:
+                rival_time = milliseconds("jax", lambda: rival_program(*arrays), repeats)
+            except Exception as failure:
+                print(f"cuDNN: {str(failure).partition(chr(10))[0][:120]}", flush=True)
+        try:
+            call = torch_call(case, (q, k, v, d), backward)
+            torch_time = milliseconds("torch", call, repeats)
+            del call
+            torch_memory().empty_cache()
+        except (ImportError, RuntimeError, TypeError) as failure:
+            print(f"PyTorch: {str(failure).partition(chr(10))[0][:120]}", flush=True)
     return Row(dataclasses.asdict(case), backward, time, rival_time, torch_time, error)
 
 
-def main() -> None:
-    """Measures, prints a table and writes JSON."""
+def torch_memory() -> Any:
+    """What PyTorch has to do with the GPU's memory."""
+    import torch
+
+    return torch.cuda
+
+
+def main() -> int:
+    """Measures, prints a table and writes JSON; 1 if a case failed."""
     parser = harness.parser(__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
@@ -272,20 +319,24 @@ def main() -> None:
     parser.add_argument("--backward", action="store_true", help="forward and gradients together")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--seconds", type=float, help="no further case begins after them")
+    parser.add_argument("--processes", type=int, default=4, help="that compile side by side")
     arguments = parser.parse_args()
-    begin = time.monotonic()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
     print(harness.machine())
-    rows = []
-    for number, case in enumerate(draw(arguments.seed, arguments.count)):
-        if number < arguments.first or case.kind not in arguments.kinds:
+    tasks = [
+        Task(number, case, arguments.backward, arguments.repeats)
+        for number, case in enumerate(draw(arguments.seed, arguments.count))
+        if number >= arguments.first and case.kind in arguments.kinds
+    ]
+    rows, failed = [], 0
+    for task, row in side_by_side.results(measure, tasks, arguments.processes, arguments.seconds):
+        if isinstance(row, Exception):
+            failed += 1
+            print(f"{task.number}: {task.case} failed: {str(row)[:300]}", flush=True)
             continue
-        if arguments.seconds and time.monotonic() - begin > arguments.seconds:
-            break
-        row = measure(case, number, arguments.backward, arguments.repeats)
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
-        print(f"{number}: {case} {row.pallasite_ms:.4f} ms, {ratio}", flush=True)
+        print(f"{task.number}: {task.case} {row.pallasite_ms:.4f} ms, {ratio}", flush=True)
         rows.append(row)
     harness.print_table(
         (
@@ -324,7 +375,8 @@ def main() -> None:
     below = sum(one < 0.95 for one in ratios)
     print(f"geometric mean {harness.geometric_mean(ratios)} of {len(ratios)}, {below} below 0.95")
     harness.write_json(arguments.json, "attention_shapes", rows)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

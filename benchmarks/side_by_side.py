@@ -1,0 +1,58 @@
+"""Cases that several processes prepare side by side, and measure one at a time.
+
+Compiling takes the most time of a benchmark of many cases. A case is a function of the item and of
+a lock, which it holds while it measures, and in which the others leave the GPU alone.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+_lock: Any = None
+
+
+def results[Item, Result](
+    case: Callable[[Item, Any], Result],
+    items: Sequence[Item],
+    processes: int,
+    seconds: float | None = None,
+) -> Iterator[tuple[Item, Result | Exception]]:
+    """The results of cases, or what they raised, in the order in which they are there.
+
+    Args:
+      case: ``case(item, lock)``, of a module that can be imported.
+      items: of the cases, which begin in this order.
+      processes: how many work at a time.
+      seconds: no further case begins after them; so there may be fewer results than items.
+    """
+    context = multiprocessing.get_context("spawn")
+    end = None if seconds is None else time.monotonic() + seconds
+    lock = context.Lock()
+    with concurrent.futures.ProcessPoolExecutor(
+        min(processes, len(items)) or 1, context, initializer=_start, initargs=(lock,)
+    ) as pool:
+        futures = {pool.submit(_run, case, item, end): item for item in items}
+        for future in concurrent.futures.as_completed(futures):
+            item = futures[future]
+            try:
+                result = future.result()
+            except Exception as error:
+                yield item, error
+                continue
+            if result is not None:
+                yield item, result
+
+
+def _start(lock: Any) -> None:
+    global _lock
+    _lock = lock
+
+
+def _run(case: Callable[[Any, Any], Any], item: Any, end: float | None) -> Any:
+    if end is not None and time.monotonic() > end:
+        return None
+    return case(item, _lock)
