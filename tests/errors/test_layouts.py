@@ -465,6 +465,22 @@ def test_host_callback():
 
 
 @refused(
+    MissingRuleError,
+    r"""
+    HERE: there is no fft in kernels
+      expected: a function of the list in docs/functions.md
+      try: compute it outside of the kernel, and pass the result
+    """,
+)
+def test_within_a_jitted_function_of_jax():
+    @make((64,), jnp.float32)
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.fft.fft(x_ref[0]).real  # here
+
+    build(kernel)
+
+
+@refused(
     InvalidValueError,
     r"""
     HERE: inlined code twice failed: ValueError: operand value cannot be None

@@ -50,6 +50,8 @@ CASES: dict[str, Body] = {
     "sort": lambda x, y, i: jnp.sort(x, axis=0),
     "top_k": lambda x, y, i: lax.top_k(y, 4)[1],
     "median": lambda x, y, i: jnp.median(y, axis=1),
+    "median of all": lambda x, y, i: jnp.median(y).reshape(1),
+    "one index outside": lambda x, y, i: y.at[i[0], 40].get(mode="fill", fill_value=7).reshape(1),
     "smallest of one": lambda x, y, i: jnp.argmin(y[:, :1], axis=1),
     "log2": lambda x, y, i: jnp.log2(jnp.abs(y)),
     "derivative of tanh": lambda x, y, i: jax.grad(lambda y: jnp.tanh(y).sum())(y),
@@ -97,3 +99,36 @@ def test_references_indexed_by_arrays(semantics: Any) -> None:
     want[:, [0, 2, 4]] = Y[:, np.asarray(columns)[:, 0]]
     np.testing.assert_array_equal(out, want)
     np.testing.assert_allclose(sums, Y[picked + 5, 3] + Y[3, picked + 5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64", "uint64"])
+def test_indices_of_all_widths(dtype: str, semantics: Any) -> None:
+    """Neither the array's size nor the index need fit into the other's number of bits."""
+    x = jnp.arange(300, dtype=jnp.float32)
+    limits = np.iinfo(dtype)
+    extremes = [3, limits.max, limits.min, min(2**32 + 2, limits.max), max(3 - 2**32, limits.min)]
+
+    def body(x: Any, i: Any) -> tuple[Any, ...]:
+        return (
+            jnp.take(x, i, mode="clip"),
+            x.at[i.astype(jnp.int64)].get(mode="fill", fill_value=-1),
+            x.at[i.astype(jnp.uint64)].add(1, mode="drop"),
+            *(lax.dynamic_slice(x, (i[n],), (3,)) for n in range(5)),
+            lax.dynamic_update_slice(x, x[:2], (i[1],)),
+        )
+
+    def kernel(x: Any, i: Any, *outs: Any) -> None:
+        for out, value in zip(outs, body(x[...], i[...]), strict=True):
+            out[...] = value
+
+    with jax.enable_x64(True):
+        indices = jnp.asarray(np.array(extremes, dtype))
+        wanted = jax.jit(body)(x, indices)
+        function = plgpu.kernel(
+            kernel,
+            out_type=[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in wanted],
+            compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+        )
+        for one, want in zip(function(x, indices), wanted, strict=True):
+            np.testing.assert_array_equal(one, want)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallasite.plugin import MissingRuleError, plugins
+from pallasite.plugin import MissingRuleError, SourceLocation, plugins
 from pallasite.plugin import jax_internals as _jax
 
 _OUTSIDE = "compute it outside of the kernel, and pass the result"
@@ -41,8 +41,12 @@ ALTERNATIVES: dict[str, str] = {
 """Names of primitives without rules, and what does the same."""
 
 
-def check_alternatives(equation: Any) -> None:
+def check_alternatives(equation: Any, caller: SourceLocation | None) -> None:
     """Refuses a primitive that has an alternative, unless a plugin has a rule for it.
+
+    Args:
+      equation: of the primitive.
+      caller: the user's line around the equation, for one that JAX's own code makes.
 
     Raises:
       MissingRuleError: with the alternative.
@@ -54,5 +58,5 @@ def check_alternatives(equation: Any) -> None:
             f"there is no {primitive.name} in kernels",
             expected="a function of the list in docs/functions.md",
             hint=found,
-            location=_jax.user_location(equation.source_info),
+            location=_jax.user_location(equation.source_info) or caller,
         )

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.extend.core import primitives
 
-from pallasite.plugin import UnsupportedError
+from pallasite.plugin import SourceLocation, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import with_jaxprs
 from pallasite_std.definitions.record import Definition
@@ -73,6 +73,7 @@ class _Expansion:
         self.table = table
         self.carriers = carriers
         self.words: dict[Any, Any] = {}
+        self.location: SourceLocation | None = None
 
     def jaxpr(self, jaxpr: Any) -> Any:
         """The jaxpr, itself if nothing changes."""
@@ -109,7 +110,7 @@ class _Expansion:
         definition = self.table.get(equation.primitive)
         if definition is not None and definition.applies(equation):
             return self.call(equation, definition.function)
-        check_alternatives(equation)
+        check_alternatives(equation, self.location)
         keys = any(map(_is_key, (*equation.invars, *results)))
         if keys and equation.primitive in _ACCESSES:
             return self.access(equation)
@@ -145,7 +146,11 @@ class _Expansion:
     def carrier(self, equation: Any, keys: bool) -> Any:
         """An equation with jaxprs."""
         regions = self.carriers.regions(equation)
+        outer = self.location
+        # Functions of JAX that are jitted have no frames of those who call them.
+        self.location = _jax.user_location(equation.source_info) or outer
         jaxprs = [self.jaxpr(region.jaxpr) for region in regions]
+        self.location = outer
         if not keys and all(n is r.jaxpr for n, r in zip(jaxprs, regions, strict=True)):
             return equation
         return equation.replace(

@@ -7,6 +7,7 @@ memory as well, so that both arrays can have any layout.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from pallasite.plugin.lowering import RegisterArray, RuleContext
 from pallasite_std.inference.shape import moves
 from pallasite_std.math.table import BINARY
 from pallasite_std.memory.elements import element_indices, once_per_element
+from pallasite_std.memory.indices import clamped_index, narrow_index
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.scratch import (
     element_address,
@@ -93,12 +95,11 @@ class _Places:
         factors = strides(indices.shape)
         for component, d in enumerate(self.index_map):
             start = load_element(indices, linear([*batch, component], factors))
-            start = ops.cast_integer(start, ops.i32(), signed=signed)
             most = self.shape[d] - self.window[d]
             if self.clamp:
-                clamped = BINARY["max"](start, ops.i32_constant(0), np.dtype(np.int32), False)
-                start = BINARY["min"](clamped, ops.i32_constant(most), np.dtype(np.int32), False)
+                start = clamped_index(start, signed, most)
             else:
+                start = narrow_index(start, signed)
                 fits = ops.compare("ule", start, most)
                 inside = fits if inside is None else ops.arith.andi(inside, fits)
                 start = ops.arith.select(fits, start, ops.i32_constant(0))
@@ -141,15 +142,18 @@ def _gather(
     )
     signed = types.is_signed(indices.dtype)
     x = whole_bytes(x)
-    layout = padded(shape) if shape == () or int(np.prod(shape)) == 1 else None
-    if layout is None:
-        layout = result_layout(ctx, shape, x.dtype)
+    single = math.prod(shape) == 1
+    layout = None if single else result_layout(ctx, shape, x.dtype)
     given = (x.shape, x.dtype), (indices.shape, indices.dtype)
     filler = RegisterArray.constant(_filler(fill_value, x.dtype), x.dtype).scalar
     with scratch_arrays(ctx, *given) as (memory, index_memory):
         store(ctx, memory, x)
         store(ctx, index_memory, indices)
         ctx.synchronize()
+        if layout is None:
+            zeros = [ops.i32_constant(0)] * len(shape)
+            only = _element(places, memory, index_memory, zeros, signed, filler)
+            return RegisterArray.splat(only, x.dtype, shape)
         found: dict[tuple[int, int], ir.Value] = {}
         for register, element, index in element_indices(ctx.launch, layout, guarded=False):
             own = index
@@ -158,12 +162,22 @@ def _gather(
                     BINARY["min"](one, ops.i32_constant(n - 1), np.dtype(np.int32), False)
                     for one, n in zip(index, shape, strict=True)
                 ]
-            offset, inside = places.place(index_memory, own, signed)
-            value = load_element(memory, offset)
-            if inside is not None:
-                value = ops.arith.select(inside, value, filler)
-            found[register, element] = value
+            found[register, element] = _element(places, memory, index_memory, own, signed, filler)
     return _collected(found, layout, x.dtype, filler)
+
+
+def _element(
+    places: _Places,
+    memory: MemoryReference,
+    indices: MemoryReference,
+    index: Sequence[ir.Value],
+    signed: bool,
+    filler: ir.Value,
+) -> ir.Value:
+    """One element of the windows."""
+    offset, inside = places.place(indices, index, signed)
+    value = load_element(memory, offset)
+    return value if inside is None else ops.arith.select(inside, value, filler)
 
 
 def _collected(
@@ -173,8 +187,6 @@ def _collected(
     padding: ir.Value,
 ) -> RegisterArray:
     """An array of single elements by place."""
-    if layout.size == 1:
-        return RegisterArray.splat(found[0, 0], dtype, layout.shape)
     registers = [
         ops.from_elements([found.get((r, e), padding) for e in range(layout.vector_length)])
         for r in range(layout.registers)

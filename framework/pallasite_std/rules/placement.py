@@ -14,10 +14,10 @@ from jax import lax
 from jax.extend.core import primitives
 
 from pallasite.plugin import RuleSet, Semantics
-from pallasite.plugin.ir import ops
+from pallasite.plugin.ir import types
 from pallasite.plugin.layouts import OffsetTerm, padded
 from pallasite.plugin.lowering import RegisterArray, RuleContext
-from pallasite_std.math.table import BINARY
+from pallasite_std.memory.indices import clamped_index
 from pallasite_std.memory.reference_types import DynamicOffset, MemoryReference
 from pallasite_std.memory.scratch import (
     copied,
@@ -92,10 +92,7 @@ def _part(
         most = memory.shape[dim] - size
         if most == 0:
             continue
-        index = start.scalar
-        for name, limit in (("max", 0), ("min", most)):
-            index = BINARY[name](index, ops.constant(limit, index.type), start.dtype, False)
-        index = ops.cast_integer(index, ops.i32())
+        index = clamped_index(start.scalar, types.is_signed(start.dtype), most)
         stride = memory.layout.dims[dim][0].stride
         dynamic.append(DynamicOffset(index, OffsetTerm(1, None, stride)))
     return dataclasses.replace(part, dynamic=(*part.dynamic, *dynamic))
