@@ -57,8 +57,8 @@ def attention(draw: Draw, *, plain: bool = False) -> Program:
         "attention", "attention", "attention", "attention_forward", "attention_backward"
     )
     # Weights are as exact as the differences of scores, which grow with the scale.
-    steepness = options.get("scale", dim**-0.5) * dim**0.5 if dtype == F32 else 1.0
-    tolerance = TOLERANCES[dtype] * max(1.0, steepness / 2)
+    steepness = max(1.0, options.get("scale", dim**-0.5) * dim**0.5 / 2)
+    tolerance = TOLERANCES[dtype] * (steepness if dtype == F32 else 1.0)
     gradients: tuple[str, ...] = ()
     if name == "attention" and draw.chance(0.4):
         gradients = ("q", "k", "v")
@@ -71,6 +71,8 @@ def attention(draw: Draw, *, plain: bool = False) -> Program:
     if gradients or name == "attention_backward":
         least = 2.0 if "bias" in gradients and arrays["bias"].shape[-1] == 1 else 1.0
         least /= 1 - further.get("dropout_rate", 0.0)
+        # So does what the rounding of the forward's result adds: to each score's gradient alike.
+        least *= 1.0 if dtype == F32 else steepness
     refer = functools.partial(
         references.attention_gradients if name == "attention_backward" else references.attention,
         **options,

@@ -674,7 +674,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--count", type=int, default=50, help="how many kernels")
     parser.add_argument("--length", type=int, default=8, help="steps of a kernel, at most")
     parser.add_argument("--largest", type=int, default=2048, help="elements of an array, at most")
+    parser.add_argument("--executor", choices=_executors.NAMES, default="auto")
     given = parser.parse_args(arguments)
+    executors = _executors.executors(given.executor)
     failures = 0
     for number, seed in enumerate(range(given.seed, given.seed + given.count)):
         if number % 500 == 0 and number:
@@ -683,7 +685,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{number} kernels, {failures} failures so far", file=sys.stderr, flush=True)
         program = make_program(seed, length=given.length, largest=given.largest)
         try:
-            check(program)
+            check(program, executors)
         except Exception as error:
             failures += 1
             print(f"seed {seed}: {program}", file=sys.stderr)

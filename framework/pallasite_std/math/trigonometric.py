@@ -159,7 +159,10 @@ def _quarter_turns(x: Real, hardware: Hardware, turn: int) -> Real:
     square = reduced * reduced
     odd = (quarter & 1).differs(0)
     value = odd.choose(_cos_polynomial(reduced, low, square), _sin_polynomial(reduced, low, square))
-    return (quarter & 2).differs(0).choose(-value, value)
+    # Not by a second condition on the same number: of a choice between the value and its negative,
+    # ptxas (12.9 to 13.5) keeps the condition in one predicate for several elements.
+    sign = (quarter & 2).extend_unsigned(value.format.bits) if value.is_double else quarter & 2
+    return (value.bits() ^ (sign << (value.format.bits - 2))).real()
 
 
 def _keep_zero(x: Real, value: Real) -> Real:
