@@ -5,9 +5,9 @@ program, so that a step consists of what one program pays for it; each number is
 several runs of all rivals in turn. The result of each implementation is compared with that of NCCL
 before it is timed. NVLink multicast is not used by any of them (set ``NCCL_NVLS_ENABLE=0``).
 
-Each comparison has a process of its own, unless several processes run the GPUs: after an error on a
-GPU, nothing runs there any more. What fails is said in the table and in the JSON file, which is
-written after each comparison.
+Each comparison has a process of its own, unless several processes run the GPUs, or with
+``--together``: after an error on a GPU, nothing runs there any more. What fails is said in the
+table and in the JSON file, which is written after each comparison.
 
     python benchmarks/multigpu.py --json multigpu.json
     python benchmarks/multigpu.py --processes 0/2@localhost:12345 --no-upstream   # and 1/2
@@ -280,8 +280,14 @@ def _upstream_product() -> Callable[..., Any]:
 # Measurement --------------------------------------------------------------------------------------
 
 
-def measure(case: Case, mesh: jax.sharding.Mesh, rounds: int) -> dict[str, Any]:
+def measure(case: Case, mesh: jax.sharding.Mesh, rounds: int, unroll: int = 1) -> dict[str, Any]:
     """Microseconds of a step of each rival, or why it has none.
+
+    Args:
+      case: the comparison.
+      mesh: of the devices.
+      rounds: runs of each program.
+      unroll: steps in one turn of the loop; XLA launches several as one CUDA graph.
 
     A GPU on which a kernel has failed runs nothing more: then all rivals after it fail.
     """
@@ -309,7 +315,7 @@ def measure(case: Case, mesh: jax.sharding.Mesh, rounds: int) -> dict[str, Any]:
             error = float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
             if not error < 1e-2:
                 raise AssertionError(f"relative error {error}")
-            programs[name] = _program(_loop(rival, case), len(operands), mesh)
+            programs[name] = _program(_loop(rival, case, unroll), len(operands), mesh)
             jax.block_until_ready(programs[name](*operands))
         except Exception as error:
             found[name] = _message(error)
@@ -333,9 +339,12 @@ def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:MESSAGE]}"
 
 
-def _loop(rival: Callable[..., Any], case: Case) -> Callable[..., Any]:
+def _loop(rival: Callable[..., Any], case: Case, unroll: int) -> Callable[..., Any]:
     def run(x: Any, *others: Any) -> Any:
-        return lax.fori_loop(0, case.steps, lambda _, y: case.feed(y, rival(y, *others)), x)
+        def step(_: Any, y: Any) -> Any:
+            return case.feed(y, rival(y, *others))
+
+        return lax.fori_loop(0, case.steps, step, x, unroll=unroll)
 
     return run
 
@@ -354,6 +363,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="runs of each program")
     parser.add_argument("--only", default="", help="a part of the names of cases")
     parser.add_argument("--no-upstream", action="store_true", help="leave upstream's kernels out")
+    parser.add_argument("--rivals", default="", help="names, with commas, if not all")
+    parser.add_argument("--unroll", type=int, default=1, help="steps in one turn of the loop")
+    parser.add_argument("--together", action="store_true", help="all cases in this process")
     parser.add_argument("--processes", default="", help="NUMBER/COUNT@HOST:PORT, one GPU each")
     parser.add_argument("--timeout", type=float, default=120, help="seconds that a case may take")
     parser.add_argument("--case", default="", help="the name of the only case, in this process")
@@ -364,9 +376,10 @@ def main() -> None:
         jax.distributed.initialize(address, int(count), int(number), [int(number)])
         arguments.devices = int(count)
     # A process that only starts others must not ask for devices: that takes their memory.
-    apart = not arguments.processes and not arguments.case
+    apart = not (arguments.processes or arguments.case or arguments.together)
     first = apart or jax.process_index() == 0
     about: dict[str, Any] = {"devices": arguments.devices, "jax": jax.__version__}
+    about["unroll"] = arguments.unroll
     if not apart:
         about["device"] = jax.devices()[0].device_kind
     rows: list[dict[str, Any]] = []
@@ -376,12 +389,16 @@ def main() -> None:
     for case in [*chosen, *long_cases(arguments.devices)]:
         if arguments.only not in case.name or arguments.case not in ("", case.name):
             continue
+        if arguments.rivals:
+            names = arguments.rivals.split(",")
+            chosen_rivals = {name: one for name, one in case.rivals.items() if name in names}
+            case = dataclasses.replace(case, rivals=chosen_rivals)
         if apart:
             found, told = measure_apart(case.name, sys.argv[1:], arguments.timeout)
             about |= told
         else:
             mesh = jax.sharding.Mesh(np.array(jax.devices()[: arguments.devices]), (AXIS,))
-            found = measure(case, mesh, arguments.rounds)
+            found = measure(case, mesh, arguments.rounds, arguments.unroll)
         rows.append({"case": case.name, "microseconds": found, "bytes": case.nbytes})
         if first:
             print(_line(case, found), flush=True)

@@ -90,7 +90,7 @@ def test_a_rival_that_fails_while_it_is_timed(monkeypatch):
 
     loops = []
 
-    def loop(rival, case):
+    def loop(rival, case, unroll):
         def one(x):
             return x
 

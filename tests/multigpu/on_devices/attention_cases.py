@@ -21,7 +21,7 @@ from pallasite_multigpu import ops
     ("count", "tokens", "heads", "head_dim", "dtype", "options"),
     [
         (2, 20, (2, 1), 24, "bfloat16", {"causal": True}),
-        (3, 9, (1, 1), 40, "float16", {"causal": True, "placement": "zigzag"}),
+        (3, 8, (2, 1), 40, "float16", {"causal": True, "placement": "zigzag"}),
         (4, 5, (2, 2), 16, "float32", {"causal": True, "placement": "zigzag", "soft_cap": 3.0}),
         (8, 4, (1, 1), 16, "float32", {"scale": 0.3}),
         (3, 5, (1, 1), 16, "float32", {"causal": True, "placement": "zigzag", "method": "gather"}),

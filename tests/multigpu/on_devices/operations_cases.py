@@ -88,6 +88,9 @@ def test_reduce_scatter(count, shape, dimension, reduction, dtype):
         (4, (5, 13), "two_steps", "or", np.int32),
         (8, (3,), "two_steps", "add", np.int32),
         (8, (11, 3), None, "add", jnp.bfloat16),
+        (2, (9000,), "pipelined", "add", np.float32),
+        (3, (40, 33), "pipelined", "add", jnp.bfloat16),
+        (4, (5, 13), "pipelined", "xor", np.int32),
     ],
 )
 def test_all_reduce(count, shape, method, reduction, dtype):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Hashable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from pallasite_multigpu.ops import choice, kernels
 from pallasite_multigpu.ops.tiles import Tiles, split
 
 type Reduction = Literal["add", "min", "max", "and", "or", "xor"]
-type Method = Literal["one_step", "two_steps"]
+type Method = Literal["one_step", "two_steps", "pipelined"]
 
 _BITWISE = ("and", "or", "xor")
 
@@ -123,7 +123,8 @@ def all_reduce(
       axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
       reduction: as for :func:`reduce_scatter`.
       method: ``"one_step"``: each device reads all arrays; ``"two_steps"``: each reduces its part
-        and writes it to all. By default chosen by size.
+        and writes it to all; ``"pipelined"``: each writes the others' parts to them, reduces its
+        own as it arrives, and writes it to all. By default chosen by size.
       num_blocks, tile_size, vec_size: as for :func:`all_gather`.
 
     The gradient of the reduction ``"add"`` is the sum of all devices' gradients.
@@ -135,9 +136,11 @@ def all_reduce(
       InvalidTypeError, InvalidValueError: arguments that do not fit.
     """
     _check_reduction(x, reduction)
-    if method not in (None, "one_step", "two_steps"):
+    if method not in (None, *get_args(Method.__value__)):
         raise InvalidValueError(
-            "all_reduce: the method is unknown", got=method, expected='"one_step" or "two_steps"'
+            "all_reduce: the method is unknown",
+            got=method,
+            expected='"one_step", "two_steps" or "pipelined"',
         )
     plan = _plan(x, _count(axis_name), num_blocks, tile_size, vec_size)
     if reduction == "add":
@@ -317,10 +320,18 @@ def _all_reduce(
         tiles = plan.tiles(1, x.size)
         flat = x.reshape(1, x.size)
         return kernels.reduce_in_one_step(flat, axis, count, reduction, tiles).reshape(x.shape)
+    if method == "pipelined":
+        step = plan.tiles(1, part).columns_of_tile
+        part = -(-part // step) * step
     flat = x.reshape(x.size)
     if part * count != x.size:
         flat = jnp.pad(flat, (0, part * count - x.size))
     tiles = plan.tiles(1, part)
+    if method == "pipelined":
+        whole = flat.reshape(count, part)
+        width = tiles.columns_of_tile
+        made = kernels.reduce_by_writing(whole, axis, count, reduction, width, plan.blocks)
+        return made.reshape(-1)[: x.size].reshape(x.shape)
     whole = flat.reshape(1, count, part)
     made = kernels.reduce_in_two_steps(whole, axis, count, reduction, tiles).reshape(-1)
     return made[: x.size].reshape(x.shape)

@@ -235,6 +235,103 @@ def reduce_in_two_steps(
     return _kernel(body, out_type, tiles.blocks, "all_reduce", scratch_types=scratch)(x)
 
 
+PIECE = 64 << 10
+"""Bytes that a block writes to another device, about, before it says so."""
+
+
+def reduce_by_writing(
+    x: jax.Array, axis: Hashable, count: int, reduction: str, tile: int, blocks: int
+) -> jax.Array:
+    """The reduction of arrays (count, columns) of all devices, on each.
+
+    One warpgroup of each block writes its pieces of the others' parts to them; the other one waits
+    for the pieces of this device's part, reduces them, and writes the result to all. So both
+    directions of a link are busy from the beginning to the end, with stores only.
+
+    Args:
+      x: whose ``columns`` are a multiple of ``tile``.
+      axis: of the mesh.
+      count: devices along it.
+      reduction: by its name.
+      tile: elements that a warpgroup moves at once.
+      blocks: of the kernel, at most.
+    """
+    columns = x.shape[1]
+    number = columns // tile
+    blocks = max(1, min(blocks, number))
+    turns = max(1, columns * x.dtype.itemsize // (blocks * PIECE))
+    length = -(-number // (blocks * turns))
+    pieces = -(-number // length)
+    accumulate = accumulation_type(x.dtype, reduction)
+    # In the order of the devices, which does not matter to two of them.
+    others = range(0 if count > 2 else 1, count)
+
+    def body(x_ref: Any, y_ref: Any, parts_ref: Any, arrived: Any, finished: Any) -> None:
+        own, block = lax.axis_index(axis), lax.axis_index(BLOCKS)
+
+        def each(begin: Callable[[], None], move: Callable[[Any], None], end: Any) -> None:
+            def piece(step: Any, _: Any) -> None:
+                first = (block + step * blocks) * length
+                begin()
+                lax.fori_loop(
+                    first,
+                    lax.min(first + length, number),
+                    lambda index, _: move(pl.ds(index * tile, tile)),
+                    None,
+                )
+                end()
+
+            lax.fori_loop(0, lax.div(pieces - block + blocks - 1, blocks), piece, None)
+
+        def send() -> None:
+            def move(at: Any) -> None:
+                for offset in others:
+                    peer = _after(own, offset, count)
+                    _peer(parts_ref, axis, peer)[own, at] = x_ref[peer, at]
+
+            def tell() -> None:
+                for offset in others:
+                    there = {axis: _after(own, offset, count)}
+                    pl.semaphore_signal(arrived.at[own], 1, device_id=there)
+
+            each(lambda: None, move, tell)
+
+        def reduce() -> None:
+            def wait() -> None:
+                for offset in others:
+                    pl.semaphore_wait(arrived.at[_after(own, offset, count)])
+
+            def move(at: Any) -> None:
+                if count > 2:
+                    found = [parts_ref[rank, at] for rank in range(count)]
+                else:
+                    found = [x_ref[own, at], parts_ref[_after(own, 1, count), at]]
+                made = _sum_up(found, reduction, x.dtype, accumulate)
+                y_ref[own, at] = made
+                for offset in range(1, count):
+                    _peer(y_ref, axis, _after(own, offset, count))[own, at] = made
+
+            each(wait, move, lambda: None)
+            announce(finished, axis, own, count)
+
+        lax.cond(lax.axis_index("warpgroup") == 0, send, reduce)
+
+    array = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    kernel = _kernel(
+        body,
+        [array, array],
+        blocks,
+        "all_reduce",
+        num_threads=2,
+        thread_name="warpgroup",
+        scratch_types=[plgpu.SemaphoreType.REGULAR((count,)), plgpu.SemaphoreType.REGULAR],
+        compiler_params=plgpu.CompilerParams(
+            plugin_options={"standard": {"partial_outputs": True}}  # The parts of two devices.
+        ),
+    )
+    return kernel(x)[0]
+
+
 def exchange_by_reading(x: jax.Array, axis: Hashable, count: int, tiles: Tiles) -> jax.Array:
     """(count, rows, columns) of each device: part ``i`` comes from device ``i``, which has it at
     the place of this device."""

@@ -15,7 +15,13 @@ from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_multigpu.ops import choice, ring_steps
 from pallasite_multigpu.ops.api import all_gather
-from pallasite_multigpu.ops.ring_schedule import Placement, chunks, rotation, step_of
+from pallasite_multigpu.ops.ring_schedule import (
+    Placement,
+    Step,
+    chunks,
+    rotation,
+    step_of,
+)
 from pallasite_multigpu.ops.shift import shift
 
 type RingMethod = Literal["ring", "gather"]
@@ -171,19 +177,64 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, call: _Call) -> tuple[jax
     tokens, count, own = q.shape[1], call.count, lax.axis_index(call.axis)
     turned = rotation(tokens, call.causal, call.placement)
     sums: Any = None
+    halves = bool(turned) and tokens % 2 == 0
     for number in range(count):
-        step = step_of(number, own, tokens, call.causal, call.placement)
-        if number == 1 and turned:
-            q = jnp.roll(q, -turned, axis=1)
-        out, lse, following = ring_steps.attend(
-            q, k, v, step, call.axis, count, call.options, sends=number + 1 < count
-        )
-        if number and turned:
-            out, lse = _rolled((out, lse), turned)
+        sends = number + 1 < count
+        if number and halves:
+            out, lse, following = _attend_halves(q, k, v, own >= number, call, sends)
+        else:
+            step = step_of(number, own, tokens, call.causal, call.placement)
+            if number == 1 and turned:
+                q = jnp.roll(q, -turned, axis=1)
+            out, lse, following = ring_steps.attend(
+                q, k, v, step, call.axis, count, call.options, sends=sends
+            )
+            if number and turned:
+                out, lse = _rolled((out, lse), turned)
         sums = (out.astype(jnp.float32), lse) if sums is None else _merged(sums, out, lse)
         k, v = following
     out, lse = sums
     return out.astype(q.dtype), lse
+
+
+def _attend_halves(
+    q: jax.Array, k: jax.Array, v: jax.Array, earlier: jax.Array, call: _Call, sends: bool
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
+    """A step after the first one of a zigzag with a causal mask, where halves have equal lengths.
+
+    With keys of an earlier device, both halves of the queries see the first half of them; with keys
+    of a later one, the second half of the queries sees all. Either is twice the work of half of the
+    queries with half of the keys, which is two batches of one kernel: no tile of it is empty.
+
+    Args:
+      q, k, v: the queries of this device, and the keys and values that are here.
+      earlier: whether these are of a device before this one.
+      call: the operation.
+      sends: whether the next keys and values are wanted.
+
+    Returns:
+      The result in float32, log-sum-exp, keys and values.
+    """
+    (q1, q2), (k1, k2), (v1, v2) = (jnp.split(one, 2, axis=1) for one in (q, k, v))
+
+    def batches(always: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+        return jnp.concatenate([always, lax.select(earlier, first, second)])
+
+    operands = batches(q2, q1, q2), batches(k1, k1, k2), batches(v1, v1, v2)
+    out, lse, following = ring_steps.attend(
+        *operands, Step(), call.axis, call.count, call.options, sends=sends, sent=(k, v)
+    )
+    (always, other), (always_lse, other_lse) = (jnp.split(one, 2) for one in (out, lse))
+    none = jnp.full_like(other_lse, -jnp.inf)
+    first_lse = lax.select(earlier, other_lse, none)
+    second, second_lse = _merged(
+        (always.astype(jnp.float32), always_lse), other, lax.select(earlier, none, other_lse)
+    )
+    return (
+        jnp.concatenate([other.astype(jnp.float32), second], axis=1),
+        jnp.concatenate([first_lse, second_lse], axis=2),
+        following,
+    )
 
 
 def _merged(sums: tuple[Any, Any], other: Any, other_lse: Any) -> tuple[Any, Any]:

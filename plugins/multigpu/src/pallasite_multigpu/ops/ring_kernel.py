@@ -43,6 +43,7 @@ def attend_and_send(
     v: jax.Array,
     q_lengths: jax.Array | None,
     kv_lengths: jax.Array | None,
+    sent: tuple[jax.Array, jax.Array],
     axis: Hashable,
     count: int,
     blocks: int,
@@ -56,6 +57,7 @@ def attend_and_send(
     Args:
       q, k, v, q_lengths, kv_lengths, causal, scale, soft_cap: as of ``attention_forward``; see
         :func:`fits`.
+      sent: the keys and values that go to the next device.
       axis: of the mesh.
       count: devices along it.
       blocks: at most as many as run at the same time.
@@ -81,10 +83,10 @@ def attend_and_send(
         save_residuals=True,
     )
     lengths = [one for one in (q_lengths, kv_lengths) if one is not None]
-    flat = [one.reshape(1, -1) for one in (k, v)]
-    kernel = _kernel(problem, k.size, axis, count, blocks)
+    flat = [one.reshape(1, -1) for one in sent]
+    kernel = _kernel(problem, sent[0].size, axis, count, blocks)
     out, lse, *following = kernel(*operands, *lengths, *flat)
-    k_next, v_next = (one.reshape(k.shape) for one in following)
+    k_next, v_next = (one.reshape(sent[0].shape) for one in following)
     return out[..., : q.shape[3]], lse[:, :, :tokens], k_next, v_next
 
 

@@ -34,6 +34,7 @@ def attend(
     options: Mapping[str, Any],
     *,
     sends: bool,
+    sent: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Attention with the keys that are here, and the keys and values of the device before.
 
@@ -46,11 +47,13 @@ def attend(
       count: devices along it.
       options: scale and soft cap.
       sends: whether keys and values are wanted; otherwise those given are returned.
+      sent: what is sent instead of ``k`` and ``v``.
 
     Returns:
       The result, log-sum-exp, keys and values.
     """
     given = {**arguments(step, q.shape[0]), **options}
+    sent = (k, v) if sent is None else sent
     if sends and has_hopper():
         from pallasite_multigpu.ops import ring_kernel
 
@@ -58,12 +61,12 @@ def attend(
             lengths = given.pop("q_lengths", None), given.pop("kv_lengths", None)
             blocks = select_target().multiprocessors or 132
             out, lse, k_next, v_next = ring_kernel.attend_and_send(
-                q, k, v, *lengths, axis, count, blocks, **given
+                q, k, v, *lengths, sent, axis, count, blocks, **given
             )
             return out, lse, (k_next, v_next)
-    following = (k, v)
+    following = sent
     if sends:
-        k_next, v_next = shift([k, v], axis, count)
+        k_next, v_next = shift([*sent], axis, count)
         following = (k_next, v_next)
     out, lse = ops.attention_forward(q, k, v, **given)
     return out, lse, following

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.protocol.layout import Trap
 
-POLLS_BETWEEN_CHECKS = 64
-"""How often a flag is read before the time is."""
+POLLS_BETWEEN_CHECKS = 4096
+"""How often a flag or a semaphore is read, which takes some milliseconds, before the time and what
+the host says are: both may take longer than what most kernels wait for."""
 
 _TABLE = [
     f"ld.global.nc.b64 {register}, [$TABLE+{word * layout.WORD}];"

@@ -36,6 +36,14 @@ define private ptr @buffer(ptr %frame, i64 %number) {
   ret ptr %found
 }
 
+define private i64 @of.array(ptr %plan, i64 %array, i64 %word) alwaysinline {
+  %before = mul i64 %array, 4
+  %begin = add i64 %before, 3
+  %number = add i64 %begin, %word
+  %value = call i64 @word(ptr %plan, i64 %number)
+  ret i64 %value
+}
+
 define ptr @HANDLER(ptr %frame) {
 entry:
   %launcher = inttoptr i64 LAUNCHER to ptr
@@ -113,15 +121,10 @@ arrays.next:  ; Where each array is while the kernel runs; what it holds goes th
   br i1 %arrays.over, label %buffers.next, label %array.look
 
 array.look:
-  %array.first.0 = mul i64 %array, 4
-  %array.first = add i64 %array.first.0, 3
-  %array.buffer = call i64 @word(ptr %plan, i64 %array.first)
-  %array.second = add i64 %array.first, 1
-  %array.offset = call i64 @word(ptr %plan, i64 %array.second)
-  %array.third = add i64 %array.first, 2
-  %array.bytes = call i64 @word(ptr %plan, i64 %array.third)
-  %array.fourth = add i64 %array.first, 3
-  %array.copied = call i64 @word(ptr %plan, i64 %array.fourth)
+  %array.buffer = call i64 @of.array(ptr %plan, i64 %array, i64 0)
+  %array.offset = call i64 @of.array(ptr %plan, i64 %array, i64 1)
+  %array.bytes = call i64 @of.array(ptr %plan, i64 %array, i64 2)
+  %array.copied = call i64 @of.array(ptr %plan, i64 %array, i64 3)
   %array.given = call ptr @buffer(ptr %frame, i64 %array.buffer)
   %array.data = call ptr @field(ptr %array.given, i64 24)
   %array.address = ptrtoint ptr %array.data to i64
@@ -199,13 +202,9 @@ results.next:  ; What the kernel has made goes back.
   br i1 %results.over, label %leave, label %result.look
 
 result.look:
-  %result.first.0 = mul i64 %result, 4
-  %result.first = add i64 %result.first.0, 3
-  %result.buffer = call i64 @word(ptr %plan, i64 %result.first)
-  %result.third = add i64 %result.first, 2
-  %result.bytes = call i64 @word(ptr %plan, i64 %result.third)
-  %result.fourth = add i64 %result.first, 3
-  %result.copied = call i64 @word(ptr %plan, i64 %result.fourth)
+  %result.buffer = call i64 @of.array(ptr %plan, i64 %result, i64 0)
+  %result.bytes = call i64 @of.array(ptr %plan, i64 %result, i64 2)
+  %result.copied = call i64 @of.array(ptr %plan, i64 %result, i64 3)
   %result.out = and i64 %result.copied, 2
   %result.made = icmp ne i64 %result.out, 0
   %result.given = call ptr @buffer(ptr %frame, i64 %result.buffer)
