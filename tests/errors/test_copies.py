@@ -106,9 +106,15 @@ def test_array_instead_of_reference():
     """,
 )
 def test_box_too_large_in_bytes():
-    @make((1024, 64), scratch_types=[plgpu.SMEM((512, 300), jnp.int8), plgpu.Barrier()])
+    @make(
+        (1024, 64),
+        scratch_types=[plgpu.SMEM((512, 300), jnp.int8), plgpu.Barrier()],
+        cluster=(2,),
+        cluster_names=("c",),
+    )
     def kernel(x_ref, o_ref, tile, barrier):
-        plgpu.copy_gmem_to_smem(x_ref.at[:512, :300], tile, barrier)  # here
+        window = x_ref.at[:512, :300]
+        plgpu.copy_gmem_to_smem(window, tile, barrier, collective_axes="c")  # here
         plgpu.barrier_wait(barrier)
 
     build(kernel, array(1024, 304, dtype=jnp.int8))
@@ -121,10 +127,16 @@ def test_box_too_large_in_bytes():
       expected: a multiple of 16 bytes
     """,
 )
-def test_box_with_an_unaligned_row():
-    @make((64, 64), scratch_types=[plgpu.SMEM((64, 6), jnp.bfloat16), plgpu.Barrier()])
+def test_multicast_of_unaligned_rows():
+    @make(
+        (64, 64),
+        scratch_types=[plgpu.SMEM((64, 6), jnp.bfloat16), plgpu.Barrier()],
+        cluster=(2,),
+        cluster_names=("c",),
+    )
     def kernel(x_ref, o_ref, tile, barrier):
-        plgpu.copy_gmem_to_smem(x_ref.at[:64, :6], tile, barrier)  # here
+        window = x_ref.at[:64, :6]
+        plgpu.copy_gmem_to_smem(window, tile, barrier, collective_axes="c")  # here
         plgpu.barrier_wait(barrier)
 
     build(kernel, array(64, 64, dtype=jnp.bfloat16))

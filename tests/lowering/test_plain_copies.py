@@ -1,4 +1,4 @@
-"""Copies of arrays whose rows are not multiples of 16 bytes apart."""
+"""Copies of arrays whose rows, or windows' rows, are not multiples of 16 bytes."""
 
 from __future__ import annotations
 
@@ -35,6 +35,45 @@ def test_blocks_of_odd_rows() -> None:
 
 
 @pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize(
+    ("shape", "block"), [((12, 64), (4, 5)), ((8, 32), (8, None)), ((5, 3, 32), (None, 2, 7))]
+)
+@pytest.mark.parametrize("order", ["parallel", "sequential"])
+def test_odd_blocks_of_even_rows(shape: Any, block: Any, order: Any, semantics: Any) -> None:
+    """The rows of blocks are no multiples of 16 bytes, those of the arrays are."""
+
+    def kernel(x_ref: Any, out_ref: Any, sums_ref: Any) -> None:
+        out_ref[...] = x_ref[...] * 2
+        sums_ref[...] = jnp.full((3,), jnp.sum(x_ref[...]))
+
+    grid = tuple(-(-n // (m or 1)) for n, m in zip(shape, block, strict=True))
+    steps = np.prod(grid)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=shape).astype(jnp.float32))
+
+    def number(*indices: Any) -> Any:
+        return sum(i * int(np.prod(grid[d + 1 :])) for d, i in enumerate(indices))
+
+    spec = pl.BlockSpec(block, lambda *indices: indices)
+    function = pl.pallas_call(
+        kernel,
+        grid=grid,
+        in_specs=[spec],
+        out_specs=[spec, pl.BlockSpec((3,), lambda *indices: (number(*indices),))],
+        out_shape=[
+            jax.ShapeDtypeStruct(shape, x.dtype),
+            jax.ShapeDtypeStruct((int(steps) * 3,), x.dtype),
+        ],
+        compiler_params=plgpu.CompilerParams(
+            dimension_semantics=(order,) * len(grid), lowering_semantics=semantics
+        ),
+    )
+    with config.scoped(sanitize=True):
+        out, sums = function(x)
+    np.testing.assert_array_equal(out, x * 2)
+    np.testing.assert_allclose(sums.sum() / 3, x.sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
 def test_pipeline_of_odd_rows(semantics: Any) -> None:
     def kernel(x_ref: Any, out_ref: Any) -> None:
         def body(_: Any, x: Any, out: Any) -> None:
@@ -48,6 +87,37 @@ def test_pipeline_of_odd_rows(semantics: Any) -> None:
     function = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct(X.shape, X.dtype),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    with config.scoped(sanitize=True):
+        np.testing.assert_array_equal(function(X), X + 1)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+def test_odd_blocks_of_specialised_threads(semantics: Any) -> None:
+    """One thread copies, another computes: what the lanes stored is ordered by the barrier."""
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        def body(_: Any, x: Any, out: Any) -> None:
+            out[...] = x[...] + 1
+
+        spec = plgpu.BlockSpec((8, 11), lambda i, j: (i, j))
+        plgpu.emit_pipeline_warp_specialized(
+            body,
+            grid=(5, 3),
+            in_specs=[spec],
+            out_specs=[spec],
+            max_concurrent_steps=2,
+            num_compute_wgs=1,
+            memory_registers=40,
+            wg_axis="wg",
+        )(x_ref, out_ref)
+
+    function = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(X.shape, X.dtype),
+        num_threads=2,
+        thread_name="wg",
         compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
     )
     with config.scoped(sanitize=True):

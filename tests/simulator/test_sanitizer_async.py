@@ -210,6 +210,23 @@ def test_relaxed_arrival_releases_nothing():
     assert ring(release="fence.acq_rel.cta;\n" + release) == ""
 
 
+def test_bytes_completed_by_hand_behind_a_fence():
+    """A thread that plays the copy engine: complete_tx is relaxed, so it takes a fence before."""
+    body = f"""
+    setp.eq.u32 %k, %t, 32;
+    @%leader mbarrier.init.shared::cta.b64 [%bar], 1;
+    bar.sync 0;
+    @%leader mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 4;
+    @%k st.shared.b32 [%data], 7;
+    @%k fence.acq_rel.cta;
+    @%k mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%bar], 4;
+    {wait()}
+    ld.shared.b32 %w, [%data];
+    """
+    assert run(body, *input_and_output()) == ""
+    assert kinds(run(replaced(body, "@%k fence.acq_rel.cta;"), *input_and_output())) == [RACE]
+
+
 def test_relaxed_wait_acquires_nothing():
     relaxed = wait("%c", "%phase", "FULL").replace("parity.", "parity.relaxed.cta.")
     assert NOT_WAITED in kinds(ring(wait_full=relaxed))

@@ -1,14 +1,14 @@
 """Copies by plain loads and stores of all lanes, of arrays that no copy engine takes.
 
-The engines want rows of global memory that are multiples of 16 bytes apart. Where an array's are
-not, the lanes of the thread that issues a copy move its elements one by one, in a loop, and are
-done when the copy has been issued; whoever waits for it finds it complete.
+The engines want rows of global memory that are multiples of 16 bytes apart, and of as many bytes.
+Where an array's or a window's are not, the lanes of the thread that issues a copy move its elements
+one by one, in a loop, and are done when the copy has been issued; whoever waits for it finds it
+complete.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,13 +23,20 @@ from pallasite_std.memory.references import index_reference
 from pallasite_std.memory.transfers import scalar_address
 
 UNIT = 16
-"""Bytes of which the distance between rows has to be a multiple for the engines."""
+"""Bytes of which rows and the distance between them have to be multiples for the engines."""
 
 
-def has_odd_rows(shape: Sequence[int], element_bits: int) -> bool:
-    """Whether the rows of an array are not multiples of 16 bytes apart."""
-    bits = math.prod(shape[-1:]) * element_bits
-    return len(shape) > 1 and element_bits >= 8 and bits % (8 * UNIT) != 0
+def has_odd_rows(shape: Sequence[int], window: Sequence[int], element_bits: int) -> bool:
+    """Whether rows of a window of an array, or the distance between them, are not multiples of 16
+    bytes.
+
+    Args:
+      shape: of the array.
+      window: extents of the window in all of its dimensions.
+      element_bits: size of an element.
+    """
+    rows = [*window[-1:], *(shape[-1:] if len(shape) > 1 else ())]
+    return element_bits >= 8 and any(n * element_bits % (8 * UNIT) for n in rows)
 
 
 def applies(window: MemoryReference) -> bool:
@@ -37,7 +44,8 @@ def applies(window: MemoryReference) -> bool:
     buffer = window.buffer
     if buffer is None or window.window is None:
         return False
-    return has_odd_rows(buffer.shape, window.element_bits)
+    extents = [start.size for start in window.window]
+    return has_odd_rows(buffer.shape, extents, window.element_bits)
 
 
 def copy_to_shared(ctx: RuleContext, window: MemoryReference, shared: MemoryReference) -> None:

@@ -203,7 +203,8 @@ def _copies(window: View, **options: Any) -> Callable[[View], float | None]:
         except InvalidValueError:
             if shared.layout.is_contiguous and not options:
                 return 0.0  # One run of bytes needs no tensor map.
-            if not options and has_odd_rows(shape, shared.layout.element_bits):
+            extents = [one.size for one in assumed]
+            if not options and has_odd_rows(shape, extents, shared.layout.element_bits):
                 return 0.0  # All lanes copy it.
             raise
         try:

@@ -194,7 +194,12 @@ class MBarriers:
         self._settle(groups.distinct)
 
     def complete(
-        self, numbers: Array, slots: Array, amounts: Values, instruction: Instruction
+        self,
+        numbers: Array,
+        slots: Array,
+        amounts: Values,
+        instruction: Instruction,
+        scope: str | None = None,
     ) -> None:
         """Bytes have arrived: ``mbarrier.complete_tx``, and the end of asynchronous copies.
 
@@ -203,7 +208,11 @@ class MBarriers:
           slots: one for each of ``numbers``.
           amounts: in bytes.
           instruction: for messages.
+          scope: of a thread's own instruction, which releases what a fence before it covers.
         """
+        observer = self.wave.observer
+        if observer is not None and scope is not None:
+            observer.releases(numbers, slots, self.phase[slots], scope, relaxed=True)
         groups = Groups(slots)
         self._check(numbers, groups, "completes bytes on", instruction)
         self._add_transactions(numbers, groups, -np.asarray(amounts, np.int64), instruction)

@@ -120,11 +120,12 @@ def bind_transactions(instruction: Instruction, binder: Binder) -> Step:
     slots = bind_barrier(binder, 0, _SPACES, local=local)
     amount = binder.source(1, U32)
     complete = instruction.has("complete_tx")
+    scope = "cluster" if instruction.has("cluster") else "cta"
 
     def step(lanes: Lanes) -> None:
         barriers = mbarriers(lanes.wave)
         if complete:
-            barriers.complete(lanes.numbers, slots(lanes), amount(lanes), instruction)
+            barriers.complete(lanes.numbers, slots(lanes), amount(lanes), instruction, scope)
         else:
             barriers.expect(lanes, slots(lanes), amount(lanes), instruction)
 
