@@ -14,6 +14,7 @@ from ops_support import PORTABLE, exact, on, random
 import pallasite
 from pallasite import ops
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from pallasite_std.ops.rows import norm_kernels
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -105,6 +106,26 @@ def test_norms_to_another_dtype(columns):
             lambda x, w: row_references.norm(x, w, w, None, centered=True, epsilon=1e-5),
             *(x, weight),
         )
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(11, 2048), (23, 160)])
+def test_gradients_of_many_rows_of_a_block(rows, columns):
+    """Blocks that go over many rows, two of which are reduced together, and one that is left."""
+    norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, False, np.dtype(np.float32))
+    dtype = np.dtype(np.float32)
+    x, d_out = random(1, (rows, columns), dtype) + 3, random(2, (rows, columns), dtype)
+    weight, bias = random(3, (columns,), dtype), random(4, (columns,), dtype)
+    out, *moments = norm_kernels.forward(norm, rows, columns, dtype, True)(x, weight, bias)
+    kernel = norm_kernels.backward(norm, rows, columns, dtype, 1, 1 << 17)
+    d_x, *sums = kernel(x, d_out, *moments, weight)
+    reference = functools.partial(row_references.norm, residual=None, centered=True, epsilon=1e-5)
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(exact(one)) for one in (x, weight, bias)]
+        expected, pull = jax.vjp(reference, *wide)
+        wanted = pull(jnp.asarray(exact(d_out)))
+    got = (out, d_x, *(np.sum(exact(one), axis=0) for one in sums))
+    for one, other in zip(got, (expected, *wanted), strict=True):
+        assert difference(np.asarray(one), other) < 1e-5
 
 
 def test_norms_of_constant_rows():

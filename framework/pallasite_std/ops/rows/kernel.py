@@ -7,8 +7,9 @@ read again, chunk by chunk, in each pass.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +24,15 @@ from pallasite_std.ops.rows.tiling import LANES, RowTiling
 
 COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": jnp.add, "max": jnp.maximum}
 NEUTRAL = {"sum": 0.0, "max": -np.inf}
-MOST_KEPT = 16
+type Reductions = tuple[Callable[[Chunk], Any], tuple[str, ...], list[Any]]
+"""Arguments of :meth:`Rows.reduce`, and a list of what the first of them found to add to sums."""
+type Work = Generator[Reductions, tuple[Any, ...], None]
+"""A body that yields what it reduces, and gets the results; see :func:`in_step`."""
+
+INSIDE = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
+"""Whole rows, of any width that vectors divide, are copied."""
+
+MOST_KEPT = 4
 """Elements of a row that a lane keeps in registers although they are in shared memory."""
 
 REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max}
@@ -71,7 +80,10 @@ class Chunk:
 
     def vector(self, ref: Any) -> Any:
         """Elements of a vector with one for each column as float32, the same for all rows."""
-        value = ref[pl.ds(self.first, self.width)].astype(jnp.float32)
+        value = self.rows.held.get(id(ref))
+        if value is None:
+            value = ref[pl.ds(self.first, self.width)]
+        value = value.astype(jnp.float32)
         if self.rows.tiling.height == 1:
             return value
         return lax.broadcast_in_dim(value, (self.rows.tiling.height, self.width), (1,))
@@ -102,6 +114,8 @@ class Rows:
       thread: which of the warpgroups that share a row this is.
       resident: the columns that this warpgroup holds, if rows are held.
       staged: by the identity of a matrix, where in shared memory these columns of it are.
+      held: by the identity of a vector, its elements for these columns, or rows, if they are in
+        registers.
     """
 
     def __init__(
@@ -111,6 +125,7 @@ class Rows:
         thread: Any,
         exchange: Exchange | None = None,
         staged: dict[int, Any] | None = None,
+        held: dict[int, Any] | None = None,
     ) -> None:
         self.tiling = tiling
         self.first = first
@@ -118,6 +133,7 @@ class Rows:
         self.thread = thread
         self._exchange = exchange
         self.staged = staged or {}
+        self.held = held or {}
         # What is in shared memory takes less registers if it is read again.
         kept = not self.staged or tiling.height * tiling.chunk <= MOST_KEPT * LANES
         self.resident = Chunk(self, thread * tiling.chunk, tiling.chunk, kept=kept)
@@ -134,6 +150,10 @@ class Rows:
         Returns:
           A float32 value for each kind: (height,), or a scalar.
         """
+        return self.exchange(self.partial(values, kinds), kinds)
+
+    def partial(self, values: Callable[[Chunk], Any], kinds: Sequence[str]) -> tuple[Any, ...]:
+        """:meth:`reduce` of what this warpgroup has of each row."""
 
         def partial(chunk: Chunk) -> tuple[Any, ...]:
             arrays = values(chunk)
@@ -142,7 +162,7 @@ class Rows:
             )
 
         if self.tiling.resident:
-            return self.exchange(partial(self.resident), kinds)
+            return partial(self.resident)
 
         def step(chunk: Chunk, sums: tuple[Any, ...]) -> tuple[Any, ...]:
             arrays = values(chunk)
@@ -165,7 +185,7 @@ class Rows:
             results = tuple(
                 COMBINE[kind](one, end) for kind, one, end in zip(kinds, results, ends, strict=True)
             )
-        return self.exchange(results, kinds)
+        return results
 
     def each(self, work: Callable[[Chunk], None]) -> None:
         """Does something with each chunk, such as to store a result."""
@@ -216,6 +236,11 @@ class Rows:
             return value
         return lax.broadcast_in_dim(value, chunk.shape, (0,))
 
+    def values(self, ref: Any) -> Any:
+        """Elements of a (rows,) vector: (height,), or a scalar."""
+        value = self.held.get(id(ref))
+        return ref[self.place] if value is None else value
+
     def store(self, ref: Any, value: Any) -> None:
         """Writes a value of each row to a (rows,) vector."""
 
@@ -244,6 +269,36 @@ class Rows:
         if self._exchange is None:
             return tuple(values)
         return self._exchange(self.thread, values, kinds)
+
+
+def in_step(
+    works: Sequence[Work], blocks: Sequence[Rows], add: Callable[[list[Any]], None] | None = None
+) -> None:
+    """Runs bodies, of which each works on rows of its own.
+
+    They go on together: what all of them reduce at a time is exchanged at once.
+
+    Args:
+      works: the bodies, which all reduce equally often.
+      blocks: their rows, of the same warpgroups.
+      add: gets what is to be added to sums, as soon as there is something.
+    """
+    answers: list[Any] = [None] * len(works)
+    while True:
+        asked: list[Reductions] = []
+        for work, answer in zip(works, answers, strict=True):
+            with contextlib.suppress(StopIteration):
+                asked.append(work.send(answer))
+        if not asked:
+            return
+        kinds = [kind for _, each, _ in asked for kind in each]
+        parts: list[Any] = []
+        for block, (values, each, added) in zip(blocks, asked, strict=True):
+            parts += block.partial(values, each)
+            if add is not None and added:
+                add(added)
+        combined = list(blocks[0].exchange(parts, kinds))
+        answers = [tuple(combined.pop(0) for _ in each) for _, each, _ in asked]
 
 
 class Exchange:
@@ -288,10 +343,13 @@ class Staging:
     Attributes:
       stages: rows, or groups of them, in shared memory.
       dtypes: of the first operands, which are fetched.
+      together: rows of a stage, of which ``RowTiling.height`` is 1; their reductions are exchanged
+        together.
     """
 
     stages: int
     dtypes: tuple[np.dtype[Any], ...]
+    together: int = 1
 
     @property
     def operands(self) -> int:
@@ -305,14 +363,15 @@ class Staging:
 
     def scratch(self, tiling: RowTiling) -> dict[str, Any]:
         """Buffers and barriers; each warpgroup has its own."""
-        inner = (tiling.chunk,) if tiling.height == 1 else (tiling.height, tiling.chunk)
+        height = tiling.height * self.together
+        inner = (tiling.chunk,) if height == 1 else (height, tiling.chunk)
         parts = (self.stages,) if tiling.threads == 1 else (self.stages, tiling.threads)
         buffers: dict[str, Any] = {
             name: plgpu.SMEM((*parts, *inner), dtype)
             for name, dtype in zip(self.names, self.dtypes, strict=True)
         }
         barriers = plgpu.Barrier(
-            num_arrivals=self.operands, num_barriers=self.stages * tiling.threads
+            num_arrivals=self.operands * self.together, num_barriers=self.stages * tiling.threads
         )
         return buffers | {"loaded": barriers}
 
@@ -380,7 +439,7 @@ def row_kernel(
 
 
 def folding_row_kernel(
-    body: Callable[..., Any],
+    body: Callable[..., Work],
     finish: Callable[..., None],
     rows: int,
     tiling: RowTiling,
@@ -391,12 +450,15 @@ def folding_row_kernel(
     exchanges: int,
     staging: Staging | None = None,
     params: Any = None,
+    vectors: Sequence[int] = (),
+    of_rows: Sequence[int] = (),
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel whose blocks go over many rows each, and keep sums over them in registers.
 
     Args:
       body: ``body(rows, *refs)`` works on a block's next rows, which its warpgroups have to hold
-        (``tiling.resident``), and returns what to add to each sum, of the chunk's shape.
+        (``tiling.resident``); it yields what it reduces and what to add to each sum, of the
+        chunk's shape (:func:`in_step`).
       finish: ``finish(first, block, sums, *refs)`` stores the sums of a block's rows, each (width,)
         from column ``first`` on.
       rows: of the matrices.
@@ -408,9 +470,14 @@ def folding_row_kernel(
       exchanges: values that the body reduces altogether.
       staging: which operands are fetched to shared memory before their turn, if any.
       params: ``CompilerParams``.
+      vectors: numbers of the operands with an element for each column, which stay in registers.
+      of_rows: of those with an element for each row, which is read a step before.
     """
     height, threads = tiling.height, tiling.threads
-    full = rows // height
+    together = 1 if staging is None else staging.together
+    group = height * together
+    full = rows // group
+    exchanges *= together
 
     def over_rows(*refs: Any, **scratch: Any) -> None:
         block = lax.axis_index("block")
@@ -419,17 +486,47 @@ def folding_row_kernel(
         ring = {name: scratch.pop(name) for name in staged_names}
 
         chunk = Rows(tiling, 0, thread).resident
+        held = {id(refs[one]): refs[one][pl.ds(chunk.first, chunk.width)] for one in vectors}
 
-        def work(step: Any, carry: tuple[Any, ...], staged: Any = None) -> tuple[Any, ...]:
+        def exchange_of(step: Any) -> Exchange | None:
             # The slots of one step are free two steps later.
             first = lax.rem(step, 2) * exchanges
-            exchange = Exchange(threads, **scratch, first=first) if scratch else None
-            row = (block + step * blocks) * height
-            added = body(Rows(tiling, row, thread, exchange, staged), *refs)
-            return tuple(one + more for one, more in zip(carry, added, strict=True))
+            return Exchange(threads, **scratch, first=first) if scratch else None
+
+        def early(step: Any) -> tuple[Any, ...]:
+            """Elements for the rows of a step; those of the last one if there is none."""
+            row = lax.min(block + step * blocks, full - 1) * group
+            return tuple(
+                refs[one][row + number if height == 1 else pl.ds(row, height)]
+                for number in range(together)
+                for one in of_rows
+            )
+
+        def work(step: Any, carry: tuple[Any, ...], staged: Any = None) -> tuple[Any, ...]:
+            exchange, row = exchange_of(step), (block + step * blocks) * group
+            carry, mine = carry[:sums], list(carry[sums:])
+            following = early(step + 1)
+            parts = [
+                Rows(
+                    tiling,
+                    row + number,
+                    thread,
+                    exchange,
+                    None if staged is None else staged(number),
+                    held | {id(refs[one]): mine.pop(0) for one in of_rows},
+                )
+                for number in range(together)
+            ]
+            so_far = list(carry)
+
+            def add(added: list[Any]) -> None:
+                so_far[:] = [one + more for one, more in zip(so_far, added, strict=True)]
+
+            in_step([body(part, *refs) for part in parts], parts, add)
+            return (*so_far, *following)
 
         steps = lax.div(full - block + (blocks - 1), blocks)
-        carry = (jnp.zeros(chunk.shape, jnp.float32),) * sums
+        carry = (*(jnp.zeros(chunk.shape, jnp.float32),) * sums, *early(jnp.int32(0)))
         if staging is None:
             carry = lax.fori_loop(0, steps, work, carry)
         else:
@@ -437,27 +534,40 @@ def folding_row_kernel(
             loaded = ring.pop("loaded").at[pl.ds(thread * staging.stages, staging.stages)]
             buffers = [ring[name] for name in staging.names]
 
-            def places(stage: Any) -> list[Any]:
+            def places(stage: Any, number: int) -> list[Any]:
                 parts = (stage,) if threads == 1 else (stage, thread)
+                parts = parts if together == 1 else (*parts, number)
                 return [buffer.at[parts] for buffer in buffers]
 
             def fetch(step: Any, stage: Any) -> None:
-                row = (block + step * blocks) * height
-                there: Any = row if height == 1 else pl.ds(row, height)
+                row = (block + step * blocks) * group
                 columns = pl.ds(chunk.first, chunk.width)
-                for source, place in zip(sources, places(stage), strict=True):
-                    plgpu.copy_gmem_to_smem(source.at[there, columns], place, loaded.at[stage])
+                for number in range(together):
+                    there: Any = row + number if height == 1 else pl.ds(row, height)
+                    for source, place in zip(sources, places(stage, number), strict=True):
+                        plgpu.copy_gmem_to_smem(
+                            source.at[there, columns], place, loaded.at[stage], oob_mode=INSIDE
+                        )
 
             def staged_work(step: Any, stage: Any, carry: Any) -> Any:
-                staged = {id(one): there for one, there in zip(sources, places(stage), strict=True)}
+                def staged(number: int) -> dict[int, Any]:
+                    there = places(stage, number)
+                    return {id(one): place for one, place in zip(sources, there, strict=True)}
+
                 return work(step, carry, staged)
 
             carry = over_steps(steps, staging.stages, loaded, fetch, staged_work, carry)
+        carry = carry[:sums]
         single = dataclasses.replace(tiling, height=1)
-        for row in range(full * height, rows):
+        for row in range(full * group, rows):
 
             def rest(carry: tuple[Any, ...], row: int = row) -> tuple[Any, ...]:
-                added = body(Rows(single, row, thread), *refs)
+                exchange = exchange_of(steps + (row - full * group))
+                part = Rows(single, row, thread, exchange, None, held)
+                added: list[Any] = []
+                in_step([body(part, *refs)], [part], added.extend)
+                if height == 1:
+                    return tuple(one + more for one, more in zip(carry, added, strict=True))
                 top = lax.broadcasted_iota(jnp.int32, chunk.shape, 0) == 0
                 return tuple(
                     one + jnp.where(top, lax.broadcast_in_dim(more, chunk.shape, (1,)), 0.0)

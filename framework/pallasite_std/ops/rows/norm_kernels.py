@@ -14,15 +14,25 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_std.ops.rows.kernel import Chunk, Rows, Staging, folding_row_kernel, row_kernel
+from pallasite_std.ops.rows.kernel import (
+    Chunk,
+    Rows,
+    Staging,
+    Work,
+    folding_row_kernel,
+    in_step,
+    row_kernel,
+)
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.tiling import LANES, Registers, RowTiling, row_tiling, size_of
 
 FORWARD = Registers()
-GRADIENT = Registers(alone=64, shared=32, crowded=16, area=1024)
-"""Three arrays are live: x, the cotangent, and sums for the gradient by the weight."""
-CENTERED_GRADIENT = Registers(alone=32, shared=32, crowded=16, area=1024)
-"""There are sums for the bias, too."""
+GRADIENT = Registers(alone=8, shared=10, crowded=16, area=1024)
+"""Sums for the gradients by weight and bias stay in registers: of 64, with which a multiprocessor
+has 32 warps, they are not to take more than half."""
+HELD = 8
+"""Elements that a lane may have of a row if the weight stays in registers, too, and if two rows
+are worked on at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +58,26 @@ class Norm:
     quantized: np.dtype[Any] | None = None
 
     @property
+    def moments(self) -> int:
+        """Numbers of a row that its gradient depends on: a factor, and a mean."""
+        return 2 if self.centered else 1
+
+    @property
     def name(self) -> str:
         """For profiles."""
         return "layer_norm" if self.centered else "rms_norm"
 
 
 @functools.lru_cache(maxsize=512)
-def forward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callable[..., Any]:
+def forward(
+    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], saves: bool = False
+) -> Callable[..., Any]:
     """The kernel, a function of x, residual?, weight?, bias?.
 
     Returns:
       the result, the scales of its rows if it is quantised, and the sum of x and residual if there
-      is a residual.
+      is a residual; with ``saves`` then the factor that normalises each row, and its mean if that
+      is subtracted, float32 (rows,), for :func:`backward`.
     """
     tiling = row_tiling(rows, columns, size_of(dtype), FORWARD)
 
@@ -71,6 +89,7 @@ def forward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callab
         out = operands.pop(0)
         scales = operands.pop(0) if norm.quantized is not None else None
         summed = operands.pop(0) if norm.residual else None
+        saved = operands
         source = x
         if residual is not None:
             # What is normalised is what others read: the rounded sum.
@@ -84,6 +103,8 @@ def forward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callab
             source = summed
 
         mean, scale = statistics(block, norm, source, columns)
+        for ref, one in zip(saved, (scale, mean), strict=False):
+            block.store(ref, one)
 
         def value(chunk: Chunk) -> Any:
             x = chunk.load(source)
@@ -110,6 +131,8 @@ def forward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callab
         out_types.append(jax.ShapeDtypeStruct((rows,), jnp.float32))
     if norm.residual:
         out_types.append(jax.ShapeDtypeStruct(matrix, dtype))
+    if saves:
+        out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
     return row_kernel(body, rows, tiling, out_types, norm.name, exchanges)
 
@@ -149,8 +172,7 @@ def keeps_rows(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> boo
 
 
 def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
-    registers = CENTERED_GRADIENT if norm.centered else GRADIENT
-    return row_tiling(rows, columns, size_of(dtype), registers)
+    return row_tiling(rows, columns, size_of(dtype), GRADIENT)
 
 
 @functools.lru_cache(maxsize=512)
@@ -162,7 +184,8 @@ def backward(
     multiprocessors: int,
     shared_memory: int,
 ) -> Callable[..., Any]:
-    """The kernel, a function of x (or the sum with the residual), d_out, weight?, d_sum?.
+    """The kernel, a function of x (or the sum with the residual), d_out, the moments that
+    :func:`forward` saves, weight?, d_sum?.
 
     Returns:
       the gradient by x; then, if there are such operands, sums over the rows of each block from
@@ -172,66 +195,81 @@ def backward(
     tiling = _gradient_tiling(norm, rows, columns, dtype)
     count = norm.weight + norm.bias
 
-    def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> tuple[Any, ...]:
+    def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> Work:
         operands = list(refs)
+        scale, *mean = (block.values(operands.pop(0)) for _ in range(norm.moments))
         weight = operands.pop(0) if norm.weight else None
         d_sum = operands.pop(0) if norm.residual else None
         d_x = operands.pop(0)
-        mean = None
-        if norm.centered:
-            (total,) = block.reduce(lambda chunk: (chunk.load(x),), "sum")
-            mean = total / columns
 
-        def centered(chunk: Chunk) -> Any:
-            value = chunk.load(x)
-            return value if mean is None else value - block.spread(mean, chunk)
-
-        def moments(chunk: Chunk) -> tuple[Any, ...]:
-            value = centered(chunk)
-            gradient = affine(norm, chunk, chunk.load(d_out), weight, None)
-            both = (value * value, gradient * value)
-            return (*both, gradient) if norm.centered else both
-
-        kinds = ("sum",) * (3 if norm.centered else 2)
-        squares, products, *rest = block.reduce(moments, *kinds)
-        scale = lax.rsqrt(squares / columns + norm.epsilon)
-        along = products * scale * scale / columns
-
+        # Normalised values are x * scale + below.
+        below = -mean[0] * scale if mean else None
         added: list[Any] = []
 
-        def store(chunk: Chunk) -> None:
-            cotangent, distance = chunk.load(d_out), centered(chunk)
+        def products(chunk: Chunk) -> tuple[Any, ...]:
+            cotangent = chunk.load(d_out)
+            value = chunk.load(x) * block.spread(scale, chunk)
+            if below is not None:
+                value = value + block.spread(below, chunk)
+            if chunk is block.resident:
+                # With sums, registers hold the row: it is a single chunk.
+                added.extend([cotangent * value] if norm.weight else [])
+                added.extend([cotangent] if norm.bias else [])
             gradient = affine(norm, chunk, cotangent, weight, None)
-            if rest:
-                gradient = gradient - block.spread(rest[0] / columns, chunk)
-            value = gradient - distance * block.spread(along, chunk)
-            value = value * block.spread(scale, chunk)
-            if norm.weight:
-                added.append(cotangent * (distance * block.spread(scale, chunk)))
-            if norm.bias:
-                added.append(cotangent)
-            if d_sum is not None:
-                value = value + chunk.load_again(d_sum)
-            chunk.store(d_x, value)
+            return (gradient * value, gradient) if mean else (gradient * value,)
 
-        # With sums, registers hold the row: it is a single chunk.
+        along, *shift = yield products, ("sum",) * norm.moments, added
+        # The result is (gradient - shift / columns - value * along / columns) * scale.
+        factor = -along * scale / columns
+        offset = None
+        if below is not None:
+            offset = factor * below - shift[0] * scale / columns
+        factor = factor * scale
+
+        def store(chunk: Chunk) -> None:
+            result = chunk.load(x) * block.spread(factor, chunk)
+            if offset is not None:
+                result = result + block.spread(offset, chunk)
+            gradient = affine(norm, chunk, chunk.load(d_out), weight, None)
+            result = gradient * block.spread(scale, chunk) + result
+            if d_sum is not None:
+                result = result + chunk.load_again(d_sum)
+            chunk.store(d_x, result)
+
         block.each(store)
-        return tuple(added)
 
     def finish(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
         for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
             ref[block, pl.ds(first, tiling.chunk)] = value
 
-    name, exchanges = f"{norm.name}_gradient", 4 if norm.centered else 2
+    def alone(block: Rows, *refs: Any) -> None:
+        in_step([body(block, *refs)], [block])
+
+    name, exchanges = f"{norm.name}_gradient", norm.moments
     out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)]
     if not count:
-        return row_kernel(body, rows, tiling, out_types, name, exchanges)
-    resident, staging = staged_rows(tiling, count, (dtype, norm.out_dtype), shared_memory)
-    blocks = max(1, min(rows // tiling.height, multiprocessors * resident))
+        return row_kernel(alone, rows, tiling, out_types, name, exchanges)
+    resident, staging = staged_rows(tiling, rows, count, (dtype, norm.out_dtype), shared_memory)
+    group = tiling.height * (1 if staging is None else staging.together)
+    blocks = max(1, min(rows // group, multiprocessors * resident))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
     params = None if staging is None else plgpu.CompilerParams(min_blocks=resident)
+    held = norm.weight and tiling.height * tiling.chunk <= HELD * LANES
+    vectors = [2 + norm.moments] if held else []
     return folding_row_kernel(
-        body, finish, rows, tiling, blocks, count, out_types, name, exchanges, staging, params
+        body,
+        finish,
+        rows,
+        tiling,
+        blocks,
+        count,
+        out_types,
+        name,
+        exchanges,
+        staging,
+        params,
+        vectors,
+        range(2, 2 + norm.moments),
     )
 
 
@@ -245,13 +283,14 @@ _TEMPORARIES = (28, 1.5, 88)
 
 
 def staged_rows(
-    tiling: RowTiling, sums: int, dtypes: tuple[np.dtype[Any], ...], shared_memory: int
+    tiling: RowTiling, rows: int, sums: int, dtypes: tuple[np.dtype[Any], ...], shared_memory: int
 ) -> tuple[int, Staging | None]:
     """How many blocks a multiprocessor has, and how their rows are fetched before their turn: None
     where they cannot be, or shared memory does not suffice.
 
     Args:
       tiling: whose warpgroups hold the rows.
+      rows: of the matrices.
       sums: that each lane keeps for its columns.
       dtypes: of the matrices that are read.
       shared_memory: bytes that a block may use for it; a multiprocessor has little more.
@@ -269,7 +308,9 @@ def staged_rows(
     stage = sum(sizes) * tiling.height * tiling.columns
     fitting = _WARPGROUPS / (tiling.threads * registers)
     for resident in range(min(most, max(1, int(fitting + 0.2))), 0, -1):
-        stages = min(MOST_STAGES, (shared_memory - 4096) // (resident * stage))
-        if stages >= 2:
-            return resident, Staging(stages, dtypes)
+        room = (shared_memory - 4096) // (resident * stage)
+        if tiling.threads > 1 and tiling.chunk <= HELD * LANES and room >= 4 and rows >= 2:
+            return resident, Staging(min(MOST_STAGES, room // 2), dtypes, together=2)
+        if room >= 2:
+            return resident, Staging(min(MOST_STAGES, room), dtypes)
     return most, None

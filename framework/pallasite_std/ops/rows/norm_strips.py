@@ -1,7 +1,7 @@
 """Gradients of norms whose rows registers do not hold: sums of rows, then strips of columns.
 
-The first kernel reads the rows and reduces them; the second goes over the rows of a strip of
-columns, and so keeps the sums for the gradients by weight and bias in registers. Together they
+The first kernel reads the rows and reduces the gradients; the second goes over the rows of a strip
+of columns, and so keeps the sums for the gradients by weight and bias in registers. Together they
 read x and the cotangent twice, and need no third kernel that reads them again.
 """
 
@@ -31,50 +31,42 @@ RESIDENT = 8
 
 @functools.lru_cache(maxsize=512)
 def reductions(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callable[..., Any]:
-    """The first kernel, a function of x, d_out and weight?.
+    """The first kernel, a function of x, d_out, the moments that the forward saves, and weight?.
 
     Returns:
-      float32 (rows,) each: the factor that normalises the row, and the factor of its centred
-      elements that is subtracted from their gradients; with a mean, that and the mean gradient.
+      float32 (rows,) each: the factor of its normalised elements that is subtracted from their
+      gradients and, with a mean, the mean gradient.
     """
     tiling = row_tiling(rows, columns, size_of(dtype), Registers())
 
     def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> None:
         operands = list(refs)
+        scale, *mean = (block.values(operands.pop(0)) for _ in range(norm.moments))
         weight = operands.pop(0) if norm.weight else None
-        mean = None
-        if norm.centered:
-            (total,) = block.reduce(lambda chunk: (chunk.load(x),), "sum")
-            mean = total / columns
 
-        def moments(chunk: Chunk) -> tuple[Any, ...]:
+        def products(chunk: Chunk) -> tuple[Any, ...]:
             value = chunk.load(x)
-            if mean is not None:
-                value = value - block.spread(mean, chunk)
+            if mean:
+                value = value - block.spread(mean[0], chunk)
             gradient = affine(norm, chunk, chunk.load(d_out), weight, None)
-            both = (value * value, gradient * value)
-            return both if mean is None else (*both, gradient)
+            along = gradient * (value * block.spread(scale, chunk))
+            return (along, gradient) if mean else (along,)
 
-        kinds = ("sum",) * (3 if norm.centered else 2)
-        squares, products, *rest = block.reduce(moments, *kinds)
-        scale = lax.rsqrt(squares / columns + norm.epsilon)
-        results = [scale, products * scale * scale / columns]
-        if mean is not None:
-            results += [mean, rest[0] / columns]
-        for ref, value in zip(operands, results, strict=True):
-            block.store(ref, value)
+        totals = block.reduce(products, *("sum",) * norm.moments)
+        for ref, value in zip(operands, totals, strict=True):
+            block.store(ref, value / columns)
 
-    count = 4 if norm.centered else 2
-    out_types = [jax.ShapeDtypeStruct((rows,), jnp.float32)] * count
+    out_types = [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     name = f"{norm.name}_gradient_rows"
-    return row_kernel(body, rows, tiling, out_types, name, 4 if norm.centered else 2)
+    return row_kernel(body, rows, tiling, out_types, name, norm.moments)
 
 
 @functools.lru_cache(maxsize=512)
 def gradients(
     norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], multiprocessors: int
 ) -> Callable[..., Any]:
-    """The second kernel, a function of x, d_out, what the first returns, weight? and d_sum?.
+    """The second kernel, a function of x, d_out, the moments that the forward saves, what the first
+    kernel returns, weight? and d_sum?.
 
     Returns:
       the gradient by x, and sums over the rows of each block, float32 (blocks, columns), for the
@@ -95,8 +87,8 @@ def gradients(
 
     def over_rows(first: Any, width: int, x: Any, d_out: Any, *refs: Any) -> None:
         operands = list(refs)
-        scale, along = operands.pop(0), operands.pop(0)
-        mean, shift = (operands.pop(0), operands.pop(0)) if norm.centered else (None, None)
+        scale, *mean = (operands.pop(0) for _ in range(norm.moments))
+        along, *shift = (operands.pop(0) for _ in range(norm.moments))
         weight = operands.pop(0) if norm.weight else None
         d_sum = operands.pop(0) if norm.residual else None
         d_x, *folded = operands
@@ -119,16 +111,17 @@ def gradients(
             following = load(lax.min(row + blocks, rows - 1))
             chunk = chunk_of(row)
             value, cotangent = value.astype(jnp.float32), cotangent.astype(jnp.float32)
-            if mean is not None:
-                value = value - mean[row]
+            if mean:
+                value = value - mean[0][row]
+            value = value * scale[row]
             gradient = affine(norm, chunk, cotangent, weight, None)
-            if shift is not None:
-                gradient = gradient - shift[row]
+            if shift:
+                gradient = gradient - shift[0][row]
             result = (gradient - value * along[row]) * scale[row]
             if d_sum is not None:
                 result = result + chunk.load_again(d_sum)
             chunk.store(d_x, result)
-            added = [cotangent * (value * scale[row])] if norm.weight else []
+            added = [cotangent * value] if norm.weight else []
             added += [cotangent] if norm.bias else []
             return (*following, *(one + more for one, more in zip(so_far, added, strict=True)))
 

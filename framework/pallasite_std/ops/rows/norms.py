@@ -134,18 +134,21 @@ def _of_nothing(norm: Norm, x: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(results)
 
 
-def _run(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[jax.Array, ...]:
+def _run(
+    norm: Norm, x: Any, weight: Any, bias: Any, residual: Any, saves: bool = False
+) -> tuple[jax.Array, ...]:
+    """The results; with ``saves`` then what the gradient needs of each row."""
     rows = as_rows(x)
     operands = [as_rows(residual)] if norm.residual else []
     operands += [one for one in (weight, bias) if one is not None]
-    kernel = norm_kernels.forward(norm, *rows.shape, np.dtype(x.dtype))
+    kernel = norm_kernels.forward(norm, *rows.shape, np.dtype(x.dtype), saves)
     out, *rest = kernel(rows, *operands)
     results = [out.reshape(x.shape)]
     if norm.quantized is not None:
         results.append(rest.pop(0).reshape(x.shape[:-1]))
     if norm.residual:
         results.append(rest.pop(0).reshape(x.shape))
-    return tuple(results)
+    return (*results, *(one.reshape(x.shape[:-1]) for one in rest))
 
 
 def _quantized(norm: Norm) -> Any:
@@ -163,23 +166,33 @@ def _differentiable(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -
 
 
 def _forward(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:
-    results = _differentiable(norm, x, weight, bias, residual)
-    return results, (results[-1] if norm.residual else x, weight, bias)
+    run = _once(norm, functools.partial(_run, norm, saves=True))
+    *results, moments = _grouped(norm, run(x, weight, bias, residual))
+    return tuple(results), (results[-1] if norm.residual else x, moments, weight, bias)
+
+
+def _grouped(norm: Norm, results: Any) -> list[Any]:
+    """The results, then what else was saved, together."""
+    count = 2 if norm.residual else 1
+    return [*results[:count], tuple(results[count:])]
+
+
+def _once(norm: Norm, function: Any) -> Any:
+    """Of programs for gradients, which have none themselves."""
+    hint = "use jax.numpy for what is differentiated twice"
+    return without_derivatives(f"the gradient of {norm.name}", hint, function)
 
 
 def _backward(norm: Norm, saved: Any, cotangents: Any) -> tuple[Any, Any, Any, Any]:
-    normalized, weight, bias = saved
-    refuse = without_derivatives(
-        f"the gradient of {norm.name}",
-        "use jax.numpy for what is differentiated twice",
-        functools.partial(_gradients, norm),
-    )
-    d_x, d_weight, d_bias = refuse(normalized, weight, bias, cotangents)
+    normalized, moments, weight, bias = saved
+    refuse = _once(norm, functools.partial(_gradients, norm))
+    d_x, d_weight, d_bias = refuse(normalized, moments, weight, bias, cotangents)
     return d_x, d_weight, d_bias, d_x if norm.residual else None
 
 
-def _gradients(norm: Norm, x: Any, weight: Any, bias: Any, cotangents: Any) -> Any:
+def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotangents: Any) -> Any:
     rows, d_out = as_rows(x), as_rows(cotangents[0])
+    moments = [one.reshape(-1) for one in moments]
     operands = [] if weight is None else [weight]
     if norm.residual:
         operands.append(as_rows(cotangents[1]))
@@ -188,12 +201,12 @@ def _gradients(norm: Norm, x: Any, weight: Any, bias: Any, cotangents: Any) -> A
     machine = max(1, target.multiprocessors), staging
     if norm_kernels.keeps_rows(norm, rows.shape[0], rows.shape[1], np.dtype(x.dtype)):
         kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
-        d_x, *rest = kernel(rows, d_out, *operands)
+        d_x, *rest = kernel(rows, d_out, *moments, *operands)
     else:
         reduce = norm_strips.reductions(norm, *rows.shape, np.dtype(x.dtype))
-        reduced = reduce(rows, d_out, *([] if weight is None else [weight]))
+        reduced = reduce(rows, d_out, *moments, *([] if weight is None else [weight]))
         kernel = norm_strips.gradients(norm, *rows.shape, np.dtype(x.dtype), machine[0])
-        d_x, *rest = kernel(rows, d_out, *reduced, *operands)
+        d_x, *rest = kernel(rows, d_out, *moments, *reduced, *operands)
     sums = [jnp.sum(one, axis=0) for one in rest]
     d_weight = None if weight is None else sums.pop(0).astype(weight.dtype)
     d_bias = None if bias is None else sums.pop(0).astype(bias.dtype)
