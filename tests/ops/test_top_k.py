@@ -43,11 +43,27 @@ def test_equal_elements(columns, seed):
     rng = np.random.default_rng(seed)
     x = rng.choice(np.array([-np.inf, -1.0, 2.0, np.inf], np.float32), (6, columns))
     k = int(rng.integers(1, columns + 1))
+    dtype = [jnp.float32, jnp.bfloat16, jnp.float16][seed % 3]
     with on("sm_90a"):
-        values, indices = pallasite.ops.top_k(jnp.asarray(x), k)
+        values, indices = pallasite.ops.top_k(jnp.asarray(x, dtype), k)
     order = np.argsort(-x, axis=1, kind="stable")[:, :k]
     np.testing.assert_array_equal(indices, order)
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, 1))
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(33000, jnp.bfloat16), (33001, jnp.float32)])
+def test_equal_elements_of_long_rows(columns, dtype):
+    """Segments of a row do not change the order, nor what is returned for zeros and NaN."""
+    rng = np.random.default_rng(2)
+    few = np.array([-np.inf, -1, -0.0, 0.0, 2, np.nan, np.inf], np.float32)
+    x = rng.choice(few, (2, columns), p=[0.9, 0.0992, 2e-4, 2e-4, 2e-4, 1e-4, 1e-4])
+    k = 20
+    values, indices = pallasite.ops.top_k(jnp.asarray(x, dtype), k)
+    order = np.argsort(-np.where(np.isnan(x), np.inf, x), axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(indices, order)
+    wanted, values = np.take_along_axis(x, order, 1), np.asarray(values, np.float32)
+    np.testing.assert_array_equal(values, wanted)
+    assert (np.signbit(values) == np.signbit(wanted)).all()
 
 
 def test_nan_and_derivatives():

@@ -376,14 +376,20 @@ class Staging:
         return buffers | {"loaded": barriers}
 
 
-def _threads(tiling: RowTiling, slots: int) -> dict[str, Any]:
-    """Arguments of ``plgpu.kernel`` for the warpgroups that share a row."""
+def threads_of(tiling: RowTiling, slots: int, dtype: Any = jnp.float32) -> dict[str, Any]:
+    """Arguments of ``plgpu.kernel`` for the warpgroups that share a row.
+
+    Args:
+      tiling: how they share it.
+      slots: values that they exchange.
+      dtype: of these.
+    """
     if tiling.threads == 1:
         return {}
     several: dict[str, Any] = dict(num_threads=tiling.threads, thread_name="part")
     if slots:
         several["scratch_types"] = dict(
-            partials=plgpu.SMEM((slots, tiling.threads), jnp.float32),
+            partials=plgpu.SMEM((slots, tiling.threads), dtype),
             barrier=plgpu.Barrier(num_arrivals=tiling.threads),
         )
     return several
@@ -397,6 +403,7 @@ def row_kernel(
     name: str,
     exchanges: int,
     params: Any = None,
+    exchanged: Any = jnp.float32,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel with a block for each ``tiling.height`` rows.
 
@@ -408,6 +415,7 @@ def row_kernel(
       name: of the kernel, in profiles.
       exchanges: values that the body reduces altogether.
       params: ``CompilerParams``.
+      exchanged: dtype of these values.
     """
     height, threads = tiling.height, tiling.threads
 
@@ -433,7 +441,7 @@ def row_kernel(
         grid_names=("rows",),
         kernel_name=name,
         compiler_params=params,
-        **_threads(tiling, exchanges),
+        **threads_of(tiling, exchanges, exchanged),
     )
     return kernel
 
@@ -580,7 +588,7 @@ def folding_row_kernel(
             carry = tuple(jnp.sum(one, axis=0) for one in carry)
         finish(chunk.first, block, carry, *refs)
 
-    arguments = _threads(tiling, 2 * exchanges)
+    arguments = threads_of(tiling, 2 * exchanges)
     if staging is not None:
         arguments["scratch_types"] = arguments.get("scratch_types", {}) | staging.scratch(tiling)
     kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(

@@ -10,19 +10,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import pallas as pl
 
+from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidValueError
 from pallasite_std.ops.arguments import matched, zeros
 from pallasite_std.ops.rows.arguments import float_array
-from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
-from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
+from pallasite_std.ops.rows.kernel import Chunk, Exchange, Rows, row_kernel, threads_of
+from pallasite_std.ops.rows.tiling import LANES, Registers, row_tiling, size_of
+
+_SEGMENT = 64 * LANES
+"""Columns of a row that registers do not hold are divided into segments of so many, at most."""
+_MOST_CANDIDATES = 32 * LANES
+"""The largest elements of all segments together, if there are segments."""
+_TAKEN = -(2**31)
+"""The key of an element that has been found, or does not exist."""
 
 
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The largest elements of each row and where they are, in one kernel.
+    """The largest elements of each row and where they are, in one kernel, or in two for long rows.
 
-    Each of them takes a pass over the row, in registers if it has at most about 32,000 elements:
-    this is for the routing of a mixture of experts and for sampling from a few candidates.
+    Each of them takes a pass over the row, in registers, to which longer rows are distributed by
+    segments if k is small: this is for the routing of a mixture of experts and for sampling from a
+    few candidates.
 
     Args:
       x: (..., columns), bfloat16, float16 or float32; at most 2**24 columns.
@@ -55,8 +65,21 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _of_rows(k: int, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    values, indices = _kernel(k, *rows.shape, np.dtype(rows.dtype))(rows)
-    return values, indices
+    count, columns = rows.shape
+    dtype = np.dtype(rows.dtype)
+    if row_tiling(count, columns, size_of(dtype), Registers()).resident:
+        values, indices = _kernel(k, count, columns, dtype)(rows)
+        return values, indices
+    vector = 16 // dtype.itemsize
+    width = -(-columns // -(-columns // _SEGMENT) // vector) * vector
+    segments = -(-columns // width)
+    if segments * k > _MOST_CANDIDATES or k > width:
+        values, indices = _by_passes(k, count, columns, dtype)(rows)
+        return values, indices
+    # Of equal elements those of lower columns are candidates before the others.
+    values, indices = _kernel(k, count, columns, dtype, width)(rows)
+    values, places = _of_rows(k, values)
+    return values, jnp.take_along_axis(indices, places, axis=1)
 
 
 def _values(rows: jax.Array, values: jax.Array, indices: jax.Array) -> jax.Array:
@@ -74,12 +97,111 @@ _differentiable.defjvp(_derivative)
 
 
 @functools.lru_cache(maxsize=512)
-def _kernel(k: int, rows: int, columns: int, dtype: np.dtype[Any]) -> Callable[..., Any]:
+def _kernel(
+    k: int, rows: int, columns: int, dtype: np.dtype[Any], width: int | None = None
+) -> Callable[..., Any]:
+    """The kernel for rows, or segments of ``width`` columns, that registers hold.
+
+    Returns:
+      a function of the matrix: values and columns, (rows, k) each; of segments those of all of
+      them, where the last one begins early enough to be whole, and has infinitely small values for
+      what belongs to the one before it.
+    """
+    segments = 1 if width is None else -(-columns // width)
+    width = columns if width is None else width
+    tiling = row_tiling(rows * segments, width, size_of(dtype), Registers())
+    packed = dtype.itemsize == 2
+    exchanges = k * (1 if packed else 2)
+
+    def search(block: Rows, x: Any, first: Any, values: Any, indices: Any, exists: Any) -> None:
+        """Of columns from ``first`` on, those before ``exists`` left out."""
+        places = block.resident.columns()
+        keys = _keys(x[block.place, pl.ds(block.resident.first, block.resident.width)])
+        if packed:  # Elements are told apart by their columns, of which the lowest is the largest.
+            keys = lax.shift_left(keys, _like(keys, 16)) | (_like(keys, 0xFFFF) - places)
+        if exists is not None:
+            keys = jnp.where(places >= exists, keys, _TAKEN)
+
+        def one(number: Any, keys: Any) -> Any:
+            block.use_slots((1 if packed else 2) * number)
+            (best,) = block.reduce(lambda chunk: (keys,), "max")
+            if packed:
+                place = 0xFFFF - (best & 0xFFFF)
+                left = jnp.where(keys == block.spread(best, block.resident), _TAKEN, keys)
+            else:
+                same = keys == block.spread(best, block.resident)
+                (place,) = block.reduce(lambda chunk: (jnp.where(same, -places, _TAKEN),), "max")
+                place = -lax.max(place, jnp.full_like(place, 1 - width))
+                found = places == block.spread(place, block.resident)
+                left = jnp.where(found, _TAKEN, keys)
+            value = block.elements(x, place)
+            if exists is not None:
+                value = jnp.where(best == _TAKEN, -jnp.inf, value)
+            block.store(values.at[:, number], value)
+            block.store(indices.at[:, number], place + first)
+            return left
+
+        lax.fori_loop(0, k, one, keys)
+
+    def over_segments(x: Any, values: Any, indices: Any, **scratch: Any) -> None:
+        row, segment = lax.axis_index("row"), lax.axis_index("segment")
+        thread = lax.axis_index("part") if tiling.threads > 1 else 0
+        exchange = Exchange(tiling.threads, **scratch) if scratch else None
+        block = Rows(tiling, row, thread, exchange)
+        first = lax.min(segment * width, columns - width)
+        exists = segment * width - first if columns % width else None
+        vector = 16 // dtype.itemsize
+        if columns % vector == 0:
+            first = pl.multiple_of(first, vector)
+        mine = pl.ds(segment * k, k)
+        window = x.at[:, pl.ds(first, width)]
+        search(block, window, first, values.at[:, mine], indices.at[:, mine], exists)
+
+    out_types = [
+        jax.ShapeDtypeStruct((rows, segments * k), dtype),
+        jax.ShapeDtypeStruct((rows, segments * k), jnp.int32),
+    ]
+    if segments == 1:
+
+        def body(block: Rows, x: Any, values: Any, indices: Any) -> None:
+            search(block, x, 0, values, indices, None)
+
+        return row_kernel(body, rows, tiling, out_types, "top_k", exchanges, exchanged=jnp.int32)
+    kernel: Callable[..., Any] = plgpu.kernel(
+        over_segments,
+        out_type=tuple(out_types),
+        grid=(rows, segments),
+        grid_names=("row", "segment"),
+        kernel_name="top_k",
+        **threads_of(tiling, exchanges, jnp.int32),
+    )
+    return kernel
+
+
+def _keys(elements: Any) -> Any:
+    """Integers in the order of floats: of 16 bits, or of 32, as int32. None is :data:`_TAKEN`."""
+    narrow = np.dtype(elements.dtype).itemsize == 2
+    bits = lax.bitcast_convert_type(elements, jnp.int16 if narrow else jnp.int32)
+    bits = bits.astype(jnp.int32)
+    magnitude = _like(bits, 0x7FFF if narrow else 0x7FFFFFFF)
+    keys = bits ^ (lax.shift_right_arithmetic(bits, _like(bits, 31)) & magnitude)
+    infinity = np.asarray(np.inf, elements.dtype)
+    largest = int(infinity.view(np.int16 if narrow else np.int32))
+    wide = elements.astype(jnp.float32)
+    keys = jnp.where(jnp.isnan(wide), largest, keys)
+    return jnp.where(wide == 0.0, 0, keys)
+
+
+def _like(array: Any, number: int) -> Any:
+    return jnp.full(array.shape, number, array.dtype)
+
+
+@functools.lru_cache(maxsize=512)
+def _by_passes(k: int, rows: int, columns: int, dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """The kernel for rows of any length, which are read twice for each element of the result."""
     tiling = row_tiling(rows, columns, size_of(dtype), Registers())
 
     def body(block: Rows, x: Any, values: Any, indices: Any) -> None:
-        if tiling.resident:
-            block.resident.load(x)  # Once, for all passes.
         shape = () if block.tiling.height == 1 else (block.tiling.height,)
 
         def one(number: Any, before: tuple[Any, Any]) -> tuple[Any, Any]:
