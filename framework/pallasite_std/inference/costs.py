@@ -151,8 +151,12 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     issue = len(plan.everything) / 4
     if shared:
         return WARPS * transfer_passes(plan) + issue
-    # What several warps load comes out of the cache; lanes are counted in the sectors.
-    return layout.warp_count * len(plan.everything) * _sectors(plan) / 4 + issue
+    # What several warps load comes out of the cache; lanes are counted in the sectors. One thread
+    # accesses the end of an odd extent.
+    passes = len(plan.accesses) * _sectors(plan) / 4
+    if layout.is_padded:
+        passes = max(passes, len(plan.accesses))
+    return layout.warp_count * passes + len(plan.everything) - len(plan.accesses) + issue
 
 
 def _sectors(plan: AccessPlan) -> int:

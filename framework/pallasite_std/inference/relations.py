@@ -18,8 +18,8 @@ from pallasite.plugin.layouts import (
     reduction_plan,
 )
 from pallasite_std.inference.costs import movement_cost, ordering_cost
+from pallasite_std.memory.reduced_layouts import reduced
 from pallasite_std.memory.relayout import rows_in_registers
-from pallasite_std.memory.rows import short_rows
 from pallasite_std.stacking import stacked
 
 
@@ -191,9 +191,9 @@ def reduction(
             else:
                 yield operand, left
         candidates: tuple[RegisterLayout, ...] = proposals.for_broadcast(shape)
-        rows = short_rows(shape, bits) if axes == (len(shape) - 1,) else None
-        if rows is not None:
-            candidates = (*candidates, rows)
+        suited = reduced(shape, axes, bits)
+        if suited is not None:
+            candidates = (*candidates, suited)
         if isinstance(result, RegisterLayout):
             wide = tried(lambda: result.broadcast_in_dim(tuple(shape), kept).layout)
             for candidate in [*candidates, *([wide] if wide is not None else [])]:

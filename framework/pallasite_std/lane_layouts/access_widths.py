@@ -20,7 +20,8 @@ class AccessWidths:
     loads choose strided layouts whose vectors fit 16 bytes of the widest element type that any load
     or store among them moves. Layout rules say which primitives keep layouts (``same_layout``) and
     which move data between memory and registers (``accesses_memory``: a function from the
-    equation's operands and results to the variable that is moved).
+    equation's operands and results to the variable that is moved). ``moves``, a function of the
+    operands' types and the parameters, tells that an array of any layout goes through memory.
 
     Arrays keep their layout on the way into and out of calls, loops and branches, and from one
     iteration of a loop to the next.
@@ -99,7 +100,10 @@ class AccessWidths:
             and not getattr(getattr(rule, "function", None), "same_layout", False)
         ):
             arrays = [one for one in equation.invars if _is_array(one)]
-            if arrays:
+            moves = getattr(getattr(rule, "function", None), "moves", None)
+            if moves and moves([one.aval for one in equation.invars], **equation.params):
+                self._others += [one for one in equation.outvars if _is_array(one)]
+            elif arrays:
                 self._others += [*arrays, *(one for one in equation.outvars if _is_array(one))]
         for region in regions:
             self.add(region.jaxpr)

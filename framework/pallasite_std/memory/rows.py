@@ -1,4 +1,4 @@
-"""Layouts of arrays of odd shapes: the elements in one row, or rows over few lanes each."""
+"""Layouts of arrays of odd shapes whose elements lie in one row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from pallasite.plugin.layouts import (
     Layout,
     Owner,
     RegisterLayout,
-    default_strided,
 )
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
-
-ROW_LANES = 8
-"""Lanes that share a row to be reduced: more of them exchange more, with less to add up."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -60,39 +56,3 @@ def suitable_layouts(reference: MemoryReference) -> list[Layout]:
         return [best]
     other = better_row(best, 8 * min(16, reference.offset_alignment) // reference.element_bits)
     return [best] if other is None else [best, other]
-
-
-@functools.lru_cache(maxsize=4096)
-def short_rows(shape: tuple[int, ...], bits: int) -> RegisterLayout | None:
-    """A layout with few lanes for each row of an odd shape, if there are many rows; else None.
-
-    Args:
-      shape: of the array, whose last dimension is a row.
-      bits: of an element.
-    """
-    if len(shape) < 2 or math.prod(shape) == 0:
-        return None
-    natural = default_strided(shape, bits)
-    lanes = math.prod(one.size for one in natural.dims[-1] if one.owner is Owner.LANE)
-    beside = LANES // ROW_LANES
-    longest = max(range(len(shape) - 1), key=lambda dim: shape[dim])
-    if natural.flat or not natural.is_padded or lanes <= ROW_LANES:
-        return None
-    if shape[longest] < WARPS * beside:
-        return None
-    width = natural.vector_length
-    steps = -(-shape[-1] // (ROW_LANES * width))
-    dims: list[tuple[Digit, ...]] = [
-        (Digit(steps, Owner.REGISTER, 1), Digit(ROW_LANES, Owner.LANE, 1))
-    ]
-    if width > 1:
-        dims[0] = (*dims[0], Digit(width, Owner.VECTOR, 1))
-    registers = steps
-    for dim in reversed(range(len(shape) - 1)):
-        count, threads = shape[dim], tuple[Digit, ...]()
-        if dim == longest:
-            count = -(-count // (WARPS * beside))
-            threads = (Digit(WARPS, Owner.WARP, 1), Digit(beside, Owner.LANE, ROW_LANES))
-        dims.insert(0, (Digit(count, Owner.REGISTER, registers), *threads))
-        registers *= count
-    return RegisterLayout(shape, tuple(dims), width)

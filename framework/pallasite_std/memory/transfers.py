@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,11 +80,17 @@ def _swizzle(address: ir.Value, swizzle: int) -> ir.Value:
 
 
 def access_addresses(
-    launch: LaunchContext, reference: MemoryReference, plan: AccessPlan
+    launch: LaunchContext,
+    reference: MemoryReference,
+    plan: AccessPlan,
+    condition: ir.Value | None = None,
 ) -> Callable[[Access], ir.Value]:
-    """A function that emits the address (a pointer) of an access of the calling thread."""
+    """A function that emits the address (a pointer) of an access of the calling thread; where a
+    condition does not hold, of an access of the first thread."""
     element = types.memory_type(reference.dtype)
     thread = thread_offset(launch, plan)
+    if condition is not None:
+        thread = ops.arith.select(condition, thread, ops.constant(0, thread.type))
     bits = reference.element_bits
     if plan.swizzle == 16:
         offset = ops.cast_integer(thread, reference.index_type, signed=False)
@@ -179,8 +184,7 @@ def load_array(
         address_of = access_addresses(launch, reference, plan.rows)
         loaded, elements = load_matrices(plan, address_of, memory)
     else:
-        address_of = access_addresses(launch, reference, plan)
-        loaded, elements = _load_vectors(launch, layout, plan, address_of, memory, load)
+        loaded, elements = _load_vectors(launch, reference, layout, plan, memory, load)
     sources = [
         [elements[register, element] for element in range(layout.vector_length)]
         for register in range(layout.registers)
@@ -200,31 +204,37 @@ def _plan(
 
 def _load_vectors(
     launch: LaunchContext,
+    reference: MemoryReference,
     layout: RegisterLayout,
     plan: AccessPlan,
-    address_of: Callable[[Access], ir.Value],
     element: ir.Type,
     load_vector: LoadVector,
 ) -> tuple[list[ir.Value], dict[tuple[int, int], tuple[int, int]]]:
-    """Emits the loads of an array; returns what :func:`load_matrices` does."""
+    """Emits the loads of an array; returns what :func:`load_matrices` does.
+
+    Threads whose place is padding load what the first thread does. The address depends on the
+    condition instead of the control flow, and no register has to be filled otherwise.
+    """
     vector = ops.vector_type(element, plan.width)
     places: dict[tuple[int, int], tuple[int, int]] = {}
     loaded: list[ir.Value] = []
 
-    def load_access(access: Access) -> ir.Value:
-        type, alignment = ops.vector_type(element, len(access.parts)), access.bytes(plan)
-        return load_vector(type, address_of(access), alignment=alignment)
-
-    def load(accesses: Sequence[Access]) -> list[ir.Value]:
-        return [load_access(access) for access in accesses]
+    def load(accesses: Sequence[Access], condition: ir.Value | None = None) -> list[ir.Value]:
+        address_of = access_addresses(launch, reference, plan, condition)
+        return [
+            load_vector(
+                ops.vector_type(element, len(access.parts)),
+                address_of(access),
+                alignment=access.bytes(plan),
+            )
+            for access in accesses
+        ]
 
     for guards, accesses in guarded_groups(plan.accesses).items():
         for number, access in enumerate(accesses, start=len(loaded)):
             for position, part in enumerate(access.parts):
                 places[part] = (number, position)
-        condition = holds_element(launch, layout, guards)
-        own = functools.partial(load, accesses)
-        loaded += load_where(condition, [vector] * len(accesses), own)
+        loaded += load(accesses, holds_element(launch, layout, guards))
     for tail in plan.tail:
         if tail.parts[0] not in places:  # No thread loads a whole vector.
             for position, part in enumerate(tail.parts):

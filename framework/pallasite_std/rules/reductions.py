@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,20 +12,17 @@ from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedE
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import (
-    Digit,
     Layout,
-    Owner,
     ReductionPlan,
     RegisterLayout,
     SplatLayout,
-    default_strided,
     padded,
     reduction_plan,
 )
 from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext, Value, relayout
 from pallasite_std.math.table import BINARY
 from pallasite_std.memory.padding import fill_padding
-from pallasite_std.memory.rows import short_rows
+from pallasite_std.memory.reduced_layouts import reduced
 
 rules = RuleSet()
 lax = _jax.lax_primitives
@@ -431,9 +427,7 @@ def _register(primitive: Any, name: str) -> None:
         ctx: LayoutContext, wanted: Sequence[Layout | None], *, axes: Sequence[int], **params: Any
     ) -> list[Layout | None]:
         aval = ctx.avals_in[0]
-        if tuple(axes) != (len(aval.shape) - 1,):
-            return [None]
-        return [short_rows(tuple(aval.shape), types.bit_width(aval.dtype))]
+        return [reduced(tuple(aval.shape), tuple(axes), types.bit_width(aval.dtype))]
 
 
 def _accumulate_in(name: str, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any]]:
@@ -509,18 +503,9 @@ def _register_arg(primitive: Any, largest: bool) -> None:
     def _layout(
         ctx: LayoutContext, wanted: Sequence[Layout | None], *, axes: Sequence[int], **params: Any
     ) -> list[Layout | None]:
-        """Of odd shapes, the axis in registers: two reductions across lanes would be long."""
+        # Indices are compared, too, which have 32 bits or more.
         aval = ctx.avals_in[0]
-        (axis,) = axes
-        shape = tuple(aval.shape)
-        if axis == len(shape) - 1 or math.prod(shape) < 2:
-            return [None]
-        if not default_strided(shape, types.bit_width(aval.dtype)).is_padded:
-            return [None]
-        rest = padded((*shape[:axis], *shape[axis + 1 :]))
-        dims = list(rest.dims)
-        dims.insert(axis, (Digit(shape[axis], Owner.REGISTER, rest.registers),))
-        return [RegisterLayout(shape, tuple(dims), rest.vector_length)]
+        return [reduced(tuple(aval.shape), tuple(axes), max(32, types.bit_width(aval.dtype)))]
 
 
 _register_arg(lax.argmax_p, True)

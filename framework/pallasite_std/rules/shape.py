@@ -243,7 +243,18 @@ def _slice_result(
     return [layout.slice(start_indices, sizes).layout]
 
 
+def _slice_moves(avals_in: Any, **params: Any) -> bool:
+    """Whether the slice goes through memory, as far as that is known before there are layouts."""
+    aval = avals_in[0]
+    try:
+        layout = default_strided(tuple(aval.shape), types.bit_width(aval.dtype))
+        return _slice_result(avals_in, [layout], **params) == [None]
+    except InvalidValueError:
+        return True
+
+
 _slice_layout.result_layouts = _slice_result  # type: ignore[attr-defined]
+_slice_layout.moves = _slice_moves  # type: ignore[attr-defined]
 
 
 @rules.lowering(_jax.slice_p, Semantics.LANE)

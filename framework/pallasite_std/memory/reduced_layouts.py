@@ -1,0 +1,146 @@
+"""Layouts of arrays of odd shapes that are reduced along some axes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from pallasite.plugin.layouts import (
+    LANES,
+    WARPS,
+    Digit,
+    Owner,
+    RegisterLayout,
+    default_strided,
+)
+from pallasite_std.memory.rows import row
+
+_EXCHANGE = 3
+"""Instructions of a step in which two lanes combine a value."""
+
+_ACROSS_WARPS = 12
+"""Instructions by which warps exchange a value; the barriers are as many."""
+
+_SECTOR = 32
+"""Bytes of memory that are moved together."""
+
+
+@functools.lru_cache(maxsize=4096)
+def suits_reduction(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> bool:
+    """Whether the default layout does for a reduction: it has neither padding nor counts of lanes
+    that are no powers of two, and no thread runs across a dimension."""
+    layout = default_strided(shape, bits)
+    threads = [digit for digit in layout.digits if digit.owner.is_thread]
+    whole = all(n == 1 or d in axes for d, n in enumerate(shape))
+    return (
+        not layout.is_padded
+        and (whole or not layout.flat)
+        and not any(digit.size & (digit.size - 1) for digit in threads)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def reduced(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> RegisterLayout | None:
+    """A layout in which a lane has few instructions for a reduction, where the default is none.
+
+    Args:
+      shape: of the array.
+      axes: that are reduced.
+      bits: of an element.
+
+    Returns:
+      The threads in powers of two over the dimensions, each of which is padded to whole numbers;
+      or, if all elements are combined, consecutive vectors of the row-major flattened array. None
+      for shapes of which :func:`pallasite.plugin.layouts.default_strided` suits.
+    """
+    if not shape or math.prod(shape) < 2 or suits_reduction(shape, axes, bits):
+        return None
+    widths = [n for n in (16, 8, 4, 2, 1) if 8 <= n * bits <= 128]
+    if all(n == 1 or d in axes for d, n in enumerate(shape)):
+        return min((row(shape, n) for n in widths), key=lambda one: _row_work(one, bits))
+    best = min(
+        (_work(shape, axes, bits, *one), one)
+        for width in widths
+        if shape[-1] % width == 0
+        for one in _distributions((*shape[:-1], shape[-1] // width), width)
+    )
+    return _layout(shape, *best[1])
+
+
+def _row_work(layout: RegisterLayout, bits: int) -> int:
+    """Of a lane that loads the vectors of a row, and combines their elements."""
+    return layout.registers * (2 + layout.vector_length * max(16, bits) // 32)
+
+
+def _distributions(
+    vectors: tuple[int, ...], width: int
+) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Vectors of ``width`` elements over the lanes and warps of each dimension."""
+    for lanes in _splits(LANES, len(vectors)):
+        for warps in _splits(WARPS, len(vectors)):
+            counts = zip(vectors, lanes, warps, strict=True)
+            if all(a * b == 1 or a * b < 2 * extent for extent, a, b in counts):
+                yield width, lanes, warps
+
+
+def _splits(threads: int, rank: int) -> Iterator[tuple[int, ...]]:
+    """Powers of two for the dimensions, whose product is at most so many threads."""
+    powers = [1 << bit for bit in range(threads.bit_length())]
+    for split in itertools.product(powers, repeat=rank):
+        if math.prod(split) <= threads:
+            yield split
+
+
+def _work(
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    bits: int,
+    width: int,
+    lanes: tuple[int, ...],
+    warps: tuple[int, ...],
+) -> float:
+    """About how many instructions a lane has, and what it waits for memory."""
+    last = len(shape) - 1
+    values = registers = 1
+    for dim, extent in enumerate(shape):
+        own = -(-(extent // width if dim == last else extent) // (lanes[dim] * warps[dim]))
+        registers *= own
+        if dim not in axes:
+            values *= own * width if dim == last else own
+    steps = sum(lanes[dim].bit_length() - 1 for dim in axes)
+    crossing = any(warps[dim] > 1 for dim in axes)
+    work = registers * (2 + width * max(16, bits) / 32 + _sectors(shape, bits, width, lanes) / 8)
+    work += -(-values * max(16, bits) // 32) * (steps * _EXCHANGE + crossing * _ACROSS_WARPS)
+    return work + crossing * _ACROSS_WARPS
+
+
+def _sectors(shape: Sequence[int], bits: int, width: int, lanes: Sequence[int]) -> float:
+    """About how many sectors of row-major memory the lanes access at a time."""
+    touched, size = 1.0, bits / 8
+    for dim in reversed(range(len(shape))):
+        own = lanes[dim] * (width if dim == len(shape) - 1 else 1)
+        touched = min(own * touched, max(1.0, own * size / _SECTOR))
+        size *= shape[dim]
+    return touched
+
+
+def _layout(
+    shape: tuple[int, ...], width: int, lanes: tuple[int, ...], warps: tuple[int, ...]
+) -> RegisterLayout:
+    """The layout with so many lanes and warps along each dimension."""
+    dims: list[tuple[Digit, ...]] = []
+    strides = [1, 1, 1]
+    for dim in reversed(range(len(shape))):
+        vector = width if dim == len(shape) - 1 else 1
+        count = -(-shape[dim] // (vector * lanes[dim] * warps[dim]))
+        own = []
+        owners = (Owner.REGISTER, Owner.WARP, Owner.LANE)
+        for place, (size, owner) in enumerate(
+            zip((count, warps[dim], lanes[dim]), owners, strict=True)
+        ):
+            own.append(Digit(size, owner, strides[place]))
+            strides[place] *= size
+        dims.insert(0, (*own, Digit(vector, Owner.VECTOR, 1)))
+    return RegisterLayout(shape, tuple(dims), width)
