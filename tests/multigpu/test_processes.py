@@ -83,9 +83,9 @@ TABLES = """
     other = 1 - RANK
     assert (words[layout.RANK], words[layout.COUNT]) == (RANK, 2), words
     assert words[layout.TIMEOUT] == 5 * 10**9 and words[layout.RECORD] == group.records[0]
-    boxes = words[layout.MAILBOXES::2]
+    boxes = words[layout.MAILBOXES:layout.elements(2):2]
     assert words[layout.MAILBOX] == boxes[RANK] and tuple(boxes) == group.mailboxes
-    offsets = words[layout.MAILBOXES + 1::2]
+    offsets = words[layout.MAILBOXES + 1:layout.elements(2):2]
     assert offsets[RANK] == 0
 
     # As kernels do it: an address of this process, as the other one has it, into its mailbox.
@@ -419,9 +419,9 @@ def test_memory_as_an_array(dtype):
 def test_the_table_of_one_process_has_no_offsets():
     table = layout.table(1, [10, 20], timeout=7)
     assert layout.devices_of(len(table)) == 2
-    assert table[layout.MAILBOXES :].tolist() == [10, 0, 20, 0]
+    assert table[layout.MAILBOXES :].tolist() == [10, 0, 20, 0, 0, 1]
     moved = layout.table(1, [10, 20], [-8, 0])
-    assert moved[layout.MAILBOXES :].tolist() == [10, 2**64 - 8, 20, 0]
+    assert moved[layout.MAILBOXES :].tolist() == [10, 2**64 - 8, 20, 0, 0, 1]
 
 
 def test_elements_that_dlpack_does_not_know():

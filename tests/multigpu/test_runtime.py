@@ -141,6 +141,7 @@ def test_a_launch_on_one_gpu_alone_is_refused():
         "location": "here.py:3",
         "multicasts": False,
         "clears": False,
+        "network": False,
         "reached": [],
     }
     with pytest.raises(
@@ -259,7 +260,7 @@ class FakeDriver:
 def test_doctor_says_which_gpus_are_apart(monkeypatch):
     monkeypatch.setattr(diagnoses, "driver", FakeDriver)
     monkeypatch.setattr(diagnoses.nvshmem, "is_installed", lambda: False)
-    local, processes, between = diagnoses.diagnoses()
+    local, processes, between, hosts = diagnoses.diagnoses()
     assert local.text == "GPUs without access to each other's memory: 1-2, 2-1"
     assert "nvidia-smi topo" in local.remedy
     assert processes.text.startswith("on one machine") and "1024 MiB" in processes.text

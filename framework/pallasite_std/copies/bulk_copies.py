@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import RuleContext
 from pallasite_std.copies.tensor_copies import start_value
-from pallasite_std.memory.reference_types import MemoryReference, WindowStart
+from pallasite_std.memory.reference_types import Elsewhere, MemoryReference, WindowStart
 
 UNIT = 16
 """Addresses and sizes are multiples of so many bytes."""
@@ -188,12 +188,11 @@ def issue_store(ctx: RuleContext, copy: BulkCopy) -> None:
     """Emits the store; the caller elects one lane and commits the group."""
     target = copy.global_address(ctx)
     source = ops.shared_address(copy.shared.address())
-    text = "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"
-    constraints = "l,r,r,~{memory}"
+    where = copy.window.peer or Elsewhere()
     if not copy.may_leave:
-        ops.inline_assembly(text, constraints, target, source, ops.i32_constant(copy.size))
+        where.send(ctx, target, source, ops.i32_constant(copy.size), copy.size)
         return
     before, inside = copy.inside()
     with ops.when(ops.compare("sgt", inside, 0)):
         target, source = ops.byte_pointer(target, before), ops.add(source, before)
-        ops.inline_assembly(text, constraints, target, source, inside)
+        where.send(ctx, target, source, inside, copy.size)

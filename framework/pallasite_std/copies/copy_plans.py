@@ -119,7 +119,8 @@ def plan_store(
       InvalidValueError: what no instruction can do.
     """
     run = None if reduction is not None else bulk.plan(destination, source)
-    if run is None or run.may_leave:
+    there = destination.peer
+    if run is None or (run.may_leave and (there is None or there.has_descriptors(ctx))):
         try:
             tma.check_shared_alignment(source)
             copy = tma.plan_copy(ctx, destination, source.layout, reduction=reduction)

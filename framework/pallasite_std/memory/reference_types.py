@@ -83,6 +83,11 @@ class Elsewhere:
 
     copied_to = False
 
+    def has_descriptors(self, ctx: RuleContext) -> bool:
+        """Whether :meth:`descriptor` gives any; else stores cut off what leaves the array."""
+        del ctx
+        return True
+
     def descriptor(self, ctx: RuleContext, parameter: TensorMapParameter) -> ir.Value:
         """A pointer to a TMA descriptor of the memory there, else as a parameter says.
 
@@ -91,6 +96,22 @@ class Elsewhere:
         """
         del parameter
         raise UnsupportedError(f"{ctx.primitive} by a TMA descriptor of memory elsewhere")
+
+    def send(
+        self, ctx: RuleContext, target: ir.Value, source: ir.Value, size: ir.Value, most: int
+    ) -> None:
+        """Emits what one lane does to start the copy of a piece of shared memory to there.
+
+        Args:
+          ctx: the rule's context.
+          target: the address there.
+          source: 32-bit address in shared memory.
+          size: of the piece in bytes, i32; a multiple of 16.
+          most: that it can be.
+        """
+        del ctx, most
+        text = "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"
+        ops.inline_assembly(text, "l,r,r,~{memory}", target, source, size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

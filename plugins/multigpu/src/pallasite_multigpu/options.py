@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import math
 from typing import Any
 
@@ -98,6 +99,37 @@ config.declare(
         affects_code=False,
     )
 )
+
+
+def _peer_network(value: Any) -> str:
+    text = str(value).strip().lower()
+    if text in ("", "off"):
+        return "off"
+    if text.partition(" ")[0] != "nvshmem":
+        raise ValueError
+    try:
+        return f"nvshmem {importlib.metadata.version('nvidia-nvshmem-cu13')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "nvshmem"
+
+
+config.declare(
+    config.Option(
+        "peer_network",
+        "PALLASITE_PEER_NETWORK",
+        lambda: "off",
+        _peer_network,
+        "off or nvshmem",
+        "how kernels reach devices of other hosts, which no NVLink connects",
+    )
+)
+
+
+def peer_network() -> str:
+    """How kernels reach devices of other hosts: ``"off"``, or ``"nvshmem"`` and its version, which
+    kernels depend on."""
+    chosen: str = config.get("peer_network")
+    return chosen
 
 
 def symmetric_heap() -> int:

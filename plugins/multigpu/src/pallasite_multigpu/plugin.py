@@ -13,8 +13,10 @@ from pallasite.plugin import (
     KernelLifecycle,
     LayoutRule,
     LoweringRule,
+    Pass,
     ResourceRule,
     RuleSet,
+    StoreNamespace,
     ViewRule,
     hookimpl,
     imported_on_call,
@@ -30,6 +32,28 @@ def pallasite_options() -> type:
     from pallasite_multigpu.options import MultiGpuOptions
 
     return MultiGpuOptions
+
+
+@hookimpl
+def pallasite_passes() -> list[Pass]:
+    """Links NVSHMEM's functions to kernels that call them."""
+    return [
+        Pass(
+            name="link-network",
+            stage="llvm",
+            run=imported_on_call("pallasite_multigpu.network.library:link"),
+            before=("llvm-optimize",),
+            description="links NVSHMEM's functions to kernels that reach other hosts",
+        )
+    ]
+
+
+@hookimpl
+def pallasite_stores() -> list[StoreNamespace]:
+    """Device libraries, cut down to what is used."""
+    from pallasite_multigpu.network.library import LIBRARIES
+
+    return [LIBRARIES]
 
 
 @hookimpl

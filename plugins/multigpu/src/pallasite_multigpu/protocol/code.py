@@ -55,6 +55,79 @@ def _peer(devices: int) -> list[str]:
 def entry(
     fingerprint: int, devices: int, blocks: int, buffers: int, cleared: Sequence[int] = ()
 ) -> tuple[str, str]:
+    """The entry barrier with the exchange; see :func:`entry_begin`, :func:`entry_end`.
+
+    Its result is the address of the slots of this epoch.
+
+    Returns:
+      The text, and constraints.
+    """
+    begin = _entry_begin(fingerprint, devices, blocks, buffers, cleared)
+    lines = ["{", *_REGISTERS, *_TABLE, *begin, *_entry_end(fingerprint, blocks), "}"]
+    operands = 2 + buffers + len(cleared)
+    return _text(lines, 1), ",".join(["=&l", *["l"] * operands, "~{memory}"])
+
+
+def entry_begin(
+    fingerprint: int, devices: int, blocks: int, buffers: int, cleared: Sequence[int]
+) -> tuple[str, str]:
+    """The first part of the entry barrier of a kernel that tells far devices by itself.
+
+    Its operands are those of :func:`entry`. Its result has the epoch in its low half, and in its
+    high half whether this thread has to tell the device of its number.
+
+    Returns:
+      The text, and constraints.
+    """
+    begin = _entry_begin(fingerprint, devices, blocks, buffers, cleared, far=True)
+    lines = [
+        "{",
+        *_REGISTERS,
+        *_TABLE,
+        "mov.b64 $0, 0;",
+        *begin,
+        "setp.eq.and.u32 first, ticket, 0, active;",
+        "selp.b32 high, 1, 0, first;",
+        "mov.b64 $0, {next, high};",
+        "READY_${:uid}:",
+        "}",
+    ]
+    operands = 2 + buffers + len(cleared)
+    return _text(lines, 1), ",".join(["=&l", *["l"] * operands, "~{memory}"])
+
+
+def entry_end(fingerprint: int, devices: int, blocks: int) -> tuple[str, str]:
+    """The second part: its operands are the first two of the first part, and that one's result.
+
+    Returns:
+      The text, and constraints.
+    """
+    lines = [
+        "{",
+        *_REGISTERS,
+        *_TABLE,
+        "mov.u32 thread, %tid.x;",
+        "mov.b32 parity, 0;",
+        "setp.ge.u32 p, thread, 32;",
+        "@p bra.uni READY_${:uid};",
+        "mov.b64 {next, high}, $3;",
+        "and.b32 parity, next, 1;",
+        f"setp.lt.u32 active, thread, {devices};",
+        *_entry_end(fingerprint, blocks),
+        "}",
+    ]
+    return _text(lines, 1), "=&l,l,l,l,~{memory}"
+
+
+def _entry_begin(
+    fingerprint: int,
+    devices: int,
+    blocks: int,
+    buffers: int,
+    cleared: Sequence[int],
+    *,
+    far: bool = False,
+) -> list[str]:
     """The entry barrier with the exchange; all threads of all blocks execute it.
 
     Its operands are the table's address, an address that no other launch has at the same time,
@@ -68,9 +141,7 @@ def entry(
       blocks: of the kernel.
       buffers: how many of them peers reach.
       cleared: words of 32 bits of each piece of memory that is filled with zeros.
-
-    Returns:
-      The text, and constraints.
+      far: whether devices may be far, which are not told here.
     """
     # Addresses are told to each peer as it has them mapped.
     stores = [
@@ -81,10 +152,7 @@ def entry(
             f"@first st.global.b64 [place+{(1 + number) * layout.WORD}], word;",
         )
     ]
-    lines = [
-        "{",
-        *_REGISTERS,
-        *_TABLE,
+    return [
         "setp.lt.s64 p, rank, 0;",
         "@p exit;",
         "mov.u32 thread, %tid.x;",
@@ -112,6 +180,7 @@ def entry(
         # The first block publishes, after all of its lanes have filled memory with zeros.
         "bar.warp.sync 0xffffffff;",
         "setp.eq.and.u32 first, ticket, 0, active;",
+        *(_NEAR if far else ()),
         f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
         "add.s64 place, place, peer;",
         "cvt.u32.u64 narrow, rank;",
@@ -127,6 +196,11 @@ def entry(
         "setp.eq.and.u32 last, thread, 0, last;",
         "mov.b64 word, {0, next};",
         f"@last st.relaxed.gpu.global.b64 [own+{layout.TICKETS}], word;",
+    ]
+
+
+def _entry_end(fingerprint: int, blocks: int) -> list[str]:
+    return [
         f"mad.wide.u32 flag, thread, {layout.LINE}, own;",
         f"add.s64 flag, flag, {layout.ENTRY_FLAGS};",
         *_wait("b64", fingerprint, Trap.NOT_BEGUN, "BEGIN"),
@@ -143,10 +217,7 @@ def entry(
         "selp.b32 parity, 1, 0, p;",
         f"mad.wide.u32 $0, parity, {layout.SLOTS_OF_PARITY}, own;",
         f"add.s64 $0, $0, {layout.SLOTS};",
-        "}",
     ]
-    operands = 2 + buffers + len(cleared)
-    return _text(lines, 1), ",".join(["=&l", *["l"] * operands, "~{memory}"])
 
 
 def _announced(fingerprint: int) -> list[str]:
@@ -179,6 +250,14 @@ def _clear(operand: int, words: int) -> list[str]:
     ]
 
 
+_NEAR = [
+    f"and.b64 value, peer, {layout.FAR};",
+    "setp.eq.and.b64 first, value, 0, first;",
+    "mov.b64 value, 0;",
+]
+"""Far devices have a mailbox, but not for stores."""
+
+
 def exit_(fingerprint: int, devices: int, blocks: int) -> tuple[str, str]:
     """The exit barrier; all threads of all blocks execute it. Its operand is the table's address.
 
@@ -190,10 +269,58 @@ def exit_(fingerprint: int, devices: int, blocks: int) -> tuple[str, str]:
     Returns:
       The text, and constraints.
     """
+    begin = _exit_begin(devices, blocks)
+    lines = ["{", *_REGISTERS, *_TABLE, *begin, *_exit_end(fingerprint), "}"]
+    return _text(lines, 0), "l,~{memory}"
+
+
+def exit_begin(devices: int, blocks: int) -> tuple[str, str]:
+    """The first part of the exit barrier of a kernel that tells far devices by itself.
+
+    Its operand is the table's address. Its result has the epoch in its low half, and in its high
+    half whether this thread has to tell the device of its number; 2 or 3 in all threads that have
+    to wait.
+
+    Returns:
+      The text, and constraints.
+    """
     lines = [
         "{",
         *_REGISTERS,
         *_TABLE,
+        "mov.b64 $0, 0;",
+        *_exit_begin(devices, blocks, far=True),
+        "selp.b32 high, 3, 2, active;",
+        "mov.b64 $0, {next, high};",
+        "LEAVE_${:uid}:",
+        "}",
+    ]
+    return _text(lines, 1), "=&l,l,~{memory}"
+
+
+def exit_end(fingerprint: int, devices: int) -> tuple[str, str]:
+    """The second part: its operands are the table's address, and the first part's result.
+
+    Returns:
+      The text, and constraints.
+    """
+    lines = [
+        "{",
+        *_REGISTERS,
+        *_TABLE,
+        "mov.u32 thread, %tid.x;",
+        "mov.b64 {next, high}, $1;",
+        "setp.lt.u32 p, high, 2;",
+        "@p bra LEAVE_${:uid};",
+        f"setp.lt.u32 active, thread, {devices};",
+        *_exit_end(fingerprint),
+        "}",
+    ]
+    return _text(lines, 0), "l,l,~{memory}"
+
+
+def _exit_begin(devices: int, blocks: int, *, far: bool = False) -> list[str]:
+    return [
         "barrier.cta.sync 0;",
         "mov.u32 thread, %tid.x;",
         "setp.ge.u32 p, thread, 32;",
@@ -214,14 +341,19 @@ def exit_(fingerprint: int, devices: int, blocks: int) -> tuple[str, str]:
         "mov.b64 {low, next}, word;",
         "cvt.u32.u64 narrow, rank;",
         f"mad.wide.u32 flag, narrow, {layout.LINE}, peer;",
-        f"@active st.release.sys.global.b32 [flag+{layout.EXIT_FLAGS}], next;",
+        *(("mov.pred first, active;", *_NEAR) if far else ()),
+        f"@{'first' if far else 'active'} st.release.sys.global.b32"
+        f" [flag+{layout.EXIT_FLAGS}], next;",
+    ]
+
+
+def _exit_end(fingerprint: int) -> list[str]:
+    return [
         f"mad.wide.u32 flag, thread, {layout.LINE}, own;",
         f"add.s64 flag, flag, {layout.EXIT_FLAGS};",
         *_wait("b32", fingerprint, Trap.NOT_ENDED, "END"),
         "LEAVE_${:uid}:",
-        "}",
     ]
-    return _text(lines, 0), "l,~{memory}"
 
 
 def trap(code: int, fingerprint: int) -> tuple[str, str]:

@@ -17,6 +17,8 @@ from pallasite.plugin.lowering import (
     RuleContext,
     StateKey,
 )
+from pallasite_multigpu.network import calls, library
+from pallasite_multigpu.options import peer_network
 from pallasite_multigpu.protocol import code, layout
 
 TABLE = "multigpu.table"
@@ -38,6 +40,7 @@ class Communication:
       begins: whether the kernel begins with the exchange and a barrier.
       multicasts: whether it uses addresses that mean all devices.
       reads: whether it reads the memory of peers, so that these may not go on before it has ended.
+      network: whether devices may be of several hosts, which no NVLink connects.
       fingerprint: what tells it from other kernels; set when it is finished.
     """
 
@@ -48,10 +51,13 @@ class Communication:
     begins: bool = False
     multicasts: bool = False
     reads: bool = False
+    network: bool = False
     fingerprint: int = 0
 
 
-COMMUNICATION = StateKey("multigpu.communication", lambda kernel: Communication())
+COMMUNICATION = StateKey(
+    "multigpu.communication", lambda kernel: Communication(network=peer_network() != "off")
+)
 
 
 def placeholder(type: ir.Type) -> ir.Value:
@@ -149,6 +155,8 @@ def communicates(kernel: KernelContext, *, reads: bool = False) -> None:
     device_count(kernel)
     _table(kernel)
     state = kernel.state(COMMUNICATION)
+    if state.network and not state.begins:
+        library.required()
     state.begins = True
     state.reads |= reads
 
@@ -245,8 +253,15 @@ def wait(ctx: RuleContext, pointer: ir.Value, amount: ir.Value, decrement: bool)
     def emit(table: ir.Value, *operands: ir.Value) -> None:
         text, constraints = code.wait(state.fingerprint, decrement)
         ops.inline_assembly(text, constraints, table, *operands)
+        if state.network:
+            calls.show_what_came(ctx.kernel, operands[0])
 
     ctx.kernel.emit_later(emit, _table(ctx.kernel), pointer, amount)
+
+
+def table_of(kernel: KernelContext) -> ir.Value:
+    """The address of the kernel's table, or what stands for it."""
+    return _table(kernel)
 
 
 def trap(ctx: RuleContext, code_: int, value: ir.Value) -> None:

@@ -38,21 +38,33 @@ MULTICAST = 4
 0 if there is no multicast."""
 MAILBOX = 5
 """Address of the own mailbox."""
-MAILBOXES = 6
+NETWORK = 6
+"""Address of the state of NVSHMEM's device library, or 0; only kernels that are made for devices of
+several hosts use it. The word behind it is 0."""
+MAILBOXES = 8
 """The first of :data:`WORDS_OF_DEVICE` words for each device of the group: the address of its
 mailbox as seen from this device, and what that device adds to an address of this one to reach the
-same place (modulo 2^64), which is 0 where both are in one process."""
+same place (modulo 2^64), which is 0 where both are in one process. Of a device that is reached by
+the network only, the first is the symmetric address of the mailbox plus :data:`FAR`, and the second
+leads to symmetric addresses."""
 WORDS_OF_DEVICE = 2
+FAR = 1
+"""Mailboxes are at even addresses."""
+
+
+def elements(devices: int) -> int:
+    """The first word, of one for each device: its number in the network."""
+    return MAILBOXES + WORDS_OF_DEVICE * devices
 
 
 def table_words(devices: int) -> int:
     """Words of the table of a group."""
-    return MAILBOXES + WORDS_OF_DEVICE * devices
+    return elements(devices) + devices
 
 
 def devices_of(words: int) -> int:
     """Devices of the group whose table has so many words."""
-    return (words - MAILBOXES) // WORDS_OF_DEVICE
+    return (words - MAILBOXES) // (WORDS_OF_DEVICE + 1)
 
 
 def table(
@@ -63,6 +75,8 @@ def table(
     timeout: int = 0,
     record: int = 0,
     multicast: int = 0,
+    network: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> np.ndarray:
     """The table of one device, uint64.
 
@@ -73,11 +87,14 @@ def table(
       timeout: in nanoseconds; 0 for ever.
       record: address of its error record, or 0.
       multicast: the offset of multicast addresses, or 0.
+      network: address of the network's state, or 0.
+      numbers: of the devices in the network; by default their places in the group.
     """
     own = mailboxes[rank] if rank >= 0 else 0
-    words = [rank % 2**64, len(mailboxes), timeout, record, multicast % 2**64, own]
+    words = [rank % 2**64, len(mailboxes), timeout, record, multicast % 2**64, own, network, 0]
     for mailbox, offset in zip(mailboxes, offsets or [0] * len(mailboxes), strict=True):
         words += [mailbox, offset % 2**64]
+    words += range(len(mailboxes)) if numbers is None else numbers
     return np.array(words, np.uint64)
 
 

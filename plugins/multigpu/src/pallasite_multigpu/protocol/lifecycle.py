@@ -9,6 +9,7 @@ import numpy as np
 
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext
+from pallasite_multigpu.network import calls
 from pallasite_multigpu.options import MultiGpuOptions
 from pallasite_multigpu.protocol import code, layout
 from pallasite_multigpu.protocol.kernel import (
@@ -45,16 +46,27 @@ def prologue(kernel: KernelContext) -> None:
             # Launches at the same time may share a table, but not what they write.
             own = (*launch.hidden.outputs, *launch.hidden.inputs)[0]
             pointers = [launch.array_pointer(one) for one in (own, *state.slots, *state.cleared)]
-            text, constraints = code.entry(
+            devices, blocks = device_count(kernel), kernel.geometry.blocks
+            emit = code.entry_begin if state.network else code.entry
+            text, constraints = emit(
                 state.fingerprint,
-                device_count(kernel),
-                kernel.geometry.blocks,
+                devices,
+                blocks,
                 len(state.slots),
                 [math.prod(one.shape) for one in state.cleared],
             )
             made = ops.inline_assembly(
                 text, constraints, state.table, *pointers, results=[ops.i64()]
             )
+            if state.network:
+                calls.begin(kernel, state.table)
+                launch.block_barrier()
+                reached = pointers[1 : 1 + len(state.slots)]
+                calls.announce(kernel, state.table, devices, made, state.fingerprint, reached)
+                text, constraints = code.entry_end(state.fingerprint, devices, blocks)
+                made = ops.inline_assembly(
+                    text, constraints, state.table, pointers[0], made, results=[ops.i64()]
+                )
         # What other lifecycles have deferred may name it, even if it will not be used.
         replace(slots, ops.i64_constant(0) if made is None else made)
 
@@ -68,10 +80,15 @@ def epilogue(kernel: KernelContext) -> None:
         state = kernel.state(COMMUNICATION)
         wanted = kernel.params.options_of(MultiGpuOptions).exit_barrier
         if state.begins and (state.reads if wanted is None else wanted):
-            text, constraints = code.exit_(
-                state.fingerprint, device_count(kernel), kernel.geometry.blocks
+            devices, blocks = device_count(kernel), kernel.geometry.blocks
+            if not state.network:
+                ops.inline_assembly(*code.exit_(state.fingerprint, devices, blocks), state.table)
+                return
+            told = ops.inline_assembly(
+                *code.exit_begin(devices, blocks), state.table, results=[ops.i64()]
             )
-            ops.inline_assembly(text, constraints, state.table)
+            calls.announce_end(kernel, state.table, devices, told)
+            ops.inline_assembly(*code.exit_end(state.fingerprint, devices), state.table, told)
 
     kernel.emit_later(leave)
 
@@ -98,6 +115,7 @@ def finish(kernel: KernelContext) -> None:
             "location": str(kernel.location or ""),
             "multicasts": state.multicasts,
             "clears": bool(state.cleared),
+            "network": state.network,
             "reached": [[one.kind.value, one.index] for one in state.slots],
         },
     )

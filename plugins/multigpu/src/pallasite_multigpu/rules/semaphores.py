@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
+from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidTypeError, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
@@ -14,8 +15,10 @@ from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import EstimatorContext, Resources, RuleContext, Value, nothing
 from pallasite_multigpu import protocol
 from pallasite_multigpu.language import semaphores as prim
+from pallasite_multigpu.network import calls
+from pallasite_multigpu.protocol.kernel import COMMUNICATION, table_of
 from pallasite_multigpu.rules.devices import check_all_axes, device_rank, rank_value
-from pallasite_multigpu.views.peers import at_peer, everywhere
+from pallasite_multigpu.views.peers import Peer, at_peer, everywhere
 from pallasite_std.api import MemoryReference, semaphore_rules
 
 rules = RuleSet()
@@ -44,8 +47,21 @@ def _signal(
             expected="pl.DeviceIdType.MESH or LOGICAL",
         )
     memory = semaphore_rules.one_semaphore(ctx, reference, transforms)
-    semaphore_rules.signal(ctx, _on(ctx, memory, device, "semaphore_signal"), amount)
+    there = _on(ctx, memory, device, "semaphore_signal")
+    if not ctx.kernel.state(COMMUNICATION).network:
+        semaphore_rules.signal(ctx, there, amount)
+        return ()
+    value = ctx.scalar(amount, ops.i32())
+    if ctx.auto_barriers:
+        ctx.synchronize()
+    with ops.when(ctx.leader):
+        _by_network(ctx, there, value)
     return ()
+
+
+def _by_network(ctx: RuleContext, there: MemoryReference, value: ir.Value) -> None:
+    assert isinstance(there.peer, Peer)
+    calls.signal(ctx, table_of(ctx.kernel), there.peer.rank, there.address(), value)
 
 
 def _on(ctx: RuleContext, memory: MemoryReference, device: Any, what: str) -> MemoryReference:
@@ -68,10 +84,13 @@ def _signal_parallel(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequ
     """All wait for one fence, behind which the signals are relaxed."""
     references, amounts, devices = args_tree.unflatten(operands)
     places = []
+    far: list[MemoryReference | None] = []
     for reference, device in zip(references, devices, strict=True):
         memory = semaphore_rules.one_semaphore(ctx, reference, ())
         if device is not None:
             memory = _on(ctx, memory, device, "semaphore_signal_parallel")
+        network = device is not None and ctx.kernel.state(COMMUNICATION).network
+        far.append(memory if network else None)
         places.append((semaphore_rules.scope_of(ctx, memory), memory.address()))
     values = [ctx.scalar(amount, ops.i32()) for amount in amounts]
     if ctx.auto_barriers:
@@ -79,7 +98,10 @@ def _signal_parallel(ctx: RuleContext, *operands: Value, args_tree: Any) -> Sequ
     widest = "sys" if any(scope == "sys" for scope, _ in places) else "gpu"
     with ops.when(ctx.leader):
         ops.inline_assembly(f"fence.acq_rel.{widest};", "~{memory}")
-        for (scope, pointer), value in zip(places, values, strict=True):
+        for (scope, pointer), value, there in zip(places, values, far, strict=True):
+            if there is not None:
+                _by_network(ctx, there, value)
+                continue
             ops.inline_assembly(
                 f"red.relaxed.{scope}.global.add.s32 [$0], $1;", "l,r,~{memory}", pointer, value
             )

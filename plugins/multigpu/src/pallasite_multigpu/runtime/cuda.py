@@ -139,6 +139,30 @@ class Driver:
             )
         return pointer.value
 
+    def load(self, ptx: str) -> ctypes.c_void_p:
+        """A module in the context that is current; it is never unloaded."""
+        module = ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(ptx.encode()))
+        return module
+
+    def symbol(self, module: ctypes.c_void_p, name: str) -> int:
+        """The address of a variable of a module."""
+        pointer, size = ctypes.c_uint64(), ctypes.c_size_t()
+        text = ctypes.c_char_p(name.encode())
+        self.call("cuModuleGetGlobal_v2", ctypes.byref(pointer), ctypes.byref(size), module, text)
+        return pointer.value
+
+    def copy(self, ordinal: int, target: int, source: int, nbytes: int) -> None:
+        """Copies memory of a GPU; it is there when this returns."""
+        with self.on(ordinal):
+            self.call(
+                "cuMemcpyDtoD_v2",
+                ctypes.c_uint64(target),
+                ctypes.c_uint64(source),
+                ctypes.c_size_t(nbytes),
+            )
+            self.call("cuCtxSynchronize")
+
     def allocate_pinned(self, nbytes: int) -> int:
         """Host memory that all GPUs reach at the same address and that holds zeros; never freed."""
         pointer = ctypes.c_void_p()

@@ -6,7 +6,8 @@ import itertools
 import os
 
 from pallasite.plugin import Diagnosis, ExecutionError
-from pallasite_multigpu.options import symmetric_heap
+from pallasite_multigpu.network import library
+from pallasite_multigpu.options import peer_network, symmetric_heap
 from pallasite_multigpu.runtime import exchange, nvshmem
 from pallasite_multigpu.runtime.cuda import driver
 
@@ -16,7 +17,7 @@ _TASKS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 def diagnoses() -> list[Diagnosis]:
     """Which providers of mailboxes can work here, and between which GPUs."""
-    return [_local(), _ipc(), _nvshmem()]
+    return [_local(), _ipc(), _nvshmem(), _hosts()]
 
 
 def _ipc() -> Diagnosis:
@@ -47,6 +48,21 @@ def _nvshmem() -> Diagnosis:
             text=f"not installed ({nvshmem.PACKAGE}); needed between machines only",
         )
     return Diagnosis(name=name, text="installed; between machines that NVLink connects, or on one")
+
+
+def _hosts() -> Diagnosis:
+    name = "hosts, NVSHMEM"
+    chosen, place = peer_network(), library.path()
+    if place is None:
+        wanted = chosen != "off"
+        return Diagnosis(
+            name=name,
+            text=f"no {library.LIBRARY} ({nvshmem.PACKAGE}); needed between hosts that no NVLink"
+            " connects only",
+            remedy=f"pip install {nvshmem.PACKAGE}" if wanted else "",
+        )
+    where = "off (PALLASITE_PEER_NETWORK=nvshmem)" if chosen == "off" else f"on ({chosen})"
+    return Diagnosis(name=name, text=f"{where}; kernels compile, but have never run on two hosts")
 
 
 def _local() -> Diagnosis:

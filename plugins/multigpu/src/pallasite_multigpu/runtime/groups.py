@@ -30,12 +30,14 @@ class Group:
       ordinals: CUDA's numbers of those of this process.
       mailboxes: addresses of their mailboxes, as this process has them.
       records: addresses of the error records of this process.
+      far: whether some of them are reached by the network only.
     """
 
     number: int
     ordinals: tuple[int, ...]
     mailboxes: tuple[int, ...]
     records: tuple[int, ...]
+    far: bool = False
 
 
 _lock = threading.RLock()
@@ -86,9 +88,18 @@ def _of_processes(number: int, devices: Sequence[Any], timeout: int) -> Group:
     if not mine:
         return Group(number, (), (), ())
     met = process_groups.meet(devices, _ordinal(mine[0]))
-    words = layout.table(met.rank, met.mailboxes, met.offsets, timeout=timeout, record=met.record)
+    words = layout.table(
+        met.rank,
+        met.mailboxes,
+        met.offsets,
+        timeout=timeout,
+        record=met.record,
+        network=met.network,
+        numbers=met.numbers,
+    )
     _add_table(number, met.ordinal, words)
-    return Group(number, (met.ordinal,), met.mailboxes, (met.record,))
+    far = any(mailbox & layout.FAR for mailbox in met.mailboxes)
+    return Group(number, (met.ordinal,), met.mailboxes, (met.record,), far)
 
 
 def _of_one_process(number: int, devices: Sequence[Any], timeout: int) -> Group:

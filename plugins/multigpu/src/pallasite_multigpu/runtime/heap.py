@@ -28,11 +28,15 @@ class SharedMemory(Protocol):
         """What other processes have to know to reach it, for JSON."""
 
     def reach(self, process: int, told: Any) -> int:
-        """Where the GPU reaches the memory that another process has allocated.
+        """Where the GPU reaches the memory that another process has allocated; 0 if only by the
+        network.
 
         Raises:
           ExecutionError: it cannot.
         """
+
+    def network(self, ordinal: int) -> int:
+        """The address of what kernels have to know of the network, or 0."""
 
 
 class Heap:

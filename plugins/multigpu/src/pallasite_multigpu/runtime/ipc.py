@@ -28,6 +28,11 @@ class IpcMemory:
         """The handle, and the GPU."""
         return {"handle": self._handle.hex(), "ordinal": self._ordinal}
 
+    def network(self, ordinal: int) -> int:
+        """There is none."""
+        del ordinal
+        return 0
+
     def reach(self, process: int, told: Any) -> int:
         """Where the GPU reaches the memory that another process has allocated.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import os
 import pathlib
 from typing import Any
@@ -16,11 +15,13 @@ from typing import Any
 import jax
 
 from pallasite.plugin import ExecutionError
+from pallasite_multigpu.network.package import PACKAGE as PACKAGE
+from pallasite_multigpu.network.package import find
+from pallasite_multigpu.options import peer_network
 from pallasite_multigpu.runtime import exchange
 from pallasite_multigpu.runtime.cuda import driver
 
 LIBRARY = "libnvshmem_host.so.3"
-PACKAGE = "nvidia-nvshmem-cu13"
 _WITH_UNIQUE_ID = 1 << 3
 _VERSION = 1 << 16
 _ID_BYTES = 128
@@ -60,6 +61,7 @@ class NvshmemMemory:
 
     def __init__(self) -> None:
         self._begin = 0
+        self._state = 0
 
     def allocate(self, ordinal: int, nbytes: int) -> int:
         """Memory of a GPU that can be shared, with zeros; returns its address.
@@ -85,20 +87,49 @@ class NvshmemMemory:
         return {"element": jax.process_index()}
 
     def reach(self, process: int, told: Any) -> int:
-        """Where the GPU reaches the memory that another process has allocated.
+        """Where the GPU reaches the memory that another process has allocated; 0 if only by the
+        network, and kernels are made for that.
 
         Raises:
           ExecutionError: its GPU is not connected to this one by NVLink or PCIe.
         """
         found = library().nvshmem_ptr(ctypes.c_void_p(self._begin), ctypes.c_int(told["element"]))
+        if not found and peer_network() != "off":
+            return 0
         if not found:
             raise ExecutionError(
                 "a kernel communicates between GPUs that cannot access each other's memory",
                 got=f"the GPUs of processes {jax.process_index()} and {process}",
                 expected="GPUs that are connected by NVLink, or by PCIe with peer access",
-                hint="leave one of them out of the mesh",
+                hint="PALLASITE_PEER_NETWORK=nvshmem lets kernels copy and signal over other"
+                " networks; or leave one of them out of the mesh",
             )
         return int(found)
+
+    def network(self, ordinal: int) -> int:
+        """The address of the state of NVSHMEM's device library, if kernels use that, or 0.
+
+        NVSHMEM fills in the state of a module that has nothing else; it is copied from there.
+
+        Raises:
+          ExecutionError: NVSHMEM or the driver refuses the module.
+        """
+        if peer_network() == "off":
+            return 0
+        if not self._state:
+            from pallasite_multigpu.network import library as device_library
+
+            cuda = driver()
+            ptx = device_library.state_module("sm_90")
+            nbytes = 8 * device_library.state_words(ptx)
+            with cuda.on(ordinal):
+                module = cuda.load(ptx)
+                _check(library().nvshmemx_cumodule_init(module), "nvshmemx_cumodule_init")
+                filled = cuda.symbol(module, "nvshmemi_device_state_d")
+            state = cuda.allocate(ordinal, nbytes)
+            cuda.copy(ordinal, state, filled, nbytes)
+            self._state = state
+        return self._state
 
 
 @functools.cache
@@ -125,15 +156,7 @@ def library() -> ctypes.CDLL:
 
 
 def _path() -> pathlib.Path | None:
-    try:
-        spec = importlib.util.find_spec("nvidia.nvshmem")
-    except ModuleNotFoundError:
-        return None
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        place = pathlib.Path(folder) / "lib" / LIBRARY
-        if place.exists():
-            return place
-    return None
+    return find(LIBRARY)
 
 
 def is_installed() -> bool:

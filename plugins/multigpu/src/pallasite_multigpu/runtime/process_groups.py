@@ -28,9 +28,11 @@ class Meeting:
     Attributes:
       rank: of the device of this process.
       ordinal: CUDA's number of it.
-      mailboxes: where this process has the mailboxes, by rank.
+      mailboxes: where this process has the mailboxes, by rank, as tables have them.
       offsets: for each device, what it adds to addresses of this process.
       record: address of the error record.
+      numbers: of the devices in the network.
+      network: address of the network's state, or 0.
     """
 
     rank: int
@@ -38,6 +40,8 @@ class Meeting:
     mailboxes: tuple[int, ...]
     offsets: tuple[int, ...]
     record: int
+    numbers: tuple[int, ...]
+    network: int
 
 
 _lock = threading.RLock()
@@ -173,12 +177,19 @@ def _meet(devices: Sequence[Any], ids: tuple[int, ...], ordinal: int) -> Meeting
         if place != rank and one["machine"] == places[rank]["machine"]
     }
     watcher.watch((record,), names, processes_here)
+    mailboxes, offsets = [], []
+    for number, (begin, told, one) in enumerate(zip(begins, shares, reaches, strict=True)):
+        # What is far has the addresses of this process here, and its own there.
+        mailboxes.append((begin or own.begin + layout.FAR) + told["mailbox"])
+        offsets.append((one["begins"][rank] or one["begins"][number]) - own.begin)
     return Meeting(
         rank,
         ordinal,
-        tuple(begin + told["mailbox"] for begin, told in zip(begins, shares, strict=True)),
-        tuple(one["begins"][rank] - own.begin for one in reaches),
+        tuple(mailboxes),
+        tuple(offsets),
         record,
+        tuple(processes),
+        own.memory.network(ordinal),
     )
 
 

@@ -30,7 +30,8 @@ class TableProvider:
     Methods get what lowering keeps with the operand by keyword: ``communicates`` (whether the
     kernel meets its peers, or only asks who it is), ``fingerprint``, ``location``,
     ``multicasts`` (whether it uses addresses that mean all devices), ``clears`` (whether it clears
-    its semaphores itself) and ``reached`` (kinds and numbers of the buffers that peers reach).
+    its semaphores itself), ``network`` (whether it can reach devices of other hosts) and
+    ``reached`` (kinds and numbers of the buffers that peers reach).
     """
 
     def in_jax(
@@ -43,6 +44,7 @@ class TableProvider:
         location: str,
         multicasts: bool,
         clears: bool,
+        network: bool,
         reached: Sequence[Sequence[Any]],
     ) -> Any:
         """The table of the device that runs the program.
@@ -67,7 +69,14 @@ class TableProvider:
                     " has multicast",
                 )
             copy_table.register("cuda")
-            number = groups.group_of(request.devices).number
+            group = groups.group_of(request.devices)
+            if group.far and not network:
+                raise UnsupportedError(
+                    f"{_at(location)}kernel {compiled.name!r} reaches devices of other hosts, which"
+                    " no NVLink connects, and was compiled without the network",
+                    hint="PALLASITE_PEER_NETWORK=nvshmem before it is compiled",
+                )
+            number = group.number
             name = next(
                 one.name
                 for one in compiled.launch.hidden_operands
@@ -91,6 +100,7 @@ class TableProvider:
         location: str,
         multicasts: bool,
         clears: bool,
+        network: bool,
         reached: Sequence[Sequence[Any]],
     ) -> np.ndarray:
         """The table of a launch by itself, as of a mesh with one device.
@@ -98,7 +108,7 @@ class TableProvider:
         Raises:
           UnsupportedError: the kernel communicates, and is launched on a GPU without JAX.
         """
-        del fingerprint, multicasts, clears, reached
+        del fingerprint, multicasts, clears, network, reached
         words = next(
             compiled.launch.inputs[one.input].shape[0]
             for one in compiled.launch.hidden_operands
@@ -126,10 +136,11 @@ class TableProvider:
         location: str,
         multicasts: bool,
         clears: bool,
+        network: bool,
         reached: Sequence[Sequence[Any]],
     ) -> SimulatedTables:
         """What the simulator puts into the memory of ``count`` devices that run the kernel."""
-        del compiled, fingerprint, location, multicasts, clears, reached
+        del compiled, fingerprint, location, multicasts, clears, network, reached
         return SimulatedTables(count, communicates)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
@@ -14,9 +15,17 @@ from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import Buffer, RuleContext, TensorMapParameter
 from pallasite_multigpu import protocol
 from pallasite_multigpu.language.references import MulticastRef, PeerMemRef
+from pallasite_multigpu.network import calls
+from pallasite_multigpu.protocol.kernel import COMMUNICATION, slot_of, table_of
 from pallasite_multigpu.rules.devices import check_all_axes, device_rank, rank_value
 from pallasite_multigpu.views import tensor_maps
 from pallasite_std.api import Elsewhere, MemoryReference, arrays, copies
+
+_ALIGNMENT = 128
+_ONE_PIECE = (
+    "copy to it from shared memory, whole rows of a contiguous array at a time:"
+    " plgpu.copy_smem_to_gmem"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,9 +38,29 @@ class Peer(Elsewhere):
 
     rank: ir.Value
 
+    def has_descriptors(self, ctx: RuleContext) -> bool:
+        """The network has none."""
+        return not ctx.kernel.state(COMMUNICATION).network
+
     def descriptor(self, ctx: RuleContext, parameter: TensorMapParameter) -> ir.Value:
         """A pointer to a TMA descriptor of that device's array."""
+        if ctx.kernel.state(COMMUNICATION).network:
+            raise calls.refuse(f"{ctx.primitive} of a window in several pieces", _ONE_PIECE)
         return tensor_maps.descriptor_of_peer(ctx, parameter, self.rank)
+
+    def send(
+        self, ctx: RuleContext, target: ir.Value, source: ir.Value, size: ir.Value, most: int
+    ) -> None:
+        """One lane starts the copy of a piece of shared memory to there."""
+        if not ctx.kernel.state(COMMUNICATION).network:
+            super().send(ctx, target, source, size, most)
+            return
+        blocks, warps = ctx.kernel.geometry.blocks, -(-ctx.kernel.geometry.threads // 32)
+        room = -(-most // _ALIGNMENT) * _ALIGNMENT
+        shape = (blocks * warps * room,)
+        staging = ctx.launch.new_scratch(shape, np.dtype(np.uint8), zeroed=False)
+        slot_of(ctx.kernel, staging)  # So it lies where the network can read it.
+        calls.send(ctx, table_of(ctx.kernel), self.rank, staging, room, target, source, size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -128,6 +157,8 @@ def _buffer(reference: MemoryReference, what: str) -> Buffer:
 
 
 def _lower_peer(ctx: RuleContext, reference: MemoryReference, view: PeerMemRef) -> MemoryReference:
+    if ctx.kernel.state(COMMUNICATION).network and ctx.primitive != copies.copy_smem_to_gmem_p:
+        raise calls.refuse(ctx.primitive, _ONE_PIECE)
     rank = device_rank(ctx, view.device_id, "remote_ref")
     moved = at_peer(ctx, reference, rank_value(rank))
     protocol.communicates(ctx.kernel, reads=ctx.primitive not in _WRITES or any(ctx.used))
@@ -135,6 +166,8 @@ def _lower_peer(ctx: RuleContext, reference: MemoryReference, view: PeerMemRef) 
 
 
 def _lower_all(ctx: RuleContext, reference: MemoryReference, view: MulticastRef) -> MemoryReference:
+    if ctx.kernel.state(COMMUNICATION).network:
+        raise calls.refuse(f"{ctx.primitive} by multicast", "copy to one device after another")
     check_all_axes(ctx.kernel, view.collective_axes, "multicast_ref")
     moved = everywhere(ctx, reference, "multicast_ref")
     protocol.communicates(ctx.kernel)
