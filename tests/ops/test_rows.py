@@ -305,11 +305,6 @@ def test_nothing():
             UnsupportedError,
             "quantize has no derivatives",
         ),
-        (
-            lambda x: jax.jacrev(jax.grad(lambda x: ops.rms_norm(x)[0, 0]))(x),
-            UnsupportedError,
-            "gradient of rms_norm has no derivatives",
-        ),
     ],
 )
 def test_messages(call, error, text):
@@ -317,3 +312,60 @@ def test_messages(call, error, text):
         call(jnp.ones((2, 8)))
     assert isinstance(caught.value, pallasite.PallasiteError)
     assert "test_rows.py:" in str(caught.value).splitlines()[0]
+
+
+def _loss_reference(z, labels):
+    z = 5 * jnp.tanh(z / 5)
+    lse = jax.nn.logsumexp(z, axis=-1)
+    chosen = jnp.take_along_axis(z, jnp.clip(labels, 0)[:, None], 1)[:, 0]
+    losses = lse - 0.9 * chosen - 0.1 * z.mean(1) + 0.01 * lse * lse
+    return jnp.where(labels == -1, 0, losses)
+
+
+def _norm_reference(x, weight, bias, residual):
+    x = x + residual
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / jnp.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * weight + bias, x
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(
+    ("function", "reference", "count"),
+    [
+        (
+            lambda z, labels: ops.softmax_cross_entropy(
+                z, labels, label_smoothing=0.1, z_loss=0.01, soft_cap=5.0, ignored_label=-1
+            ),
+            _loss_reference,
+            1,
+        ),
+        (
+            lambda x, w, b, r: ops.layer_norm(x, w, b, residual=r),
+            _norm_reference,
+            4,
+        ),
+        (ops.swiglu, lambda gate, up: jax.nn.silu(gate) * up, 2),
+    ],
+)
+def test_derivatives_of_higher_order(function, reference, count):
+    x = random(20, (4, 33), jnp.float32)
+    given = [x, random(21, (33,), jnp.float32), random(22, (33,), jnp.float32), x[::-1] * 2]
+    if count < 4:
+        given = [x, jnp.asarray([1, 2, -1, 4]) if count == 1 else x[::-1]]
+    operands, rest = tuple(map(jnp.asarray, given[:count])), given[count:]
+
+    def differentiated(function, order):
+        if order == 0:
+            return lambda *args: sum(
+                jnp.sum(one**3) for one in jax.tree.leaves(function(*args, *rest))
+            )
+        inner = jax.grad(differentiated(function, order - 1), argnums=tuple(range(count)))
+        return lambda *args: sum(jnp.sum(one**2) for one in inner(*args))
+
+    for order in (1, 2) if count == 2 else (1,):
+        argnums = tuple(range(count))
+        got = jax.grad(differentiated(function, order), argnums)(*operands)
+        want = jax.grad(differentiated(reference, order), argnums)(*operands)
+        for one, other in zip(got, want, strict=True):
+            error = np.linalg.norm(np.asarray(one - other, np.float64))
+            assert error < 1e-4 * np.linalg.norm(np.asarray(other, np.float64))

@@ -155,6 +155,25 @@ def without_derivatives[**P, T](what: str, hint: str, function: Callable[P, T]) 
     return guarded
 
 
+def with_derivatives_of[**P, T](
+    reference: Callable[P, T], function: Callable[P, T]
+) -> Callable[P, T]:
+    """A function of arrays whose derivatives, of every order, are those of another one.
+
+    Args:
+      reference: of operations that JAX differentiates; its results have the same types.
+      function: of positional arguments, which calls kernels; it computes the same.
+    """
+    wrapped: Any = jax.custom_jvp(function)
+
+    def derivative(primals: Any, tangents: Any) -> Any:
+        return wrapped(*primals), jax.jvp(reference, primals, tangents)[1]
+
+    wrapped.defjvp(derivative)
+    differentiable: Callable[P, T] = wrapped
+    return differentiable
+
+
 def random_array(key: jax.Array, like: Any) -> jax.Array:
     """Random numbers of the shape and dtype of an array, or of its type, to measure with."""
     dtype = np.dtype(like.dtype)

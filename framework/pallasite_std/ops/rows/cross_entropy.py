@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import matched, positive, without_derivatives, zeros
+from pallasite_std.ops.arguments import matched, positive, with_derivatives_of, zeros
 from pallasite_std.ops.rows import cross_entropy_kernels
 from pallasite_std.ops.rows.arguments import as_rows, float_array, small_number
 from pallasite_std.ops.rows.cross_entropy_kernels import CrossEntropy
@@ -77,18 +77,22 @@ def _loss(loss: CrossEntropy, logits: jax.Array, labels: jax.Array) -> jax.Array
 
 
 def _forward(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[jax.Array, Any]:
+    run = with_derivatives_of(functools.partial(_reference, loss), functools.partial(_losses, loss))
+    losses, logarithms = run(logits, labels)
+    return losses, (logits, labels, logarithms)
+
+
+def _losses(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
     rows = as_rows(logits)
     kernel = cross_entropy_kernels.forward(loss, *rows.shape, np.dtype(logits.dtype))
     losses, logarithms = kernel(rows, labels.reshape(-1))
-    return losses.reshape(labels.shape), (logits, labels, logarithms)
+    return losses.reshape(labels.shape), logarithms
 
 
 def _backward(loss: CrossEntropy, saved: Any, d_losses: Any) -> tuple[Any, Any]:
     logits, labels, logarithms = saved
-    gradient = without_derivatives(
-        "the gradient of softmax_cross_entropy",
-        "use jax.numpy for what is differentiated twice",
-        functools.partial(_gradient, loss),
+    gradient = with_derivatives_of(
+        functools.partial(_reference_gradient, loss), functools.partial(_gradient, loss)
     )
     zero = np.zeros(labels.shape, jax.dtypes.float0)
     return gradient(logits, labels, logarithms, d_losses), zero
@@ -99,6 +103,26 @@ def _gradient(loss: CrossEntropy, logits: Any, labels: Any, logarithms: Any, d_l
     kernel = cross_entropy_kernels.backward(loss, *rows.shape, np.dtype(logits.dtype))
     (d_logits,) = kernel(rows, labels.reshape(-1), logarithms, d_losses.reshape(-1))
     return d_logits.reshape(logits.shape)
+
+
+def _reference(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
+    """What the forward kernel computes; second derivatives are its."""
+    wide = loss.logits(logits.astype(jnp.float32))
+    logarithms = jax.nn.logsumexp(wide, axis=-1)
+    there = jnp.clip(labels, 0, wide.shape[-1] - 1)[..., None]
+    chosen = jnp.take_along_axis(wide, there, axis=-1)[..., 0]
+    losses = logarithms - chosen + loss.smoothing * (chosen - jnp.mean(wide, axis=-1))
+    losses = losses + loss.z_loss * logarithms * logarithms
+    if loss.ignored is not None:
+        losses = jnp.where(labels == loss.ignored, 0.0, losses)
+    return losses, logarithms.reshape(-1)
+
+
+def _reference_gradient(
+    loss: CrossEntropy, logits: Any, labels: Any, logarithms: Any, d_losses: Any
+) -> Any:
+    _, pull_back = jax.vjp(lambda x: _reference(loss, x, labels)[0], logits)
+    return pull_back(d_losses)[0]
 
 
 _loss.defvjp(_forward, _backward)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite_std.ops.arguments import matched, without_derivatives, zeros
+from pallasite_std.ops.arguments import matched, with_derivatives_of, zeros
 from pallasite_std.ops.rows.arguments import float_array, same_type
 from pallasite_std.ops.rows.elementwise import elementwise_kernel, flattened
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters
@@ -58,15 +58,21 @@ def _forward(activation: Activation, gate: Any, up: Any) -> tuple[Any, Any]:
 
 
 def _backward(activation: Activation, saved: Any, d_out: Any) -> tuple[Any, Any]:
+    def gradients(gate: Any, up: Any, d_out: Any) -> tuple[Any, Any]:
+        operands = flattened(gate, up, d_out)
+        kernel = _kernel(activation, True, *operands[0].shape, np.dtype(gate.dtype))
+        d_gate, d_up = kernel(*operands)
+        return d_gate.reshape(gate.shape), d_up.reshape(gate.shape)
+
+    def computed(gate: Any, up: Any) -> Any:
+        return (activation(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
+
+    def reference(gate: Any, up: Any, d_out: Any) -> tuple[Any, Any]:
+        d_gate, d_up = jax.vjp(computed, gate, up)[1](d_out)
+        return d_gate, d_up
+
     gate, up = saved
-    operands = flattened(gate, up, d_out)
-    run = without_derivatives(
-        "the gradient of a gated activation",
-        "use jax.numpy for what is differentiated twice",
-        _kernel(activation, True, *operands[0].shape, np.dtype(gate.dtype)),
-    )
-    d_gate, d_up = run(*operands)
-    return d_gate.reshape(gate.shape), d_up.reshape(gate.shape)
+    return with_derivatives_of(reference, gradients)(gate, up, d_out)
 
 
 _gated.defvjp(_forward, _backward)

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import select_target
-from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
+from pallasite_std.ops.arguments import (
+    float_dtype,
+    matched,
+    with_derivatives_of,
+    without_derivatives,
+    zeros,
+)
 from pallasite_std.ops.rows import norm_kernels, norm_strips
 from pallasite_std.ops.rows.arguments import (
     FLOATS,
@@ -166,7 +172,9 @@ def _differentiable(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -
 
 
 def _forward(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:
-    run = _once(norm, functools.partial(_run, norm, saves=True))
+    run = with_derivatives_of(
+        functools.partial(_reference_results, norm), functools.partial(_run, norm, saves=True)
+    )
     *results, moments = _grouped(norm, run(x, weight, bias, residual))
     return tuple(results), (results[-1] if norm.residual else x, moments, weight, bias)
 
@@ -177,17 +185,48 @@ def _grouped(norm: Norm, results: Any) -> list[Any]:
     return [*results[:count], tuple(results[count:])]
 
 
-def _once(norm: Norm, function: Any) -> Any:
-    """Of programs for gradients, which have none themselves."""
-    hint = "use jax.numpy for what is differentiated twice"
-    return without_derivatives(f"the gradient of {norm.name}", hint, function)
-
-
 def _backward(norm: Norm, saved: Any, cotangents: Any) -> tuple[Any, Any, Any, Any]:
     normalized, moments, weight, bias = saved
-    refuse = _once(norm, functools.partial(_gradients, norm))
-    d_x, d_weight, d_bias = refuse(normalized, moments, weight, bias, cotangents)
+    gradients = with_derivatives_of(
+        functools.partial(_reference_gradients, norm), functools.partial(_gradients, norm)
+    )
+    d_x, d_weight, d_bias = gradients(normalized, moments, weight, bias, tuple(cotangents))
     return d_x, d_weight, d_bias, d_x if norm.residual else None
+
+
+def _reference(norm: Norm, x: Any, weight: Any, bias: Any) -> Any:
+    """What the forward kernel computes of the sum; second derivatives are its."""
+    wide = x.astype(jnp.float32)
+    if norm.centered:
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    out = wide * jax.lax.rsqrt(square + norm.epsilon)
+    if weight is not None:
+        out = out * (weight.astype(jnp.float32) + norm.offset)
+    if bias is not None:
+        out = out + bias.astype(jnp.float32)
+    return out.astype(norm.out_dtype)
+
+
+def _reference_results(
+    norm: Norm, x: Any, weight: Any, bias: Any, residual: Any
+) -> tuple[jax.Array, ...]:
+    """The results. What is saved beside them is zero: the reference of gradients needs none."""
+    total = [] if residual is None else [x + residual]
+    results = [_reference(norm, total[0] if total else x, weight, bias), *total]
+    types = jax.eval_shape(functools.partial(_run, norm, saves=True), x, weight, bias, residual)
+    return (
+        *results,
+        *(matched(jnp.zeros(one.shape, one.dtype), x)[0] for one in types[len(results) :]),
+    )
+
+
+def _reference_gradients(
+    norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotangents: Any
+) -> Any:
+    _, pull_back = jax.vjp(functools.partial(_reference, norm), x, weight, bias)
+    d_x, d_weight, d_bias = pull_back(cotangents[0])
+    return d_x + cotangents[1] if norm.residual else d_x, d_weight, d_bias
 
 
 def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotangents: Any) -> Any:
