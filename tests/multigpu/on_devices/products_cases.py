@@ -12,8 +12,10 @@ from devices_support import mesh_of, numbers
 from jax.sharding import PartitionSpec
 
 import pallasite
+from pallasite import config
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_multigpu import ops
+from pallasite_multigpu.ops import products
 
 
 def gradients(function, arrays, d_out):
@@ -125,6 +127,35 @@ def test_a_product_while_its_operand_is_gathered(count, m, n, k):
     wide = x.astype(np.float64).reshape(count * m, k)
     for device in range(count):
         np.testing.assert_allclose(found[device], wide @ y[device].astype(np.float64), 1e-5, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("count", "m", "n", "k", "out"),
+    [(2, 256, 256, 128, jnp.float32), (3, 384, 256, 64, jnp.bfloat16)],
+)
+def test_a_product_whose_tiles_are_sent(count, m, n, k, out, monkeypatch):
+    monkeypatch.setattr(products, "SCATTERS", True)
+    x, y = numbers((count, m, k), jnp.bfloat16), numbers((count, k, n), jnp.bfloat16, 1)
+    d_out = numbers((count, m // count, n), jnp.bfloat16, 2)
+    mesh, spec = mesh_of(x=count), PartitionSpec("x")
+    operation = functools.partial(ops.matmul_reduce_scatter, axis_name="x", out_dtype=out)
+
+    def one(a, b):
+        return operation(a[0], b[0])[None]
+
+    call = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    wide, right, d_wide = (each.astype(np.float64) for each in (x, y, d_out))
+    with pallasite.target("sm_90a"), config.scoped(sanitize=True):
+        (kernel,) = pallasite.compile_all(call, x, y)
+        assert kernel.name == "matmul_reduce_scatter"
+        found = np.asarray(jax.jit(call)(x, y))
+        of_x, _ = gradients(operation, [x, y], d_out.astype(out))
+    expected = np.einsum("dmk,dkn->mn", wide, right).reshape(found.shape)
+    tolerance = 1e-4 if out == jnp.float32 else 2e-2
+    assert found.dtype == out
+    assert np.abs(found - expected).max() < tolerance * np.abs(expected).max()
+    expected = np.einsum("mn,dkn->dmk", d_wide.reshape(m, n), right)
+    assert np.abs(of_x - expected).max() < 1e-2 * np.abs(expected).max()
 
 
 def test_products_with_what_other_devices_have():

@@ -19,6 +19,9 @@ from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
 from pallasite_multigpu.ops import choice
 from pallasite_multigpu.ops.api import all_gather, reduce_scatter
 
+SCATTERS = False
+"""Whether a kernel of Hopper sends tiles of a product to the devices that they belong to."""
+
 
 def all_gather_matmul(
     lhs: jax.Array,
@@ -91,7 +94,44 @@ def matmul_reduce_scatter(
       InvalidTypeError, InvalidValueError: operands that do not fit.
     """
     _check(lhs, rhs)
+    if config is None and _scatters(lhs, rhs, axis_name, out_dtype):
+        return _scattered_product(lhs, rhs, axis_name, out_dtype or lhs.dtype)
     return reduce_scatter(_product(lhs, rhs, out_dtype, config), axis_name=axis_name)
+
+
+def _scatters(lhs: jax.Array, rhs: jax.Array, axis_name: Hashable, out_dtype: Any) -> bool:
+    """Whether tiles of the product are sent as they are made, on this target."""
+    if not SCATTERS or not choice.has_hopper():
+        return False
+    from pallasite_multigpu.ops import scattered_product
+
+    (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
+    return scattered_product.fits(m, n, k, lhs.dtype, out_dtype or lhs.dtype, count)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _scattered_product(lhs: jax.Array, rhs: jax.Array, axis: Hashable, out_dtype: Any) -> jax.Array:
+    from pallasite_multigpu.ops import scattered_product
+
+    blocks = select_target().multiprocessors or 132
+    count = jax.lax.axis_size(axis)
+    parts = scattered_product.scattered_product(lhs, rhs, axis, count, out_dtype, blocks)
+    wide = (parts[rank].astype(jnp.float32) for rank in range(count))
+    return functools.reduce(jnp.add, wide).astype(out_dtype)
+
+
+def _scattered_product_fwd(lhs: Any, rhs: Any, axis: Any, out_dtype: Any) -> Any:
+    return _scattered_product(lhs, rhs, axis, out_dtype), (lhs, rhs)
+
+
+def _scattered_product_bwd(axis: Any, out_dtype: Any, operands: Any, gradient: Any) -> Any:
+    del out_dtype
+    lhs, rhs = operands
+    whole = all_gather(gradient.astype(lhs.dtype), axis_name=axis)
+    return ops.matmul(whole, rhs, transpose_b=True), ops.matmul(lhs, whole, transpose_a=True)
+
+
+_scattered_product.defvjp(_scattered_product_fwd, _scattered_product_bwd)
 
 
 def _fuses(lhs: jax.Array, rhs: jax.Array, axis_name: Hashable, out_dtype: Any) -> bool:
