@@ -19,6 +19,7 @@ from pallasite.plugin import (
 )
 from pallasite.plugin import jax_internals as _jax
 from pallasite_std.primitives import arrays, barriers, copies
+from pallasite_std.primitives.arguments import part
 from pallasite_std.primitives.inline import RefType, inline_mgpu_p
 from pallasite_std.rules.barriers import emit_async_fence
 
@@ -77,8 +78,8 @@ def _to_shared(
 ) -> _Events:
     """One lane starts the copy for all, and arrives for them; without a barrier or TMA, all lanes
     copy, after they have converged."""
-    _, destination, barrier, _ = args_tree.unflatten(operands)
-    by_lanes = barrier is None or not context.target.has("tma")
+    destination = part(args_tree, operands, 1)
+    by_lanes = not args_tree.children()[2].num_leaves or not context.target.has("tma")
     events = []
     if arrive and not context.in_warp:
         start = EventKind.SYNCHRONIZE if by_lanes else EventKind.ELECTED_STORE
@@ -88,7 +89,7 @@ def _to_shared(
 
 
 def _to_global(context: EventContext, *operands: Any, args_tree: Any, **params: Any) -> _Events:
-    source, *_ = args_tree.unflatten(operands)
+    source = part(args_tree, operands, 0)
     return [MemoryEvent(EventKind.LOAD, source, proxy=ASYNC)]
 
 

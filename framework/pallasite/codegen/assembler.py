@@ -8,6 +8,7 @@ the line of the kernel's source that the PTX comes from.
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import re
 import subprocess
@@ -173,7 +174,9 @@ def _require(tool: Tool, verb: str) -> pathlib.Path:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    # Huge pages, where the system lends them, are half as many page faults.
+    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **os.environ}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def _warn(result: Assembly, ptx: str, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 from pallasite import plugins
@@ -12,7 +13,6 @@ from pallasite.codegen.assembler import disassemble as disassemble_cubin
 from pallasite.codegen.compiled import CompiledKernel, LoweredKernel
 from pallasite.codegen.llvm_ir import translate
 from pallasite.ir.context import printed_later
-from pallasite.lowering.layout_report import LayoutReport
 from pallasite.passes.pipeline import PassContext, run_stage
 
 
@@ -91,8 +91,7 @@ def _plugin_options(lowered: LoweredKernel) -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def _layouts(lowered: LoweredKernel) -> LayoutReport | None:
+def _layouts(lowered: LoweredKernel) -> Any:
     if lowered.inference is None:
         return None
-    report: LayoutReport = plugins.manager().implementation("layout_report")(lowered.inference)
-    return report
+    return functools.partial(plugins.manager().implementation("layout_report"), lowered.inference)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from pallasite.launch import (
@@ -76,9 +75,9 @@ class CompiledKernel:
 
 
 class _Text:
-    """A field with a text, which may be given by what makes it.
+    """A field with a text or report, which may be given by what makes it.
 
-    That is called when the text is read for the first time: printing takes long, and few read it.
+    That is called when it is read for the first time: printing takes long, and few read it.
     """
 
     def __init__(self, name: str):
@@ -87,14 +86,14 @@ class _Text:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        text: Callable[[], str] | str | None = instance.__dict__[self._name]
+        text: Any = instance.__dict__[self._name]
         if callable(text):
             text = instance.__dict__[self._name] = text()
         return text
 
-    def __set__(self, instance: Any, text: Callable[[], str] | str | None) -> None:
+    def __set__(self, instance: Any, text: Any) -> None:
         instance.__dict__[self._name] = text
 
 
-for _name in ("jaxpr", "mlir"):
+for _name in ("jaxpr", "mlir", "layouts"):
     setattr(CompiledKernel, _name, _Text(_name))

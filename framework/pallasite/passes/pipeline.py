@@ -3,7 +3,7 @@
 A kernel goes through four stages. What a pass gets and returns is at stage
 
 * ``"jaxpr"`` a closed or open jaxpr,
-* ``"mlir"`` an ``ir.Module``, which is verified after each pass,
+* ``"mlir"`` an ``ir.Module``, which is verified after each pass of a plugin,
 * ``"llvm"`` an llvmlite module,
 * ``"ptx"`` a string.
 
@@ -38,6 +38,7 @@ _EXTENSIONS: dict[str, str] = {"jaxpr": "txt", "mlir": "mlir", "llvm": "ll", "pt
 _FIRST_NUMBER: dict[str, int] = {"jaxpr": 0, "mlir": 20, "llvm": 40, "ptx": 60}
 
 _IMMUTABLE = ("jaxpr", "ptx")
+_OWN = (plugins.CORE, plugins.STANDARD)  # Their passes are not verified.
 """Stages that a pass changes only by returning something."""
 
 
@@ -160,7 +161,7 @@ def run_stage(
         if result is None and stage in _IMMUTABLE:
             continue
         value = value if result is None else result
-        if stage == "mlir" and entry.plugin != "pallasite" and not unchanged:
+        if stage == "mlir" and entry.plugin not in _OWN and not unchanged:
             verify(value, f"pass {entry.name!r}")
         context.dump(stage, entry.name, lambda: _text(stage, value))  # noqa: B023
     return value

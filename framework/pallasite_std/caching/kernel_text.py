@@ -101,6 +101,7 @@ class _Writer:
         self._primitives: dict[Any, str] = {}
         self._trusted: dict[Any, bool] = {}
         self._types: dict[Any, int] = {}
+        self._trees: dict[Any, int] = {}
 
     def write(self, value: Any) -> None:
         kind = type(value)
@@ -238,16 +239,25 @@ class _Writer:
         since several primitives may have one name."""
         text = self._primitives.get(value)
         if text is None:
-            places = []
-            for one in (*_functions_in(value.abstract_eval), *_functions_in(value.impl)):
-                if not self.trusts(one.__module__):
-                    raise Unkeyable(f"the primitive {value.name} of the program itself")
-                place = f"{one.__module__}.{one.__qualname__}:{one.__code__.co_firstlineno}"
-                places.append(place)
-            text = self._primitives[value] = f"primitive {value.name} {places}"
-            if _primitives.setdefault(text, value) is not value:
-                raise Unkeyable(f"the primitive {value.name}, of which there are two")
+            state = (manager().generation(), value.abstract_eval, value.impl)
+            then, text = _primitive_texts.get(value, (None, ""))
+            if then != state:
+                text = self._primitive(value)
+                _primitive_texts[value] = state, text
+            self._primitives[value] = text
         self.parts.append(text)
+
+    def _primitive(self, value: Any) -> str:
+        places = []
+        for one in (*_functions_in(value.abstract_eval), *_functions_in(value.impl)):
+            if not self.trusts(one.__module__):
+                raise Unkeyable(f"the primitive {value.name} of the program itself")
+            place = f"{one.__module__}.{one.__qualname__}:{one.__code__.co_firstlineno}"
+            places.append(place)
+        text = f"primitive {value.name} {places}"
+        if _primitives.setdefault(text, value) is not value:
+            raise Unkeyable(f"the primitive {value.name}, of which there are two")
+        return text
 
     def number_of_class(self, value: Any) -> None:
         """A number or text of a class of its own, such as JAX's literals that have a dtype."""
@@ -272,13 +282,25 @@ class _Writer:
         self.parts.append(f"array {array.dtype.name} {array.shape} {content}")
 
     def tree(self, value: Any) -> None:
+        # As for types, see :meth:`array_type`.
+        found = self._trees.get(value)
+        if found is not None:
+            self.parts.append(f"tree number {found}")
+            return
+        self._tree(value)
+        self._trees[value] = len(self._trees)
+
+    def _tree(self, value: Any) -> None:
         node = value.node_data()
         if node is None:
             self.parts.append(f"tree {'leaf' if value.num_leaves else 'none'}")
             return
         self.parts.append(f"tree {_qualified(node[0])}")
         self.write(node[1])
-        self.sequence("children", value.children())
+        children = value.children()
+        self.parts.append(f"children {len(children)}")
+        for child in children:
+            self._tree(child)
 
     def array_type(self, value: Any) -> None:
         if type(value) is not _jax.ShapedArray:
@@ -402,6 +424,9 @@ def _functions_in(value: Any, depth: int = 5) -> Iterator[types.FunctionType]:
 
 _primitives: dict[str, Any] = {}
 """The first primitive in this process of each text."""
+
+_primitive_texts: dict[Any, tuple[Any, str]] = {}
+"""The texts of primitives, and what they depend on."""
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:

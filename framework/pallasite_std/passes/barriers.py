@@ -22,6 +22,7 @@ from pallasite.plugin import BarrierRole, BarrierTables, InvalidValueError, Sour
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import JaxprTable, Region, RegionKind, Visitor
 from pallasite_std.barriers.base import is_barrier
+from pallasite_std.primitives.arguments import part
 
 _MOST_EQUATIONS = 100_000
 lax = _jax.lax_primitives
@@ -218,9 +219,13 @@ class _Thread(Visitor[Any]):
         uses = self.tables.uses(equation.primitive)
         # An operand that is not known differs from one that is not there, which is None.
         given = [object() if one is None else one for one in operands]
-        arguments = uses[0].arguments(given, params) if uses else ()
+        tree = params.get("args_tree")
+
+        def argument(number: int) -> Any:
+            return given[number] if tree is None else part(tree, given, number)
+
         for use in uses:
-            barrier = _selected(arguments[use.barrier])
+            barrier = _selected(argument(use.barrier))
             if barrier is not None:
                 found.append((use, barrier))
         known = {barrier.group for _, barrier in found}
@@ -235,7 +240,7 @@ class _Thread(Visitor[Any]):
             waits = use.role is BarrierRole.WAIT
             group.arrives = group.arrives or not waits
             sure = self.certain and self.once and barrier.index is not None and arrivals is not None
-            if use.predicate is not None and arguments[use.predicate] is not None:
+            if use.predicate is not None and argument(use.predicate) is not None:
                 sure = False
             group.certain = group.certain and sure
             event = _Event(barrier, waits, location, arrivals or 0)

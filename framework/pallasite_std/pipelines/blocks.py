@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -47,13 +48,13 @@ class Block:
         parts: list[Any] = []
         for (kind, size), index in zip(self.dims, self.index_map(*indices), strict=True):
             if kind == "squeezed":
-                parts.append(int32(index))
+                parts.append(jnp.asarray(index, jnp.int32))
             elif kind == "element":
                 parts.append(_jax.Slice(index, size))
             elif checks.is_integer(index):
                 parts.append(_jax.Slice(int(index) * size, size))
             else:
-                parts.append(_jax.Slice(int32(index) * jnp.int32(size), size))
+                parts.append(_jax.Slice(lax.mul(int32(index), np.int32(size)), size))
         base = as_transformed(gmem_ref, self.what)
         indexer = _jax.NDIndexer(tuple(parts), tuple(base.shape), ())
         return _jax.TransformedRef(base.ref, (*base.transforms, indexer))
@@ -61,6 +62,11 @@ class Block:
 
 def int32(value: Any) -> Any:
     """``value`` as an int32 scalar."""
+    if checks.is_integer(value):
+        return np.int32(value)
+    aval = value.aval if isinstance(value, _jax.Tracer) else None
+    if aval is not None and aval.dtype == np.int32 and not aval.weak_type:
+        return value
     return jnp.asarray(value, jnp.int32)
 
 
@@ -210,9 +216,11 @@ class Grid:
         carry: Any = True
         for dim in reversed(self.moving):
             index = carried[dim]
-            moved = index + 1 if carry is True else lax.select(carry, index + 1, index)
-            wraps = moved == jnp.int32(self.sizes[dim])
-            result[dim] = lax.select(wraps, jnp.int32(0), moved)
+            moved = lax.add(index, np.int32(1))
+            if carry is not True:
+                moved = lax.select(carry, moved, index)
+            wraps = lax.eq(moved, int32(self.sizes[dim]))
+            result[dim] = lax.select(wraps, np.int32(0), moved)
             carry = wraps
         return tuple(result)
 
@@ -220,10 +228,8 @@ class Grid:
         """The position ``ahead`` steps after ``step``; int32 scalars."""
         if carried:
             return carried
-        result = [jnp.int32(0) for _ in self.sizes]
-        for dim in self.moving:
-            result[dim] = int32(step) + jnp.int32(ahead) if ahead else int32(step)
-        return tuple(result)
+        here = lax.add(int32(step), np.int32(ahead)) if ahead else int32(step)
+        return tuple(here if i in self.moving else jnp.int32(0) for i in range(len(self.sizes)))
 
 
 def _is_one(size: Any) -> bool:
@@ -238,7 +244,7 @@ def differ(block: Block, position: Sequence[Any], other: Sequence[Any]) -> Any:
     """Whether two steps have different blocks of an operand."""
     pairs = zip(block.index_map(*position), block.index_map(*other), strict=True)
     differences = [
-        int32(a) != int32(b)
+        lax.ne(int32(a), int32(b))
         for a, b in pairs
         if not (checks.is_integer(a) and checks.is_integer(b) and a == b)
     ]

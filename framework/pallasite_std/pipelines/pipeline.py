@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -220,6 +221,10 @@ class _Loop:
 
     def prologue(self) -> None:
         """Fills the stages for the first steps."""
+        if self.steps.static and self.depth > 1 and not self.steps.start(0):
+            # Traced once, but for each step with its own numbers in the code.
+            lax.fori_loop(0, self.depth, self.fill, None, unroll=True)
+            return
         for step, delay in itertools.product(range(self.depth), self.delays):
             position = self.steps.position(jnp.int32(0), step, self.steps.start(step))
             fetch = functools.partial(self.fetch, delay, step, position)
@@ -228,11 +233,17 @@ class _Loop:
             else:
                 lax.cond(jnp.int32(step) < self.steps.num_steps, fetch, lambda: None)
 
+    def fill(self, step: Any, _: None) -> None:
+        """Starts the copies of a step into the stage of the same number."""
+        position = self.steps.position(step, 0, ())
+        for delay in self.delays:
+            self.fetch(delay, step, position)
+
     def step(self, step: Any, carry: Any) -> Any:
         step = int32(step)
         carried, fetch_carried, held_stages, user_carry = carry
         steps, depth = self.steps, self.depth
-        stage = jnp.int32(0) if depth == 1 else lax.rem(step, jnp.int32(depth))
+        stage = jnp.int32(0) if depth == 1 else lax.rem(step, np.int32(depth))
         position = steps.position(step, 0, carried)
         if self.streamed:
             barrier_wait(self.barrier(stage))
@@ -270,7 +281,7 @@ class _Loop:
         every_step: bool,
     ) -> list[Any]:
         """Starts the copies of output blocks that are complete; returns the stages of held ones."""
-        is_last = step == int32(self.steps.num_steps) - 1
+        is_last = lax.eq(step, lax.sub(int32(self.steps.num_steps), np.int32(1)))
         done = [
             lax.bitwise_or(is_last, differ(buffer.block, position, next_position))
             for buffer in self.held
@@ -296,8 +307,9 @@ class _Loop:
             lax.cond(functools.reduce(lax.bitwise_or, done), start, lambda: None)
         if self.depth == 1:
             return list(held_stages)
+        one, depth = np.int32(1), np.int32(self.depth)
         return [
-            lax.select(is_done, lax.rem(held_stage + 1, jnp.int32(self.depth)), held_stage)
+            lax.select(is_done, lax.rem(lax.add(held_stage, one), depth), held_stage)
             for held_stage, is_done in zip(held_stages, done, strict=True)
         ]
 
@@ -306,16 +318,16 @@ class _Loop:
         steps = self.steps
         for delay, carried in zip(self.delays, fetch_carried, strict=True):
             ahead = self.depth - delay
-            target = step + jnp.int32(ahead)
-            stage = jnp.int32(0) if self.depth == 1 else lax.rem(target, jnp.int32(self.depth))
+            target = lax.add(step, np.int32(ahead))
+            stage = jnp.int32(0) if self.depth == 1 else lax.rem(target, np.int32(self.depth))
             fetch = functools.partial(
                 self.refill, delay, stage, steps.position(step, ahead, carried)
             )
             if steps.static and steps.num_steps <= ahead:
                 continue
-            needed = target < int32(steps.num_steps)
+            needed = lax.lt(target, int32(steps.num_steps))
             if delay:
-                needed = lax.bitwise_and(step >= jnp.int32(delay), needed)
+                needed = lax.bitwise_and(lax.ge(step, np.int32(delay)), needed)
             lax.cond(needed, fetch, lambda: None)
 
     def refill(self, delay: int, stage: Any, position: Sequence[Any]) -> None:

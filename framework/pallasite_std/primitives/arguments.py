@@ -86,6 +86,13 @@ def _of_spaces(spaces: Sequence[MemorySpace]) -> str:
     return f"a reference to data in {names}" if names else "a reference to data"
 
 
+def part(tree: Any, operands: Sequence[Any], number: int) -> Any:
+    """One of the arguments that operands of an equation stand for; the others are not built."""
+    children = tree.children()
+    start = sum(child.num_leaves for child in children[:number])
+    return children[number].unflatten(operands[start : start + children[number].num_leaves])
+
+
 def barrier(value: Any, what: str = "barrier", *, counts_bytes: bool = False) -> Any:
     """``value`` as a TransformedRef to exactly one barrier.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -327,7 +327,6 @@ def _add_rings(root: ir.Operation, counters: dict[ir.Value, _Counter], sizes: se
 def _unroll(loop: ir.Operation, copies: int) -> None:
     """Repeats the body of a loop; what remains of the iterations is done by a second loop."""
     counters = _counters(loop)
-    block = loop.regions[0].blocks[0]
     lower, upper, step, *starts = loop.operands
     first, last = _constant(lower), _constant(upper)
     trips = 0 if first is None or last is None else max(0, last - first)
@@ -346,11 +345,10 @@ def _unroll(loop: ir.Operation, copies: int) -> None:
     carried = list(made.inner_iter_args)
     with ir.InsertionPoint(made.body), loop.location:
         for number in range(copies):
-            values = dict(zip(list(block.arguments)[1:], carried, strict=True))
             index = made.induction_variable
-            values[block.arguments[0]] = ops.add(index, number) if number else index
-            copier = _Copier(values, counters, range(number, trips // copies * copies, copies))
-            carried = copier.copy(block, move=exact and number == copies - 1)
+            index = ops.add(index, number) if number else index
+            copier = _Copier(counters, range(number, trips // copies * copies, copies))
+            carried = copier.copy(loop, [index, *carried])
         scf.yield_(carried)
     if exact:
         results = list(made.operation.results)
@@ -366,42 +364,41 @@ def _unroll(loop: ir.Operation, copies: int) -> None:
 class _Copier:
     """Copies the body of a loop for one of the iterations that become one."""
 
-    def __init__(
-        self,
-        values: dict[ir.Value, ir.Value],
-        counters: dict[ir.Value, _Counter],
-        numbers: range,
-    ):
+    def __init__(self, counters: dict[ir.Value, _Counter], numbers: range):
         """``numbers``: of the iterations that this copy does; it is empty where the program tells
         only from which one on, and which of them."""
-        self._values = values
         self._counters = dict(counters)
         self._numbers = numbers
 
-    def copy(self, block: ir.Block, *, move: bool) -> list[ir.Value]:
-        """Copies operations to the insertion point, or moves them there; returns what the body
+    def copy(self, loop: ir.Operation, values: Sequence[ir.Value]) -> list[ir.Value]:
+        """Copies the body to the insertion point, with values for its arguments; returns what it
         yields."""
-        target = ir.InsertionPoint.current.block
-        for view in list(block.operations):
-            operation = view.operation
-            if operation.name == "scf.yield":
-                return [self._values.get(one, one) for one in operation.operands]
-            if self._replace(operation):
-                continue
-            if move:
-                target.append(operation)
-            self._rename(operation if move else operation.clone().operation, operation)
-        return []
+        whole = loop.clone().operation
+        (block,) = whole.regions[0].blocks
+        for argument, value in zip(block.arguments, values, strict=True):
+            argument.replace_all_uses_with(value)
+        self._simplify(block, loop.regions[0].blocks[0])
+        *body, end = (view.operation for view in block.operations)
+        for one in body:
+            one.move_before(whole)
+        yielded = list(end.operands)
+        whole.erase()
+        return yielded
 
-    def _replace(self, operation: ir.Operation) -> bool:
-        """Puts a constant in the place of an operation, if it is one for this copy."""
-        known = self._known(operation)
-        if known is None:
-            return False
-        with operation.location:
-            made = ops.constant(known, operation.results[0].type)
-        self._values[operation.results[0]] = made
-        return True
+    def _simplify(self, copy: ir.Block, original: ir.Block) -> None:
+        """Puts constants in the place of operations that have one result in this copy."""
+        for made, view in zip(list(copy.operations), original.operations, strict=True):
+            one, other = made.operation, view.operation
+            known = self._known(other)
+            if known is not None:
+                with ir.InsertionPoint(one), other.location:
+                    constant = ops.constant(known, other.results[0].type)
+                one.results[0].replace_all_uses_with(constant)
+                one.erase()
+            elif getattr(view, "_ODS_REGIONS", None) != (0, True):
+                for ours, theirs in zip(one.regions, other.regions, strict=True):
+                    for inner, outer in zip(ours.blocks, theirs.blocks, strict=True):
+                        self._simplify(inner, outer)
 
     def _known(self, operation: ir.Operation) -> int | None:
         """The remainder of a counter by the size of a ring, or what it is when it is compared."""
@@ -424,24 +421,3 @@ class _Copier:
             return None
         found = {_COMPARISONS[predicate](one, other) for one in (start, last)}
         return found.pop() if len(found) == 1 else None
-
-    def _rename(self, copy: ir.Operation, original: ir.Operation) -> None:
-        for number, operand in enumerate(original.operands):
-            if operand in self._values:
-                copy.operands[number] = self._values[operand]
-        if copy is not original:
-            for before, after in zip(original.results, copy.results, strict=True):
-                self._values[before] = after
-        for ours, theirs in zip(copy.regions, original.regions, strict=True):
-            for inner, outer in zip(ours.blocks, theirs.blocks, strict=True):
-                for before, after in zip(outer.arguments, inner.arguments, strict=True):
-                    self._values[before] = after
-                for one, other in zip(list(inner.operations), list(outer.operations), strict=True):
-                    with ir.InsertionPoint(one):
-                        replaced = self._replace(other.operation)
-                    if replaced:
-                        made = self._values[other.operation.results[0]]
-                        one.operation.results[0].replace_all_uses_with(made)
-                        one.operation.erase()
-                    else:
-                        self._rename(one.operation, other.operation)
