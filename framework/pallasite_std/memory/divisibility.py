@@ -6,9 +6,11 @@ that compute them tells how wide accesses can be, and whether a window begins wi
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jaxlib.mlir import ir
 
@@ -26,7 +28,18 @@ def known_divisor(value: ir.Value) -> int:
 
     Sums and products are taken not to overflow.
     """
-    return _Search().divisor(value, _DEPTH)
+    return (_search.get() or _Search()).ask(value)
+
+
+@contextlib.contextmanager
+def remembered() -> Iterator[None]:
+    """Within the block, what questions find out serves later ones. No operation may be changed or
+    erased in it; others may be added."""
+    token = _search.set(_Search())
+    try:
+        yield
+    finally:
+        _search.reset(token)
 
 
 def known_remainder(value: ir.Value, divisor: int) -> int | None:
@@ -61,16 +74,27 @@ def _two(divisor: int) -> int:
 
 
 class _Search:
-    """One question: operations that many paths lead to are looked at once."""
+    """One question or several: operations that many paths lead to are looked at once."""
 
     def __init__(self) -> None:
         self._known: dict[ir.Value, int] = {}
         self._conditions: dict[ir.Value, bool | None] = {}
+        self._cut = False
+
+    def ask(self, value: ir.Value) -> int:
+        """The divisor of a value; see :func:`known_divisor`."""
+        found = self.divisor(value, _DEPTH)
+        if self._cut:
+            # Other ways to the same operations may be shorter.
+            self._known.clear()
+            self._cut = False
+        return found
 
     def divisor(self, value: ir.Value, depth: int) -> int:
         """The divisor of a value that ``depth`` operations may lead back from."""
         found = self._known.get(value)
         if found is None:
+            self._cut |= not depth
             found = self._find(value, depth - 1) if depth else 1
             self._known[value] = found
         return found
@@ -143,6 +167,9 @@ class _Search:
             start = owner.operands[3 + number]
         following = body.operations[-1].operation.operands[number]
         return math.gcd(self.divisor(start, depth), self.divisor(following, depth))
+
+
+_search: contextvars.ContextVar[_Search | None] = contextvars.ContextVar("search", default=None)
 
 
 def _is_computed(value: ir.Value) -> bool:

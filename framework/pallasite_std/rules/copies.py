@@ -18,6 +18,7 @@ from pallasite_std.copies import copy_plans as plans
 from pallasite_std.copies import plain_copies as plain
 from pallasite_std.copies import tensor_copies as tma
 from pallasite_std.memory.access import plan_access
+from pallasite_std.memory.divisibility import remembered
 from pallasite_std.memory.reference_types import BarrierReference, MemoryReference
 from pallasite_std.memory.transfers import access_addresses
 from pallasite_std.primitives import copies as prim
@@ -99,7 +100,8 @@ def copy_gmem_to_smem(
         ctx.launch.multicast_mask(dimensions)
     else:
         try:
-            copy = plans.plan_load(ctx, source, destination, oob_mode)
+            with remembered():
+                copy = plans.plan_load(ctx, source, destination, oob_mode)
         except InvalidValueError:
             if not plain.applies(source):
                 raise
@@ -262,13 +264,16 @@ def _copy_smem_to_gmem(
     reduction_op: str | None,
 ) -> Sequence[Value]:
     src, dst, predicate = args_tree.unflatten(operands)
-    source = resolve(ctx, src)
-    destination = resolve(ctx, dst, pointer=False, copied_to=True)
-    try:
-        issue = plans.plan_store(ctx, source, destination, reduction_op)
-    except InvalidValueError:
-        if reduction_op is not None or not plain.applies(destination):
-            raise
+    issue = None
+    with remembered():
+        source = resolve(ctx, src)
+        destination = resolve(ctx, dst, pointer=False, copied_to=True)
+        try:
+            issue = plans.plan_store(ctx, source, destination, reduction_op)
+        except InvalidValueError:
+            if reduction_op is not None or not plain.applies(destination):
+                raise
+    if issue is None:
         wanted = None if predicate is None else ctx.scalar(predicate)
         with contextlib.nullcontext() if wanted is None else ops.when(wanted):
             plain.copy_to_global(ctx, source, destination)
