@@ -65,6 +65,10 @@ def compile_lowered(
             sass = disassemble_cubin(cubin)
         context.dump("sass", "sass", lambda: sass or "")
     jaxpr: Any = lowered.jaxpr.__str__ if keep and lowered.jaxpr is not None else None
+    layouts: Any = None
+    if keep and lowered.inference is not None:
+        report = plugins.manager().implementation("layout_report")
+        layouts = functools.partial(report, lowered.inference)
     return CompiledKernel(
         name=lowered.name,
         target=target,
@@ -77,7 +81,7 @@ def compile_lowered(
         cubin=cubin,
         sass=sass,
         timings=tuple(context.timings),
-        layouts=_layouts(lowered) if keep else None,
+        layouts=layouts,
         plugin_options=_plugin_options(lowered),
     )
 
@@ -89,9 +93,3 @@ def _plugin_options(lowered: LoweredKernel) -> tuple[tuple[str, str, str], ...]:
         for plugin, values in given.items()
         for name, value in values.items()
     )
-
-
-def _layouts(lowered: LoweredKernel) -> Any:
-    if lowered.inference is None:
-        return None
-    return functools.partial(plugins.manager().implementation("layout_report"), lowered.inference)
