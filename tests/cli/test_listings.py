@@ -229,7 +229,7 @@ def test_parts_of_the_cache_that_do_not_exist(command):
         result = command(*arguments)
         assert result.status == 1
         assert "error: the cache has no part named 'nothing'\n" in result.err
-        assert "expected: one of kernels, tuned" in result.err
+        assert "expected: one of kernels, loops, tuned, code\n" in result.err
     assert "--only is for 'pallasite cache clear'" in command("cache", "--only", "kernels").err
 
 

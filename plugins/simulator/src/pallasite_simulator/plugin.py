@@ -10,6 +10,7 @@ from pallasite.plugin import (
     LaunchRequest,
     PtxLaunch,
     RunOptions,
+    StoreNamespace,
     hookimpl,
 )
 from pallasite_simulator import options as options  # declares the plugin's options
@@ -58,6 +59,14 @@ def _run_ptx(launch: PtxLaunch, options: RunOptions) -> RunReport:
     from pallasite_simulator.report import inspect_ptx
 
     return inspect_ptx(launch, options)
+
+
+@hookimpl
+def pallasite_stores() -> list[StoreNamespace]:
+    """Machine code of loops that the simulator compiles for this processor."""
+    from pallasite_simulator.loop_store import LOOPS
+
+    return [LOOPS]
 
 
 @hookimpl

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import pathlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import llvmlite
 import numpy as np
 from llvmlite import ir
 
+from pallasite.plugin import config
+from pallasite.plugin.runtime import SealedStore
+from pallasite_simulator.loop_store import LOOPS
 from pallasite_simulator.types import STORAGE, Array, Values
 
 type Emit = Callable[..., Any]
@@ -157,8 +163,8 @@ def _emit_loop(builder: Any, function: Any, pointers: Sequence[Any], emit: Emit)
 
 
 @functools.cache
-def _host() -> tuple[Any, Any, Callable[..., Any]]:
-    """llvmlite's binding, the context of all loops and what makes the target of this processor."""
+def _host() -> tuple[Any, Any, Any, Mapping[str, str]]:
+    """llvmlite's binding, the context of all loops, the target and what names this processor."""
     import llvmlite.binding as binding
 
     binding.initialize_native_target()
@@ -172,31 +178,58 @@ def _host() -> tuple[Any, Any, Callable[..., Any]]:
         "cpu": binding.get_host_cpu_name(),
         "features": binding.get_host_cpu_features().flatten(),
     }
-    target = binding.Target.from_default_triple()
-    return binding, context, functools.partial(target.create_target_machine, **processor)
+    return binding, context, binding.Target.from_default_triple(), processor
 
 
 def compile_loop(text: str, effort: int = 0) -> int:
-    """Compiles a module; returns the address of its function ``loop``.
+    """Compiles a module, or finds its machine code in the cache folder; returns the address of its
+    function ``loop``.
 
     Args:
       text: LLVM IR.
       effort: how hard the code generator tries, 0 to 3; loops are unrolled above 0.
     """
     with _lock:
-        binding, context, target_machine = _host()
+        binding, context, target, processor = _host()
         # Without effort in choosing instructions: the passes below have vectorised the loop.
-        machine = target_machine(opt=effort)
+        machine = target.create_target_machine(opt=effort, **processor)
         module = binding.parse_assembly(text, context)
-        module.verify()
-        options = binding.create_pipeline_tuning_options(speed_level=2)
-        options.loop_vectorization = True
-        # Both make compiling take longer and hardly any loop faster.
-        options.loop_unrolling = options.loop_interleaving = effort > 0
-        with binding.create_pass_builder(machine, options) as passes:
-            passes.getModulePassManager().run(module, passes)
+        store = _store(config.get("cache_dir")) if config.get("cache") else None
+        key = _key(text, effort)
+        known = None if store is None else store.get(key)
+        made: list[bytes] = []
+        if known is None:
+            module.verify()
+            _optimize(module, machine, effort)
         engine = binding.create_mcjit_compiler(module, machine)
+        engine.set_object_cache(lambda module, code: made.append(code), lambda module: known)
         engine.finalize_object()
+        if store is not None and made:
+            store.put(key, made[0])
         # The code lives as long as the process: nothing of it may be freed.
         _kept.append((engine, module, machine))
         return int(engine.get_function_address("loop"))
+
+
+def _optimize(module: Any, machine: Any, effort: int) -> None:
+    """What is changed here makes other machine code: :data:`LOOPS` then has another version."""
+    binding, *_ = _host()
+    options = binding.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = True
+    # Both make compiling take longer and hardly any loop faster.
+    options.loop_unrolling = options.loop_interleaving = effort > 0
+    with binding.create_pass_builder(machine, options) as passes:
+        passes.getModulePassManager().run(module, passes)
+
+
+@functools.lru_cache(maxsize=8)
+def _store(folder: pathlib.Path) -> SealedStore:
+    return SealedStore(folder, LOOPS)
+
+
+def _key(text: str, effort: int) -> str:
+    """SHA-256, in hexadecimal, of all that the machine code of a loop depends on."""
+    binding, _, target, processor = _host()
+    version = (llvmlite.__version__, *binding.llvm_version_info)
+    parts = [text, str(effort), *processor.values(), target.triple, str(version)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
