@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pallasite_simulator.engine.lanes import Lanes
+from pallasite_simulator.engine.lanes import ALL, Lanes
 from pallasite_simulator.errors import PtxError
 from pallasite_simulator.ptx.syntax import (
     Address,
@@ -261,8 +261,11 @@ class Binder:
         def held(lanes: Lanes) -> Array:
             values = lanes.registers[number]
             if values is None or number in lanes.wave.undefined:
-                values = lanes.wave.undefined_register(lanes, number, name, instruction)
-            return values if lanes.full else values[lanes.index]
+                wave = lanes.wave
+                if values is None or lanes not in wave.defined.get(number, ()):
+                    values = wave.undefined_register(lanes, number, name, instruction)
+            index = lanes.index
+            return values if index is ALL else values[index]
 
         if declared.bits == kind.bits:
             if declared.storage == dtype or kind.bits == 128:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pallasite.plugin import InstructionRule
@@ -16,6 +17,7 @@ from pallasite_simulator.engine.memory import GLOBAL_BASE, SHARED_BASE, GlobalMe
 from pallasite_simulator.errors import PtxError
 from pallasite_simulator.instruction_set import Step
 from pallasite_simulator.ptx.syntax import (
+    Address,
     BranchTargets,
     Function,
     Immediate,
@@ -272,17 +274,17 @@ class Program:
                 place = -(-shared // max(one.alignment, 16)) * max(one.alignment, 16)
                 self._symbols[one.name] = ("shared", place)
                 self.static_shared_bytes = max(self.static_shared_bytes, place - SHARED_BASE)
-        body = self.function.body or ()
-        if any(_names(one, "%reserved_smem_offset_1") for one in body):
+        opcodes, named = _opcodes_and_specials(self.function.body or ())
+        if any(one.startswith("%reserved_smem_offset_1") for one in named):
             self.shared_start = specials.RESERVED
-        if any(_names(one, "%envreg") for one in body):
+        if any(one.startswith("%envreg") for one in named):
             self.grid_workspace = self._layout.allocate("grid workspace", 64, 64)
         if any(one.name == "malloc" for one in self.module.functions):
             self.heap = self._layout.allocate("the heap", HEAP_BYTES, undefined=True)
-        if any(_allocates(one) for one in body):
+        if "alloca" in opcodes:
             self.stack = -(-self.local_bytes // 32) * 32
             self.local_bytes = self.stack + STACK_BYTES
-        if any(isinstance(one, Instruction) and one.opcode == "@push" for one in body):
+        if "@push" in opcodes:
             self.frames = -(-self.local_bytes // 16) * 16
             self.frame_bytes = FRAME_BYTES
             self.local_bytes = self.frames + self.frame_bytes
@@ -313,7 +315,8 @@ class Program:
             self.code[place].leader = True
         for entry in self.code:
             # What was executed is counted where a basic block ends: clocks need it up to date.
-            entry.leader |= reads_clock(entry.instruction.operands)
+            if reads_clock(entry.instruction.operands):
+                entry.leader = True
         self.rank = flow_order(
             [
                 (
@@ -385,26 +388,39 @@ def successors(entry: Entry) -> tuple[int, ...]:
     return entry.table if entry.kind == INDEXED else ()
 
 
-def _allocates(statement: Statement) -> bool:
-    return isinstance(statement, Instruction) and statement.opcode == "alloca"
-
-
-def _names(statement: Statement, special: str) -> bool:
-    """Whether a special register is among the operands, by the beginning of its name."""
-    return isinstance(statement, Instruction) and any(
-        isinstance(one, Special) and one.name.startswith(special) for one in statement.operands
-    )
+def _opcodes_and_specials(body: Iterable[Statement]) -> tuple[set[str], set[str]]:
+    """The opcodes of a function, and the names of special registers among its operands."""
+    instructions = [one for one in body if type(one) is Instruction]
+    operands = itertools.chain.from_iterable(one.operands for one in instructions)
+    named = {one.name for one in operands if type(one) is Special}
+    return {one.opcode for one in instructions}, named
 
 
 def reads_clock(operands: tuple[Operand, ...]) -> bool:
     """Whether a special register that counts time is among the operands."""
-    return any(isinstance(one, Special) and specials.is_time(one.name) for one in operands)
+    special = [one.name for one in operands if type(one) is Special]
+    return bool(special) and any(map(specials.is_time, special))
 
 
 def registers_in(operands: tuple[Operand, ...]) -> list[Register]:
     """All registers named in operands."""
     found: list[Register] = []
-    stack: list[Any] = list(operands)
+    one: Any
+    for one in operands:
+        kind: Any = type(one)
+        if kind is Register:
+            found.append(one)
+        elif kind is Address and not one.coordinates and not one.extra:
+            if type(one.base) is Register:
+                found.append(one.base)
+        elif kind not in _WITHOUT_REGISTERS:
+            _collect_registers(one, found)
+    return found
+
+
+def _collect_registers(operand: Any, found: list[Register]) -> None:
+    """Adds the registers of an operand of any kind."""
+    stack = [operand]
     while stack:
         one = stack.pop()
         kind: Any = type(one)
@@ -414,7 +430,6 @@ def registers_in(operands: tuple[Operand, ...]) -> list[Register]:
             stack.extend(one)
         elif kind not in _WITHOUT_REGISTERS:
             stack.extend([getattr(one, name) for name in _fields(kind)])
-    return found
 
 
 _WITHOUT_REGISTERS = {Immediate, Special, Symbol, Sink, int, str, type(None)}

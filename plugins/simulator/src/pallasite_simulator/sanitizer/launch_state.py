@@ -54,7 +54,7 @@ class Traits:
             copies |= one.opcode == "cp" and one.has("async") and not one.has("bulk")
             fences |= one.opcode in ("fence", "membar") and not one.has("proxy")
             narrow |= one.opcode in _ACCESSES and (one.has("cta") or one.has("cluster"))
-            if one.opcode in _LARGE or one.has("async"):
+            if one.opcode in _LARGE or "async" in one.modifiers:
                 levels.add(LARGEST)
             elif one.opcode in _ACCESSES:
                 spaces = {modifier.split("::")[0] for modifier in one.modifiers}

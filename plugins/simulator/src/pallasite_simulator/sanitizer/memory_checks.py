@@ -336,7 +336,13 @@ class MemoryChecks:
         limits = allocations.limits(what.instruction)
         if not limits:
             return
-        within = offsets % allocations.stride
+        within = offsets
+        low, high = int(within.min()), int(within.max())
+        if high >= allocations.stride:
+            within = offsets % allocations.stride
+            low, high = int(within.min()), int(within.max())
+        if any(one.start <= low and high + size <= one.end for one in limits):
+            return
         wrong = np.ones(len(within), np.bool_)
         for one in limits:
             wrong &= (within < one.start) | (within + size > one.end)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pallasite_simulator.engine.program import registers_in
@@ -22,6 +22,62 @@ if TYPE_CHECKING:
 _COPY = ("mov", "cvt", "cvta", "mapa")
 _SUM = ("add", "sub", "mad")
 _ONE_ADDRESS = ("ld", "st", "atom", "red", "ldmatrix", "stmatrix", "cp")
+
+
+@functools.lru_cache(maxsize=16)
+def _uses(program: Program) -> tuple[list[Instruction], dict[str, list[Instruction]]]:
+    """The instructions with a symbol among their sources, and those that read each register."""
+    symbolic: list[Instruction] = []
+    readers: dict[str, list[Instruction]] = {}
+    for entry in program.code:
+        one = entry.instruction
+        if not one.operands or isinstance(one.operands[0], Address):
+            continue
+        for operand in one.operands[1:]:
+            if type(operand) is Register:
+                known = readers.get(operand.name)
+                if known is None:
+                    readers[operand.name] = [one]
+                else:
+                    known.append(one)
+            elif type(operand) is Symbol:
+                symbolic.append(one)
+    return symbolic, readers
+
+
+def _follow[T](
+    program: Program,
+    known: dict[str, frozenset[T] | None],
+    result: Callable[[Instruction], frozenset[T] | None],
+    most: int | None = None,
+) -> None:
+    """Adds what instructions make of symbols and of registers, until nothing changes any more.
+
+    What is known of a register only grows, from nothing to None (anything), and so do the results;
+    so their order does not matter.
+
+    Args:
+      program: all its instructions count.
+      known: what is known of registers, by name; changed in place.
+      result: what an instruction writes, by what is known.
+      most: how many elements are told apart; more are None.
+    """
+    symbolic, readers = _uses(program)
+    nothing: frozenset[T] = frozenset()
+    left = list(symbolic)
+    while left:
+        one = left.pop()
+        found = result(one)
+        if found == nothing:
+            continue
+        for register in registers_in(one.operands[:1]):
+            before = known.get(register.name, nothing)
+            both = None if before is None or found is None else before | found
+            if both is not None and most is not None and len(both) > most:
+                both = None
+            if both != before:
+                known[register.name] = both
+                left += readers.get(register.name, ())
 
 
 @functools.lru_cache(maxsize=16)
@@ -48,20 +104,8 @@ class Provenance:
     def __init__(self, program: Program, variables: Iterable[str]):
         self._variables = frozenset(variables)
         self._known: dict[str, Names] = {}
-        instructions = [entry.instruction for entry in program.code]
-        changed = len(self._variables) > 1
-        while changed:
-            changed = False
-            for one in instructions:
-                found = self._result(one)
-                if found == _NUMBER:
-                    continue
-                for register in registers_in(one.operands[:1]):
-                    before = self._known.get(register.name, _NUMBER)
-                    both = None if before is None or found is None else before | found
-                    if both != before:
-                        self._known[register.name] = both
-                        changed = True
+        if len(self._variables) > 1:
+            _follow(program, self._known, self._result)
 
     def of(self, instruction: Instruction) -> Names:
         """The variables that an access belongs to; None or empty if that is not known."""
@@ -121,22 +165,8 @@ class Starts:
     def __init__(self, program: Program, variables: Iterable[str]):
         self._variables = frozenset(variables)
         self._known: dict[str, Numbers] = {}
-        instructions = [entry.instruction for entry in program.code]
-        changed = bool(self._variables)
-        while changed:
-            changed = False
-            for one in instructions:
-                found = self._result(one)
-                if found == _NO_ADDRESS:
-                    continue
-                for register in registers_in(one.operands[:1]):
-                    before = self._known.get(register.name, _NO_ADDRESS)
-                    both = None if before is None or found is None else before | found
-                    if both is not None and len(both) > _MOST_STARTS:
-                        both = None
-                    if both != before:
-                        self._known[register.name] = both
-                        changed = True
+        if self._variables:
+            _follow(program, self._known, self._result, _MOST_STARTS)
 
     def of(self, instruction: Instruction) -> Numbers:
         """The constant parts of the addresses of an access, relative to the variable; None or
