@@ -51,9 +51,7 @@ def padded(shape: tuple[int, ...], vector_length: int = 1) -> RegisterLayout:
       InvalidValueError: ``vector_length`` does not divide the last extent.
     """
     if not shape or vector_length < 1 or shape[-1] % vector_length:
-        raise InvalidValueError(
-            f"vectors of {vector_length} elements do not divide the last extent of shape {shape}"
-        )
+        raise InvalidValueError(f"vectors of {vector_length} do not divide rows of shape {shape}")
     vectors = (*shape[:-1], shape[-1] // vector_length)
     best: tuple[int, int, tuple[int, ...], tuple[int, ...]] | None = None
     for lanes in _splits(LANES, len(shape)):

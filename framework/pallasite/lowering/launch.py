@@ -112,6 +112,13 @@ class LaunchContext(KernelParameters):
         self.allocations.append(Allocation("smem", what, size, offset, location))
         return offset
 
+    def release_shared(self, offset: int, size: int) -> None:
+        """Takes back what was reserved at an offset, if it was the last."""
+        if offset + size == self._shared_top:
+            self._shared_top = offset
+            own = next(a for a in self.allocations if (a.space, a.offset) == ("smem", offset))
+            self.allocations.remove(own)
+
     def new_barriers(
         self, count: int, arrivals: int, *, what: str, location: SourceLocation | None
     ) -> BarrierStorage:

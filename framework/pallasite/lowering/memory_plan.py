@@ -20,10 +20,6 @@ def aligned(size: int, alignment: int = SHARED_MEMORY_ALIGNMENT) -> int:
     return -(-size // alignment) * alignment
 
 
-_SMALL_SCRATCH = 4096
-"""Up to this size in bytes scratch memory comes in powers of two."""
-
-
 class SharedStack:
     """Byte offsets of scoped shared-memory allocations, up to the estimated peak ``limit``.
 
@@ -57,15 +53,14 @@ class SharedStack:
         """This user thread's region of scratch memory, of at least ``size`` bytes.
 
         A region serves all uses in a kernel that fit: it lies behind the scoped allocations, and
-        every thread has its own part, so concurrent uses by several threads do not overlap. A use
-        that does not fit gets a new region; small sizes are powers of two, so all of them together
-        take less than twice the largest.
+        every thread has its own part, so concurrent uses by several threads do not overlap. It
+        grows where it can, or there is a new one; small sizes are powers of two, so that few are.
         """
-        size = aligned(size, 16)
-        if size <= _SMALL_SCRATCH:
-            size = 1 << (size - 1).bit_length()
+        size = aligned(size, 16) if size > 4096 else max(16, 1 << (size - 1).bit_length())
         if self._scratch is None or self._scratch[1] < size:
             threads = launch.geometry.threads
+            if self._scratch is not None and threads == 1:
+                launch.release_shared(*self._scratch)
             offset = launch.reserve_shared(
                 size * threads, alignment=128, what=what, location=location
             )

@@ -1,8 +1,8 @@
 """Calls, loops and branches.
 
-Arrays are carried in their registers: the layout is part of the carry, and a loop body or a branch
-that changes it is an error that shows both. References are never carried, they are constants of
-the loop; conditions and bodies may still read and write them.
+Arrays are carried in their registers: the layout is part of the carry. A loop body or a branch that
+changes it is an error that shows both, if the program chose one of them. References are never
+carried, they are constants of the loop; conditions and bodies may still read and write them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedE
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import RegisterLayout, describe
-from pallasite.plugin.lowering import RegisterArray, RuleContext, Value
+from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, relayout
 from pallasite_std.carried import CarriedValue
 from pallasite_std.divisors import mark_carried
+from pallasite_std.rules.shape import is_anonymous
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
@@ -35,7 +36,8 @@ class Carry:
     Values of plugins that are carried are of a subclass of ``CarriedValue``.
     """
 
-    def __init__(self, values: Sequence[Value], what: str):
+    def __init__(self, ctx: RuleContext, values: Sequence[Value], what: str):
+        self.ctx = ctx
         self.values = list(values)
         self.what = what
 
@@ -71,10 +73,11 @@ class Carry:
     def flatten(self, values: Sequence[Value]) -> list[ir.Value]:
         """The registers of new values for the same carries.
 
-        Splats are materialized where the carry is distributed.
+        Splats are materialized where the carry is distributed, and arrays whose layout nobody asked
+        for are brought into that of the carry.
 
         Raises:
-          InvalidValueError: a value has another layout than its carry.
+          InvalidValueError: a value has another layout than its carry, which the program chose.
         """
         registers: list[ir.Value] = []
         for position, (old, new) in enumerate(zip(self.values, values, strict=True)):
@@ -82,6 +85,9 @@ class Carry:
                 assert isinstance(new, RegisterArray)
                 if new.is_splat and isinstance(old.layout, RegisterLayout):
                     new = new.materialize(old.layout)
+                layouts = (new.layout, old.layout)
+                if all(map(is_anonymous, layouts)) and not (new.is_splat or self.ctx.in_warp):
+                    new = relayout(self.ctx, new, old.layout)
                 if new.layout != old.layout:
                     raise InvalidValueError(
                         f"{self.what}: value {position}, {new.dtype}{list(new.shape)}, has layout"
@@ -227,7 +233,7 @@ def _scan(
             carries = body(carries)
         return carries
     carries = _distribute_splats(ctx, carries, body)
-    carry = Carry(carries, "the loop body")
+    carry = Carry(ctx, carries, "the loop body")
 
     def emit(_: ir.Value, registers: list[ir.Value]) -> list[ir.Value]:
         values = mark(carry.rebuild(registers))
@@ -265,12 +271,12 @@ def _while(
         return ctx.lower(body_jaxpr, [*body_consts, *mark(values)])
 
     carries = _distribute_splats(ctx, carries, body)
-    carry = Carry(carries, "the loop body")
+    carry = Carry(ctx, carries, "the loop body")
     if counted is not None:
         counter, bound = counted
         start, stop = ctx.scalar(carries[counter]), ctx.scalar(carries[bound])
         others = [v for i, v in enumerate(carries) if i != counter]
-        rest = Carry(others, "the loop body")
+        rest = Carry(ctx, others, "the loop body")
         dtype = carries[counter].dtype
 
         def emit(index: ir.Value, registers: list[ir.Value]) -> list[ir.Value]:
@@ -355,7 +361,7 @@ def _cond(
             values = ctx.lower(branch, args)
         staged.append((holder, block, values))
     merged = _common_layouts([values for _, _, values in staged])
-    carry = Carry(merged, "the branches of a conditional")
+    carry = Carry(ctx, merged, "the branches of a conditional")
     flat = []
     for _, block, values in staged:
         with ir.InsertionPoint(block):

@@ -146,14 +146,14 @@ def _in_one_layout(
 ) -> list[RegisterArray]:
     whole = [a for a in arrays if a.shape == shape and isinstance(a.layout, RegisterLayout)]
     layouts = {array.layout for array in whole}
-    if len(layouts) < 2 or ctx.in_warp or not all(map(_is_anonymous, layouts)):
+    if len(layouts) < 2 or ctx.in_warp or not all(map(is_anonymous, layouts)):
         return list(arrays)
     target = ctx.layout_hint if ctx.layout_hint in layouts else whole[0].layout
     assert target is not None
     return [relayout(ctx, a, target) if a in whole else a for a in arrays]
 
 
-def _is_anonymous(layout: Layout) -> bool:
+def is_anonymous(layout: Layout) -> bool:
     """Whether a layout is one that rules choose by themselves."""
     return describe(layout).startswith(("strided", "["))
 
