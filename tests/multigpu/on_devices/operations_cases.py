@@ -91,6 +91,9 @@ def test_reduce_scatter(count, shape, dimension, reduction, dtype):
         (2, (9000,), "pipelined", "add", np.float32),
         (3, (40, 33), "pipelined", "add", jnp.bfloat16),
         (4, (5, 13), "pipelined", "xor", np.int32),
+        (2, (1000,), "multicast", "add", np.float32),
+        (4, (7, 33), "multicast", "add", jnp.bfloat16),
+        (3, (640,), "multicast", "min", np.int32),
     ],
 )
 def test_all_reduce(count, shape, method, reduction, dtype):

@@ -18,7 +18,7 @@ from pallasite_multigpu.ops import choice, kernels
 from pallasite_multigpu.ops.tiles import Tiles, split
 
 type Reduction = Literal["add", "min", "max", "and", "or", "xor"]
-type Method = Literal["one_step", "two_steps", "pipelined"]
+type Method = Literal["one_step", "two_steps", "pipelined", "multicast"]
 
 _BITWISE = ("and", "or", "xor")
 
@@ -124,7 +124,10 @@ def all_reduce(
       reduction: as for :func:`reduce_scatter`.
       method: ``"one_step"``: each device reads all arrays; ``"two_steps"``: each reduces its part
         and writes it to all; ``"pipelined"``: each writes the others' parts to them, reduces its
-        own as it arrives, and writes it to all. By default chosen by size.
+        own as it arrives, and writes it to all; ``"multicast"``: the switch between the GPUs
+        reduces and distributes, which needs GPUs that are set up for it, all axes of the mesh, and
+        what ``plgpu.multimem_load_reduce`` computes. By default one of the first two, chosen by
+        size.
       num_blocks, tile_size, vec_size: as for :func:`all_gather`.
 
     The gradient of the reduction ``"add"`` is the sum of all devices' gradients.
@@ -140,7 +143,7 @@ def all_reduce(
         raise InvalidValueError(
             "all_reduce: the method is unknown",
             got=method,
-            expected='"one_step", "two_steps" or "pipelined"',
+            expected='"one_step", "two_steps", "pipelined" or "multicast"',
         )
     plan = _plan(x, _count(axis_name), num_blocks, tile_size, vec_size)
     if reduction == "add":
@@ -320,8 +323,8 @@ def _all_reduce(
         tiles = plan.tiles(1, x.size)
         flat = x.reshape(1, x.size)
         return kernels.reduce_in_one_step(flat, axis, count, reduction, tiles).reshape(x.shape)
-    if method == "pipelined":
-        step = plan.tiles(1, part).columns_of_tile
+    if method in ("pipelined", "multicast"):  # Whole tiles.
+        step = plan.tile if method == "multicast" else plan.tiles(1, part).columns_of_tile
         part = -(-part // step) * step
     flat = x.reshape(x.size)
     if part * count != x.size:
@@ -333,7 +336,8 @@ def _all_reduce(
         made = kernels.reduce_by_writing(whole, axis, count, reduction, width, plan.blocks)
         return made.reshape(-1)[: x.size].reshape(x.shape)
     whole = flat.reshape(1, count, part)
-    made = kernels.reduce_in_two_steps(whole, axis, count, reduction, tiles).reshape(-1)
+    reduce = kernels.reduce_by_multicast if method == "multicast" else kernels.reduce_in_two_steps
+    made = reduce(whole, axis, count, reduction, tiles).reshape(-1)
     return made[: x.size].reshape(x.shape)
 
 

@@ -235,6 +235,31 @@ def reduce_in_two_steps(
     return _kernel(body, out_type, tiles.blocks, "all_reduce", scratch_types=scratch)(x)
 
 
+def reduce_by_multicast(
+    x: jax.Array, axis: Hashable, count: int, reduction: str, tiles: Tiles
+) -> jax.Array:
+    """As :func:`reduce_in_two_steps`, where the switch between the GPUs reduces and distributes.
+
+    It reduces as its hardware does, in no certain order; all devices get the same bits.
+    """
+
+    def body(x_ref: Any, y_ref: Any, arrived: Any) -> None:
+        own = lax.axis_index(axis)
+
+        def reduce(rows: Any, columns: Any) -> None:
+            made = plgpu.multimem_load_reduce(
+                x_ref.at[rows, own, columns], collective_axes=axis, reduction_op=reduction
+            )
+            plgpu.multimem_store(made, y_ref.at[rows, own, columns], axis)
+
+        tiles.each(reduce)
+        announce(arrived, axis, own, count)
+
+    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    scratch = [plgpu.SemaphoreType.REGULAR]
+    return _kernel(body, out_type, tiles.blocks, "all_reduce", scratch_types=scratch)(x)
+
+
 PIECE = 64 << 10
 """Bytes that a block writes to another device, about, before it says so."""
 
