@@ -364,14 +364,21 @@ class _Writer:
         location = _jax.user_location(equation.source_info)
         self.parts.append("" if location is None else f"{location}:{location.column}")
         for atom in equation.invars:
-            self.write(atom)
+            # Most are known, which saves looking for how to write them.
+            number = self._numbers.get(id(atom))
+            if number is None or not isinstance(atom, _jax.Var):
+                self.write(atom)
+            else:
+                self.parts.append(f"variable {number}")
         ignored = _IGNORED_PARAMETERS.get(name, frozenset())
         for key in sorted(equation.params):
             if key not in ignored:
                 self.parts.append(key)
                 self.write(equation.params[key])
         for variable in equation.outvars:
-            self.parts.append("_") if isinstance(variable, _jax.DropVar) else self.write(variable)
+            self.parts.append("_") if isinstance(variable, _jax.DropVar) else self.variable(
+                variable
+            )
 
     def spec(self, spec: KernelSpec) -> None:
         self.parts.append(spec.name)

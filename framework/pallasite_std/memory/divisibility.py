@@ -104,12 +104,8 @@ class _Search:
         if isinstance(owner, ir.Block):
             return self._argument(value, owner, depth)
         name = owner.name
-        if name == "arith.addi" and _FACT in owner.attributes:
-            fact = int(ir.IntegerAttr(owner.attributes[_FACT]).value)
-            return math.lcm(fact, self.divisor(owner.operands[0], depth))
         if name == "arith.constant":
-            number = abs(int(ir.IntegerAttr(owner.attributes["value"]).value))
-            return number or ANY
+            return _constant_divisor(owner)
         if name in ("scf.if", "scf.index_switch", "scf.execute_region"):
             return self._yielded(value, owner, depth)
         if name in ("scf.for", "scf.while"):
@@ -124,15 +120,30 @@ class _Search:
                 return self.divisor(chosen, depth)
             del operands[0]
         if rule is _common:
-            # Constants first, which take no search; and nothing after what makes the result 1.
-            operands.sort(key=_is_computed)
-            result = 0
-            for operand in operands:
-                result = math.gcd(result, self.divisor(operand, depth))
-                if result == 1:
-                    break
-            return result
+            return self._common(name, owner, operands, depth)
         return rule(operands, [self.divisor(operand, depth) for operand in operands])
+
+    def _common(
+        self, name: str, owner: ir.Operation, operands: Sequence[ir.Value], depth: int
+    ) -> int:
+        """What divides all operands."""
+        # Constants first, which take no search; and nothing after what makes the result 1.
+        result, computed = 0, []
+        for operand in operands:
+            source = operand.owner
+            if isinstance(source, ir.Block) or source.name != "arith.constant":
+                computed.append(operand)
+                continue
+            divisor = _constant_divisor(source)
+            if divisor == ANY and name == "arith.addi" and _FACT in owner.attributes:
+                fact = int(ir.IntegerAttr(owner.attributes[_FACT]).value)
+                return math.lcm(fact, self.divisor(operands[0], depth))
+            result = math.gcd(result, divisor)
+        for operand in computed:
+            if result == 1:
+                break
+            result = math.gcd(result, self.divisor(operand, depth))
+        return result
 
     def _argument(self, value: ir.Value, block: ir.Block, depth: int) -> int:
         """The induction variable of a for loop is a multiple of what its start and step are."""
@@ -172,9 +183,8 @@ class _Search:
 _search: contextvars.ContextVar[_Search | None] = contextvars.ContextVar("search", default=None)
 
 
-def _is_computed(value: ir.Value) -> bool:
-    owner = value.owner
-    return isinstance(owner, ir.Block) or owner.name != "arith.constant"
+def _constant_divisor(owner: ir.Operation) -> int:
+    return abs(int(ir.IntegerAttr(owner.attributes["value"]).value)) or ANY
 
 
 def _constant(value: ir.Value, conditions: dict[ir.Value, bool | None] | None = None) -> int | None:

@@ -37,7 +37,7 @@ def reference(
     ref = as_transformed(value, what)
     aval = _jax.typeof(ref.ref)
     space = memory_space_of(aval)
-    dtype = getattr(ref, "dtype", None)
+    dtype = dtype_of(ref)
     if isinstance(dtype, _jax.ExtendedDType):
         raise checks.type_error(
             f"{what} is a reference to a {dtype}, not to data",
@@ -58,6 +58,24 @@ def reference(
                     f"{what} may not be a view made by {type(transform).__name__}", got=aval
                 )
     return ref
+
+
+def dtype_of(ref: Any) -> Any:
+    """The dtype of a TransformedRef or array, None if it has none; indices do not change it."""
+    if isinstance(ref, _jax.TransformedRef) and _is_indexed(ref):
+        ref = _jax.typeof(ref.ref)
+    return getattr(ref, "dtype", None)
+
+
+def shape_of(ref: Any) -> tuple[Any, ...]:
+    """The shape of a TransformedRef or array; of an index that has it, without its type."""
+    if isinstance(ref, _jax.TransformedRef) and ref.transforms and _is_indexed(ref):
+        return tuple(ref.transforms[-1].get_indexer_shape())
+    return tuple(ref.shape)
+
+
+def _is_indexed(ref: Any) -> bool:
+    return all(type(one) is _jax.NDIndexer for one in ref.transforms)
 
 
 def _way_to(spaces: Sequence[MemorySpace]) -> str | None:
@@ -118,7 +136,7 @@ def barrier(value: Any, what: str = "barrier", *, counts_bytes: bool = False) ->
                 f"{what} is a view made by {type(transform).__name__}",
                 expected="barriers are only indexed: barrier.at[i]",
             )
-    shape = ref.shape
+    shape = shape_of(ref)
     if math.prod(shape) != 1:
         raise checks.value_error(
             f"{what} is a group of {math.prod(shape)} barriers, of shape {shape}",
@@ -151,10 +169,11 @@ def predicate(value: Any, what: str = "predicate") -> Any:
 
 def same_dtype(a: Any, what_a: str, b: Any, what_b: str) -> None:
     """An InvalidValueError unless two references or arrays have one dtype."""
-    if a.dtype != b.dtype:
+    dtypes = dtype_of(a), dtype_of(b)
+    if dtypes[0] != dtypes[1]:
         raise checks.value_error(
             f"{what_a} and {what_b} have different dtypes",
-            got=f"{what_a}: {a.dtype}, {what_b}: {b.dtype}",
+            got=f"{what_a}: {dtypes[0]}, {what_b}: {dtypes[1]}",
             expected="the same dtype",
             hint="convert in registers: read, astype, write",
         )
@@ -162,10 +181,11 @@ def same_dtype(a: Any, what_a: str, b: Any, what_b: str) -> None:
 
 def same_shape(a: Any, what_a: str, b: Any, what_b: str) -> None:
     """An InvalidValueError unless two references or arrays have one shape."""
-    if tuple(a.shape) != tuple(b.shape):
+    shapes = shape_of(a), shape_of(b)
+    if shapes[0] != shapes[1]:
         raise checks.value_error(
             f"{what_a} and {what_b} have different shapes",
-            got=f"{what_a}: {tuple(a.shape)}, {what_b}: {tuple(b.shape)}",
+            got=f"{what_a}: {shapes[0]}, {what_b}: {shapes[1]}",
             expected="the same shape",
         )
 

@@ -150,13 +150,13 @@ def copy_gmem_to_smem(
     axes = checks.axis_names(collective_axes, "collective_axes")
     _check_partition(leader_tracked, axes)
     blocks = _collective_size(axes)
-    expected = tuple(target.shape)
+    expected = arguments.shape_of(target)
     if isinstance(leader_tracked, Partitioned):
         axis = checks.count(leader_tracked.axis, "the axis of CopyPartition.PARTITIONED")
         if axis >= len(expected):
             raise checks.value_error(f"dst has no axis {axis} to partition", got=f"dst: {expected}")
         expected = (*expected[:axis], expected[axis] * blocks, *expected[axis + 1 :])
-    if tuple(source.shape) != expected:
+    if arguments.shape_of(source) != expected:
         partitioned = (
             f", partitioned over {blocks} blocks" if isinstance(leader_tracked, Partitioned) else ""
         )
@@ -238,7 +238,7 @@ def barrier_expect(barrier: Any, *destinations: Any, predicate: Any = None) -> N
     num_bytes = 0
     for number, destination in enumerate(destinations):
         ref = arguments.reference(destination, f"destination {number}", SMEM)
-        num_bytes += element_bits(ref.dtype, tuple(ref.shape)) // 8
+        num_bytes += element_bits(arguments.dtype_of(ref), arguments.shape_of(ref)) // 8
     if num_bytes >= MAXIMUM_EXPECTED_BYTES:
         raise checks.value_error(
             f"a barrier cannot count {num_bytes} bytes",
