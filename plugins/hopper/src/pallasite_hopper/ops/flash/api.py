@@ -61,10 +61,11 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.A
       k: (batch, kv_seq, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
         head h uses head ``h // (q_heads // kv_heads)``.
       v: (batch, kv_seq, kv_heads, v_dim), of the same dtype; v_dim up to 256.
-      options: those of ``pallasite.ops.attention``. These kernels have no block masks and no
-        dropout; ``pallasite.ops.attention`` uses its portable kernels for these, and for the
-        gradient by a bias. config is one of :func:`attention_configs`, say; derivatives have a
-        configuration of their own.
+      options: those of ``pallasite.ops.attention``. These kernels have no dropout, and masks of
+        blocks of multiples of 128 only; ``pallasite.ops.attention`` uses its portable kernels for
+        others, and for the gradient by a bias or where heads that share keys have masks of their
+        own. config is one of :func:`attention_configs`, say; derivatives have a configuration of
+        their own.
 
     Returns:
       (batch, q_seq, q_heads, v_dim), of the dtype of q or, if that has 8 bits, bfloat16; zeros for
@@ -143,9 +144,11 @@ def _backward(
             "attention of 8-bit floats has no derivatives",
             hint="attention of bfloat16 has; convert q, k and v before",
         )
-    if with_bias:
-        return portable_gradients(options, residuals, d_out, with_bias)
     q, k, v, extras, out, lse = residuals
+    mask = extras.block_mask
+    shared = mask is not None and mask.shape[1] > 1 and k.shape[2] < q.shape[2]
+    if with_bias or shared:
+        return portable_gradients(options, residuals, d_out, with_bias)
     size, v_size = q.shape[3], v.shape[3]
     q, k, v, out, d_out = (padded(one, 3, max(size, v_size)) for one in (q, k, v, out, d_out))
     period = packed_period(q, k, extras)
@@ -168,6 +171,7 @@ def _backward(
         extras=extras,
         window=options.window,
         period=period,
+        mask_block=options.mask_block,
     )
     if period is not None:
         gradients = tuple(one.reshape(*shape[:2], *one.shape[2:]) for one in gradients)
@@ -249,6 +253,7 @@ def _forward(
         left=options.window[0],
         right=options.window[1],
         terms=Terms(period, tuple(arrays)),
+        mask_block=options.mask_block,
     )
     lengths = [given for given in (q_lengths, kv_lengths) if given is not None]
     operands = [q, k, v, *lengths, *arrays.values()]
@@ -285,16 +290,20 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         q_seq,
         terms=bool(problem.terms),
         period=problem.terms.period,
-        scattered=problem.terms.has("q_segments"),
+        scattered=problem.terms.has("q_segments") or problem.terms.has("block_mask"),
         narrow=problem.narrow,
+        blocks=problem.terms.has("block_mask"),
     )
     if problem.narrow:
         return default
+    listed = attention_configs(head_dim, causal, q_seq, problem.kv_seq)
+    if problem.terms.has("block_mask"):
+        listed = [one for one in listed if divides(one, problem.mask_block)]
     chosen: AttentionConfig = pallasite.choose(
         "hopper.attention",
         _VERSION,
         operands,
-        lambda: attention_configs(head_dim, causal, q_seq, problem.kv_seq),
+        lambda: listed,
         default,
         functools.partial(_run, problem),
         key=(
@@ -312,6 +321,11 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
     return chosen
 
 
+def divides(config: AttentionConfig, block: tuple[int, int]) -> bool:
+    """Whether tiles of a configuration divide blocks of a mask."""
+    return block[0] % (config.block_q * config.cluster) == 0 and block[1] % config.block_kv == 0
+
+
 def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax.Array, Any]:
     # A block with one tile, of few keys, has no use for more stages than there are blocks of keys.
     tiles = Tiles(problem, config, MULTIPROCESSORS)
@@ -323,7 +337,10 @@ def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax
     if problem.terms:
         given = given[: len(operands) - len(names)]
         raw = dict(zip(names, operands[len(given) :], strict=True))
-        terms, arrays = with_arrays(problem.terms.period, raw, tiles.rows, config.block_kv, ROWS)
+        size, block = config.block_kv, problem.mask_block
+        terms, arrays = with_arrays(
+            problem.terms.period, raw, tiles.rows, size, ROWS, mask_block=block
+        )
         problem = dataclasses.replace(problem, terms=terms)
     out, lse = _kernel(problem, config, MULTIPROCESSORS)(*given, *arrays)
     return out, None if lse is None else lse[:, :, : problem.q_seq]
@@ -353,6 +370,13 @@ def _checked(q: Any, k: Any, v: Any, options: AttentionOptions) -> tuple[Attenti
             expected=f"at most {LARGEST_HEAD}",
         )
     narrow = q.dtype.itemsize == 1
+    masked = config is not None and options.block_mask is not None
+    if masked and not divides(config, call.mask_block):
+        raise InvalidValueError(
+            "the tiles of the configuration do not divide the blocks of the mask",
+            got=f"{config}, blocks of {call.mask_block}",
+            expected="block_q * cluster and block_kv that do",
+        )
     if config is not None and narrow and not config.separate_out:
         raise InvalidValueError(
             "the configuration does not suit elements of 8 bits",

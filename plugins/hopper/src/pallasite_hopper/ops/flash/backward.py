@@ -17,7 +17,7 @@ from pallasite_hopper.ops.flash.backward_config import (
     default_config,
 )
 from pallasite_hopper.ops.flash.config import HEAD_STEP, LARGEST_HEAD
-from pallasite_hopper.ops.flash.terms import Terms, given_arrays, with_arrays
+from pallasite_hopper.ops.flash.terms import MASK_STEP, Terms, given_arrays, with_arrays
 from pallasite_std.api import Extras
 from pallasite_std.api import padded as padded_to
 
@@ -38,6 +38,7 @@ def attention_backward(
     window: tuple[int | None, int | None] = (None, None),
     extras: Extras | None = None,
     period: int | None = None,
+    mask_block: tuple[int, int] = (MASK_STEP, MASK_STEP),
     config: BackwardConfig | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of attention with respect to queries, keys and values.
@@ -60,8 +61,10 @@ def attention_backward(
       q_lengths, kv_lengths: (batch,), int32: how many queries and keys of each sequence exist;
         the gradients of others are zero. What the arrays hold there must be finite.
       window: keys before and after a query's own position that it sees, None for all.
-      extras: segments, slopes and bias of it count, the latter without a gradient.
+      extras: segments, slopes, bias and block mask of it count, the bias without a gradient; the
+        mask is the same for heads that share keys.
       period: as of ``Terms``.
+      mask_block: queries and keys of a block of the mask.
       config: how to compute it; by default chosen from the shape.
 
     Returns:
@@ -82,7 +85,9 @@ def attention_backward(
     given: list[jax.Array] = []
     if terms:
         tile = config.block_q, config.block_kv
-        terms, given = with_arrays(period, arrays, *tile, config.block_kv, by_keys=True)
+        terms, given = with_arrays(
+            period, arrays, *tile, config.block_kv, by_keys=True, mask_block=mask_block
+        )
         problem = dataclasses.replace(problem, terms=terms)
     batch = problem.batch
     lengths = None

@@ -27,6 +27,7 @@ from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.flash.backward_config import ROWS, BackwardConfig, BackwardProblem
 from pallasite_hopper.ops.flash.backward_worker import when, worker_class
+from pallasite_hopper.ops.flash.terms import Visits
 
 MEMORY_REGISTERS = 24
 
@@ -175,8 +176,10 @@ class Block:
       batch, kv_head: which keys.
       first_key: of its tile.
       begin, full, stop, end: tiles of queries [begin, end); of these [full, stop) without a mask.
+        Places in a list of tiles, if there is one.
       offset: query i sees keys up to i + offset, with a causal mask.
       keys: number of keys that exist.
+      visits: the list of tiles.
     """
 
     batch: Any
@@ -188,6 +191,7 @@ class Block:
     end: Any
     offset: Any
     keys: Any
+    visits: Visits | None = None
 
 
 class Tiles:
@@ -273,7 +277,12 @@ class Tiles:
             stop = jnp.clip(stop, full, end)
         if whole is not None:
             stop = jnp.clip(jnp.minimum(stop, whole[1]), full, end)
-        return Block(batch, kv_head, first_key, begin, full, stop, end, offset, keys)
+        visits = None
+        if p.terms.has("visits"):
+            entry = (*p.terms.entry("visits", batch, kv_head * p.group), tile)
+            visits = Visits(self.given["visits"].at[entry])
+            begin, full, stop, end = map(visits.place, (begin, full, stop, end))
+        return Block(batch, kv_head, first_key, begin, full, stop, end, offset, keys, visits)
 
     def segments(self, batch: Any, tile: Any) -> tuple[Any, Any, tuple[Any, Any]]:
         """Tiles of queries [begin, end) that may see a tile of keys, and of those that see all."""
@@ -288,6 +297,8 @@ class Tiles:
 
     def q_tile(self, block: Block, step: Any) -> Any:
         """The tile of queries of a step."""
+        if block.visits is not None:
+            return block.visits.tile(block.begin + step)
         if not self.config.stagger or self.problem.windowed or self.problem.terms:
             return block.begin + step
         start = lax.rem(

@@ -116,6 +116,7 @@ def default_config(
     period: int | None = None,
     scattered: bool = False,
     narrow: bool = False,
+    blocks: bool = False,
 ) -> AttentionConfig:
     """The configuration that is used where none is given.
 
@@ -127,6 +128,7 @@ def default_config(
       period: queries of a sequence, of which several share a tile.
       scattered: whether tiles see very different numbers of keys, as with segments.
       narrow: whether elements have 8 bits.
+      blocks: whether tiles are to divide blocks of a mask.
     """
     if head_dim <= 64:
         config = AttentionConfig(warpgroups=3 if head_dim > 32 and not terms else 2, stages=4)
@@ -146,6 +148,9 @@ def default_config(
         config = dataclasses.replace(config, warpgroups=warpgroups, block_kv=size)
     if scattered:
         config = dataclasses.replace(config, persistent=False)
+    if blocks:
+        size = next(size for size in (128, 64, 32, 16) if size <= config.block_kv)
+        config = dataclasses.replace(config, warpgroups=min(config.warpgroups, 2), block_kv=size)
     needed = -(-q_seq // ROWS)
     return dataclasses.replace(config, warpgroups=max(1, min(config.warpgroups, needed)))
 

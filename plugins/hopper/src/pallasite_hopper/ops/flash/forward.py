@@ -159,7 +159,7 @@ class _Forward:
         self.columns: tuple[Any, ...] = ()
         window = problem.ahead is not None or problem.left is not None
         self.masked = window or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
-        self.masked = self.masked or problem.terms.segmented
+        self.masked = self.masked or problem.terms.segmented or problem.terms.has("visits")
         # Whether blocks at the beginning are masked, too.
         self.masked_begin = problem.left is not None or problem.terms.segmented
         self.given: dict[str, Any] = {}
@@ -183,7 +183,6 @@ class _Forward:
             given.pop(0) if self.problem.kv_lengths else None,
         )
         self.given = {name: given.pop(0) for name in self.problem.terms.names}
-        spans = self.given.get("spans")
         table = given.pop() if self.table else None
         self.scratch = scratch
         warpgroup = lax.axis_index("warpgroup")
@@ -198,7 +197,7 @@ class _Forward:
                 (jnp.int32(0), jnp.int32(0), jnp.bool_(True)),
                 lengths,
                 table,
-                spans,
+                self.given,
             )
 
         def compute_all() -> None:
@@ -214,7 +213,7 @@ class _Forward:
                 jnp.int32(0),
                 lengths,
                 table,
-                spans,
+                self.given,
             )
             plgpu.wait_smem_to_gmem(0)
 
@@ -262,7 +261,7 @@ class _Forward:
 
         # Not a Python number, so that the window may leave the array.
         last = jnp.int32(tile.last)
-        load(k, "k", last, stage, filled)
+        load(k, "k", tile.block(last), stage, filled)
         for part in range(config.warpgroups):
             _wait_if(jnp.logical_not(first), s["q_empty"].at[part])
             rows = pl.ds(tile.start + part * ROWS, ROWS)
@@ -275,12 +274,12 @@ class _Forward:
         def step(index: Any, carry: Any) -> Any:
             stage, filled = carry
             following = self._next(stage)
-            load(k, "k", last - index, following, filled + 1)
-            load(v, "v", last - index + 1, stage, filled)
+            load(k, "k", tile.block(last - index), following, filled + 1)
+            load(v, "v", tile.block(last - index + 1), stage, filled)
             return following, filled + 1
 
         stage, filled = lax.fori_loop(1, tile.blocks, step, (stage, filled))
-        load(v, "v", jnp.int32(tile.first), stage, filled)
+        load(v, "v", tile.block(jnp.int32(tile.first)), stage, filled)
         return self._next(stage), filled + 1, jnp.bool_(False)
 
     # The consumer warpgroups -------------------------------------------------------------------
@@ -296,8 +295,9 @@ class _Forward:
             plgpu.barrier_wait(self.scratch["q_full"].at[warpgroup])
             scores = self._first_scores(stage, warpgroup)
             maxima = jnp.full((ROWS,), self.lowest, jnp.float32)
-            scores = self._capped(scores, tile, start, last)
-            scores = self._shown(scores, tile, start, last, stage)
+            block = tile.block(last)
+            scores = self._capped(scores, tile, start, block)
+            scores = self._shown(scores, tile, start, block, stage)
             self._release_segments(stage)
             maxima, _, weights = self._weights(scores, maxima)
             plgpu.barrier_wait(self.scratch["v_full"].at[stage])
@@ -311,7 +311,7 @@ class _Forward:
 
             def step(masked: bool) -> Callable[[Any, Any], Any]:
                 return lambda index, carry: self._step(
-                    acc, tile, start, warpgroup, last - index, carry, masked
+                    acc, tile, start, warpgroup, tile.block(last - index), carry, masked
                 )
 
             first = 1
@@ -350,7 +350,7 @@ class _Forward:
         full = lax.div(lax.max(jnp.int32(0), jnp.int32(seen)), self.config.block_kv)
         if self.problem.terms.segmented:
             full = lax.min(full, self._of_segment(tile, start)[1])
-        return full
+        return tile.place(full)
 
     def _of_segment(self, tile: Tile, start: Any) -> tuple[Any, Any]:
         """Blocks of keys [begin, end) that have the segment of the rows alone."""
@@ -370,6 +370,7 @@ class _Forward:
             whole = lax.div(lax.max(jnp.int32(0), jnp.int32(begin)) + (size - 1), size)
             if self.problem.terms.segmented:
                 whole = lax.max(whole, self._of_segment(tile, start)[0])
+        whole = tile.place(whole)
         return lax.clamp(jnp.int32(first), tile.last + 1 - whole, jnp.int32(tile.blocks))
 
     def _wait_turn(self, warpgroup: Any) -> None:

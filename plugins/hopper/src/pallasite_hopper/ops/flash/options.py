@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+from pallasite_hopper.ops.flash.terms import MASK_STEP
 from pallasite_std.api import AttentionOptions
 
 OPTIONS = frozenset(one.name for one in dataclasses.fields(AttentionOptions))
@@ -21,6 +23,7 @@ _SERVED = frozenset(
         "kv_segments",
         "bias",
         "alibi_slopes",
+        "block_mask",
         "config",
         "mask_block",
     }
@@ -36,4 +39,12 @@ def portable_option(options: AttentionOptions) -> str | None:
         if field.name in ("dropout_rate", "dropout_seed") and options.dropout_rate == 0:
             continue
         return field.name
+    if options.block_mask is not None and not _whole_tiles(options.mask_block):
+        return f"block_mask of blocks that are no multiples of {MASK_STEP}"
     return None
+
+
+def _whole_tiles(block: Any) -> bool:
+    """Whether tiles divide the blocks of a mask."""
+    sides = block if isinstance(block, tuple | list) else (block,)
+    return all(isinstance(side, int) and side > 0 and side % MASK_STEP == 0 for side in sides)

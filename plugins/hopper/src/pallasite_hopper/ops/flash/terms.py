@@ -1,4 +1,5 @@
-"""What besides queries and keys decides scores: segments, slopes, a bias; and the arrays of it."""
+"""What besides queries and keys decides scores: segments, slopes, a bias, a mask of blocks; and the
+arrays of it."""
 
 from __future__ import annotations
 
@@ -7,11 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallasite_std.api import Extras, in_whole_tiles
 
-ARRAYS = ("q_segments", "kv_segments", "slopes", "bias")
+ARRAYS = ("q_segments", "kv_segments", "slopes", "bias", "block_mask")
 """Of ``Extras``, those that the kernels take beside lengths."""
+
+
+MASK_STEP = 128
+"""Blocks of a mask are multiples of this along queries and keys, as tiles divide it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +27,8 @@ class Terms:
     Attributes:
       period: if given, queries and keys are sequences of so many, one after the other, and queries
         see keys of their own sequence only; lengths and windows are of the whole.
-      names: arrays that a kernel gets, in this order: some of :data:`ARRAYS`, and ``"spans"`` (see
-        :func:`spans`).
+      names: arrays that a kernel gets, in this order: some of :data:`ARRAYS`, ``"spans"`` (see
+        :func:`spans`), and in place of a mask of blocks ``"visits"`` (see :func:`visits`).
       of_batch, of_head: which of these have an entry for each batch, for each head.
     """
 
@@ -66,6 +72,7 @@ def with_arrays(
     part: int,
     *,
     by_keys: bool = False,
+    mask_block: tuple[int, int] = (MASK_STEP, MASK_STEP),
 ) -> tuple[Terms, list[jax.Array]]:
     """The terms of a kernel, and their arrays as it reads them.
 
@@ -74,8 +81,11 @@ def with_arrays(
       arrays: as of :func:`given_arrays`.
       rows, columns, part: queries and keys of a tile, and queries of its parts; with ``by_keys``, a
         block of the kernel has a tile of keys, of which ``part`` is, and goes through queries.
+      mask_block: queries and keys of a block of the mask.
     """
     found = dict(arrays)
+    if "block_mask" in found:
+        found["visits"] = visits(found.pop("block_mask"), mask_block, rows, columns, by_keys)
     if "q_segments" in found:
         pair = found["q_segments"], found["kv_segments"]
         if by_keys:
@@ -83,7 +93,7 @@ def with_arrays(
         else:
             found["spans"] = spans(*pair, rows, columns, part)
     found = in_whole_tiles(found, rows, columns)
-    shared = {name: found[name].shape for name in ("bias", "slopes") if name in found}
+    shared = {name: found[name].shape for name in ("bias", "slopes", "visits") if name in found}
     terms = Terms(
         period=period,
         names=tuple(found),
@@ -126,6 +136,55 @@ def spans(
     whole = jnp.stack([begin, jnp.where(jnp.any(same, axis=2), end, begin)], axis=2)
     whole = whole.reshape(*first.shape, -1)
     return jnp.concatenate([first[..., None], last[..., None], whole], axis=2).astype(jnp.int32)
+
+
+def visits(
+    mask: jax.Array, block: tuple[int, int], rows: int, columns: int, by_keys: bool
+) -> jax.Array:
+    """For each tile of queries the tiles of keys that it sees, or the other way round.
+
+    Args:
+      mask: (batch or 1, heads or 1, blocks of queries, blocks of keys): which are seen.
+      block: queries and keys of a block.
+      rows, columns: queries and keys of a tile, which divide those of a block.
+      by_keys: whether tiles of keys have lists of tiles of queries.
+
+    Returns:
+      (batch or 1, heads or 1, tiles, 2 n + 1) of int32 for n tiles to be listed: how many of those
+      before each of them, and of all, are seen, then the numbers of these, in ascending order.
+    """
+    fine = jnp.repeat(mask, block[0] // rows, axis=2)
+    fine = jnp.repeat(fine, block[1] // columns, axis=3)
+    if by_keys:
+        fine = jnp.swapaxes(fine, 2, 3)
+    counts = jnp.cumsum(fine, axis=3, dtype=jnp.int32)
+    counts = jnp.pad(counts, ((0, 0), (0, 0), (0, 0), (1, 0)))
+    listed = jnp.argsort(~fine, axis=3, stable=True).astype(jnp.int32)
+    return jnp.concatenate([counts, listed], axis=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Visits:
+    """The list of one tile, in a kernel.
+
+    Attributes:
+      entry: a reference to what :func:`visits` has for it.
+    """
+
+    entry: Any
+
+    @property
+    def count(self) -> int:
+        """Of all tiles that could be listed."""
+        return int(self.entry.shape[0] - 1) // 2
+
+    def place(self, tile: Any) -> Any:
+        """How many of the tiles before a tile are listed: the place of it, or of the next one."""
+        return self.entry[lax.clamp(jnp.int32(0), jnp.int32(tile), jnp.int32(self.count))]
+
+    def tile(self, place: Any) -> Any:
+        """The tile at a place in the list."""
+        return self.entry[self.count + 1 + lax.min(jnp.int32(place), self.count - 1)]
 
 
 def _ends(segments: jax.Array, size: int, multiple: int | None = None) -> tuple[jax.Array, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from pallasite_hopper.ops.flash.config import AttentionConfig, head_tile
-from pallasite_hopper.ops.flash.terms import Terms
+from pallasite_hopper.ops.flash.terms import MASK_STEP, Terms, Visits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Problem:
         ``causal`` none after it.
       save_residuals: whether log-sum-exp is returned.
       terms: what else decides which keys are seen and what is added to scores.
+      mask_block: queries and keys of a block of the mask, if there is one.
     """
 
     batch: int
@@ -48,6 +49,7 @@ class Problem:
     left: int | None = None
     right: int | None = None
     terms: Terms = Terms()
+    mask_block: tuple[int, int] = (MASK_STEP, MASK_STEP)
 
     @property
     def narrow(self) -> bool:
@@ -91,6 +93,7 @@ class Tile:
       blocks: blocks of keys to go through, at least 1.
       first: the first of them.
       number: of the tile within its head.
+      visits: the list of blocks of which ``first`` is a place, if there is one.
     """
 
     batch: Any
@@ -102,11 +105,20 @@ class Tile:
     blocks: Any
     first: Any = 0
     number: Any = 0
+    visits: Visits | None = None
 
     @property
     def last(self) -> Any:
         """The last block of keys."""
         return self.blocks - 1 if isinstance(self.first, int) else self.first + self.blocks - 1
+
+    def block(self, place: Any) -> Any:
+        """The block of keys at a place from ``first`` to ``last``."""
+        return place if self.visits is None else self.visits.tile(place)
+
+    def place(self, block: Any) -> Any:
+        """The place of a block, or of the next one that there is."""
+        return block if self.visits is None else self.visits.place(block)
 
 
 _OVERHEAD = 1.0
@@ -181,7 +193,7 @@ class Tiles:
         carry: Any,
         lengths: Any,
         table: Any = None,
-        spans: Any = None,
+        given: dict[str, Any] | None = None,
     ) -> Any:
         """``carry = body(tile, carry)`` for each of this block's tiles.
 
@@ -190,17 +202,18 @@ class Tiles:
           carry: what is carried from tile to tile.
           lengths: references to the lengths of queries and keys, or None.
           table: a reference to :meth:`table`, if there is one.
-          spans: a reference to the tiles of keys with segments that a tile of queries has, or None.
+          given: references to the arrays of the problem's terms, by name.
         """
+        given = given or {}
         cluster = lax.axis_index("clusters")
         if self.clusters == self.count:
-            return body(self._tile(cluster, lengths, spans), carry)
+            return body(self._tile(cluster, lengths, given), carry)
         if table is None:
             turns, rest = divmod(self.count, self.clusters)
             total = turns + (cluster < rest).astype(jnp.int32) if rest else turns
 
             def step(turn: Any, carry: Any) -> Any:
-                return body(self._tile(turn * self.clusters + cluster, lengths, spans), carry)
+                return body(self._tile(turn * self.clusters + cluster, lengths, given), carry)
 
             return lax.fori_loop(0, total, step, carry)
 
@@ -208,11 +221,11 @@ class Tiles:
             number, carry = carry
             # The next number is read early, to hide its latency.
             following = table[lax.min(turn + 2, table.shape[0] - 1), cluster]
-            return following, body(self._tile(number, lengths, spans), carry)
+            return following, body(self._tile(number, lengths, given), carry)
 
         return lax.fori_loop(0, table[0, cluster], look_up, (table[1, cluster], carry))[1]
 
-    def _tile(self, number: Any, lengths: Any, spans: Any) -> Tile:
+    def _tile(self, number: Any, lengths: Any, given: dict[str, Any]) -> Tile:
         problem, config = self.problem, self.config
         at_once = self.heads_at_once
         section = lax.div(number, at_once * self.per_head)
@@ -253,10 +266,18 @@ class Tiles:
             # What lies beyond the keys has no segments and no bias.
             hidden = lax.min(jnp.int32(hidden), -(-problem.kv_seq // config.block_kv) - 1)
         if problem.terms.segmented:
-            begin, end = self._segments(batch, first, position, spans)
+            begin, end = self._segments(batch, first, position, given.get("spans"))
             until = lax.min(end, hidden + blocks)
             hidden = lax.max(begin, hidden)
             blocks = lax.max(1, until - hidden)
+        visits = None
+        if problem.terms.has("visits"):
+            entry = (*problem.terms.entry("visits", batch, head), position)
+            visits = Visits(given["visits"].at[entry])
+            begin, end = visits.place(hidden), visits.place(hidden + blocks)
+            # A tile that sees no block has one of which no key exists.
+            kv_length = jnp.where(begin < end, kv_length, 0)
+            hidden, blocks = begin, lax.max(1, end - begin)
         return Tile(
             batch=batch,
             head=head,
@@ -267,6 +288,7 @@ class Tiles:
             blocks=blocks,
             first=hidden,
             number=position,
+            visits=visits,
         )
 
     def _segments(self, batch: Any, start: Any, number: Any, spans: Any) -> tuple[Any, Any]:
