@@ -36,6 +36,18 @@ def test_grid(semantics):
     )
 
 
+def test_negative_index():
+    def body(x, o):
+        o[...] = x[-1]  # here
+
+    x = array(512, 64)
+    only(
+        findings(body, [x], array(64)),
+        "got: index -1 of an array of shape (512, 64)",
+        "try: 511: negative indices do not count from the end",
+    )
+
+
 @both
 @pytest.mark.parametrize("trips", [4, 5])
 def test_loops_within_blocks(trips, semantics):

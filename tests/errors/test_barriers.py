@@ -115,6 +115,7 @@ def test_negative_index():
     HERE: the array that is stored does not have the shape of the reference
       got: ()
       expected: (128, 64)
+      try: jnp.full_like(ref, x) of a number, jnp.broadcast_to(x, ref.shape) of a row
     """,
 )
 def test_reading_a_barrier():

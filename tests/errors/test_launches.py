@@ -424,6 +424,7 @@ def test_operand_with_keys_of_another_generator():
     HERE: the array that is stored does not have the shape of the reference
       got: (32, 64)
       expected: (64, 64)
+      try: jnp.full_like(ref, x) of a number, jnp.broadcast_to(x, ref.shape) of a row
     """,
 )
 def test_operand_of_another_shape_than_the_body_needs():

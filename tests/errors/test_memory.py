@@ -377,17 +377,35 @@ def test_slice_of_a_traced_size():
 
 
 @refused(
-    InvalidValueError,
+    InvalidTypeError,
     r"""
-    HERE: the array that is stored does not have the shape of the reference
-      got: (128, 64)
-      expected: (64,)
+    HERE: a reference is indexed by an array of bool
+      expected: integers
+      try: read the whole array and choose: jnp.where(mask, x, y)
     """,
 )
 def test_boolean_index():
+    """As numbers, which they would count as, they would select the first two rows."""
+
     @make()
     def kernel(x_ref, o_ref):
-        o_ref[0] = x_ref[x_ref[:, 0] > 0]  # here
+        o_ref[...] = x_ref[x_ref[:, 0] > 0]  # here
+
+    build(kernel)
+
+
+@refused(
+    InvalidTypeError,
+    r"""
+    HERE: a reference is indexed by an array of float32
+      expected: integers
+      try: x.astype(int)
+    """,
+)
+def test_index_of_floats():
+    @make()
+    def kernel(x_ref, o_ref):
+        o_ref[x_ref[:, 0]] = x_ref[...]  # here
 
     build(kernel)
 
@@ -398,6 +416,7 @@ def test_boolean_index():
     HERE: the array that is stored does not have the shape of the reference
       got: (64, 64)
       expected: (128, 64)
+      try: jnp.full_like(ref, x) of a number, jnp.broadcast_to(x, ref.shape) of a row
     """,
 )
 def test_stored_shape_that_differs():

@@ -145,6 +145,7 @@ _EXPLANATIONS: tuple[tuple[str, str, dict[str, str]], ...] = (
             "message": "the array that is stored does not have the shape of the reference",
             "got": "{1}",
             "expected": "{0}",
+            "hint": "jnp.full_like(ref, x) of a number, jnp.broadcast_to(x, ref.shape) of a row",
         },
     ),
     (

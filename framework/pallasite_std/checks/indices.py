@@ -69,12 +69,15 @@ def _check(use: Use, dimension: int, span: Span, places: Places) -> None:
             location=use.location,
         )
     array = tuple(one.extent for one in next(s for s in use.indexers if span in s))
+    hint = "fewer blocks or iterations, pl.when around the access, or a mask"
+    if isinstance(start, int) and -span.extent <= start < 0 and span.size == 1:
+        hint = f"{span.extent + start}: negative indices do not count from the end"
     raise InvalidValueError(
         f"this access leaves the array: dimension {dimension} has {span.extent}"
         f" {'element' if span.extent == 1 else 'elements'}",
         got=f"{taken}{where} of an array of shape {array}",
         expected=f"indices from 0 to {span.extent - 1}",
-        hint="fewer blocks or iterations, pl.when around the access, or a mask",
+        hint=hint,
         location=use.location,
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.plugin import UnsupportedError
+from pallasite.plugin import InvalidTypeError, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import RegisterLayout, padded
@@ -95,6 +95,17 @@ class _Indexer:
         return remote_pointer(index_reference(self.memory, chosen))
 
 
+def _check_integers(dtype: Any) -> None:
+    if types.is_integer(dtype) and not types.is_bool(dtype):
+        return
+    mask = types.is_bool(dtype)
+    raise InvalidTypeError(
+        f"a reference is indexed by an array of {dtype}",
+        expected="integers",
+        hint="read the whole array and choose: jnp.where(mask, x, y)" if mask else "x.astype(int)",
+    )
+
+
 @contextlib.contextmanager
 def _indexed(ctx: RuleContext, memory: MemoryReference, transform: Any) -> Iterator[_Indexer]:
     indices = list(transform.indices)
@@ -103,6 +114,8 @@ def _indexed(ctx: RuleContext, memory: MemoryReference, transform: Any) -> Itera
         for place, index in enumerate(indices)
         if isinstance(index, RegisterArray) and index.shape != ()
     ]
+    for place in places:
+        _check_integers(indices[place].dtype)
     arrays = [storable(ctx, indices[place]) for place in places]
     is_integer = [not isinstance(index, _jax.Slice) for index in indices]
     numbers = [d for d, one in enumerate(is_integer) if one]
