@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 
@@ -201,3 +202,42 @@ def test_gpus_that_nothing_connects(monkeypatch):
     assert "PALLASITE_PEER_NETWORK=nvshmem" in str(caught.value) and memory.network(0) == 0
     with config.scoped(peer_network="nvshmem"):
         assert memory.reach(1, {"element": 1}) == 0
+
+
+def test_the_state_is_filled_in_by_nvshmem(monkeypatch):
+    """NVSHMEM gets a module with the state alone, and kernels a copy of what it writes there."""
+    done = []
+
+    class Filling:
+        @contextlib.contextmanager
+        def on(self, ordinal):
+            yield
+
+        def load(self, ptx):
+            done.append(("load", "nvshmemi_device_state_d[16]" in ptx))
+            return "module"
+
+        def symbol(self, module, name):
+            return {("module", "nvshmemi_device_state_d"): 0x700}[module, name]
+
+        def allocate(self, ordinal, nbytes):
+            return 0x9000 + nbytes
+
+        def copy(self, *arguments):
+            done.append(arguments)
+
+    class Library:
+        nvshmemx_cumodule_init = staticmethod(lambda module: done.append(module) or Library.code)
+        code = 0
+
+    monkeypatch.setattr(library, "original", lambda: IR)
+    monkeypatch.setattr(nvshmem, "library", Library)
+    monkeypatch.setattr(nvshmem, "driver", Filling)
+    memory = nvshmem.NvshmemMemory()
+    with config.scoped(peer_network="nvshmem"):
+        assert memory.network(1) == memory.network(1) == 0x9010
+        assert done == [("load", True), "module", (1, 0x9010, 0x700, 16)]
+        Library.code = 7
+        with pytest.raises(ExecutionError, match="NVSHMEM cannot be started") as caught:
+            nvshmem.NvshmemMemory().network(1)
+    assert "nvshmemx_cumodule_init returns 7" in str(caught.value)

@@ -18,6 +18,7 @@ from pallasite.plugin.ir import ops, pointer_type
 from pallasite.plugin.lowering import Buffer, KernelContext, RuleContext
 from pallasite_multigpu.network import library
 from pallasite_multigpu.protocol import layout
+from pallasite_multigpu.protocol.blocks import block_number
 
 
 def call(kernel: KernelContext, name: str, *operands: ir.Value) -> None:
@@ -163,10 +164,7 @@ def send(
     with ops.when(_not(far)):
         ops.inline_assembly(text, constraints, target, source, size)
     with ops.when(far):
-        grid = kernel.geometry.cuda_grid
-        ids = [launch.block_id(dimension) for dimension in range(3)]
-        number = ops.add(ops.multiply(ids[2], grid[1]), ids[1])
-        number = ops.add(ops.multiply(number, grid[0]), ids[0])
+        number = block_number(kernel)
         warps = -(-kernel.geometry.threads // 32)
         warp = ops.divide_unsigned(launch.thread_id, 32)
         place = ops.multiply(_wide(ops.add(ops.multiply(number, warps), warp)), most)

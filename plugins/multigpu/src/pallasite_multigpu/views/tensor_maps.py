@@ -24,6 +24,7 @@ from pallasite.plugin.lowering import (
     TensorMapParameter,
 )
 from pallasite_multigpu import protocol
+from pallasite_multigpu.protocol.blocks import block_number
 from pallasite_multigpu.protocol.kernel import COMMUNICATION, slot_of, slot_pointer
 
 BYTES = 128
@@ -100,14 +101,12 @@ def _table(
 
 
 def _own_table(kernel: KernelContext, buffer: Buffer, count: int) -> ir.Value:
-    launch, grid = kernel.launch, kernel.geometry.cuda_grid
+    launch = kernel.launch
     base = launch.array_pointer(buffer)
-    ids = [launch.block_id(dimension) for dimension in range(3)]
 
     def build() -> ir.Value:
-        number = ops.add(ops.multiply(ids[2], grid[1]), ids[1])
-        number = ops.add(ops.multiply(number, grid[0]), ids[0])
-        return ops.byte_pointer(base, ops.multiply(_wide(number), count * BYTES))
+        number = _wide(block_number(kernel))
+        return ops.byte_pointer(base, ops.multiply(number, count * BYTES))
 
     return launch.emit_once(f"multigpu.tensor-maps.{buffer.index}", build)
 
