@@ -14,6 +14,7 @@ import types
 import pytest
 
 from pallasite import config
+from pallasite_std.caching import loaded_code
 from pallasite_std.caching.code_identity import CodeIdentity, EditedError
 from pallasite_std.caching.loaded_code import LoadedCode
 
@@ -259,14 +260,17 @@ def patches():
     }
 
 
+@pytest.mark.parametrize("versions", sorted({False, loaded_code.HAS_VERSIONS}))
 @pytest.mark.parametrize("what", patches())
-def test_patches_are_noticed(site, what):
+def test_patches_are_noticed(site, monkeypatch, what, versions):
+    monkeypatch.setattr(loaded_code, "HAS_VERSIONS", versions)
     (site / "patched_plugin.py").write_text(MODULE)
     module = importlib.import_module("patched_plugin")
     watched = LoadedCode()
     assert watched.generation({"patched_plugin"}) == 0
     module.count += 1
     module.plan(3)
+    assert watched.generation({"patched_plugin"}) == 0
     assert watched.generation({"patched_plugin"}) == 0
     before = dict(vars(module))
     patches()[what](module)

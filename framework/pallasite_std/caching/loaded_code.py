@@ -16,11 +16,11 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from pallasite_std.caching.dict_versions import HAS_VERSIONS, version_of
+
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _CODE_OF = operator.attrgetter("__code__")
 _CODE = {types.FunctionType, staticmethod, classmethod, property, type(functools.cache(len))}
-_BY_IDENTITY = _CODE | {type, types.ModuleType}
-"""Types of values that are equal only if they are identical."""
 
 
 class LoadedCode:
@@ -125,6 +125,8 @@ class _Scope:
     def __init__(self, scope: Mapping[str, Any]):
         code = [(name, value) for name, value in list(scope.items()) if _is_code(name, value)]
         self.scope = scope
+        self.version = version_of(scope) if HAS_VERSIONS else None
+        self._intact: int | None = None
         self.size = len(scope)
         self.names = [name for name, _ in code]
         self.values = [value for _, value in code]
@@ -133,7 +135,12 @@ class _Scope:
 
     def intact(self) -> bool:
         """Whether it is as it was, with nothing added."""
-        return len(self.scope) == self.size and not any(True for _ in self.changes())
+        version = None if self.version is None else self.version.value
+        if version is not None and version == self._intact:
+            return list(map(_CODE_OF, self.functions)) == self.codes
+        same = len(self.scope) == self.size and not any(True for _ in self.changes())
+        self._intact = version if same else None
+        return same
 
     def changes(self) -> Iterator[Any]:
         """What is in the place of what there was, and functions with other code than theirs."""
@@ -150,23 +157,21 @@ class _Scope:
 class _Snapshot:
     """All modules of some packages in a state without changes, where ``loaded`` were loaded.
 
-    Whether that is still so is asked for each kernel, of thousands of names: what is compared is
-    therefore kept in flat lists.
+    Whether that is still so is asked for each kernel, of thousands of names: these are looked up
+    only where a module or class has changed at all, if that can be found out.
     """
 
     def __init__(
         self, packages: Set[str], loaded: list[str], watched: Mapping[str, tuple[Any, list[_Scope]]]
     ):
-        self._scopes: list[tuple[Callable[[Any], Any], Mapping[str, Any]]] = []
-        self._values: list[Any] = []
-        self._functions: list[Any] = []
-        self._codes: list[Any] = []
-        self._places: list[int] = []
-        self._constants: Callable[[Any], tuple[Any, ...]] = lambda values: ()
-        self._constant_values: tuple[Any, ...] = ()
-        self.names: set[str] = set()
         self._packages = packages
         self.loaded = loaded
+        self.names: set[str] = set()
+        self._scopes: list[tuple[Mapping[str, Any], Callable[[Any], Any], tuple[Any, ...]]] = []
+        self._versions: list[Any] = []
+        self._seen: list[int] = []
+        self._functions: list[Any] = []
+        self._codes: list[Any] = []
         self.add(watched)
 
     def add(self, watched: Mapping[str, tuple[Any, list[_Scope]]]) -> None:
@@ -176,45 +181,43 @@ class _Snapshot:
         self.names.update(watched)
         scopes = [one for _, found in watched.values() for one in found]
         # The modules themselves, then what each module and class has.
-        self._scopes += [
-            (_getter(names), scope)
-            for names, scope in [(list(watched), sys.modules)]
-            + [(one.names, one.scope) for one in scopes]
-            if names
-        ]
-        count = len(self._values)
-        self._values += [module for module, _ in watched.values()]
+        modules = [module for module, _ in watched.values()]
+        named: list[tuple[Mapping[str, Any], Sequence[str], Sequence[Any]]]
+        named = [(sys.modules, list(watched), modules)]
+        named += [(one.scope, one.names, one.values) for one in scopes if one.names]
+        self._scopes += [(scope, _getter(names), tuple(values)) for scope, names, values in named]
+        codes = dict(zip(self._functions, self._codes, strict=True))
         for one in scopes:
-            self._values += one.values
-            self._functions += one.functions
-            self._codes += one.codes
-        # Equal constants may be of several types, so these are compared by identity.
-        added = enumerate(self._values[count:], count)
-        self._places += [place for place, one in added if type(one) not in _BY_IDENTITY]
-        if self._places:
-            self._constants = _getter(self._places)
-        self._constant_values = self._constants(self._values)
+            codes |= zip(one.functions, one.codes, strict=True)
+        self._functions, self._codes = list(codes), list(codes.values())
+        if HAS_VERSIONS:
+            self._versions.append(version_of(sys.modules))
+            self._versions += [one.version for one in scopes if one.names]
+        self._seen = []
 
     def holds(self, packages: Set[str]) -> bool:
         """Whether nothing of these modules was changed since."""
         if packages != self._packages:
             return False
-        found: list[Any] = []
+        changed, seen = self._scopes, [one.value for one in self._versions]
+        if seen and seen == self._seen:
+            changed = []
+        elif seen and self._seen:
+            pairs = zip(seen, self._seen, self._scopes, strict=True)
+            changed = [one for now, before, one in pairs if now != before]
         try:
-            for get, scope in self._scopes:
-                found += get(scope)
-            # What is identical is equal, which a comparison of lists finds out first.
-            return (
-                all(map(operator.is_, self._constants(found), self._constant_values))
-                and found == self._values
-                and list(map(_CODE_OF, self._functions)) == self._codes
-            )
+            for scope, get, values in changed:
+                # Equal constants may be of several types.
+                if not all(map(operator.is_, get(scope), values)):
+                    return False
         except KeyError:
             return False
+        self._seen = seen
+        return list(map(_CODE_OF, self._functions)) == self._codes
 
 
-def _getter(names: Sequence[Any]) -> Callable[[Any], Any]:
-    """What finds the values of some names in a mapping, or places in a list, as a tuple."""
+def _getter(names: Sequence[str]) -> Callable[[Any], Any]:
+    """What finds the values of some names in a mapping, as a tuple."""
     if len(names) == 1:
         (name,) = names
         return lambda scope: (scope[name],)
