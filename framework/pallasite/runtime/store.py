@@ -102,14 +102,14 @@ class Store:
         for path in [*self.files(), *self.temporary_files()]:
             files.remove(path)
 
-    def _make_folder(self) -> None:
-        """Makes the folder.
+    def _make_folder(self, path: pathlib.Path) -> None:
+        """Makes the folder of a file, and those that it is in.
 
         Raises:
-          OSError: it cannot be made, or it is not the user's own.
+          OSError: they cannot be made, or are not the user's own.
         """
-        files.make_folder(self._cache_dir, mode=_PRIVATE_FOLDER)
-        files.make_folder(self.directory, mode=_PRIVATE_FOLDER)
+        for one in (self._cache_dir, self.directory, path) if not path.is_dir() else ():
+            files.make_folder(one, mode=_PRIVATE_FOLDER)
         self._check_folders()
 
     def _check_folders(self) -> None:
@@ -196,8 +196,7 @@ class SealedStore(Store):
         data = self._header + self._digest(key, content) + content
         path = self.path(key)
         try:
-            self._make_folder()
-            files.make_folder(path.parent, mode=_PRIVATE_FOLDER)
+            self._make_folder(path.parent)
             files.write(path, data, mode=_PRIVATE_FILE)
             self._grow(len(data))
         except OSError as error:
@@ -285,7 +284,7 @@ class DocumentStore(Store):
         path = self.path(name)
         digest = key_digest(key)
         try:
-            self._make_folder()
+            self._make_folder(self.directory)
             with self._locked():
                 entries = dict(self.entries(path))
                 known: dict[str, Any] | None = entries.pop(digest, None)
