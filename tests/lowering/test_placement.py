@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 
+from pallasite import config
 from pallasite import gpu as plgpu
 
 Semantics = plgpu.LoweringSemantics
@@ -132,3 +134,36 @@ def test_indices_of_all_widths(dtype: str, semantics: Any) -> None:
         )
         for one, want in zip(function(x, indices), wanted, strict=True):
             np.testing.assert_array_equal(one, want)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+def test_atomics_at_indices_of_arrays(semantics: Any) -> None:
+    """Blocks count into one histogram; equal indices of one array count as often."""
+    bins = jnp.asarray(np.random.default_rng(0).integers(0, 13, (4, 301)), jnp.int32)
+    rows = jnp.asarray([5, 0, 3, 3], jnp.int32)
+
+    def kernel(bins: Any, rows: Any, x: Any, _: Any, counts: Any, sums: Any, shared: Any) -> None:
+        block = lax.axis_index("i")
+        plgpu.atomic_add(counts.at[bins[block]], jnp.ones(301, jnp.int32))
+        shared[...] = jnp.zeros((6, 17))
+        plgpu.atomic_add(shared.at[rows[...], pl.ds(2, 9)], x[:4, :9])
+        plgpu.atomic_max(shared.at[rows[...], 11], x[:4, 0])
+        sums[block] = shared[...]
+
+    function = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((13,), jnp.int32),
+            jax.ShapeDtypeStruct((4, 6, 17), jnp.float32),
+        ],
+        grid=(4,),
+        grid_names=("i",),
+        input_output_aliases={3: 0},
+        scratch_types=[plgpu.SMEM((6, 17), jnp.float32)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    with config.scoped(sanitize=True):
+        counts, sums = function(bins, rows, Y, jnp.zeros(13, jnp.int32))
+    np.testing.assert_array_equal(counts, np.bincount(np.asarray(bins).ravel(), minlength=13))
+    want = jnp.zeros((6, 17)).at[rows, 2:11].add(Y[:4, :9]).at[rows, 11].max(Y[:4, 0])
+    np.testing.assert_allclose(sums, np.broadcast_to(want, (4, 6, 17)), rtol=1e-5, atol=1e-6)

@@ -25,7 +25,7 @@ from pallasite.plugin.layouts import row_major
 from pallasite_std.copies.plain_copies import has_odd_rows
 from pallasite_std.copies.tensor_map_types import TensorMapPlan, WindowDimension
 from pallasite_std.copies.tensor_maps import plan_tensor_map
-from pallasite_std.memory.array_indices import split_transforms
+from pallasite_std.memory.array_indices import split_reference, split_transforms
 from pallasite_std.memory.matrix_transfers import LOAD as LOAD_MATRICES
 from pallasite_std.primitives import barriers
 from pallasite_std.primitives import copies as prim
@@ -147,7 +147,11 @@ def _atomic(
     ctx: InferenceContext, *operands: AbstractValue, args_tree: Any, **params: Any
 ) -> list[AbstractValue]:
     reference, value = args_tree.unflatten(operands)
-    ctx.store(reference, value)
+    base, arrays = split_reference(reference)
+    if arrays is not None:
+        ctx.store(base, ScalarValue(), arrays[0])
+    else:
+        ctx.store(reference, value)
     results = [ctx.result(aval, varying=True) for aval in ctx.avals_out]
     ctx.same_layout(value, *results)
     return results

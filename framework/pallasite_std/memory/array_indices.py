@@ -51,6 +51,13 @@ def split_transforms(transforms: Sequence[Any]) -> tuple[Sequence[Any], Any] | N
     return None
 
 
+def split_reference(reference: Any) -> tuple[Any, tuple[Sequence[Any], Any] | None]:
+    """What a view is of, and its transforms as :func:`split_transforms` splits them."""
+    if isinstance(reference, _jax.TransformedRef):
+        return reference.ref, split_transforms(reference.transforms)
+    return reference, None
+
+
 @dataclasses.dataclass(frozen=True)
 class _Indexer:
     """Which element of a reference an element of the indexed array is.

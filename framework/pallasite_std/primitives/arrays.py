@@ -163,8 +163,9 @@ def _atomic(ref: Any, val: Any, operation: str) -> None:
 def atomic_add(ref: Any, val: Any) -> None:
     """Adds ``val`` to memory, atomically for each element.
 
-    ``ref`` is a reference in GMEM or SMEM, ``val`` an array of its dtype and shape. Floating-point
-    sums depend on the order in which threads come. Raises InvalidTypeError or InvalidValueError for
+    ``ref`` is a reference in GMEM or SMEM, ``val`` an array of its dtype and shape. Indices may be
+    arrays, as in ``atomic_add(counts.at[bins], ones)``; equal ones count as often. Sums of floats
+    depend on the order in which threads come. Raises InvalidTypeError or InvalidValueError for
     anything else.
 
     PTX ISA: ``red``.

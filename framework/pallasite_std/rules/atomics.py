@@ -19,6 +19,7 @@ from pallasite.plugin.layouts import RegisterLayout
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, gather, resolve
 from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.accesses import require_scalar
+from pallasite_std.memory.array_indices import split_reference, write_at
 from pallasite_std.memory.elements import once_per_element
 from pallasite_std.memory.padding import where_elements
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
@@ -110,6 +111,11 @@ def _unsupported(operation: str, memory: MemoryReference) -> UnsupportedError:
 @rules.lowering(atomic_p, Semantics.LANE, Semantics.WARP)
 def _atomic(ctx: RuleContext, *operands: Value, args_tree: Any, operation: str) -> Sequence[Value]:
     reference, value = args_tree.unflatten(operands)
+    base, arrays = split_reference(reference)
+    if arrays is not None:
+        require_scalar(ctx, value.shape, "updates")
+        write_at(ctx, base, *arrays, value, lambda memory: _emitter(ctx, memory, operation, 1))
+        return ()
     memory = resolve(ctx, reference, other_blocks=True)
     check_dtype(value, memory.dtype, "the value and the reference differ in dtype")
     require_scalar(ctx, memory.shape, "updates")
