@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 
 from pallasite.errors import InvalidValueError
-from pallasite.layouts.digits import unravel
 
 BANKS = 32
 """Banks of shared memory."""
@@ -161,8 +160,9 @@ class MemoryLayout:
         """Element offset of a multi-index, before the swizzle."""
         offset = 0
         for i, extents in zip(index, self.dims, strict=True):
-            values = unravel(i, [e.size for e in extents])
-            offset += sum(v * e.stride for v, e in zip(values, extents, strict=True))
+            for e in reversed(extents):
+                i, value = divmod(i, e.size)
+                offset += value * e.stride
         return offset
 
     def swizzle_bytes(self, address: int) -> int:

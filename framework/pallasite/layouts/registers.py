@@ -253,12 +253,7 @@ class RegisterLayout(Layout):
         """The logical multi-index of the element at a place; the meaning of the layout.
 
         It is outside the shape where the place is padding."""
-        place = {
-            Owner.WARP: warp,
-            Owner.LANE: lane,
-            Owner.REGISTER: register,
-            Owner.VECTOR: vector,
-        }
+        place = {Owner.WARP: warp, Owner.LANE: lane, Owner.REGISTER: register, Owner.VECTOR: vector}
         index = tuple(
             sum(d.value(place[d.owner]) * w for d, w in dim) for dim in self.weighted_dims
         )
@@ -396,12 +391,14 @@ def rearranged(
     elements = _enumerate(vectors)
     layout = RegisterLayout(tuple(shape), own, len(elements), flat)
     old = _enumerate([d for d in everything if d.owner is Owner.REGISTER])
-    return Rearrangement(
-        layout, tuple(tuple((first_register + r, e) for e in elements) for r in old)
-    )
+    pairs = itertools.product([first_register + r for r in old], elements)
+    return Rearrangement(layout, tuple(itertools.batched(pairs, len(elements))))
 
 
 def _enumerate(digits: Sequence[Digit]) -> list[int]:
     """The owner's old number for every combination of digit values, row-major."""
-    ranges = [range(0, d.size * d.stride, d.stride) if d.stride else [0] * d.size for d in digits]
-    return [sum(values) for values in itertools.product(*ranges)]
+    result = [0]
+    for d in digits:
+        steps = [i * d.stride for i in range(d.size)]
+        result = [before + step for before in result for step in steps]
+    return result
