@@ -71,6 +71,13 @@ def _differentiable(options: dict[str, Any], gradients: tuple[str, ...]) -> floa
     return 2.0
 
 
+def _typical(terms: int, *factors: np.ndarray | None) -> float:
+    """How large sums of so many products are. Where they cancel out, of a single result even, what
+    their terms are rounded by does not."""
+    sizes = [np.asarray(one, np.float64) for one in factors if one is not None and one.size]
+    return float(np.sqrt(terms) * np.prod([np.sqrt(np.mean(np.square(one))) for one in sizes]))
+
+
 def matmul(draw: Draw) -> Program:
     """A product with an epilogue."""
     pairs = [(one, one) for one in (BF16, F16, F32, *INT8, *FLOAT8)]
@@ -109,6 +116,7 @@ def matmul(draw: Draw) -> Program:
         lambda **given: references.matmul(**given, **options),
         gradients,
         0.0 if integers else steepness * max(tolerance, TOLERANCES[out]),
+        least=max(1e-2, _typical(k, arrays["a"], arrays["b"])),
     )
 
 
@@ -183,6 +191,7 @@ def ragged(draw: Draw) -> Program:
         lambda **given: getattr(references, name)(**given, **options),
         ("a", "b") if draw.chance(0.3) else (),
         TOLERANCES[dtype],
+        least=1.0,
     )
 
 
@@ -213,6 +222,7 @@ def mixed(draw: Draw) -> Program:
         lambda **given: references.mixed_matmul(**given, **options),
         (),
         TOLERANCES[BF16],
+        least=max(1e-2, _typical(k, *arrays.values())),
     )
 
 
@@ -236,6 +246,7 @@ def gated(draw: Draw) -> Program:
         lambda **given: references.gated_matmul(**given, **options),
         gradients,
         2 * steepness * TOLERANCES[dtype],
+        least=max(1e-2, _typical(k, arrays["a"], arrays["gate"])),
     )
 
 
@@ -290,9 +301,8 @@ def check(program: Program, target: str, executors: Sequence[Executor] | None = 
         for executor in executors:
             with jax.default_device(executor.device):
                 given = _given(program)
-                results.append(
-                    [np.asarray(one) for one in jax.jit(_call(program, executor.device))(given)]
-                )
+                found = jax.jit(_call(program, executor.device))(given)
+                results.append(_last(program, [np.asarray(one) for one in found]))
             wrong = _wrong(program, results[-1], expected)
             assert wrong is None, f"on the {executor.name}: {wrong}"
         if len(results) == 1:
@@ -345,16 +355,25 @@ def _call(program: Program, device: Any) -> Callable[[dict[str, Any]], list[Any]
             found, pull = jax.vjp(lambda by: mapped({**given, **by}), by)
             ones = [jnp.ones_like(found[0]), *(_no_cotangent(one) for one in found[1:])]
             slopes = [pull(ones)[0][name] for name in program.gradients]
-        if program.mapping:
-            found = [one[-1] for one in found]
-            slopes = [
-                # Every call adds to the gradient of an operand that all have in common.
-                slope[-1] if name in program.over else (slope / COPIES).astype(slope.dtype)
-                for name, slope in zip(program.gradients, slopes, strict=True)
-            ]
         return [*found, *slopes]
 
     return call
+
+
+def _last(program: Program, found: list[np.ndarray]) -> list[np.ndarray]:
+    """Of results and gradients of a program that is mapped, those of one call.
+
+    Not by JAX: XLA adds zeros to an element that it takes from another device.
+    """
+    if not program.mapping:
+        return found
+    count = len(found) - len(program.gradients)
+    slopes = [
+        # Every call adds to the gradient of an operand that all have in common.
+        slope[-1] if name in program.over else (slope / COPIES).astype(slope.dtype)
+        for name, slope in zip(program.gradients, found[count:], strict=True)
+    ]
+    return [*(one[-1] for one in found[:count]), *slopes]
 
 
 def _mapped(

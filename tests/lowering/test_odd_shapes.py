@@ -195,3 +195,35 @@ def test_strided_part_of_swizzled_memory_is_read_where_there_are_elements() -> N
     params = plgpu.CompilerParams(lowering_semantics=Semantics.Warpgroup)
     got = plgpu.kernel(kernel, out_type=out, compiler_params=params)(x)
     np.testing.assert_array_equal(got, np.asarray(x)[::3, :24:2])
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+def test_two_narrow_arrays_meet_in_a_row_of_vectors(semantics: Any) -> None:
+    x = jnp.asarray(np.random.default_rng(8).standard_normal((31, 31)), jnp.bfloat16)
+
+    def body(x: Any) -> Any:
+        column = x[:, :1]
+        return jnp.any(x[:1].T + column > x[:1] + column.T, keepdims=True) & jnp.any(
+            column > column.T, axis=(0, 1), keepdims=True
+        )
+
+    found = jax.jit(kernel_of(body, x, semantics))(x)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(body(x)))
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+def test_single_element_through_shared_memory_meets_one_that_all_have(semantics: Any) -> None:
+    x = jnp.asarray([[-3.5]], jnp.float16)
+
+    def kernel(x_ref: Any, out_ref: Any, between_ref: Any) -> None:
+        mean = jnp.mean(x_ref[...], axis=0)
+        between_ref[...] = mean
+        out_ref[...] = jnp.maximum(mean, between_ref[...])
+
+    call = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((1,), x.dtype),
+        scratch_types=[plgpu.SMEM((1,), x.dtype)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    assert jax.jit(call)(x)[0] == -3.5

@@ -276,7 +276,8 @@ def broadcast_with_target(
     new = [d for d in range(len(target.shape)) if d not in dims or stretched[dims.index(d)]]
     if new and target.flat:
         _unflattened(target, f"broadcast of {layout.shape}")
-    kept = [target.dims[d] for d, wide in zip(dims, stretched, strict=True) if not wide]
+    ends = zip(dims, stretched, strict=True)
+    kept = [] if target.flat else [target.dims[d] for d, wide in ends if not wide]
     if layout.flat or target.flat:
         if layout.flat != target.flat and (layout.is_padded or target.is_padded):
             # Padding behind rows, and behind the flattened array.

@@ -168,7 +168,8 @@ def load_array(
     """
     check_window(reference)
     reference = remote_pointer(reference)
-    if reference.shape == () or (layout is None and reference.layout.size == 1):
+    any_layout = layout is None or isinstance(layout, SplatLayout)
+    if reference.shape == () or (any_layout and reference.layout.size == 1):
         value = _load_scalar(reference, load)
         return RegisterArray.splat(value, reference.dtype, reference.shape)
     if isinstance(layout, SplatLayout):
