@@ -77,6 +77,8 @@ class Case:
     pair: bool = False
     swizzle: int = 128
     a_in_tmem: bool = False
+    warp: int | None = None
+    """The one that starts the copies to tensor memory and the product; None for all together."""
     semantics: Any = LANE
 
     @property
@@ -109,28 +111,35 @@ class Case:
             if self.pair:
                 plgpu.barrier_arrive(scratch["both"])
                 plgpu.barrier_wait(scratch["both"])
-            a_smem, b_smem, *others = scratch["smem"]
-            options = {}
-            if self.a_in_tmem:
-                plgpu.async_copy_smem_to_tmem(a_smem, scratch["left"], axis)
-                a_smem = scratch["left"]
-            if self.scale is not None:
-                for source, name in zip(others[:2], ("a_scale", "b_scale"), strict=True):
-                    plgpu.async_copy_scales_to_tmem(source, scratch[name], axis)
-                    options[name] = scratch[name]
-                others = others[2:]
-            if self.sparse:
-                plgpu.async_copy_sparse_metadata_to_tmem(others[0], scratch["meta"], axis)
-                options["a_sparse_metadata"] = scratch["meta"]
-            plgpu.tcgen05_mma(
-                scratch["acc"],
-                a_smem,
-                plgpu.transpose_ref(b_smem, (1, 0)),
-                scratch["done"],
-                accumulate=False,
-                collective_axis=axis,
-                **options,
-            )
+
+            def start():
+                a_smem, b_smem, *others = scratch["smem"]
+                options = {}
+                if self.a_in_tmem:
+                    plgpu.async_copy_smem_to_tmem(a_smem, scratch["left"], axis)
+                    a_smem = scratch["left"]
+                if self.scale is not None:
+                    for source, name in zip(others[:2], ("a_scale", "b_scale"), strict=True):
+                        plgpu.async_copy_scales_to_tmem(source, scratch[name], axis)
+                        options[name] = scratch[name]
+                    others = others[2:]
+                if self.sparse:
+                    plgpu.async_copy_sparse_metadata_to_tmem(others[0], scratch["meta"], axis)
+                    options["a_sparse_metadata"] = scratch["meta"]
+                plgpu.tcgen05_mma(
+                    scratch["acc"],
+                    a_smem,
+                    plgpu.transpose_ref(b_smem, (1, 0)),
+                    scratch["done"],
+                    accumulate=False,
+                    collective_axis=axis,
+                    **options,
+                )
+
+            if self.warp is None:
+                start()
+            else:
+                plgpu.warp_map(lambda warp: pl.when(warp == self.warp)(start))
             plgpu.barrier_wait(scratch["done"])
             o[pl.ds(a_part, rows)] = plgpu.async_load_tmem(scratch["acc"])
 
@@ -261,6 +270,21 @@ def test_sparse(dtype, acc, swizzle, semantics):
 @pytest.mark.parametrize("dtype", [F16, E5M2])
 def test_sparse_pairs(dtype):
     Case(a=dtype, sparse=True, n=64, pair=True, swizzle=64).check()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("a", "options"),
+    [
+        (E5M2, dict(scale=E8M0, warp=0)),
+        (F4, dict(scale=E4M3, block=16, k=256, a_in_tmem=True, pair=True, warp=3)),
+        (E4M3, dict(scale=E8M0, block=64, sparse=True, k=256, a_in_tmem=True, warp=2)),
+    ],
+    ids=["scales", "pair", "metadata"],
+)
+def test_one_warp_copies_and_multiplies(a, options, semantics):
+    """Scales, metadata and the left operand, which products of the same thread come after."""
+    Case(a=a, n=64, semantics=semantics, **options).check()
 
 
 @pytest.mark.parametrize(

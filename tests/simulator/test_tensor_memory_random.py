@@ -279,7 +279,62 @@ def check_scaled_product(seed):
     np.testing.assert_allclose(after[:, d : d + n], expected, rtol=1e-5, atol=1e-4, err_msg=kind)
 
 
-CHECKS = (check_moves, check_product, check_copies, check_scaled_product)
+def check_weight_stationary(seed):
+    """A product whose D lies in four, two or one parts beside each other, with columns of B that
+    are taken for zeros."""
+    generator = np.random.default_rng(seed)
+    kind = str(generator.choice(list(TYPES)))
+    (first, code_a), (second, code_b) = (
+        TYPES[kind][one] for one in generator.integers(0, len(TYPES[kind]), 2)
+    )
+    m = int(generator.choice([32, 64, 128]))
+    parts = 128 // m
+    n = int(generator.choice([64, 128, 256][: 2 + (parts > 1)]))
+    k, integers = 32 // np.dtype(first).itemsize, kind == "i8"
+    if integers:
+        a, b = (
+            generator.integers(0, 256, (rows, k), np.uint8).view(dtype)
+            for rows, dtype in ((m, first), (n, second))
+        )
+        before = generator.integers(-(2**20), 2**20, (128, 256)).astype(np.int32)
+    else:
+        a, b = (
+            generator.integers(-8, 9, (rows, k)).astype(np.float32).astype(dtype)
+            for rows, dtype in ((m, first), (n, second))
+        )
+        before = generator.integers(-99, 99, (128, 256)).astype(np.float32)
+    keep, masked = bool(generator.integers(2)), bool(generator.integers(2))
+    each = n // parts
+    column = int(generator.integers(0, COLUMNS - each + 1))
+    # One more of each: columns that are not zero, then those that are, from the first of a part.
+    nonzero, zero = (int(one) for one in generator.integers(0, 7, 2))
+    word = 1 << 39 | zero << 40 | nonzero << 48
+    buffer, use = generator.integers(0, 4), generator.choice(["fill", "use", "lastuse", "discard"])
+    after = product(
+        f"tcgen05.mma.ws.cta_group::1.kind::{kind}.collector::b{buffer}::{use}", a, b,
+        m >> 4 << 24 | n >> 3 << 17 | code_b << 10 | code_a << 7 | (2 if integers else 1) << 4,
+        before.view(np.uint32), keep=keep, d=column, used=COLUMNS,
+        extra="%r10, %p5" + ", %rd9" * masked, before=f"mov.u64 %rd9, {word};\n",
+    ).view(before.dtype)  # fmt: skip
+    made = a.astype(np.float64) @ b.astype(np.float64).T
+    if masked:
+        number = np.arange(each) % (nonzero + zero + 2)
+        made.reshape(m, parts, each)[:, :, number > nonzero] = 0
+    expected = before.astype(np.float64)
+    for part in range(parts):
+        place = slice(part * m, part * m + m), slice(column, column + each)
+        sums = made[:, part * each : (part + 1) * each]
+        expected[place] = sums + (expected[place] if keep else 0)
+    np.testing.assert_array_equal(after[:, :COLUMNS], expected[:, :COLUMNS], err_msg=kind)
+
+
+CHECKS = (
+    check_moves,
+    check_product,
+    check_copies,
+    check_scaled_product,
+    check_weight_stationary,
+)
 
 
 @pytest.mark.parametrize("seed", range(4))
