@@ -129,6 +129,28 @@ def test_shared_memory_without_tiles():
 
 
 @BOTH
+@pytest.mark.parametrize(("tile", "swizzle"), [((16, 32), 64), ((16, 16), 32)])
+def test_tiles_that_are_not_read(tile, swizzle, semantics):
+    tiles = (plgpu.TilingTransform(tile), plgpu.SwizzleTransform(swizzle))
+    operands = [plgpu.SMEM((128, 64), F16, transforms=tiles), B, ACC, DONE]
+    text = refusal(InvalidValueError, multiply, operands, semantics=semantics)
+    assert line_of_multiply() in text and f"swizzle {swizzle}" in text
+    assert "expected: tiles of 8 rows as wide as the swizzle" in text
+
+
+def test_a_swizzle_that_does_not_fit_its_tiles():
+    with pytest.raises(InvalidValueError) as caught:
+        plgpu.SMEM(
+            (128, 64),
+            F16,
+            transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(64)),
+        )
+    text = str(caught.value)
+    assert "test_refusals.py:" in text and "swizzle 64 does not fit" in text
+    assert "TilingTransform((8, 32))" in text
+
+
+@BOTH
 def test_few_columns_of_bytes(semantics):
     def body(o, a, b, acc, done):
         plgpu.tcgen05_mma(acc, a, b.at[:, :24], done)
