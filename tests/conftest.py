@@ -30,13 +30,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 HAS_GPU = pathlib.Path("/proc/driver/nvidia/version").exists()
 
 # What XLA compiles on the CPU, inputs and references of small tests, runs for less time than its
-# optimization takes. XLA has not read it yet; processes that tests start inherit it. (Without its
-# pass fusion-wrapper it would save MLIR for single operations, but scatters need that.)
+# optimization takes. XLA has not read it yet; processes that tests start inherit it.
 if not HAS_GPU:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # Threads of BLAS wait in loops, which takes time from other processes of the session.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     xla_programs.share()
+    xla_programs.be_quick()
 
 # What Triton makes for tests is shared by all processes of a session.
 session_folders.shared("triton")

@@ -1,14 +1,21 @@
-"""What XLA compiles on the CPU, inputs and references of tests, is compiled once in a session.
+"""What XLA compiles on the CPU, inputs and references of tests, takes little time.
 
 JAX traces and compiles whatever it runs again each time that an option or a plugin has changed, and
-every process of a session does. Programs that call back into Python, as kernels do, are not kept.
+every process of a session does. So each program is compiled once in a session; programs that call
+back into Python, as kernels do, are not kept. What is compiled is for the most part small and runs
+once, so that most of what makes it run fast takes longer than it saves.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from typing import Any
 
 import jax
+import numpy as np
+from jax._src import compiler, lax
+from jaxlib.mlir import ir
 from tests import session_folders
 
 FOLDER = "jax_compilation_cache_dir"
@@ -29,3 +36,71 @@ def share() -> None:
     for name, value in {FOLDER: folder, **EVERYTHING}.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
+
+
+def be_quick() -> None:
+    """Less is done in this process for programs that are small, or are not needed at all."""
+    compiler.backend_compile_and_load = _compile_quickly(compiler.backend_compile_and_load)
+    lax.lax.stage_p.def_impl(_to_device(lax.lax.stage_p.impl))
+
+
+# XLA makes a module of MLIR for each fusion, even of one operation, which takes longer than what
+# LLVM does for a few operations on their own. `fusion-wrapper` makes those of one operation. XLA
+# copies wrongly without it where dot products and transposes want another order of dimensions in
+# memory, so this is for operations that take and leave them as they are.
+_WITHOUT_FUSIONS = "fusion,fusion-wrapper"
+_FEW_OPERATIONS = 8
+_FREE = {
+    "builtin.module",
+    "func.call",
+    "func.func",
+    "func.return",
+    "sdy.mesh",
+    "stablehlo.broadcast_in_dim",
+    "stablehlo.constant",
+    "stablehlo.reshape",
+    "stablehlo.return",
+}
+_SIMPLE = {
+    f"stablehlo.{name}"
+    for name in (
+        *("abs", "add", "and", "compare", "convert", "cosine", "divide", "exponential", "iota"),
+        *("log", "maximum", "minimum", "multiply", "negate", "or", "pad", "power", "reduce"),
+        *("rsqrt", "select", "sine", "slice", "sqrt", "subtract", "tanh"),
+    )
+}
+
+
+def _compile_quickly(compile_and_load: Any) -> Any:
+    def compile_one(backend: Any, module: Any, devices: Any, options: Any, callbacks: Any) -> Any:
+        if backend.platform == "cpu" and _is_simple(module):
+            debug = options.executable_build_options.debug_options
+            debug.xla_disable_hlo_passes = _WITHOUT_FUSIONS
+        return compile_and_load(backend, module, devices, options, callbacks)
+
+    return compile_one
+
+
+def _is_simple(module: Any) -> bool:
+    """Whether a program has a few operations that are as well off without fusions."""
+    operations = Counter[str]()
+
+    def count(operation: Any) -> Any:
+        operations[operation.name] += 1
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(count)
+    paid = {name: times for name, times in operations.items() if name not in _FREE}
+    return sum(paid.values()) <= _FEW_OPERATIONS and paid.keys() <= _SIMPLE
+
+
+def _to_device(stage: Any) -> Any:
+    """``jnp.asarray`` without a program for each shape of the arrays of NumPy that it gets."""
+
+    def put(value: Any) -> Any:
+        if not jax.sharding.get_abstract_mesh().empty:
+            return stage(value)
+        # The array may be written to later; on the CPU, that of JAX can be the same memory.
+        return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value)
+
+    return put
