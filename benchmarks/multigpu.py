@@ -41,6 +41,8 @@ from pallasite import gpu as plgpu
 from pallasite_multigpu import ops
 
 AXIS = "x"
+UNROLL = 8
+"""Steps in one turn of a loop, in the second round of small cases."""
 MESSAGE = 300
 """Characters of the message of a failure."""
 SPEC = PartitionSpec(AXIS)
@@ -58,6 +60,7 @@ class Case:
       feed: makes the first operand of the next step from that of this one and its result.
       steps: of the loop.
       nbytes: that count for the bandwidth, or 0.
+      unroll: steps in one turn of the loop; XLA launches several as one CUDA graph.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Case:
     feed: Callable[[Any, Any], Any]
     steps: int
     nbytes: int = 0
+    unroll: int = 1
 
 
 def _result(x: Any, y: Any) -> Any:
@@ -108,7 +112,7 @@ def _rotated(count: int) -> list[tuple[int, int]]:
 
 def cases(count: int, upstream: bool) -> list[Case]:
     """All comparisons, for so many devices."""
-    found = []
+    found: list[Case] = []
     size = 4096
     rivals: dict[str, Callable[..., Any]] = {
         "nccl": lambda x: lax.ppermute(x, AXIS, _rotated(count)),
@@ -126,6 +130,10 @@ def cases(count: int, upstream: bool) -> list[Case]:
         }
         name = f"all_reduce {kib} KiB"
         found.append(Case(name, ((kib * 256,),), jnp.float32, rivals, _result, 200))
+    found += [
+        dataclasses.replace(one, name=f"{one.name}, {UNROLL} in a row", unroll=UNROLL)
+        for one in found
+    ]
     for mib in (64, 256):
         elements = mib << 18
         for name, rivals, feed in (
@@ -163,7 +171,8 @@ def cases(count: int, upstream: bool) -> list[Case]:
             ),
         ):
             title, shapes = f"{name} {mib} MiB", ((elements,),)
-            found.append(Case(title, shapes, jnp.float32, rivals, feed, 10, nbytes=elements * 4))
+            steps = {64: 40, 256: 12}[mib]
+            found.append(Case(title, shapes, jnp.float32, rivals, feed, steps, nbytes=elements * 4))
     rivals = {
         "nccl": lambda a, b: lax.all_gather(a, AXIS, tiled=True) @ b,
         "pallasite": functools.partial(ops.all_gather_matmul, axis_name=AXIS),
@@ -315,7 +324,8 @@ def measure(case: Case, mesh: jax.sharding.Mesh, rounds: int, unroll: int = 1) -
             error = float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
             if not error < 1e-2:
                 raise AssertionError(f"relative error {error}")
-            programs[name] = _program(_loop(rival, case, unroll), len(operands), mesh)
+            loop = _loop(rival, case, max(unroll, case.unroll))
+            programs[name] = _program(loop, len(operands), mesh)
             jax.block_until_ready(programs[name](*operands))
         except Exception as error:
             found[name] = _message(error)

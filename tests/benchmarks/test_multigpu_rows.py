@@ -66,8 +66,8 @@ def test_all_comparisons_run_though_some_die(script, monkeypatch, tmp_path, caps
     monkeypatch.setattr(sys, "argv", ["multigpu.py", *options])
     multigpu.main()
     rows = json.loads(file.read_text())["rows"]
-    assert len(rows) == 6 and all("ILLEGAL" in one["microseconds"]["process"] for one in rows)
-    assert capsys.readouterr().out.count("process: ended with -6") == 6
+    assert len(rows) == 10 and all("ILLEGAL" in one["microseconds"]["process"] for one in rows)
+    assert capsys.readouterr().out.count("process: ended with -6") == 10
 
 
 def test_a_rival_that_fails_while_it_is_timed(monkeypatch):

@@ -11,6 +11,7 @@ from devices_support import numbers, on_devices
 
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_multigpu import ops
+from pallasite_multigpu.ops import choice
 
 REDUCE = {
     "add": np.add,
@@ -103,6 +104,16 @@ def test_all_reduce(count, shape, method, reduction, dtype):
     close(found[0], reduced(x, reduction))
     for row in found[1:]:  # The same bits.
         np.testing.assert_array_equal(row, found[0])
+
+
+def test_methods_are_chosen_by_size():
+    chosen = choice.method_of_all_reduce
+    assert [chosen(1 << 10, 2), chosen(4 << 20, 2), chosen(64 << 20, 2)] == [
+        *("one_step", "one_step", "pipelined"),
+    ]
+    assert [chosen(1 << 10, 8), chosen(4 << 20, 8), chosen(64 << 20, 8)] == [
+        *("one_step", "two_steps", "pipelined"),
+    ]
 
 
 def test_a_scatter_without_a_dimension_is_an_all_reduce():

@@ -15,7 +15,6 @@ import pallasite
 from pallasite import config
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_multigpu import ops
-from pallasite_multigpu.ops import products
 
 
 def gradients(function, arrays, d_out):
@@ -133,8 +132,7 @@ def test_a_product_while_its_operand_is_gathered(count, m, n, k):
     ("count", "m", "n", "k", "out"),
     [(2, 256, 256, 128, jnp.float32), (3, 384, 256, 64, jnp.bfloat16)],
 )
-def test_a_product_whose_tiles_are_sent(count, m, n, k, out, monkeypatch):
-    monkeypatch.setattr(products, "SCATTERS", True)
+def test_a_product_whose_tiles_are_sent(count, m, n, k, out):
     x, y = numbers((count, m, k), jnp.bfloat16), numbers((count, k, n), jnp.bfloat16, 1)
     d_out = numbers((count, m // count, n), jnp.bfloat16, 2)
     mesh, spec = mesh_of(x=count), PartitionSpec("x")

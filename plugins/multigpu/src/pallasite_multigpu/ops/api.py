@@ -145,10 +145,13 @@ def all_reduce(
             got=method,
             expected='"one_step", "two_steps", "pipelined" or "multicast"',
         )
-    plan = _plan(x, _count(axis_name), num_blocks, tile_size, vec_size)
+    nbytes, count = x.size * x.dtype.itemsize, _count(axis_name)
+    chosen: str = method or choice.method_of_all_reduce(nbytes, count)
+    unroll = choice.UNROLL_PIPELINED if chosen == "pipelined" else choice.UNROLL
+    plan = _plan(x, count, num_blocks, tile_size, vec_size, unroll)
     if reduction == "add":
-        return _sum(x, axis_name, method, plan)
-    return _all_reduce(x, axis_name, reduction, method, plan)
+        return _sum(x, axis_name, chosen, plan)
+    return _all_reduce(x, axis_name, reduction, chosen, plan)
 
 
 def all_to_all(
@@ -236,6 +239,7 @@ def _plan(
     num_blocks: int | None,
     tile_size: int | None,
     vec_size: int | None,
+    unroll: int | None = None,
 ) -> choice.Plan:
     for name, value in (
         ("num_blocks", num_blocks),
@@ -250,7 +254,7 @@ def _plan(
             got=f"tile_size {tile_size}, vec_size {vec_size}",
             expected=f"a multiple of {128 * vec_size}",
         )
-    return choice.plan(x.dtype.itemsize, x.size, arrays, num_blocks, tile_size)
+    return choice.plan(x.dtype.itemsize, x.size, arrays, num_blocks, tile_size, unroll)
 
 
 # Differentiation ----------------------------------------------------------------------------------
@@ -311,13 +315,11 @@ _sum_scatter.defvjp(_sum_scatter_fwd, _sum_scatter_bwd)
 
 
 def _all_reduce(
-    x: jax.Array, axis: Hashable, reduction: str, method: str | None, plan: choice.Plan
+    x: jax.Array, axis: Hashable, reduction: str, method: str, plan: choice.Plan
 ) -> jax.Array:
     count = _count(axis)
     if count == 1 or not x.size:
         return x
-    if method is None:
-        method = choice.method_of_all_reduce(x.size * x.dtype.itemsize, count)
     part = -(-x.size // count)
     if method == "one_step":
         tiles = plan.tiles(1, x.size)
@@ -342,7 +344,7 @@ def _all_reduce(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _sum(x: jax.Array, axis: Hashable, method: str | None, plan: choice.Plan) -> jax.Array:
+def _sum(x: jax.Array, axis: Hashable, method: str, plan: choice.Plan) -> jax.Array:
     return _all_reduce(x, axis, "add", method, plan)
 
 

@@ -13,12 +13,17 @@ WRITES_FROM = 2 << 20
 """Bytes of an array from which on devices write what others get."""
 ONE_STEP = 1 << 20
 """Bytes that a device reads at most, where all read all arrays. Two devices have no bound, since
-they read no more than in two steps (64 MiB: 316 us, in two steps 365; 256 MiB: 1112 and 1160)."""
+they read no more than in two steps."""
 GATHERED_AT_MOST = 4 << 20
 """Bytes of all devices' keys and values up to which attention gathers them first: the launches of a
 ring take longer than that."""
+PIPELINED_FROM = 32 << 20
+"""Bytes of an array from which on sums are made by stores in pieces (two devices, 64 MiB: 253 us,
+in one step 261, in two 269; 256 MiB: 966, 1034 and 1001; 4 MiB: 32.1, 31.1 and 32.8)."""
 UNROLL = 8
 """Vectors of 16 bytes that a lane has in flight."""
+UNROLL_PIPELINED = 16
+"""The same of sums that are made by stores in pieces."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +46,12 @@ class Plan:
 
 
 def plan(
-    itemsize: int, size: int, arrays: int, num_blocks: int | None, tile_size: int | None
+    itemsize: int,
+    size: int,
+    arrays: int,
+    num_blocks: int | None,
+    tile_size: int | None,
+    unroll: int | None = None,
 ) -> Plan:
     """How an operation is carried out.
 
@@ -50,10 +60,11 @@ def plan(
       size: elements of this device's array.
       arrays: how many arrays a lane holds tiles of at the same time.
       num_blocks, tile_size: what the caller wants, or None.
+      unroll: vectors that a lane has in flight; by default :data:`UNROLL`.
     """
     blocks = num_blocks or select_target().multiprocessors or 132
     if tile_size is None:
-        largest = elements_of_tile(itemsize, arrays, UNROLL)
+        largest = elements_of_tile(itemsize, arrays, unroll or UNROLL)
         smallest = elements_of_tile(itemsize, arrays, 1)
         # Small arrays are shared by as many blocks as there are tiles of one vector.
         tile_size = max(min(largest, -(-size // blocks // smallest) * smallest), smallest)
@@ -62,12 +73,15 @@ def plan(
 
 
 def method_of_all_reduce(nbytes: int, count: int) -> str:
-    """Whether all devices read all arrays, or each reduces a part and writes it to the others.
+    """Whether all devices read all arrays, or each reduces a part and writes it to the others; of
+    large arrays in pieces.
 
     Args:
       nbytes: of this device's array.
       count: devices.
     """
+    if nbytes >= PIPELINED_FROM:
+        return "pipelined"
     return "one_step" if count <= 2 or nbytes * (count - 1) <= ONE_STEP else "two_steps"
 
 

@@ -19,7 +19,7 @@ from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
 from pallasite_multigpu.ops import choice
 from pallasite_multigpu.ops.api import all_gather, reduce_scatter
 
-SCATTERS = False
+SCATTERS = True
 """Whether a kernel of Hopper sends tiles of a product to the devices that they belong to."""
 
 

@@ -177,64 +177,59 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, call: _Call) -> tuple[jax
     tokens, count, own = q.shape[1], call.count, lax.axis_index(call.axis)
     turned = rotation(tokens, call.causal, call.placement)
     sums: Any = None
-    halves = bool(turned) and tokens % 2 == 0
+    if turned and tokens % 2 == 0:
+        return _forward_of_halves(q, k, v, call)
     for number in range(count):
-        sends = number + 1 < count
-        if number and halves:
-            out, lse, following = _attend_halves(q, k, v, own >= number, call, sends)
-        else:
-            step = step_of(number, own, tokens, call.causal, call.placement)
-            if number == 1 and turned:
-                q = jnp.roll(q, -turned, axis=1)
-            out, lse, following = ring_steps.attend(
-                q, k, v, step, call.axis, count, call.options, sends=sends
-            )
-            if number and turned:
-                out, lse = _rolled((out, lse), turned)
+        step = step_of(number, own, tokens, call.causal, call.placement)
+        if number == 1 and turned:
+            q = jnp.roll(q, -turned, axis=1)
+        out, lse, following = ring_steps.attend(
+            q, k, v, step, call.axis, count, call.options, sends=number + 1 < count
+        )
+        if number and turned:
+            out, lse = _rolled((out, lse), turned)
         sums = (out.astype(jnp.float32), lse) if sums is None else _merged(sums, out, lse)
         k, v = following
     out, lse = sums
     return out.astype(q.dtype), lse
 
 
-def _attend_halves(
-    q: jax.Array, k: jax.Array, v: jax.Array, earlier: jax.Array, call: _Call, sends: bool
-) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
-    """A step after the first one of a zigzag with a causal mask, where halves have equal lengths.
+def _forward_of_halves(
+    q: jax.Array, k: jax.Array, v: jax.Array, call: _Call
+) -> tuple[jax.Array, jax.Array]:
+    """A zigzag with a causal mask, where both chunks of a device have as many tokens.
 
     With keys of an earlier device, both halves of the queries see the first half of them; with keys
     of a later one, the second half of the queries sees all. Either is twice the work of half of the
-    queries with half of the keys, which is two batches of one kernel: no tile of it is empty.
-
-    Args:
-      q, k, v: the queries of this device, and the keys and values that are here.
-      earlier: whether these are of a device before this one.
-      call: the operation.
-      sends: whether the next keys and values are wanted.
-
-    Returns:
-      The result in float32, log-sum-exp, keys and values.
+    queries with half of the keys: a kernel for the second half with the first, which both have,
+    and one for the other pair. No tile of them is empty.
     """
-    (q1, q2), (k1, k2), (v1, v2) = (jnp.split(one, 2, axis=1) for one in (q, k, v))
+    count, own = call.count, lax.axis_index(call.axis)
+    tokens = q.shape[1]
+    first_step = step_of(0, own, tokens, call.causal, call.placement)
 
-    def batches(always: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-        return jnp.concatenate([always, lax.select(earlier, first, second)])
+    def attend(step: Step, sends: bool, queries: Any, keys: Any, values: Any) -> Any:
+        options = call.options
+        return ring_steps.attend(
+            queries, keys, values, step, call.axis, count, options, sends=sends, sent=(k, v)
+        )
 
-    operands = batches(q2, q1, q2), batches(k1, k1, k2), batches(v1, v1, v2)
-    out, lse, following = ring_steps.attend(
-        *operands, Step(), call.axis, call.count, call.options, sends=sends, sent=(k, v)
-    )
-    (always, other), (always_lse, other_lse) = (jnp.split(one, 2) for one in (out, lse))
-    none = jnp.full_like(other_lse, -jnp.inf)
-    first_lse = lax.select(earlier, other_lse, none)
-    second, second_lse = _merged(
-        (always.astype(jnp.float32), always_lse), other, lax.select(earlier, none, other_lse)
-    )
-    return (
-        jnp.concatenate([other.astype(jnp.float32), second], axis=1),
-        jnp.concatenate([first_lse, second_lse], axis=2),
-        following,
-    )
+    out, lse, (k, v) = attend(first_step, count > 1, q, k, v)
+    (q1, q2), outs = jnp.split(q, 2, axis=1), jnp.split(out, 2, axis=1)
+    lses = jnp.split(lse, 2, axis=2)
+    sums = [(one.astype(jnp.float32), both) for one, both in zip(outs, lses, strict=True)]
+    for number in range(1, count):
+        earlier = own >= number  # The keys are of a device before this one.
+        (k1, k2), (v1, v2) = (jnp.split(one, 2, axis=1) for one in (k, v))
+        out, lse, _ = attend(Step(), False, q2, k1, v1)
+        sums[1] = _merged(sums[1], out, lse)
+        pair = [lax.select(earlier, *two) for two in ((q1, q2), (k1, k2), (v1, v2))]
+        out, lse, (k, v) = attend(Step(), number + 1 < count, *pair)
+        none = jnp.full_like(lse, -jnp.inf)
+        sums[0] = _merged(sums[0], out, lax.select(earlier, lse, none))
+        sums[1] = _merged(sums[1], out, lax.select(earlier, none, lse))
+    whole = jnp.concatenate([one.astype(q.dtype) for one, _ in sums], axis=1)
+    return whole, jnp.concatenate([one for _, one in sums], axis=2)
 
 
 def _merged(sums: tuple[Any, Any], other: Any, other_lse: Any) -> tuple[Any, Any]:
