@@ -114,7 +114,8 @@ def _reduce_single(x: Real, hardware: Hardware) -> tuple[Real, Real, Word]:
     bits = x.bits()
     start = (bits.shift_logical(23) & 0xFF) - (160 - _LEADING_ZEROS)
     significand = ((bits & 0x007FFFFF) | 0x00800000) << 8
-    upper, middle = (start & 64).differs(0), (start & 32).differs(0)
+    # Not by another bit of the same number, either, for the sake of ptxas.
+    upper, middle = start > 63, (start & 32).differs(0)
     table = [bits.constant(word) for word in _TWO_OVER_PI_WORDS]
     table = [upper.choose(table[i + 2], table[i]) for i in range(5)]
     table = [middle.choose(table[i + 1], table[i]) for i in range(4)]
