@@ -39,7 +39,7 @@ def test_no_negation_is_left_to_the_assembler(reduction: str, negation: str, tar
     kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((61,), jnp.int32))
     made = pallasite.compile(kernel, values, target=target)
     assert "neg.s16" not in made.ptx
-    assert made.ptx.count("mul.lo.s16") >= 24
+    assert made.ptx.count("mul.lo.s16") >= values.size // 128  # For each of a thread's elements.
     np.testing.assert_array_equal(simulate(made, values).outputs[0], expected)
 
 
