@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 import pallasite
 from pallasite import config
 from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_multigpu import ops
 
 
@@ -154,6 +155,38 @@ def test_a_product_whose_tiles_are_sent(count, m, n, k, out):
     assert np.abs(found - expected).max() < tolerance * np.abs(expected).max()
     expected = np.einsum("mn,dkn->dmk", d_wide.reshape(m, n), right)
     assert np.abs(of_x - expected).max() < 1e-2 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fused"),
+    [
+        (MatmulConfig(tile_m=64, tile_n=128, tile_k=64, stages=2, split="n"), True),
+        (MatmulConfig(tile_m=128, tile_n=128, stages=2, cluster=2, epilogue_n=32), False),
+        (MatmulConfig(tile_m=128, tile_n=256, stages=2, split_k=2), False),
+    ],
+    ids=["tiles", "clusters", "split-k"],
+)
+def test_configurations_of_products(chosen, fused):
+    x, y = numbers((2, 256, 128), jnp.bfloat16), numbers((2, 128, 256), jnp.bfloat16, 1)
+    mesh, spec = mesh_of(x=2), PartitionSpec("x")
+    options = {"axis_name": "x", "out_dtype": jnp.float32, "config": chosen}
+
+    def both(a, b):
+        gathered = ops.all_gather_matmul(a[0], b[0], **options)
+        return gathered[None], ops.matmul_reduce_scatter(a[0], b[0], **options)[None]
+
+    call = jax.shard_map(both, mesh=mesh, in_specs=spec, out_specs=(spec, spec), check_vma=False)
+    with pallasite.target("sm_90a"):
+        names = [one.name for one in pallasite.compile_all(call, x, y)]
+        gathered, scattered = (np.asarray(one) for one in jax.jit(call)(x, y))
+    assert ("all_gather_matmul" in names) == (fused or chosen.cluster == 2), names
+    assert ("matmul_reduce_scatter" in names) == fused
+    wide, right = x.astype(np.float64), y.astype(np.float64)
+    whole = wide.reshape(512, 128)
+    for device in range(2):
+        np.testing.assert_allclose(gathered[device], whole @ right[device], 1e-5, 1e-4)
+    total = sum(wide[device] @ right[device] for device in range(2))
+    np.testing.assert_allclose(scattered.reshape(256, 256), total, 1e-5, 1e-4)
 
 
 def test_products_with_what_other_devices_have():

@@ -184,21 +184,50 @@ class _ForwardingLoop(_GatheredLoop):
         self._over_items(tile, jnp.int32(0))
 
 
-def fits(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int) -> bool:
+def usual(config: MatmulConfig, out_dtype: Any) -> MatmulConfig:
+    """A configuration whose results take as much shared memory, whatever their type."""
+    return dataclasses.replace(config, epilogue_n=64 * 2 // jnp.dtype(out_dtype).itemsize)
+
+
+def is_plain(config: Any, out_dtype: Any) -> bool:
+    """Whether kernels like these can have a configuration of Hopper's product, of 16-bit types."""
+    return (
+        isinstance(config, MatmulConfig)
+        and config.fits(2, jnp.dtype(out_dtype).itemsize)
+        and config.warpgroups == 2
+        and config.split_k == config.parts == 1
+        and not config.swap
+        and config.rest is None
+    )
+
+
+def fits(
+    m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: Any = None
+) -> bool:
     """Whether the kernel can multiply (m, k) on each of ``count`` devices by (k, n)."""
+    if jnp.dtype(out_dtype).itemsize not in (2, 4):
+        return False
+    config = config or usual(CONFIG, out_dtype)
     return (
         jnp.dtype(dtype).name in ("bfloat16", "float16")
-        and m % CONFIG.tile_m == 0
-        and n % CONFIG.tile_n == 0
-        and k % CONFIG.tile_k == 0
-        and jnp.dtype(out_dtype).itemsize in (2, 4)
+        and is_plain(config, out_dtype)
+        and config.cluster_along == "m"
+        and m % (config.tile_m * config.cluster) == 0
+        and n % config.tile_n == 0
+        and k % config.tile_k == 0
         and min(m, n, k) > 0
         and count > 1
     )
 
 
 def gathered_product(
-    a: jax.Array, b: jax.Array, axis: Hashable, count: int, out_dtype: Any, blocks: int
+    a: jax.Array,
+    b: jax.Array,
+    axis: Hashable,
+    count: int,
+    out_dtype: Any,
+    blocks: int,
+    config: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The product of all devices' rows with this device's columns.
 
@@ -209,6 +238,7 @@ def gathered_product(
       count: devices along it.
       out_dtype: of the result.
       blocks: at most as many as run at the same time.
+      config: of the product, a ``MatmulConfig``; by default :data:`CONFIG`.
 
     Returns:
       (count * m, n), and the rows of the other devices, (count * m, k), in which this device's own
@@ -226,10 +256,8 @@ def gathered_product(
         transpose_a=False,
         transpose_b=False,
     )
-    cluster = CONFIG.cluster if m % (CONFIG.cluster * CONFIG.tile_m) == 0 else 1
-    config = dataclasses.replace(
-        CONFIG, cluster=cluster, epilogue_n=64 * 2 // problem.out_dtype.itemsize
-    )
+    if config is None:
+        config = usual(CONFIG, out_dtype)
     items = (problem.m // config.tile_m) * (n // config.tile_n)
     blocks = min(blocks, items) // config.cluster * config.cluster
     return _build(problem, config, axis, count, blocks)(a, b)

@@ -50,8 +50,8 @@ def all_gather_matmul(
     """
     _check(lhs, rhs)
     dtype = jnp.dtype(out_dtype or lhs.dtype)
-    if config is None and _fuses(lhs, rhs, axis_name, dtype):
-        return _gathered_product(lhs, rhs, axis_name, dtype)
+    if _fuses(lhs, rhs, axis_name, dtype, config):
+        return _gathered_product(lhs, rhs, axis_name, dtype, config)
     whole = all_gather(lhs, axis_name=axis_name)
     return _product(whole, rhs, out_dtype, config)
 
@@ -94,38 +94,44 @@ def matmul_reduce_scatter(
       InvalidTypeError, InvalidValueError: operands that do not fit.
     """
     _check(lhs, rhs)
-    if config is None and _scatters(lhs, rhs, axis_name, out_dtype):
-        return _scattered_product(lhs, rhs, axis_name, out_dtype or lhs.dtype)
+    if _scatters(lhs, rhs, axis_name, out_dtype, config):
+        return _scattered_product(lhs, rhs, axis_name, out_dtype or lhs.dtype, config)
     return reduce_scatter(_product(lhs, rhs, out_dtype, config), axis_name=axis_name)
 
 
-def _scatters(lhs: jax.Array, rhs: jax.Array, axis_name: Hashable, out_dtype: Any) -> bool:
+def _scatters(
+    lhs: jax.Array, rhs: jax.Array, axis_name: Hashable, out_dtype: Any, config: Any
+) -> bool:
     """Whether tiles of the product are sent as they are made, on this target."""
     if not SCATTERS or not choice.has_hopper():
         return False
     from pallasite_multigpu.ops import scattered_product
 
     (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
-    return scattered_product.fits(m, n, k, lhs.dtype, out_dtype or lhs.dtype, count)
+    return scattered_product.fits(m, n, k, lhs.dtype, out_dtype or lhs.dtype, count, config)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _scattered_product(lhs: jax.Array, rhs: jax.Array, axis: Hashable, out_dtype: Any) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _scattered_product(
+    lhs: jax.Array, rhs: jax.Array, axis: Hashable, out_dtype: Any, config: Any
+) -> jax.Array:
     from pallasite_multigpu.ops import scattered_product
 
     blocks = select_target().multiprocessors or 132
     count = jax.lax.axis_size(axis)
-    parts = scattered_product.scattered_product(lhs, rhs, axis, count, out_dtype, blocks)
+    parts = scattered_product.scattered_product(lhs, rhs, axis, count, out_dtype, blocks, config)
     wide = (parts[rank].astype(jnp.float32) for rank in range(count))
     return functools.reduce(jnp.add, wide).astype(out_dtype)
 
 
-def _scattered_product_fwd(lhs: Any, rhs: Any, axis: Any, out_dtype: Any) -> Any:
-    return _scattered_product(lhs, rhs, axis, out_dtype), (lhs, rhs)
+def _scattered_product_fwd(lhs: Any, rhs: Any, axis: Any, out_dtype: Any, config: Any) -> Any:
+    return _scattered_product(lhs, rhs, axis, out_dtype, config), (lhs, rhs)
 
 
-def _scattered_product_bwd(axis: Any, out_dtype: Any, operands: Any, gradient: Any) -> Any:
-    del out_dtype
+def _scattered_product_bwd(
+    axis: Any, out_dtype: Any, config: Any, operands: Any, gradient: Any
+) -> Any:
+    del out_dtype, config
     lhs, rhs = operands
     whole = all_gather(gradient.astype(lhs.dtype), axis_name=axis)
     return ops.matmul(whole, rhs, transpose_b=True), ops.matmul(lhs, whole, transpose_a=True)
@@ -134,30 +140,38 @@ def _scattered_product_bwd(axis: Any, out_dtype: Any, operands: Any, gradient: A
 _scattered_product.defvjp(_scattered_product_fwd, _scattered_product_bwd)
 
 
-def _fuses(lhs: jax.Array, rhs: jax.Array, axis_name: Hashable, out_dtype: Any) -> bool:
+def _fuses(
+    lhs: jax.Array, rhs: jax.Array, axis_name: Hashable, out_dtype: Any, config: Any
+) -> bool:
     """Whether one kernel does both, on this target and for these operands."""
     if not choice.has_hopper():
         return False
     from pallasite_multigpu.ops import gathered_product
 
     (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
-    return gathered_product.fits(m, n, k, lhs.dtype, out_dtype, count)
+    return gathered_product.fits(m, n, k, lhs.dtype, out_dtype, count, config)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _gathered_product(lhs: jax.Array, rhs: jax.Array, axis: Hashable, out_dtype: Any) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _gathered_product(
+    lhs: jax.Array, rhs: jax.Array, axis: Hashable, out_dtype: Any, config: Any
+) -> jax.Array:
     from pallasite_multigpu.ops import gathered_product
 
     blocks = select_target().multiprocessors or 132
     count = jax.lax.axis_size(axis)
-    return gathered_product.gathered_product(lhs, rhs, axis, count, out_dtype, blocks)[0]
+    found = gathered_product.gathered_product(lhs, rhs, axis, count, out_dtype, blocks, config)
+    return found[0]
 
 
-def _gathered_product_fwd(lhs: Any, rhs: Any, axis: Any, out_dtype: Any) -> Any:
-    return _gathered_product(lhs, rhs, axis, out_dtype), (lhs, rhs)
+def _gathered_product_fwd(lhs: Any, rhs: Any, axis: Any, out_dtype: Any, config: Any) -> Any:
+    return _gathered_product(lhs, rhs, axis, out_dtype, config), (lhs, rhs)
 
 
-def _gathered_product_bwd(axis: Any, out_dtype: Any, operands: Any, gradient: Any) -> Any:
+def _gathered_product_bwd(
+    axis: Any, out_dtype: Any, config: Any, operands: Any, gradient: Any
+) -> Any:
+    del out_dtype, config
     lhs, rhs = operands
     gradient = gradient.astype(lhs.dtype)
     whole = all_gather(lhs, axis_name=axis)

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.kernel import REGISTERS, MatmulLoop
+from pallasite_multigpu.ops.gathered_product import is_plain, usual
 from pallasite_std.api import Epilogue, MatmulProblem
 
 CONFIG = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, stages=4)
@@ -83,21 +84,33 @@ class _ScatteredLoop(MatmulLoop):
         lax.cond(warpgroup == compute, fetch, multiply)
 
 
-def fits(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int) -> bool:
+def fits(
+    m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: Any = None
+) -> bool:
     """Whether the kernel can multiply (m, k) by (k, n) and give each device its share of rows."""
+    if jnp.dtype(out_dtype).itemsize not in (2, 4):
+        return False
+    config = config or usual(CONFIG, out_dtype)
     return (
         jnp.dtype(dtype).name in ("bfloat16", "float16")
-        and m % (CONFIG.tile_m * count) == 0
-        and n % CONFIG.tile_n == 0
-        and k % CONFIG.tile_k == 0
-        and jnp.dtype(out_dtype).itemsize in (2, 4)
+        and is_plain(config, out_dtype)
+        and config.cluster == 1
+        and m % (config.tile_m * count) == 0
+        and n % config.tile_n == 0
+        and k % config.tile_k == 0
         and min(m, n, k) > 0
         and count > 1
     )
 
 
 def scattered_product(
-    a: jax.Array, b: jax.Array, axis: Hashable, count: int, out_dtype: Any, blocks: int
+    a: jax.Array,
+    b: jax.Array,
+    axis: Hashable,
+    count: int,
+    out_dtype: Any,
+    blocks: int,
+    config: Any = None,
 ) -> jax.Array:
     """What each device's product has for the rows of this one.
 
@@ -108,6 +121,7 @@ def scattered_product(
       count: devices along it.
       out_dtype: of the result.
       blocks: at most as many as run at the same time.
+      config: of the product, a ``MatmulConfig``; by default :data:`CONFIG`.
 
     Returns:
       (count, m / count, n), in the order of the devices.
@@ -124,12 +138,10 @@ def scattered_product(
         transpose_a=False,
         transpose_b=False,
     )
-    config = dataclasses.replace(
-        CONFIG,
+    if config is None:
         # All tiles of a device's rows come before those of the next one.
-        group=m // count // CONFIG.tile_m,
-        epilogue_n=64 * 2 // problem.out_dtype.itemsize,
-    )
+        group = m // count // CONFIG.tile_m
+        config = dataclasses.replace(usual(CONFIG, out_dtype), group=group)
     items = (m // config.tile_m) * (n // config.tile_n)
     made = _build(problem, config, axis, count, min(blocks, items))(a, b)
     return made.reshape(count, m // count, n)
