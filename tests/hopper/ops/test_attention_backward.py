@@ -12,7 +12,7 @@ import pytest
 
 import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.flash.backward import attention_backward
+from pallasite_hopper.ops.flash.backward import attention_backward, separate_heads
 from pallasite_hopper.ops.flash.backward_config import (
     BackwardConfig,
     BackwardProblem,
@@ -103,6 +103,14 @@ def test_float16():
 )
 def test_lengths_that_do_not_divide_the_tiles(q_seq, kv_seq, causal):
     check(q_seq=q_seq, kv_seq=kv_seq, causal=causal)
+
+
+def test_heads_in_blocks_of_their_own():
+    """Few blocks of much work: queries that share keys are divided among more of them."""
+    shapes = dict(kv_seq=64, q_seq=513, heads=(4, 2), head_dim=32)
+    problem = BackwardProblem(1, 4, 2, 513, 64, 32, jnp.bfloat16, False, 1.0, None, False)
+    assert separate_heads(problem, default_config(problem))
+    check(**shapes, q_lengths=[400])
 
 
 @pytest.mark.parametrize(("heads", "causal"), [((4, 2), True), ((3, 1), False)])

@@ -63,9 +63,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.A
       v: (batch, kv_seq, kv_heads, v_dim), of the same dtype; v_dim up to 256.
       options: those of ``pallasite.ops.attention``. These kernels have no dropout, and masks of
         blocks of multiples of 128 only; ``pallasite.ops.attention`` uses its portable kernels for
-        others, and for the gradient by a bias or where heads that share keys have masks of their
-        own. config is one of :func:`attention_configs`, say; derivatives have a configuration of
-        their own.
+        others, and for the gradient by a bias. config is one of :func:`attention_configs`, say;
+        derivatives have a configuration of their own.
 
     Returns:
       (batch, q_seq, q_heads, v_dim), of the dtype of q or, if that has 8 bits, bfloat16; zeros for
@@ -145,9 +144,7 @@ def _backward(
             hint="attention of bfloat16 has; convert q, k and v before",
         )
     q, k, v, extras, out, lse = residuals
-    mask = extras.block_mask
-    shared = mask is not None and mask.shape[1] > 1 and k.shape[2] < q.shape[2]
-    if with_bias or shared:
+    if with_bias:
         return portable_gradients(options, residuals, d_out, with_bias)
     size, v_size = q.shape[3], v.shape[3]
     q, k, v, out, d_out = (padded(one, 3, max(size, v_size)) for one in (q, k, v, out, d_out))

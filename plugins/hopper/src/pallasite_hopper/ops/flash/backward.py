@@ -21,6 +21,11 @@ from pallasite_hopper.ops.flash.terms import MASK_STEP, Terms, given_arrays, wit
 from pallasite_std.api import Extras
 from pallasite_std.api import padded as padded_to
 
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
+_MUCH = 512
+"""Queries."""
+
 
 def attention_backward(
     q: jax.Array,
@@ -61,8 +66,7 @@ def attention_backward(
       q_lengths, kv_lengths: (batch,), int32: how many queries and keys of each sequence exist;
         the gradients of others are zero. What the arrays hold there must be finite.
       window: keys before and after a query's own position that it sees, None for all.
-      extras: segments, slopes, bias and block mask of it count, the bias without a gradient; the
-        mask is the same for heads that share keys.
+      extras: segments, slopes, bias and block mask of it count, the bias without a gradient.
       period: as of ``Terms``.
       mask_block: queries and keys of a block of the mask.
       config: how to compute it; by default chosen from the shape.
@@ -76,7 +80,7 @@ def attention_backward(
     problem = _problem(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths)
     problem = dataclasses.replace(problem, left=window[0], right=window[1])
     _check(problem, q, out, lse, d_out)
-    size = problem.head_dim
+    size, kv_heads = problem.head_dim, problem.kv_heads
     q, k, v, out, d_out = (padded_to(array, 3, HEAD_STEP) for array in (q, k, v, out, d_out))
     arrays = {} if extras is None else given_arrays(extras)
     terms = Terms(period, tuple(arrays))
@@ -89,6 +93,10 @@ def attention_backward(
             period, arrays, *tile, config.block_kv, by_keys=True, mask_block=mask_block
         )
         problem = dataclasses.replace(problem, terms=terms)
+    if separate_heads(problem, config):
+        # Each query head gets keys of its own, whose gradients are added up.
+        k, v = (jnp.repeat(one, problem.group, axis=2) for one in (k, v))
+        problem = dataclasses.replace(problem, kv_heads=problem.q_heads)
     batch = problem.batch
     lengths = None
     if problem.has_lengths:
@@ -104,11 +112,33 @@ def attention_backward(
     tiles, shape = backward_tiles.build(problem, config)
     operands = [q, k, v, d_out, statistics, *([] if lengths is None else [lengths]), *given]
     sums, dk, dv = tiles(*operands, jnp.zeros(shape, jnp.float32))
+    dk, dv = (_of_shared(one, kv_heads) for one in (dk, dv))
     gradients = (backward_rows.convert_dq(problem, config, sums), dk, dv)
     if size == problem.head_dim:
         return gradients
     dq, dk, dv = (one[..., :size] for one in gradients)
     return dq, dk, dv
+
+
+def separate_heads(problem: BackwardProblem, config: BackwardConfig) -> bool:
+    """Whether query heads that share keys are better off in blocks of their own: of those that go
+    through all of them there are too few for the multiprocessors, and each has much to do. Masks
+    that differ among such heads need it."""
+    if problem.group == 1:
+        return False
+    if "visits" in problem.terms.of_head:
+        return True
+    blocks = -(-problem.kv_seq // config.block_kv) * problem.batch * problem.kv_heads
+    return 2 * blocks <= MULTIPROCESSORS and problem.q_seq >= _MUCH
+
+
+def _of_shared(gradient: jax.Array, kv_heads: int) -> jax.Array:
+    """The sum over heads of queries that share those of keys."""
+    batch, length, heads, size = gradient.shape
+    if heads == kv_heads:
+        return gradient
+    parts = gradient.reshape(batch, length, kv_heads, heads // kv_heads, size)
+    return parts.astype(jnp.float32).sum(axis=3).astype(gradient.dtype)
 
 
 def _problem(
