@@ -128,6 +128,9 @@ CONFIGS = {
     "pairs along n": dataclasses.replace(SMALL, cluster=2, cluster_along="n"),
     "four": dataclasses.replace(SMALL, cluster=4, cluster_along="n"),
     "epilogue_buffers": dataclasses.replace(SMALL, epilogue_buffers=2),
+    "epilogue_buffers that tiles do not use equally": MatmulConfig(
+        tile_n=192, split="m", stages=2, epilogue_buffers=2
+    ),
     "minor n": dataclasses.replace(SMALL, grid_minor="n", group=2),
     "deep": dataclasses.replace(SMALL, tile_k=128, stages=4),
     "one warpgroup": dataclasses.replace(SMALL, tile_m=64, warpgroups=1),
@@ -151,6 +154,9 @@ CONFIGS = {
     ),
     "swapped tiles of many columns": MatmulConfig(
         swap=True, tile_m=128, tile_n=104, split="m", epilogue_n=64, stages=2
+    ),
+    "swapped tiles of many columns, two buffers": MatmulConfig(
+        swap=True, tile_m=128, tile_n=72, split="m", epilogue_n=32, epilogue_buffers=2, stages=2
     ),
     "swapped tiles of many columns in parts": MatmulConfig(
         swap=True, tile_m=64, tile_n=72, warpgroups=1, split="m", epilogue_n=32, stages=2, parts=3

@@ -31,8 +31,9 @@ GRADIENT = Registers(alone=8, shared=10, crowded=16, area=1024)
 """Sums for the gradients by weight and bias stay in registers: of 64, with which a multiprocessor
 has 32 warps, they are not to take more than half."""
 HELD = 8
-"""Elements that a lane may have of a row if the weight stays in registers, too, and if two rows
-are worked on at a time."""
+"""Elements that a lane may have of a row if the weight stays in registers, too."""
+PAIRED = 10
+"""The same if two rows are worked on at a time, as is better where there are two sums."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,7 +310,8 @@ def staged_rows(
     fitting = _WARPGROUPS / (tiling.threads * registers)
     for resident in range(min(most, max(1, int(fitting + 0.2))), 0, -1):
         room = (shared_memory - 4096) // (resident * stage)
-        if tiling.threads > 1 and tiling.chunk <= HELD * LANES and room >= 4 and rows >= 2:
+        paired = tiling.threads > 1 and sums > 1 and tiling.chunk <= PAIRED * LANES
+        if paired and room >= 4 and rows >= 2:
             return resident, Staging(min(MOST_STAGES, room // 2), dtypes, together=2)
         if room >= 2:
             return resident, Staging(min(MOST_STAGES, room), dtypes)

@@ -36,7 +36,7 @@ _MOST_SUMS = 128 * 128
 """Elements of the result that the registers of a warpgroup hold."""
 _FEW_TILES = 4
 """If there are more of them along the rows, tiles are visited in groups."""
-_LEAST_GAIN_BY_SWAP = 0.015
+_LEAST_GAIN_BY_SWAP = 0.025
 """What the transposed GEMM has to gain by the estimate where it has several tiles of columns."""
 _DIVIDED = 6
 """So many of the best are considered with another configuration for the rest."""

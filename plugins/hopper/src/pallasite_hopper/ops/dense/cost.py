@@ -25,6 +25,8 @@ class Rates:
       multiprocessors: of the GPU.
       clusters: clusters that are resident at once, by their number of blocks.
       mma: rows times columns times bytes along k that a multiprocessor multiplies in a nanosecond.
+      sustained: operations of 16 bits in a nanosecond at most, whatever the tiles: with more, the
+        power would be too high.
       mma_columns: columns more whose time an MMA takes.
       l2: bytes that all multiprocessors together read in a nanosecond.
       misaligned: share more that rows take which do not begin at lines of the cache.
@@ -55,6 +57,7 @@ class Rates:
     multiprocessors: int
     clusters: Mapping[int, int]
     mma: float
+    sustained: float
     mma_columns: float
     l2: float
     misaligned: float
@@ -86,6 +89,7 @@ H200 = Rates(
     multiprocessors=132,
     clusters={1: 132, 2: 66, 3: 38, 4: 30, 5: 22, 6: 18, 7: 14, 8: 14},
     mma=22900.0,
+    sustained=870_000.0,
     mma_columns=5.5,
     l2=41700.0,
     misaligned=0.76,
@@ -193,6 +197,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     busy = rates.latency + rounds * (steps * step + epilogue)
     memory = moved / min(rates.memory, active * rates.block_memory)
     time = rates.launch + max(busy, memory) + rates.overlap * min(busy, memory)
+    time = max(time, m * n * k * size / rates.sustained)
     if config.parts > 1:
         time += rates.second + partial / rates.partial
     return time

@@ -173,9 +173,11 @@ class GatedLoop(MatmulLoop):
         """Joins both products of a warpgroup's part of a tile, and writes it."""
         half, width = self.tile_columns, self.config.epilogue_n
         buffers = self.config.epilogue_buffers
+        uneven = half // width % buffers != 0
         for part in range(half // width):
             staging = out_smem.at[warpgroup, part % buffers]
-            plgpu.wait_smem_to_gmem(buffers - 1, wait_read_only=True)
+            in_flight = 0 if uneven and part == 0 else buffers - 1
+            plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
             first = part * width
             gate = sums[:, first : first + width]
             up = sums[:, half + first : half + first + width]

@@ -429,20 +429,24 @@ class MatmulLoop:
         height, width = config.warpgroup_m, config.epilogue_n
         if config.parts > 1:
             out = out.at[item_part]
+        buffers = config.epilogue_buffers
+        # If buffers do not take turns from tile to tile, the last one is the first one's.
+        uneven = -(-sums.shape[1] // width) % buffers != 0
         for part, first in enumerate(range(0, sums.shape[1], width)):
             # The last may be narrower in the transposed GEMM.
             written = min(width, sums.shape[1] - first)
             rows, columns = pl.ds(m, height), pl.ds(n + first, written)
-            stage = part % config.epilogue_buffers
+            stage = part % buffers
             staging = out_smem.at[warpgroup, stage]
             if written < width:
                 staging = staging.at[pl.ds(0, written)]
             view = plgpu.transpose_ref(staging, (1, 0)) if config.swap else staging
             window = (columns, rows) if config.swap else (rows, columns)
-            plgpu.wait_smem_to_gmem(config.epilogue_buffers - 1, wait_read_only=True)
+            in_flight = 0 if uneven and part == 0 else buffers - 1
+            plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
             residual = None
             if self.epilogue.residual:
-                barrier = residual_full.at[warpgroup * config.epilogue_buffers + stage]
+                barrier = residual_full.at[warpgroup * buffers + stage]
                 plgpu.copy_gmem_to_smem(operands[-1].at[window], staging, barrier)
                 plgpu.barrier_wait(barrier)
                 residual = view[...]

@@ -18,6 +18,7 @@ from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (
     BARRIER_BYTES,
     LARGEST_HEAD,
+    MULTIPROCESSORS,
     ROWS,
     SHARED_BYTES,
     AttentionConfig,
@@ -39,9 +40,6 @@ from pallasite_std.api import (
     portable_gradients,
     random_array,
 )
-
-MULTIPROCESSORS = 132
-"""Of an H100 or H200; more blocks than that would only wait."""
 
 _VERSION = 1
 """Of the kernel, for what was measured."""
@@ -290,10 +288,11 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         scattered=problem.terms.has("q_segments") or problem.terms.has("block_mask"),
         narrow=problem.narrow,
         blocks=problem.terms.has("block_mask"),
+        heads=problem.heads,
     )
     if problem.narrow:
         return default
-    listed = attention_configs(head_dim, causal, q_seq, problem.kv_seq)
+    listed = [default, *attention_configs(head_dim, causal, q_seq, problem.kv_seq)]
     if problem.terms.has("block_mask"):
         listed = [one for one in listed if divides(one, problem.mask_block)]
     chosen: AttentionConfig = pallasite.choose(

@@ -16,13 +16,11 @@ from pallasite_hopper.ops.flash.backward_config import (
     BackwardProblem,
     default_config,
 )
-from pallasite_hopper.ops.flash.config import HEAD_STEP, LARGEST_HEAD
+from pallasite_hopper.ops.flash.config import HEAD_STEP, LARGEST_HEAD, MULTIPROCESSORS
 from pallasite_hopper.ops.flash.terms import MASK_STEP, Terms, given_arrays, with_arrays
 from pallasite_std.api import Extras
 from pallasite_std.api import padded as padded_to
 
-MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
 _MUCH = 512
 """Queries."""
 

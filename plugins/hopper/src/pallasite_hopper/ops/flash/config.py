@@ -22,6 +22,9 @@ SHARED_BYTES = 227 * 1024
 BARRIER_BYTES = 256
 """Of that, for barriers."""
 
+MULTIPROCESSORS = 132
+"""Of an H100 or H200; more blocks than that would only wait."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
@@ -117,6 +120,7 @@ def default_config(
     scattered: bool = False,
     narrow: bool = False,
     blocks: bool = False,
+    heads: int | None = None,
 ) -> AttentionConfig:
     """The configuration that is used where none is given.
 
@@ -129,6 +133,7 @@ def default_config(
       scattered: whether tiles see very different numbers of keys, as with segments.
       narrow: whether elements have 8 bits.
       blocks: whether tiles are to divide blocks of a mask.
+      heads: of all batches; where they have few tiles, these are smaller.
     """
     if head_dim <= 64:
         config = AttentionConfig(warpgroups=3 if head_dim > 32 and not terms else 2, stages=4)
@@ -152,7 +157,11 @@ def default_config(
         size = next(size for size in (128, 64, 32, 16) if size <= config.block_kv)
         config = dataclasses.replace(config, warpgroups=min(config.warpgroups, 2), block_kv=size)
     needed = -(-q_seq // ROWS)
-    return dataclasses.replace(config, warpgroups=max(1, min(config.warpgroups, needed)))
+    warpgroups = max(1, min(config.warpgroups, needed))
+    if heads is not None:
+        fitting = (n for n in range(1, 4) if -(-needed // n) * heads <= MULTIPROCESSORS)
+        warpgroups = min(warpgroups, next(fitting, warpgroups))
+    return dataclasses.replace(config, warpgroups=warpgroups)
 
 
 def _blocks_kv(head_dim: int) -> tuple[int, ...]:
