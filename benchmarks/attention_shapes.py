@@ -316,6 +316,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of cases")
     parser.add_argument("--backward", action="store_true", help="forward and gradients together")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--seconds", type=float, help="no further case begins after them")
@@ -327,7 +328,9 @@ def main() -> int:
     tasks = [
         Task(number, case, arguments.backward, arguments.repeats)
         for number, case in enumerate(draw(arguments.seed, arguments.count))
-        if number >= arguments.first and case.kind in arguments.kinds
+        if number >= arguments.first
+        and case.kind in arguments.kinds
+        and (arguments.only is None or number in arguments.only)
     ]
     rows, failed = [], 0
     for task, row in side_by_side.results(measure, tasks, arguments.processes, arguments.seconds):

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 
 from pallasite.plugin import InvalidValueError
+from pallasite_hopper.ops.flash.config import MULTIPROCESSORS
 from pallasite_hopper.ops.flash.terms import Terms
 
 LOG2_E = math.log2(math.e)
 
 ROWS = 64
 """Keys of one consumer warpgroup: the rows of one instruction."""
+
+_SMALL = 96
+"""Heads whose gradients one warpgroup computes in its registers, with matmuls in flight."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,6 +169,11 @@ def default_config(problem: BackwardProblem) -> BackwardConfig:
     """A configuration that suits the head size and the mask."""
     # More loops, or more arithmetic, leave too few registers for matmuls across steps.
     simple = problem.group == 1 and problem.soft_cap is None and not problem.terms.biased
+    tiles = -(-problem.kv_seq // (2 * ROWS)) * problem.batch * problem.q_heads
+    if problem.head_dim <= _SMALL and 2 * tiles <= MULTIPROCESSORS:
+        # Twice as many blocks of half the keys.
+        more: dict[str, Any] = {"ahead": "dk"} if simple else {"ds_stages": 2}
+        return BackwardConfig(block_q=64, warpgroups=1, **more)
     if problem.head_dim <= 64:
         ahead = simple and not problem.windowed and not problem.terms
         return BackwardConfig(block_q=128, ds_stages=2, ahead="scores" if ahead else "nothing")
