@@ -144,10 +144,10 @@ def check_matrix_waits(jaxpr: Any, context: Any) -> Any:
     mesh = getattr(context, "mesh", None)
     count, name = getattr(mesh, "num_threads", None) or 1, getattr(mesh, "thread_name", None)
     accumulators: dict[Any, Accumulator] = {}
-    actions: dict[int, tuple[Any]] = {}
+    steps: dict[int, tuple[Any, list[_Step]]] = {}
     try:
         for number in range(count):
-            thread = _Thread(number, name, accumulators, missing, actions, context)
+            thread = _Thread(number, name, accumulators, missing, steps, context)
             thread.run(jaxpr, [_argument(variable) for variable in jaxpr.invars])
     except _TooLong:
         return jaxpr
@@ -194,6 +194,22 @@ def _argument(variable: Any) -> Any:
     return Memory(variable) if isinstance(variable.aval, _jax.AbstractRef) else None
 
 
+@dataclasses.dataclass(slots=True)
+class _Step:
+    """An equation that a thread has to look at.
+
+    Attributes:
+      equation: the equation.
+      reads: for each operand its variable, or None and the value of a literal.
+      action: a rule, which may leave a cheaper one in ``changed``; ``_COMPUTES``; or None if it has
+        jaxprs.
+    """
+
+    equation: Any
+    reads: list[tuple[Any, Any]]
+    action: Any
+
+
 class _Thread(jaxprs.Visitor[Any]):
     """Follows one thread of a block; values are numbers, symbols, memory and accumulators.
 
@@ -207,7 +223,7 @@ class _Thread(jaxprs.Visitor[Any]):
         name: Any,
         accumulators: dict[Any, Accumulator],
         missing: _Missing | None,
-        actions: dict[int, tuple[Any]],
+        steps: dict[int, tuple[Any, list[_Step]]],
         context: Any,
     ):
         super().__init__(context.jaxprs)
@@ -223,7 +239,8 @@ class _Thread(jaxprs.Visitor[Any]):
         self.accumulators = accumulators
         self.iterations: dict[Any, int] = {}
         self.products: dict[Any, tuple[Any, tuple[MemoryRegion, ...]]] = {}
-        self.actions = actions
+        self.steps = steps
+        self.changed: dict[int, Any] = {}
         self.equations = 0
         self.state = _State()
 
@@ -244,34 +261,65 @@ class _Thread(jaxprs.Visitor[Any]):
         self.equations += len(jaxpr.eqns)
         if self.equations > _MOST_EQUATIONS:
             raise _TooLong
-        return super().run(jaxpr, operands)
+        inputs = jaxpr.invars
+        if jaxpr.constvars and len(operands) > len(inputs):
+            inputs = [*jaxpr.constvars, *inputs]
+        values: dict[Any, Any] = dict(zip(inputs, operands, strict=True))
+        value = values.get  # Of what is left out nothing is known.
+        changed = self.changed
+        for step in self._steps(jaxpr):
+            equation, action = step.equation, step.action
+            if action is _Thread.nothing:
+                continue
+            found = [one if variable is None else value(variable) for variable, one in step.reads]
+            if action is _COMPUTES:
+                values[equation.outvars[0]] = self.scalars.result(equation, found)
+            elif action is not None:
+                action(self, equation, found, self.state)
+                if changed:
+                    step.action = changed.pop(id(equation), action)
+                    changed.clear()
+            else:
+                results = self.equation(equation, found)
+                if results is not None:
+                    values.update(zip(equation.outvars, results, strict=True))
+        return [
+            self.literal(atom) if isinstance(atom, _jax.Literal) else value(atom)
+            for atom in jaxpr.outvars
+        ]
 
-    def primitive(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
-        known = self.actions.get(id(equation))
+    def _steps(self, jaxpr: Any) -> list[_Step]:
+        """The equations of a jaxpr that matter, for all threads and iterations."""
+        known = self.steps.get(id(jaxpr))
         if known is None:
-            known = self.actions[id(equation)] = self._action(equation)
-        (action,) = known
-        if action is _COMPUTES:
-            return (self.scalars.result(equation, operands),)
-        if action is not None:
-            action(self, equation, operands, self.state)
-        return None
+            found = []
+            for equation in jaxpr.eqns:
+                carries = equation.primitive in self._carriers
+                action = None if carries else self._action(equation)
+                if carries or action is not None:
+                    reads = [
+                        (None, self.literal(one)) if isinstance(one, _jax.Literal) else (one, None)
+                        for one in equation.invars
+                    ]
+                    found.append(_Step(equation, reads, action))
+            known = self.steps[id(jaxpr)] = jaxpr, found
+        return known[1]
 
-    def _action(self, equation: Any) -> tuple[Any]:
-        """What an equation does, which does not change while loops are followed: a rule, None for
-        nothing that matters here, or ``_COMPUTES``."""
+    def _action(self, equation: Any) -> Any:
+        """What an equation does, until it turns out to do less: a rule, ``_COMPUTES``, or None for
+        nothing that matters here."""
         rule = _RULES.get(equation.primitive)
         if rule is not None:
-            return (rule,)
+            return rule
         if self.scalars.computes(equation):
-            return (_COMPUTES,)
+            return _COMPUTES
         if tensor_core_pipeline_effect in equation.effects:
-            return (_Thread.unknown_and_accesses,)
+            return _Thread.unknown_and_accesses
         memory, barriers = self.tables
         expects = any(use.role is BarrierRole.EXPECT for use in barriers.uses(equation.primitive))
         if expects or (memory.declares(equation.primitive) and not _only_reads(equation)):
-            return (_Thread.accesses,)
-        return (None,)
+            return _Thread.accesses
+        return None
 
     def _unknown(self, operands: Sequence[Any], state: _State) -> None:
         """Something that may wait, or use accumulators in its own way."""
@@ -485,9 +533,9 @@ class _Thread(jaxprs.Visitor[Any]):
         context = self.contexts[self.mapped is not None]
         events = memory.events(context, equation, operands) or ()
         if not uses and all(event.kind not in _STORES_AND_FENCES for event in events):
-            self.actions[id(equation)] = (None,)  # Nor will it store later.
+            self.changed[id(equation)] = _Thread.nothing  # Nor will it store later.
         elif self.announced is not equation and all(map(_is_asynchronous, events)):
-            self.actions[id(equation)] = (_Thread.asynchronous_accesses,)
+            self.changed[id(equation)] = _Thread.asynchronous_accesses
         for event in events:
             if event.kind is EventKind.FENCE and event.proxy == ASYNC:
                 state.stored = {}
@@ -498,6 +546,9 @@ class _Thread(jaxprs.Visitor[Any]):
                 if not isinstance(reference, _jax.TransformedRef):
                     reference = _jax.TransformedRef(reference, ())
                 self._written(start, reference, state, plain=plain)
+
+    def nothing(self, equation: Any, operands: list[Any], state: _State) -> None:
+        """What has turned out not to matter here."""
 
     def asynchronous_accesses(self, equation: Any, operands: list[Any], state: _State) -> None:
         """Those that change nothing where nothing is in flight, and nothing was stored."""
