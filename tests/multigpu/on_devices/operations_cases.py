@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_all_reduce(count, shape, method, reduction, dtype):
         np.testing.assert_array_equal(row, found[0])
 
 
-def test_methods_are_chosen_by_size():
+def test_methods_are_chosen_by_size(monkeypatch):
     chosen = choice.method_of_all_reduce
     assert [chosen(1 << 10, 2), chosen(4 << 20, 2), chosen(64 << 20, 2)] == [
         *("one_step", "one_step", "pipelined"),
@@ -114,6 +115,8 @@ def test_methods_are_chosen_by_size():
     assert [chosen(1 << 10, 8), chosen(4 << 20, 8), chosen(64 << 20, 8)] == [
         *("one_step", "two_steps", "pipelined"),
     ]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert [chosen(64 << 20, 2), chosen(64 << 20, 8)] == ["one_step", "two_steps"]
 
 
 def test_a_scatter_without_a_dimension_is_an_all_reduce():

@@ -124,10 +124,10 @@ def all_reduce(
       reduction: as for :func:`reduce_scatter`.
       method: ``"one_step"``: each device reads all arrays; ``"two_steps"``: each reduces its part
         and writes it to all; ``"pipelined"``: each writes the others' parts to them, reduces its
-        own as it arrives, and writes it to all; ``"multicast"``: the switch between the GPUs
-        reduces and distributes, which needs GPUs that are set up for it, all axes of the mesh, and
-        what ``plgpu.multimem_load_reduce`` computes. By default one of the first two, chosen by
-        size.
+        own as it arrives, and writes it to all, which takes as much memory again;
+        ``"multicast"``: the switch between the GPUs reduces and distributes, which needs GPUs that
+        are set up for it, all axes of the mesh, and what ``plgpu.multimem_load_reduce`` computes.
+        By default one of the first three, chosen by size.
       num_blocks, tile_size, vec_size: as for :func:`all_gather`.
 
     The gradient of the reduction ``"add"`` is the sum of all devices' gradients.

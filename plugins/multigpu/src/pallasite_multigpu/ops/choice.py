@@ -6,6 +6,8 @@ import dataclasses
 import importlib.util
 from typing import Literal
 
+import jax
+
 from pallasite.plugin import plugins, select_target
 from pallasite_multigpu.ops.tiles import Tiles, elements_of_tile, tiles_of
 
@@ -74,13 +76,14 @@ def plan(
 
 def method_of_all_reduce(nbytes: int, count: int) -> str:
     """Whether all devices read all arrays, or each reduces a part and writes it to the others; of
-    large arrays in pieces.
+    large arrays in pieces, which takes as much memory again. Several processes have less of that:
+    what others write to lies in the memory that they share.
 
     Args:
       nbytes: of this device's array.
       count: devices.
     """
-    if nbytes >= PIPELINED_FROM:
+    if nbytes >= PIPELINED_FROM and jax.process_count() == 1:
         return "pipelined"
     return "one_step" if count <= 2 or nbytes * (count - 1) <= ONE_STEP else "two_steps"
 
