@@ -157,24 +157,33 @@ class AccessPlan:
 
     def _phases(self, access: Access) -> list[list[int]]:
         step = min(LANES, BANKS * BANK_BYTES // max(self.width_bytes, BANK_BYTES))
-        return [
-            [self.byte_address(access, 0, lane) for lane in range(first, first + step)]
-            for first in range(0, LANES, step)
-        ]
+        offsets = [lane + access.offset for lane in self._lane_offsets]
+        addresses = [swizzle_bytes(at * self.element_bits // 8, self.swizzle) for at in offsets]
+        return [addresses[first : first + step] for first in range(0, LANES, step)]
+
+    @functools.cached_property
+    def _lane_offsets(self) -> list[int]:
+        return [self.thread_offset(0, lane) for lane in range(LANES)]
 
     def passes(self, access: Access) -> int:
         """Passes through shared memory that warp 0 needs for one access."""
         passes = 0
         for addresses in self._phases(access):
-            words = {
-                word
-                for address in addresses
-                for word in range(
-                    address // BANK_BYTES, -(-(address + self.width_bytes) // BANK_BYTES)
-                )
-            }
-            passes += max(Counter(word % BANKS for word in words).values())
+            # Which banks these are does not matter, only which of them are the same.
+            start = addresses[0] // BANK_BYTES * BANK_BYTES
+            passes += _passes(tuple([one - start for one in addresses]), self.width_bytes)
         return passes
+
+
+@functools.lru_cache(maxsize=4096)
+def _passes(addresses: tuple[int, ...], width: int) -> int:
+    """Passes for accesses of ``width`` bytes that are made at once."""
+    words = {
+        word
+        for address in addresses
+        for word in range(address // BANK_BYTES, -(-(address + width) // BANK_BYTES))
+    }
+    return max(Counter(word % BANKS for word in words).values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,8 +411,11 @@ def with_swizzle(plan: AccessPlan, memory: MemoryLayout) -> AccessPlan:
     bits = plan.element_bits
     atom = memory.atom_bytes - 1
     thread_bits = 0
-    for warp, lane in itertools.product(range(WARPS), range(LANES)):
-        thread_bits |= plan.thread_offset(warp, lane) * bits // 8
+    if atom:
+        warps = [plan.thread_offset(warp, 0) for warp in range(WARPS)]
+        lanes = [plan.thread_offset(0, lane) for lane in range(LANES)]
+        for warp, lane in itertools.product(warps, lanes):
+            thread_bits |= (warp + lane) * bits // 8
     accesses = plan.everything
     byte_offsets = [access.offset * bits // 8 for access in accesses]
     if any(offset & thread_bits & atom for offset in byte_offsets):
