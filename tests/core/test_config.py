@@ -15,7 +15,7 @@ def test_defaults(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     monkeypatch.setattr("sys.platform", "linux")
     # Plugins declare theirs when they are imported.
-    declared = ("code_limit", "peer_memory", "peer_timeout", "symmetric_heap")
+    declared = ("code_limit", "peer_memory", "peer_network", "peer_timeout", "symmetric_heap")
     own = [n for n in config.OPTIONS if not n.startswith("simulator_") and n not in declared]
     assert {name: config.get(name) for name in own} == {
         "target": None,
