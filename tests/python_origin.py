@@ -13,10 +13,11 @@ import threading
 import types
 
 IMPORTED = (
+    "hypothesis",
     "jax",
     "jax.experimental.pallas",
     "jax.extend",
-    "jaxlib.mlir.dialects.llvm",
+    *(f"jaxlib.mlir.dialects.{name}" for name in ("llvm", "math", "mhlo", "nvvm", "scf", "vector")),
     "llvmlite.binding",
     "pytest",
 )
