@@ -166,3 +166,29 @@ def test_in_each_of_several_threads(semantics: Semantics, together: bool) -> Non
         expected = work(x + number)
         np.testing.assert_allclose(rows[number], expected[0], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(products[number], expected[1], rtol=1e-5, atol=1e-5)
+
+
+def _on_nothing(x):
+    return {
+        "sum": lambda: jnp.sum(x[:0], 0),
+        "product": lambda: jnp.dot(x[:, :0], x[:0]),
+        "any": lambda: jnp.any(x[1:-1] > 1, keepdims=True),
+        "branch": lambda: lax.cond(x[0, 0] > 0, lambda e: jnp.sum(e), lambda e: x[0, 1], x[:0]),
+        "loop": lambda: lax.fori_loop(
+            0, 3, lambda _, c: (c[0], c[1] + 1 + jnp.prod(c[0])), (x[:0], x)
+        )[1],
+        "call": lambda: jax.jit(lambda e, y: y + jnp.max(e, initial=3))(x[:, :0], x),
+        "update": lambda: lax.dynamic_update_slice(x, x[:0], (0, 0)),
+    }
+
+
+@pytest.mark.parametrize("name", _on_nothing(None))
+def test_arrays_without_elements(name):
+    x = np.arange(62, dtype=np.float32).reshape(2, 31)
+    function = lambda x: _on_nothing(x)[name]()  # noqa: E731
+
+    def body(x_ref, out_ref):
+        out_ref[...] = function(x_ref[...])
+
+    found = jax.jit(plgpu.kernel(body, out_type=jax.eval_shape(function, x)))(x)
+    np.testing.assert_allclose(found, function(jnp.asarray(x)))

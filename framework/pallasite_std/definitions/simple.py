@@ -156,5 +156,8 @@ DEFINITIONS = {
     primitives.concatenate_p: Definition(
         _concatenate, lambda equation: any(map(_is_empty, equation.invars))
     ),
+    primitives.dynamic_update_slice_p: Definition(
+        lambda x, *others: [x], lambda equation: _is_empty(equation.invars[1])
+    ),
     primitives.pad_p: Definition(_pad, lambda equation: _is_empty(equation.invars[0])),
 }

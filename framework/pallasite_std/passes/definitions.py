@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import primitives
 
 from pallasite.plugin import SourceLocation, UnsupportedError
@@ -66,6 +68,28 @@ def _without_elements(atom: Any) -> bool:
     return 0 in getattr(atom.aval, "shape", ())
 
 
+def _is_empty_array(atom: Any) -> bool:
+    return _without_elements(atom) and isinstance(atom.aval, _jax.ShapedArray)
+
+
+def _moves_nothing(equation: Any) -> bool:
+    """Whether an equation makes or stores arrays without elements only."""
+    if equation.primitive is _jax.addupdate_p:
+        return _without_elements(equation.invars[1])
+    results = equation.outvars
+    pure = not equation.effects or equation.primitive in _ACCESSES
+    return bool(results) and pure and all(map(_without_elements, results))
+
+
+def _of_nothing(equation: Any, *operands: Any, **params: Any) -> Sequence[Any]:
+    """What an equation makes of arrays without elements: arrays of one number."""
+    with jax.ensure_compile_time_eval():
+        given = [jnp.zeros(one.shape, one.dtype) for one in operands]
+        found = equation.primitive.bind(*given, **params)
+    found = found if equation.primitive.multiple_results else [found]
+    return [jnp.full(one.shape, np.asarray(one).flat[0], one.dtype) for one in found]
+
+
 class _Expansion:
     """Rewrites jaxprs equation by equation; keys become arrays of their words."""
 
@@ -91,7 +115,7 @@ class _Expansion:
             invars=[self.atom(atom) for atom in jaxpr.invars],
             constvars=[self.atom(atom) for atom in jaxpr.constvars],
             consts=jaxpr.consts,
-            outvars=[self.atom(atom) for atom in jaxpr.outvars],
+            outvars=[self.operand(atom) for atom in jaxpr.outvars],
         )
 
     def atom(self, atom: Any) -> Any:
@@ -102,19 +126,35 @@ class _Expansion:
             self.words[atom] = _jax.new_var(_words(atom.aval))
         return self.words[atom]
 
+    def operand(self, atom: Any) -> Any:
+        """The same for an operand; arrays without elements, which nothing makes, are constants."""
+        if isinstance(atom, _jax.Literal) or not _is_empty_array(atom):
+            return self.atom(atom)
+        return _jax.Literal(np.zeros((), atom.aval.dtype), atom.aval)
+
     def equation(self, equation: Any) -> Any:
         """One equation, or what replaces it, or None if it makes nothing."""
         results = equation.outvars
-        if results and not equation.effects and all(map(_without_elements, results)):
+        if _moves_nothing(equation):
             return None
+        carries = equation.primitive in self.carriers.primitives
+        empty = [_without_elements(atom) for atom in equation.invars]
+        if any(empty) and all(empty) and not carries and not equation.effects:
+            return self.call(equation, functools.partial(_of_nothing, equation))
         definition = self.table.get(equation.primitive)
         if definition is not None and definition.applies(equation):
             return self.call(equation, definition.function)
+        if any(empty) and not carries:
+            raise UnsupportedError(
+                f"{equation.primitive} takes an array without elements",
+                got=", ".join(str(atom.aval) for atom in equation.invars),
+                expected="arrays with elements",
+            )
         check_alternatives(equation, self.location)
         keys = any(map(_is_key, (*equation.invars, *results)))
         if keys and equation.primitive in _ACCESSES:
             return self.access(equation)
-        if equation.primitive in self.carriers.primitives:
+        if carries:
             return self.carrier(equation, keys)
         return self.call(equation, _of_keys(equation)) if keys else equation
 
@@ -151,10 +191,12 @@ class _Expansion:
         self.location = _jax.user_location(equation.source_info) or outer
         jaxprs = [self.jaxpr(region.jaxpr) for region in regions]
         self.location = outer
-        if not keys and all(n is r.jaxpr for n, r in zip(jaxprs, regions, strict=True)):
+        empty = any(map(_without_elements, equation.invars))
+        same = all(new is old.jaxpr for new, old in zip(jaxprs, regions, strict=True))
+        if same and not keys and not empty:
             return equation
         return equation.replace(
-            invars=[self.atom(atom) for atom in equation.invars],
+            invars=[self.operand(atom) for atom in equation.invars],
             outvars=[self.atom(atom) for atom in equation.outvars],
             params=with_jaxprs(self.carriers, equation, regions, jaxprs),
         )
