@@ -287,6 +287,9 @@ class Tiles:
     def segments(self, batch: Any, tile: Any) -> tuple[Any, Any, tuple[Any, Any]]:
         """Tiles of queries [begin, end) that may see a tile of keys, and of those that see all."""
         period, size, columns = self.problem.terms.period, self.config.block_kv, self.config.block_q
+        if period is None and "spans" not in self.given:
+            every = jnp.int32(self.q_tiles)
+            return jnp.int32(0), every, (every, every)
         if period is None:
             entry = self.given["spans"].at[batch, tile]
             return entry[0], entry[1], (entry[2], entry[3])

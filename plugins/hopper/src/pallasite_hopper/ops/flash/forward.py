@@ -354,6 +354,8 @@ class _Forward:
 
     def _of_segment(self, tile: Tile, start: Any) -> tuple[Any, Any]:
         """Blocks of keys [begin, end) that have the segment of the rows alone."""
+        if not self.problem.terms.has("spans"):
+            return jnp.int32(0), jnp.int32(0)
         part = lax.div(start - tile.number * self.tiles.rows, ROWS)
         entry = self.given["spans"].at[tile.batch, tile.number]
         return entry[2 + 2 * part], entry[3 + 2 * part]

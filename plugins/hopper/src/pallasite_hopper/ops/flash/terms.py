@@ -16,6 +16,9 @@ ARRAYS = ("q_segments", "kv_segments", "slopes", "bias", "block_mask")
 """Of ``Extras``, those that the kernels take beside lengths."""
 
 
+SHORT = 768
+"""Sequences of so many are gone through without looking for tiles of the same segments: kernels of
+XLA do that, which would take longer."""
 MASK_STEP = 128
 """Blocks of a mask are multiples of this along queries and keys, as tiles divide it."""
 
@@ -28,7 +31,8 @@ class Terms:
       period: if given, queries and keys are sequences of so many, one after the other, and queries
         see keys of their own sequence only; lengths and windows are of the whole.
       names: arrays that a kernel gets, in this order: some of :data:`ARRAYS`, ``"spans"`` (see
-        :func:`spans`), and in place of a mask of blocks ``"visits"`` (see :func:`visits`).
+        :func:`spans`) of long sequences, and in place of a mask of blocks ``"visits"`` (see
+        :func:`visits`).
       of_batch, of_head: which of these have an entry for each batch, for each head.
     """
 
@@ -86,7 +90,7 @@ def with_arrays(
     found = dict(arrays)
     if "block_mask" in found:
         found["visits"] = visits(found.pop("block_mask"), mask_block, rows, columns, by_keys)
-    if "q_segments" in found:
+    if any(found[name].shape[1] > SHORT for name in ARRAYS[:2] if name in found):
         pair = found["q_segments"], found["kv_segments"]
         if by_keys:
             found["spans"] = spans(pair[1], pair[0], columns, rows, part)

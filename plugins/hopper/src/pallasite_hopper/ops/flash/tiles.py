@@ -294,6 +294,8 @@ class Tiles:
     def _segments(self, batch: Any, start: Any, number: Any, spans: Any) -> tuple[Any, Any]:
         """Blocks of keys [begin, end) that may have those that a cluster's queries see."""
         period, size = self.problem.terms.period, self.config.block_kv
+        if period is None and spans is None:
+            return jnp.int32(0), jnp.int32(-(-self.problem.kv_seq // size))
         if period is None:
             return spans[batch, number, 0], spans[batch, number, 1]
         begin = lax.div(start, period) * period
