@@ -282,13 +282,17 @@ class _Writer:
         self.parts.append(f"array {array.dtype.name} {array.shape} {content}")
 
     def tree(self, value: Any) -> None:
-        # As for types, see :meth:`array_type`.
-        found = self._trees.get(value)
-        if found is not None:
-            self.parts.append(f"tree number {found}")
+        # As for types, see :meth:`array_type`. What a node holds need not be hashable.
+        try:
+            found = self._trees.get(value)
+        except (TypeError, ValueError):
+            self._tree(value)
             return
-        self._tree(value)
-        self._trees[value] = len(self._trees)
+        if found is None:
+            self._tree(value)
+            self._trees[value] = len(self._trees)
+        else:
+            self.parts.append(f"tree number {found}")
 
     def _tree(self, value: Any) -> None:
         node = value.node_data()
