@@ -51,6 +51,13 @@ CASES: dict[str, Body] = {
     "diagonal": lambda x, y, w: jnp.diagonal(y),
     "places in order": lambda x, y, w: jnp.searchsorted(jnp.sort(y[0]), x[0], side="right"),
     "vector product": lambda x, y, w: y @ y[0],
+    "sums of nothing": lambda x, y, w: y[:0].sum(0) + y[:, :0].max(1, initial=2)[:1] + x[:0].prod(),
+    "product of nothing": lambda x, y, w: y[:, :0] @ y[:0] + 1,
+    "nothing within calls": lambda x, y, w: jnp.pad(jax.nn.relu(y[:0]), ((2, 1), (0, 0))) + 1,
+    "nothing is changed": lambda x, y, w: lax.dynamic_update_slice(
+        y.at[jnp.zeros(0, jnp.int32)].add(y[:0]), y[:0], (1, 0)
+    ),
+    "parts without elements": lambda x, y, w: jnp.concatenate(jnp.split(y, [0, 3, 3], 0)[1:]),
     "random bits": lambda x, y, w: jax.random.bits(key(w), (13, 17)),
     "uniform": lambda x, y, w: jax.random.uniform(jax.random.split(key(w), 3)[1], (40,)),
     "normal": lambda x, y, w: jax.random.normal(jax.random.fold_in(key(w), 5), (13, 7)),

@@ -27,12 +27,15 @@ def _dot_general(
     a: Any, b: Any, *, dimension_numbers: Any, preferred_element_type: Any, **params: Any
 ) -> list[Any]:
     (a_sum, b_sum), (a_batch, b_batch) = dimension_numbers
-    a_free = [d for d in range(a.ndim) if d not in (*a_sum, *a_batch)]
-    b_free = [d for d in range(b.ndim) if d not in (*b_sum, *b_batch)]
+    a_free = [d for d in range(len(a.shape)) if d not in (*a_sum, *a_batch)]
+    b_free = [d for d in range(len(b.shape)) if d not in (*b_sum, *b_batch)]
     batch = tuple(a.shape[d] for d in a_batch)
     rows, columns = (tuple(x.shape[d] for d in free) for x, free in ((a, a_free), (b, b_free)))
-    out = jnp.result_type(a, b) if preferred_element_type is None else preferred_element_type
+    dtypes = (a.dtype, b.dtype)
+    out = jnp.result_type(*dtypes) if preferred_element_type is None else preferred_element_type
     depth = math.prod(a.shape[d] for d in a_sum)
+    if depth == 0:
+        return [jnp.zeros((*batch, *rows, *columns), out)]
     a_order, b_order = (*a_batch, *a_free, *a_sum), (*b_batch, *b_sum, *b_free)
     a = _shaped(a, a_order, (math.prod(batch), math.prod(rows), depth))
     b = _shaped(b, b_order, (math.prod(batch), depth, math.prod(columns)))

@@ -22,7 +22,7 @@ from pallasite.plugin.jaxprs import with_jaxprs
 from pallasite_std.definitions.record import Definition
 from pallasite_std.passes.alternatives import check_alternatives
 
-MODULES = ("scan", "products", "simple", "random")
+MODULES = ("scan", "products", "simple", "random", "empty")
 """Modules of :mod:`pallasite_std.definitions`; each has a table ``DEFINITIONS``."""
 
 
@@ -151,6 +151,12 @@ class _Expansion:
                 expected="arrays with elements",
             )
         check_alternatives(equation, self.location)
+        if not equation.effects and any(map(_without_elements, (*equation.invars, *results))):
+            raise UnsupportedError(
+                f"{equation.primitive} of an array without elements",
+                expected="at least one element",
+                location=_jax.user_location(equation.source_info) or self.location,
+            )
         keys = any(map(_is_key, (*equation.invars, *results)))
         if keys and equation.primitive in _ACCESSES:
             return self.access(equation)
@@ -206,6 +212,8 @@ class _Expansion:
         # Arrays without elements are nobody's operands, since nothing makes them.
         operands = [self.atom(atom) for atom in equation.invars]
         given = [atom for atom in operands if not _without_elements(atom)]
+        keeps = [not _without_elements(atom) for atom in equation.outvars]
+        made = [atom for atom, kept in zip(equation.outvars, keeps, strict=True) if kept]
 
         def function(*values: Any) -> list[Any]:
             rest = iter(values)
@@ -213,13 +221,14 @@ class _Expansion:
                 _Empty(atom.aval) if _without_elements(atom) else next(rest) for atom in operands
             ]
             with _jax.location_of_equation(equation):
-                return list(definition(*every, **equation.params))
+                found = definition(*every, **equation.params)
+            return [one for one, kept in zip(found, keeps, strict=True) if kept]
 
         traced, _ = _jax.trace_to_jaxpr(function, [atom.aval for atom in given])
         return equation.replace(
             primitive=primitives.closed_call_p,
             invars=given,
-            outvars=[self.atom(atom) for atom in equation.outvars],
+            outvars=[self.atom(atom) for atom in made],
             # Definitions may be made of primitives that have definitions.
             params={"call_jaxpr": self.jaxpr(traced)},
             effects=traced.effects,
