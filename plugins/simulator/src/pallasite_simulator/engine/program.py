@@ -156,7 +156,9 @@ class Program:
         self.frame_bytes: int = 0
         self.local_bytes = 0
         for register in self.function.registers:
-            self.register(register)
+            if register.name not in self._registers:
+                self._registers[register.name] = len(self.register_types)
+                self.register_types.append(TYPES[register.type])
         self._place_parameters()
         self._place_variables()
         self._rules = rules

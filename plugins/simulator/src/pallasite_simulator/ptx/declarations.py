@@ -206,11 +206,10 @@ def read_registers(reader: Reader, scopes: Scopes) -> list[Register]:
                 reader.fail(f"{count} registers", index=at)
             reader.expect(">")
             names = [f"{name}{number}" for number in range(count)]
-        for one in names:
-            if length == 1:
-                registers.append(scopes.register(one, type_, at))
-            else:
-                registers += scopes.vector_register(one, type_, length, at)
+        if length == 1:
+            registers += scopes.registers(names, type_, at)
+        for one in names if length > 1 else ():
+            registers += scopes.vector_register(one, type_, length, at)
         if reader.accept(";"):
             return registers
         if not reader.accept(","):

@@ -7,6 +7,7 @@ are seen only inside the scope that holds them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 
 from pallasite_simulator.ptx.lexer import Reader
@@ -30,6 +31,12 @@ class CodeName:
 
 
 Name = Register | Vector | Symbol | CodeName
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _register(name: str, type_: str) -> Register:
+    """The register of a name and a type: programs have the same ones."""
+    return Register(name, type_)
 
 
 class UniqueNames:
@@ -97,6 +104,22 @@ class Scopes:
         register = Register(self._unique.take(name), type_)
         self._declare(name, register, index)
         return register
+
+    def registers(
+        self, names: Iterable[str], type_: str, index: int | None = None
+    ) -> list[Register]:
+        """:meth:`register` for many names of one type."""
+        hidden, known = self._hidden[-1], self.names
+        made: list[Register] = []
+        for name in names:
+            if name in hidden:
+                made.append(self.register(name, type_, index))  # Says what is wrong.
+                continue
+            register = _register(self._unique.take(name), type_)
+            hidden[name] = known.get(name)
+            known[name] = register
+            made.append(register)
+        return made
 
     def vector_register(
         self, name: str, type_: str, length: int, index: int | None = None
