@@ -65,8 +65,8 @@ def page() -> str:
             *("| primitive | dtypes | warps |", "|---|---|---|", *elementwise, ""),
             *("## Others with a rule", "", "| primitive | | warps |", "|---|---|---|", *others, ""),
             *("## Defined by others", ""),
-            "Calls of these are replaced by others before the kernel is compiled; so are sums and other",
-            "uses of arrays without elements.",
+            "Calls of these are replaced by others before the kernel is compiled; so are sums and",
+            "other uses of arrays without elements.",
             *("", "| primitive | |", "|---|---|", *defined, ""),
             *("## What there is not", "", "| primitive | use |", "|---|---|", *missing, ""),
         ]
