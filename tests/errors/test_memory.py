@@ -567,38 +567,6 @@ def test_odd_number_of_four_bit_integers():
     build(kernel, array(3, 31, dtype=jnp.int4))
 
 
-@refused(
-    UnsupportedError,
-    r"""
-    HERE: get makes an array without elements
-      got: float32[0,64]
-      expected: extents of at least 1
-    """,
-)
-def test_load_of_nothing():
-    @make((0, 64))
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...]  # here
-
-    build(kernel, array(0, 64))
-
-
-@refused(
-    UnsupportedError,
-    r"""
-    HERE: get makes an array without elements
-      got: float32[0,64]
-      expected: extents of at least 1
-    """,
-)
-def test_window_of_nothing():
-    @make((128, 64))
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[pl.ds(0, 0)].sum() + x_ref[...]  # here
-
-    build(kernel)
-
-
 def test_kernel_without_elements():
     @make((0, 64))
     def kernel(x_ref, o_ref):

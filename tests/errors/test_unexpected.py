@@ -62,13 +62,16 @@ def test_failing_inference(monkeypatch):
 
 
 def test_tracebacks_show_the_line_of_the_kernel():
-    @make((64, 63), scratch_types=[plgpu.SMEM((64, 63), jnp.float32), plgpu.Barrier()])
+    tiles = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+    tile = plgpu.SMEM((64, 32), jnp.float32, transforms=tiles)
+
+    @make((64, 63), scratch_types=[tile, plgpu.Barrier()])
     def kernel(x_ref, o_ref, tile, barrier):
-        plgpu.copy_gmem_to_smem(x_ref.at[:, 1:], tile, barrier)  # here
+        plgpu.copy_gmem_to_smem(x_ref.at[:, 1:33], tile, barrier)  # here
 
     with pytest.raises(InvalidValueError) as caught:
         build(kernel, array(64, 64))
     text = "".join(traceback.format_exception(caught.value))
     last = text.rstrip().splitlines()[-1]
-    assert last.endswith(": plgpu.copy_gmem_to_smem(x_ref.at[:, 1:], tile, barrier)  # here")
+    assert last.endswith(": plgpu.copy_gmem_to_smem(x_ref.at[:, 1:33], tile, barrier)  # here")
     assert "# here" not in str(caught.value)
