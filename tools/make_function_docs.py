@@ -11,7 +11,6 @@ from typing import Any
 
 from pallasite import plugins
 from pallasite.rules import Semantics
-from pallasite_std.definitions.empty import DEFINITIONS as OF_NOTHING
 from pallasite_std.math.table import DTYPES
 from pallasite_std.passes.alternatives import ALTERNATIVES
 from pallasite_std.passes.definitions import definitions
@@ -50,12 +49,7 @@ def page() -> str:
         row = f"| `{primitive.name}` | {kinds.get(primitive, '')} | {_warps(primitive)} |"
         (elementwise if primitive in kinds else others).append(row)
     rules = {str(primitive) for primitive in _primitives()}
-    made = {
-        primitive: one
-        for primitive, one in definitions().items()
-        if one is not OF_NOTHING.get(primitive)
-    }
-    for name in sorted(map(str, made)):
+    for name in sorted({str(primitive) for primitive in definitions()}):
         note = "in some forms; else by a rule" if name in rules else ""
         defined.append(f"| `{name}` | {note} |")
     missing = [f"| `{name}` | {text} |" for name, text in sorted(ALTERNATIVES.items())]
@@ -65,8 +59,7 @@ def page() -> str:
             *("| primitive | dtypes | warps |", "|---|---|---|", *elementwise, ""),
             *("## Others with a rule", "", "| primitive | | warps |", "|---|---|---|", *others, ""),
             *("## Defined by others", ""),
-            "Calls of these are replaced by others before the kernel is compiled; so are sums and",
-            "other uses of arrays without elements.",
+            "Calls of these are replaced by others before the kernel is compiled.",
             *("", "| primitive | |", "|---|---|", *defined, ""),
             *("## What there is not", "", "| primitive | use |", "|---|---|", *missing, ""),
         ]

@@ -160,4 +160,13 @@ DEFINITIONS = {
         lambda x, *others: [x], lambda equation: _is_empty(equation.invars[1])
     ),
     primitives.pad_p: Definition(_pad, lambda equation: _is_empty(equation.invars[0])),
+    **{
+        scatter: Definition(
+            lambda x, *others, **params: [x], lambda equation: _is_empty(equation.invars[2])
+        )
+        for scatter in (
+            *(primitives.scatter_p, primitives.scatter_add_p, primitives.scatter_mul_p),
+            *(primitives.scatter_min_p, primitives.scatter_max_p, lax.scatter_sub_p),
+        )
+    },
 }

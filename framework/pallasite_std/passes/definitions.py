@@ -22,7 +22,7 @@ from pallasite.plugin.jaxprs import with_jaxprs
 from pallasite_std.definitions.record import Definition
 from pallasite_std.passes.alternatives import check_alternatives
 
-MODULES = ("scan", "products", "simple", "random", "empty")
+MODULES = ("scan", "products", "simple", "random")
 """Modules of :mod:`pallasite_std.definitions`; each has a table ``DEFINITIONS``."""
 
 
@@ -151,12 +151,6 @@ class _Expansion:
                 expected="arrays with elements",
             )
         check_alternatives(equation, self.location)
-        if not equation.effects and any(map(_without_elements, (*equation.invars, *results))):
-            raise UnsupportedError(
-                f"{equation.primitive} of an array without elements",
-                expected="at least one element",
-                location=_jax.user_location(equation.source_info) or self.location,
-            )
         keys = any(map(_is_key, (*equation.invars, *results)))
         if keys and equation.primitive in _ACCESSES:
             return self.access(equation)
