@@ -411,7 +411,15 @@ def _wrong(program: Program, found: list[Any], expected: list[np.ndarray]) -> st
         return f"{len(found)} results instead of {len(expected)}"
     for place, (one, wanted) in enumerate(zip(found, expected, strict=True)):
         tolerance = max(program.tolerance, ROUNDING.get(one.dtype, 0.0))
-        wrong = _difference(one.astype(np.float64), wanted, tolerance, program.least)
+        numbers = one.astype(np.float64)
+        if numbers.shape == wanted.shape and jnp.issubdtype(one.dtype, jnp.inexact):
+            # Gradients by what all mapped calls have in common are sums over them, which formats
+            # of 8 bits may lack; what is then NaN or infinite is as JAX's conversion has it.
+            copies = COPIES if program.mapping else 1
+            holds = np.abs(wanted) * copies <= 0.9 * float(jnp.finfo(one.dtype).max)
+            holds |= ~np.isfinite(wanted)
+            numbers, wanted = numbers[holds], wanted[holds]
+        wrong = _difference(numbers, wanted, tolerance, program.least)
         if wrong:
             return f"result {place}: {wrong}"
     for name, slope in zip(
