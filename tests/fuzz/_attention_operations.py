@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from tests.fuzz import _references as references
-from tests.fuzz._programs import BF16, F16, F32, TOLERANCES, Draw, Program, lengths
+from tests.fuzz._programs import BF16, F16, F32, TOLERANCES, Draw, Program, lengths, steepness
 from tests.ops.dropped_weights import kept
 
 from pallasite import ops
@@ -56,9 +56,8 @@ def attention(draw: Draw, *, plain: bool = False) -> Program:
     name = draw.one(
         "attention", "attention", "attention", "attention_forward", "attention_backward"
     )
-    # Weights are as exact as the differences of scores, which grow with the scale.
-    steepness = max(1.0, options.get("scale", dim**-0.5) * dim**0.5 / 2)
-    tolerance = TOLERANCES[dtype] * (steepness if dtype == F32 else 1.0)
+    scale = options.get("scale", dim**-0.5)
+    tolerance = TOLERANCES[dtype] * steepness(dtype, arrays["q"], arrays["k"], scale)
     gradients: tuple[str, ...] = ()
     if name == "attention" and draw.chance(0.4):
         gradients = ("q", "k", "v")
@@ -67,12 +66,9 @@ def attention(draw: Draw, *, plain: bool = False) -> Program:
     if name == "attention_backward":
         arrays["d_out"] = draw.array((batch, q_seq, heads, v_dim), dtype)
     # Parts of gradients cancel out: all of them where there is one key, or a bias for all keys.
-    least = 1e-2
+    terms = None
     if gradients or name == "attention_backward":
-        least = 2.0 if "bias" in gradients and arrays["bias"].shape[-1] == 1 else 1.0
-        least /= 1 - further.get("dropout_rate", 0.0)
-        # So does what the rounding of the forward's result adds: to each score's gradient alike.
-        least *= 1.0 if dtype == F32 else steepness
+        terms = functools.partial(references.attention_terms, **options, factors=factors)
     refer = functools.partial(
         references.attention_gradients if name == "attention_backward" else references.attention,
         **options,
@@ -95,8 +91,9 @@ def attention(draw: Draw, *, plain: bool = False) -> Program:
         function,
         lambda **given: refer(**given),
         gradients,
-        tolerance * (2 if gradients or name == "attention_backward" else 1),
-        least=least,
+        tolerance * (2 if terms else 1),
+        terms=terms,
+        unit=TOLERANCES[dtype],
         # Weights are dropped by the number of their batch.
         mappable=factors is None,
     )

@@ -33,6 +33,9 @@ class Program:
       gradients: names of the operands by which the sum of the results is differentiated.
       tolerance: of the largest difference.
       least: what the largest number is taken for if it is smaller.
+      terms: ``terms(**arrays)`` returns, for each result and gradient, how large sums of its
+        terms are if nothing cancels out; ``unit`` of that is tolerated, too.
+      unit: how exact each term is.
       mappable: whether it computes the same when it is mapped over one more axis.
       mapping: "vmap" or "shard_map" over one more axis, or "".
       over: names of the operands that have this axis; the others are the same for all.
@@ -46,6 +49,8 @@ class Program:
     gradients: tuple[str, ...] = ()
     tolerance: float = 1.5e-2
     least: float = 1e-2
+    terms: Callable[..., Any] | None = None
+    unit: float = 0.0
     mappable: bool = True
     mapping: str = ""
     over: tuple[str, ...] = ()
@@ -89,6 +94,22 @@ class Draw:
     def maybe(self, probability: float, make: Callable[[], Any]) -> Any:
         """What is made with a probability, else None."""
         return make() if self.chance(probability) else None
+
+
+def typical(terms: int, *factors: np.ndarray | None) -> float:
+    """How large sums of so many products are. Where they cancel out, of a single result even, what
+    their terms are rounded by does not."""
+    sizes = [np.asarray(one, np.float64) for one in factors if one is not None and one.size]
+    return float(np.sqrt(terms) * np.prod([np.sqrt(np.mean(np.square(one))) for one in sizes]))
+
+
+def steepness(dtype: np.dtype[Any], q: np.ndarray, k: np.ndarray, scale: float) -> float:
+    """By how much errors of scores grow that are products of rows of q and k, times a scale.
+
+    Weights are as exact as the differences of scores, which grow with the scores. Products of 16
+    bits are exact, of float32 they are not: factors are cut off to tf32.
+    """
+    return max(1.0, scale * typical(q.shape[-1], q, k) / 2) if dtype == F32 else 1.0
 
 
 def lengths(draw: Draw, batch: int, most: int) -> np.ndarray:

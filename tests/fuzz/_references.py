@@ -91,12 +91,15 @@ def attention(
     mask_block: tuple[int, int] = (128, 128),
     factors: Any = None,
     logarithms: bool = False,
+    weighted: Any = None,
 ) -> Any:
     """Softmax of scores, by values; zeros for queries that see no key.
 
     Args:
       factors: of the normalized weights, which dropout leaves.
       logarithms: whether the log-sum-exp is returned, too.
+      weighted: instead of the result, returns what this returns of normalized weights, the
+        derivatives of capped scores by products of q and k, and k and v of each head of q.
     """
     batch, q_seq, heads, dim = q.shape
     kv_seq, kv_heads = k.shape[1:3]
@@ -115,11 +118,12 @@ def attention(
         seen = seen & (keys <= positions + after)
     if q_segments is not None:
         seen = seen & (q_segments[:, :, None] == kv_segments[:, None, :])
-    group = heads // max(1, kv_heads)
-    k, v = (jnp.repeat(one, group, axis=2) for one in (k, v))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (dim**-0.5 if scale is None else scale)
+    k, v = (jnp.repeat(one, heads // max(1, kv_heads), axis=2) for one in (k, v))
+    scale = dim**-0.5 if scale is None else scale
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * scale
     if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
+        capped = jnp.tanh(scores / soft_cap)
+        scale, scores = scale * (1 - capped**2), soft_cap * capped
     seen = jnp.broadcast_to(seen[:, None], scores.shape)
     if bias is not None:
         scores = scores + bias
@@ -134,6 +138,8 @@ def attention(
     total = jnp.sum(weights, axis=-1, keepdims=True)
     safe = jnp.where(total > 0, total, 1.0)
     weights = weights / safe
+    if weighted is not None:
+        return weighted(weights, scale, k, v)
     out = jnp.einsum("bhqk,bkhd->bqhd", weights if factors is None else weights * factors, v)
     if not logarithms:
         return out
@@ -143,6 +149,52 @@ def attention(
 def attention_gradients(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> Any:
     """The gradients of attention by q, k and v."""
     return jax.vjp(lambda *given: attention(*given, **options), q, k, v)[1](d_out)
+
+
+def attention_terms(
+    q: Any, k: Any, v: Any, d_out: Any = None, *, factors: Any = None, **options: Any
+) -> Any:
+    """How large the gradients of attention by q, k, v and the bias are if nothing cancels out.
+
+    A score's gradient is its weight times the difference of the weight's gradient and their mean
+    over all keys. Both are sums of products that are rounded apart, so that the difference is no
+    more exact than they are; it is zero where there is one key.
+
+    Returns:
+      Roots of sums of squared terms, of the shapes of the gradients.
+    """
+    bias, kv_heads = options.get("bias"), k.shape[2]
+
+    def terms(weights: Any, scale: Any, keys: Any, values: Any) -> Any:
+        d = jnp.ones((*q.shape[:3], v.shape[-1])) if d_out is None else d_out
+        used = weights if factors is None else weights * factors
+        out = jnp.einsum("bhqk,bkhd->bqhd", used, values)
+        # Squares of the weights' gradients, times those of the weights; and of their means.
+        each = used**2 * jnp.einsum("bqhd,bkhd->bhqk", d**2, values**2)
+        mean = (jnp.einsum("bqhd,bqhd->bhq", d**2, out**2) + each.sum(-1))[..., None]
+        products, slopes = each * scale**2, weights * scale
+        # What a mean is off by, all keys have in common.
+        by_q = jnp.einsum("bhqk,bkhd->bqhd", products, keys**2)
+        by_q += jnp.einsum("bhqk,bkhd->bqhd", slopes, keys) ** 2 * mean.transpose(0, 2, 1, 3)
+        by_k = jnp.einsum("bhqk,bqhd->bkhd", products + slopes**2 * mean, q**2)
+        by_v = jnp.einsum("bhqk,bqhd->bkhd", used**2, d**2)
+        found = [by_q, _of_groups(by_k, kv_heads), _of_groups(by_v, kv_heads)]
+        if bias is not None:
+            shared = [axis for axis in range(4) if bias.shape[axis] == 1]
+            whole = weights.sum(-1, keepdims=True) if 3 in shared else weights
+            found.append(
+                each.sum(shared, keepdims=True) + (whole**2 * mean).sum(shared, keepdims=True)
+            )
+        return tuple(jnp.sqrt(one) for one in found)
+
+    return attention(q, k, v, **options, weighted=terms)
+
+
+def _of_groups(by_head: Any, kv_heads: int) -> Any:
+    """Sums over the heads of q that share one of k and v."""
+    batch, rows, heads, dim = by_head.shape
+    group = heads // max(1, kv_heads)
+    return by_head.reshape(batch, rows, kv_heads, group, dim).sum(3)
 
 
 def gated_matmul(a: Any, gate: Any, up: Any, *, activation: Any) -> Any:

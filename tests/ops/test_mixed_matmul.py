@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -63,6 +66,23 @@ def test_groups(group, dtype, transpose):
         result = pallasite.ops.mixed_matmul(a, b, scales=scales, transpose_b=transpose)
     matrix = exact(b).T if transpose else exact(b)
     assert error(result, exact(a) @ (matrix * np.repeat(exact(scales), group, 0))) < 1e-3
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_weights_of_4_bits_are_converted_alone(transpose):
+    """XLA's kernels for GPUs that convert 4 bits and transpose, too, can be wrong."""
+    a, b = random(1, (5, 16), "bfloat16"), weights(2, (3, 16) if transpose else (16, 3), "int4")
+
+    def function(a, b, scales):
+        return pallasite.ops.mixed_matmul(a, b, scales=scales, transpose_b=transpose)
+
+    with on("sm_90"):
+        lines = str(jax.make_jaxpr(function)(a, b, jnp.ones((2, 3)))).splitlines()
+    conversions = [n for n, line in enumerate(lines) if "convert_element_type" in line]
+    # Neither what it converts nor what becomes of that is joined to other operations.
+    (place,) = [n for n in conversions if re.search(r":i8\[[\d,]+\] = ", lines[n])]
+    assert "optimization_barrier" in lines[place - 1]
+    assert any("optimization_barrier" in line for line in lines[place + 1 : place + 6])
 
 
 def test_configuration():

@@ -87,8 +87,7 @@ def _run(
     weights = Weights(depth or _DEPTHS[0], mixed.group)
     transposed = mixed.transposed
     if depth is None:
-        # XLA's kernels for GPUs that both convert and transpose 4 bits can be wrong (jaxlib 0.11.2,
-        # 16 rows): weights that were turned are turned back, which leaves nothing to transpose.
+        # Weights that were turned are turned back, which leaves nothing to transpose.
         transposed = transposed and not mixed.turned
         b = _scaled(mixed, b.T if mixed.turned else b, factors[0], transposed=transposed)
         factors, weights = [], Weights(_DEPTHS[0], 0)
@@ -117,6 +116,10 @@ def _scaled(
     mixed: MixedProblem, b: jax.Array, factors: jax.Array, *, transposed: bool
 ) -> jax.Array:
     """The weights times the factors of their groups."""
+    if mixed.weight_bits == 4:
+        # XLA's kernels for GPUs that convert 4 bits and transpose anything, be it the factors, can
+        # be wrong (jaxlib 0.11.2, 16 rows or columns). This conversion is a kernel of its own.
+        b = jax.lax.optimization_barrier(jax.lax.optimization_barrier(b).astype(jnp.int8))
     each = jnp.repeat(factors.astype(mixed.dtype), mixed.group, axis=0)
     return b.astype(mixed.dtype) * (each.T if transposed else each)
 

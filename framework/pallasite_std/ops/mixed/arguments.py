@@ -87,7 +87,9 @@ def mixed_call(
     weight_bits = _WEIGHTS[np.dtype(b.dtype)]
     turned = weight_bits == 4 and not transpose_b
     if turned:
-        b, transpose_b = b.T, True
+        # XLA's kernels for GPUs that convert 4 bits and transpose anything can be wrong (jaxlib
+        # 0.11.2, 16 rows or columns): the program may convert to these weights.
+        b, transpose_b = jax.lax.optimization_barrier(b).T, True
     scales = None if scales is None else jnp.asarray(scales)
     group = _group(scales, n, k)
     problem = MixedProblem(
