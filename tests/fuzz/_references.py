@@ -156,6 +156,8 @@ def attention_terms(
 ) -> Any:
     """How large the gradients of attention by q, k, v and the bias are if nothing cancels out.
 
+    Without the gradient by the bias if d_out is given, as :func:`attention_gradients`.
+
     A score's gradient is its weight times the difference of the weight's gradient and their mean
     over all keys. Both are sums of products that are rounded apart, so that the difference is no
     more exact than they are; it is zero where there is one key.
@@ -179,7 +181,7 @@ def attention_terms(
         by_k = jnp.einsum("bhqk,bqhd->bkhd", products + slopes**2 * mean, q**2)
         by_v = jnp.einsum("bhqk,bqhd->bkhd", used**2, d**2)
         found = [by_q, _of_groups(by_k, kv_heads), _of_groups(by_v, kv_heads)]
-        if bias is not None:
+        if bias is not None and d_out is None:
             shared = [axis for axis in range(4) if bias.shape[axis] == 1]
             whole = weights.sum(-1, keepdims=True) if 3 in shared else weights
             found.append(
