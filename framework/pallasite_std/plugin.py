@@ -384,7 +384,7 @@ def pallasite_passes() -> list[Pass]:
     from pallasite_std.passes.code_size import check_code_size
     from pallasite_std.passes.counters import carry_remainders
     from pallasite_std.passes.definitions import expand_definitions
-    from pallasite_std.passes.negation import negate_by_products
+    from pallasite_std.passes.negation import exact_negations
     from pallasite_std.passes.parameters import hoist_parameter_addresses
 
     return [
@@ -419,9 +419,9 @@ def pallasite_passes() -> list[Pass]:
             description="takes addresses of tensor maps outside of loops",
         ),
         Pass(
-            name="negate-by-products",
+            name="exact-negations",
             stage="ptx",
-            run=negate_by_products,
+            run=exact_negations,
             description="negates 16-bit integers without the instruction that ptxas can lose",
         ),
         Pass(

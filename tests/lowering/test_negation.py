@@ -1,4 +1,4 @@
-"""Minima and maxima of negated 16-bit integers: older assemblers lose a ``neg.s16`` among them."""
+"""Minima and maxima of negated integers: older assemblers lose a negation among them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite_simulator import simulate
+from pallasite_std.passes.negation import exact_negations
 
 NEGATIONS: dict[str, Callable[[Any], Any]] = {
     "negation": lambda values: -values,
@@ -25,8 +26,12 @@ NEGATIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("negation", NEGATIONS)
 @pytest.mark.parametrize("reduction", ["max", "min", "argmin"])
-def test_no_negation_is_left_to_the_assembler(reduction: str, negation: str, target: str) -> None:
-    values = np.random.default_rng(3).integers(-(2**15) + 1, 2**15, (24, 61)).astype(np.int16)
+@pytest.mark.parametrize("bits", [16, 32])
+def test_no_negation_is_left_to_the_assembler(
+    bits: int, reduction: str, negation: str, target: str
+) -> None:
+    limit = 2 ** (bits - 1)
+    values = np.random.default_rng(3).integers(-limit + 1, limit, (24, 61)).astype(f"int{bits}")
 
     def compute(module: Any, array: Any) -> Any:
         return getattr(module, reduction)(NEGATIONS[negation](array), axis=0)
@@ -38,8 +43,9 @@ def test_no_negation_is_left_to_the_assembler(reduction: str, negation: str, tar
 
     kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((61,), jnp.int32))
     made = pallasite.compile(kernel, values, target=target)
-    assert "neg.s16" not in made.ptx
-    assert made.ptx.count("mul.lo.s16") >= values.size // 128  # For each of a thread's elements.
+    assert f"neg.s{bits}" not in made.ptx
+    spelling = "mul.lo.s16" if bits == 16 else "not.b32"
+    assert made.ptx.count(spelling) >= values.size // 128  # For each of a thread's elements.
     np.testing.assert_array_equal(simulate(made, values).outputs[0], expected)
 
 
@@ -50,3 +56,23 @@ def test_kernels_without_minima_are_unchanged() -> None:
     kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((61,), jnp.int16))
     made = pallasite.compile(kernel, jax.ShapeDtypeStruct((61,), jnp.int16), target="sm_90a")
     assert "neg.s16" in made.ptx
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_guards_and_differences(bits: int) -> None:
+    extremes = f"max.s{bits} %a, %b, %c;\nmin.s{bits} %d, %e, %a;\n"
+    text = extremes + f"@!%p1 neg.s{bits} %x, %y;\nsub.s{bits} %u, 0, %v;\nsub.s{bits} %s, 1, %t;\n"
+    changed = exact_negations(text, None)
+    assert changed.startswith(extremes)
+    assert changed.endswith(f"sub.s{bits} %s, 1, %t;\n")
+    lines = [line.replace("\t", "") for line in changed.splitlines()[2:-1]]
+    if bits == 16:
+        assert lines == ["@!%p1 mul.lo.s16 %x, %y, -1;", "mul.lo.s16 %u, %v, -1;"]
+    else:
+        assert lines == [
+            "@!%p1 not.b32 %x, %y;",
+            "@!%p1 add.s32 %x, %x, 1;",
+            "not.b32 %u, %v;",
+            "add.s32 %u, %u, 1;",
+        ]
+    assert exact_negations(text.replace("min", "add"), None) == text.replace("min", "add")
