@@ -257,7 +257,9 @@ def gathered_product(
         transpose_b=False,
     )
     if config is None:
-        config = usual(CONFIG, out_dtype)
+        # A group is at most the own rows: their tiles come before those that wait.
+        group = min(CONFIG.group, m // CONFIG.tile_m)
+        config = dataclasses.replace(usual(CONFIG, out_dtype), group=group)
     items = (problem.m // config.tile_m) * (n // config.tile_n)
     blocks = min(blocks, items) // config.cluster * config.cluster
     return _build(problem, config, axis, count, blocks)(a, b)
