@@ -39,6 +39,5 @@ def _by_product(match: re.Match[str]) -> str:
 def _by_complement(match: re.Match[str]) -> str:
     guard, result = match["guard"] or "", match["neg"] or match["sub"]
     return (
-        f"{guard}not.b32 \t{result}, {match['operand']};\n\t"
-        f"{guard}add.s32 \t{result}, {result}, 1;"
+        f"{guard}not.b32 \t{result}, {match['operand']};\n\t{guard}add.s32 \t{result}, {result}, 1;"
     )
