@@ -201,23 +201,45 @@ def is_plain(config: Any, out_dtype: Any) -> bool:
     )
 
 
-def fits(
-    m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: Any = None
+def has_whole_tiles(
+    m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: MatmulConfig
 ) -> bool:
-    """Whether the kernel can multiply (m, k) on each of ``count`` devices by (k, n)."""
-    if jnp.dtype(out_dtype).itemsize not in (2, 4):
-        return False
-    config = config or usual(CONFIG, out_dtype)
+    """Whether kernels like these can multiply (m, k) by (k, n), of ``m`` rows at a time."""
     return (
         jnp.dtype(dtype).name in ("bfloat16", "float16")
+        and jnp.dtype(out_dtype).itemsize in (2, 4)
         and is_plain(config, out_dtype)
-        and config.cluster_along == "m"
         and m % (config.tile_m * config.cluster) == 0
         and n % config.tile_n == 0
         and k % config.tile_k == 0
         and min(m, n, k) > 0
         and count > 1
     )
+
+
+def problem_of(m: int, a: jax.Array, b: jax.Array, out_dtype: Any) -> MatmulProblem:
+    """Hopper's product of ``m`` rows like those of ``a`` with ``b``, (k, n)."""
+    k, n = b.shape
+    return MatmulProblem(
+        m=m,
+        n=n,
+        k=k,
+        dtype_a=a.dtype,
+        dtype_b=b.dtype,
+        out_dtype=jnp.dtype(out_dtype),
+        accumulator=jnp.dtype(jnp.float32),
+        transpose_a=False,
+        transpose_b=False,
+    )
+
+
+def fits(
+    m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: Any = None
+) -> bool:
+    """Whether the kernel can multiply (m, k) on each of ``count`` devices by (k, n)."""
+    config = config or usual(CONFIG, out_dtype)
+    whole = has_whole_tiles(m, n, k, dtype, out_dtype, count, config)
+    return whole and config.cluster_along == "m"
 
 
 def gathered_product(
@@ -244,18 +266,8 @@ def gathered_product(
       (count * m, n), and the rows of the other devices, (count * m, k), in which this device's own
       are undefined.
     """
-    (m, k), n = a.shape, b.shape[1]
-    problem = MatmulProblem(
-        m=count * m,
-        n=n,
-        k=k,
-        dtype_a=a.dtype,
-        dtype_b=b.dtype,
-        out_dtype=jnp.dtype(out_dtype),
-        accumulator=jnp.dtype(jnp.float32),
-        transpose_a=False,
-        transpose_b=False,
-    )
+    m, n = a.shape[0], b.shape[1]
+    problem = problem_of(count * m, a, b, out_dtype)
     if config is None:
         # A group is at most the own rows: their tiles come before those that wait.
         group = min(CONFIG.group, m // CONFIG.tile_m)

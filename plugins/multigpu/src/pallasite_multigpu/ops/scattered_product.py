@@ -13,14 +13,13 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.kernel import REGISTERS, MatmulLoop
-from pallasite_multigpu.ops.gathered_product import is_plain, usual
+from pallasite_multigpu.ops.gathered_product import has_whole_tiles, problem_of, usual
 from pallasite_std.api import Epilogue, MatmulProblem
 
 CONFIG = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, stages=4)
@@ -88,19 +87,9 @@ def fits(
     m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: Any = None
 ) -> bool:
     """Whether the kernel can multiply (m, k) by (k, n) and give each device its share of rows."""
-    if jnp.dtype(out_dtype).itemsize not in (2, 4):
-        return False
     config = config or usual(CONFIG, out_dtype)
-    return (
-        jnp.dtype(dtype).name in ("bfloat16", "float16")
-        and is_plain(config, out_dtype)
-        and config.cluster == 1
-        and m % (config.tile_m * count) == 0
-        and n % config.tile_n == 0
-        and k % config.tile_k == 0
-        and min(m, n, k) > 0
-        and count > 1
-    )
+    whole = m % count == 0 and has_whole_tiles(m // count, n, k, dtype, out_dtype, count, config)
+    return whole and config.cluster == 1
 
 
 def scattered_product(
@@ -126,18 +115,8 @@ def scattered_product(
     Returns:
       (count, m / count, n), in the order of the devices.
     """
-    (m, k), n = a.shape, b.shape[1]
-    problem = MatmulProblem(
-        m=m,
-        n=n,
-        k=k,
-        dtype_a=a.dtype,
-        dtype_b=b.dtype,
-        out_dtype=jnp.dtype(out_dtype),
-        accumulator=jnp.dtype(jnp.float32),
-        transpose_a=False,
-        transpose_b=False,
-    )
+    m, n = a.shape[0], b.shape[1]
+    problem = problem_of(m, a, b, out_dtype)
     if config is None:
         # All tiles of a device's rows come before those of the next one.
         group = m // count // CONFIG.tile_m
