@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pallasite_std.copies import tensor_copies as tensor_copies
     from pallasite_std.copies.tensor_map_encoding import encode as encode
     from pallasite_std.copies.tensor_map_types import element_code as element_code
+    from pallasite_std.device_libraries import library_key as library_key
     from pallasite_std.device_libraries import link_library as link_library
     from pallasite_std.device_libraries import trimmed_library as trimmed_library
     from pallasite_std.host_calls import communicates as communicates
@@ -126,7 +127,7 @@ _NAMES = {
     "barriers.types": ("Barrier", "ClusterBarrier"),
     "carried": ("CarriedValue",),
     "copies.tensor_map_encoding": ("encode",),
-    "device_libraries": ("link_library", "trimmed_library"),
+    "device_libraries": ("library_key", "link_library", "trimmed_library"),
     "host_calls": ("communicates", "kernel_errors", "run_on_host"),
     "memory.divisibility": ("known_divisor",),
     "memory.matrix_starts": ("MatrixStep", "check_matrix_starts"),

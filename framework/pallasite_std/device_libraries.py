@@ -6,11 +6,16 @@ A pass at stage ``"llvm"`` links a library to a kernel that declares its functio
 
 from __future__ import annotations
 
+import hashlib
+import pathlib
 import re
 from collections.abc import Collection
 from typing import Any
 
 from pallasite.plugin import CompilationError
+
+_SOURCE = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
+"""Of this file when it was loaded: what it cuts out depends on it."""
 
 _TARGET = re.compile(r'\s"(?:target-cpu|target-features|tune-cpu|frame-pointer)"="[^"]*"')
 _SECTION = re.compile(r'(?<=\)) ((?:local_|)unnamed_addr )?(#\d+ )?section "[^"]*" (?=\{)')
@@ -54,6 +59,16 @@ def trimmed_library(bitcode: bytes, functions: Collection[str]) -> str:
             text = str(module)
     text = _SECTION.sub(lambda found: f" {found[1] or ''}{found[2] or ''}", text)
     return re.sub(r"\bnoinline\b", "alwaysinline", _TARGET.sub("", text))
+
+
+def library_key(bitcode: bytes, functions: Collection[str]) -> str:
+    """A name under which the result of :func:`trimmed_library` can be kept on disk: SHA-256, in
+    hexadecimal, of its arguments, of LLVM's version and of the code that makes it."""
+    import llvmlite
+
+    versions = (llvmlite.__version__, *_binding().llvm_version_info)
+    rest = repr((_SOURCE, versions, sorted(functions)))
+    return hashlib.sha256(rest.encode() + bitcode).hexdigest()
 
 
 def link_library(module: Any, context: Any, library: str) -> None:

@@ -17,7 +17,8 @@ from pallasite import gpu as plgpu
 from pallasite.errors import CompilationError
 from pallasite.plugin import Pass, RuleSet, Semantics, hookimpl, manager
 from pallasite.plugin.lowering import RegisterArray
-from pallasite_std.api import link_library, trimmed_library
+from pallasite_std import device_libraries
+from pallasite_std.api import library_key, link_library, trimmed_library
 
 IR = """
 target triple = "nvptx64-nvidia-cuda"
@@ -145,3 +146,12 @@ def test_libraries_that_do_not_fit():
         pytest.raises(CompilationError, match="cannot link a device library"),
     ):
         link_library(module, types.SimpleNamespace(), text)
+
+
+def test_a_key_holds_all_that_a_cut_library_depends_on(monkeypatch):
+    key = library_key(bitcode(), ["cubed"])
+    assert library_key(bitcode(), {"cubed": "float (float)"}) == key
+    others = [library_key(bitcode() + b"0", ["cubed"]), library_key(bitcode(), ["squared"])]
+    monkeypatch.setattr(device_libraries, "_SOURCE", "other code")
+    others.append(library_key(bitcode(), ["cubed"]))
+    assert len({key, *others}) == 4

@@ -50,3 +50,11 @@ def test_each_effort_and_text_has_its_own(optimized):
         for text in texts:
             assert compiled.compile_loop(text, effort)
     assert optimized == [0, 0, 2, 2]
+
+
+def test_other_code_of_the_simulator_finds_nothing(optimized, monkeypatch):
+    text = "define i32 @loop() { ret i32 3 }"
+    for source in ("before", "after", "before"):
+        monkeypatch.setattr(compiled, "_SOURCE", source)
+        assert compiled.compile_loop(text)
+    assert optimized == [0, 0]

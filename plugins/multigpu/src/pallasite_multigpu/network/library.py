@@ -11,7 +11,6 @@ https://docs.nvidia.com/nvshmem/api: put, signal, atomic and ordering operations
 from __future__ import annotations
 
 import functools
-import hashlib
 import pathlib
 import re
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from pallasite.plugin import StoreNamespace, UnsupportedError, config
 from pallasite.plugin.runtime import SealedStore
 from pallasite_multigpu.network.package import PACKAGE, find
-from pallasite_std.api import link_library, trimmed_library
+from pallasite_std.api import library_key, link_library, trimmed_library
 
 LIBRARY = "libnvshmem_device.bc"
 BEGIN = "pallasite_network_begin"
@@ -108,7 +107,7 @@ def original() -> str:
       UnsupportedError: the library is not installed.
     """
     bitcode = required().read_bytes()
-    key = hashlib.sha256(bitcode + repr(sorted(FUNCTIONS)).encode()).hexdigest()
+    key = library_key(bitcode, FUNCTIONS)
     store = SealedStore(config.get("cache_dir"), LIBRARIES) if config.get("cache") else None
     kept = store.get(key) if store is not None else None
     if kept is not None:

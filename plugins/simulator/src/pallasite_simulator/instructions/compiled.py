@@ -38,6 +38,9 @@ _DATA = object.__basicsize__
 
 _TO_NEAREST = 1
 
+_SOURCE = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
+"""Of this file when it was loaded: how loops are optimized decides about their machine code."""
+
 _lock = threading.Lock()
 _kept: list[Any] = []
 
@@ -212,7 +215,6 @@ def compile_loop(text: str, effort: int = 0) -> int:
 
 
 def _optimize(module: Any, machine: Any, effort: int) -> None:
-    """What is changed here makes other machine code: :data:`LOOPS` then has another version."""
     binding, *_ = _host()
     options = binding.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = True
@@ -231,5 +233,5 @@ def _key(text: str, effort: int) -> str:
     """SHA-256, in hexadecimal, of all that the machine code of a loop depends on."""
     binding, _, target, processor = _host()
     version = (llvmlite.__version__, *binding.llvm_version_info)
-    parts = [text, str(effort), *processor.values(), target.triple, str(version)]
+    parts = [_SOURCE, text, str(effort), *processor.values(), target.triple, str(version)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
