@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from tests.fuzz import _attention_operations as attentions
 from tests.fuzz import _executors
+from tests.fuzz import _product_terms as product_terms
 from tests.fuzz import _references as references
 from tests.fuzz import _row_operations as rows
 from tests.fuzz._executors import Executor
@@ -64,13 +66,11 @@ def squared_relu(x: Any) -> Any:
     return jnp.square(jnp.maximum(x, 0))
 
 
-def _differentiable(options: dict[str, Any], gradients: tuple[str, ...]) -> float:
+def _differentiable(options: dict[str, Any], gradients: tuple[str, ...]) -> None:
     """Replaces what has a step in its derivative: rounding moves numbers across it, so that a
-    gradient has no tolerance. Returns by how much relative errors grow."""
-    if not gradients or options.get("activation") is not relu:
-        return 1.0
-    options["activation"] = squared_relu
-    return 2.0
+    gradient has no tolerance."""
+    if gradients and options.get("activation") is relu:
+        options["activation"] = squared_relu
 
 
 def matmul(draw: Draw) -> Program:
@@ -101,8 +101,9 @@ def matmul(draw: Draw) -> Program:
     gradients = ()
     if not integers and draw.chance(0.3):
         gradients = tuple(name for name, array in arrays.items() if array is not None)
-    steepness = _differentiable(options, gradients)
+    _differentiable(options, gradients)
     tolerance = 3e-2 if left.itemsize == 1 else max(TOLERANCES[left], TOLERANCES[right])
+    tolerance = 0.0 if integers else max(tolerance, TOLERANCES[out])
     return Program(
         "matmul",
         arrays,
@@ -110,8 +111,9 @@ def matmul(draw: Draw) -> Program:
         lambda **given: ops.matmul(given.pop("a"), given.pop("b"), **given, **options),
         lambda **given: references.matmul(**given, **options),
         gradients,
-        0.0 if integers else steepness * max(tolerance, TOLERANCES[out]),
-        least=max(1e-2, typical(k, arrays["a"], arrays["b"])),
+        tolerance,
+        terms=functools.partial(product_terms.matmul, **options, by=gradients),
+        unit=tolerance,
     )
 
 
@@ -180,15 +182,18 @@ def ragged(draw: Draw) -> Program:
     if out != dtype:
         options["out_dtype"] = out
     arrays = {"a": draw.array((m, k), dtype), "b": draw.array(right, dtype), "group_sizes": sizes}
+    reference = functools.partial(getattr(references, name), **options)
+    gradients = ("a", "b") if draw.chance(0.3) else ()
     return Program(
         name,
         arrays,
         options,
         lambda **given: getattr(ops, name)(**given, **options),
-        lambda **given: getattr(references, name)(**given, **options),
-        ("a", "b") if draw.chance(0.3) else (),
+        lambda **given: reference(**given),
+        gradients,
         TOLERANCES[dtype],
-        least=1.0,
+        terms=product_terms.of_linear(reference, gradients),
+        unit=TOLERANCES[dtype],
     )
 
 
@@ -234,7 +239,7 @@ def gated(draw: Draw) -> Program:
     }
     options: dict[str, Any] = {"activation": draw.one(jax.nn.silu, jnp.tanh, relu)}
     gradients = ("a", "gate", "up") if draw.chance(0.4) else ()
-    steepness = _differentiable(options, gradients)
+    _differentiable(options, gradients)
     return Program(
         "gated_matmul",
         arrays,
@@ -242,8 +247,9 @@ def gated(draw: Draw) -> Program:
         lambda **given: ops.gated_matmul(**given, **options),
         lambda **given: references.gated_matmul(**given, **options),
         gradients,
-        2 * steepness * TOLERANCES[dtype],
-        least=max(1e-2, typical(k, arrays["a"], arrays["gate"])),
+        TOLERANCES[dtype],
+        terms=functools.partial(product_terms.gated_matmul, **options, by=gradients),
+        unit=TOLERANCES[dtype],
     )
 
 

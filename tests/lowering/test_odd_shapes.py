@@ -227,3 +227,29 @@ def test_single_element_through_shared_memory_meets_one_that_all_have(semantics:
         compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
     )
     assert jax.jit(call)(x)[0] == -3.5
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@given(
+    shape=st.tuples(*[st.sampled_from([1, 2, 3, 8, 11, 16])] * 3),
+    narrow=st.tuples(*[st.tuples(st.booleans(), st.booleans())] * 3),
+)
+@example((8, 11, 16), ((False, True), (False, False), (True, False)))
+@settings(max_examples=3, deadline=None)
+def test_arrays_that_run_across_dimensions_stretch_to_one_another(
+    semantics: Any, shape: tuple[int, ...], narrow: tuple[tuple[bool, bool], ...]
+) -> None:
+    """Both operands come from shared memory, in rows of vectors that know no dimensions."""
+    shapes = [
+        tuple(1 if short[place] else n for n, short in zip(shape, narrow, strict=True))
+        for place in (0, 1)
+    ]
+    values = np.random.default_rng(len(shape)).integers(-99, 99, (2, 8, 11, 16)).astype(np.int32)
+
+    def body(x: Any) -> Any:
+        a, b = (x[p][tuple(slice(n) for n in s)] for p, s in enumerate(shapes))
+        return jnp.flip(a, 0) * jnp.flip(b, 1)
+
+    want = body(values)
+    found = jax.jit(kernel_of(body, jnp.asarray(values), semantics))(jnp.asarray(values))
+    np.testing.assert_array_equal(found, want)

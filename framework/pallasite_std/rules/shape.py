@@ -130,6 +130,10 @@ def stretchable(
     full = next((array.layout for array in distributed if array.shape == shape), None)
     dims = tuple(range(len(shape)))
     planned = ctx.layout_hint
+    fits = isinstance(planned, RegisterLayout) and planned.shape == shape
+    if not fits and not ctx.in_warp and getattr(narrow[0].layout, "flat", False):
+        # Threads that run across the boundaries of dimensions cannot be repeated along one.
+        planned = padded(shape)
     if full is None and isinstance(planned, RegisterLayout) and planned.shape == shape:
         # No operand has the layout that is wanted of the result.
         wide = _stretchable(ctx, narrow[0], planned)
@@ -525,7 +529,7 @@ def _broadcast_to(ctx: RuleContext, x: RegisterArray, *, shape: Any) -> Register
     if x.size == 1:
         return RegisterArray.splat(x.scalar, x.dtype, shape)
     dims = tuple(range(len(shape) - len(x.shape), len(shape)))
-    return rearrange(x, tf.broadcast_in_dim(x.layout, shape, dims))
+    return _broadcast_in_dim(ctx, x, shape=shape, broadcast_dimensions=dims)
 
 
 @rules.lowering(_jax.stop_gradient_p, *_ALL)
