@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +20,7 @@ import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
+import side_by_side
 
 from pallasite import ops
 
@@ -176,16 +177,28 @@ def with_gradients(function: Callable[..., Any], count: int) -> Callable[..., An
     return call
 
 
-def pulled_back(function: Callable[..., Any], count: int, operands: Any) -> Any:
-    """What the forward keeps for gradients: a function of the cotangent, as a tree of arrays."""
+def forward_and_pull_back(
+    function: Callable[..., Any], count: int, cotangent: Any, *given: Any
+) -> tuple[Any, Any]:
+    """Programs for operands of these types: what the forward keeps for gradients, and the gradients
+    by it and the cotangent."""
+    trees: list[Any] = []
 
     def forward(*operands: Any) -> Any:
         def of_first(*first: Any) -> Any:
             return function(*first, *operands[count:])
 
-        return jax.vjp(of_first, *operands[:count])[1]
+        leaves, tree = jax.tree.flatten(jax.vjp(of_first, *operands[:count])[1])
+        trees.append(tree)
+        return leaves
 
-    return jax.jit(forward)(*operands)
+    lowered = jax.jit(forward).lower(*given)
+    tree, kept = trees[-1], lowered.out_info
+
+    def pull_back(cotangent: Any, kept: Any) -> Any:
+        return jax.tree.unflatten(tree, kept)(cotangent)
+
+    return lowered.compile(), compiled(pull_back, cotangent, kept)
 
 
 def relative_error(got: Any, expected: Any) -> float:
@@ -253,46 +266,89 @@ def torch_milliseconds(
     return sorted(times[3:])[repeats // 2]
 
 
-def measure(
-    case: Case, shape: tuple[int, int], dtype: Any, backward: bool, peak: float, arguments: Any
-) -> Row:
-    """One row of the table."""
-    operands = [operand(kind, *shape, dtype, seed) for seed, kind in enumerate(case.operands)]
-    ours, xla = jax.jit(case.ours), jax.jit(case.xla)
-    given: Any = operands
-    to_ours: Any = operands
-    if backward:
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A case of a shape, and how it is measured.
+
+    Attributes:
+      number: of the case.
+      peak: the bandwidth of a copy.
+      torch: whether PyTorch's functions are measured, and whether compiled.
+    """
+
+    number: int
+    shape: tuple[int, int]
+    dtype: str
+    backward: bool
+    peak: float
+    repeats: int
+    torch: bool
+    compiled: bool
+
+
+def compiled(function: Callable[..., Any], *given: Any) -> Any:
+    """The program for operands of these types."""
+    return jax.jit(function).lower(*given).compile()
+
+
+def measure(task: Task, alone: Any) -> Row:
+    """One row of the table; everything is compiled before it has the GPU for itself."""
+    case, shape, dtype, repeats = (
+        CASES[task.number],
+        task.shape,
+        jnp.dtype(task.dtype),
+        task.repeats,
+    )
+
+    def operands_of() -> list[Any]:
+        return [operand(kind, *shape, dtype, seed) for seed, kind in enumerate(case.operands)]
+
+    def cotangent_of() -> Any:
+        out = jax.eval_shape(case.ours, *jax.eval_shape(operands_of))
+        return jax.random.normal(jax.random.key(99), out.shape, out.dtype)
+
+    draw, given = compiled(operands_of), jax.eval_shape(operands_of)
+    if task.backward:
         # What the forward keeps is given; XLA may as well compute it again.
-        xla = jax.jit(with_gradients(case.xla, case.differentiated))
-        out = jax.eval_shape(case.ours, *operands)
-        given = [jax.random.normal(jax.random.key(99), out.shape, out.dtype), *operands]
-        ours = jax.jit(lambda cotangent, pull: pull(cotangent))
-        to_ours = (given[0], pulled_back(case.ours, case.differentiated, operands))
-    got, expected = ours(*to_ours), xla(*given)
-    error = relative_error(got, expected)
-    limit = 2e-5 if dtype == F32 else 2e-2
-    if "fp8" in case.name:
-        limit = 2e-2
-    if not error < limit:
-        raise SystemExit(f"{case.name} {shape}: wrong result, relative error {error}")
-    moved = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves((given, got)))
-    del got, expected
-    time = harness.kernel_milliseconds(ours, *to_ours, repeats=arguments.repeats)
-    rival = harness.kernel_milliseconds(xla, *given, repeats=arguments.repeats)
-    if backward:
-        kept = pulled_back(case.xla, case.differentiated, operands)
-        again = harness.kernel_milliseconds(ours, given[0], kept, repeats=arguments.repeats)
-        rival = min(rival, again)
-    torch_time = torch_milliseconds(case, operands, backward, arguments.repeats, arguments.compile)
+        cotangent, draw_cotangent = jax.eval_shape(cotangent_of), compiled(cotangent_of)
+        (keep, ours), (xla_keeps, again) = (
+            forward_and_pull_back(one, case.differentiated, cotangent, *given)
+            for one in (case.ours, case.xla)
+        )
+        given = [cotangent, *given]
+        xla = compiled(with_gradients(case.xla, case.differentiated), *given)
+    else:
+        ours, xla = compiled(case.ours, *given), compiled(case.xla, *given)
+    with alone:
+        operands = draw()
+        arrays, to_ours = operands, operands
+        if task.backward:
+            arrays = [draw_cotangent(), *operands]
+            to_ours = [arrays[0], keep(*operands)]
+        got, expected = ours(*to_ours), xla(*arrays)
+        error = relative_error(got, expected)
+        limit = 2e-5 if dtype == F32 and "fp8" not in case.name else 2e-2
+        if not error < limit:
+            raise ValueError(f"{case.name} {shape}: wrong result, relative error {error}")
+        moved = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves((arrays, got)))
+        del got, expected
+        time = harness.kernel_milliseconds(ours, *to_ours, repeats=repeats)
+        rival = harness.kernel_milliseconds(xla, *arrays, repeats=repeats)
+        if task.backward:
+            to_ours = [arrays[0], xla_keeps(*operands)]
+            rival = min(rival, harness.kernel_milliseconds(again, *to_ours, repeats=repeats))
+        torch_time = None
+        if task.torch:
+            torch_time = torch_milliseconds(case, operands, task.backward, repeats, task.compiled)
     bandwidth = moved / (time * 1e-3)
     return Row(
-        case.name, "backward" if backward else "forward", shape, np.dtype(dtype).name, moved, time,
-        rival, torch_time, bandwidth, bandwidth / peak, error,
+        case.name, "backward" if task.backward else "forward", shape, dtype.name, moved, time,
+        rival, torch_time, bandwidth, bandwidth / task.peak, error,
     )  # fmt: skip
 
 
-def main() -> None:
-    """Measures, prints a table and writes JSON."""
+def main() -> int:
+    """Measures, prints a table and writes JSON; 1 if a row failed."""
     parser = harness.parser(__doc__.splitlines()[0])
     parser.add_argument("--mebibytes", type=float, default=256.0, help="size of a matrix")
     parser.add_argument(
@@ -303,30 +359,34 @@ def main() -> None:
     parser.add_argument("--directions", nargs="*", default=["forward", "backward"])
     parser.add_argument("--seconds", type=float, help="no further row begins after them")
     parser.add_argument("--compile", action="store_true", help="PyTorch's functions are compiled")
+    parser.add_argument("--without-torch", action="store_true", help="no rival but XLA")
+    parser.add_argument("--processes", type=int, default=4, help="that compile side by side")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
-    begin = time.monotonic()
     size = int(arguments.mebibytes * 2**20)
     peak, how = harness.copy_bandwidth(size)
     print(f"{harness.machine()}\ncopy bandwidth {peak / 1e12:.3f} TB/s ({how})")
-    rows = []
-    for name in arguments.dtypes:
-        dtype = jnp.dtype(name)
-        for columns in arguments.columns:
-            shape = (size // dtype.itemsize // columns, columns)
-            for case in CASES:
-                if arguments.only and case.name not in arguments.only:
-                    continue
-                if case.name == "rotary" and columns % 128:
-                    continue
-                for backward in (False, True) if case.differentiated else (False,):
-                    if ("backward" if backward else "forward") not in arguments.directions:
-                        continue
-                    if arguments.seconds and time.monotonic() - begin > arguments.seconds:
-                        continue
-                    row = measure(case, shape, dtype, backward, peak, arguments)
-                    rows.append(row)
+    tasks = [
+        Task(
+            number, (size // jnp.dtype(name).itemsize // columns, columns), name, backward, peak,
+            arguments.repeats, not arguments.without_torch, arguments.compile,
+        )
+        for name in arguments.dtypes
+        for columns in arguments.columns
+        for number, case in enumerate(CASES)
+        for backward in ((False, True) if case.differentiated else (False,))
+        if (not arguments.only or case.name in arguments.only)
+        and (case.name != "rotary" or columns % 128 == 0)
+        and ("backward" if backward else "forward") in arguments.directions
+    ]  # fmt: skip
+    rows, failed = [], 0
+    for task, row in side_by_side.results(measure, tasks, arguments.processes, arguments.seconds):
+        if isinstance(row, Exception):
+            failed += 1
+            print(f"{task} failed: {str(row)[:300]}", flush=True)
+            continue
+        rows.append(row)
     header = (
         "operation", "direction", "shape", "dtype", "ms", "TB/s", "of copy", "XLA ms", "vs XLA",
         "PyTorch ms", "vs PyTorch",
@@ -352,7 +412,8 @@ def main() -> None:
     )
     print("geometric mean vs XLA:", harness.geometric_mean(r.xla_ms / r.pallasite_ms for r in rows))
     harness.write_json(arguments.json, "rows", rows)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

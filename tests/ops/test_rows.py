@@ -108,7 +108,7 @@ def test_norms_to_another_dtype(columns):
         )
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(11, 2048), (23, 160)])
+@pytest.mark.parametrize(("rows", "columns"), [(11, 2048), (7, 3000), (23, 160)])
 def test_gradients_of_many_rows_of_a_block(rows, columns):
     """Blocks that go over many rows, two of which are reduced together, and one that is left."""
     norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, False, np.dtype(np.float32))
@@ -151,6 +151,13 @@ def test_quantization(dtype, shape):
         (
             ops.rms_norm(x, weight, quantize=dtype),
             exact(ops.rms_norm(x, weight, out_dtype="float32")),
+        ),
+        *(
+            (
+                ops.layer_norm(x, weight, bias, quantize=dtype),
+                exact(ops.layer_norm(x, weight, bias, out_dtype="float32")),
+            )
+            for bias in ((None, weight) if shape[1] < 100 else ())
         ),
     ):
         assert q.dtype == dtype and scale.shape == shape[:1]

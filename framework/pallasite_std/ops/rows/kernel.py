@@ -73,6 +73,14 @@ class Chunk:
             return staged[...].astype(jnp.float32)
         return ref[self.rows.place, pl.ds(self.first, self.width)].astype(jnp.float32)
 
+    def computed(self, ref: Any, compute: Callable[[], Any]) -> Any:
+        """What a function returns, once if rows are kept; ``ref`` is the result that needs it."""
+        if self._kept is None:
+            return compute()
+        if id(ref) not in self._kept:
+            self._kept[id(ref)] = compute()
+        return self._kept[id(ref)]
+
     def keep(self, ref: Any, value: Any) -> None:
         """Makes :meth:`load` return a float32 value that was computed, if rows are kept."""
         if self._kept is not None:

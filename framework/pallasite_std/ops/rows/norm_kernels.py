@@ -103,26 +103,54 @@ def forward(
             block.each(add)
             source = summed
 
-        mean, scale = statistics(block, norm, source, columns)
+        mean = None
+        if norm.centered:
+            (total,) = block.reduce(lambda chunk: (chunk.load(source),), "sum")
+            mean = total / columns
+
+        def centered(chunk: Chunk) -> Any:
+            x = chunk.load(source)
+            return x if mean is None else x - block.spread(mean, chunk)
+
+        def weighted(chunk: Chunk) -> Any:
+            return chunk.computed(out, lambda: affine(norm, chunk, centered(chunk), weight, None))
+
+        def magnitudes(chunk: Chunk) -> tuple[Any, ...]:
+            x = centered(chunk)
+            return x * x, abs(weighted(chunk))
+
+        # Without a bias the largest magnitude is known but for a factor before the norm is.
+        early = norm.quantized is not None and bias is None
+        if early:
+            total, largest = block.reduce(magnitudes, "sum", "max")
+        else:
+            (total,) = block.reduce(lambda chunk: (jnp.square(centered(chunk)),), "sum")
+        scale = lax.rsqrt(total / columns + norm.epsilon)
         for ref, one in zip(saved, (scale, mean), strict=False):
             block.store(ref, one)
 
         def value(chunk: Chunk) -> Any:
-            x = chunk.load(source)
-            if mean is not None:
-                x = x - block.spread(mean, chunk)
-            return affine(norm, chunk, x * block.spread(scale, chunk), weight, bias)
+            return affine(norm, chunk, centered(chunk) * block.spread(scale, chunk), weight, bias)
 
         if scales is None:
             block.each(lambda chunk: chunk.store(out, value(chunk)))
             return
-        (largest,) = block.reduce(lambda chunk: (abs(value(chunk)),), "max")
+
+        def exact(chunk: Chunk) -> Any:
+            if early:
+                return weighted(chunk) * block.spread(scale, chunk)
+            return chunk.computed(out, lambda: value(chunk))
+
+        if early:
+            largest = largest * scale
+        else:
+            (largest,) = block.reduce(lambda chunk: (abs(exact(chunk)),), "max")
         step, inverse = row_scale(largest, norm.quantized)
         block.store(scales, step)
 
         def quantize(chunk: Chunk) -> None:
-            exact = value(chunk) * block.spread(inverse, chunk)
-            chunk.store(out, quantized_values(exact, norm.quantized))
+            units = exact(chunk) * block.spread(inverse, chunk)
+            chunk.store(out, quantized_values(units, norm.quantized))
 
         block.each(quantize)
 
@@ -136,23 +164,6 @@ def forward(
         out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
     return row_kernel(body, rows, tiling, out_types, norm.name, exchanges)
-
-
-def statistics(block: Rows, norm: Norm, source: Any, columns: int) -> tuple[Any, Any]:
-    """The mean of each row (None if it is not subtracted), and the factor that normalises it."""
-    mean = None
-    if norm.centered:
-        (total,) = block.reduce(lambda chunk: (chunk.load(source),), "sum")
-        mean = total / columns
-
-    def square(chunk: Chunk) -> tuple[Any]:
-        x = chunk.load(source)
-        if mean is not None:
-            x = x - block.spread(mean, chunk)
-        return (x * x,)
-
-    (total,) = block.reduce(square, "sum")
-    return mean, lax.rsqrt(total / columns + norm.epsilon)
 
 
 def affine(norm: Norm, chunk: Chunk, x: Any, weight: Any, bias: Any) -> Any:
@@ -274,8 +285,8 @@ def backward(
     )
 
 
-_ALIGNMENT = 128
-"""Bytes at multiples of which copies of rectangles have their shared memory."""
+_UNIT = 16
+"""Bytes of which rows that are copied in one piece consist."""
 MOST_STAGES = 4
 _WARPGROUPS = 512
 """Registers of a multiprocessor by lanes of a warpgroup."""
@@ -298,11 +309,8 @@ def staged_rows(
     """
     most = max(1, 8 // tiling.threads)
     sizes = [size_of(dtype) for dtype in dtypes]
-    if any(
-        tiling.chunk * size % 16 or tiling.height * tiling.chunk * size % _ALIGNMENT
-        for size in sizes
-    ):
-        return most, None  # Not whole vectors of the copy engine, or stages where it cannot write.
+    if any(tiling.chunk * size % _UNIT for size in sizes):
+        return most, None
     least, each, most_temporaries = _TEMPORARIES
     elements = tiling.height * tiling.chunk / LANES
     registers = min(least + each * elements, most_temporaries) + sums * elements

@@ -42,7 +42,7 @@ class Registers:
     Attributes:
       alone: if one warpgroup works on a row.
       shared: if several do, up to four.
-      crowded: if eight do, which leaves 64 registers for each lane.
+      crowded: if eight do, which leaves 64 registers for each lane; five to seven may hold more.
       area: elements that a block of short rows should have.
     """
 
@@ -55,7 +55,9 @@ class Registers:
         """Columns of one of so many warpgroups."""
         if threads == 1:
             return self.alone * LANES
-        return (self.shared if threads <= 4 else self.crowded) * LANES
+        if threads <= 4:
+            return self.shared * LANES
+        return max(self.crowded, 4 * self.shared // threads) * LANES
 
 
 def row_tiling(rows: int, columns: int, itemsize: int, registers: Registers) -> RowTiling:
@@ -75,14 +77,14 @@ def row_tiling(rows: int, columns: int, itemsize: int, registers: Registers) -> 
             height *= 2
         return RowTiling(height, 1, columns, columns)
     vector = max(1, VECTOR_BYTES // itemsize)
-    counts = [2**n for n in range(MOST_WARPGROUPS.bit_length())]
     fitting = [
         threads
-        for threads in counts
+        for threads in range(1, MOST_WARPGROUPS + 1)
         if columns % (threads * vector) == 0 and columns // threads <= registers.limit(threads)
     ]
     if fitting:
-        threads = fitting[0]
+        # A power of two, if there is one.
+        threads = min(fitting, key=lambda count: (count.bit_count() > 1, count))
         while 2 * threads in fitting and rows * threads < BUSY_ROWS:
             if columns // (2 * threads) < LANES * vector:
                 break
