@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from pallasite_std.rules import cluster_launch as _cluster_launch_rules
     from pallasite_std.rules import copies as _copy_rules
     from pallasite_std.rules import semaphores as _semaphore_rules
+    from pallasite_std.rules.shape import same_layout_hint as same_layout_hint
 
     cluster_launch_rules = _cluster_launch_rules
     """What rules of cluster launch control check."""
@@ -179,6 +180,7 @@ _NAMES = {
     "primitives.copy_options": ("CopyPartition", "Partitioned"),
     "primitives.layouts": ("SomeLayout", "layout_cast"),
     "primitives.semaphores": ("one_semaphore",),
+    "rules.shape": ("same_layout_hint",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 """Everything is imported when it is asked for: a kernel that is in the cache does without most."""

@@ -262,7 +262,8 @@ def test_invalid_intrinsic_points_at_the_kernel():
 @pytest.mark.parametrize(
     ("name", "version", "message"),
     [
-        ("sm_90a", 990, "does not know target sm_90a"),
+        ("sm_90a", 990, "does not know 'sm_90a' with PTX version 99"),
+        ("sm_90_small", 86, "does not know 'sm_90_small'"),
         ("sm_90a", 60, "target sm_90a with PTX version 6.0"),
     ],
 )
@@ -270,6 +271,13 @@ def test_unknown_targets(name, version, message):
     target = Target(name=name, ptx_version=version, compute_capability=(9, 0))
     with pytest.raises(CompilationError, match=message):
         ptx.to_ptx(to_llvm(SOURCE), target)
+
+
+def test_targets_with_names_of_their_own():
+    target = Target(
+        name="sm_90_small", architecture="sm_90", ptx_version=86, compute_capability=(9, 0)
+    )
+    assert ".target sm_90\n" in ptx.to_ptx(to_llvm(SOURCE), target)
 
 
 def _fake_tool(folder: pathlib.Path, name: str) -> pathlib.Path:

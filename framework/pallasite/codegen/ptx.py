@@ -54,6 +54,9 @@ _OLDEST_VERSION = {
     **dict.fromkeys(("sm_88", "sm_110", "sm_110a", "sm_110f"), 90),
 }
 
+# LLVM takes a chip that it does not know for the oldest one, which lacks arithmetic of 16 bits.
+_PROBE = "define half @add(half %x) { %y = fadd half %x, %x ret half %y }"
+
 _lock = threading.RLock()
 _machines: dict[tuple[str, int], Any] = {}
 _initialized = False
@@ -83,22 +86,29 @@ def target_machine(target: Target) -> Any:
     """The LLVM target machine of a target; kept for the life of the process.
 
     Raises:
-      CompilationError: the target needs a later version of the PTX instruction set.
+      CompilationError: LLVM does not know the chip, or not with this version of PTX.
     """
-    oldest = _OLDEST_VERSION.get(target.name, 0)
-    if target.ptx_version < oldest:
+    name, version = target.architecture, target.ptx_version
+    oldest = _OLDEST_VERSION.get(name, 0)
+    if version < oldest:
         raise CompilationError(
-            f"target {target.name} with PTX version {target.ptx_version / 10}",
+            f"target {name} with PTX version {version / 10}",
             expected=f"ptx_version of {oldest} or more",
         )
-    key = (target.name, target.ptx_version)
     with _lock:
-        machine = _machines.get(key)
+        machine = _machines.get((name, version))
         if machine is None:
             machine = _binding().Target.from_triple(TRIPLE).create_target_machine(
-                cpu=target.name, features=f"+ptx{target.ptx_version}", opt=_CODEGEN_LEVEL
+                cpu=name, features=f"+ptx{version}", opt=_CODEGEN_LEVEL
             )  # fmt: skip
-            _machines[key] = machine
+            with parsed(_PROBE) as module:
+                ptx = str(machine.emit_assembly(module))
+            if f".version {version // 10}.{version % 10}\n" not in ptx or "add.rn.f16" not in ptx:
+                raise CompilationError(
+                    f"LLVM does not know {name!r} with PTX version {version / 10}",
+                    hint="Target(architecture='sm_90'), a lower ptx_version, or a newer llvmlite",
+                )
+            _machines[name, version] = machine
     return machine
 
 
@@ -195,21 +205,9 @@ def optimize(module: Any, target: Target, *, speed_level: int = _DEFAULT_SPEED_L
 
 
 def emit(module: Any, target: Target) -> str:
-    """The PTX of an llvmlite module.
-
-    Raises:
-      CompilationError: LLVM does not know the target or its version of the PTX instruction set.
-    """
+    """The PTX of an llvmlite module."""
     with _lock:
         ptx = str(target_machine(target).emit_assembly(module))
-    version = f".version {target.ptx_version // 10}.{target.ptx_version % 10}\n"
-    if version not in ptx or f".target {target.name}\n" not in ptx:
-        head = " ".join(line for line in ptx.splitlines() if line.startswith((".version", ".ta")))
-        raise CompilationError(
-            f"LLVM does not know target {target.name} with PTX version {target.ptx_version / 10}",
-            got=head,
-            hint="use a newer llvmlite, or a target with a lower ptx_version",
-        )
     # Labels for debug sections that do not exist, and an empty section.
     return _DEBUG_NOISE.sub("", ptx)
 

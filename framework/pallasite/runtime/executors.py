@@ -149,8 +149,8 @@ def check_device(target: Target, capability: tuple[int, int] | None, name: str) 
     """Checks that the local GPU can run code for a target.
 
     Args:
-      target: what the kernel is compiled for. Code for a target whose name ends in a letter runs on
-        exactly that compute capability, other PTX on all later ones too.
+      target: what the kernel is compiled for. Code for an architecture that ends in a letter runs
+        on exactly that compute capability, other PTX on all later ones too.
       capability: of the local GPU, None if there is none (then nothing is checked).
       name: the kernel's.
 
@@ -159,7 +159,7 @@ def check_device(target: Target, capability: tuple[int, int] | None, name: str) 
     """
     if capability is None:
         return
-    exact = not target.name[-1:].isdigit()
+    exact = not target.architecture[-1:].isdigit()
     if capability == target.compute_capability:
         return
     if exact or capability < target.compute_capability:
