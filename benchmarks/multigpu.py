@@ -4,6 +4,9 @@ One process runs all GPUs, or several run one each. Small cases are chained in a
 program, so that a step consists of what one program pays for it; each number is the median of
 several runs of all rivals in turn. The result of each implementation is compared with that of NCCL
 before it is timed. NVLink multicast is not used by any of them (set ``NCCL_NVLS_ENABLE=0``).
+After the rounds, CUPTI records one run of each: the median time of the kernel that takes most of it
+tells what the launches do not. PyTorch's operations on symmetric memory, which need a process for
+each GPU, are measured by ``multigpu_torch.py``, without chaining.
 
 Each comparison has a process of its own, unless several processes run the GPUs, or with
 ``--together``: after an error on a GPU, nothing runs there any more. What fails is said in the
@@ -39,6 +42,11 @@ from jax.sharding import PartitionSpec
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite_multigpu import ops
+
+if __package__:
+    from benchmarks import multigpu_torch
+else:
+    import multigpu_torch
 
 AXIS = "x"
 UNROLL = 8
@@ -342,7 +350,39 @@ def measure(case: Case, mesh: jax.sharding.Mesh, rounds: int, unroll: int = 1) -
             except Exception as error:
                 found[name] = _message(error)
     medians = {name: statistics.median(values) for name, values in times.items() if values}
-    return medians | found
+    kernels: dict[str, float] = {}
+    if not found:  # What has failed leaves a GPU that runs nothing more.
+        kernels = {name: one for name in programs if (one := _kernel(programs[name], operands))}
+    return medians | found | ({"kernels": kernels} if kernels else {})
+
+
+def _kernel(program: Callable[..., Any], operands: list[Any]) -> float | None:
+    """Microseconds of the kernel that takes most of a program's time; the median, over all devices.
+    None where CUPTI records nothing."""
+    try:
+        from jax.experimental.mosaic.gpu import profiler
+
+        cupti = profiler.mosaic_gpu_lib._mosaic_gpu_ext
+        cupti._cupti_init()
+    except Exception:
+        return None
+    try:
+        jax.block_until_ready(program(*operands))
+    finally:
+        records = cupti._cupti_get_timings(True)
+    return longest_kernel([(str(name), float(time)) for name, time in records])
+
+
+def longest_kernel(records: list[tuple[str, float]]) -> float | None:
+    """The median time, in microseconds, of the kernel that takes most of the time of all.
+
+    Args:
+      records: names and milliseconds of what ran.
+    """
+    times: dict[str, list[float]] = {}
+    for name, milliseconds in records:
+        times.setdefault(name, []).append(milliseconds * 1e3)
+    return statistics.median(max(times.values(), key=sum)) if times else None
 
 
 def _message(error: Exception) -> str:
@@ -373,6 +413,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="runs of each program")
     parser.add_argument("--only", default="", help="a part of the names of cases")
     parser.add_argument("--no-upstream", action="store_true", help="leave upstream's kernels out")
+    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's operations out")
     parser.add_argument("--rivals", default="", help="names, with commas, if not all")
     parser.add_argument("--unroll", type=int, default=1, help="steps in one turn of the loop")
     parser.add_argument("--together", action="store_true", help="all cases in this process")
@@ -394,7 +435,10 @@ def main() -> None:
         about["device"] = jax.devices()[0].device_kind
     rows: list[dict[str, Any]] = []
     if first:
-        print(f"{'case':38} {'NCCL':>9} {'upstream':>9} {'pallasite':>9}  NCCL/pallasite  GB/s")
+        print(
+            f"{'case':38} {'NCCL':>9} {'upstream':>9} {'pallasite':>9}  NCCL/pallasite  GB/s"
+            "  (in parentheses: the kernel alone)"
+        )
     chosen = cases(arguments.devices, not arguments.no_upstream)
     for case in [*chosen, *long_cases(arguments.devices)]:
         if arguments.only not in case.name or arguments.case not in ("", case.name):
@@ -409,12 +453,38 @@ def main() -> None:
         else:
             mesh = jax.sharding.Mesh(np.array(jax.devices()[: arguments.devices]), (AXIS,))
             found = measure(case, mesh, arguments.rounds, arguments.unroll)
+        kernels = found.pop("kernels", {})
         rows.append({"case": case.name, "microseconds": found, "bytes": case.nbytes})
+        if kernels:
+            rows[-1]["kernel_microseconds"] = kernels
         if first:
-            print(_line(case, found), flush=True)
-            if arguments.json:
-                text = json.dumps({**about, "rows": rows}, indent=1)
-                pathlib.Path(arguments.json).write_text(text)
+            print(_line(case, found, kernels), flush=True)
+            _write(arguments.json, {**about, "rows": rows})
+    if apart and not arguments.no_torch and not arguments.rivals:
+        about["pytorch"] = multigpu_torch.run_all(
+            arguments.devices, arguments.rounds, arguments.only, arguments.timeout
+        )
+        print("\n".join(torch_lines(about["pytorch"])), flush=True)
+        _write(arguments.json, {**about, "rows": rows})
+
+
+def _write(file: str | None, found: dict[str, Any]) -> None:
+    if file:
+        pathlib.Path(file).write_text(json.dumps(found, indent=1))
+
+
+def torch_lines(found: dict[str, Any]) -> list[str]:
+    """What ``multigpu_torch.py`` has found, as lines of a table."""
+    lines = [f"{'PyTorch, symmetric memory':72} {'step':>9} {'kernel':>9}"]
+    for case, operations in found["rows"].items():
+        for name, one in operations.items():
+            if isinstance(one, str):
+                lines.append(f"{case:38} {name:33}  {one}")
+                continue
+            kernel = one.get("kernel")
+            text = f"{kernel:9.1f}" if kernel else f"{'-':>9}"
+            lines.append(f"{case:38} {name:33} {one['microseconds']:9.1f} {text}  {one['way']}")
+    return lines + ([f"    {found['failed']}"] if "failed" in found else [])
 
 
 def measure_apart(
@@ -441,7 +511,8 @@ def measure_apart(
         if file.exists():  # It may have failed at its end, when it gave memory back.
             told = json.loads(file.read_text())
             (row,) = told.pop("rows")
-            return row["microseconds"], told
+            kernels = row.get("kernel_microseconds")
+            return row["microseconds"] | ({"kernels": kernels} if kernels else {}), told
     return {"process": f"ended with {done.returncode}: {first_error(done.stderr)}"}, {}
 
 
@@ -453,7 +524,7 @@ def first_error(text: str) -> str:
     return (raised[:1] + named[:1] + lines[-1:] + ["no message"])[0][:MESSAGE]
 
 
-def _line(case: Case, found: dict[str, Any]) -> str:
+def _line(case: Case, found: dict[str, Any], kernels: dict[str, float]) -> str:
     def number(name: str) -> str:
         value = found.get(name)
         return f"{value:9.1f}" if isinstance(value, float) else f"{'-':>9}"
@@ -464,6 +535,8 @@ def _line(case: Case, found: dict[str, Any]) -> str:
         texts.append(f"{nccl / ours:15.2f}")
         if case.nbytes:
             texts.append(f"{case.nbytes / ours / 1e3:8.1f}")
+    if kernels:
+        texts.append(f" ({', '.join(f'{name} {time:.1f}' for name, time in kernels.items())})")
     failed = [f"\n    {name}: {value}" for name, value in found.items() if isinstance(value, str)]
     return " ".join(texts) + "".join(failed)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from benchmarks import multigpu
+from benchmarks import multigpu, multigpu_torch
 
 DIES = """
 import os, sys
@@ -62,7 +62,7 @@ def test_a_process_that_hangs_is_ended(script):
 def test_all_comparisons_run_though_some_die(script, monkeypatch, tmp_path, capsys):
     script(DIES)
     file = tmp_path / "all.json"
-    options = ["--json", str(file), "--only", "all_reduce"]
+    options = ["--json", str(file), "--only", "all_reduce", "--no-torch"]
     monkeypatch.setattr(sys, "argv", ["multigpu.py", *options])
     multigpu.main()
     rows = json.loads(file.read_text())["rows"]
@@ -116,3 +116,25 @@ def test_the_error_among_messages():
     text = "W0000 slow\nTraceback (most recent call last):\njax.errors.JaxRuntimeError: 7\nend"
     assert multigpu.first_error(text) == "jax.errors.JaxRuntimeError: 7"
     assert multigpu.first_error("a\nb") == "b" and multigpu.first_error("") == "no message"
+
+
+def test_the_kernel_that_takes_most():
+    records = [("copy", 0.002), ("sum", 0.005), ("copy", 0.002), ("sum", 0.007), ("copy", 0.002)]
+    assert multigpu.longest_kernel([*records, ("sum", 0.006)]) == pytest.approx(6.0)
+    assert multigpu.longest_kernel([]) is None
+
+
+def test_processes_of_pytorch_that_die_say_why(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text("raise SystemExit('no such thing as a GPU')")
+    monkeypatch.setattr(multigpu_torch, "__file__", str(tmp_path / "script.py"))
+    found = multigpu_torch.run_all(2, 1, "", 60)
+    assert found == {"rows": {}, "failed": "process 0 ended with 1: no such thing as a GPU"}
+    assert "no such thing" in multigpu.torch_lines(found)[-1]
+
+
+def test_rows_of_pytorch():
+    row = {"microseconds": 12.0, "kernel": None, "way": "CUDA graph"}
+    rows = {"all_reduce 16 KiB": {"one_shot_all_reduce": row, "two_shot_all_reduce_": "no way"}}
+    _, first, second = multigpu.torch_lines({"rows": rows})
+    assert first.split()[-5:] == ["one_shot_all_reduce", "12.0", "-", "CUDA", "graph"]
+    assert second.endswith("two_shot_all_reduce_               no way")
