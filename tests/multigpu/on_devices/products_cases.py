@@ -16,6 +16,7 @@ from pallasite import config
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_multigpu import ops
+from pallasite_multigpu.ops.scattered_product import scattered_product
 
 
 def gradients(function, arrays, d_out):
@@ -155,6 +156,22 @@ def test_a_product_whose_tiles_are_sent(count, m, n, k, out):
     assert np.abs(found - expected).max() < tolerance * np.abs(expected).max()
     expected = np.einsum("mn,dkn->dmk", d_wide.reshape(m, n), right)
     assert np.abs(of_x - expected).max() < 1e-2 * np.abs(expected).max()
+
+
+def test_blocks_that_send_several_tiles_and_sum_up_several():
+    count, m, n, k = 2, 512, 512, 64
+    x, y = numbers((count, m, k), np.float16), numbers((count, k, n), np.float16, 1)
+    mesh, spec = mesh_of(x=count), PartitionSpec("x")
+    chosen = MatmulConfig(tile_m=128, tile_n=128, stages=2, group=3, epilogue_n=32, grid_minor="n")
+
+    def one(a, b):
+        return scattered_product(a[0], b[0], "x", count, jnp.float32, 3, chosen)[None]
+
+    call = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    with pallasite.target("sm_90a"), config.scoped(sanitize=True):
+        found = np.asarray(jax.jit(call)(x, y)).reshape(m, n)
+    expected = np.einsum("dmk,dkn->mn", x.astype(np.float64), y.astype(np.float64))
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-4)
 
 
 @pytest.mark.parametrize(

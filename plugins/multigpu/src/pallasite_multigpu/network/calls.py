@@ -81,9 +81,13 @@ def announce(
         place = ops.add(there, ops.multiply(parity, layout.SLOTS_OF_PARITY))
         place = ops.add(place, ops.multiply(_wide(rank), layout.SLOTS_OF_DEVICE))
         for number, buffer in enumerate(buffers):
-            slot = ops.add(place, layout.SLOTS + (1 + number) * layout.WORD)
             address = ops.add(llvm.ptrtoint(ops.i64(), buffer), offset)
-            call(kernel, "nvshmem_uint64_p", _generic(slot), address, element)
+            low = ops.arith.shli(address, ops.i64_constant(32))
+            high = ops.arith.andi(address, ops.i64_constant(-(2**32)))
+            for half, value in enumerate((low, high)):
+                at = layout.SLOTS + (1 + number) * layout.SLOT + half * layout.WORD
+                word = ops.arith.ori(value, _wide(epoch))
+                call(kernel, "nvshmem_uint64_p", _generic(ops.add(place, at)), word, element)
         call(kernel, "nvshmem_quiet")
         signed = fingerprint - 2**32 if fingerprint >= 2**31 else fingerprint
         word = ops.arith.ori(_wide(epoch), ops.i64_constant(signed << 32))

@@ -119,9 +119,7 @@ def _scattered_product(
 
     blocks = select_target().multiprocessors or 132
     count = jax.lax.axis_size(axis)
-    parts = scattered_product.scattered_product(lhs, rhs, axis, count, out_dtype, blocks, config)
-    wide = (parts[rank].astype(jnp.float32) for rank in range(count))
-    return functools.reduce(jnp.add, wide).astype(out_dtype)
+    return scattered_product.scattered_product(lhs, rhs, axis, count, out_dtype, blocks, config)
 
 
 def _scattered_product_fwd(lhs: Any, rhs: Any, axis: Any, out_dtype: Any, config: Any) -> Any:

@@ -2,10 +2,12 @@
 
 Entry. One thread of each block takes a ticket, which also tells the epoch. The first block writes
 the addresses of the kernel's buffers, as that peer has them mapped, into the slots that each peer
-has for this device, and then
-the epoch, with the kernel's fingerprint, into its flag there (release, system scope). The last
-block begins the next epoch. Each block waits for the flags of all devices (acquire). There are two
-parities of slots: who is at epoch e + 2 has seen this device at e + 1, where kernel e had ended.
+has for this device, and the epoch, with the kernel's fingerprint, into its flag there. A fence
+comes before all of these stores, none between them, which would take as long as a store takes to
+the peer and back: each word of a slot has the epoch, too. The last block begins the next epoch.
+Each block waits for the flags of all devices (acquire), and until their slots are of this epoch.
+There are two parities of slots: who is at epoch e + 2 has seen this device at e + 1, where kernel e
+had ended.
 
 Exit. The last block to come tells all peers, and waits until they say the same.
 
@@ -38,6 +40,9 @@ _REGISTERS = [
     ".reg .b64 rank, own, limit, record, word, peer, place, flag, seen, began, now, value;",
     ".reg .b64 printed, offset;",
     ".reg .b32 thread, low, high, ticket, next, parity, distance, missing, polls, narrow;",
+    ".reg .pred told, mine;",
+    ".reg .b64 front, back;",
+    ".reg .b32 stamp, half, rest;",
 ]
 
 
@@ -63,7 +68,7 @@ def entry(
       The text, and constraints.
     """
     begin = _entry_begin(fingerprint, devices, blocks, buffers, cleared)
-    lines = ["{", *_REGISTERS, *_TABLE, *begin, *_entry_end(fingerprint, blocks), "}"]
+    lines = ["{", *_REGISTERS, *_TABLE, *begin, *_entry_end(fingerprint, blocks, buffers), "}"]
     operands = 2 + buffers + len(cleared)
     return _text(lines, 1), ",".join(["=&l", *["l"] * operands, "~{memory}"])
 
@@ -96,7 +101,7 @@ def entry_begin(
     return _text(lines, 1), ",".join(["=&l", *["l"] * operands, "~{memory}"])
 
 
-def entry_end(fingerprint: int, devices: int, blocks: int) -> tuple[str, str]:
+def entry_end(fingerprint: int, devices: int, blocks: int, buffers: int) -> tuple[str, str]:
     """The second part: its operands are the first two of the first part, and that one's result.
 
     Returns:
@@ -113,7 +118,7 @@ def entry_end(fingerprint: int, devices: int, blocks: int) -> tuple[str, str]:
         "mov.b64 {next, high}, $3;",
         "and.b32 parity, next, 1;",
         f"setp.lt.u32 active, thread, {devices};",
-        *_entry_end(fingerprint, blocks),
+        *_entry_end(fingerprint, blocks, buffers),
         "}",
     ]
     return _text(lines, 1), "=&l,l,l,l,~{memory}"
@@ -146,10 +151,14 @@ def _entry_begin(
     # Addresses are told to each peer as it has them mapped.
     stores = [
         line
-        for number in range(buffers)
+        for number in range(1 + buffers)
         for line in (
-            f"add.s64 word, offset, ${3 + number};",
-            f"@first st.global.b64 [place+{(1 + number) * layout.WORD}], word;",
+            f"add.s64 word, offset, ${2 + number};" if number else "mov.b64 word, $2;",
+            "mov.b64 {half, rest}, word;",
+            "mov.b64 front, {next, half};",
+            "mov.b64 back, {next, rest};",
+            f"@{'first' if number else 'mine'} st.relaxed.sys.global.v2.b64"
+            f" [place+{number * layout.SLOT}], {{front, back}};",
         )
     ]
     return [
@@ -186,11 +195,14 @@ def _entry_begin(
         "cvt.u32.u64 narrow, rank;",
         f"mad.wide.u32 place, narrow, {layout.SLOTS_OF_DEVICE}, place;",
         f"add.s64 place, place, {layout.SLOTS};",
-        "@first st.global.b64 [place], $2;",
+        # Only this device's own blocks ask which launch it is.
+        "setp.eq.and.u32 mine, thread, narrow, first;",
+        # What this device did before, the zeros too, comes before all that is told.
+        "@first fence.acq_rel.sys;",
         *stores,
         f"mov.b64 word, {{next, {_hexadecimal(fingerprint)}}};",
         f"mad.wide.u32 flag, narrow, {layout.LINE}, peer;",
-        f"@first st.release.sys.global.b64 [flag+{layout.ENTRY_FLAGS}], word;",
+        f"@first st.relaxed.sys.global.b64 [flag+{layout.ENTRY_FLAGS}], word;",
         # The last block begins the next epoch.
         f"setp.eq.u32 last, ticket, {blocks - 1};",
         "setp.eq.and.u32 last, thread, 0, last;",
@@ -199,11 +211,15 @@ def _entry_begin(
     ]
 
 
-def _entry_end(fingerprint: int, blocks: int) -> list[str]:
+def _entry_end(fingerprint: int, blocks: int, buffers: int) -> list[str]:
     return [
         f"mad.wide.u32 flag, thread, {layout.LINE}, own;",
         f"add.s64 flag, flag, {layout.ENTRY_FLAGS};",
-        *_wait("b64", fingerprint, Trap.NOT_BEGUN, "BEGIN"),
+        f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
+        "add.s64 place, place, own;",
+        f"mad.wide.u32 place, thread, {layout.SLOTS_OF_DEVICE}, place;",
+        f"add.s64 place, place, {layout.SLOTS};",
+        *_wait("b64", fingerprint, Trap.NOT_BEGUN, "BEGIN", _slots_are_told(fingerprint, buffers)),
         # A peer at this epoch must run this kernel; one that is ahead has met us before.
         "setp.eq.and.s32 q, distance, 0, active;",
         f"setp.ne.and.b32 q, high, {_hexadecimal(fingerprint)}, q;",
@@ -220,13 +236,40 @@ def _entry_end(fingerprint: int, blocks: int) -> list[str]:
     ]
 
 
+def _slots_are_told(fingerprint: int, buffers: int) -> list[str]:
+    """Lanes whose device has begun this kernel wait until its slots are of this epoch, too."""
+    lines = [
+        # One that runs another kernel may have fewer of them, and is found out afterwards.
+        f"setp.eq.b32 told, high, {_hexadecimal(fingerprint)};",
+        "setp.gt.or.s32 told, distance, 0, told;",
+        "setp.ge.and.s32 told, distance, 0, told;",
+        "and.pred told, told, active;",
+        "cvt.u32.u64 narrow, rank;",
+        "setp.eq.and.u32 mine, thread, narrow, told;",
+    ]
+    for number in range(1 + buffers):
+        address = f"[place+{number * layout.SLOT}]"
+        held = "told" if number else "mine"
+        lines.append(f"@{held} ld.relaxed.sys.global.v2.b64 {{front, back}}, {address};")
+        for word in ("front", "back"):
+            lines += [
+                f"mov.b64 {{stamp, half}}, {word};",
+                f"setp.ne.and.b32 p, stamp, next, {held};",
+                "or.pred pending, pending, p;",
+            ]
+    return lines
+
+
 def _announced(fingerprint: int) -> list[str]:
     """The launch must be the one that the first block has announced."""
     return [
         f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
         "add.s64 place, place, own;",
         f"mad.wide.u32 place, narrow, {layout.SLOTS_OF_DEVICE}, place;",
-        f"ld.relaxed.gpu.global.b64 seen, [place+{layout.SLOTS}];",
+        f"ld.relaxed.gpu.global.v2.b64 {{front, back}}, [place+{layout.SLOTS}];",
+        "mov.b64 {stamp, half}, front;",
+        "mov.b64 {stamp, rest}, back;",
+        "mov.b64 seen, {half, rest};",
         "setp.ne.b64 q, seen, $2;",
         *_trap("q", Trap.OVERLAP, fingerprint, "ANOTHER"),
     ]
@@ -463,14 +506,20 @@ def _hexadecimal(fingerprint: int) -> str:
     return f"{fingerprint:#010x}"
 
 
-def _wait(kind: str, fingerprint: int, code: Trap, name: str) -> list[str]:
-    """The warp waits until the flags of all active lanes have reached the epoch ``next``."""
+def _wait(
+    kind: str, fingerprint: int, code: Trap, name: str, also: Sequence[str] = ()
+) -> list[str]:
+    """The warp waits until the flags of all active lanes have reached the epoch ``next``, and none
+    is made ``pending`` by what is looked at ``also``."""
     load = {
         "b64": ["@pending ld.acquire.sys.global.b64 seen, [flag];", "mov.b64 {low, high}, seen;"],
         "b32": ["@pending ld.acquire.sys.global.b32 low, [flag];"],
     }[kind]
     return [
         "mov.b64 seen, 0;",
+        "mov.b64 front, 0;",
+        "mov.b64 back, 0;",
+        "mov.b32 high, 0;",
         "mov.b32 polls, 0;",
         "mov.b32 distance, 0;",
         "setp.ne.and.b32 pending, 1, 0, active;",
@@ -479,6 +528,7 @@ def _wait(kind: str, fingerprint: int, code: Trap, name: str) -> list[str]:
         *load,
         "@pending sub.s32 distance, low, next;",
         "setp.lt.and.s32 pending, distance, 0, active;",
+        *also,
         "vote.sync.ballot.b32 missing, pending, 0xffffffff;",
         "setp.eq.b32 p, missing, 0;",
         f"@p bra.uni MET_{name}_${{:uid}};",

@@ -199,14 +199,20 @@ def slot_of(kernel: KernelContext, buffer: Buffer) -> int:
 def slot_pointer(slots: ir.Value, number: int, rank: ir.Value) -> ir.Value:
     """What a slot holds: a global pointer.
 
+    The load is a strong one, since no fence is between the slot's store on the other device and the
+    flag; each block has waited until it was there.
+
     Args:
       slots: the address of the slots of the epoch (i64).
       number: of the slot.
       rank: the number of the device whose address it is (i32), in range.
     """
     address = ops.inline_assembly(
-        f"{{ .reg .b64 place;\n\tmad.wide.u32 place, $1, {layout.SLOTS_OF_DEVICE}, $2;\n\t"
-        f"ld.global.b64 $0, [place+{(1 + number) * layout.WORD}];\n\t}}",
+        "{ .reg .b64 place, front, back;\n\t.reg .b32 epoch, low, high;\n\t"
+        f"mad.wide.u32 place, $1, {layout.SLOTS_OF_DEVICE}, $2;\n\t"
+        f"ld.relaxed.sys.global.v2.b64 {{front, back}}, [place+{(1 + number) * layout.SLOT}];\n\t"
+        "mov.b64 {epoch, low}, front;\n\tmov.b64 {epoch, high}, back;\n\t"
+        "mov.b64 $0, {low, high};\n\t}",
         "=l,r,l",
         rank,
         slots,

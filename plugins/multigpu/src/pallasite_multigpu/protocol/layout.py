@@ -113,9 +113,13 @@ belongs to; in its high half, the fingerprint of that kernel."""
 EXIT_FLAGS = ENTRY_FLAGS + MAX_DEVICES * LINE
 """u32 for each device, :data:`LINE` bytes apart: the last epoch whose kernel has ended there."""
 SLOTS = EXIT_FLAGS + MAX_DEVICES * LINE
-"""u64 for each parity of the epoch, device and buffer: first an address that
+"""A slot for each parity of the epoch, device and buffer: first an address that
 tells launches apart, then those of its buffers."""
-SLOTS_OF_DEVICE = (1 + MAX_BUFFERS) * WORD
+SLOT = 2 * WORD
+"""Bytes of a slot, two words: in their low halves, the epoch; in their high halves, the low and the
+high half of an address. So who reads a word sees whether it is the one that belongs to the epoch,
+in whichever order words and flags arrive."""
+SLOTS_OF_DEVICE = (1 + MAX_BUFFERS) * SLOT
 """Bytes of the slots of one device and parity."""
 SLOTS_OF_PARITY = MAX_DEVICES * SLOTS_OF_DEVICE
 """Bytes of the slots of one parity."""

@@ -63,7 +63,9 @@ def prologue(kernel: KernelContext) -> None:
                 launch.block_barrier()
                 reached = pointers[1 : 1 + len(state.slots)]
                 calls.announce(kernel, state.table, devices, made, state.fingerprint, reached)
-                text, constraints = code.entry_end(state.fingerprint, devices, blocks)
+                text, constraints = code.entry_end(
+                    state.fingerprint, devices, blocks, len(state.slots)
+                )
                 made = ops.inline_assembly(
                     text, constraints, state.table, pointers[0], made, results=[ops.i64()]
                 )

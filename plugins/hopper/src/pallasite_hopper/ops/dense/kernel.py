@@ -119,6 +119,7 @@ class Item:
       part: of the k extent.
       m, n: first row and column of the tile.
       first, steps: along k.
+      index: its tile's place in the order of all tiles.
     """
 
     part: Any
@@ -126,6 +127,7 @@ class Item:
     n: Any
     first: Any
     steps: Any
+    index: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +245,7 @@ class MatmulLoop:
                 else:
                     n = n * config.cluster + member
             first, steps = self._steps(part)
-            item = Item(part, self.first_row(m), n * self.tile_columns, first, steps)
+            item = Item(part, self.first_row(m), n * self.tile_columns, first, steps, index)
             if self.continues:
                 row, column = item.m + self.region.m, item.n + self.region.n
                 item = dataclasses.replace(item, m=row, n=column)
