@@ -609,3 +609,34 @@ def folding_row_kernel(
         **arguments,
     )
     return kernel
+
+
+def streamed_row_kernel(
+    body: Callable[..., Any],
+    rows: int,
+    tiling: RowTiling,
+    blocks: int,
+    staging: Staging,
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    exchanges: int,
+    vectors: Sequence[int] = (),
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """:func:`row_kernel` with blocks that go over many rows, which are fetched before their turn.
+
+    Args:
+      body, rows, out_types, name, exchanges: as of :func:`row_kernel`.
+      tiling: whose warpgroups hold a row.
+      blocks, staging, vectors: as of :func:`folding_row_kernel`.
+    """
+
+    def work(block: Rows, *refs: Any) -> Work:
+        body(block, *refs)
+        yield from ()
+
+    def finish(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
+        """There are no sums."""
+
+    return folding_row_kernel(
+        work, finish, rows, tiling, blocks, 0, out_types, name, exchanges, staging, None, vectors
+    )

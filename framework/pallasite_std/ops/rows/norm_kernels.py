@@ -22,9 +22,18 @@ from pallasite_std.ops.rows.kernel import (
     folding_row_kernel,
     in_step,
     row_kernel,
+    streamed_row_kernel,
 )
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
-from pallasite_std.ops.rows.tiling import LANES, Registers, RowTiling, row_tiling, size_of
+from pallasite_std.ops.rows.tiling import (
+    LANES,
+    MOST_WARPGROUPS,
+    VECTOR_BYTES,
+    Registers,
+    RowTiling,
+    row_tiling,
+    size_of,
+)
 
 FORWARD = Registers()
 GRADIENT = Registers(alone=8, shared=10, crowded=16, area=1024)
@@ -71,9 +80,16 @@ class Norm:
 
 @functools.lru_cache(maxsize=512)
 def forward(
-    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], saves: bool = False
+    norm: Norm,
+    rows: int,
+    columns: int,
+    dtype: np.dtype[Any],
+    saves: bool = False,
+    multiprocessors: int = 1,
+    shared_memory: int = 0,
 ) -> Callable[..., Any]:
-    """The kernel, a function of x, residual?, weight?, bias?.
+    """The kernel, a function of x, residual?, weight?, bias?; ``shared_memory`` may hold rows that
+    are fetched before their turn.
 
     Returns:
       the result, the scales of its rows if it is quantised, and the sum of x and residual if there
@@ -163,7 +179,43 @@ def forward(
     if saves:
         out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
-    return row_kernel(body, rows, tiling, out_types, norm.name, exchanges)
+    blocks = max(1, multiprocessors)
+    streamed = None if norm.residual else streamed_rows(rows, columns, dtype, blocks, shared_memory)
+    if streamed is None:
+        return row_kernel(body, rows, tiling, out_types, norm.name, exchanges)
+    parts, staging = streamed
+    vectors = range(1, 1 + norm.weight + norm.bias) if HOLD else ()
+    return streamed_row_kernel(
+        body, rows, parts, blocks, staging, out_types, norm.name, exchanges, vectors
+    )
+
+
+HOLD = False
+"""Whether weight and bias stay in registers meanwhile."""
+STREAMED_BYTES = 48 * 1024
+"""Rows of so many bytes are fetched before their turn: a multiprocessor has registers for few."""
+STREAMED_WARPGROUPS = range(4, MOST_WARPGROUPS + 1)
+
+
+def streamed_rows(
+    rows: int, columns: int, dtype: np.dtype[Any], blocks: int, shared_memory: int
+) -> tuple[RowTiling, Staging] | None:
+    """How a block on each multiprocessor goes over long rows; None where it is not to.
+
+    Args:
+      rows, columns, dtype: of the matrix.
+      blocks: that share the rows.
+      shared_memory: bytes that a block may use for them.
+    """
+    size = size_of(dtype)
+    vector, stages = VECTOR_BYTES // size, (shared_memory - 4096) // (columns * size)
+    if columns * size < STREAMED_BYTES or stages < 2 or rows < 4 * blocks:
+        return None
+    for threads in STREAMED_WARPGROUPS:
+        if columns % (threads * vector) == 0 and columns // threads <= FORWARD.limit(threads):
+            tiling = RowTiling(1, threads, columns // threads, columns)
+            return tiling, Staging(min(MOST_STAGES, stages), (dtype,))
+    return None
 
 
 def affine(norm: Norm, chunk: Chunk, x: Any, weight: Any, bias: Any) -> Any:

@@ -147,7 +147,7 @@ def _run(
     rows = as_rows(x)
     operands = [as_rows(residual)] if norm.residual else []
     operands += [one for one in (weight, bias) if one is not None]
-    kernel = norm_kernels.forward(norm, *rows.shape, np.dtype(x.dtype), saves)
+    kernel = norm_kernels.forward(norm, *rows.shape, np.dtype(x.dtype), saves, *_machine())
     out, *rest = kernel(rows, *operands)
     results = [out.reshape(x.shape)]
     if norm.quantized is not None:
@@ -155,6 +155,13 @@ def _run(
     if norm.residual:
         results.append(rest.pop(0).reshape(x.shape))
     return (*results, *(one.reshape(x.shape[:-1]) for one in rest))
+
+
+def _machine() -> tuple[int, int]:
+    """Multiprocessors of the target, and shared memory into which its copy engine writes."""
+    target = select_target()
+    staging = target.max_shared_memory if "tma" in target.features else 0
+    return max(1, target.multiprocessors), staging
 
 
 def _quantized(norm: Norm) -> Any:
@@ -235,9 +242,7 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
     operands = [] if weight is None else [weight]
     if norm.residual:
         operands.append(as_rows(cotangents[1]))
-    target = select_target()
-    staging = target.max_shared_memory if "tma" in target.features else 0
-    machine = max(1, target.multiprocessors), staging
+    machine = _machine()
     if norm_kernels.keeps_rows(norm, rows.shape[0], rows.shape[1], np.dtype(x.dtype)):
         kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
         d_x, *rest = kernel(rows, d_out, *moments, *operands)
