@@ -116,7 +116,5 @@ def test_the_first_block_clears_semaphores_before_it_publishes(count):
     (table,) = made.launch.hidden_operands
     clears = json.loads(table.arguments)["clears"]
     assert clears == (count <= 1024)
-    found = re.findall(
-        r"setp\.lt\.u32 p, low, (\d+);|(fence\.acq_rel\.sys;)", made.ptx
-    )
+    found = re.findall(r"setp\.lt\.u32 p, low, (\d+);|(fence\.acq_rel\.sys;)", made.ptx)
     assert found[0] == ((str(count), "") if clears else ("", found[0][1]))

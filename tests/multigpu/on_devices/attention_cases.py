@@ -22,13 +22,15 @@ from pallasite_multigpu import ops
     [
         (2, 20, (2, 1), 24, "bfloat16", {"causal": True}),
         (3, 8, (2, 1), 40, "float16", {"causal": True, "placement": "zigzag"}),
+        (2, 200, (1, 1), 128, "bfloat16", {"causal": True, "placement": "zigzag"}),
         (4, 5, (2, 2), 16, "float32", {"causal": True, "placement": "zigzag", "soft_cap": 3.0}),
         (8, 4, (1, 1), 16, "float32", {"scale": 0.3}),
         (3, 5, (1, 1), 16, "float32", {"causal": True, "placement": "zigzag", "method": "gather"}),
     ],
 )
 def test_results(count, tokens, heads, head_dim, dtype, options):
-    *arrays, _ = operands(count, tokens, *heads, head_dim, jnp.dtype(dtype))
+    batch = 2 if count == 3 else 1
+    *arrays, _ = operands(count, tokens, *heads, head_dim, jnp.dtype(dtype), batch)
     options = {"method": "ring", **options}
 
     def attend(q, k, v):

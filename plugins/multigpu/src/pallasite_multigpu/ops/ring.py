@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallasite import ops
@@ -201,30 +202,38 @@ def _forward_of_halves(
 
     With keys of an earlier device, both halves of the queries see the first half of them; with keys
     of a later one, the second half of the queries sees all. Either is twice the work of half of the
-    queries with half of the keys: a kernel for the second half with the first, which both have,
-    and one for the other pair. No tile of them is empty.
+    queries with half of the keys, the second half with the first and another pair, in one kernel
+    that takes halves for sequences of their own. No tile of them is empty.
     """
     count, own = call.count, lax.axis_index(call.axis)
-    tokens = q.shape[1]
+    batch, tokens = q.shape[:2]
+    options = call.options
     first_step = step_of(0, own, tokens, call.causal, call.placement)
+    out, lse, (k, v) = ring_steps.attend(
+        q, k, v, first_step, call.axis, count, options, sends=count > 1
+    )
 
-    def attend(step: Step, sends: bool, queries: Any, keys: Any, values: Any) -> Any:
-        options = call.options
-        return ring_steps.attend(
-            queries, keys, values, step, call.axis, count, options, sends=sends, sent=(k, v)
-        )
+    def halves(x: jax.Array) -> jax.Array:
+        """(2 batch, tokens / 2, ...): halves of a sequence, one behind the other."""
+        return x.reshape(2 * batch, tokens // 2, *x.shape[2:])
 
-    out, lse, (k, v) = attend(first_step, count > 1, q, k, v)
-    (q1, q2), outs = jnp.split(q, 2, axis=1), jnp.split(out, 2, axis=1)
-    lses = jnp.split(lse, 2, axis=2)
-    sums = [(one.astype(jnp.float32), both) for one, both in zip(outs, lses, strict=True)]
+    outs = out.reshape(batch, 2, tokens // 2, *out.shape[2:]).astype(jnp.float32)
+    lses = lse.reshape(batch, -1, 2, tokens // 2)
+    sums = [(outs[:, half], lses[:, :, half]) for half in range(2)]
+    first_halves = 2 * np.arange(batch, dtype=np.int32)
+    common = np.stack([first_halves + 1, first_halves], axis=1)
     for number in range(1, count):
         earlier = own >= number  # The keys are of a device before this one.
-        (k1, k2), (v1, v2) = (jnp.split(one, 2, axis=1) for one in (k, v))
-        out, lse, _ = attend(Step(), False, q2, k1, v1)
-        sums[1] = _merged(sums[1], out, lse)
-        pair = [lax.select(earlier, *two) for two in ((q1, q2), (k1, k2), (v1, v2))]
-        out, lse, (k, v) = attend(Step(), number + 1 < count, *pair)
+        both = first_halves + lax.select(earlier, np.int32(0), np.int32(1))
+        pairs = jnp.concatenate([common, jnp.stack([both, both], axis=1)])
+        out, lse, (k, v) = ring_steps.attend(
+            *(halves(q), halves(k), halves(v), Step(), call.axis, count, options),
+            sends=number + 1 < count,
+            sent=(k, v),
+            pairs=pairs,
+        )
+        sums[1] = _merged(sums[1], out[:batch], lse[:batch])
+        out, lse = out[batch:], lse[batch:]
         none = jnp.full_like(lse, -jnp.inf)
         sums[0] = _merged(sums[0], out, lax.select(earlier, lse, none))
         sums[1] = _merged(sums[1], out, lax.select(earlier, none, lse))

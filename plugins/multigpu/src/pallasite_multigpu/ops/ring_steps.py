@@ -35,6 +35,7 @@ def attend(
     *,
     sends: bool,
     sent: tuple[jax.Array, jax.Array] | None = None,
+    pairs: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Attention with the keys that are here, and the keys and values of the device before.
 
@@ -48,25 +49,31 @@ def attend(
       options: scale and soft cap.
       sends: whether keys and values are wanted; otherwise those given are returned.
       sent: what is sent instead of ``k`` and ``v``.
+      pairs: (results, 2), int32: which batch of the queries and which one of the keys and values
+        each batch of the result is made of; by default one after another.
 
     Returns:
       The result, log-sum-exp, keys and values.
     """
     given = {**arguments(step, q.shape[0]), **options}
     sent = (k, v) if sent is None else sent
-    if sends and has_hopper():
+    if (sends or pairs is not None) and has_hopper():
         from pallasite_multigpu.ops import ring_kernel
 
         if ring_kernel.fits(q, k):
             lengths = given.pop("q_lengths", None), given.pop("kv_lengths", None)
             blocks = select_target().multiprocessors or 132
-            out, lse, k_next, v_next = ring_kernel.attend_and_send(
-                q, k, v, *lengths, sent, axis, count, blocks, **given
+            out, lse, come = ring_kernel.attend_and_send(
+                *(q, k, v, *lengths, sent if sends else None, axis, count, blocks),
+                pairs=pairs,
+                **given,
             )
-            return out, lse, (k_next, v_next)
+            return out, lse, come or sent
     following = sent
     if sends:
         k_next, v_next = shift([*sent], axis, count)
         following = (k_next, v_next)
+    if pairs is not None:
+        q, k, v = q[pairs[:, 0]], k[pairs[:, 1]], v[pairs[:, 1]]
     out, lse = ops.attention_forward(q, k, v, **given)
     return out, lse, following

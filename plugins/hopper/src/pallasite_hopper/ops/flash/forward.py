@@ -61,7 +61,7 @@ def build(
     multiprocessors: int,
     companion: Companion | None = None,
 ) -> Callable[..., Any]:
-    """The kernel as a function of q, k, v and the lengths that the problem has.
+    """The kernel as a function of q, k, v and the lengths and pairs that the problem has.
 
     Returns (batch, q_seq, q_heads, head_dim), and log-sum-exp as (batch, q_heads, q_seq rounded up
     to whole tiles), or without residuals None; then what the companion writes, which needs
@@ -165,8 +165,8 @@ class _Forward:
         self.given: dict[str, Any] = {}
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
-        """The kernel's body; ``refs`` are lengths, the companion's operands and the table, if any,
-        then results."""
+        """The kernel's body; ``refs`` are lengths, pairs, the companion's operands and the table,
+        if any, then results."""
         if self.problem.head_tile != self.problem.head_dim:
             # A window that leaves the array: what lies beyond is read as zero and not written. Its
             # start is a value of the kernel, since a number would be checked.
@@ -182,6 +182,7 @@ class _Forward:
             given.pop(0) if self.problem.q_lengths else None,
             given.pop(0) if self.problem.kv_lengths else None,
         )
+        pairs = given.pop(0) if self.problem.pairs else None
         self.given = {name: given.pop(0) for name in self.problem.terms.names}
         table = given.pop() if self.table else None
         self.scratch = scratch
@@ -193,7 +194,7 @@ class _Forward:
             if registers is not None:
                 plgpu.set_max_registers(registers[1], action="decrease")
             self.tiles.each(
-                lambda tile, carry: self._fetch(q, k, v, tile, carry),
+                lambda tile, carry: self._fetch(q, k, v, pairs, tile, carry),
                 (jnp.int32(0), jnp.int32(0), jnp.bool_(True)),
                 lengths,
                 table,
@@ -237,17 +238,20 @@ class _Forward:
 
     # The producer warpgroup ---------------------------------------------------------------------
 
-    def _fetch(self, q: Any, k: Any, v: Any, tile: Tile, carry: Any) -> Any:
+    def _fetch(self, q: Any, k: Any, v: Any, pairs: Any, tile: Tile, carry: Any) -> Any:
         """Starts all copies of a tile; ``carry``: stage, blocks so far, whether it is the first."""
         s, config = self.scratch, self.config
         stage, filled, first = carry
+        of_queries = of_keys = tile.batch
+        if pairs is not None:
+            of_queries, of_keys = pairs[tile.batch, 0], pairs[tile.batch, 1]
 
         def load(source: Any, kind: str, block: Any, stage: Any, filled: Any) -> None:
             # The first time round the stages are free.
             _wait_if(filled >= config.stages, s[f"{kind}_empty"].at[stage])
             rows = pl.ds(block * config.block_kv, config.block_kv)
             plgpu.copy_gmem_to_smem(
-                source.at[tile.batch, rows, tile.kv_head, *self.columns],
+                source.at[of_keys, rows, tile.kv_head, *self.columns],
                 s[f"{kind}_smem"].at[stage],
                 s[f"{kind}_full"].at[stage],
                 collective_axes="cluster" if config.cluster > 1 else None,
@@ -266,7 +270,7 @@ class _Forward:
             _wait_if(jnp.logical_not(first), s["q_empty"].at[part])
             rows = pl.ds(tile.start + part * ROWS, ROWS)
             plgpu.copy_gmem_to_smem(
-                q.at[tile.batch, rows, tile.head, *self.columns],
+                q.at[of_queries, rows, tile.head, *self.columns],
                 s["q_smem"].at[part],
                 s["q_full"].at[part],
             )

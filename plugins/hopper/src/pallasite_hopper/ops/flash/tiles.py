@@ -31,6 +31,8 @@ class Problem:
       save_residuals: whether log-sum-exp is returned.
       terms: what else decides which keys are seen and what is added to scores.
       mask_block: queries and keys of a block of the mask, if there is one.
+      pairs: whether an operand, (batch, 2), says which batch of the queries and which one of the
+        keys and values each batch of the result is made of.
     """
 
     batch: int
@@ -50,6 +52,7 @@ class Problem:
     right: int | None = None
     terms: Terms = Terms()
     mask_block: tuple[int, int] = (MASK_STEP, MASK_STEP)
+    pairs: bool = False
 
     @property
     def narrow(self) -> bool:
