@@ -232,7 +232,11 @@ def reduce_in_two_steps(
 
     out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
     scratch = [plgpu.SemaphoreType.REGULAR]
-    return _kernel(body, out_type, tiles.blocks, "all_reduce", scratch_types=scratch)(x)
+    # What is announced has been read before: nobody ends while another device reads.
+    params = plgpu.CompilerParams(exit_barrier=False)
+    return _kernel(
+        body, out_type, tiles.blocks, "all_reduce", scratch_types=scratch, compiler_params=params
+    )(x)
 
 
 def reduce_by_multicast(
