@@ -32,6 +32,12 @@ type Work = Generator[Reductions, tuple[Any, ...], None]
 INSIDE = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
 """Whole rows, of any width that vectors divide, are copied."""
 
+CLUSTER = "side"
+"""The axis of the blocks that share a row."""
+
+MOST_VALUES = 4
+"""Values that blocks of a cluster reduce at a time."""
+
 MOST_KEPT = 4
 """Elements of a row that a lane keeps in registers although they are in shared memory."""
 
@@ -119,7 +125,7 @@ class Rows:
       tiling: how they are distributed.
       first: the number of the first row.
       place: index of the rows in a matrix.
-      thread: which of the warpgroups that share a row this is.
+      thread: which of the warpgroups that share a row this is, in all blocks.
       resident: the columns that this warpgroup holds, if rows are held.
       staged: by the identity of a matrix, where in shared memory these columns of it are.
       held: by the identity of a vector, its elements for these columns, or rows, if they are in
@@ -255,7 +261,7 @@ class Rows:
         def write() -> None:
             ref[self.place] = value.astype(ref.dtype)
 
-        if self.tiling.threads == 1:
+        if self.tiling.parts == 1:
             write()
         else:
             pl.when(self.thread == 0)(write)
@@ -344,6 +350,47 @@ class Exchange:
         return tuple(results)
 
 
+class ClusterExchange(Exchange):
+    """The same among the warpgroups of all blocks of a cluster.
+
+    Each reduction of a step has a barrier and a place of its own, and those of the next step
+    others: what a block sends for a step that another has not begun cannot be taken for the sums of
+    the step before.
+
+    Args:
+      tiling: of the rows.
+      partials: shared memory, (reductions, warpgroups, values), float32.
+      barrier: for each of the reductions, on which all warpgroups arrive.
+      first: the first reduction.
+    """
+
+    def __init__(self, tiling: RowTiling, partials: Any, barrier: Any, first: Any = 0) -> None:
+        super().__init__(tiling.parts, partials, barrier, first)
+        self.blocks = tiling.blocks
+
+    def __call__(self, thread: Any, values: Sequence[Any], kinds: Sequence[str]) -> tuple[Any, ...]:
+        """The combined values."""
+        number, self.next = self.next, self.next + 1
+        places = lax.broadcasted_iota(jnp.int32, (MOST_VALUES,), 0)
+        packed = jnp.zeros((MOST_VALUES,), jnp.float32)
+        for place, value in enumerate(values):
+            packed = jnp.where(places == place, value, packed)
+        barrier = self.barrier.at[number]
+        for block in range(self.blocks):
+            plgpu.async_store_smem(
+                packed, self.partials.at[number, thread], barrier,
+                cluster_idx=jnp.int32(block), cluster_dim=CLUSTER,
+            )  # fmt: skip
+        plgpu.barrier_wait(barrier)
+        results = []
+        for place, kind in enumerate(kinds):
+            total = self.partials[number, 0, place]
+            for other in range(1, self.threads):
+                total = COMBINE[kind](total, self.partials[number, other, place])
+            results.append(total)
+        return tuple(results)
+
+
 @dataclasses.dataclass(frozen=True)
 class Staging:
     """How rows are fetched to shared memory before their turn.
@@ -389,13 +436,19 @@ def threads_of(tiling: RowTiling, slots: int, dtype: Any = jnp.float32) -> dict[
 
     Args:
       tiling: how they share it.
-      slots: values that they exchange.
+      slots: values that they exchange; at least as many as there are reductions.
       dtype: of these.
     """
-    if tiling.threads == 1:
+    if tiling.parts == 1:
         return {}
     several: dict[str, Any] = dict(num_threads=tiling.threads, thread_name="part")
-    if slots:
+    if tiling.blocks > 1:
+        several |= dict(cluster=(tiling.blocks,), cluster_names=(CLUSTER,))
+        several["scratch_types"] = dict(
+            partials=plgpu.SMEM((slots, tiling.parts, MOST_VALUES), jnp.float32),
+            barrier=plgpu.Barrier(num_arrivals=tiling.parts, num_barriers=slots),
+        )
+    elif slots:
         several["scratch_types"] = dict(
             partials=plgpu.SMEM((slots, tiling.threads), dtype),
             barrier=plgpu.Barrier(num_arrivals=tiling.threads),
@@ -497,7 +550,10 @@ def folding_row_kernel(
 
     def over_rows(*refs: Any, **scratch: Any) -> None:
         block = lax.axis_index("block")
-        thread = lax.axis_index("part") if threads > 1 else 0
+        own = lax.axis_index("part") if threads > 1 else 0
+        thread = own
+        if tiling.blocks > 1:
+            thread = own + threads * lax.axis_index(CLUSTER)
         staged_names = () if staging is None else ("loaded", *staging.names)
         ring = {name: scratch.pop(name) for name in staged_names}
 
@@ -507,6 +563,8 @@ def folding_row_kernel(
         def exchange_of(step: Any) -> Exchange | None:
             # The slots of one step are free two steps later.
             first = lax.rem(step, 2) * exchanges
+            if tiling.blocks > 1:
+                return ClusterExchange(tiling, **scratch, first=first)
             return Exchange(threads, **scratch, first=first) if scratch else None
 
         def early(step: Any) -> tuple[Any, ...]:
@@ -547,11 +605,11 @@ def folding_row_kernel(
             carry = lax.fori_loop(0, steps, work, carry)
         else:
             sources = refs[: staging.operands]
-            loaded = ring.pop("loaded").at[pl.ds(thread * staging.stages, staging.stages)]
+            loaded = ring.pop("loaded").at[pl.ds(own * staging.stages, staging.stages)]
             buffers = [ring[name] for name in staging.names]
 
             def places(stage: Any, number: int) -> list[Any]:
-                parts = (stage,) if threads == 1 else (stage, thread)
+                parts = (stage,) if threads == 1 else (stage, own)
                 parts = parts if together == 1 else (*parts, number)
                 return [buffer.at[parts] for buffer in buffers]
 

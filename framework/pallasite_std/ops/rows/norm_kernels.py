@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -87,9 +87,10 @@ def forward(
     saves: bool = False,
     multiprocessors: int = 1,
     shared_memory: int = 0,
+    clusters: bool = False,
 ) -> Callable[..., Any]:
     """The kernel, a function of x, residual?, weight?, bias?; ``shared_memory`` may hold rows that
-    are fetched before their turn.
+    are fetched before their turn, of which the blocks of a cluster may have a part each.
 
     Returns:
       the result, the scales of its rows if it is quantised, and the sum of x and residual if there
@@ -179,11 +180,12 @@ def forward(
     if saves:
         out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
-    blocks = max(1, multiprocessors)
-    streamed = None if norm.residual else streamed_rows(rows, columns, dtype, blocks, shared_memory)
+    machine = multiprocessors, shared_memory, clusters
+    streamed = None if norm.residual else streamed_rows(rows, columns, dtype, *machine)
     if streamed is None:
         return row_kernel(body, rows, tiling, out_types, norm.name, exchanges)
     parts, staging = streamed
+    blocks = resident_clusters(multiprocessors, parts.blocks)
     vectors = range(1, 1 + norm.weight + norm.bias) if HOLD else ()
     return streamed_row_kernel(
         body, rows, parts, blocks, staging, out_types, norm.name, exchanges, vectors
@@ -198,22 +200,34 @@ STREAMED_WARPGROUPS = range(4, MOST_WARPGROUPS + 1)
 
 
 def streamed_rows(
-    rows: int, columns: int, dtype: np.dtype[Any], blocks: int, shared_memory: int
+    rows: int,
+    columns: int,
+    dtype: np.dtype[Any],
+    multiprocessors: int,
+    shared_memory: int,
+    clusters: bool,
 ) -> tuple[RowTiling, Staging] | None:
     """How a block on each multiprocessor goes over long rows; None where it is not to.
 
     Args:
       rows, columns, dtype: of the matrix.
-      blocks: that share the rows.
+      multiprocessors: that share the rows.
       shared_memory: bytes that a block may use for them.
+      clusters: whether blocks may share a row.
     """
     size = size_of(dtype)
-    vector, stages = VECTOR_BYTES // size, (shared_memory - 4096) // (columns * size)
-    if columns * size < STREAMED_BYTES or stages < 2 or rows < 4 * blocks:
+    if columns * size < STREAMED_BYTES or not shared_memory:
         return None
-    for threads in STREAMED_WARPGROUPS:
-        if columns % (threads * vector) == 0 and columns // threads <= FORWARD.limit(threads):
-            tiling = RowTiling(1, threads, columns // threads, columns)
+    for blocks in (1, 2, 4, 8) if clusters else (1,):
+        stages = (shared_memory - 4096) * blocks // (columns * size)
+        for threads in STREAMED_WARPGROUPS:
+            chunk, rest = divmod(columns, threads * blocks)
+            whole = not rest and chunk * size % VECTOR_BYTES == 0
+            if stages < 2 or not whole or chunk > FORWARD.limit(threads):
+                continue
+            if rows < 4 * resident_clusters(multiprocessors, blocks):
+                return None
+            tiling = RowTiling(1, threads, chunk, columns, blocks)
             return tiling, Staging(min(MOST_STAGES, stages), (dtype,))
     return None
 
@@ -230,13 +244,58 @@ def affine(norm: Norm, chunk: Chunk, x: Any, weight: Any, bias: Any) -> Any:
 # Backward -----------------------------------------------------------------------------------------
 
 
-def keeps_rows(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> bool:
+def keeps_rows(
+    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], clusters: bool = False
+) -> bool:
     """Whether :func:`backward` serves: registers hold a row, or there are no sums over rows."""
-    return _gradient_tiling(norm, rows, columns, dtype).resident or not (norm.weight or norm.bias)
+    tiling = _gradient_tiling(norm, rows, columns, dtype, clusters)
+    return tiling.resident or not (norm.weight or norm.bias)
 
 
-def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
+def _gradient_tiling(
+    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], clusters: bool
+) -> RowTiling:
+    if clusters and (norm.weight or norm.bias) and columns > 8 * PAIRED * LANES:
+        shared = shared_tiling(columns, size_of(dtype), (PAIRED, MOST_SHARED))
+        if shared is not None:
+            return shared
     return row_tiling(rows, columns, size_of(dtype), GRADIENT)
+
+
+MOST_SHARED = 21
+"""Elements that a lane may have of a row that a cluster shares, if nothing less is possible."""
+
+
+def shared_tiling(columns: int, itemsize: int, limits: Sequence[int]) -> RowTiling | None:
+    """The tiling of rows that the blocks of a cluster share, as few as possible; None if such
+    blocks cannot hold them.
+
+    Args:
+      columns, itemsize: of the matrix.
+      limits: elements of a lane, of which the first that is possible counts.
+    """
+    vector = VECTOR_BYTES // itemsize
+    for limit in limits:
+        for blocks in (2, 4, 8):
+            fitting = [
+                RowTiling(1, threads, columns // (threads * blocks), columns, blocks)
+                for threads in range(MOST_WARPGROUPS, 3, -1)
+                if columns % (threads * blocks * vector) == 0
+            ]
+            fitting = [one for one in fitting if one.chunk <= limit * LANES]
+            if fitting:
+                # Whole vectors of sums in float32 for each lane, if possible.
+                return min(fitting, key=lambda one: one.chunk % (4 * LANES) > 0)
+    return None
+
+
+def resident_clusters(multiprocessors: int, blocks: int) -> int:
+    """How many clusters of so many blocks run at a time, one block on each multiprocessor.
+
+    Clusters lie within parts of the chip that have 16 or 18 multiprocessors.
+    """
+    whole = multiprocessors if blocks <= 2 else multiprocessors - multiprocessors % 16
+    return max(1, whole // blocks)
 
 
 @functools.lru_cache(maxsize=512)
@@ -247,6 +306,7 @@ def backward(
     dtype: np.dtype[Any],
     multiprocessors: int,
     shared_memory: int,
+    clusters: bool = False,
 ) -> Callable[..., Any]:
     """The kernel, a function of x (or the sum with the residual), d_out, the moments that
     :func:`forward` saves, weight?, d_sum?.
@@ -256,7 +316,7 @@ def backward(
       which gradients by weight and bias are made, float32 (blocks, columns) each: registers have to
       hold a row (:func:`keeps_rows`).
     """
-    tiling = _gradient_tiling(norm, rows, columns, dtype)
+    tiling = _gradient_tiling(norm, rows, columns, dtype, clusters)
     count = norm.weight + norm.bias
 
     def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> Work:
@@ -315,7 +375,10 @@ def backward(
         return row_kernel(alone, rows, tiling, out_types, name, exchanges)
     resident, staging = staged_rows(tiling, rows, count, (dtype, norm.out_dtype), shared_memory)
     group = tiling.height * (1 if staging is None else staging.together)
-    blocks = max(1, min(rows // group, multiprocessors * resident))
+    most = multiprocessors * resident
+    if tiling.blocks > 1:
+        most = resident_clusters(multiprocessors, tiling.blocks)
+    blocks = max(1, min(rows // group, most))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
     params = None if staging is None else plgpu.CompilerParams(min_blocks=resident)
     held = norm.weight and tiling.height * tiling.chunk <= HELD * LANES
@@ -366,7 +429,7 @@ def staged_rows(
     least, each, most_temporaries = _TEMPORARIES
     elements = tiling.height * tiling.chunk / LANES
     registers = min(least + each * elements, most_temporaries) + sums * elements
-    stage = sum(sizes) * tiling.height * tiling.columns
+    stage = sum(sizes) * tiling.height * tiling.threads * tiling.chunk
     fitting = _WARPGROUPS / (tiling.threads * registers)
     for resident in range(min(most, max(1, int(fitting + 0.2))), 0, -1):
         room = (shared_memory - 4096) // (resident * stage)

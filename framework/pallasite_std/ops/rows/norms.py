@@ -157,11 +157,12 @@ def _run(
     return (*results, *(one.reshape(x.shape[:-1]) for one in rest))
 
 
-def _machine() -> tuple[int, int]:
-    """Multiprocessors of the target, and shared memory into which its copy engine writes."""
+def _machine() -> tuple[int, int, bool]:
+    """Multiprocessors of the target, shared memory into which its copy engine writes, and whether
+    there are clusters."""
     target = select_target()
     staging = target.max_shared_memory if "tma" in target.features else 0
-    return max(1, target.multiprocessors), staging
+    return max(1, target.multiprocessors), staging, "cluster" in target.features and staging > 0
 
 
 def _quantized(norm: Norm) -> Any:
@@ -243,7 +244,7 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
     if norm.residual:
         operands.append(as_rows(cotangents[1]))
     machine = _machine()
-    if norm_kernels.keeps_rows(norm, rows.shape[0], rows.shape[1], np.dtype(x.dtype)):
+    if norm_kernels.keeps_rows(norm, rows.shape[0], rows.shape[1], np.dtype(x.dtype), machine[2]):
         kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
         d_x, *rest = kernel(rows, d_out, *moments, *operands)
     else:
