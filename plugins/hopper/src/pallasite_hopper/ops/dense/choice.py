@@ -16,7 +16,6 @@ from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
 
 _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
     (128, 256, 2, "n"),
-    (256, 128, 2, "m"),
     (128, 192, 2, "m"),
     (192, 128, 2, "n"),
     (128, 128, 2, "m"),

@@ -45,7 +45,7 @@ def nanoseconds_by_xla(sizes: Sizes, *, plain: bool = True, rates: Rates = H200)
     time = rates.xla_launch
     moved = (m + n) * k * sizes.size + m * n * sizes.out_size
     if not plain:  # Sums are written and read.
-        time += rates.second
+        time += rates.xla_epilogue
         moved += 2 * m * n * 4
     # Where rows lie along k, all steps read, and mask, elements of unaligned rows.
     slow = _along_k(sizes) and _unaligned(k, sizes.size)
