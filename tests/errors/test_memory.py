@@ -557,6 +557,7 @@ def test_reference_as_a_value():
     HERE: elements of 4 bits in the layout [3, 31]:[(warp 3), (lane 31)] are not stored in whole \
         bytes of memory laid out as [(3:31), (31:1)]
       expected: 2 neighbouring elements in every thread
+      try: rows of a multiple of 2 elements, or convert to int8
     """,
 )
 def test_odd_number_of_four_bit_integers():

@@ -81,6 +81,24 @@ def test_definitions(number: int) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_products_of_narrow_integers(dtype: str, semantics: Semantics) -> None:
+    """Elements that share bytes change their layout, whoever has their neighbours."""
+    least = -8 if dtype == "int4" else 0
+    a, b = (RANDOM.integers(least, least + 16, shape) for shape in ((24, 48), (48, 40)))
+
+    def body(a_ref: Any, b_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = jnp.matmul(a_ref[...], b_ref[...], preferred_element_type=jnp.int32)
+
+    product = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((24, 40), jnp.int32),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    np.testing.assert_array_equal(product(jnp.asarray(a, dtype), jnp.asarray(b, dtype)), a @ b)
+
+
 def test_keys_in_loops() -> None:
     def body(w: Any) -> Any:
         def step(i: Any, state: Any) -> Any:

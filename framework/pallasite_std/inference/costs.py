@@ -144,6 +144,8 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     try:
         plan = plan_transfer(layout, memory, min(16, alignment), matrices=shared)
     except InvalidValueError:
+        if memory.element_bits < 8:
+            return IMPOSSIBLE  # Elements that share bytes are not moved one by one.
         size = memory.size * memory.element_bits / 8 / 128
         return _ELEMENT_BY_ELEMENT * max(size, 8.0)
     if isinstance(plan, MatrixPlan):

@@ -377,6 +377,7 @@ def plan_access(
             f"elements of {bits} bits in the layout {layout} are not stored in whole bytes of "
             f"memory laid out as {memory}",
             expected=f"{8 // bits} neighbouring elements in every thread",
+            hint=f"rows of a multiple of {8 // bits} elements, or convert to int8",
         )
     tail: tuple[Tail, ...] = ()
     if layout.is_padded:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
+from typing import cast
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidValueError
-from pallasite.plugin.ir import types
+from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
     LANES,
@@ -26,6 +28,7 @@ from pallasite.plugin.layouts import (
 )
 from pallasite.plugin.layouts import transforms as tf
 from pallasite.plugin.lowering import RegisterArray, RuleContext, gather
+from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import load_array, store_array
 
@@ -130,6 +133,8 @@ def _in_pieces(
 
 def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) -> RegisterArray:
     bits = types.bit_width(array.dtype)
+    if bits < 8 and not (_in_whole_bytes(array.layout, bits) and _in_whole_bytes(target, bits)):
+        return _exchange_bytes(ctx, array, target)
     size = -(-array.size * bits // 8)
     if size > ctx.target.max_shared_memory:
         raise InvalidValueError(
@@ -150,6 +155,31 @@ def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) ->
         store_array(ctx.launch, memory, array)
         ctx.synchronize()
         return load_array(ctx.launch, memory, target)
+
+
+def _in_whole_bytes(layout: Layout, bits: int) -> bool:
+    try:
+        plan_access(cast(RegisterLayout, layout), row_major(layout.shape, bits), 16)
+    except InvalidValueError:
+        return False
+    return True
+
+
+def _exchange_bytes(
+    ctx: RuleContext, array: RegisterArray, target: RegisterLayout
+) -> RegisterArray:
+    """Elements of less than a byte, whose neighbours belong to other threads, as one byte each."""
+    narrow = types.memory_type(array.dtype)
+
+    def widen(value: ir.Value) -> ir.Value:
+        return ops.arith.extui(types.register_type(np.uint8, array.vector_length), value)
+
+    def truncate(value: ir.Value) -> ir.Value:
+        return ops.arith.trunci(types.vector_type(narrow, target.vector_length), value)
+
+    wide = RegisterArray(tuple(map(widen, array.registers)), array.layout, np.dtype(np.uint8))
+    moved = _exchange(ctx, wide, target)
+    return RegisterArray(tuple(map(truncate, moved.registers)), target, array.dtype)
 
 
 def rows_in_registers(shape: Sequence[int]) -> RegisterLayout:
