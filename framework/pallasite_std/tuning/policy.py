@@ -43,6 +43,7 @@ def choose[Configuration: Hashable](
     make_inputs: Callable[[jax.Array], Sequence[Any]] | None = None,
     measure: Measure | None = None,
     winners: pathlib.Path | None = None,
+    one_by_one: bool = False,
 ) -> Configuration:
     """The configuration that an operation shall use; for authors of operations.
 
@@ -72,6 +73,8 @@ def choose[Configuration: Hashable](
       check, tolerance, make_inputs, measure: as in :func:`autotune`.
       winners: a table of configurations that were measured to be the fastest on such a GPU, which
         comes with the operation (``pallasite_std.tuning.winners``).
+      one_by_one: whether candidates must not run at the same time, as where several devices wait
+        for each other and have to run the same programs in the same order.
 
     Raises:
       InvalidTypeError, InvalidValueError: the candidates, or the key, cannot be used.
@@ -111,6 +114,7 @@ def choose[Configuration: Hashable](
             tolerance=tolerance,
             make_inputs=make_inputs,
             measure=measure,
+            one_by_one=one_by_one,
         )
     except EXPECTED_ERRORS as error:
         with _lock:

@@ -68,8 +68,9 @@ def prepare[Configuration: Hashable](
     sets: Sequence[Arguments],
     check: Callable[..., Any] | None = None,
     tolerance: float | None = None,
+    one_by_one: bool = False,
 ) -> tuple[list[Trial[Configuration]], dict[int, Exception]]:
-    """Compiles candidates side by side, and runs each once.
+    """Compiles candidates, and runs each once.
 
     Args:
       function: ``function(configuration, *args)``.
@@ -77,6 +78,7 @@ def prepare[Configuration: Hashable](
       sets: sets of ``args``.
       check: ``check(*args)`` computes the reference.
       tolerance: as in :func:`compare`.
+      one_by_one: whether one candidate has run before the next one is compiled.
 
     Returns:
       The candidates that work, and by number what the others raised.
@@ -101,7 +103,7 @@ def prepare[Configuration: Hashable](
         return trial
 
     numbered = list(enumerate(configurations))
-    workers = min(MAX_THREADS, os.cpu_count() or 1, len(numbered))
+    workers = 1 if one_by_one else min(MAX_THREADS, os.cpu_count() or 1, len(numbered))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(carry_over(attempt), *one) for one in numbered]
         try:

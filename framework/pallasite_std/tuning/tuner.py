@@ -48,6 +48,7 @@ def tune[Configuration: Hashable](
     tolerance: float | None = None,
     make_inputs: Callable[[Any], Sequence[Any]] | None = None,
     measure: Measure | None = None,
+    one_by_one: bool = False,
 ) -> Configuration:
     """The fastest configuration, measured now; see :func:`pallasite.autotune`.
 
@@ -56,6 +57,7 @@ def tune[Configuration: Hashable](
       listed: the candidates by the text of their encoding.
       key: for which it is kept.
       refresh: whether what is kept already counts for nothing.
+      one_by_one: whether candidates must not run at the same time.
 
     Raises:
       ExecutionError: no configuration works, or there is no GPU to measure on.
@@ -72,7 +74,9 @@ def tune[Configuration: Hashable](
             sets = tuple(args), make_inputs
             made = on_another_thread(
                 lambda: _measure(
-                    name, function, listed, sets, check, tolerance, measure or measure_on_gpu
+                    *(name, function, listed, sets, check, tolerance),
+                    measure or measure_on_gpu,
+                    one_by_one,
                 )
             )
             entry = entries.keep(name, key, made, replace=refresh or entry is not None)
@@ -89,9 +93,12 @@ def _measure[Configuration: Hashable](
     check: Callable[..., Any] | None,
     tolerance: float | None,
     measure: Measure,
+    one_by_one: bool,
 ) -> Entry:
     texts = list(listed)
-    trials, failures = prepare(function, listed.values(), input_sets(*args), check, tolerance)
+    trials, failures = prepare(
+        function, listed.values(), input_sets(*args), check, tolerance, one_by_one
+    )
     reasons = {
         number: f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         for number, error in failures.items()

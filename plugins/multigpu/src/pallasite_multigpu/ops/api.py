@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_multigpu.ops import choice, kernels
+from pallasite_multigpu.ops import choice, kernels, tuning
 from pallasite_multigpu.ops.tiles import Tiles, split
 
 type Reduction = Literal["add", "min", "max", "and", "or", "xor"]
@@ -53,6 +53,13 @@ def all_gather(
     """
     dimension = _dimension(x, gather_dimension, "gather_dimension")
     plan = _plan(x, 1, num_blocks, tile_size, vec_size)
+    if num_blocks is tile_size is vec_size is None:
+        plan = tuning.chosen(
+            "all_gather",
+            *([x], axis_name, lambda: tuning.plans(x, 1, (False, True)), plan),
+            lambda one, x: _all_gather(x, axis_name, dimension, one),
+            dimension,
+        )
     return _all_gather(x, axis_name, dimension, plan)
 
 
@@ -98,7 +105,15 @@ def reduce_scatter(
     _check_reduction(x, reduction)
     dimension = _dimension(x, scatter_dimension, "scatter_dimension")
     _check_divisible(x, dimension, axis_name, "scatter_dimension")
-    plan = _plan(x, _count(axis_name), num_blocks, tile_size, vec_size)
+    count = _count(axis_name)
+    plan = _plan(x, count, num_blocks, tile_size, vec_size)
+    if num_blocks is tile_size is vec_size is None:
+        plan = tuning.chosen(
+            "reduce_scatter",
+            *([x], axis_name, lambda: tuning.plans(x, count), plan),
+            lambda one, x: _reduce_scatter(x, axis_name, dimension, reduction, one),
+            *(dimension, reduction),
+        )
     if reduction == "add":
         return _sum_scatter(x, axis_name, dimension, plan)
     return _reduce_scatter(x, axis_name, dimension, reduction, plan)
@@ -149,6 +164,15 @@ def all_reduce(
     chosen: str = method or choice.method_of_all_reduce(nbytes, count)
     unroll = choice.UNROLL_PIPELINED if chosen == "pipelined" else choice.UNROLL
     plan = _plan(x, count, num_blocks, tile_size, vec_size, unroll)
+    if chosen != "multicast" and num_blocks is tile_size is vec_size is None:
+        methods = (method,) if method else ("one_step", "two_steps", "pipelined")
+        chosen, plan = tuning.chosen(
+            "all_reduce",
+            *([x], axis_name, lambda: [(m, p) for m in methods for p in tuning.plans(x, count)]),
+            (chosen, plan),
+            lambda one, x: _all_reduce(x, axis_name, reduction, *one),
+            *(reduction, method),
+        )
     if reduction == "add":
         return _sum(x, axis_name, chosen, plan)
     return _all_reduce(x, axis_name, reduction, chosen, plan)
@@ -185,7 +209,15 @@ def all_to_all(
     from_ = _dimension(x, split_dimension, "split_dimension")
     to = _dimension(x, concat_dimension, "concat_dimension")
     _check_divisible(x, from_, axis_name, "split_dimension")
-    plan = _plan(x, _count(axis_name), num_blocks, tile_size, vec_size)
+    count = _count(axis_name)
+    plan = _plan(x, count, num_blocks, tile_size, vec_size)
+    if num_blocks is tile_size is vec_size is None:
+        plan = tuning.chosen(
+            "all_to_all",
+            *([x], axis_name, lambda: tuning.plans(x, count), plan),
+            lambda one, x: _all_to_all(x, axis_name, from_, to, one),
+            *(from_, to),
+        )
     return _all_to_all(x, axis_name, from_, to, plan)
 
 

@@ -242,6 +242,22 @@ def fits(
     return whole and config.cluster_along == "m"
 
 
+def candidates(dtype: Any) -> list[MatmulConfig]:
+    """Configurations of kernels like these, with results of a type, that are worth trying."""
+    sizes = ((128, 256, 4), (128, 128, 5), (64, 256, 4))
+    return [
+        usual(MatmulConfig(tile_m=m, tile_n=n, stages=stages, group=group, cluster=cluster), dtype)
+        for m, n, stages in sizes
+        for cluster in (1, 2)
+        for group in (4, 8, 16)
+    ]
+
+
+def configs(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int) -> list[MatmulConfig]:
+    """Those of the :func:`candidates` that fit."""
+    return [one for one in candidates(out_dtype) if fits(m, n, k, dtype, out_dtype, count, one)]
+
+
 def gathered_product(
     a: jax.Array,
     b: jax.Array,

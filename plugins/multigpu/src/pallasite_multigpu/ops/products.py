@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
-from pallasite_multigpu.ops import choice
+from pallasite_multigpu.ops import choice, tuning
 from pallasite_multigpu.ops.api import all_gather, reduce_scatter
 
 SCATTERS = True
@@ -50,6 +50,18 @@ def all_gather_matmul(
     """
     _check(lhs, rhs)
     dtype = jnp.dtype(out_dtype or lhs.dtype)
+    if config is None and _fuses(lhs, rhs, axis_name, dtype, None):
+        from pallasite_multigpu.ops import gathered_product
+
+        m, (k, n), count = lhs.shape[0], rhs.shape, jax.lax.axis_size(axis_name)
+        config = tuning.chosen(
+            "all_gather_matmul",
+            *([lhs, rhs], axis_name),
+            lambda: [None, *gathered_product.configs(m, n, k, lhs.dtype, dtype, count)],
+            None,
+            lambda one, a, b: _gathered_product(a, b, axis_name, dtype, one),
+            dtype.name,
+        )
     if _fuses(lhs, rhs, axis_name, dtype, config):
         return _gathered_product(lhs, rhs, axis_name, dtype, config)
     whole = all_gather(lhs, axis_name=axis_name)
@@ -94,8 +106,21 @@ def matmul_reduce_scatter(
       InvalidTypeError, InvalidValueError: operands that do not fit.
     """
     _check(lhs, rhs)
-    if _scatters(lhs, rhs, axis_name, out_dtype, config):
-        return _scattered_product(lhs, rhs, axis_name, out_dtype or lhs.dtype, config)
+    dtype = jnp.dtype(out_dtype or lhs.dtype)
+    if config is None and _scatters(lhs, rhs, axis_name, dtype, None):
+        from pallasite_multigpu.ops import scattered_product
+
+        (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
+        config = tuning.chosen(
+            "matmul_reduce_scatter",
+            *([lhs, rhs], axis_name),
+            lambda: [None, *scattered_product.configs(m, n, k, lhs.dtype, dtype, count)],
+            None,
+            lambda one, a, b: _scattered_product(a, b, axis_name, dtype, one),
+            dtype.name,
+        )
+    if _scatters(lhs, rhs, axis_name, dtype, config):
+        return _scattered_product(lhs, rhs, axis_name, dtype, config)
     return reduce_scatter(_product(lhs, rhs, out_dtype, config), axis_name=axis_name)
 
 

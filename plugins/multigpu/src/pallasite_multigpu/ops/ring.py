@@ -14,7 +14,7 @@ from jax import lax
 
 from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_multigpu.ops import choice, ring_steps
+from pallasite_multigpu.ops import choice, ring_steps, tuning
 from pallasite_multigpu.ops.api import all_gather
 from pallasite_multigpu.ops.ring_schedule import (
     Placement,
@@ -98,12 +98,26 @@ def ring_attention(
     call = _Call(axis_name, bool(causal), scale, soft_cap, placement)
     if call.count == 1:
         return jnp.asarray(ops.attention(q, k, v, causal=call.causal, **call.options))
-    if method is None:
-        nbytes = 2 * k.size * k.dtype.itemsize * call.count
-        method = choice.method_of_ring_attention(nbytes)
-    if method == "gather":
-        return _gathered(q, k, v, call)
-    return _ring(q, k, v, call)
+    if method is not None:
+        return _by(method, q, k, v, call)
+    chosen: RingMethod = tuning.chosen(
+        "ring_attention",
+        [q, k, v],
+        axis_name,
+        _methods,
+        choice.method_of_ring_attention(2 * k.size * k.dtype.itemsize * call.count),
+        lambda one, q, k, v: _by(one, q, k, v, call),
+        *(call.causal, scale, soft_cap, placement),
+    )
+    return _by(chosen, q, k, v, call)
+
+
+def _methods() -> list[RingMethod]:
+    return ["ring", "gather"]
+
+
+def _by(method: RingMethod, q: jax.Array, k: jax.Array, v: jax.Array, call: _Call) -> jax.Array:
+    return _gathered(q, k, v, call) if method == "gather" else _ring(q, k, v, call)
 
 
 def _check(q: Any, k: Any, v: Any, placement: str, method: str | None) -> None:

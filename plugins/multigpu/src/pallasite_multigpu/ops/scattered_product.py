@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.kernel import REGISTERS, Item, MatmulLoop
-from pallasite_multigpu.ops.gathered_product import has_whole_tiles, problem_of, usual
+from pallasite_multigpu.ops.gathered_product import candidates, has_whole_tiles, problem_of, usual
 from pallasite_std.api import Epilogue, MatmulProblem
 
 CONFIG = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, stages=4)
@@ -161,6 +161,11 @@ def fits(
     config = config or usual(CONFIG, out_dtype)
     whole = m % count == 0 and has_whole_tiles(m // count, n, k, dtype, out_dtype, count, config)
     return whole and config.cluster == 1
+
+
+def configs(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int) -> list[MatmulConfig]:
+    """Those of the candidates that fit."""
+    return [one for one in candidates(out_dtype) if fits(m, n, k, dtype, out_dtype, count, one)]
 
 
 def scattered_product(
