@@ -151,7 +151,7 @@ def make_kernel(program: Program) -> Callable[..., Any]:
 
                 @perhaps
                 def _() -> None:
-                    out[pl.ds(first * 64 + begin, 1)] = tiles[0][slot, pl.ds(begin, 1)]
+                    out[pl.ds((first + step) * 64 + begin, 1)] = tiles[0][slot, pl.ds(begin, 1)]
 
             total = sum(tile[slot, pl.ds(begin, rows)] for tile in tiles)
             if p.mistake != "early":

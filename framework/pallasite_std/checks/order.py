@@ -16,6 +16,7 @@ from typing import Any
 from pallasite.plugin import BarrierTables
 from pallasite_std.checks import repeats
 from pallasite_std.checks.traces import BarrierAt, Event, Kind, Trace
+from pallasite_std.memory.regions import MemoryRegion
 
 type Clock = dict[Any, int]
 
@@ -124,6 +125,23 @@ class _Access:
         return clock.get(self.key, -1) >= self.time
 
 
+class _Accesses:
+    """The accesses of a region of shared memory.
+
+    Attributes:
+      region: the region.
+      own: its accesses.
+      overlapping: lists of those of each region that overlaps it, of its own also.
+    """
+
+    __slots__ = ("overlapping", "own", "region")
+
+    def __init__(self, region: MemoryRegion):
+        self.region = region
+        self.own: list[_Access] = []
+        self.overlapping: list[list[_Access]] = []
+
+
 class _Ambiguous(Exception):
     """In which phase an arrival comes is not known; its argument is how many of the problems that
     were found do not depend on it, if those are not all."""
@@ -159,7 +177,8 @@ class Block:
         self.unfenced: list[list[Event]] = []
         self.equations: list[set[int]] = []
         self.warps: dict[tuple[int, int], range] = {}
-        self.accesses: dict[Any, list[_Access]] = {}
+        self.regions: dict[Any, list[_Accesses]] = {}
+        self.accesses: dict[int, _Accesses] = {}
         self.copies: list[_Access] = []
         self.overlaps: dict[tuple[int, int], bool] = {}
         self.arriving: dict[BarrierAt, set[int]] = {}
@@ -383,19 +402,20 @@ class Block:
         elif event.kind is Kind.COPY_IN:
             access.key = access  # Until it is known which phase it belongs to.
         if event.region is not None:
-            known = self.accesses.setdefault(event.region.memory, [])
-            same = None
+            known = self.accesses.get(id(event.region)) or self._accesses_of(event.region)
             others = _COLLIDING[event.kind]
-            for number, earlier in enumerate(known):
-                one = earlier.event
-                if one.kind in others and clock.get(earlier.key, -1) < earlier.time:
-                    self._compare(earlier, access, clock, known)
-                elif one is event and earlier.thread == thread and earlier.before(clock):
+            for accesses in known.overlapping:
+                for earlier in accesses:
+                    if earlier.event.kind in others and clock.get(earlier.key, -1) < earlier.time:
+                        self._compare(earlier, access, clock)
+            same = None
+            for number, earlier in enumerate(known.own):
+                if earlier.event is event and earlier.thread == thread and earlier.before(clock):
                     same = number
             if same is not None:
                 # Who does not know of the earlier one does not know of this one either.
-                del known[same]
-            known.append(access)
+                del known.own[same]
+            known.own.append(access)
         if event.kind is Kind.WRITE:
             self.unfenced[thread].append(event)
         elif event.kind is Kind.COPY_OUT:
@@ -425,14 +445,24 @@ class Block:
             found = self.overlaps[key] = one.overlaps(other)
         return found
 
-    def _compare(
-        self, earlier: _Access, later: _Access, clock: Clock, known: Sequence[_Access]
-    ) -> None:
+    def _accesses_of(self, region: MemoryRegion) -> _Accesses:
+        """The accesses of a region, which there have been none of."""
+        # Events come again with the same regions, which they keep alive.
+        found = self.accesses[id(region)] = _Accesses(region)
+        if region.overlaps(region):
+            found.overlapping.append(found.own)
+        others = self.regions.setdefault(region.memory, [])
+        for other in others:
+            if other.region.overlaps(region):
+                found.overlapping.append(other.own)
+                other.overlapping.append(found.own)
+        others.append(found)
+        return found
+
+    def _compare(self, earlier: _Access, later: _Access, clock: Clock) -> None:
         """Reports two accesses that collide, of which nothing is known to order them."""
         first, second = earlier.event, later.event
         kinds = (first.kind, second.kind)
-        if not self._overlap(first, second):
-            return
         others = earlier.thread != later.thread or first.kind is Kind.COPY_IN
         if others and (earlier.unsure or _ANYTHING in clock):
             return
@@ -447,10 +477,9 @@ class Block:
         check, what = _COLLISIONS[kinds]
         by_others = kinds == (Kind.COPY_IN, Kind.READ) and earlier.thread != later.thread
         if by_others and any(
-            one.event.kind is Kind.COPY_IN
-            and one.before(clock)
-            and self._overlap(one.event, second)
-            for one in known
+            one.event.kind is Kind.COPY_IN and one.before(clock)
+            for accesses in self.accesses[id(second.region)].overlapping
+            for one in accesses
         ):
             # Whoever has waited for its own copy is not early, but the next copy is.
             what, first, second = "while read", second, first

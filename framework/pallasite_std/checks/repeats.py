@@ -61,35 +61,45 @@ def _start(start: Any) -> Any:
     return start if isinstance(start, int | v.Form | v.Range) else None
 
 
+def is_vague(event: Event) -> bool:
+    """Whether an event is of memory at an index that is not known: it is another one when the
+    event comes again."""
+    region = event.region
+    if region is not None and any(_start(one.start) is None for one in region.ranges or ()):
+        return True
+    inner = (*event.period, *(one for warp in event.warps for one in warp.events))
+    return any(map(is_vague, inner))
+
+
 def period_of(
     parts: Sequence[Any], states: Sequence[Sequence[Any]], carried: Sequence[int]
 ) -> int | None:
     """After how many iterations a loop seems to do the same again, or None.
+
+    Of a whole period, only the last iteration is known to come again.
 
     Args:
       parts: keys of the events of each iteration.
       states: operands of each iteration, and of the next.
       carried: which of them the loop changes.
     """
-    for period in range(1, min(LONGEST_PERIOD, len(parts) // 2) + 1):
-        if parts[-period:] != parts[-2 * period : -period]:
+    for period in range(1, min(LONGEST_PERIOD, len(parts) - 1) + 1):
+        if parts[-1] != parts[-1 - period]:
             continue
-        last, before, first = states[-1], states[-1 - period], states[-1 - 2 * period]
-        if all(_steady(last[one], before[one], first[one]) for one in carried):
+        (before, last), (first, second) = states[-2:], states[-2 - period : len(states) - period]
+        if all(_steady(last[n], second[n], before[n], first[n]) for n in carried):
             return period
     return None
 
 
-def _steady(last: Any, before: Any, first: Any) -> bool:
-    """Whether a value changes by the same amount again, or not at all."""
-    if isinstance(last, int | v.Form) and isinstance(before, int | v.Form):
-        step = v.add(last, before, -1)
-        return (
-            isinstance(step, int)
-            and isinstance(first, int | v.Form)
-            and (step == v.add(before, first, -1))
-        )
-    return bool(last is before or last == before)
+def _steady(last: Any, second: Any, before: Any, first: Any) -> bool:
+    """Whether a value changes by the same amount from one iteration to the one a period later as
+    it did before, or not at all."""
+    if isinstance(last, int | v.Form) and isinstance(second, int | v.Form):
+        step = v.add(last, second, -1)
+        both = isinstance(before, int | v.Form) and isinstance(first, int | v.Form)
+        return isinstance(step, int) and both and step == v.add(before, first, -1)
+    return bool(last is second or last == second)
 
 
 def advanced(
@@ -193,7 +203,8 @@ def shortened(threads: Sequence[Any], tables: BarrierTables) -> list[Thread] | N
         dropped = _Tally()
         counts = {}
         for group in _groups(loops, unknown):
-            least = min(loop.event.count for loop in group)
+            # One period is kept, so that all that it does meets what the one before has done.
+            least = min(loop.event.count for loop in group) - 1
             for loop in group:
                 counts[loop] = least
                 dropped.add(loop.event.period, loop.thread, loop.times * least)
@@ -301,9 +312,7 @@ def _again(event: Event) -> Event:
         warps = (Thread([_again(one) for one in w.events], w.complete) for w in event.warps)
         return _with_warps(event, tuple(warps))
     region = event.region
-    if region is None or not region.ranges:
-        return event
-    if all(_start(one.start) is not None for one in region.ranges):
+    if region is None or region.ranges is None or not is_vague(event):
         return event
     ranges = tuple(
         one if _start(one.start) is not None else dataclasses.replace(one, start=object())

@@ -66,6 +66,7 @@ class Places:
       memories: allocations, by their variables and the numbers of threads that have their own.
       barriers: by their arrays and indices.
       events: what equations do, by their identities and by operands.
+      loops: the same of long loops: their events, the operands after them, what it took.
     """
 
     def __init__(self, mesh: Any):
@@ -78,17 +79,19 @@ class Places:
         self.splits = v.Splits()
         self.asked_for_thread = False
         self.transfers: dict[tuple[int, int], int] = {}
-        self.steps: dict[int, tuple[Any, list[Step]]] = {}
+        self.steps: dict[int, Steps] = {}
         self.relevant: dict[int, tuple[int, ...]] = {}
         self.memories: dict[Any, Memory] = {}
         self.barriers: dict[Any, Any] = {}
         self.events: dict[Any, list[Any]] = {}
+        self.loops: dict[Any, tuple[list[Any], list[Any], int]] = {}
         self._symbols: dict[Any, Any] = {}
 
     def of_block(self, position: Mapping[Any, int]) -> Places:
         """The same with the values of one block; what is known of equations is known there, too."""
         found = copy.copy(self)
         found._symbols = dict(position)
+        found.loops = {}
         return found
 
     def position(self, name: Any) -> Any:
@@ -109,21 +112,44 @@ class Places:
 
 @dataclasses.dataclass(slots=True)
 class Step:
-    """An equation that a walk has to look at.
+    """An equation that a walk has to look at. Values have places in a list.
 
     Attributes:
       equation: the equation.
-      operands: for each its variable, or None and the value of a literal.
+      operands: the places of its operands.
       function: computes its result, if it is an integer.
       carries: whether it has jaxprs.
-      references: results that are references.
+      results: the places of its results.
+      references: those of results that are references, with their variables.
     """
 
     equation: Any
-    operands: list[tuple[Any, Any]]
+    operands: list[int]
     function: Callable[[ScalarVisitor, Any, Any], Any] | None
     carries: bool
-    references: list[Any]
+    results: list[int]
+    references: list[tuple[int, Any]]
+
+
+@dataclasses.dataclass(slots=True)
+class Steps:
+    """The equations of a jaxpr that a walk has to look at.
+
+    Attributes:
+      jaxpr: where they are.
+      steps: in order.
+      constants: how many places there are before those of the inputs.
+      inputs: how many inputs there are.
+      values: what the places hold at first: those of literals their values, others None.
+      outputs: the places of the outputs.
+    """
+
+    jaxpr: Any
+    steps: list[Step]
+    constants: int
+    inputs: int
+    values: list[Any]
+    outputs: list[int]
 
 
 class ScalarVisitor(Visitor[Any]):
@@ -165,52 +191,70 @@ class ScalarVisitor(Visitor[Any]):
     def run(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
         if not self.skips:
             return super().run(jaxpr, operands)
-        inputs = jaxpr.invars
-        if jaxpr.constvars and len(operands) > len(inputs):
-            inputs = [*jaxpr.constvars, *inputs]
-        values: dict[Any, Any] = dict(zip(inputs, operands, strict=True))
-        value = values.get  # What is left out is not known.
-        for step in self.steps(jaxpr):
-            found = [
-                one if variable is None else value(variable) for variable, one in step.operands
-            ]
+        known = self.steps(jaxpr)
+        values = known.values.copy()  # What is left out is not known.
+        first = known.constants if len(operands) == known.inputs else 0
+        values[first : first + len(operands)] = operands
+        for step in known.steps:
+            found = [values[place] for place in step.operands]
             equation = step.equation
             if step.function is not None:
-                values[equation.outvars[0]] = step.function(self, equation, found)
+                values[step.results[0]] = step.function(self, equation, found)
                 continue
             results = (self.equation if step.carries else self.primitive)(equation, found)
             if results is not None:
-                values.update(zip(equation.outvars, results, strict=True))
+                for place, result in zip(step.results, results, strict=True):
+                    values[place] = result
                 continue
-            for variable in step.references:
-                values[variable] = self.unknown(variable)
-        return [
-            self.literal(one) if isinstance(one, _jax.Literal) else value(one)
-            for one in jaxpr.outvars
-        ]
+            for place, variable in step.references:
+                values[place] = self.unknown(variable)
+        return [values[place] for place in known.outputs]
 
-    def steps(self, jaxpr: Any) -> list[Step]:
+    def steps(self, jaxpr: Any) -> Steps:
         """The equations of a jaxpr that matter, for all walks over the kernel."""
-        known = self.places.steps.get(id(jaxpr))
+        known: Steps | None = self.places.steps.get(id(jaxpr))
         if known is None:
-            found = [self._step(equation) for equation in jaxpr.eqns]
-            known = jaxpr, [step for step in found if step is not None]
-            self.places.steps[id(jaxpr)] = known
-        return known[1]
+            known = self.places.steps[id(jaxpr)] = self._steps(jaxpr)
+        return known
 
-    def _step(self, equation: Any) -> Step | None:
-        carries = equation.primitive in self._carriers
-        function = None if carries else _FUNCTIONS.get(equation.primitive)
-        if function is not None and not is_scalar(equation.outvars[0].aval):
-            function = None
-        references = [one for one in equation.outvars if _is_reference(one)]
-        if not (carries or function or references or equation.effects):
-            return None
-        operands = [
-            (None, self.literal(one)) if isinstance(one, _jax.Literal) else (one, None)
-            for one in equation.invars
-        ]
-        return Step(equation, operands, function, carries, references)
+    def _steps(self, jaxpr: Any) -> Steps:
+        invars, constants = jaxpr.invars, jaxpr.constvars
+        places: dict[Any, int] = {one: place for place, one in enumerate([*constants, *invars])}
+        values: list[Any] = [None] * len(places)
+
+        def place_of(atom: Any) -> int:
+            if not isinstance(atom, _jax.Literal):
+                found = places.get(atom)
+                if found is not None:
+                    return found
+                places[atom] = len(values)
+                values.append(None)
+            else:
+                values.append(self.literal(atom))
+            return len(values) - 1
+
+        steps: list[Step] = []
+        for equation in jaxpr.eqns:
+            primitive, results = equation.primitive, equation.outvars
+            carries = primitive in self._carriers
+            function = None if carries else _FUNCTIONS.get(primitive)
+            if function is not None and not is_scalar(results[0].aval):
+                function = None
+            references = [one for one in results if _is_reference(one)]
+            if not (carries or function or references or equation.effects):
+                continue
+            steps.append(
+                Step(
+                    equation,
+                    [place_of(one) for one in equation.invars],
+                    function,
+                    carries,
+                    [place_of(one) for one in results],
+                    [(place_of(one), one) for one in references],
+                )
+            )
+        outputs = [place_of(one) for one in jaxpr.outvars]
+        return Steps(jaxpr, steps, len(constants), len(invars), values, outputs)
 
     def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         if equation.primitive is _jax.jit_p:

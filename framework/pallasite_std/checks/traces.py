@@ -62,7 +62,7 @@ MOST_PERIODS_BEHIND = 4
 """That may differ at the end of a loop."""
 
 MOST_TILL_RETRY = 4
-"""Iterations, after a period that did not go on like this."""
+"""Iterations, at first and after a period that did not go on like this."""
 
 _HARMLESS = frozenset(
     {
@@ -215,7 +215,7 @@ class Trace(ScalarVisitor):
         self.complete = True
 
     def run(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-        self.budget -= len(self.steps(jaxpr))
+        self.budget -= len(self.steps(jaxpr).steps)
         if self.budget < 0:
             raise _TooLongError
         return super().run(jaxpr, operands)
@@ -287,7 +287,7 @@ class Trace(ScalarVisitor):
         if not matters and (body.trips is None or body.trips > MOST_ITERATIONS):
             return self.carried_results(body, _after_any(body, operands))
         if matters and not conditions and (body.trips or 0) > MOST_ITERATIONS:
-            after = self._long_loop(equation, body, operands)
+            after = self._loop_again(equation, body, operands)
             if after is None:
                 self._unknown(equation, regions, operands)
                 after = _after_any(body, operands)
@@ -309,6 +309,27 @@ class Trace(ScalarVisitor):
             break
         self._unknown(equation, regions, operands)
         return self.carried_results(body, _after_any(body, operands))
+
+    def _loop_again(self, equation: Any, body: Region, operands: list[Any]) -> list[Any] | None:
+        """A long loop, which is not followed again where it began the same before."""
+        known = self.places.loops
+        relevant = [n for n, one in enumerate(equation.invars) if _matters_as(one)]
+        chosen = [operands[one] for one in relevant]
+        if not _KNOWN.issuperset(map(type, chosen)):
+            return self._long_loop(equation, body, operands)
+        key = id(equation), self.thread, *self.warp, *chosen
+        found = known.get(key)
+        if found is not None and found[2] <= self.budget:
+            events, after, spent = found
+            self.events.extend(events)
+            self.budget -= spent
+            return list(after)
+        first, before = len(self.events), self.budget
+        result = self._long_loop(equation, body, operands)
+        events = self.events[first:]
+        if result is not None and not any(map(repeats.is_vague, events)):
+            known[key] = events, result, before - self.budget
+        return result
 
     def _long_loop(self, equation: Any, body: Region, operands: list[Any]) -> list[Any] | None:
         """A loop of known length; returns the operands after it. None if what it does does not
@@ -332,9 +353,10 @@ class Trace(ScalarVisitor):
             if period is None or left < 2 * period:
                 continue
             expected = [event for part in parts[-period:] for event in part]
-            fewest = left % period + period
+            # Most loops end as they began; some have fewer copies to start in the end.
+            none, fewest = left % period, left % period + period
             most = min(fewest + (MOST_PERIODS_BEHIND - 1) * period, left - period)
-            for behind in sorted({fewest, most}):
+            for behind in sorted({none, fewest, most}):
                 count = (left - behind) // period
                 after = self._period(equation, body, states, carried, period, count, keys)
                 if after is not None:
