@@ -253,3 +253,17 @@ def test_arrays_that_run_across_dimensions_stretch_to_one_another(
     want = body(values)
     found = jax.jit(kernel_of(body, jnp.asarray(values), semantics))(jnp.asarray(values))
     np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+def test_four_elements_that_all_lanes_hold_meet_others(semantics: Any) -> None:
+    """Row numbers of copies that gather have the layout of the first ones."""
+    x = jnp.asarray([[[-1, 2, 3, -4], [5, 6, 7, 8]]], jnp.int8)
+
+    def body(x: Any) -> Any:
+        pair = jnp.max(x, axis=2).astype(jnp.bfloat16)
+        four = jnp.concatenate([pair, pair], axis=0).reshape(1, 1, 4)
+        return jnp.where(x[:, :1] > 0, four, 0)
+
+    found = jax.jit(kernel_of(body, x, semantics))(x)
+    np.testing.assert_array_equal(found.astype(np.float32), [[[0, 8, 3, 0]]])

@@ -150,11 +150,20 @@ def _in_one_layout(
 ) -> list[RegisterArray]:
     whole = [a for a in arrays if a.shape == shape and isinstance(a.layout, RegisterLayout)]
     layouts = {array.layout for array in whole}
-    if len(layouts) < 2 or ctx.in_warp or not all(map(is_anonymous, layouts)):
+    if len(layouts) < 2 or ctx.in_warp:
+        return list(arrays)
+    if not all(is_anonymous(layout) or _is_everywhere(layout) for layout in layouts):
         return list(arrays)
     target = ctx.layout_hint if ctx.layout_hint in layouts else whole[0].layout
     assert target is not None
     return [relayout(ctx, a, target) if a in whole else a for a in arrays]
+
+
+def _is_everywhere(layout: Layout) -> bool:
+    """Whether each lane holds all elements: such layouts of small arrays may have a name without
+    anybody having chosen it."""
+    digits = layout.digits if isinstance(layout, RegisterLayout) else ()
+    return all(digit.owner in (Owner.REGISTER, Owner.VECTOR) for digit in digits)
 
 
 def is_anonymous(layout: Layout) -> bool:
