@@ -216,11 +216,29 @@ def test_inline_assembly():
         CHECK: call void asm sideeffect "bar.sync 1, $0;", "r"(i32 %a1) #2
         CHECK: attributes #0 = { convergent nounwind }
         CHECK: attributes #1 = { nounwind willreturn memory(none) }
-        CHECK: attributes #2 = { convergent nounwind willreturn }""",
+        CHECK: attributes #2 = { convergent nounwind willreturn }
+        CHECK: attributes #3 = { convergent nounwind willreturn memory(none) }""",
     )
     text = to_ptx(source)
     assert "bar.sync 1" in text
     assert "not.b32" not in text
+
+
+def test_assembly_of_whole_warps_stays_outside_of_branches():
+    """Where only some lanes need a result, all have to take part nevertheless."""
+    source = kernel(
+        """%sum = llvm.inline_asm "redux.sync.add.s32 $0, $1, -1;", "=r,r" %i : (i32) -> i32
+        %not = llvm.inline_asm "not.b32 $0, $1;", "=r,r" %i : (i32) -> i32
+        %unused = llvm.inline_asm "redux.sync.max.s32 $0, $1, -1;", "=r,r" %i : (i32) -> i32
+        scf.if %c {
+          llvm.store %sum, %p : i32, !llvm.ptr<1>
+          llvm.store %not, %q : i32, !llvm.ptr<1>
+        }""",
+        "%i: i32, %c: i1, %p: !llvm.ptr<1>, %q: !llvm.ptr<1>",
+    )
+    text = to_ptx(source)
+    assert text.index("redux.sync.add") < text.index("bra") < text.index("not.b32")
+    assert "redux.sync.max" not in text
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,19 @@ def test_two_dtypes(left, right):
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("n", [17, 65])
+def test_products_of_which_some_lanes_store(n):
+    """All lanes take part in each, though only some have columns of the last one."""
+    a, b = operand((64, 16), "bfloat16", 0), operand((16, n), "bfloat16", 1)
+
+    def body(a_ref, b_ref, out_ref):
+        out_ref[...] = jnp.matmul(a_ref[...], b_ref[...], preferred_element_type=jnp.float32)
+
+    result = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((64, n), jnp.float32))(a, b)
+    np.testing.assert_allclose(result, reference(np.float32(0), a, b), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(64, 8), (32, 16), (16, 32), (128, 24)])
 def test_layouts_are_found(shape):
     """Without a word about layouts, and with an accumulator that is zero."""

@@ -96,6 +96,18 @@ JOIN:
 st.global.b32 [%p], %v;
 """
 
+# Lanes that go around it access local memory last, of which no events are kept.
+LOCAL = """
+.local .align 4 .b32 own[1];
+st.global.b32 [%p], %t;
+and.b32 %b, %t, 31;
+setp.lt.u32 %half, %b, 16;
+@!%half bra JOIN;
+shfl.sync.bfly.b32 %v, %t, 8, 31, {mask};
+JOIN:
+st.local.b32 [own], %t;
+"""
+
 # The threads of the first two warps swap numbers, with the barrier inside or behind the branch.
 SWAP = """
 .shared .align 4 .b32 cells[64];
@@ -260,6 +272,11 @@ PLANTS = {
     "a shuffle of all lanes in a divergent branch": Plant(
         SHUFFLE.format(mask="0xffffffff"),
         SHUFFLE.format(mask="0x0000ffff"),
+        {"shfl in a divergent branch"},
+    ),
+    "a shuffle around which lanes go to local memory": Plant(
+        LOCAL.format(mask="0xffffffff"),
+        LOCAL.format(mask="0x0000ffff"),
         {"shfl in a divergent branch"},
     ),
     "a barrier in a divergent branch": Plant(

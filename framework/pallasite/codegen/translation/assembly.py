@@ -22,6 +22,8 @@ _SHARED_POINTER = "ptr addrspace(3)"
 _MAY_END = re.compile(r"\b(?:exit|ret|trap|brkpt|call|brx)\b")
 """Instructions after which a thread may not go on."""
 
+_WHOLE_WARPS = re.compile(r"\.(?:sync|aligned)\b")
+
 _escaped: dict[str, str] = {}
 _checked: dict[tuple[str, str, tuple[str, ...]], tuple[int, ...]] = {}
 
@@ -29,8 +31,8 @@ _checked: dict[tuple[str, str, tuple[str, ...]], tuple[int, ...]] = {}
 def inline_assembly(emitter: Emitter, operation: Any) -> None:
     """Assembly without side effects neither touches memory nor depends on it.
 
-    Assembly with side effects is convergent: no control dependence may be added to it. What comes
-    behind it will run, unless it may end the thread.
+    Assembly with side effects, and what whole warps execute, is convergent: no control dependence
+    may be added to it. What comes behind it will run, unless it may end the thread.
     """
     attributes = operation.attributes
     text, constraints = attributes["asm_string"].value, attributes["constraints"].value
@@ -53,7 +55,7 @@ def inline_assembly(emitter: Emitter, operation: Any) -> None:
     arguments = ", ".join([f"{kind} {name}" for kind, name in operands])
     word = "sideeffect " if effects else ""
     if not effects and "~{memory}" not in constraints:
-        group = "#1"
+        group = "#3" if _WHOLE_WARPS.search(text) else "#1"
     else:
         group = "#0" if _MAY_END.search(text) else "#2"
     call = f'call {type_} asm {word}"{escaped}", "{constraints}"({arguments}) {group}'
@@ -79,7 +81,6 @@ def _check(constraints: str, result: str, types: tuple[str, ...]) -> tuple[int, 
             f"assembly with {len(results)} results and {len(types)} operands",
             got=f"constraints {constraints!r}",
         )
-    immediates = []
     for word, type_ in zip(outputs + inputs, [*results, *types], strict=True):
         letter = word.lstrip("=&")
         if letter.isdigit():
@@ -96,10 +97,7 @@ def _check(constraints: str, result: str, types: tuple[str, ...]) -> tuple[int, 
                 got=f"constraints {constraints!r}",
                 expected="letters of " + "".join(_REGISTER_BITS) + _IMMEDIATES + ", or numbers",
             )
-    for index, word in enumerate(inputs):
-        if word in _IMMEDIATES:
-            immediates.append(index)
-    return tuple(immediates)
+    return tuple([index for index, word in enumerate(inputs) if word in _IMMEDIATES])
 
 
 def _check_width(letter: str, type_: str, constraints: str) -> None:

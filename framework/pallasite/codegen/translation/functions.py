@@ -14,6 +14,7 @@ ATTRIBUTE_GROUPS = (
     "attributes #0 = { convergent nounwind }",
     "attributes #1 = { nounwind willreturn memory(none) }",
     "attributes #2 = { convergent nounwind willreturn }",
+    "attributes #3 = { convergent nounwind willreturn memory(none) }",
 )
 """Of inline assembly that may end the thread, of that without side effects, and of all other."""
 

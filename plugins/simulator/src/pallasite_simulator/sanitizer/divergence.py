@@ -17,32 +17,34 @@ from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
-    from pallasite_simulator.sanitizer.launch_state import LaunchState
 
 
 class DivergenceChecks:
     """Checks one wave."""
 
-    def __init__(self, wave: Wave, launch: LaunchState, reporter: Reporter):
+    def __init__(self, wave: Wave, reporter: Reporter):
         self.wave = wave
-        self.launch = launch
         self.reporter = reporter
         # Whether lanes ever waited for others, when they began to, and when each lane accessed
-        # memory last (both by event).
+        # memory last (both count accesses, also those of which no event is kept), and by what.
         self._meeting = False
+        self._accesses = 0
         self._waits_since: Array = np.zeros(wave.lane_count, np.int64)
         self._busy: Array = np.zeros(wave.lane_count, np.int64)
+        self._busy_with: Array = np.zeros(wave.lane_count, np.int64)
         self._reachable: dict[int, frozenset[int]] = {}
 
-    def access(self, lanes: Array) -> None:
+    def access(self, lanes: Array, instruction: Instruction) -> None:
         """Lanes are about to access memory."""
         if self._meeting:
-            self._busy[lanes] = self.launch.clocks.time + 1
+            self._accesses += 1
+            self._busy[lanes] = self._accesses
+            self._busy_with[lanes] = id(instruction)
 
     def meets(self, lanes: Array) -> None:
         """Lanes wait for others."""
         self._meeting = True
-        self._waits_since[lanes] = self.launch.clocks.time
+        self._waits_since[lanes] = self._accesses
 
     def absent(self, waited: Array, absent: Array, instruction: Instruction) -> None:
         """Reports lanes that have taken another path around an instruction at which others waited:
@@ -52,9 +54,7 @@ class DivergenceChecks:
             return
         late = absent[self._busy[absent] > int(self._waits_since[waited].min())]
         behind = self._behind(instruction) if len(late) else frozenset()
-        events, times = self.launch.events, self._busy[late]
-        passed = {int(one): id(events[int(one)]) in behind for one in np.unique(times)}
-        late = late[[passed[one] for one in times.tolist()]] if len(late) else late
+        late = late[[one in behind for one in self._busy_with[late].tolist()]]
         if len(late):
             whom = "block" if instruction.opcode in ("bar", "barrier") else "warp"
             self.reporter.simple(

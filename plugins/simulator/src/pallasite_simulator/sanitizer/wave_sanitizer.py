@@ -69,7 +69,7 @@ class WaveSanitizer(Observer):
         self._memory = MemoryChecks(
             wave, launch, self._ordering, self._reporter, self.groups, self._undefined
         )
-        self._divergence = DivergenceChecks(wave, launch, self._reporter)
+        self._divergence = DivergenceChecks(wave, self._reporter)
         self._asynchronous = AsyncChecks(
             wave, launch, self._ordering, self._memory, self._reporter, self.groups, self
         )
@@ -118,7 +118,7 @@ class WaveSanitizer(Observer):
             self._undefined.access(access)
         if access.kind == "atomic" and self.launch.traits.fences and self._synchronizes:
             self._synchronize(access)
-        self._divergence.access(access.lanes)
+        self._divergence.access(access.lanes, access.instruction)
         if self.launch.between_devices is not None and access.kind == "atomic":
             self.launch.between_devices.access(access)
         self._memory.access(access)
