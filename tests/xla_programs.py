@@ -3,7 +3,8 @@
 JAX traces and compiles whatever it runs again each time that an option or a plugin has changed, and
 every process of a session does. So each program is compiled once in a session; programs that call
 back into Python, as kernels do, are not kept. What is compiled is for the most part small and runs
-once, so that most of what makes it run fast takes longer than it saves.
+once, so that most of what makes it run fast takes longer than it saves; the smallest programs are
+not compiled at all (``numpy_programs``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 from jax._src import compiler, lax
 from jaxlib.mlir import ir
-from tests import session_folders
+from tests import numpy_programs, session_folders
 
 FOLDER = "jax_compilation_cache_dir"
 EVERYTHING: dict[str, float | int] = {
@@ -42,6 +43,7 @@ def be_quick() -> None:
     """Less is done in this process for programs that are small, or are not needed at all."""
     compiler.backend_compile_and_load = _compile_quickly(compiler.backend_compile_and_load)
     lax.lax.stage_p.def_impl(_to_device(lax.lax.stage_p.impl))
+    numpy_programs.install()
 
 
 # XLA makes a module of MLIR for each fusion, even of one operation, which takes longer than what
