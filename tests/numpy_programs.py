@@ -17,7 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import array, config, core, custom_derivatives, literals, pjit
+from jax._src.random.prng import PRNGKeyArray
 from jax._src.sharding_impls import UnspecifiedValue
+from tests.numpy_random import OF_KEYS, is_key
 from tests.numpy_rules import ROUNDED, RULES, Function, Unsupported
 
 _KNOWN = ROUNDED | {
@@ -47,11 +49,7 @@ def _evaluate_or(otherwise: Function) -> Function:
 def _is_plain(operands: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> bool:
     """Whether operands and results are on no device in particular, and nothing is watched."""
     return (
-        all(
-            isinstance(one, _OPERANDS)
-            or (type(one) is array.ArrayImpl and not one._committed and not one.is_deleted())
-            for one in operands
-        )
+        all(isinstance(one, _OPERANDS) or _is_anywhere(one) for one in operands)
         and all(isinstance(one, UnspecifiedValue) for one in params["in_shardings"])
         and all(isinstance(one, UnspecifiedValue) for one in params["out_shardings"])
         and not any(params["donated_invars"])
@@ -66,6 +64,11 @@ def _is_plain(operands: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> bo
     )
 
 
+def _is_anywhere(operand: Any) -> bool:
+    words = operand._base_array if isinstance(operand, PRNGKeyArray) else operand
+    return type(words) is array.ArrayImpl and not words._committed and not words.is_deleted()
+
+
 _programs: weakref.WeakKeyDictionary[Any, Function | None] = weakref.WeakKeyDictionary()
 
 
@@ -74,7 +77,7 @@ def _program(jaxpr: Any) -> Function | None:
     if jaxpr in _programs:
         return _programs[jaxpr]
     try:
-        if not jaxpr.eqns and not jaxpr.outvars:
+        if any(is_key(one.aval) for one in jaxpr.outvars):
             raise Unsupported
         run, types = _function(jaxpr, [_MOST_EQUATIONS]), [one.aval for one in jaxpr.outvars]
         consts, inputs = list(map(np.asarray, jaxpr.consts)), [one.aval for one in jaxpr.invars]
@@ -83,16 +86,19 @@ def _program(jaxpr: Any) -> Function | None:
         return None
 
     def program(operands: Sequence[Any]) -> list[Any]:
-        values = [
-            np.asarray(one).astype(aval.dtype, copy=False)
-            for one, aval in zip(operands, inputs, strict=True)
-        ]
+        values = [_to_numpy(one, aval) for one, aval in zip(operands, inputs, strict=True)]
         with np.errstate(all="ignore"):
             results = run(*consts, *values)
         return [_to_jax(one, aval, values) for one, aval in zip(results, types, strict=True)]
 
     _programs[jaxpr] = program
     return program
+
+
+def _to_numpy(operand: Any, aval: Any) -> Any:
+    if isinstance(operand, PRNGKeyArray):
+        return np.asarray(operand._base_array)
+    return np.asarray(operand).astype(aval.dtype, copy=False)
 
 
 def _to_jax(value: Any, aval: Any, operands: Sequence[Any]) -> Any:
@@ -152,6 +158,8 @@ def _function(jaxpr: Any, left: list[int]) -> Function:
 
 
 def _check_type(aval: Any) -> None:
+    if is_key(aval):
+        return
     if type(aval) is not core.ShapedArray or aval.dtype not in _KNOWN:
         raise Unsupported
     if math.prod(aval.shape) > _MOST_ELEMENTS:
@@ -173,5 +181,7 @@ def _of_equation(equation: Any, left: list[int]) -> Function:
         return functools.partial(run, *consts)
     if primitive not in RULES:
         raise Unsupported
-    operands = [one.aval for one in equation.invars]
-    return RULES[primitive](params, operands, [one.aval for one in equation.outvars])
+    operands, results = ([x.aval for x in xs] for xs in (equation.invars, equation.outvars))
+    if primitive not in OF_KEYS and any(map(is_key, (*operands, *results))):
+        raise Unsupported
+    return RULES[primitive](params, operands, results)

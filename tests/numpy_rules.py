@@ -503,7 +503,6 @@ def _register() -> None:
         "split": _split,
         "squeeze": lambda params, _, out: lambda x: np.reshape(x, out[0].shape),
         "stack": lambda params, *_: lambda *parts: np.stack(parts, params["axis"]),
-        "unstack": lambda params, *_: lambda x: list(np.moveaxis(x, params["axis"], 0)),
         "tile": lambda params, *_: lambda x: np.tile(x, params["reps"]),
         "transpose": lambda params, *_: lambda x: np.transpose(x, params["permutation"]),
     }

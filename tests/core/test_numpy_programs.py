@@ -135,6 +135,22 @@ def test_products_and_derivatives(dtype):
     check(jax.value_and_grad(loss), x)
 
 
+def test_random_numbers():
+    key = jax.random.key(7)
+    check(lambda key: [jax.random.bits(key, (3, 5), f"uint{n}") for n in (8, 16, 32)], key)
+
+    def drawn(key):
+        _, other = jax.random.split(key)
+        return [
+            *(jax.random.normal(key, (7,)), jax.random.uniform(key, (2, 3), "bfloat16")),
+            *(jax.random.randint(key, (9,), -4, 70), jax.random.bernoulli(key, 0.3, (5,))),
+            jax.random.normal(other, (4,), "float16"),
+        ]
+
+    check(drawn, key)
+    check(jax.random.key_data, key)
+
+
 def test_memory_of_others():
     """Results share none with operands; those that were given away are refused."""
     given = np.arange(12.0, dtype=np.float32).reshape(3, 4)
@@ -148,12 +164,13 @@ def test_memory_of_others():
 
 
 def test_what_xla_compiles():
-    """Loops, small floats, keys, and programs with effects."""
+    """Loops, small floats, keys that are returned, and programs with effects."""
     x = random("float32", 4)
     for function in (
         lambda x: lax.fori_loop(0, 3, lambda _, y: y * x, x),
         lambda x: x.astype("float8_e4m3fn").astype("float32"),
         lambda x: jax.pure_callback(lambda y: y, x, x),
+        lambda x: jax.random.split(jax.random.key(x[0].astype(int))),
     ):
         assert numpy_programs._program(jax.jit(function).trace(x).jaxpr) is None
     assert float(jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, y: y + x, x))(2.0)) == 8.0
