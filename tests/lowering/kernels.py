@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from tests.accepted_ptx import AcceptedPtx
 
 from pallasite import plugins
-from pallasite.codegen.assembler import assemble
 from pallasite.codegen.llvm_ir import translate
 from pallasite.codegen.ptx import to_ptx
-from pallasite.codegen.tools import find_tool
 from pallasite.language.kernel import kernel
 from pallasite.language.kernel_call import kernel_call_p
 from pallasite.language.spec import KernelSpec
@@ -51,20 +51,29 @@ def spec_of(function: Callable[..., Any], *args: Any) -> KernelSpec:
 
 
 def compile_kernel(
-    function: Callable[..., Any], *args: Any, target: str = "sm_90", check: bool = True
+    function: Callable[..., Any],
+    *args: Any,
+    target: str = "sm_90",
+    check: bool = True,
+    strict: bool = False,
 ) -> Compiled:
-    """Compiles the kernel that ``function`` calls, and assembles it if there is an assembler."""
+    """Compiles the kernel that ``function`` calls, and notes it for ptxas if there is one, which
+    must not warn either if the check is strict."""
     lowered = lower_kernel(spec_of(function, *args), plugins.registry().targets[target])
     llvm = translate(lowered.module)
     ptx = to_ptx(llvm, lowered.target)
-    if check and find_tool("ptxas").path is not None:
-        assemble(ptx, lowered.name)
+    accepted = AcceptedPtx.of_session
+    if check and accepted is not None:
+        test = os.environ["PYTEST_CURRENT_TEST"]
+        accepted.check_later(ptx, lowered.target.name, test, strict=strict)
     return Compiled(str(lowered.module), llvm, ptx, lowered.launch, lowered.resources)
 
 
-def compile_to_ptx(function: Callable[..., Any], *args: Any, target: str = "sm_90") -> str:
+def compile_to_ptx(
+    function: Callable[..., Any], *args: Any, target: str = "sm_90", strict: bool = False
+) -> str:
     """The PTX of the kernel that ``function`` calls."""
-    return compile_kernel(function, *args, target=target).ptx
+    return compile_kernel(function, *args, target=target, strict=strict).ptx
 
 
 def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
