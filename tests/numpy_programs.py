@@ -27,7 +27,7 @@ _KNOWN = ROUNDED | {
     *map(np.dtype, ("uint8", "uint16", "uint32", "uint64")),
 }
 _MOST_EQUATIONS = 1000
-_MOST_ELEMENTS = 1 << 24
+_MOST_ELEMENTS = 1 << 22  # of the results of all equations; XLA takes less time for more
 _OPERANDS = (np.ndarray, np.generic, bool, int, float, literals.TypedNdArray)
 
 
@@ -79,7 +79,10 @@ def _program(jaxpr: Any) -> Function | None:
     try:
         if any(is_key(one.aval) for one in jaxpr.outvars):
             raise Unsupported
-        run, types = _function(jaxpr, [_MOST_EQUATIONS]), [one.aval for one in jaxpr.outvars]
+        run, types = (
+            _function(jaxpr, [_MOST_EQUATIONS, _MOST_ELEMENTS]),
+            [one.aval for one in jaxpr.outvars],
+        )
         consts, inputs = list(map(np.asarray, jaxpr.consts)), [one.aval for one in jaxpr.invars]
     except Unsupported:
         _programs[jaxpr] = None
@@ -114,7 +117,8 @@ def _to_jax(value: Any, aval: Any, operands: Sequence[Any]) -> Any:
 
 
 def _function(jaxpr: Any, left: list[int]) -> Function:
-    """A function of the constants and inputs of a jaxpr, for as many equations as are left."""
+    """A function of the constants and inputs of a jaxpr, for as many equations and elements of
+    their results as are left."""
     places: dict[Any, int] = {}
     fixed: list[Any] = []
 
@@ -131,7 +135,8 @@ def _function(jaxpr: Any, left: list[int]) -> Function:
     steps = []
     for equation in jaxpr.eqns:
         left[0] -= 1
-        if left[0] < 0 or equation.effects:
+        left[1] -= sum(math.prod(one.aval.shape) for one in equation.outvars)
+        if min(left) < 0 or equation.effects:
             raise Unsupported
         function = _of_equation(equation, left)
         sources = [place(one) for one in equation.invars]
@@ -161,8 +166,6 @@ def _check_type(aval: Any) -> None:
     if is_key(aval):
         return
     if type(aval) is not core.ShapedArray or aval.dtype not in _KNOWN:
-        raise Unsupported
-    if math.prod(aval.shape) > _MOST_ELEMENTS:
         raise Unsupported
 
 

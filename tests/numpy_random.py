@@ -16,6 +16,7 @@ from jax._src.random import prng, threefry2x32
 from tests.numpy_rules import RULES, Function, Unsupported
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+_MOST_NUMBERS = 1 << 16  # XLA takes less time for more.
 _PARITY = np.uint32(0x1BD11BDA)
 
 
@@ -23,14 +24,19 @@ def generate(first: Any, second: Any, x: Any, y: Any) -> list[Any]:
     """Two words for each two words of a counter, for a key of two words."""
     keys = [np.asarray(one, np.uint32) for one in (first, second)]
     keys.append(keys[0] ^ keys[1] ^ _PARITY)
+    shape = np.shape(x)
     x, y = (np.asarray(one, np.uint32) + key for one, key in zip((x, y), keys[:2], strict=True))
+    x, y = map(np.atleast_1d, (x, y))
     for group in range(5):
         for bits in _ROTATIONS[group % 2]:
-            x = x + y
-            y = (y << np.uint32(bits) | y >> np.uint32(32 - bits)) ^ x
-        x = x + keys[(group + 1) % 3]
-        y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
-    return [x, y]
+            x += y
+            lowest = y >> np.uint32(32 - bits)
+            y <<= np.uint32(bits)
+            y |= lowest
+            y ^= x
+        x += keys[(group + 1) % 3]
+        y += keys[(group + 2) % 3] + np.uint32(group + 1)
+    return [one.reshape(shape) for one in (x, y)]
 
 
 def _counters(shape: tuple[int, ...]) -> list[Any]:
@@ -52,6 +58,8 @@ def _check_key(aval: Any) -> None:
 def _bits(params: dict[str, Any], operands: list[Any], results: list[Any]) -> Function:
     _check_key(operands[0])
     shape, dtype = results[0].shape, results[0].dtype
+    if math.prod(shape) > _MOST_NUMBERS:
+        raise Unsupported
 
     def bits(key: Any) -> Any:
         high, low = generate(key[0], key[1], *_counters(shape))
