@@ -335,7 +335,10 @@ def _indices(
     for axis, (size, extent) in enumerate(zip(sizes, shape, strict=True)):
         first = np.zeros(around, np.int64)
         if axis in numbers.start:
-            first = starts[..., numbers.start.index(axis)].astype(np.int64)
+            first = starts[..., numbers.start.index(axis)]
+            if first.dtype == np.uint64:
+                first = np.minimum(first, np.uint64(np.iinfo(np.int64).max))
+            first = first.astype(np.int64)
         elif axis in numbers.batch:
             along = numbers.batch_of_starts[numbers.batch.index(axis)]
             first = np.broadcast_to(
