@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.narrow_types import FACTORS, TYPES
 
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite.plugin.ir import ops
 from pallasite_simulator import simulate
-
-TYPES = {
-    "e4m3": (8, ml_dtypes.float8_e4m3fn),
-    "e5m2": (8, ml_dtypes.float8_e5m2),
-    "e3m2": (6, ml_dtypes.float6_e3m2fn),
-    "e2m3": (6, ml_dtypes.float6_e2m3fn),
-    "e2m1": (4, ml_dtypes.float4_e2m1fn),
-}
-FACTORS = {"ue8m0": ml_dtypes.float8_e8m0fnu, "ue4m3": ml_dtypes.float8_e4m3fn}
 
 KINDS = [
     ("mxf8f6f4", "", 1, "ue8m0"),

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 from ptxas_forms import refusals, rejected
 from simulator_support import module, run_ptx
+from tests.narrow_types import FACTORS, TYPES
 
 from pallasite_simulator.errors import SimulationError
-
-TYPES = {
-    "e4m3": (8, ml_dtypes.float8_e4m3fn),
-    "e5m2": (8, ml_dtypes.float8_e5m2),
-    "e3m2": (6, ml_dtypes.float6_e3m2fn),
-    "e2m3": (6, ml_dtypes.float6_e2m3fn),
-    "e2m1": (4, ml_dtypes.float4_e2m1fn),
-}
-FACTORS = {"ue8m0": ml_dtypes.float8_e8m0fnu, "ue4m3": ml_dtypes.float8_e4m3fn}
 
 
 def program(name, half=False, selectors=()):
