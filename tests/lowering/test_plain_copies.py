@@ -1,4 +1,4 @@
-"""Copies of arrays whose rows, or windows' rows, are not multiples of 16 bytes."""
+"""Copies of arrays whose rows, or windows' rows, are not multiples of 16 bytes, or too long."""
 
 from __future__ import annotations
 
@@ -150,3 +150,30 @@ def test_copies_by_a_warp_and_under_a_predicate() -> None:
     )
     with config.scoped(sanitize=True):
         np.testing.assert_array_equal(function(X), X[:32] * 3)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize("columns", [308, 284])
+def test_rows_that_no_boxes_divide(columns: int, semantics: Any) -> None:
+    """Of 308 elements are 77 x 4, of 284 71 x 4: parts that do not begin at 128 bytes."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 992)).astype(jnp.float32))
+
+    def kernel(x_ref: Any, out_ref: Any, tile: Any, barrier: Any) -> None:
+        plgpu.copy_gmem_to_smem(x_ref.at[:, pl.ds(4, columns)], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        tile[...] = tile[...] * 3
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, out_ref.at[:, :columns])
+        plgpu.wait_smem_to_gmem(0)
+
+    function = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((2, 992), jnp.float32),
+        scratch_types=[plgpu.SMEM((2, columns), jnp.float32), plgpu.Barrier()],
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=semantics, plugin_options={"standard": {"partial_outputs": True}}
+        ),
+    )
+    with config.scoped(sanitize=True):
+        found = function(x)
+    np.testing.assert_array_equal(found[:, :columns], x[:, 4 : 4 + columns] * 3)

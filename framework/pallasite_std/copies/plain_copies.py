@@ -1,9 +1,10 @@
 """Copies by plain loads and stores of all lanes, of arrays that no copy engine takes.
 
-The engines want rows of global memory that are multiples of 16 bytes apart, and of as many bytes.
-Where an array's or a window's are not, the lanes of the thread that issues a copy move its elements
-one by one, in a loop, and are done when the copy has been issued; whoever waits for it finds it
-complete.
+The engines want rows of global memory that are multiples of 16 bytes apart, and of as many bytes;
+and what is longer than a box, in parts that begin at multiples of 128 bytes of shared memory. Where
+an array's or a window's extents do not allow that, the lanes of the thread that issues a copy move
+its elements one by one, in a loop, and are done when the copy has been issued; whoever waits for it
+finds it complete.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxlib.mlir import ir
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.lowering import RegisterArray, RuleContext
 from pallasite_std.copies.tensor_copies import start_value
+from pallasite_std.copies.tensor_map_types import MAXIMUM_BOX
 from pallasite_std.memory.padding import load_where
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.references import index_reference
@@ -39,13 +41,17 @@ def has_odd_rows(shape: Sequence[int], window: Sequence[int], element_bits: int)
     return element_bits >= 8 and any(n * element_bits % (8 * UNIT) for n in rows)
 
 
-def applies(window: MemoryReference) -> bool:
-    """Whether no engine copies a window of global memory, but all lanes can."""
+def applies(window: MemoryReference, shared: MemoryReference) -> bool:
+    """Whether all lanes copy what the engines refuse: odd rows, or more elements along a dimension
+    than one box has, which are not divided into boxes that shared memory has room for."""
     buffer = window.buffer
     if buffer is None or window.window is None:
         return False
     extents = [start.size for start in window.window]
-    return has_odd_rows(buffer.shape, extents, window.element_bits)
+    if has_odd_rows(buffer.shape, extents, window.element_bits):
+        return True
+    long = any(extent > MAXIMUM_BOX for extent in extents)
+    return long and window.element_bits >= 8 and shared.layout.is_contiguous
 
 
 def copy_to_shared(ctx: RuleContext, window: MemoryReference, shared: MemoryReference) -> None:

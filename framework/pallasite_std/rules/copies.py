@@ -103,7 +103,7 @@ def copy_gmem_to_smem(
             with remembered():
                 copy = plans.plan_load(ctx, source, destination, oob_mode)
         except InvalidValueError:
-            if not plain.applies(source):
+            if not plain.applies(source, destination):
                 raise
             _plain_load(ctx, source, destination, selected, predicate, arrive)
             return ()
@@ -271,7 +271,7 @@ def _copy_smem_to_gmem(
         try:
             issue = plans.plan_store(ctx, source, destination, reduction_op)
         except InvalidValueError:
-            if reduction_op is not None or not plain.applies(destination):
+            if reduction_op is not None or not plain.applies(destination, source):
                 raise
     if issue is None:
         wanted = None if predicate is None else ctx.scalar(predicate)
