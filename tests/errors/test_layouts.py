@@ -433,22 +433,6 @@ def test_shapes_that_do_not_broadcast():
 
 
 @refused(
-    UnsupportedError,
-    r"""
-    HERE: a bitcast between element types of different widths
-      got: float32 to int16
-      expected: types of the same width
-    """,
-)
-def test_bitcast_to_another_width():
-    @make((128, 64, 2), jnp.int16)
-    def kernel(x_ref, o_ref):
-        o_ref[...] = lax.bitcast_convert_type(x_ref[...], jnp.int16)  # here
-
-    build(kernel)
-
-
-@refused(
     MissingRuleError,
     r"""
     HERE: there is no debug_callback in kernels

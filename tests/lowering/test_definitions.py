@@ -99,6 +99,41 @@ def test_products_of_narrow_integers(dtype: str, semantics: Semantics) -> None:
     np.testing.assert_array_equal(product(jnp.asarray(a, dtype), jnp.asarray(b, dtype)), a @ b)
 
 
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize(
+    ("source", "target", "shape"),
+    [
+        ("float32", "uint16", (7, 5)),
+        ("bfloat16", "int8", (3, 11, 4)),
+        ("int32", "float8_e4m3fn", (32, 16)),
+        ("uint8", "int4", (9, 3)),
+        ("uint8", "float32", (5, 7, 4)),
+        ("int16", "int32", (33, 2)),
+        ("uint4", "int16", (5, 4)),
+        ("int32", "float16", ()),
+    ],
+)
+def test_bits_as_elements_of_another_width(
+    source: str, target: str, shape: tuple[int, ...], semantics: Semantics
+) -> None:
+    bits = np.random.default_rng(1).integers(0, 256, (*shape, 4)).astype(np.uint8)
+    x = jnp.asarray(bits.view(np.uint32)[..., 0]).astype(source)
+
+    def body(x: Any) -> Any:
+        return lax.bitcast_convert_type(x, target)
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = body(x_ref[...])
+
+    called = plgpu.kernel(
+        kernel,
+        out_type=jax.eval_shape(body, x),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    found, want = (np.asarray(one).astype(np.float64) for one in (called(x), body(x)))
+    np.testing.assert_array_equal(found, want)
+
+
 def test_keys_in_loops() -> None:
     def body(w: Any) -> Any:
         def step(i: Any, state: Any) -> Any:

@@ -133,6 +133,29 @@ def _in_order(x: Any) -> Any:
     return whole ^ ((whole >> (bits - 1)) & jnp.iinfo(whole.dtype).max)
 
 
+def _bits(dtype: Any) -> int:
+    if dtype == jnp.bool_:
+        return 8
+    return int((jnp.finfo if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo)(dtype).bits)
+
+
+def _bitcast(x: Any, *, new_dtype: Any, **params: Any) -> list[Any]:
+    """Between dtypes of different widths: the last dimension counts the narrow elements of a wide
+    one, the lowest bits first."""
+    old, new = _bits(x.dtype), _bits(new_dtype)
+    narrow, wide = jnp.dtype(f"uint{min(old, new)}"), jnp.dtype(f"uint{max(old, new)}")
+    shape = x.shape if old < new else (*x.shape, old // new)
+    first = lax.broadcasted_iota(wide, shape, len(shape) - 1) * min(old, new)
+    if old > new:
+        whole = lax.bitcast_convert_type(x, wide)
+        parts = lax.broadcast_in_dim(whole, shape, tuple(range(x.ndim))) >> first
+        return [lax.bitcast_convert_type(parts.astype(narrow), new_dtype)]
+    parts = lax.bitcast_convert_type(x, narrow).astype(wide) << first
+    # No two have a bit in common.
+    whole = jnp.sum(parts, axis=-1, dtype=wide)
+    return [lax.bitcast_convert_type(whole, new_dtype)]
+
+
 def _compared(function: Any) -> Definition:
     def compare(x: Any, y: Any, **params: Any) -> list[Any]:
         return [function(_in_order(x), _in_order(y))]
@@ -149,6 +172,12 @@ DEFINITIONS = {
         _for_platform, lambda equation: equation.params.get("branches_platforms") is not None
     ),
     primitives.add_jaxvals_p: Definition(_sum_of_cotangents),
+    lax.bitcast_convert_type_p: Definition(
+        _bitcast,
+        lambda equation: (
+            _bits(equation.invars[0].aval.dtype) != _bits(equation.outvars[0].aval.dtype)
+        ),
+    ),
     lax.split_p: Definition(_split),
     lax.stack_p: Definition(_stack),
     lax.unstack_p: Definition(_unstack),
