@@ -206,7 +206,11 @@ def _pairs(dtype, seed=0):
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
 def test_atan2(dtype):
-    y, x = _pairs(dtype)
+    kind = np.finfo(dtype)
+    tiny = np.array([0, 1, 2, 3, 1000], dtype) * kind.smallest_subnormal
+    tiny = np.concatenate([tiny, -tiny, [kind.tiny, kind.tiny * 2]]).astype(dtype)
+    few = [grid.ravel() for grid in np.meshgrid(tiny, tiny)]
+    y, x = (np.concatenate(pair) for pair in zip(_pairs(dtype), few, strict=True))
     result = run(lambda a, b: BINARY["atan2"](a, b, dtype, False, HOST), [y, x], dtype)
     exact = np.arctan2(long_double(y), long_double(x))
     errors = ulp_errors(result, exact)

@@ -259,9 +259,11 @@ def atan2(y: Real, x: Real, approximate: bool, hardware: Hardware) -> Real:
     one, zero = x.constant(1.0), x.constant(0.0)
     tall, long = rise.equals(math.inf), run.equals(math.inf)
     nothing = rise.equals(0.0) & run.equals(0.0)
-    # A scale keeps sums of huge numbers finite.
-    limit = 2.0 ** (x.format.bias - 3)
-    scale = ((rise > limit) | (run > limit)).choose(x.constant(0.25), 1.0)
+    # A scale keeps sums of huge numbers finite, and products of tiny ones exact.
+    limit, far = 2.0 ** (x.format.bias - 3), 2.0 ** (x.format.bias // 2)
+    tiny = (rise < 1 / far) & (run < 1 / far)
+    huge = (rise > limit) | (run > limit)
+    scale = huge.choose(x.constant(0.25), tiny.choose(x.constant(far), 1.0))
     # Infinities count as 1 beside 0, or beside another 1.
     rise = tall.choose(one, long.choose(zero, rise * scale))
     run = long.choose(one, tall.choose(zero, nothing.choose(one, run * scale)))
