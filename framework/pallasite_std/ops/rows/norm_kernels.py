@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -255,38 +255,38 @@ def keeps_rows(
 def _gradient_tiling(
     norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], clusters: bool
 ) -> RowTiling:
-    if clusters and (norm.weight or norm.bias) and columns > 8 * PAIRED * LANES:
-        shared = shared_tiling(columns, size_of(dtype), (PAIRED, MOST_SHARED))
+    if clusters and (norm.weight or norm.bias) and columns > MOST_WARPGROUPS * PAIRED * LANES:
+        shared = shared_tiling(columns, size_of(dtype))
         if shared is not None:
             return shared
     return row_tiling(rows, columns, size_of(dtype), GRADIENT)
 
 
-MOST_SHARED = 21
-"""Elements that a lane may have of a row that a cluster shares, if nothing less is possible."""
+MOST_SHARED = 32
+"""Elements that a lane of four warpgroups may have of a row that a cluster of eight shares."""
 
 
-def shared_tiling(columns: int, itemsize: int, limits: Sequence[int]) -> RowTiling | None:
+def shared_tiling(columns: int, itemsize: int) -> RowTiling | None:
     """The tiling of rows that the blocks of a cluster share, as few as possible; None if such
-    blocks cannot hold them.
-
-    Args:
-      columns, itemsize: of the matrix.
-      limits: elements of a lane, of which the first that is possible counts.
-    """
+    blocks cannot hold them."""
     vector = VECTOR_BYTES // itemsize
-    for limit in limits:
-        for blocks in (2, 4, 8):
-            fitting = [
-                RowTiling(1, threads, columns // (threads * blocks), columns, blocks)
-                for threads in range(MOST_WARPGROUPS, 3, -1)
-                if columns % (threads * blocks * vector) == 0
-            ]
-            fitting = [one for one in fitting if one.chunk <= limit * LANES]
-            if fitting:
-                # Whole vectors of sums in float32 for each lane, if possible.
-                return min(fitting, key=lambda one: one.chunk % (4 * LANES) > 0)
-    return None
+    counts = range(4, MOST_WARPGROUPS + 1)
+
+    def fitting(blocks: int, limit: int) -> list[RowTiling]:
+        return [
+            RowTiling(1, threads, columns // (threads * blocks), columns, blocks)
+            for threads in counts
+            if columns % (threads * blocks * vector) == 0
+            and columns // (threads * blocks) <= limit * LANES
+        ]
+
+    for blocks in (2, 4, 8):
+        found = fitting(blocks, PAIRED)
+        if found:
+            # Whole vectors of sums in float32 for each lane, if possible, of few elements.
+            return min(found, key=lambda one: (one.chunk % (4 * LANES) > 0, one.chunk))
+    # Registers for values in between are the fewest where warpgroups are few.
+    return next(iter(fitting(8, MOST_SHARED)), None)
 
 
 def resident_clusters(multiprocessors: int, blocks: int) -> int:
