@@ -12,7 +12,7 @@ import pytest
 
 import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
-from pallasite_hopper.ops.flash.backward import attention_backward, separate_heads
+from pallasite_hopper.ops.flash.backward import attention_backward
 from pallasite_hopper.ops.flash.backward_config import (
     BackwardConfig,
     BackwardProblem,
@@ -105,12 +105,13 @@ def test_lengths_that_do_not_divide_the_tiles(q_seq, kv_seq, causal):
     check(q_seq=q_seq, kv_seq=kv_seq, causal=causal)
 
 
-def test_heads_in_blocks_of_their_own():
+@pytest.mark.parametrize("causal", [False, True])
+def test_parts_of_queries(causal):
     """Few blocks of much work: queries that share keys are divided among more of them."""
-    shapes = dict(kv_seq=64, q_seq=513, heads=(4, 2), head_dim=32)
-    problem = BackwardProblem(1, 4, 2, 513, 64, 32, jnp.bfloat16, False, 1.0, None, False)
-    assert separate_heads(problem, default_config(problem))
-    check(**shapes, q_lengths=[400])
+    shapes = dict(kv_seq=513, q_seq=513, heads=(4, 2), head_dim=32)
+    problem = BackwardProblem(1, 4, 2, 513, 513, 32, jnp.bfloat16, causal, 1.0, None, False)
+    assert default_config(problem).parts > 1
+    check(**shapes, q_lengths=[400], causal=causal)
 
 
 @pytest.mark.parametrize(("heads", "causal"), [((4, 2), True), ((3, 1), False)])
@@ -144,7 +145,7 @@ def test_sequences_with_lengths_of_their_own(causal):
 CONFIGS = {
     "plain": BackwardConfig(ahead="nothing"),
     "dk": BackwardConfig(ahead="dk", ds_stages=2),
-    "scores": BackwardConfig(ahead="scores", ds_stages=2),
+    "scores": BackwardConfig(ahead="scores", ds_stages=2, parts=2),
     "values_first": BackwardConfig(values_first=True, heads_per_section=2),
     "80": BackwardConfig(block_q=80, transposed_dq=True, ahead="nothing", stagger=True),
     "one_stage": BackwardConfig(q_stages=1, d_out_stages=1, ahead="nothing"),

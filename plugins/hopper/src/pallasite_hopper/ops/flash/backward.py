@@ -16,13 +16,10 @@ from pallasite_hopper.ops.flash.backward_config import (
     BackwardProblem,
     default_config,
 )
-from pallasite_hopper.ops.flash.config import HEAD_STEP, LARGEST_HEAD, MULTIPROCESSORS
+from pallasite_hopper.ops.flash.config import HEAD_STEP, LARGEST_HEAD
 from pallasite_hopper.ops.flash.terms import MASK_STEP, Terms, given_arrays, with_arrays
 from pallasite_std.api import Extras
 from pallasite_std.api import padded as padded_to
-
-_MUCH = 512
-"""Queries."""
 
 
 def attention_backward(
@@ -110,7 +107,7 @@ def attention_backward(
     tiles, shape = backward_tiles.build(problem, config)
     operands = [q, k, v, d_out, statistics, *([] if lengths is None else [lengths]), *given]
     sums, dk, dv = tiles(*operands, jnp.zeros(shape, jnp.float32))
-    dk, dv = (_of_shared(one, kv_heads) for one in (dk, dv))
+    dk, dv = (_of_shared(_of_parts(one, config.parts), kv_heads) for one in (dk, dv))
     gradients = (backward_rows.convert_dq(problem, config, sums), dk, dv)
     if size == problem.head_dim:
         return gradients
@@ -119,15 +116,16 @@ def attention_backward(
 
 
 def separate_heads(problem: BackwardProblem, config: BackwardConfig) -> bool:
-    """Whether query heads that share keys are better off in blocks of their own: of those that go
-    through all of them there are too few for the multiprocessors, and each has much to do. Masks
-    that differ among such heads need it."""
-    if problem.group == 1:
-        return False
-    if "visits" in problem.terms.of_head:
-        return True
-    blocks = -(-problem.kv_seq // config.block_kv) * problem.batch * problem.kv_heads
-    return 2 * blocks <= MULTIPROCESSORS and problem.q_seq >= _MUCH
+    """Whether query heads that share keys need blocks of their own: masks differ among them."""
+    return problem.group > 1 and "visits" in problem.terms.of_head
+
+
+def _of_parts(gradient: jax.Array, parts: int) -> jax.Array:
+    """The sum over parts of the queries."""
+    if parts == 1:
+        return gradient
+    each = gradient.reshape(parts, -1, *gradient.shape[1:])
+    return each.astype(jnp.float32).sum(axis=0).astype(gradient.dtype)
 
 
 def _of_shared(gradient: jax.Array, kv_heads: int) -> jax.Array:

@@ -42,6 +42,8 @@ class BackwardConfig:
         ones, so that what they share stays in the L2 cache; None chooses by its size.
       stagger: blocks of one head begin at different queries, so that they do not add to the same
         gradients at once. Without causal mask only.
+      parts: blocks that share a tile of keys, of which each goes through a part of the queries;
+        what they have for keys and values is added up afterwards.
       registers: of a lane of a consumer warpgroup.
     """
 
@@ -56,6 +58,7 @@ class BackwardConfig:
     values_first: bool = False
     heads_per_section: int | None = None
     stagger: bool = False
+    parts: int = 1
     registers: int = 240
 
     def __post_init__(self) -> None:
@@ -96,6 +99,10 @@ class BackwardConfig:
             raise InvalidValueError(
                 "BackwardConfig.shared_keys goes with block_q=64 and none of the other options",
                 got=self,
+            )
+        if self.parts < 1:
+            raise InvalidValueError(
+                "BackwardConfig.parts", got=self.parts, expected="a positive number"
             )
         if self.ds_stages not in (1, 2):
             raise InvalidValueError(
@@ -166,7 +173,35 @@ class BackwardProblem:
 
 
 def default_config(problem: BackwardProblem) -> BackwardConfig:
-    """A configuration that suits the head size and the mask."""
+    """A configuration that suits the head size, the mask and the number of tiles."""
+    config = _for_heads(problem)
+    return dataclasses.replace(config, parts=_parts(problem, config))
+
+
+MOST_PARTS = 8
+_ADDING = 3
+"""Steps that take as long as it takes to add up what parts have for keys and values."""
+
+
+def _parts(problem: BackwardProblem, config: BackwardConfig) -> int:
+    """How many blocks share a tile of keys, where there are few of these."""
+    heads = problem.q_heads if problem.terms.has("block_mask") else problem.kv_heads
+    blocks = -(-problem.kv_seq // config.block_kv) * problem.batch * heads
+    seen = problem.q_seq
+    if problem.left is not None:
+        seen = min(seen, problem.left + (problem.ahead or 0) + config.block_kv)
+    steps = -(-seen // config.block_q)
+    if blocks >= MULTIPROCESSORS:
+        return 1
+
+    def cost(parts: int) -> int:
+        rounds = -(-blocks * parts // MULTIPROCESSORS)
+        return rounds * -(-steps // parts) * problem.group + _ADDING * (parts > 1)
+
+    return min(range(1, max(1, min(steps, MOST_PARTS)) + 1), key=cost)
+
+
+def _for_heads(problem: BackwardProblem) -> BackwardConfig:
     # More loops, or more arithmetic, leave too few registers for matmuls across steps.
     simple = problem.group == 1 and problem.soft_cap is None and not problem.terms.biased
     tiles = -(-problem.kv_seq // (2 * ROWS)) * problem.batch * problem.q_heads

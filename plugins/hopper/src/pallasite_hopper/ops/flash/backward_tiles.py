@@ -110,11 +110,12 @@ def build(
     """The kernel as a function of q, k, v, d_out, statistics, [lengths,] sums.
 
     The results are the sums for the gradient of q, which begin as zeros of float32 of the shape
-    that is returned as well, and the gradients of k and v.
+    that is returned as well, and the gradients of k and v, of each part of the queries: a batch of
+    arrays like k and v for each.
     """
     tiles = Tiles(problem, config)
     p, c, dq = problem, config, tiles.dq
-    kv_shape = (p.batch, p.kv_seq, p.kv_heads, p.head_dim)
+    kv_shape = (c.parts * p.batch, p.kv_seq, p.kv_heads, p.head_dim)
     line = -(-c.block_q // _LINE) * _LINE
     segments = p.terms.has("q_segments")
     scratch = {
@@ -158,7 +159,7 @@ def build(
             approx_math=True,
             unsafe_no_auto_barriers=True,
         ),
-        grid=(tiles.kv_tiles * p.batch * p.kv_heads,),
+        grid=(tiles.kv_tiles * p.batch * p.kv_heads * c.parts,),
         grid_names=("block",),
         num_threads=c.warpgroups + 1,
         thread_name="warpgroup",
@@ -180,6 +181,7 @@ class Block:
       offset: query i sees keys up to i + offset, with a causal mask.
       keys: number of keys that exist.
       visits: the list of tiles.
+      result: of its part of the queries and its batch, among the gradients of keys and values.
     """
 
     batch: Any
@@ -192,6 +194,7 @@ class Block:
     offset: Any
     keys: Any
     visits: Visits | None = None
+    result: Any = None
 
 
 class Tiles:
@@ -238,7 +241,9 @@ class Tiles:
     def block(self, lengths_g: Any) -> Block:
         """Which tile of keys this block has, longest first within a section of heads."""
         p, c = self.problem, self.config
-        number = lax.axis_index("block")
+        number, part = lax.axis_index("block"), jnp.int32(0)
+        if c.parts > 1:
+            number, part = _divide(number, c.parts)
         section, inside = _divide(number, self.kv_tiles * self.section)
         tile, head = _divide(inside, self.section)
         batch, kv_head = _divide(section * self.section + head, p.kv_heads)
@@ -282,7 +287,17 @@ class Tiles:
             entry = (*p.terms.entry("visits", batch, kv_head * p.group), tile)
             visits = Visits(self.given["visits"].at[entry])
             begin, full, stop, end = map(visits.place, (begin, full, stop, end))
-        return Block(batch, kv_head, first_key, begin, full, stop, end, offset, keys, visits)
+        result = batch
+        if c.parts > 1:
+            first, steps = begin, end - begin
+            begin = first + lax.div(steps * part, jnp.int32(c.parts))
+            end = first + lax.div(steps * (part + 1), jnp.int32(c.parts))
+            full = jnp.clip(full, begin, end)
+            stop = jnp.clip(stop, full, end)
+            result = part * p.batch + batch
+        return Block(
+            batch, kv_head, first_key, begin, full, stop, end, offset, keys, visits, result
+        )
 
     def segments(self, batch: Any, tile: Any) -> tuple[Any, Any, tuple[Any, Any]]:
         """Tiles of queries [begin, end) that may see a tile of keys, and of those that see all."""
@@ -302,7 +317,8 @@ class Tiles:
         """The tile of queries of a step."""
         if block.visits is not None:
             return block.visits.tile(block.begin + step)
-        if not self.config.stagger or self.problem.windowed or self.problem.terms:
+        staggered = self.config.stagger and self.config.parts == 1
+        if not staggered or self.problem.windowed or self.problem.terms:
             return block.begin + step
         start = lax.rem(
             lax.div(block.first_key, jnp.int32(self.config.block_q)), jnp.maximum(block.end, 1)

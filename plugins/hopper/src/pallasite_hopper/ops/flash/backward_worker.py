@@ -326,7 +326,7 @@ class Worker:
         """Where this warpgroup's gradients go, in shared and in global memory."""
         block = self.block
         keys = pl.ds(block.first_key + self.first_key, ROWS)
-        return (self.rows, slice(None)), (block.batch, keys, block.kv_head)
+        return (self.rows, slice(None)), (block.result, keys, block.kv_head)
 
 
 def worker_class(config: BackwardConfig) -> type[Worker]:
@@ -407,4 +407,4 @@ class SharedKeysWorker(Worker):
         """Where this warpgroup's gradients go, in shared and in global memory."""
         block = self.block
         keys = pl.ds(block.first_key, ROWS)
-        return (slice(None), self.dims), (block.batch, keys, block.kv_head, self.dims)
+        return (slice(None), self.dims), (block.result, keys, block.kv_head, self.dims)
