@@ -111,14 +111,14 @@ def test_norms_to_another_dtype(columns):
 @pytest.mark.parametrize(("rows", "columns"), [(11, 2048), (7, 3000), (23, 160), (5, 12288)])
 def test_gradients_of_many_rows_of_a_block(rows, columns):
     """Blocks that go over many rows, two of which are reduced together, and one that is left; long
-    rows are shared by the blocks of a cluster."""
+    rows are fetched before their turn in both directions."""
     norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, False, np.dtype(np.float32))
     dtype = np.dtype(np.float32)
     x, d_out = random(1, (rows, columns), dtype) + 3, random(2, (rows, columns), dtype)
     weight, bias = random(3, (columns,), dtype), random(4, (columns,), dtype)
-    forward = norm_kernels.forward(norm, rows, columns, dtype, True, 2, 60_000, True)
+    forward = norm_kernels.forward(norm, rows, columns, dtype, True, 1, 110_000)
     out, *moments = forward(x, weight, bias)
-    kernel = norm_kernels.backward(norm, rows, columns, dtype, 2, 1 << 17, True)
+    kernel = norm_kernels.backward(norm, rows, columns, dtype, 1, 1 << 17)
     d_x, *sums = kernel(x, d_out, *moments, weight)
     reference = functools.partial(row_references.norm, residual=None, centered=True, epsilon=1e-5)
     with jax.enable_x64(True):

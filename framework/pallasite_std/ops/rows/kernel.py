@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -31,12 +32,6 @@ type Work = Generator[Reductions, tuple[Any, ...], None]
 
 INSIDE = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
 """Whole rows, of any width that vectors divide, are copied."""
-
-CLUSTER = "side"
-"""The axis of the blocks that share a row."""
-
-MOST_VALUES = 4
-"""Values that blocks of a cluster reduce at a time."""
 
 MOST_KEPT = 4
 """Elements of a row that a lane keeps in registers although they are in shared memory."""
@@ -125,7 +120,7 @@ class Rows:
       tiling: how they are distributed.
       first: the number of the first row.
       place: index of the rows in a matrix.
-      thread: which of the warpgroups that share a row this is, in all blocks.
+      thread: which of the warpgroups that share a row this is.
       resident: the columns that this warpgroup holds, if rows are held.
       staged: by the identity of a matrix, where in shared memory these columns of it are.
       held: by the identity of a vector, its elements for these columns, or rows, if they are in
@@ -261,7 +256,7 @@ class Rows:
         def write() -> None:
             ref[self.place] = value.astype(ref.dtype)
 
-        if self.tiling.parts == 1:
+        if self.tiling.threads == 1:
             write()
         else:
             pl.when(self.thread == 0)(write)
@@ -350,47 +345,6 @@ class Exchange:
         return tuple(results)
 
 
-class ClusterExchange(Exchange):
-    """The same among the warpgroups of all blocks of a cluster.
-
-    Each reduction of a step has a barrier and a place of its own, and those of the next step
-    others: what a block sends for a step that another has not begun cannot be taken for the sums of
-    the step before.
-
-    Args:
-      tiling: of the rows.
-      partials: shared memory, (reductions, warpgroups, values), float32.
-      barrier: for each of the reductions, on which all warpgroups arrive.
-      first: the first reduction.
-    """
-
-    def __init__(self, tiling: RowTiling, partials: Any, barrier: Any, first: Any = 0) -> None:
-        super().__init__(tiling.parts, partials, barrier, first)
-        self.blocks = tiling.blocks
-
-    def __call__(self, thread: Any, values: Sequence[Any], kinds: Sequence[str]) -> tuple[Any, ...]:
-        """The combined values."""
-        number, self.next = self.next, self.next + 1
-        places = lax.broadcasted_iota(jnp.int32, (MOST_VALUES,), 0)
-        packed = jnp.zeros((MOST_VALUES,), jnp.float32)
-        for place, value in enumerate(values):
-            packed = jnp.where(places == place, value, packed)
-        barrier = self.barrier.at[number]
-        for block in range(self.blocks):
-            plgpu.async_store_smem(
-                packed, self.partials.at[number, thread], barrier,
-                cluster_idx=jnp.int32(block), cluster_dim=CLUSTER,
-            )  # fmt: skip
-        plgpu.barrier_wait(barrier)
-        results = []
-        for place, kind in enumerate(kinds):
-            total = self.partials[number, 0, place]
-            for other in range(1, self.threads):
-                total = COMBINE[kind](total, self.partials[number, other, place])
-            results.append(total)
-        return tuple(results)
-
-
 @dataclasses.dataclass(frozen=True)
 class Staging:
     """How rows are fetched to shared memory before their turn.
@@ -436,19 +390,13 @@ def threads_of(tiling: RowTiling, slots: int, dtype: Any = jnp.float32) -> dict[
 
     Args:
       tiling: how they share it.
-      slots: values that they exchange; at least as many as there are reductions.
+      slots: values that they exchange.
       dtype: of these.
     """
-    if tiling.parts == 1:
+    if tiling.threads == 1:
         return {}
     several: dict[str, Any] = dict(num_threads=tiling.threads, thread_name="part")
-    if tiling.blocks > 1:
-        several |= dict(cluster=(tiling.blocks,), cluster_names=(CLUSTER,))
-        several["scratch_types"] = dict(
-            partials=plgpu.SMEM((slots, tiling.parts, MOST_VALUES), jnp.float32),
-            barrier=plgpu.Barrier(num_arrivals=tiling.parts, num_barriers=slots),
-        )
-    elif slots:
+    if slots:
         several["scratch_types"] = dict(
             partials=plgpu.SMEM((slots, tiling.threads), dtype),
             barrier=plgpu.Barrier(num_arrivals=tiling.threads),
@@ -521,6 +469,7 @@ def folding_row_kernel(
     params: Any = None,
     vectors: Sequence[int] = (),
     of_rows: Sequence[int] = (),
+    most_held: float = math.inf,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel whose blocks go over many rows each, and keep sums over them in registers.
 
@@ -541,6 +490,7 @@ def folding_row_kernel(
       params: ``CompilerParams``.
       vectors: numbers of the operands with an element for each column, which stay in registers.
       of_rows: of those with an element for each row, which is read a step before.
+      most_held: registers of a lane for vectors; those that do not fit are read for each row.
     """
     height, threads = tiling.height, tiling.threads
     together = 1 if staging is None else staging.together
@@ -550,21 +500,20 @@ def folding_row_kernel(
 
     def over_rows(*refs: Any, **scratch: Any) -> None:
         block = lax.axis_index("block")
-        own = lax.axis_index("part") if threads > 1 else 0
-        thread = own
-        if tiling.blocks > 1:
-            thread = own + threads * lax.axis_index(CLUSTER)
+        thread = lax.axis_index("part") if threads > 1 else 0
         staged_names = () if staging is None else ("loaded", *staging.names)
         ring = {name: scratch.pop(name) for name in staged_names}
 
         chunk = Rows(tiling, 0, thread).resident
-        held = {id(refs[one]): refs[one][pl.ds(chunk.first, chunk.width)] for one in vectors}
+        held, room = dict[int, Any](), most_held
+        for one in vectors:
+            room -= refs[one].dtype.itemsize * chunk.width / (4 * LANES)
+            if room >= 0:
+                held[id(refs[one])] = refs[one][pl.ds(chunk.first, chunk.width)]
 
         def exchange_of(step: Any) -> Exchange | None:
             # The slots of one step are free two steps later.
             first = lax.rem(step, 2) * exchanges
-            if tiling.blocks > 1:
-                return ClusterExchange(tiling, **scratch, first=first)
             return Exchange(threads, **scratch, first=first) if scratch else None
 
         def early(step: Any) -> tuple[Any, ...]:
@@ -605,11 +554,11 @@ def folding_row_kernel(
             carry = lax.fori_loop(0, steps, work, carry)
         else:
             sources = refs[: staging.operands]
-            loaded = ring.pop("loaded").at[pl.ds(own * staging.stages, staging.stages)]
+            loaded = ring.pop("loaded").at[pl.ds(thread * staging.stages, staging.stages)]
             buffers = [ring[name] for name in staging.names]
 
             def places(stage: Any, number: int) -> list[Any]:
-                parts = (stage,) if threads == 1 else (stage, own)
+                parts = (stage,) if threads == 1 else (stage, thread)
                 parts = parts if together == 1 else (*parts, number)
                 return [buffer.at[parts] for buffer in buffers]
 
@@ -679,13 +628,14 @@ def streamed_row_kernel(
     name: str,
     exchanges: int,
     vectors: Sequence[int] = (),
+    most_held: float = math.inf,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """:func:`row_kernel` with blocks that go over many rows, which are fetched before their turn.
 
     Args:
       body, rows, out_types, name, exchanges: as of :func:`row_kernel`.
       tiling: whose warpgroups hold a row.
-      blocks, staging, vectors: as of :func:`folding_row_kernel`.
+      blocks, staging, vectors, most_held: as of :func:`folding_row_kernel`.
     """
 
     def work(block: Rows, *refs: Any) -> Work:
@@ -696,5 +646,6 @@ def streamed_row_kernel(
         """There are no sums."""
 
     return folding_row_kernel(
-        work, finish, rows, tiling, blocks, 0, out_types, name, exchanges, staging, None, vectors
-    )
+        work, finish, rows, tiling, blocks, 0, out_types, name, exchanges, staging, None, vectors,
+        most_held=most_held,
+    )  # fmt: skip

@@ -87,10 +87,9 @@ def forward(
     saves: bool = False,
     multiprocessors: int = 1,
     shared_memory: int = 0,
-    clusters: bool = False,
 ) -> Callable[..., Any]:
     """The kernel, a function of x, residual?, weight?, bias?; ``shared_memory`` may hold rows that
-    are fetched before their turn, of which the blocks of a cluster may have a part each.
+    are fetched before their turn.
 
     Returns:
       the result, the scales of its rows if it is quantised, and the sum of x and residual if there
@@ -154,15 +153,13 @@ def forward(
             return
 
         def exact(chunk: Chunk) -> Any:
-            if early:
-                return weighted(chunk) * block.spread(scale, chunk)
-            return chunk.computed(out, lambda: value(chunk))
+            return weighted(chunk) if early else chunk.computed(out, lambda: value(chunk))
 
-        if early:
-            largest = largest * scale
-        else:
+        if not early:
             (largest,) = block.reduce(lambda chunk: (abs(exact(chunk)),), "max")
         step, inverse = row_scale(largest, norm.quantized)
+        if early:
+            step = jnp.where(largest == 0.0, 1.0, step * scale)
         block.store(scales, step)
 
         def quantize(chunk: Chunk) -> None:
@@ -180,54 +177,42 @@ def forward(
     if saves:
         out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
-    machine = multiprocessors, shared_memory, clusters
-    streamed = None if norm.residual else streamed_rows(rows, columns, dtype, *machine)
+    blocks = max(1, multiprocessors)
+    streamed = None if norm.residual else streamed_rows(rows, columns, dtype, blocks, shared_memory)
     if streamed is None:
         return row_kernel(body, rows, tiling, out_types, norm.name, exchanges)
     parts, staging = streamed
-    blocks = resident_clusters(multiprocessors, parts.blocks)
-    vectors = range(1, 1 + norm.weight + norm.bias) if HOLD else ()
+    vectors = range(1, 1 + norm.weight + norm.bias)
+    most_held = HELD_SHARE * _WARPGROUPS / parts.threads
     return streamed_row_kernel(
-        body, rows, parts, blocks, staging, out_types, norm.name, exchanges, vectors
+        body, rows, parts, blocks, staging, out_types, norm.name, exchanges, vectors, most_held
     )
 
 
-HOLD = False
-"""Whether weight and bias stay in registers meanwhile."""
-STREAMED_BYTES = 48 * 1024
-"""Rows of so many bytes are fetched before their turn: a multiprocessor has registers for few."""
+HELD_SHARE = 0.32
+"""Of a lane's registers, for weight and bias while rows are streamed."""
+STREAMED_COLUMNS = 8192
+"""Rows of more are fetched before their turn: a multiprocessor has registers for few."""
 STREAMED_WARPGROUPS = range(4, MOST_WARPGROUPS + 1)
 
 
 def streamed_rows(
-    rows: int,
-    columns: int,
-    dtype: np.dtype[Any],
-    multiprocessors: int,
-    shared_memory: int,
-    clusters: bool,
+    rows: int, columns: int, dtype: np.dtype[Any], blocks: int, shared_memory: int
 ) -> tuple[RowTiling, Staging] | None:
     """How a block on each multiprocessor goes over long rows; None where it is not to.
 
     Args:
       rows, columns, dtype: of the matrix.
-      multiprocessors: that share the rows.
+      blocks: that share the rows.
       shared_memory: bytes that a block may use for them.
-      clusters: whether blocks may share a row.
     """
     size = size_of(dtype)
-    if columns * size < STREAMED_BYTES or not shared_memory:
+    vector, stages = VECTOR_BYTES // size, (shared_memory - 4096) // (columns * size)
+    if columns <= STREAMED_COLUMNS or stages < 2 or rows < 4 * blocks:
         return None
-    for blocks in (1, 2, 4, 8) if clusters else (1,):
-        stages = (shared_memory - 4096) * blocks // (columns * size)
-        for threads in STREAMED_WARPGROUPS:
-            chunk, rest = divmod(columns, threads * blocks)
-            whole = not rest and chunk * size % VECTOR_BYTES == 0
-            if stages < 2 or not whole or chunk > FORWARD.limit(threads):
-                continue
-            if rows < 4 * resident_clusters(multiprocessors, blocks):
-                return None
-            tiling = RowTiling(1, threads, chunk, columns, blocks)
+    for threads in STREAMED_WARPGROUPS:
+        if columns % (threads * vector) == 0 and columns // threads <= FORWARD.limit(threads):
+            tiling = RowTiling(1, threads, columns // threads, columns)
             return tiling, Staging(min(MOST_STAGES, stages), (dtype,))
     return None
 
@@ -244,58 +229,30 @@ def affine(norm: Norm, chunk: Chunk, x: Any, weight: Any, bias: Any) -> Any:
 # Backward -----------------------------------------------------------------------------------------
 
 
-def keeps_rows(
-    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], clusters: bool = False
-) -> bool:
+def keeps_rows(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> bool:
     """Whether :func:`backward` serves: registers hold a row, or there are no sums over rows."""
-    tiling = _gradient_tiling(norm, rows, columns, dtype, clusters)
-    return tiling.resident or not (norm.weight or norm.bias)
+    return _gradient_tiling(norm, rows, columns, dtype).resident or not (norm.weight or norm.bias)
 
 
-def _gradient_tiling(
-    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], clusters: bool
-) -> RowTiling:
-    if clusters and (norm.weight or norm.bias) and columns > MOST_WARPGROUPS * PAIRED * LANES:
-        shared = shared_tiling(columns, size_of(dtype))
-        if shared is not None:
-            return shared
-    return row_tiling(rows, columns, size_of(dtype), GRADIENT)
+def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
+    tiling = row_tiling(rows, columns, size_of(dtype), GRADIENT)
+    sums = norm.weight + norm.bias
+
+    def suits(one: RowTiling) -> bool:
+        enough = _registers(one, sums) <= _available(one, 1)
+        return one.resident and one.chunk % (4 * LANES) == 0 and enough
+
+    if tiling.chunk == columns or not sums or suits(tiling):
+        return tiling
+    # As many warpgroups as have whole vectors of sums in float32, and registers enough.
+    counts = range(MOST_WARPGROUPS, 1, -1)
+    others = (RowTiling(1, threads, columns // threads, columns) for threads in counts)
+    within = (one for one in others if _LEAST_CHUNK <= one.chunk <= _MOST_CHUNK)
+    return next(filter(suits, within), tiling)
 
 
-MOST_SHARED = 32
-"""Elements that a lane of four warpgroups may have of a row that a cluster of eight shares."""
-
-
-def shared_tiling(columns: int, itemsize: int) -> RowTiling | None:
-    """The tiling of rows that the blocks of a cluster share, as few as possible; None if such
-    blocks cannot hold them."""
-    vector = VECTOR_BYTES // itemsize
-    counts = range(4, MOST_WARPGROUPS + 1)
-
-    def fitting(blocks: int, limit: int) -> list[RowTiling]:
-        return [
-            RowTiling(1, threads, columns // (threads * blocks), columns, blocks)
-            for threads in counts
-            if columns % (threads * blocks * vector) == 0
-            and columns // (threads * blocks) <= limit * LANES
-        ]
-
-    for blocks in (2, 4, 8):
-        found = fitting(blocks, PAIRED)
-        if found:
-            # Whole vectors of sums in float32 for each lane, if possible, of few elements.
-            return min(found, key=lambda one: (one.chunk % (4 * LANES) > 0, one.chunk))
-    # Registers for values in between are the fewest where warpgroups are few.
-    return next(iter(fitting(8, MOST_SHARED)), None)
-
-
-def resident_clusters(multiprocessors: int, blocks: int) -> int:
-    """How many clusters of so many blocks run at a time, one block on each multiprocessor.
-
-    Clusters lie within parts of the chip that have 16 or 18 multiprocessors.
-    """
-    whole = multiprocessors if blocks <= 2 else multiprocessors - multiprocessors % 16
-    return max(1, whole // blocks)
+_LEAST_CHUNK, _MOST_CHUNK = 1024, 4096
+"""Columns of a warpgroup: with fewer, what it waits for others takes longer than its work."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -306,7 +263,6 @@ def backward(
     dtype: np.dtype[Any],
     multiprocessors: int,
     shared_memory: int,
-    clusters: bool = False,
 ) -> Callable[..., Any]:
     """The kernel, a function of x (or the sum with the residual), d_out, the moments that
     :func:`forward` saves, weight?, d_sum?.
@@ -316,7 +272,7 @@ def backward(
       which gradients by weight and bias are made, float32 (blocks, columns) each: registers have to
       hold a row (:func:`keeps_rows`).
     """
-    tiling = _gradient_tiling(norm, rows, columns, dtype, clusters)
+    tiling = _gradient_tiling(norm, rows, columns, dtype)
     count = norm.weight + norm.bias
 
     def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> Work:
@@ -375,10 +331,7 @@ def backward(
         return row_kernel(alone, rows, tiling, out_types, name, exchanges)
     resident, staging = staged_rows(tiling, rows, count, (dtype, norm.out_dtype), shared_memory)
     group = tiling.height * (1 if staging is None else staging.together)
-    most = multiprocessors * resident
-    if tiling.blocks > 1:
-        most = resident_clusters(multiprocessors, tiling.blocks)
-    blocks = max(1, min(rows // group, most))
+    blocks = max(1, min(rows // group, multiprocessors * resident))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
     params = None if staging is None else plgpu.CompilerParams(min_blocks=resident)
     held = norm.weight and tiling.height * tiling.chunk <= HELD * LANES
@@ -409,6 +362,18 @@ _TEMPORARIES = (28, 1.5, 88)
 """Registers of a lane besides sums: some, more for each element of its columns, and at most."""
 
 
+def _registers(tiling: RowTiling, sums: int) -> float:
+    """Registers of a lane that the gradients need, about."""
+    least, each, most = _TEMPORARIES
+    elements = tiling.height * tiling.chunk / LANES
+    return 0.93 * (min(least + each * elements, most) + sums * elements)
+
+
+def _available(tiling: RowTiling, resident: int) -> int:
+    """Registers of a lane if a multiprocessor has so many blocks: multiples of 8."""
+    return _WARPGROUPS // (tiling.threads * resident) // 8 * 8
+
+
 def staged_rows(
     tiling: RowTiling, rows: int, sums: int, dtypes: tuple[np.dtype[Any], ...], shared_memory: int
 ) -> tuple[int, Staging | None]:
@@ -422,18 +387,18 @@ def staged_rows(
       dtypes: of the matrices that are read.
       shared_memory: bytes that a block may use for it; a multiprocessor has little more.
     """
-    most = max(1, 8 // tiling.threads)
+    most = max(1, round(8 / tiling.threads))
     sizes = [size_of(dtype) for dtype in dtypes]
     if any(tiling.chunk * size % _UNIT for size in sizes):
         return most, None
-    least, each, most_temporaries = _TEMPORARIES
-    elements = tiling.height * tiling.chunk / LANES
-    registers = min(least + each * elements, most_temporaries) + sums * elements
-    stage = sum(sizes) * tiling.height * tiling.threads * tiling.chunk
-    fitting = _WARPGROUPS / (tiling.threads * registers)
-    for resident in range(min(most, max(1, int(fitting + 0.2))), 0, -1):
+    stage = sum(sizes) * tiling.height * tiling.columns
+    for resident in range(most, 0, -1):
+        if resident > 1 and _registers(tiling, sums) > _available(tiling, resident):
+            continue
         room = (shared_memory - 4096) // (resident * stage)
         paired = tiling.threads > 1 and sums > 1 and tiling.chunk <= PAIRED * LANES
+        # What pads the elements of lanes takes registers, too.
+        paired = paired and tiling.chunk % (2 * LANES) == 0
         if paired and room >= 4 and rows >= 2:
             return resident, Staging(min(MOST_STAGES, room // 2), dtypes, together=2)
         if room >= 2:

@@ -157,12 +157,11 @@ def _run(
     return (*results, *(one.reshape(x.shape[:-1]) for one in rest))
 
 
-def _machine() -> tuple[int, int, bool]:
-    """Multiprocessors of the target, shared memory into which its copy engine writes, and whether
-    there are clusters."""
+def _machine() -> tuple[int, int]:
+    """Multiprocessors of the target, and shared memory into which its copy engine writes."""
     target = select_target()
     staging = target.max_shared_memory if "tma" in target.features else 0
-    return max(1, target.multiprocessors), staging, "cluster" in target.features and staging > 0
+    return max(1, target.multiprocessors), staging
 
 
 def _quantized(norm: Norm) -> Any:
@@ -244,7 +243,7 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
     if norm.residual:
         operands.append(as_rows(cotangents[1]))
     machine = _machine()
-    if norm_kernels.keeps_rows(norm, rows.shape[0], rows.shape[1], np.dtype(x.dtype), machine[2]):
+    if norm_kernels.keeps_rows(norm, rows.shape[0], rows.shape[1], np.dtype(x.dtype)):
         kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
         d_x, *rest = kernel(rows, d_out, *moments, *operands)
     else:

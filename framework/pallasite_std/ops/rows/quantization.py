@@ -30,9 +30,11 @@ def row_scale(largest: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def quantized_values(exact: Any, dtype: Any) -> Any:
-    """Numbers in units of their scale, rounded to even and saturated, as the dtype."""
-    limit = largest_number(dtype)
-    exact = jnp.clip(exact, -limit, limit)
+    """Numbers in units of their row's scale, rounded to even, as the dtype.
+
+    None is larger than the dtype's largest number but for the rounding of the scale, which makes no
+    other number of it.
+    """
     if np.dtype(dtype).kind == "i":
         exact = jnp.round(exact)
     return exact.astype(dtype)

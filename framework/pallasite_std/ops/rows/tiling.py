@@ -19,27 +19,20 @@ class RowTiling:
 
     Attributes:
       height: rows of a block; 1 if several warpgroups share a row.
-      threads: warpgroups of a block that share a row.
+      threads: warpgroups that share a row.
       chunk: columns that a warpgroup has in registers at a time.
       columns: of the matrix.
-      blocks: of a cluster that share a row, each with so many warpgroups.
     """
 
     height: int
     threads: int
     chunk: int
     columns: int
-    blocks: int = 1
 
     @property
     def resident(self) -> bool:
         """Whether the warpgroups hold a whole row, so that it is read once."""
-        return self.chunk * self.parts == self.columns
-
-    @property
-    def parts(self) -> int:
-        """Warpgroups that share a row, in all blocks."""
-        return self.threads * self.blocks
+        return self.chunk * self.threads == self.columns
 
 
 @dataclasses.dataclass(frozen=True)

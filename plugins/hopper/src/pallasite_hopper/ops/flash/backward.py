@@ -116,8 +116,9 @@ def attention_backward(
 
 
 def separate_heads(problem: BackwardProblem, config: BackwardConfig) -> bool:
-    """Whether query heads that share keys need blocks of their own: masks differ among them."""
-    return problem.group > 1 and "visits" in problem.terms.of_head
+    """Whether query heads that share keys have blocks of their own, as masks that differ among them
+    need."""
+    return problem.group > 1 and (config.own_keys or "visits" in problem.terms.of_head)
 
 
 def _of_parts(gradient: jax.Array, parts: int) -> jax.Array:

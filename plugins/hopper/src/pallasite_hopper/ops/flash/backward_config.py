@@ -44,6 +44,7 @@ class BackwardConfig:
         gradients at once. Without causal mask only.
       parts: blocks that share a tile of keys, of which each goes through a part of the queries;
         what they have for keys and values is added up afterwards.
+      own_keys: heads of queries that share keys get copies of them, and so blocks of their own.
       registers: of a lane of a consumer warpgroup.
     """
 
@@ -59,6 +60,7 @@ class BackwardConfig:
     heads_per_section: int | None = None
     stagger: bool = False
     parts: int = 1
+    own_keys: bool = False
     registers: int = 240
 
     def __post_init__(self) -> None:
@@ -175,30 +177,38 @@ class BackwardProblem:
 def default_config(problem: BackwardProblem) -> BackwardConfig:
     """A configuration that suits the head size, the mask and the number of tiles."""
     config = _for_heads(problem)
-    return dataclasses.replace(config, parts=_parts(problem, config))
+    parts, own_keys = _divided(problem, config)
+    return dataclasses.replace(config, parts=parts, own_keys=own_keys)
 
 
 MOST_PARTS = 8
 _ADDING = 3
-"""Steps that take as long as it takes to add up what parts have for keys and values."""
+"""Steps that take as long as it takes to add up what blocks have for the same keys and values."""
 
 
-def _parts(problem: BackwardProblem, config: BackwardConfig) -> int:
-    """How many blocks share a tile of keys, where there are few of these."""
-    heads = problem.q_heads if problem.terms.has("block_mask") else problem.kv_heads
-    blocks = -(-problem.kv_seq // config.block_kv) * problem.batch * heads
+def _divided(problem: BackwardProblem, config: BackwardConfig) -> tuple[int, bool]:
+    """How many blocks share a tile of keys, where there are few of these, and whether heads of
+    queries have keys of their own."""
     seen = problem.q_seq
     if problem.left is not None:
         seen = min(seen, problem.left + (problem.ahead or 0) + config.block_kv)
     steps = -(-seen // config.block_q)
-    if blocks >= MULTIPROCESSORS:
-        return 1
+    tiles = -(-problem.kv_seq // config.block_kv) * problem.batch
+    # Masks that differ among heads need it.
+    fixed = problem.group > 1 and problem.terms.has("block_mask")
+    if tiles * (problem.q_heads if fixed else problem.kv_heads) >= MULTIPROCESSORS:
+        return 1, False
 
-    def cost(parts: int) -> int:
-        rounds = -(-blocks * parts // MULTIPROCESSORS)
-        return rounds * -(-steps // parts) * problem.group + _ADDING * (parts > 1)
+    def cost(choice: tuple[int, bool]) -> int:
+        parts, own_keys = choice
+        heads = problem.q_heads if own_keys or fixed else problem.kv_heads
+        rounds = -(-tiles * heads * parts // MULTIPROCESSORS)
+        each = -(-steps // parts) * (problem.q_heads // heads)
+        return rounds * each + _ADDING * ((parts > 1) + own_keys)
 
-    return min(range(1, max(1, min(steps, MOST_PARTS)) + 1), key=cost)
+    most = max(1, min(steps, MOST_PARTS))
+    own = (False, True) if problem.group > 1 and not fixed else (False,)
+    return min(((parts, one) for parts in range(1, most + 1) for one in own), key=cost)
 
 
 def _for_heads(problem: BackwardProblem) -> BackwardConfig:
