@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
@@ -302,11 +303,14 @@ def _emit_parts(
         ops.inline_assembly(instruction.text, instruction.constraints, *operands)
         return
     axis = axes[0]
+    steps = {axis.operand: axis.step}
+    if instruction.shared is not None:
+        steps[instruction.shared] = axis.shared_step
+    if len(axes) == 1 and not unrolled:
+        _emit_loop(instruction, axis.count, steps, changed)
+        return
 
     def emit(place: ir.Value | int) -> None:
-        steps = {axis.operand: axis.step}
-        if instruction.shared is not None:
-            steps[instruction.shared] = axis.shared_step
         here = dict(changed)
         for position, step in steps.items():
             base = here.get(position, instruction.operands[position])
@@ -324,5 +328,41 @@ def _emit_parts(
         emit(place)
         return ()
 
-    # ptxas would unroll it, and make hundreds of instructions of what is seldom run.
     ops.for_loop(ops.i32_constant(0), ops.i32_constant(axis.count), [], body, rolled=True)
+
+
+def _emit_loop(
+    instruction: TensorInstruction,
+    count: int,
+    steps: Mapping[int, int],
+    changed: Mapping[int, ir.Value],
+) -> None:
+    """Emits the instruction ``count`` times in a loop, from one to the next of which the operands
+    that ``steps`` has grow by so much.
+
+    The loop is PTX, of which LLVM sees one instruction. It has nothing to gain here, and its search
+    for other induction variables takes longer than all else where an operand is a long sum.
+    """
+    operands = [changed.get(n, value) for n, value in enumerate(instruction.operands)]
+    first = next(iter(steps))
+    text = re.sub(
+        r"\$(\d+)",
+        lambda found: f"at{found[1]}" if int(found[1]) in steps else found[0],
+        instruction.text,
+    )
+    declared = ", ".join(f"at{position}" for position in steps)
+    begin = "".join(f"mov.b32 at{position}, ${position};\n\t" for position in steps)
+    grow = "".join(f"add.s32 at{n}, at{n}, {step};\n\t" for n, step in steps.items())
+    ops.inline_assembly(
+        "{ .reg .pred more;\n\t"
+        f".reg .b32 {declared}, end;\n\t"
+        f"{begin}add.s32 end, ${first}, {count * steps[first]};\n"
+        "PARTS_${:uid}:\n\t"
+        # ptxas would unroll it, and make hundreds of instructions of what is seldom run.
+        '.pragma "nounroll";\n\t'
+        f"{text}\n\t{grow}"
+        f"setp.ne.s32 more, at{first}, end;\n\t"
+        "@more bra PARTS_${:uid};\n\t}",
+        instruction.constraints,
+        *operands,
+    )

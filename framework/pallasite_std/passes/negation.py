@@ -11,33 +11,35 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_EXTREMES = {bits: re.compile(rf"\b(?:min|max)\.s{bits}\b") for bits in (16, 32)}
+# Each begins with fixed text, for which whole kernels are searched fast.
 _NEGATIONS = {
-    bits: re.compile(
-        rf"(?P<guard>@!?%\w+[ \t]+)?\b"
-        rf"(?:neg\.s{bits}[ \t]+(?P<neg>%\w+), "
-        rf"|sub\.s{bits}[ \t]+(?P<sub>%\w+), 0, )(?P<operand>%\w+);"
+    bits: tuple(
+        re.compile(rf"{name}\.s{bits}[ \t]+(%\w+), {zero}(%\w+);")
+        for name, zero in (("neg", ""), ("sub", "0, "))
     )
     for bits in (16, 32)
 }
+_GUARD = re.compile(r"@!?%\w+[ \t]+\Z")
+_LONGEST_GUARD = 64
 
 
 def exact_negations(ptx: str, context: Any) -> str:
     """Writes negations in a form that no assembler loses, in kernels that have two ``min`` or
     ``max`` of signed integers of the same width; other kernels stay as they are."""
-    for bits, negation in _NEGATIONS.items():
-        if len(_EXTREMES[bits].findall(ptx)) > 1:
-            ptx = negation.sub(_by_product if bits == 16 else _by_complement, ptx)
+    del context
+    for bits, negations in _NEGATIONS.items():
+        if sum(ptx.count(f"{name}.s{bits}") for name in ("min", "max")) > 1:
+            for negation in negations:
+                ptx = negation.sub(_by_product if bits == 16 else _by_complement, ptx)
     return ptx
 
 
 def _by_product(match: re.Match[str]) -> str:
-    guard, result = match["guard"] or "", match["neg"] or match["sub"]
-    return f"{guard}mul.lo.s16 \t{result}, {match['operand']}, -1;"
+    return f"mul.lo.s16 \t{match[1]}, {match[2]}, -1;"
 
 
 def _by_complement(match: re.Match[str]) -> str:
-    guard, result = match["guard"] or "", match["neg"] or match["sub"]
-    return (
-        f"{guard}not.b32 \t{result}, {match['operand']};\n\t{guard}add.s32 \t{result}, {result}, 1;"
-    )
+    before = match.string[max(match.start() - _LONGEST_GUARD, 0) : match.start()]
+    found = _GUARD.search(before)
+    guard = found[0] if found is not None else ""
+    return f"not.b32 \t{match[1]}, {match[2]};\n\t{guard}add.s32 \t{match[1]}, {match[1]}, 1;"
