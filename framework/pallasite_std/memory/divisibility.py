@@ -127,12 +127,16 @@ class _Search:
         self, name: str, owner: ir.Operation, operands: Sequence[ir.Value], depth: int
     ) -> int:
         """What divides all operands."""
-        # Constants first, which take no search; and nothing after what makes the result 1.
+        # First what takes no search; and nothing after what makes the result 1.
         result, computed = 0, []
         for operand in operands:
             source = operand.owner
-            if isinstance(source, ir.Block) or source.name != "arith.constant":
-                computed.append(operand)
+            kind = "" if isinstance(source, ir.Block) else source.name
+            if kind != "arith.constant":
+                if operand in self._known or (kind and kind not in _LOOKED_THROUGH):
+                    result = math.gcd(result, self._known.get(operand, 1))
+                else:
+                    computed.append(operand)
                 continue
             divisor = _constant_divisor(source)
             if divisor == ANY and name == "arith.addi" and _FACT in owner.attributes:
@@ -307,3 +311,7 @@ _RULES: dict[str, _Rule] = {
     "arith.andi": _mask,
     "arith.select": _common,
 }
+
+_STRUCTURES = ("scf.if", "scf.index_switch", "scf.execute_region", "scf.for", "scf.while")
+_LOOKED_THROUGH = frozenset((*_RULES, *_STRUCTURES))
+"""Operations whose results may be known to be multiples, besides constants."""
