@@ -154,6 +154,10 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda d, *operands: jax.vjp(function, *operands)[1](d)
 
 
+TORCH_GRID = 65535
+"""Sequences times heads of PyTorch's gradients; with more they access memory out of bounds."""
+
+
 def torch_attention(case: Case) -> Callable[..., Any]:
     """A function of tensors (batch, length, heads, head_dim)."""
     import torch
@@ -189,6 +193,8 @@ def torch_call(case: Case, operands: Any, backward: bool) -> Callable[[], Any]:
     """A call of PyTorch's kernels; operands are q, k, v and the cotangent."""
     import torch
 
+    if backward and case.batch * case.heads > TORCH_GRID:
+        raise RuntimeError(f"no gradients of more than {TORCH_GRID} sequences times heads")
     *given, cotangent = [torch.from_dlpack(x).detach() for x in operands]
     tensors = [one.requires_grad_(backward) for one in given]
     attend = torch_attention(case)
