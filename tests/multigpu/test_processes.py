@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import struct
 import sys
 import textwrap
 
@@ -24,8 +25,10 @@ from pallasite import plugins
 from pallasite.plugin import ExecutionError, InvalidValueError
 from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.runtime import (
+    copy_table,
     heap,
     symmetric,
+    table_launch,
     workspace,
     workspace_handler,
 )
@@ -380,6 +383,38 @@ def test_the_launcher_finds_arrays_in_shared_memory(inside, monkeypatch):
         assert operands[0] == (begin if inside else end - 2048) and attributes == 1
         assert results[1] == end - 1024
         assert not begin <= operands[1] < end and not begin <= results[0] < end
+    assert len(launcher.seen) == 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_launcher_gets_the_table_of_the_device(known):
+    launcher = Launcher()
+    target = f"{table_launch.TARGET}_{launcher.address:x}"
+    made = table_launch.handlers_before({"execute": launcher.address})
+    handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(made["execute"])
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
+    table = np.arange(7, dtype=np.uint64)
+    group = 2**40 + launcher.address % 1000
+    if known:
+        copy_table.TABLES.add(group, 0, table.ctypes.data)
+
+    @jax.jit
+    def called(x, unused):
+        call = jax.ffi.ffi_call(target, [jax.ShapeDtypeStruct((256,), np.float32)])
+        return call(x, unused, x, opaque=b"\0kernel", table=struct.pack("<2q", group, 1))[0]
+
+    x = np.random.default_rng(0).standard_normal(256).astype(np.float32)
+    unused = jnp.zeros(7, jnp.uint32)
+    if not known:
+        with pytest.raises(Exception, match="pallasite: this device has no mailboxes in the mesh"):
+            called(x, unused).block_until_ready()
+        assert not launcher.seen
+        return
+    for _ in range(2):
+        np.testing.assert_array_equal(called(x, unused), 2 * x)
+    for operands, _, attributes in launcher.seen:
+        assert operands[1] == table.ctypes.data and attributes == 1
+        assert table.ctypes.data not in (operands[0], operands[2])
     assert len(launcher.seen) == 2
 
 

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices_support import numbers, on_devices
+from devices_support import mesh_of, numbers, on_devices
+from jax.sharding import PartitionSpec
 
+from pallasite import config
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_multigpu import ops
 from pallasite_multigpu.ops import choice
@@ -214,3 +216,30 @@ def test_arguments_that_do_not_fit(operation, error, text):
     with pytest.raises(error) as caught:
         on_devices(operation, numbers((2, 3, 4), np.float32))
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["one_step", "two_steps", "pipelined"])
+def test_nobody_ends_while_others_use_its_memory(method):
+    """By the sanitizer."""
+    mesh, spec = mesh_of(x=3), PartitionSpec("x")
+    x = numbers((18, 700), np.float32)
+
+    def several(x):
+        whole = ops.all_gather(x, axis_name="x")
+        part = ops.reduce_scatter(whole, axis_name="x")
+        other = ops.all_to_all(part, axis_name="x")
+        return ops.all_reduce(x + part + other, axis_name="x", method=method)
+
+    def reference(x):
+        whole = jax.lax.all_gather(x, "x", tiled=True)
+        part = jax.lax.psum_scatter(whole, "x", tiled=True)
+        other = jax.lax.all_to_all(part, "x", 0, 0, tiled=True)
+        return jax.lax.psum(x + part + other, "x")
+
+    def on_each(function):
+        call = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        return np.asarray(jax.jit(call)(x))
+
+    with config.scoped(sanitize=True):
+        found = on_each(several)
+    np.testing.assert_allclose(found, on_each(reference), 1e-5, 1e-5)

@@ -1,7 +1,8 @@
 """The kernels: arrays of two dimensions, whose rows each device has a part of.
 
-What is read from peers is there when a kernel begins, and nobody leaves before all have read it:
-the barriers between devices see to that. What is written to peers is announced by semaphores.
+What is read from peers is there when a kernel begins: the barrier between devices sees to that.
+What is written to peers, or has been read there, is announced by semaphores: a block does on each
+device the same tiles, so that it is enough to wait for the same block of the other devices.
 """
 
 from __future__ import annotations
@@ -65,6 +66,28 @@ def _kernel(
     return made
 
 
+def _reading(
+    body: Callable[..., None], axis: Hashable, count: int, out_type: Any, blocks: int, name: str
+) -> Callable[..., jax.Array]:
+    """A kernel whose blocks read of other devices what the same blocks there read of this one.
+
+    They announce that they have done so, in place of a barrier of all blocks at the end.
+    """
+
+    def whole(x_ref: Any, y_ref: Any, done: Any) -> None:
+        body(x_ref, y_ref)
+        announce(done, axis, lax.axis_index(axis), count)
+
+    return _kernel(
+        whole,
+        out_type,
+        blocks,
+        name,
+        scratch_types=[plgpu.SemaphoreType.REGULAR],
+        compiler_params=plgpu.CompilerParams(exit_barrier=False),
+    )
+
+
 def gather_by_reading(x: jax.Array, axis: Hashable, count: int, tiles: Tiles) -> jax.Array:
     """(rows, columns) of each device to (rows, count, columns): each reads what the others have."""
 
@@ -84,7 +107,7 @@ def gather_by_reading(x: jax.Array, axis: Hashable, count: int, tiles: Tiles) ->
         tiles.each(move)
 
     out_type = jax.ShapeDtypeStruct((tiles.rows, count, tiles.columns), x.dtype)
-    return _kernel(body, out_type, tiles.blocks, "all_gather")(x)
+    return _reading(body, axis, count, out_type, tiles.blocks, "all_gather")(x)
 
 
 def gather_by_writing(x: jax.Array, axis: Hashable, count: int, tiles: Tiles) -> jax.Array:
@@ -168,8 +191,8 @@ def gather_in_bulk(x: jax.Array, axis: Hashable, count: int, tile: int, blocks: 
 
 
 def announce(arrived: Any, axis: Hashable, own: Any, count: int) -> None:
-    """Tells the same block of each other device that this one has written there, and waits until
-    they have written here. Each block has a semaphore of its own."""
+    """Tells the same block of each other device that this one has written or read there, and waits
+    until they have done so here. Each block has a semaphore of its own."""
     for offset in range(1, count):
         pl.semaphore_signal(arrived, 1, device_id={axis: _after(own, offset, count)})
     pl.semaphore_wait(arrived, count - 1)
@@ -191,7 +214,7 @@ def scatter_by_reading(
         tiles.each(reduce)
 
     out_type = jax.ShapeDtypeStruct((tiles.rows, tiles.columns), x.dtype)
-    return _kernel(body, out_type, tiles.blocks, "reduce_scatter")(x)
+    return _reading(body, axis, count, out_type, tiles.blocks, "reduce_scatter")(x)
 
 
 def reduce_in_one_step(
@@ -207,7 +230,8 @@ def reduce_in_one_step(
 
         tiles.each(reduce)
 
-    return _kernel(body, jax.ShapeDtypeStruct(x.shape, x.dtype), tiles.blocks, "all_reduce")(x)
+    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return _reading(body, axis, count, out_type, tiles.blocks, "all_reduce")(x)
 
 
 def reduce_in_two_steps(
@@ -378,4 +402,5 @@ def exchange_by_reading(x: jax.Array, axis: Hashable, count: int, tiles: Tiles) 
 
         tiles.each(move)
 
-    return _kernel(body, jax.ShapeDtypeStruct(x.shape, x.dtype), tiles.blocks, "all_to_all")(x)
+    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return _reading(body, axis, count, out_type, tiles.blocks, "all_to_all")(x)

@@ -30,8 +30,67 @@ _ENTRY_WORDS = 3
 
 _lock = threading.Lock()
 
-_HANDLER = """
+LOOKUP = """
 @missing = private constant [52 x i8] c"pallasite: this device has no mailboxes in the mesh\\00"
+
+define private ptr @lookup(ptr %frame, i64 %group, ptr %found) {
+entry:
+  %api = call ptr @field(ptr %frame, i64 16)
+  %context = call ptr @field(ptr %frame, i64 24)
+  %asking = alloca [4 x i64]
+  store [4 x i64] [i64 28, i64 0, i64 0, i64 0], ptr %asking
+  %asking.context = getelementptr i8, ptr %asking, i64 16
+  store ptr %context, ptr %asking.context
+  %get.ordinal = call ptr @field(ptr %api, i64 184)
+  %no.ordinal = call ptr %get.ordinal(ptr %asking)
+  %has.ordinal = icmp eq ptr %no.ordinal, null
+  br i1 %has.ordinal, label %place, label %refuse
+
+refuse:
+  ret ptr %no.ordinal
+
+place:
+  %ordinal.place = getelementptr i8, ptr %asking, i64 24
+  %ordinal = load i32, ptr %ordinal.place
+  %ordinal.wide = sext i32 %ordinal to i64
+  %entries = inttoptr i64 ENTRIES to ptr
+  %count = load atomic i64, ptr %entries acquire, align 8
+  br label %next
+
+next:
+  %number = phi i64 [ 0, %place ], [ %following, %other ]
+  %over = icmp uge i64 %number, %count
+  br i1 %over, label %missing, label %look
+
+missing:
+  %error.missing = call ptr @error(ptr %api, ptr @missing)
+  ret ptr %error.missing
+
+look:
+  %skipped = mul i64 %number, 24
+  %offset = add i64 %skipped, 8
+  %entry.place = getelementptr i8, ptr %entries, i64 %offset
+  %entry.group = load i64, ptr %entry.place
+  %entry.ordinal.place = getelementptr i8, ptr %entry.place, i64 8
+  %entry.ordinal = load i64, ptr %entry.ordinal.place
+  %same.group = icmp eq i64 %entry.group, %group
+  %same.ordinal = icmp eq i64 %entry.ordinal, %ordinal.wide
+  %same = and i1 %same.group, %same.ordinal
+  br i1 %same, label %known, label %other
+
+other:
+  %following = add i64 %number, 1
+  br label %next
+
+known:
+  %table = call ptr @field(ptr %entry.place, i64 16)
+  store ptr %table, ptr %found
+  ret ptr null
+}
+"""
+"""``lookup`` finds the table of a call frame's device in a group, or returns an error."""
+
+_HANDLER = """
 @failed = private constant [50 x i8] c"pallasite: the copy of the table of devices fails\\00"
 
 define ptr @HANDLER(ptr %frame) {
@@ -67,23 +126,6 @@ leave:
 
 execute:
   %api = call ptr @field(ptr %frame, i64 16)
-  %context = call ptr @field(ptr %frame, i64 24)
-  %asking = alloca [4 x i64]
-  store [4 x i64] [i64 28, i64 0, i64 0, i64 0], ptr %asking
-  %asking.context = getelementptr i8, ptr %asking, i64 16
-  store ptr %context, ptr %asking.context
-  %get.ordinal = call ptr @field(ptr %api, i64 184)
-  %no.ordinal = call ptr %get.ordinal(ptr %asking)
-  %has.ordinal = icmp eq ptr %no.ordinal, null
-  br i1 %has.ordinal, label %place, label %refuse
-
-refuse:
-  ret ptr %no.ordinal
-
-place:
-  %ordinal.place = getelementptr i8, ptr %asking, i64 24
-  %ordinal = load i32, ptr %ordinal.place
-  %ordinal.wide = sext i32 %ordinal to i64
   %attributes = call ptr @field(ptr %frame, i64 160)
   %attribute = load ptr, ptr %attributes
   %group.place = call ptr @field(ptr %attribute, i64 8)
@@ -94,37 +136,16 @@ place:
   %extents = call ptr @field(ptr %result, i64 40)
   %words = load i64, ptr %extents
   %bytes = mul i64 %words, 8
-  %entries = inttoptr i64 ENTRIES to ptr
-  %count = load atomic i64, ptr %entries acquire, align 8
-  br label %next
+  %source.place = alloca ptr
+  %unknown = call ptr @lookup(ptr %frame, i64 %group, ptr %source.place)
+  %is.known = icmp eq ptr %unknown, null
+  br i1 %is.known, label %copy, label %refuse
 
-next:
-  %number = phi i64 [ 0, %place ], [ %following, %other ]
-  %over = icmp uge i64 %number, %count
-  br i1 %over, label %missing, label %look
-
-missing:
-  %error.missing = call ptr @error(ptr %api, ptr @missing)
-  ret ptr %error.missing
-
-look:
-  %skipped = mul i64 %number, 24
-  %offset = add i64 %skipped, 8
-  %found.entry = getelementptr i8, ptr %entries, i64 %offset
-  %found.group = load i64, ptr %found.entry
-  %found.ordinal.place = getelementptr i8, ptr %found.entry, i64 8
-  %found.ordinal = load i64, ptr %found.ordinal.place
-  %same.group = icmp eq i64 %found.group, %group
-  %same.ordinal = icmp eq i64 %found.ordinal, %ordinal.wide
-  %same = and i1 %same.group, %same.ordinal
-  br i1 %same, label %copy, label %other
-
-other:
-  %following = add i64 %number, 1
-  br label %next
+refuse:
+  ret ptr %unknown
 
 copy:
-  %source = call ptr @field(ptr %found.entry, i64 16)
+  %source = load ptr, ptr %source.place
   %stream.place = alloca ptr
   %no.stream = call ptr @stream(ptr %frame, ptr %stream.place)
   %has.stream = icmp eq ptr %no.stream, null
@@ -185,6 +206,11 @@ class Tables:
 TABLES = Tables()
 
 
+def lookup() -> str:
+    """:data:`LOOKUP`, of the tables of this process."""
+    return LOOKUP.replace("ENTRIES", str(TABLES.address))
+
+
 @functools.cache
 def register(platform: str) -> None:
     """Makes the call known to JAX.
@@ -197,8 +223,8 @@ def register(platform: str) -> None:
     """
     copy = driver().address("cuMemcpyDtoDAsync_v2") if platform == "cuda" else None
     name = f"{TARGET}_{platform}"
-    text = host_code.HELPERS + host_code.copying(copy) + _HANDLER
-    text = text.replace("ENTRIES", str(TABLES.address)).replace("HANDLER", name)
+    text = host_code.HELPERS + host_code.copying(copy) + lookup() + _HANDLER
+    text = text.replace("HANDLER", name)
     handler = host_code.handler(host_code.compiled(text, name))
     jax.ffi.register_ffi_target(
         TARGET, jax.ffi.pycapsule(handler), platform={"cuda": "CUDA"}.get(platform, platform)

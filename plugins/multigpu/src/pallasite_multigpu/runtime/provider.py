@@ -17,6 +17,7 @@ from pallasite_multigpu.runtime import (
     copy_table,
     groups,
     process_groups,
+    table_launch,
     warm_up,
     watcher,
     workspace,
@@ -49,7 +50,8 @@ class TableProvider:
     ) -> Any:
         """The table of the device that runs the program.
 
-        On GPUs it is copied from where the group has it. Elsewhere, and for a kernel that meets
+        On GPUs of one process, the kernel gets it where the group has it; of several, it is copied
+        from there. Elsewhere, and for a kernel that meets
         nobody, it says who the device is and nothing more; the simulator fills in the rest.
         """
         devices = math.prod(size for _, size in request.device_mesh.axes)
@@ -77,16 +79,20 @@ class TableProvider:
                     hint="PALLASITE_PEER_NETWORK=nvshmem before it is compiled",
                 )
             number = group.number
-            name = next(
-                one.name
-                for one in compiled.launch.hidden_operands
-                if one.provider.endswith(":TABLES")
+            table = next(
+                one for one in compiled.launch.hidden_operands if one.provider.endswith(":TABLES")
             )
             here = [one for one in request.devices if one.process_index == jax.process_index()]
-            warm_up.warm_up(compiled, name, here)
+            warm_up.warm_up(compiled, table.name, here)
             heap = process_groups.heap()
-            if heap is not None and groups.is_of_processes(request.devices):
-                workspace.launch_there(compiled, request, heap, reached)
+            if groups.is_of_processes(request.devices):
+                if heap is not None:
+                    workspace.launch_there(compiled, request, heap, reached)
+            else:
+                with jax.enable_x64(True):
+                    stands = table_launch.launch_with(compiled, request, number, table.input)
+                if stands is not None:
+                    return stands
         with jax.enable_x64(True):
             return copy_table.call(number, layout.table_words(devices))
 

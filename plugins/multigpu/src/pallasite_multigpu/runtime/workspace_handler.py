@@ -244,12 +244,20 @@ def register() -> None:
     Raises:
       ExecutionError: JAX's launcher or the CUDA driver is not there.
     """
-    handlers = launcher()._cuda_triton.registrations()[LAUNCHER]
-    stages = handlers if isinstance(handlers, Mapping) else {"execute": handlers}
-    addresses = {stage: _address(capsule) for stage, capsule in stages.items()}
-    made = handlers_before(addresses, driver().address("cuMemcpyDtoDAsync_v2"))
+    made = handlers_before(launcher_stages(), driver().address("cuMemcpyDtoDAsync_v2"))
     capsules = {stage: jax.ffi.pycapsule(host_code.handler(at)) for stage, at in made.items()}
     jax.ffi.register_ffi_target(TARGET, capsules, platform="CUDA")
+
+
+def launcher_stages() -> dict[str, int]:
+    """Addresses of the handlers of JAX's launcher, by stage.
+
+    Raises:
+      ExecutionError: it is not there.
+    """
+    handlers = launcher()._cuda_triton.registrations()[LAUNCHER]
+    stages = handlers if isinstance(handlers, Mapping) else {"execute": handlers}
+    return {stage: _address(capsule) for stage, capsule in stages.items()}
 
 
 def handlers_before(launcher_stages: Mapping[str, int], copy: int | None) -> dict[str, int]:
