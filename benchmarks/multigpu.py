@@ -413,7 +413,7 @@ def main() -> None:
     parser.add_argument("--json", help="where the numbers are written")
     parser.add_argument("--devices", type=int, default=2, help="how many GPUs")
     parser.add_argument("--rounds", type=int, default=7, help="runs of each program")
-    parser.add_argument("--only", default="", help="a part of the names of cases")
+    parser.add_argument("--only", default="", help="parts of the names of cases, with commas")
     parser.add_argument("--no-upstream", action="store_true", help="leave upstream's kernels out")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's operations out")
     parser.add_argument("--rivals", default="", help="names, with commas, if not all")
@@ -443,7 +443,8 @@ def main() -> None:
         )
     chosen = cases(arguments.devices, not arguments.no_upstream)
     for case in [*chosen, *long_cases(arguments.devices)]:
-        if arguments.only not in case.name or arguments.case not in ("", case.name):
+        wanted = any(part in case.name for part in arguments.only.split(","))
+        if not wanted or arguments.case not in ("", case.name):
             continue
         if arguments.rivals:
             names = arguments.rivals.split(",")

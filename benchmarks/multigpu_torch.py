@@ -209,7 +209,7 @@ def run_rank(rank: int, count: int, folder: pathlib.Path, rounds: int, only: str
     except Exception as error:
         about["rendezvous"] = _message(error)
     for case, operations in cases().items():
-        if only not in case:
+        if not any(part in case for part in only.split(",")):
             continue
         rows[case] = {}
         for name, make in operations.items():
@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--json", help="where the numbers are written")
     parser.add_argument("--devices", type=int, default=2, help="how many GPUs")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each operation")
-    parser.add_argument("--only", default="", help="a part of the names of cases")
+    parser.add_argument("--only", default="", help="parts of the names of cases, with commas")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for all of it")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)

@@ -119,8 +119,8 @@ def plan_store(
       InvalidValueError: what no instruction can do.
     """
     run = None if reduction is not None else bulk.plan(destination, source)
-    there = destination.peer
-    if run is None or (run.may_leave and (there is None or there.has_descriptors(ctx))):
+    # Elsewhere, a tensor map takes more than to see what lies outside.
+    if run is None or (run.may_leave and destination.peer is None):
         try:
             tma.check_shared_alignment(source)
             copy = tma.plan_copy(ctx, destination, source.layout, reduction=reduction)

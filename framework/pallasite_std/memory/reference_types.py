@@ -83,11 +83,6 @@ class Elsewhere:
 
     copied_to = False
 
-    def has_descriptors(self, ctx: RuleContext) -> bool:
-        """Whether :meth:`descriptor` gives any; else stores cut off what leaves the array."""
-        del ctx
-        return True
-
     def descriptor(self, ctx: RuleContext, parameter: TensorMapParameter) -> ir.Value:
         """A pointer to a TMA descriptor of the memory there, else as a parameter says.
 

@@ -121,7 +121,7 @@ def test_a_product_while_its_operand_is_gathered(count, m, n, k):
         return ops.all_gather_matmul(a[0], b[0], axis_name="x", out_dtype=jnp.float32)[None]
 
     call = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    with pallasite.target("sm_90a"):
+    with pallasite.target("sm_90a"), config.scoped(sanitize=True):
         (kernel,) = pallasite.compile_all(call, x, y)
         assert kernel.name == "all_gather_matmul"
         found = np.asarray(jax.jit(call)(x, y))

@@ -1,5 +1,5 @@
 """A matrix product whose left operand's rows are spread over devices: Hopper's kernel, and in each
-of its blocks one more warpgroup, which writes this device's rows to the others meanwhile.
+of its blocks one more warpgroup, which copies this device's rows to the others meanwhile.
 
 Blocks take the rows of this device first in each group of tiles that are side by side. Before a
 tile of the rows of another device they wait until all blocks there have written their part.
@@ -18,19 +18,18 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.dense.config import MatmulConfig
+from pallasite_hopper.ops.dense.config import SHARED_MEMORY, MatmulConfig
 from pallasite_hopper.ops.dense.kernel import Item, MatmulLoop
-from pallasite_multigpu.ops.tiles import tiles_of
 from pallasite_multigpu.rules.fences import acquire_for_copies
 from pallasite_std.api import Epilogue, MatmulProblem
 
 REGISTERS = {"fetch": 40, "send": 40, "compute": 216}
 """Of a lane of each kind of warpgroup; they all start with 128."""
 CONFIG = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, stages=4, group=16)
-FORWARDS = False
-"""Whether what tiles fetch is sent on, rather than the rows by lanes of their own."""
-SENT = 2048
-"""Elements that a block sends at a time."""
+_LINE = 128
+"""Bytes of a piece at least."""
+SENT = (4, 4096)
+"""Pieces that a block has on their way at a time, and bytes of each."""
 
 
 class _GatheredLoop(MatmulLoop):
@@ -74,22 +73,50 @@ class _GatheredLoop(MatmulLoop):
 
         lax.cond(owner == lax.axis_index(self.axis), here, arrived)
 
-    def send(self, a: Any) -> None:
-        """Writes this block's part of the own rows to all other devices, and says so."""
+    def send(self, a: Any, buffers: Any, filled: Any) -> None:
+        """Writes this block's part of the own rows to all other devices, and says so.
+
+        By copies through shared memory, a few pieces of rows at a time: stores of lanes to other
+        devices would keep those waiting that multiply.
+        """
         own = lax.axis_index(self.axis)
-
-        def move(rows: Any, columns: Any) -> None:
-            tile = a[rows, columns]
-            there = pl.ds(own * self.shard + rows.start, rows.size)
-            for offset in range(1, self.count):
-                peer = lax.rem(own + offset, self.count)
-                plgpu.remote_ref(self.gathered, {self.axis: peer})[there, columns] = tile
-
+        peers = [lax.rem(own + offset, self.count) for offset in range(1, self.count)]
+        stages, width = buffers.shape
+        across = self.problem.k // width
         block = lax.axis_index("blocks") * self.config.cluster + lax.axis_index("cluster")
-        tiles_of(self.shard, self.problem.k, SENT, self.blocks).each(move, block)
-        plgpu.commit_smem()  # All lanes have written: it is also a barrier of the warpgroup.
-        for offset in range(1, self.count):
-            peer = lax.rem(own + offset, self.count)
+        steps = lax.div(self.shard * across - block + self.blocks - 1, jnp.int32(self.blocks))
+
+        def place(step: Any) -> tuple[Any, Any]:
+            piece = block + step * self.blocks
+            return lax.div(piece, across), pl.ds(lax.rem(piece, across) * width, width)
+
+        def fetch(step: Any) -> None:
+            @pl.when(step < steps)  # type: ignore[untyped-decorator]
+            def _() -> None:
+                stage = lax.rem(step, stages)
+                plgpu.copy_gmem_to_smem(a.at[place(step)], buffers.at[stage], filled.at[stage])
+
+        for stage in range(stages - 1):
+            fetch(jnp.int32(stage))
+
+        def move(step: Any, _: Any) -> None:
+            stage = lax.rem(step, stages)
+            plgpu.barrier_wait(filled.at[stage])
+            row, columns = place(step)
+            for peer in peers:
+                there = plgpu.remote_ref(self.gathered, {self.axis: peer})
+                plgpu.copy_smem_to_gmem(
+                    buffers.at[stage],
+                    there.at[own * self.shard + row, columns],
+                    commit_group=peer is peers[-1],
+                )
+            # The copies of the step before have read the place of the next piece.
+            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+            fetch(step + (stages - 1))
+
+        lax.fori_loop(0, steps, move, None)
+        plgpu.wait_smem_to_gmem(0)
+        for peer in peers:
             pl.semaphore_signal(self.arrived.at[own], 1, device_id={self.axis: peer})
 
     def body(
@@ -104,11 +131,12 @@ class _GatheredLoop(MatmulLoop):
         out_smem: Any,
         full: Any,
         empty: Any,
+        sent: Any,
+        sent_full: Any,
     ) -> None:
         """The kernel's body."""
         self.gathered = gathered
-        places = self.problem.m // self.config.tile_m if FORWARDS else self.count
-        self.arrived = pl.get_global(plgpu.SemaphoreType.REGULAR((places,)))
+        self.arrived = pl.get_global(plgpu.SemaphoreType.REGULAR((self.count,)))
         warpgroups = self.config.warpgroups
         warpgroup = lax.axis_index("warpgroup")
 
@@ -118,10 +146,7 @@ class _GatheredLoop(MatmulLoop):
 
         def send() -> None:
             plgpu.set_max_registers(REGISTERS["send"], action="decrease")
-            if isinstance(self, _ForwardingLoop):
-                self.forward(a_smem, full, empty)
-            else:
-                self.send(a)
+            self.send(a, sent, sent_full)
 
         def multiply() -> None:
             plgpu.set_max_registers(REGISTERS["compute"], action="increase")
@@ -131,57 +156,6 @@ class _GatheredLoop(MatmulLoop):
 
         branch = lax.max(warpgroup - warpgroups + 1, 0)
         lax.switch(branch, [multiply, fetch, send])
-
-
-class _ForwardingLoop(_GatheredLoop):
-    """Sends what the own tiles fetch: each tile of a row of tiles some steps along k."""
-
-    def begin(self, item: Item) -> None:
-        """Waits until the rows of a tile have arrived."""
-
-        @pl.when(lax.div(item.m, self.shard) != lax.axis_index(self.axis))  # type: ignore[untyped-decorator]
-        def _() -> None:
-            place = lax.div(item.m, self.config.tile_m)
-            pl.semaphore_wait(self.arrived.at[place], self.n_tiles, decrement=False)
-            acquire_for_copies()
-
-    def forward(self, a_smem: Any, full: Any, empty: Any) -> None:
-        """One more reader of the stages, which sends those of its share to all other devices."""
-        config = self.config
-        own = lax.axis_index(self.axis)
-        peers = [lax.rem(own + offset, self.count) for offset in range(1, self.count)]
-
-        def tile(item: Item, stage: Any) -> Any:
-            mine = lax.div(item.m, self.shard) == own
-            column = lax.div(item.n, self.tile_columns)
-            rows = pl.ds(item.m, config.tile_m)
-
-            def step(index: Any, stage: Any) -> Any:
-                plgpu.barrier_wait(full.at[stage])
-
-                @pl.when(mine & (lax.rem(index, self.n_tiles) == column))  # type: ignore[untyped-decorator]
-                def _() -> None:
-                    depth = pl.ds(index * config.tile_k, config.tile_k)
-                    for peer in peers:
-                        there = plgpu.remote_ref(self.gathered, {self.axis: peer})
-                        plgpu.copy_smem_to_gmem(a_smem.at[stage], there.at[rows, depth])
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-                plgpu.barrier_arrive(empty.at[stage], by="warps")
-                return self._next(stage)
-
-            stage = lax.fori_loop(item.first, item.first + item.steps, step, stage)
-
-            @pl.when(mine)  # type: ignore[untyped-decorator]
-            def _() -> None:
-                plgpu.wait_smem_to_gmem(0)
-                place = lax.div(item.m, config.tile_m)
-                for peer in peers:
-                    pl.semaphore_signal(self.arrived.at[place], 1, device_id={self.axis: peer})
-
-            return stage
-
-        self._over_items(tile, jnp.int32(0))
 
 
 def usual(config: MatmulConfig, out_dtype: Any) -> MatmulConfig:
@@ -217,7 +191,7 @@ def has_whole_tiles(
     )
 
 
-def problem_of(m: int, a: jax.Array, b: jax.Array, out_dtype: Any) -> MatmulProblem:
+def problem_of(m: int, a: Any, b: Any, out_dtype: Any) -> MatmulProblem:
     """Hopper's product of ``m`` rows like those of ``a`` with ``b``, (k, n)."""
     k, n = b.shape
     return MatmulProblem(
@@ -238,8 +212,10 @@ def fits(
 ) -> bool:
     """Whether the kernel can multiply (m, k) on each of ``count`` devices by (k, n)."""
     config = config or usual(CONFIG, out_dtype)
-    whole = has_whole_tiles(m, n, k, dtype, out_dtype, count, config)
-    return whole and config.cluster_along == "m"
+    if not has_whole_tiles(m, n, k, dtype, out_dtype, count, config):
+        return False
+    like = jax.ShapeDtypeStruct((k, n), dtype)
+    return config.cluster_along == "m" and _piece(problem_of(m, like, like, out_dtype), config) > 0
 
 
 def candidates(dtype: Any) -> list[MatmulConfig]:
@@ -293,17 +269,25 @@ def gathered_product(
     return _build(problem, config, axis, count, blocks)(a, b)
 
 
+def _piece(problem: MatmulProblem, config: MatmulConfig) -> int:
+    """Elements that are sent at a time: what shared memory has room for divides a row; or 0."""
+    pieces, nbytes = SENT
+    itemsize = problem.dtype_a.itemsize
+    free = SHARED_MEMORY - config.shared_bytes(itemsize, problem.out_dtype.itemsize)
+    sizes = (nbytes >> shift for shift in range(nbytes.bit_length()))
+    fitting = (
+        n for n in sizes if n >= _LINE and n * pieces <= free and problem.k * itemsize % n == 0
+    )
+    return next(fitting, 0) // itemsize
+
+
 @functools.lru_cache(maxsize=64)
 def _build(
     problem: MatmulProblem, config: MatmulConfig, axis: Hashable, count: int, blocks: int
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    if FORWARDS:
-        # All own tiles come before those that wait.
-        own = problem.m // count // config.tile_m // config.cluster
-        config = dataclasses.replace(config, group=min(config.group, own))
-    loop = (_ForwardingLoop if FORWARDS else _GatheredLoop)(problem, config, axis, count, blocks)
+    loop = _GatheredLoop(problem, config, axis, count, blocks)
     stages, warpgroups = config.stages, config.warpgroups
-    readers = warpgroups + FORWARDS
+    pieces = SENT[0]
     staging = (warpgroups, config.epilogue_buffers, config.warpgroup_m, config.epilogue_n)
     made: Callable[..., tuple[jax.Array, jax.Array]] = plgpu.kernel(
         loop.body,
@@ -321,11 +305,13 @@ def _build(
             "a_smem": plgpu.SMEM((stages, config.tile_m, config.tile_k), problem.dtype_a),
             "b_smem": plgpu.SMEM((stages, config.tile_k, config.tile_n), problem.dtype_b),
             "out_smem": plgpu.SMEM(staging, problem.out_dtype),
+            "sent": plgpu.SMEM((pieces, _piece(problem, config)), problem.dtype_a),
+            "sent_full": plgpu.Barrier(num_barriers=pieces),
             "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-            "empty": plgpu.Barrier(num_arrivals=readers, num_barriers=stages)
+            "empty": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages)
             if config.cluster == 1
             else plgpu.ClusterBarrier(
-                collective_axes=("cluster",), num_arrivals=readers, num_barriers=stages
+                collective_axes=("cluster",), num_arrivals=warpgroups, num_barriers=stages
             ),
         },
         kernel_name="all_gather_matmul",

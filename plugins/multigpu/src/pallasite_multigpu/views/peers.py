@@ -38,10 +38,6 @@ class Peer(Elsewhere):
 
     rank: ir.Value
 
-    def has_descriptors(self, ctx: RuleContext) -> bool:
-        """The network has none."""
-        return not ctx.kernel.state(COMMUNICATION).network
-
     def descriptor(self, ctx: RuleContext, parameter: TensorMapParameter) -> ir.Value:
         """A pointer to a TMA descriptor of that device's array."""
         if ctx.kernel.state(COMMUNICATION).network:
