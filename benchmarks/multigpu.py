@@ -190,7 +190,9 @@ def cases(count: int, upstream: bool) -> list[Case]:
     if upstream:
         rivals["upstream"] = _upstream_product()
     shapes = ((1024, 4096), (4096, 4096))
-    found.append(Case("all_gather_matmul 1024x4096x4096", shapes, jnp.bfloat16, rivals, _touch, 300))
+    found.append(
+        Case("all_gather_matmul 1024x4096x4096", shapes, jnp.bfloat16, rivals, _touch, 300)
+    )
     rivals = {
         "nccl": lambda a, b: lax.psum_scatter(a @ b, AXIS, tiled=True),
         "pallasite": functools.partial(ops.matmul_reduce_scatter, axis_name=AXIS),

@@ -272,7 +272,7 @@ def gathered_product(
 def _piece(problem: MatmulProblem, config: MatmulConfig) -> int:
     """Elements that are sent at a time: what shared memory has room for divides a row; or 0."""
     pieces, nbytes = SENT
-    itemsize = problem.dtype_a.itemsize
+    itemsize = int(problem.dtype_a.itemsize)
     free = SHARED_MEMORY - config.shared_bytes(itemsize, problem.out_dtype.itemsize)
     sizes = (nbytes >> shift for shift in range(nbytes.bit_length()))
     fitting = (
