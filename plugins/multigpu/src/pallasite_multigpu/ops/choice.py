@@ -14,8 +14,10 @@ from pallasite_multigpu.ops.tiles import Tiles, elements_of_tile, tiles_of
 WRITES_FROM = 2 << 20
 """Bytes of an array from which on devices write what others get."""
 ONE_STEP = 1 << 20
-"""Bytes that a device reads at most, where all read all arrays. Two devices have no bound, since
-they read no more than in two steps."""
+"""Bytes that a device reads at most, where all read all arrays."""
+ONE_STEP_OF_TWO = 128 << 10
+"""The same of two devices, for which the bytes that cross the link are as many in two steps, but
+these go both ways at the same time, and the result takes the place of the operand."""
 GATHERED_AT_MOST = 4 << 20
 """Bytes of all devices' keys and values up to which attention gathers them first: the launches of a
 ring take longer than that."""
@@ -85,7 +87,8 @@ def method_of_all_reduce(nbytes: int, count: int) -> str:
     """
     if nbytes >= PIPELINED_FROM and jax.process_count() == 1:
         return "pipelined"
-    return "one_step" if count <= 2 or nbytes * (count - 1) <= ONE_STEP else "two_steps"
+    most = ONE_STEP_OF_TWO if count <= 2 else ONE_STEP
+    return "one_step" if nbytes * (count - 1) <= most else "two_steps"
 
 
 def method_of_ring_attention(nbytes: int) -> Literal["ring", "gather"]:

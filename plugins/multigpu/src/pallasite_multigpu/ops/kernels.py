@@ -238,7 +238,11 @@ def reduce_in_two_steps(
     x: jax.Array, axis: Hashable, count: int, reduction: str, tiles: Tiles
 ) -> jax.Array:
     """As :func:`reduce_in_one_step`, of (rows, count, columns): each device reduces its own part,
-    and writes it to all."""
+    and writes it to all.
+
+    The result takes the place of the operand: nobody else reads or writes a device's part. So there
+    is no copy in a loop whose next step begins with it.
+    """
     accumulate = accumulation_type(x.dtype, reduction)
 
     def body(x_ref: Any, y_ref: Any, arrived: Any) -> None:
@@ -257,10 +261,9 @@ def reduce_in_two_steps(
     out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
     scratch = [plgpu.SemaphoreType.REGULAR]
     # What is announced has been read before: nobody ends while another device reads.
-    params = plgpu.CompilerParams(exit_barrier=False)
-    return _kernel(
-        body, out_type, tiles.blocks, "all_reduce", scratch_types=scratch, compiler_params=params
-    )(x)
+    options: dict[str, Any] = {"compiler_params": plgpu.CompilerParams(exit_barrier=False)}
+    options |= {"scratch_types": scratch, "input_output_aliases": {0: 0}}
+    return _kernel(body, out_type, tiles.blocks, "all_reduce", **options)(x)
 
 
 def reduce_by_multicast(
