@@ -112,13 +112,13 @@ def test_all_reduce(count, shape, method, reduction, dtype):
 def test_methods_are_chosen_by_size(monkeypatch):
     chosen = choice.method_of_all_reduce
     assert [chosen(1 << 10, 2), chosen(4 << 20, 2), chosen(64 << 20, 2)] == [
-        *("one_step", "one_step", "pipelined"),
+        *("one_step", "two_steps", "pipelined"),
     ]
     assert [chosen(1 << 10, 8), chosen(4 << 20, 8), chosen(64 << 20, 8)] == [
         *("one_step", "two_steps", "pipelined"),
     ]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert [chosen(64 << 20, 2), chosen(64 << 20, 8)] == ["one_step", "two_steps"]
+    assert [chosen(64 << 20, 2), chosen(64 << 20, 8)] == ["two_steps", "two_steps"]
 
 
 def test_a_scatter_without_a_dimension_is_an_all_reduce():
