@@ -53,6 +53,10 @@ def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> 
         hint = None
     if isinstance(hint, RegisterLayout) and hint.flat and not fits_memory(hint, memory):
         return relayout(ctx, load_array(ctx.launch, memory), hint)
+    if memory.element_bits < 8 and memory.layout.size > 1:
+        fitting = _in_whole_bytes(memory, hint)
+        loaded = load_array(ctx.launch, memory, fitting, ctx.vector_limit)
+        return loaded if hint is None or fitting is None else relayout(ctx, loaded, hint)
     return load_array(ctx.launch, memory, hint, ctx.vector_limit)
 
 
@@ -93,6 +97,9 @@ def write(
     layout = value.layout
     if isinstance(layout, RegisterLayout) and layout.flat and not fits_memory(layout, memory):
         value = relayout(ctx, value, default_layout(memory))
+    elif memory.element_bits < 8 and not ctx.in_warp and isinstance(layout, RegisterLayout):
+        fitting = _in_whole_bytes(memory, layout)
+        value = value if fitting is None else relayout(ctx, value, fitting)
     ordered = orders_stores(ctx, memory)
     if ordered:
         ctx.synchronize()
@@ -104,6 +111,18 @@ def write(
         store_array(ctx.launch, memory, value)
     if ordered:
         ctx.synchronize()
+
+
+def _in_whole_bytes(memory: MemoryReference, wanted: Layout | None) -> RegisterLayout | None:
+    """The wanted layout, if threads then hold whole bytes of memory, or another one in which they
+    do, or None."""
+    candidates = [default_layout(memory), row(memory.shape, 8 // memory.element_bits)]
+    for layout in [wanted, *candidates] if isinstance(wanted, RegisterLayout) else candidates:
+        assert isinstance(layout, RegisterLayout)
+        with contextlib.suppress(InvalidValueError):
+            plan_access(layout, memory.layout, 1)
+            return layout
+    return None
 
 
 def swap(

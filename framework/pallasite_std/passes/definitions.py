@@ -19,6 +19,7 @@ from jax.extend.core import primitives
 from pallasite.plugin import SourceLocation, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import with_jaxprs
+from pallasite_std.definitions import narrow
 from pallasite_std.definitions.record import Definition
 from pallasite_std.passes.alternatives import check_alternatives
 
@@ -141,6 +142,8 @@ class _Expansion:
         empty = [_without_elements(atom) for atom in equation.invars]
         if any(empty) and all(empty) and not carries and not equation.effects:
             return self.call(equation, functools.partial(_of_nothing, equation))
+        if not any(empty) and narrow.needs_bytes(equation):
+            return self.call(equation, functools.partial(narrow.with_bytes, equation))
         definition = self.table.get(equation.primitive)
         if definition is not None and definition.applies(equation):
             return self.call(equation, definition.function)
