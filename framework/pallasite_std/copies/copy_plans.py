@@ -37,6 +37,7 @@ def tensor_load(
     destination: MemoryReference,
     dimensions: Sequence[int] = (),
     blocks: int = 1,
+    evict_first: bool = False,
 ) -> Load:
     """The load through a tensor map: zeros arrive for what lies outside of the array.
 
@@ -46,6 +47,7 @@ def tensor_load(
       destination: shared memory of the same shape.
       dimensions: CUDA cluster dimensions whose blocks share the load.
       blocks: how many blocks these are.
+      evict_first: whether the L2 cache gives up first what is read; only if one block loads it.
 
     Raises:
       InvalidValueError: what the TMA engine cannot do.
@@ -54,7 +56,9 @@ def tensor_load(
     copy = tma.plan_copy(ctx, source, destination.layout, blocks=blocks)
 
     def issue(barrier: ir.Value) -> None:
-        tma.issue_load(ctx, copy, destination, barrier, collective=dimensions)
+        tma.issue_load(
+            ctx, copy, destination, barrier, collective=dimensions, evict_first=evict_first
+        )
 
     return Load(copy.plan.expected_bytes, issue)
 
@@ -64,6 +68,7 @@ def plan_load(
     source: MemoryReference,
     destination: MemoryReference,
     mode: OOBFillMode | None,
+    evict_first: bool = False,
 ) -> Load:
     """The load by one block that leaves in shared memory what the mode says.
 
@@ -76,6 +81,7 @@ def plan_load(
       destination: shared memory of the same shape.
       mode: what happens outside of the array; None is ``OOBFillMode.ZEROS``, but leaves the choice
         of the instruction where nothing lies outside.
+      evict_first: see :func:`tensor_load`.
 
     Raises:
       InvalidValueError: what no instruction can do.
@@ -86,7 +92,7 @@ def plan_load(
         run = None
     if run is None or mode is OOBFillMode.ZEROS:
         try:
-            return tensor_load(ctx, source, destination)
+            return tensor_load(ctx, source, destination, evict_first=evict_first)
         except InvalidValueError as error:
             if run is None:
                 if fills and bulk.plan(source, destination, promised=True) is not None:

@@ -246,6 +246,7 @@ def issue_load(
     collective: Sequence[int] = (),
     space: str = "shared::cluster",
     modifier: str = "",
+    evict_first: bool = False,
 ) -> None:
     """Emits the load instructions; the caller elects one lane.
 
@@ -257,9 +258,11 @@ def issue_load(
       collective: CUDA cluster dimensions whose blocks share the copy by multicast.
       space: the state space of the destination.
       modifier: what a generation adds to the instruction, such as ``.cta_group::2``.
+      evict_first: whether the L2 cache gives up first what is read; only without multicast.
     """
     plan = copy.plan
     multicast = plan.blocks > 1
+    evict_first = evict_first and not multicast
     address = ops.shared_address(destination.address())
     moved: list[ir.Value | None] = [None] * plan.rank
     if multicast:
@@ -274,13 +277,17 @@ def issue_load(
     rank = plan.rank
     names = ", ".join(f"${2 + i}" for i in range(rank))
     suffix = ".multicast::cluster" if multicast else ""
+    hint = ".L2::cache_hint" if evict_first else ""
+    last = f", ${3 + rank};" if multicast or evict_first else ";"
     text = (
-        f"cp.async.bulk.tensor.{rank}d.{space}.global"
-        f".mbarrier::complete_tx::bytes{suffix}{modifier} [$0], [$1, {{{names}}}], [${2 + rank}]"
-        + (f", ${3 + rank};" if multicast else ";")
+        f"cp.async.bulk.tensor.{rank}d.{space}.global.mbarrier::complete_tx::bytes"
+        f"{suffix}{modifier}{hint} [$0], [$1, {{{names}}}], [${2 + rank}]{last}"
     )
-    constraints = "r,l," + "r," * (rank + 1) + ("h," if multicast else "") + "~{memory}"
+    kind = "h," if multicast else "l," if evict_first else ""
+    constraints = "r,l," + "r," * (rank + 1) + kind + "~{memory}"
     extra = [ctx.launch.multicast_mask(collective)] if multicast else []
+    if evict_first:
+        extra = [_evict_first_policy()]
     for issue in plan.issues:
         target = ops.add(address, issue.shared_offset * plan.element_bits // 8)
         operands = (
@@ -294,6 +301,17 @@ def issue_load(
             ctx.kernel,
             TensorInstruction(text, constraints, operands, copy.parameter, shared=0, coordinates=2),
         )
+
+
+def _evict_first_policy() -> ir.Value:
+    """The policy of what the L2 cache gives up first: PTX ISA, ``createpolicy``."""
+    policy: ir.Value = ops.inline_assembly(
+        "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;",
+        "=l",
+        results=[ops.i64()],
+        side_effects=False,
+    )
+    return policy
 
 
 def descriptor_address(descriptor: ir.Value) -> ir.Value:

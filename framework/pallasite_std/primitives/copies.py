@@ -54,6 +54,7 @@ arguments.pretty(
             if params[name] is not None
         ),
         *([] if params["arrive"] else ["arrive=False"]),
+        *(["evict_first"] if params["evict_first"] else []),
     ],
 )
 
@@ -103,6 +104,7 @@ def copy_gmem_to_smem(
     oob_mode: OOBFillMode | None = None,
     predicate: Any = None,
     arrive: bool = True,
+    evict_first: bool = False,
 ) -> None:
     """Starts a copy from global to shared memory that completes on a barrier.
 
@@ -135,6 +137,9 @@ def copy_gmem_to_smem(
       predicate: a boolean scalar; without it the copy always takes place. Where it is false, the
         call still arrives on the barrier.
       arrive: whether the call arrives on the barrier and announces its bytes.
+      evict_first: whether the L2 cache is to give up what is read before anything else: for what
+        nobody reads again. A hint, which only copies by a tensor map that blocks do not share pass
+        on.
 
     Raises:
       InvalidTypeError: an argument of the wrong kind.
@@ -142,7 +147,7 @@ def copy_gmem_to_smem(
         ``arrive=False`` without a barrier or together with a predicate or ``leader_tracked``.
 
     PTX ISA: ``cp.async.bulk.tensor`` (shared::cluster, global), ``cp.async.bulk`` (shared::cta,
-    global).
+    global), ``createpolicy``.
     """
     source = arguments.reference(src, "src", GMEM)
     target = arguments.reference(dst, "dst", SMEM)
@@ -193,6 +198,7 @@ def copy_gmem_to_smem(
         leader_tracked=leader_tracked,
         oob_mode=oob_mode,
         arrive=bool(arrive),
+        evict_first=bool(evict_first),
     )
 
 

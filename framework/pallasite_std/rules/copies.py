@@ -69,6 +69,7 @@ def copy_gmem_to_smem(
     leader_tracked: CopyPartition | None,
     oob_mode: OOBFillMode | None,
     arrive: bool,
+    evict_first: bool,
 ) -> Sequence[Value]:
     """The rule of the copy from global to shared memory; plugins' rules may fall back on it."""
     src, dst, barrier, predicate = args_tree.unflatten(operands)
@@ -101,7 +102,7 @@ def copy_gmem_to_smem(
     else:
         try:
             with remembered():
-                copy = plans.plan_load(ctx, source, destination, oob_mode)
+                copy = plans.plan_load(ctx, source, destination, oob_mode, evict_first)
         except InvalidValueError:
             if not plain.applies(source, destination):
                 raise

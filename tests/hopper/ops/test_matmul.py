@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import pallasite
 from pallasite import errors
 from pallasite_hopper.ops import MatmulConfig, matmul, matmul_configs
+from pallasite_hopper.ops.dense import run
 from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY
 from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
@@ -149,6 +150,15 @@ CONFIGS = {
     ),
     "192 columns": MatmulConfig(tile_n=192, split="m", stages=2),
     "192 rows": MatmulConfig(tile_m=192, tile_n=128, stages=2),
+    "256 x 192": MatmulConfig(tile_m=256, tile_n=192, split="m", stages=2),
+    "192 x 256": MatmulConfig(tile_m=192, tile_n=256, split="n", stages=2),
+    "read once": dataclasses.replace(SMALL, evict_first=True),
+    "swapped, read once": MatmulConfig(
+        swap=True, tile_m=64, tile_n=24, warpgroups=1, split="m", epilogue_n=24, evict_first=True
+    ),
+    "swapped tiles of many columns, 256 rows": MatmulConfig(
+        swap=True, tile_m=256, tile_n=184, split="m", epilogue_n=64, stages=2
+    ),
     "swapped pairs": MatmulConfig(
         swap=True, tile_m=128, tile_n=16, split="m", epilogue_n=16, stages=3, cluster=2
     ),
@@ -177,6 +187,36 @@ def test_configurations(name):
     assert relative_error(result, expected) < 4e-3
     same = result == usual
     assert same.mean() > 0.99 if "parts" in name else same.all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ((13, 640, 424), {}),  # Ten tiles of 64 columns: two rounds of four, and two that are left.
+        ((9, 320, 200), {"tile_n": 16, "epilogue_n": 8, "tile_k": 128}),
+        ((70, 200, 130), {"swap": False, "tile_n": 128, "epilogue_n": 64}),
+        ((20, 130, 64), {"tile_n": 24, "epilogue_n": 16}),  # A step cannot be shared.
+        ((5, 448, 136), {}),  # Three are left: too many for two pairs of blocks.
+        ((5, 100, 136), {}),  # No whole round.
+    ],
+)
+def test_shared_last_tiles(monkeypatch, shape, changes):
+    """Pairs of blocks share the steps of tiles that whole rounds leave; with an epilogue."""
+    monkeypatch.setattr(run, "MULTIPROCESSORS", 4)
+    few = MatmulConfig(
+        swap=True, tile_m=64, tile_n=16, warpgroups=1, split="m", epilogue_n=16, stages=3
+    )
+    config = dataclasses.replace(few, last_parts=2, **changes)
+    m, n, _ = shape
+    generator = np.random.default_rng(0)
+    bias, residual = generator.standard_normal(n), random_matrix(5, (m, n), BFLOAT16)
+    given = {"bias": jnp.asarray(bias, jnp.float32), "residual": jnp.asarray(residual)}
+    with pallasite.config.scoped(sanitize=True):
+        result, expected = product(*shape, config=config, **given)
+    assert relative_error(result, expected + bias + residual.astype(np.float64)) < 4e-3
+    for others in ({"split_k": 2}, {"parts": 2}, {"cluster": 2}):
+        with pytest.raises(errors.InvalidValueError, match="last_parts does not go together"):
+            dataclasses.replace(SMALL, last_parts=2, epilogue_n=16, **others)
 
 
 PARTS = ("row_scale", "column_scale", "bias", "activation", "residual")
@@ -309,7 +349,7 @@ def test_last_round_of_tiles():
     config = default_config(sizes)
     assert config.rest is not None and config.rest_from < 18112
     alone = dataclasses.replace(config, rest=None, rest_from=0, rest_along="m")
-    assert nanoseconds(config, sizes) < 0.97 * nanoseconds(alone, sizes)
+    assert nanoseconds(config, sizes) < 0.95 * nanoseconds(alone, sizes)
     assert default_config(Sizes(4096, 4096, 4096, 2, 2)).rest is None
 
 

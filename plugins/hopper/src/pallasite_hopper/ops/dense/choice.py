@@ -15,6 +15,8 @@ from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, Mat
 from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
 
 _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
+    (192, 256, 2, "n"),
+    (256, 192, 2, "m"),
     (128, 256, 2, "n"),
     (128, 192, 2, "m"),
     (192, 128, 2, "n"),
@@ -28,18 +30,22 @@ _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
 """Multiples of 64 columns fill the swizzle where rows of ``b`` lie along n. Halves of 128 x 128
 elements read less than those of 64 x 256."""
 
-_SWAPPED_TILES = ((64, 1), (128, 1), (128, 2))  # tile_m, consumer warpgroups
+_SWAPPED_TILES = ((64, 1, 8, 256), (128, 1, 8, 128), (128, 2, 8, 256), (256, 2, 128, 192))
+"""tile_m, consumer warpgroups, least and most columns."""
 _LEAST_COLUMNS, _MOST_COLUMNS = 64, 256
 """Of a tile of the transposed GEMM where several are needed."""
-_MOST_SUMS = 128 * 128
-"""Elements of the result that the registers of a warpgroup hold."""
-_FEW_TILES = 4
+_SHARED_COLUMNS = 64
+"""Of a tile at most, that two blocks share in the end: it takes shared memory for its sums."""
+_IN_FLIGHT, _IN_FLIGHT_AT_ONCE = 160 << 10, 112 << 10
+"""Bytes that a block asks for ahead where reading a large operand once takes most of the time, and
+where it has one tile: with more, blocks hinder each other at the memory (measured on an H200)."""
+_FEW_TILES = 16
 """If there are more of them along the rows, tiles are visited in groups."""
 _LEAST_GAIN_BY_SWAP = 0.025
 """What the transposed GEMM has to gain by the estimate where it has several tiles of columns."""
 _DIVIDED = 6
 """So many of the best are considered with another configuration for the rest."""
-_LEAST_GAIN = 0.03
+_LEAST_GAIN = 0.05
 """What a second kernel has to gain by the estimate."""
 _MOST_ROUNDS, _MOST_LEFT = 12, 0.7
 """Rounds of tiles, and share of the last one, for which it may."""
@@ -139,7 +145,6 @@ def _rank(sizes: Sizes, config: MatmulConfig) -> float:
 
 
 def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[MatmulConfig]:
-    group = 16 if k * size >= 8192 else 8
     for tile_m, tile_n, warpgroups, split in _TILES:
         tile = MatmulConfig(
             tile_m=tile_m,
@@ -148,7 +153,7 @@ def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[Ma
             stages=2,
             warpgroups=warpgroups,
             split=split,
-            group=group,
+            group=_group(tile_m, k * size),
             epilogue_n=8,
         )
         yield from _divided(tile, m, n, k, size, out_size)
@@ -157,13 +162,14 @@ def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[Ma
 def _swapped_candidates(
     m: int, n: int, k: int, size: int, out_size: int, transpose_a: bool
 ) -> Iterator[MatmulConfig]:
-    group = 16 if k * size >= 8192 else 8
     for columns in _swapped_columns(m, 64 if transpose_a else 8):
         turned = -(-m // columns)
-        for (tile_m, warpgroups), depth in itertools.product(_SWAPPED_TILES, (128, 256)):
+        for (tile_m, warpgroups, least, most), depth in itertools.product(
+            _SWAPPED_TILES, (128, 256)
+        ):
             if depth > 128 and columns > 32:
                 continue
-            if columns * tile_m > _MOST_SUMS * warpgroups:
+            if not least <= columns <= most:
                 continue
             tile = MatmulConfig(
                 swap=True,
@@ -173,10 +179,15 @@ def _swapped_candidates(
                 stages=2,
                 warpgroups=warpgroups,
                 split="m",
-                group=group if turned > _FEW_TILES else 1,
+                group=_group(tile_m, k * size) if turned > _FEW_TILES else 1,
                 epilogue_n=8,
             )
             yield from _divided(tile, n, m, k, size, out_size)
+
+
+def _group(tile_m: int, row: int) -> int:
+    """Tiles that are visited before going on: of some 2000 rows, of fewer if these are short."""
+    return (16 if row >= 8192 else 8) * 128 // max(tile_m, 128)
 
 
 def _swapped_columns(m: int, multiple: int) -> list[int]:
@@ -211,6 +222,12 @@ def _divided(
     full = multiprocessors // tiles
     parts = {2, 3, 4, 5, 6, 8, full // 2, full, 2 * full}
     ways += [{"parts": part} for part in sorted(parts) if 1 < part <= min(k_steps, 2 * most)]
+    left = tiles % multiprocessors
+    if tile.swap and tile.tile_n <= _SHARED_COLUMNS and tiles > multiprocessors:
+        ways += [{"last_parts": 2}] if 0 < 2 * left <= multiprocessors else []
+    # What is read once, and is too large to stay in the cache anyway.
+    once = n <= tile.tile_n and m * k * size > H200.cache
+    once |= m <= tile.tile_m and n * k * size > H200.cache
     for way in ways:
         width = tile.warpgroup_n
         split, written = way.get("split_k", 1), 4 if "parts" in way else out_size
@@ -219,8 +236,13 @@ def _divided(
         epilogue = min(width, most) if tile.swap and split == 1 else next(fits, None)
         if epilogue is None:
             continue
-        config = dataclasses.replace(tile, epilogue_n=epilogue, **way)
+        config = dataclasses.replace(tile, epilogue_n=epilogue, evict_first=once, **way)
         config = with_most_stages(config, size, out_size)
+        if tile.swap and once:
+            units = tiles * config.parts * config.split_k
+            ahead = _IN_FLIGHT if units > multiprocessors else _IN_FLIGHT_AT_ONCE
+            stages = max(4, ahead // config.stage_bytes(size))
+            config = dataclasses.replace(config, stages=min(config.stages, stages))
         if config.stages >= 2:
             yield config
 

@@ -42,6 +42,12 @@ class MatmulConfig:
         so that few tiles keep all multiprocessors busy.
       parts: parts of the K extent that are tiles of their own, whose sums a second kernel adds up;
         for still fewer tiles. Not together with ``split_k``.
+      last_parts: blocks of a cluster, 1 or 2, that share the steps of one tile each of those that
+        whole rounds of tiles leave: so fewer multiprocessors wait for the last of them. They need
+        be no more than clusters, else nothing is shared. Not together with ``cluster``,
+        ``split_k``, ``parts`` and ``rest``.
+      evict_first: whether the L2 cache gives up first what nobody reads again: the left operand if
+        all tiles have the same columns, the right one if they have the same rows.
       rest: the configuration of a second kernel, which computes what this one leaves: so whole
         rounds of tiles keep all multiprocessors busy, and what is left has tiles that suit it.
       rest_from: the first row or column of the result that the second kernel computes, a multiple
@@ -64,6 +70,8 @@ class MatmulConfig:
     swap: bool = False
     split_k: int = 1
     parts: int = 1
+    last_parts: int = 1
+    evict_first: bool = False
     rest: MatmulConfig | None = None
     rest_from: int = 0
     rest_along: str = "m"
@@ -79,6 +87,7 @@ class MatmulConfig:
         for name, accepted in (
             ("cluster", (1, 2, 4)),
             ("warpgroups", (1, 2)),
+            ("last_parts", (1, 2)),
             ("split_k", tuple(range(1, 9))),
         ):
             if getattr(self, name) not in accepted:
@@ -92,6 +101,14 @@ class MatmulConfig:
                 "MatmulConfig.parts does not go together with split_k",
                 got=f"parts={self.parts}, split_k={self.split_k}",
                 expected="parts >= 1, and one of both to be 1",
+            )
+        others = (self.cluster, self.split_k, self.parts)
+        if self.last_parts > 1 and (max(others) > 1 or self.rest is not None):
+            raise InvalidValueError(
+                "MatmulConfig.last_parts does not go together with other divisions",
+                got=f"cluster={self.cluster}, split_k={self.split_k}, parts={self.parts}, "
+                + ("a rest" if self.rest is not None else "no rest"),
+                expected="cluster = split_k = parts = 1, no rest",
             )
         if self.rest is not None:
             self._check_rest(self.rest)
@@ -154,7 +171,7 @@ class MatmulConfig:
             self.warpgroups * self.epilogue_buffers * self.warpgroup_m * self.epilogue_n * written
         )
         sums = self.warpgroups * self.warpgroup_m * self.warpgroup_n * 4
-        received = sums * (self.split_k - 1) // self.split_k
+        received = sums * (self.split_k - 1) // self.split_k + sums * (self.last_parts - 1)
         return staging + received + _RESERVE
 
     def shared_bytes(self, size: int, out_size: int) -> int:

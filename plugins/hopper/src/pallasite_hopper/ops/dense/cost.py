@@ -25,8 +25,9 @@ class Rates:
       clock: cycles in a nanosecond.
       operands: cycles in which an MMA of 64 rows reads its left operand from shared memory; each
         column of the right one takes a quarter of a cycle more, and half a cycle to multiply.
-      sustained: operations of 16 bits in a nanosecond at most, of all tiles: with more, the power
-        would be too high.
+      sustained: operations of 16 bits in a nanosecond that all tiles would take at most if nothing
+        were read: with more, the power would be too high.
+      energy: bytes that all tiles would read in a nanosecond at most if nothing were calculated.
       port: bytes that a multiprocessor reads from the L2 cache in a nanosecond.
       l2: bytes that all multiprocessors together do.
       misaligned: share more that rows take which do not begin at lines of the cache.
@@ -37,13 +38,17 @@ class Rates:
       multicast: share more of a step's time for blocks of a cluster that share operands.
       split: the same for blocks that share the steps of a tile.
       memory: bytes that the GPU moves from and to its memory in a nanosecond.
-      block_memory: bytes that one block moves from memory in a nanosecond.
+      block_memory: bytes that one block moves from memory in a nanosecond at most.
+      memory_latency: nanoseconds after which a block has from memory what it asked for.
+      evict_first: share less that memory takes if the L2 cache keeps nothing of what is read once.
       overlap: exponent of the norm that joins the times of the blocks and of memory.
+      cache: bytes of the L2 cache.
       write: bytes that all multiprocessors write in a nanosecond in the epilogue.
       launch: nanoseconds of a kernel besides its work.
       cluster: nanoseconds more of an epilogue for blocks in clusters.
       exchange: nanoseconds of adding up sums in a cluster, besides their bytes.
       exchanged: bytes of sums that a block sends in a nanosecond.
+      shared: nanoseconds of a last tile that two blocks share, besides its bytes.
       second: nanoseconds of a second kernel that adds up partial sums.
       partial: bytes of partial sums that are written and read in a nanosecond.
       pad: bytes that XLA's copy of an operand to longer rows reads and writes in a nanosecond.
@@ -63,6 +68,7 @@ class Rates:
     clock: float
     operands: float
     sustained: float
+    energy: float
     port: float
     l2: float
     misaligned: float
@@ -73,12 +79,16 @@ class Rates:
     split: float
     memory: float
     block_memory: float
+    memory_latency: float
+    evict_first: float
     overlap: float
+    cache: float
     write: float
     launch: float
     cluster: float
     exchange: float
     exchanged: float
+    shared: float
     second: float
     partial: float
     pad: float
@@ -97,26 +107,31 @@ H200 = Rates(
     multiprocessors=132,
     clusters={1: 132, 2: 66, 3: 38, 4: 30, 5: 22, 6: 18, 7: 14, 8: 14},
     clock=1.95,
-    operands=12.3,
-    sustained=890000.0,
+    operands=9.4,
+    sustained=1_020_000.0,
+    energy=80_000.0,
     port=135.0,
-    l2=14800.0,
+    l2=14_800.0,
     misaligned=1.0,
-    empty=2.4,
+    empty=2.75,
     latency=800.0,
-    step_overlap=3.4,
-    multicast=0.24,
-    split=0.04,
+    step_overlap=3.05,
+    multicast=0.245,
+    split=0.025,
     memory=4800.0,
-    block_memory=110.0,
-    overlap=2.4,
-    write=20000.0,
-    launch=1070.0,
-    cluster=1730.0,
-    exchange=1500.0,
+    block_memory=120.0,
+    memory_latency=1700.0,
+    evict_first=0.012,
+    overlap=2.46,
+    cache=50_000_000.0,
+    write=20_000.0,
+    launch=1060.0,
+    cluster=1770.0,
+    exchange=1780.0,
     exchanged=28.0,
+    shared=500.0,
     second=2350.0,
-    partial=2200.0,
+    partial=2030.0,
     pad=3500.0,
     crop=1500.0,
     copy=1200.0,
@@ -202,9 +217,10 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     cycles = _norm(width / 2, rates.operands + width / 4, 4)
     count = config.tile_m * config.tile_n / (_MMA_ROWS * width) * depth / _MMA_DEPTH
     mma = count * cycles / rates.clock
-    rows = config.tile_m + rates.empty * _beyond(m, config.tile_m)
-    columns = config.tile_n + rates.empty * _beyond(n, config.tile_n)
-    read = (rows * read_a / along_n + columns * read_b / along_m) * depth
+    beyond_m, beyond_n = _beyond(m, config.tile_m), _beyond(n, config.tile_n)
+    rows = (config.tile_m + rates.empty * beyond_m) * read_a / along_n
+    columns = (config.tile_n + rates.empty * beyond_n) * read_b / along_m
+    read = (rows + columns) * depth
     fill = read * max(active / rates.l2, 1 / rates.port)
     fill = max(fill, rates.latency / (config.stages - 1))
     step = _norm(mma, fill, rates.step_overlap)
@@ -216,15 +232,23 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         epilogue += rates.exchange + area * 4 * (1 - 1 / config.split_k) / rates.exchanged
     if blocks > 1:
         epilogue += rates.cluster
-    busy = rounds * (steps * step + epilogue)
-    # The blocks of the last round may be too few to keep memory busy.
     last = units - (rounds - 1) * resident
+    shared = config.last_parts if last * config.last_parts <= resident else 1
+    busy = rounds * (steps * step + epilogue)
+    if shared > 1:
+        saved = (steps - math.ceil(steps / shared)) * step
+        busy += rates.shared + area * 4 / rates.exchanged - saved
+    # The blocks of the last round may be too few to keep memory busy.
+    asked = config.stages * (config.tile_m - beyond_m + config.tile_n - beyond_n) * depth
+    block_memory = min(rates.block_memory, asked / rates.memory_latency)
     memory = 0.0
-    for share, working in ((units - last, resident * blocks), (last, last * blocks)):
-        memory += moved * share / units / min(rates.memory, working * rates.block_memory)
+    for share, working in ((units - last, resident * blocks), (last, last * blocks * shared)):
+        memory += moved * share / units / min(rates.memory, working * block_memory)
+    memory /= 1 + rates.evict_first * config.evict_first
     time = _norm(busy, memory, rates.overlap)
     calculated = tiles * config.cluster * area * k_steps * depth
-    time = rates.launch + max(time, calculated / rates.sustained)
+    fetched = units * blocks * steps * read
+    time = rates.launch + max(time, calculated / rates.sustained + fetched / rates.energy)
     if config.parts > 1:
         time += rates.second + partial / rates.partial
     return time
@@ -238,4 +262,4 @@ def _beyond(extent: int, tile: int) -> float:
 def _norm(one: float, other: float, exponent: float) -> float:
     """Of two times that overlap: the longer one, and more the closer the other comes to it."""
     longer, shorter = max(one, other), min(one, other)
-    return longer * (1 + (shorter / longer) ** exponent) ** (1 / exponent)
+    return longer * math.pow(1 + math.pow(shorter / longer, exponent), 1 / exponent)

@@ -56,6 +56,8 @@ def build(
     compute, stages, split = config.warpgroups, config.stages, config.split_k
     # Where blocks of a cluster split k, it has one tile: the buffers for sums are used once.
     clusters = loop.items if split > 1 else min(multiprocessors // config.cluster, loop.items)
+    if config.last_parts > 1:
+        clusters = multiprocessors // config.last_parts
     rows, columns = config.warpgroup_m, config.epilogue_n
     staging = (columns, rows) if config.swap else (rows, columns)
     out_shape: tuple[int, ...] = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
@@ -79,6 +81,10 @@ def build(
         shape = (compute, split - 1, rows, config.warpgroup_n // split)
         scratch["sums_smem"] = plgpu.SMEM(shape, problem.accumulator)
         scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=compute)
+    elif config.last_parts > 1:
+        shape = (compute, config.last_parts - 1, rows, config.warpgroup_n)
+        scratch["sums_smem"] = plgpu.SMEM(shape, problem.accumulator)
+        scratch["summed"] = plgpu.Barrier(num_arrivals=config.last_parts - 1, num_barriers=compute)
     if epilogue.residual:
         scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.epilogue_buffers)
     options: dict[str, Any] = {}
@@ -90,7 +96,7 @@ def build(
         out_type=jax.ShapeDtypeStruct(out_shape, out_dtype),
         grid=(clusters,),
         grid_names=("blocks",),
-        cluster=(split, config.cluster),
+        cluster=(max(split, config.last_parts), config.cluster),
         cluster_names=("part", "cluster"),
         num_threads=compute + 1,
         thread_name="warpgroup",
@@ -120,6 +126,8 @@ class Item:
       m, n: first row and column of the tile.
       first, steps: along k.
       index: its tile's place in the order of all tiles.
+      shared: whether blocks of a cluster have a part of the steps each; None if that is the same of
+        all tiles.
     """
 
     part: Any
@@ -128,6 +136,7 @@ class Item:
     first: Any
     steps: Any
     index: Any
+    shared: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +223,8 @@ class MatmulLoop:
             )
             if self.config.split_k > 1:
                 write = functools.partial(self._add_parts, warpgroup, sums_smem, summed, write)
+            elif self.config.last_parts > 1:
+                write = functools.partial(self._add_if_shared, warpgroup, sums_smem, summed, write)
             self.compute(warpgroup, a_smem, b_smem, full, empty, write)
             plgpu.wait_smem_to_gmem(0)
 
@@ -225,6 +236,8 @@ class MatmulLoop:
         """``carry = body(item, carry)`` for each of this block's units of work."""
         config = self.config
         block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
+        if config.last_parts > 1:
+            return self._over_shared_items(body, carry)
         count = lax.div(self.items - 1 - block, blocks) + 1
 
         def one(step: Any, carry: Any) -> Any:
@@ -232,12 +245,7 @@ class MatmulLoop:
             part = jnp.int32(0)
             if config.parts > 1:
                 part, index = lax.div(index, self.tiles), lax.rem(index, self.tiles)
-            m, n = plgpu.planar_snake(
-                index,
-                (self.m_tiles, self.n_tiles),
-                0 if config.grid_minor == "m" else 1,
-                config.group,
-            )
+            m, n = self._place(index)
             if config.cluster > 1:
                 member = lax.axis_index("cluster")
                 if config.cluster_along == "m":
@@ -253,6 +261,35 @@ class MatmulLoop:
 
         return lax.fori_loop(0, count, one, carry)
 
+    def _place(self, index: Any) -> Any:
+        """The place of the tile that comes ``index``-th, in tiles."""
+        minor = 0 if self.config.grid_minor == "m" else 1
+        return plgpu.planar_snake(index, (self.m_tiles, self.n_tiles), minor, self.config.group)
+
+    def _over_shared_items(self, body: Callable[[Item, Any], Any], carry: Any) -> Any:
+        """The same where the blocks of a cluster share a last tile: whole rounds come before."""
+        parts, clusters = self.config.last_parts, jax.lax.axis_size("blocks")
+        cluster, part = lax.axis_index("blocks"), lax.axis_index("part")
+        rounds, left = self.rounds_before_shared(clusters)
+
+        def one(step: Any, carry: Any) -> Any:
+            shared = step == rounds
+            own = (step * clusters + cluster) * parts + part
+            index = lax.select(shared, rounds * clusters * parts + cluster, own)
+            m, n = self._place(index)
+            first, steps = self._steps(part)
+            first = lax.select(shared, first, jnp.int32(0))
+            steps = lax.select(shared, steps, jnp.int32(self.k_steps))
+            m, n = self.first_row(m), n * self.tile_columns
+            item = Item(jnp.int32(0), m, n, first, steps, index, shared)
+            return body(item, carry)
+
+        return lax.fori_loop(0, rounds + (cluster < left).astype(jnp.int32), one, carry)
+
+    def rounds_before_shared(self, clusters: int) -> tuple[int, int]:
+        """Whole rounds, and the tiles that are left; ``config.last_parts`` blocks share each."""
+        return divmod(self.tiles, clusters * self.config.last_parts)
+
     def first_row(self, m: Any) -> Any:
         """The first row of the tile that comes ``m``-th; other orders can be defined."""
         return m * self.config.tile_m
@@ -260,7 +297,7 @@ class MatmulLoop:
     def _steps(self, part: Any) -> tuple[Any, Any]:
         """The first step along k of a part, or of this block, and the number of its steps."""
         config = self.config
-        parts = config.parts * config.split_k
+        parts = config.parts * config.split_k * config.last_parts
         if parts == 1:
             return 0, self.k_steps
         if config.split_k > 1:
@@ -284,13 +321,15 @@ class MatmulLoop:
     def fetch_left(self, a: Any, item: Item, window: Any, smem: Any, full: Any, share: Any) -> None:
         """Starts the copy of a part of the left operand; other sources can be defined."""
         del item
-        plgpu.copy_gmem_to_smem(a.at[window], smem, full, collective_axes=share)
+        first = self.config.evict_first and self.n_tiles == 1
+        plgpu.copy_gmem_to_smem(a.at[window], smem, full, collective_axes=share, evict_first=first)
 
     def fetch_right(self, b: Any, item: Item, depth: Any, smem: Any, full: Any, share: Any) -> None:
         """Starts the copy of a part of the right operand; others can be defined."""
         columns = pl.ds(item.n, self.config.tile_n)
         window = (columns, depth) if self.problem.transpose_b else (depth, columns)
-        plgpu.copy_gmem_to_smem(b.at[window], smem, full, collective_axes=share)
+        first = self.config.evict_first and self.m_tiles == 1
+        plgpu.copy_gmem_to_smem(b.at[window], smem, full, collective_axes=share, evict_first=first)
 
     def fetch(self, a: Any, b: Any, a_smem: Any, b_smem: Any, full: Any, empty: Any) -> None:
         """The producer: keeps the stages filled."""
@@ -370,7 +409,8 @@ class MatmulLoop:
                 last = lax.fori_loop(1, item.steps, step, stage)
                 sums = acc[...]
                 release(last)
-                write(item.part, sums, item.m + row, item.n + column)
+                which = item.part if item.shared is None else item.shared
+                write(which, sums, item.m + row, item.n + column)
                 return self._next(last)
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), problem.accumulator))
@@ -413,6 +453,42 @@ class MatmulLoop:
 
         blocks = [functools.partial(as_block, block) for block in range(split)]
         lax.switch(lax.axis_index("part"), blocks)
+
+    def _add_if_shared(
+        self,
+        warpgroup: Any,
+        sums_smem: Any,
+        summed: Any,
+        write: Callable[[Any, Any, Any, Any], None],
+        shared: Any,
+        sums: Any,
+        m: Any,
+        n: Any,
+    ) -> None:
+        """Writes a tile; one that is shared by the first block, to which the others send sums."""
+
+        def send(block: int) -> None:
+            plgpu.async_store_smem(
+                sums,
+                sums_smem.at[warpgroup, block - 1],
+                summed.at[warpgroup],
+                cluster_idx=jnp.int32(0),
+                cluster_dim="part",
+            )
+
+        def receive() -> None:
+            plgpu.barrier_wait(summed.at[warpgroup])
+            total = sums
+            for place in range(self.config.last_parts - 1):
+                total = total + sums_smem[warpgroup, place]
+            write(jnp.int32(0), total, m, n)
+
+        def add() -> None:
+            others = range(1, self.config.last_parts)
+            each = [receive, *(functools.partial(send, block) for block in others)]
+            lax.switch(lax.axis_index("part"), each)
+
+        lax.cond(shared, add, lambda: write(jnp.int32(0), sums, m, n))
 
     def finish(
         self,

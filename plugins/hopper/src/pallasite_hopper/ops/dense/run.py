@@ -208,6 +208,8 @@ def _call(
     if config.swap:
         problem, a, b = problem.swapped(), b, a
         region = None if region is None else region.swapped()
+    if not _shares_last(problem, config, epilogue):
+        config = dataclasses.replace(config, last_parts=1)
     # A block that runs fewer steps than there are stages has no use for the others.
     stages = max(2, min(config.stages, _most_steps(problem, config, epilogue, region)))
     config = dataclasses.replace(config, stages=stages)
@@ -216,6 +218,16 @@ def _call(
         return kernel(a, b, *operands)
     result = _kernel(problem, config, epilogue, MULTIPROCESSORS)(a, b, *operands)
     return result if padded == n else result[..., :n]
+
+
+def _shares_last(problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue) -> bool:
+    """Whether tiles are left that the blocks of clusters can share."""
+    if config.last_parts == 1:
+        return False
+    loop = MatmulLoop(problem, config, epilogue)
+    clusters = MULTIPROCESSORS // config.last_parts
+    _, left = loop.rounds_before_shared(clusters)
+    return 0 < left <= clusters and loop.k_steps >= config.last_parts
 
 
 def _most_steps(
