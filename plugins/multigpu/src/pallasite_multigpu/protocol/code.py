@@ -247,7 +247,7 @@ def _slots_are_told(fingerprint: int, buffers: int) -> list[str]:
         "cvt.u32.u64 narrow, rank;",
         "setp.eq.and.u32 mine, thread, narrow, told;",
     ]
-    for number in range(1 + buffers):
+    for number in (*range(1, 1 + buffers), 0):  # What tells launches apart is left in registers.
         address = f"[place+{number * layout.SLOT}]"
         held = "told" if number else "mine"
         lines.append(f"@{held} ld.relaxed.sys.global.v2.b64 {{front, back}}, {address};")
@@ -261,16 +261,13 @@ def _slots_are_told(fingerprint: int, buffers: int) -> list[str]:
 
 
 def _announced(fingerprint: int) -> list[str]:
-    """The launch must be the one that the first block has announced."""
+    """The launch must be the one that the first block has announced: of the slots of this device,
+    the lane of its number has the first one."""
     return [
-        f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
-        "add.s64 place, place, own;",
-        f"mad.wide.u32 place, narrow, {layout.SLOTS_OF_DEVICE}, place;",
-        f"ld.relaxed.gpu.global.v2.b64 {{front, back}}, [place+{layout.SLOTS}];",
         "mov.b64 {stamp, half}, front;",
         "mov.b64 {stamp, rest}, back;",
-        "mov.b64 seen, {half, rest};",
-        "setp.ne.b64 q, seen, $2;",
+        "mov.b64 value, {half, rest};",
+        "setp.ne.and.b64 q, value, $2, mine;",
         *_trap("q", Trap.OVERLAP, fingerprint, "ANOTHER"),
     ]
 
