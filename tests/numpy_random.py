@@ -24,9 +24,10 @@ def generate(first: Any, second: Any, x: Any, y: Any) -> list[Any]:
     """Two words for each two words of a counter, for a key of two words."""
     keys = [np.asarray(one, np.uint32) for one in (first, second)]
     keys.append(keys[0] ^ keys[1] ^ _PARITY)
-    shape = np.shape(x)
+    x, y = np.broadcast_arrays(x, y)
     x, y = (np.asarray(one, np.uint32) + key for one, key in zip((x, y), keys[:2], strict=True))
-    x, y = map(np.atleast_1d, (x, y))
+    shape = np.broadcast_shapes(np.shape(x), np.shape(y))
+    x, y = (np.array(np.broadcast_to(one, shape), ndmin=1) for one in (x, y))
     for group in range(5):
         for bits in _ROTATIONS[group % 2]:
             x += y

@@ -142,7 +142,7 @@ def test_random_numbers():
     def drawn(key):
         _, other = jax.random.split(key)
         return [
-            *(jax.random.normal(key, (7,)), jax.random.uniform(key, (2, 3), "bfloat16")),
+            *(jax.random.normal(key, (700,)), jax.random.uniform(key, (2, 3), "bfloat16")),
             *(jax.random.randint(key, (9,), -4, 70), jax.random.bernoulli(key, 0.3, (5,))),
             jax.random.normal(other, (4,), "float16"),
         ]
