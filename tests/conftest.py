@@ -161,11 +161,30 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays to the end: it is not looked at again each time that Python collects
-    garbage, which takes a good part of the time otherwise."""
+    """What is there now stays to the end, as does most of what tests make for caches, so Python
+    looks for garbage only where memory becomes scarce, or may be that of a GPU."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 30, 10)
+    gc.set_threshold(*_SELDOM) if HAS_GPU else gc.set_threshold(_NEVER)
+
+
+_NEVER, _SELDOM = 1 << 30, (100_000, 30, 10)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _enough_memory():
+    """Modules that follow get by with less once there is little."""
+    if gc.get_threshold()[0] == _NEVER and _memory_is_scarce():
+        gc.set_threshold(*_SELDOM)
+
+
+def _memory_is_scarce() -> bool:
+    try:
+        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return True
+    bytes_of = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)}
+    return bytes_of["MemAvailable"] < bytes_of["MemTotal"] // 3
 
 
 _OWN_KERNELS = ("ops", "hopper/ops", "examples/test_examples.py", "benchmarks/test_layouts.py")
