@@ -33,6 +33,13 @@ Array layouts do not matter: what registers cannot do by renaming goes through s
 [layout inference](layout-inference.md) weighs. The names of `pallasite.gpu` are in the API
 reference (`make docs`).
 
+These are errors at the line in question:
+
+- what moves elements, such as a sort or a reversal, of an array that shared memory has no room for;
+- an array of 2 or 4 bits that begins or ends within a byte of memory (elsewhere, and within the
+  kernel, such arrays may have any shape; what moves or reduces their elements does so with bytes);
+- a kernel that becomes more operations than the option `code_limit` allows.
+
 """
 
 
