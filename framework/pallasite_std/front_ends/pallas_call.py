@@ -296,6 +296,8 @@ def _physical_view(ref: Any) -> Any:
     slots = [t for t in base.transforms if isinstance(t, _jax.NDIndexer)]
     if not slots:
         return base.ref
+    if len(base.transforms) == 1:
+        return base  # There are no transforms to invert, and perhaps less than the whole slot.
     shape = tuple(_jax.typeof(base.ref).shape)
     indices = (slots[-1].indices[0], *(slice(None) for _ in shape[1:]))
     return _jax.TransformedRef(base.ref, (_jax.NDIndexer.from_indices_shape(indices, shape),))

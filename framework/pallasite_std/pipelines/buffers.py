@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.ir import types
 from pallasite.plugin.language import SMEM, checks, transforms
+from pallasite_std.copies.tensor_map_types import SHARED_ALIGNMENT
 from pallasite_std.pipelines.blocks import Block
 from pallasite_std.primitives.copies import barrier_expect, copy_gmem_to_smem, copy_smem_to_gmem
+
+_COPY_UNIT = 16
+"""Bytes of which rows consist that the copy engine moves."""
+
+_SMALL = 2048
+"""Bytes that a stage may have, however much of it is padding."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
     """One operand with its place in shared memory.
 
-    With one stage the allocation has the shape of the block, otherwise a leading dimension.
+    With one stage the allocation has the shape of the block, otherwise a leading dimension, and
+    perhaps more rows (:func:`_stage_shape`).
     """
 
     block: Block
@@ -28,7 +38,10 @@ class Buffer:
         """The reference that holds the block of one stage."""
         if not self.block.in_smem:
             return self.gmem_ref
-        return self.smem_ref if self.num_stages == 1 else self.smem_ref.at[stage]
+        if self.num_stages == 1:
+            return self.smem_ref
+        rows = self.block.shape[:1]
+        return self.smem_ref.at[(stage, *map(slice, rows))]
 
     def copy_in(self, stage: Any, indices: Sequence[Any], barrier: Any) -> None:
         """Starts the copy of the block at a position of the grid into a stage.
@@ -68,9 +81,27 @@ def allocation(block: Block, gmem_ref: Any, num_stages: int) -> Any:
     """Describes the shared memory for a block in so many stages; None for one in global memory."""
     if not block.in_smem:
         return None
-    leading = () if num_stages == 1 else (num_stages,)
-    transforms = tuple(_batched(t, len(leading)) for t in block.spec.transforms)
-    return SMEM((*leading, *block.shape), gmem_ref.dtype, transforms=transforms)
+    if num_stages == 1:
+        return SMEM(block.shape, gmem_ref.dtype, transforms=block.spec.transforms)
+    batched = tuple(_batched(one, 1) for one in block.spec.transforms)
+    shape = block.shape if batched else _stage_shape(block.shape, gmem_ref)
+    return SMEM((num_stages, *shape), gmem_ref.dtype, transforms=batched)
+
+
+def _stage_shape(shape: tuple[int, ...], gmem_ref: Any) -> tuple[int, ...]:
+    """The shape of a stage: that of the block, with more rows if each stage has to begin where the
+    copy engine can write, and it can copy the block at all."""
+    bits = types.bit_width(gmem_ref.dtype)
+    rows = [one[-1] * bits if one else 0 for one in (shape, gmem_ref.shape)]
+    size = math.prod(shape) * bits
+    aligned = size % (8 * SHARED_ALIGNMENT) == 0
+    if aligned or any(row == 0 or row % (8 * _COPY_UNIT) for row in rows):
+        return shape
+    row = size // shape[0]
+    unit = math.lcm(row, 8 * SHARED_ALIGNMENT)
+    padded = -(-size // unit) * unit
+    # Larger ones are copied without tensor maps, from windows that are known to be in bounds.
+    return (padded // row, *shape[1:]) if padded <= max(2 * size, 8 * _SMALL) else shape
 
 
 def _batched(transform: Any, leading_rank: int) -> Any:
