@@ -30,8 +30,11 @@ _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
 """Multiples of 64 columns fill the swizzle where rows of ``b`` lie along n. Halves of 128 x 128
 elements read less than those of 64 x 256."""
 
-_SWAPPED_TILES = ((64, 1, 8, 256), (128, 1, 8, 128), (128, 2, 8, 256), (256, 2, 128, 192))
-"""tile_m, consumer warpgroups, least and most columns."""
+_LARGEST = 128 * 256
+"""Elements of the tiles of the result at most if the operands' elements have not 16 bits: others
+have not been measured."""
+_SWAPPED_TILES = ((64, 1, 256), (128, 1, 128), (128, 2, 256))
+"""tile_m, consumer warpgroups, most columns."""
 _LEAST_COLUMNS, _MOST_COLUMNS = 64, 256
 """Of a tile of the transposed GEMM where several are needed."""
 _SHARED_COLUMNS = 64
@@ -146,6 +149,8 @@ def _rank(sizes: Sizes, config: MatmulConfig) -> float:
 
 def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[MatmulConfig]:
     for tile_m, tile_n, warpgroups, split in _TILES:
+        if tile_m * tile_n > _LARGEST and size != 2:
+            continue
         tile = MatmulConfig(
             tile_m=tile_m,
             tile_n=tile_n,
@@ -164,12 +169,10 @@ def _swapped_candidates(
 ) -> Iterator[MatmulConfig]:
     for columns in _swapped_columns(m, 64 if transpose_a else 8):
         turned = -(-m // columns)
-        for (tile_m, warpgroups, least, most), depth in itertools.product(
-            _SWAPPED_TILES, (128, 256)
-        ):
+        for (tile_m, warpgroups, most), depth in itertools.product(_SWAPPED_TILES, (128, 256)):
             if depth > 128 and columns > 32:
                 continue
-            if not least <= columns <= most:
+            if columns > most:
                 continue
             tile = MatmulConfig(
                 swap=True,
