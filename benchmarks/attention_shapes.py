@@ -318,15 +318,11 @@ def torch_memory() -> Any:
 
 def main() -> int:
     """Measures, prints a table and writes JSON; 1 if a case failed."""
-    parser = harness.parser(__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=60)
+    parser = side_by_side.parser(__doc__.splitlines()[0], count=60)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of cases")
     parser.add_argument("--backward", action="store_true", help="forward and gradients together")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
-    parser.add_argument("--seconds", type=float, help="no further case begins after them")
-    parser.add_argument("--processes", type=int, default=4, help="that compile side by side")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")

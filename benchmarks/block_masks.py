@@ -222,11 +222,7 @@ def measure(task: tuple[int, Case, int], alone: Any) -> Row:
 
 def main() -> int:
     """Measures, prints a table and writes JSON; 1 if a case failed."""
-    parser = harness.parser(__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=12, help="small cases")
-    parser.add_argument("--seconds", type=float, help="no further case begins after them")
-    parser.add_argument("--processes", type=int, default=4, help="that compile side by side")
+    parser = side_by_side.parser(__doc__.splitlines()[0], count=12)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")

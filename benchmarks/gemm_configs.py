@@ -180,11 +180,7 @@ def shown(config: dict[str, Any]) -> str:
 
 def main() -> int:
     """Measures, prints and writes JSON; 1 if a shape failed."""
-    parser = harness.parser(__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=90.0, help="no shape begins after them")
-    parser.add_argument("--processes", type=int, default=6, help="that compile side by side")
+    parser = side_by_side.parser(__doc__.splitlines()[0], count=200, seconds=90.0, processes=6)
     arguments = parser.parse_args()
     print(harness.machine())
     drawn = gemm_shapes.draw(arguments.seed, arguments.count, MOST_FLOPS)

@@ -6,13 +6,32 @@ a lock, which it holds while it measures, and in which the others leave the GPU 
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import harness
+
 _lock: Any = None
+
+
+def parser(
+    description: str, count: int, seconds: float | None = None, processes: int = 4
+) -> argparse.ArgumentParser:
+    """The options of a benchmark of cases that are drawn at random; the arguments are defaults."""
+    result = harness.parser(description)
+    result.add_argument("--seed", type=int, default=0)
+    result.add_argument("--count", type=int, default=count, help="cases that are drawn")
+    result.add_argument(
+        "--seconds", type=float, default=seconds, help="no further case begins after them"
+    )
+    result.add_argument(
+        "--processes", type=int, default=processes, help="that compile side by side"
+    )
+    return result
 
 
 def results[Item, Result](
