@@ -17,6 +17,9 @@ LOG2_E = math.log2(math.e)
 ROWS = 64
 """Keys of one consumer warpgroup: the rows of one instruction."""
 
+_SHARED_BYTES = 208 * 1024
+"""Shared memory for tiles of large heads; scores, their gradients and barriers have the rest."""
+
 _SMALL = 96
 """Heads whose gradients one warpgroup computes in its registers, with matmuls in flight."""
 
@@ -223,7 +226,14 @@ def _for_heads(problem: BackwardProblem) -> BackwardConfig:
         ahead = simple and not problem.windowed and not problem.terms
         return BackwardConfig(block_q=128, ds_stages=2, ahead="scores" if ahead else "nothing")
     if problem.head_dim > 128:
-        return BackwardConfig(block_q=64, q_stages=1, d_out_stages=1, shared_keys=True)
+        # As many stages as fit beside keys, values, and the gradient of the queries in float32.
+        stages = (_SHARED_BYTES // problem.head_dim - 8 * ROWS) // (2 * ROWS)
+        return BackwardConfig(
+            block_q=64,
+            q_stages=min(2, max(1, stages - 1)),
+            d_out_stages=min(2, max(1, stages // 2)),
+            shared_keys=True,
+        )
     if simple:
         return BackwardConfig(block_q=64, ahead="dk")
     return BackwardConfig(block_q=64, ds_stages=2)
