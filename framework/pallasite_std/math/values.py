@@ -364,10 +364,9 @@ def _two_words(value: ir.Value) -> list[ir.Value] | None:
 
 
 def _is_loaded_word(value: ir.Value) -> bool:
-    cast = value.owner
-    if isinstance(cast, ir.Block) or cast.name != "llvm.bitcast":
-        return False
-    source = cast.operands[0].owner
+    source = value.owner
+    if not isinstance(source, ir.Block) and source.name == "llvm.bitcast":
+        source = source.operands[0].owner
     return not isinstance(source, ir.Block) and source.name == "llvm.extractvalue"
 
 

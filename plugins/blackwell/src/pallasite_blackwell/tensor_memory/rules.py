@@ -133,7 +133,8 @@ def _load_matrix(
     elements: dict[tuple[int, int], ir.Value] = {}
     whole: dict[int, ir.Value] = {}
     for move in plan.loads:
-        words = load_words(plan, move.count, memory.address(column + move.column, move.lane))
+        address = memory.address(column + move.column, move.lane)
+        words = load_words(plan, move.count, address, element)
         for word, places in zip(words, move.words, strict=True):
             _take_apart(word, places, element, bits, layout.vector_length, elements, whole)
     registers = []
@@ -146,16 +147,19 @@ def _load_matrix(
     return RegisterArray(tuple(registers), layout, memory.dtype)
 
 
-def load_words(plan: Transfer, count: int, address: ir.Value) -> list[ir.Value]:
-    """The registers (i32) that one instruction loads."""
+def load_words(
+    plan: Transfer, count: int, address: ir.Value, element: ir.Type | None = None
+) -> list[ir.Value]:
+    """The registers that one instruction loads: f32 if that is what the elements are, else i32."""
     number = count * plan.shape.words
+    is_float = element == ir.F32Type.get()
     names = ", ".join(f"${i}" for i in range(number))
     pack = ".pack::16b" if plan.packs else ""
     words = ops.inline_assembly(
         f"tcgen05.ld.sync.aligned.{plan.shape.name}.x{count}{pack}.b32 {{{names}}}, [${number}];",
-        ",".join(["=r"] * number + ["r"]),
+        ",".join(["=f" if is_float else "=r"] * number + ["r"]),
         address,
-        results=[ops.i32()] * number,
+        results=[ir.F32Type.get() if is_float else ops.i32()] * number,
     )
     return [words] if number == 1 else list(words)
 
