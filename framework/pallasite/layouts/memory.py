@@ -351,12 +351,13 @@ def _index(layout: MemoryLayout, dim: int, start: int | None) -> MemorySlice:
 
 def row_major(shape: Sequence[int], element_bits: int, swizzle: int = 16) -> MemoryLayout:
     """Elements one after the other, the last index fastest."""
-    dims: list[Extents] = []
-    stride = 1
-    for size in reversed(shape):
-        dims.append((Extent(size, stride),))
-        stride *= size
-    return MemoryLayout(tuple(reversed(dims)), swizzle, element_bits)
+    return _row_major(tuple(shape), element_bits, swizzle)
+
+
+@functools.lru_cache(maxsize=1024)
+def _row_major(shape: tuple[int, ...], element_bits: int, swizzle: int) -> MemoryLayout:
+    dims = [(Extent(size, math.prod(shape[dim + 1 :])),) for dim, size in enumerate(shape)]
+    return MemoryLayout(tuple(dims), swizzle, element_bits)
 
 
 def swizzle_bytes(address: int, swizzle: int) -> int:

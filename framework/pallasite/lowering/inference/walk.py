@@ -111,9 +111,8 @@ class Walk:
         assert value.choice is not None
         choice = self.problem.choices[value.choice]
         if not choice.given:
-            for layout in tiled(value.shape, choice.candidates[0].element_bits, height):
-                if layout not in choice.candidates:
-                    choice.candidates.append(layout)
+            found = tiled(value.shape, choice.candidates[0].element_bits, height)
+            choice.candidates += [one for one in found if one not in choice.candidates]
 
     # The solution ---------------------------------------------------------------------------------
 
