@@ -39,6 +39,42 @@ define private ptr @error(ptr %api, ptr %text) {
 """
 """``field`` and ``word`` load from a distance, ``error`` makes an XLA_FFI_Error of a text."""
 
+BEFORE_LAUNCHER = """define ptr @HANDLER(ptr %frame) {
+entry:
+  %launcher = inttoptr i64 LAUNCHER to ptr
+  %extension = call ptr @field(ptr %frame, i64 8)
+  %none = icmp eq ptr %extension, null
+  br i1 %none, label %stage, label %asked
+
+asked:  ; The launcher answers for both.
+  %type.place = getelementptr i8, ptr %extension, i64 8
+  %type = load i32, ptr %type.place
+  %is.metadata = icmp eq i32 %type, 1
+  br i1 %is.metadata, label %answer, label %stage
+
+answer:
+  %answered = call ptr %launcher(ptr %frame)
+  ret ptr %answered
+
+stage:  ; The launcher gets a frame with the first attribute only.
+  %changed = alloca [176 x i8], align 8
+  call void @llvm.memcpy.p0.p0.i64(ptr %changed, ptr %frame, i64 176, i1 false)
+  %attributes.place = getelementptr i8, ptr %changed, i64 136
+  store i64 1, ptr %attributes.place
+  %stage.place = getelementptr i8, ptr %frame, i64 32
+  %stage.now = load i32, ptr %stage.place
+  %executes = icmp eq i32 %stage.now, 3
+  br i1 %executes, label %execute, label %forward
+
+forward:
+  %forwarded = call ptr %launcher(ptr %changed)
+  ret ptr %forwarded
+
+"""
+"""How a ``HANDLER`` begins that stands before one of JAX's launcher, which is at ``LAUNCHER``: what
+executes goes on at ``execute``, with ``%changed`` as the frame for the launcher, which gets all
+other calls."""
+
 _ON_HOST = """
 define private ptr @stream(ptr %frame, ptr %found) alwaysinline {
   store ptr null, ptr %found

@@ -24,39 +24,10 @@ from pallasite_multigpu.runtime import copy_table, host_code, workspace_handler
 TARGET = "pallasite_multigpu_with_table"
 """The name of the call; its attributes are those of the launcher, and ``table``."""
 
-_HANDLER = """
-define ptr @HANDLER(ptr %frame) {
-entry:
-  %launcher = inttoptr i64 LAUNCHER to ptr
-  %extension = call ptr @field(ptr %frame, i64 8)
-  %none = icmp eq ptr %extension, null
-  br i1 %none, label %stage, label %asked
-
-asked:  ; The launcher answers for both.
-  %type.place = getelementptr i8, ptr %extension, i64 8
-  %type = load i32, ptr %type.place
-  %is.metadata = icmp eq i32 %type, 1
-  br i1 %is.metadata, label %answer, label %stage
-
-answer:
-  %answered = call ptr %launcher(ptr %frame)
-  ret ptr %answered
-
-stage:  ; The launcher gets a frame with the first attribute only.
-  %changed = alloca [176 x i8], align 8
-  call void @llvm.memcpy.p0.p0.i64(ptr %changed, ptr %frame, i64 176, i1 false)
-  %attributes.place = getelementptr i8, ptr %changed, i64 136
-  store i64 1, ptr %attributes.place
-  %stage.place = getelementptr i8, ptr %frame, i64 32
-  %stage.now = load i32, ptr %stage.place
-  %executes = icmp eq i32 %stage.now, 3
-  br i1 %executes, label %execute, label %forward
-
-forward:
-  %forwarded = call ptr %launcher(ptr %changed)
-  ret ptr %forwarded
-
-execute:
+_HANDLER = (
+    "\n"
+    + host_code.BEFORE_LAUNCHER
+    + """execute:
   %attributes = call ptr @field(ptr %frame, i64 160)
   %span = call ptr @field(ptr %attributes, i64 8)
   %words = load ptr, ptr %span
@@ -90,6 +61,7 @@ launch:
   ret ptr %problem
 }
 """
+)
 
 
 def launch_with(

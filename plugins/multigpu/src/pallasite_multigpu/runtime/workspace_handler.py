@@ -19,7 +19,8 @@ LAUNCHER = "triton_kernel_call_ffi"
 
 _heap = (ctypes.c_uint64 * 2)()
 
-_HANDLER = """
+_HANDLER = (
+    """
 @missing = private constant [53 x i8] c"pallasite: this process shares no memory with others\\00"
 @failed = private constant [46 x i8] c"pallasite: a copy in shared memory has failed\\00"
 
@@ -44,38 +45,9 @@ define private i64 @of.array(ptr %plan, i64 %array, i64 %word) alwaysinline {
   ret i64 %value
 }
 
-define ptr @HANDLER(ptr %frame) {
-entry:
-  %launcher = inttoptr i64 LAUNCHER to ptr
-  %extension = call ptr @field(ptr %frame, i64 8)
-  %none = icmp eq ptr %extension, null
-  br i1 %none, label %stage, label %asked
-
-asked:  ; The launcher answers for both.
-  %type.place = getelementptr i8, ptr %extension, i64 8
-  %type = load i32, ptr %type.place
-  %is.metadata = icmp eq i32 %type, 1
-  br i1 %is.metadata, label %answer, label %stage
-
-answer:
-  %answered = call ptr %launcher(ptr %frame)
-  ret ptr %answered
-
-stage:  ; The launcher gets a frame with the first attribute only.
-  %changed = alloca [176 x i8], align 8
-  call void @llvm.memcpy.p0.p0.i64(ptr %changed, ptr %frame, i64 176, i1 false)
-  %attributes.place = getelementptr i8, ptr %changed, i64 136
-  store i64 1, ptr %attributes.place
-  %stage.place = getelementptr i8, ptr %frame, i64 32
-  %stage.now = load i32, ptr %stage.place
-  %executes = icmp eq i32 %stage.now, 3
-  br i1 %executes, label %execute, label %forward
-
-forward:
-  %forwarded = call ptr %launcher(ptr %changed)
-  ret ptr %forwarded
-
-execute:
+"""
+    + host_code.BEFORE_LAUNCHER
+    + """execute:
   %api = call ptr @field(ptr %frame, i64 16)
   %heap = inttoptr i64 HEAP to ptr
   %begin = call i64 @word(ptr %heap, i64 0)
@@ -230,6 +202,7 @@ leave:
   ret ptr null
 }
 """
+)
 
 
 def share(begin: int, end: int) -> None:
