@@ -15,6 +15,7 @@ from pallasite_std.pipelines.helpers import warp_map
 
 INTEGERS = ("int4", "uint4", *(f"{sign}int{n}" for n in (8, 16, 32, 64) for sign in ("", "u")))
 FLOATS = (
+    "float4_e2m1fn",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e8m0fnu",

@@ -62,3 +62,34 @@ def test_functions(name: str, semantics: Semantics) -> None:
     )
     found = np.asarray(called(x)).astype(np.int64)
     np.testing.assert_array_equal(found, np.asarray(out).astype(np.int64))
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+def test_floats_of_four_bits(semantics: Semantics) -> None:
+    """A product with weights of 4 bits, of which 32 share a scale; their order, and rounding."""
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 16, (64, 24)).astype(np.uint8)
+    weights = codes.view(jnp.float4_e2m1fn)
+    scales = (2.0 ** generator.integers(-2, 3, (2, 24))).astype(jnp.float8_e8m0fnu)
+    x = generator.normal(size=(16, 64)).astype(jnp.bfloat16)
+
+    def kernel(x_ref: Any, w_ref: Any, s_ref: Any, out: Any, order: Any, narrow: Any) -> None:
+        wide = w_ref[...].astype(jnp.bfloat16).reshape(2, 32, 24)
+        wide = (wide * s_ref[...].astype(jnp.bfloat16)[:, None]).reshape(64, 24)
+        out[...] = jnp.matmul(x_ref[...], wide, preferred_element_type=jnp.float32)
+        order[...] = jnp.sort(w_ref[...], axis=0)
+        narrow[...] = -x_ref[...].astype(narrow.dtype)
+
+    outputs = [((16, 24), jnp.float32), (codes.shape, weights.dtype), (x.shape, weights.dtype)]
+    called = plgpu.kernel(
+        kernel,
+        out_type=tuple(jax.ShapeDtypeStruct(*one) for one in outputs),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    product, order, narrow = called(x, weights, scales)
+    exact = weights.astype(np.float64)
+    wide = exact * np.repeat(scales.astype(np.float64), 32, 0)
+    np.testing.assert_allclose(product, x.astype(np.float64) @ wide, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(np.asarray(order, np.float64), np.sort(exact, 0))
+    want = -x.astype(np.float32).astype(weights.dtype).astype(np.float64)
+    np.testing.assert_array_equal(np.asarray(narrow).astype(np.float64), want)

@@ -16,7 +16,8 @@ from pallasite_std.math.conversion import bitcast, convert
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SCALE = np.dtype(ml_dtypes.float8_e8m0fnu)
-FLOATS = [*FLOAT8, BFLOAT16, FLOAT16, FLOAT32, FLOAT64, SCALE]
+FLOAT4 = np.dtype(ml_dtypes.float4_e2m1fn)
+FLOATS = [*FLOAT8, BFLOAT16, FLOAT16, FLOAT32, FLOAT64, SCALE, FLOAT4]
 INTEGERS = [np.dtype(d) for d in (ml_dtypes.int4, ml_dtypes.uint4, "int8", "uint8", "int16",
                                   "uint16", "int32", "uint32", "int64", "uint64")]  # fmt: skip
 BOOL = np.dtype(bool)
@@ -41,10 +42,12 @@ def _integers(dtype):
 
 
 def _floats(dtype):
+    if dtype == FLOAT4:
+        return np.arange(16, dtype=np.uint8).view(dtype)
     if dtype.itemsize <= 2:
         return np.arange(1 << (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}").view(dtype)
     # All midpoints between neighbours of the narrower formats, and their neighbours.
-    narrow = [_floats(d).astype(np.float64) for d in FLOATS[:4]]
+    narrow = [_floats(d).astype(np.float64) for d in (*FLOATS[:4], FLOAT4)]
     values = np.unique(np.concatenate([n[np.isfinite(n)] for n in narrow]))
     middle = np.concatenate([values, (values[1:] + values[:-1]) / 2]).astype(dtype)
     near = [np.nextafter(middle, dtype.type(s * np.inf)) for s in (-1, 1)]
@@ -83,6 +86,8 @@ def _round(x, target):
         x = odd.view(np.float32)
     if x.dtype.itemsize <= 2:
         x = x.astype(np.float32)
+    if target == FLOAT4:  # XLA takes all NaN to negative zero, ml_dtypes some of them to zero.
+        x = np.where(np.isnan(x), x.dtype.type(-0.0), x)
     return x.astype(target)
 
 

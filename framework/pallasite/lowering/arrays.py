@@ -51,7 +51,7 @@ class RegisterArray:
     def constant(value: Any, dtype: Any, shape: Sequence[int] = ()) -> RegisterArray:
         """An array whose elements all equal the number ``value``."""
         dtype = np.dtype(dtype)
-        if types.is_float8(dtype):
+        if types.is_float(dtype) and types.bit_width(dtype) <= 8:
             value = int(np.asarray(value, dtype).view(np.uint8))
         return RegisterArray.splat(ops.constant(value, types.element_type(dtype)), dtype, shape)
 

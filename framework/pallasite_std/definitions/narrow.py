@@ -1,8 +1,8 @@
 """Arrays of elements of less than a byte, where elements are moved one by one or reduced.
 
-Neighbours share a byte, so that what moves single elements moves them as integers of a byte, which
-have the same values; sums are the same modulo the number of values. Element-wise functions, loads
-and stores, and conversions need nothing of that.
+Neighbours share a byte, so that what moves single elements moves them as integers of a byte, or as
+float16, which have the same values; sums are the same modulo the number of values. Element-wise
+functions, loads and stores, and conversions need nothing of that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOVING = frozenset(
 )
 _WIDER = {
     jnp.dtype(f"{kind}{bits}"): jnp.dtype(f"{kind}8") for kind in ("int", "uint") for bits in (2, 4)
-}
+} | {jnp.dtype(jnp.float4_e2m1fn): jnp.dtype(jnp.float16)}
 
 
 def needs_bytes(equation: Any) -> bool:

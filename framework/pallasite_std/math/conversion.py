@@ -8,7 +8,8 @@
 * float8_e4m3fn has no infinity: what rounds beyond 448 becomes NaN. float8_e5m2 overflows to
   infinity. With ``saturate``, both take the largest finite number instead, which is one instruction
   for two elements;
-* float8_e8m0fnu has powers of two only: see :mod:`pallasite_std.math.scales`.
+* float8_e8m0fnu has powers of two only: see :mod:`pallasite_std.math.scales`; float4_e2m1fn
+  saturates: see :mod:`pallasite_std.math.four_bits`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from jaxlib.mlir.dialects import arith
 
 from pallasite.plugin import InvalidTypeError, UnsupportedError
 from pallasite.plugin.ir import ops, types
+from pallasite_std.math.four_bits import (
+    FLOAT4,
+    four_bits_to_half,
+    is_narrow_float,
+    single_to_four_bits,
+)
 from pallasite_std.math.hardware import PTX, Hardware, float_to_integer
 from pallasite_std.math.narrow import from_narrow
 from pallasite_std.math.scales import SCALE, scale_to_single, single_to_scale
@@ -128,9 +135,10 @@ def _vector(value: ir.Value, element: ir.Type) -> ir.Type:
 def _to_bool(value: ir.Value, source: np.dtype[Any]) -> ir.Value:
     if source == SCALE:
         return ops.constant(True, _vector(value, ops.i1()))  # There is no zero.
-    if types.is_float8(source):
+    if is_narrow_float(source):
         bits = Word(value)
-        return (bits if has_one_zero(source) else bits & 0x7F).differs(0).value
+        magnitude = (1 << (bits.width - 1)) - 1
+        return (bits if has_one_zero(source) else bits & magnitude).differs(0).value
     if types.is_float(source):
         return Real(value).differs(0.0).value
     return Word(value).differs(0).value
@@ -203,6 +211,13 @@ def _float_to_float(
         if source.itemsize < 4:
             value = convert(value, source, _SINGLE, hardware=hardware)
         return single_to_scale(_single(Real(value)))
+    if source == FLOAT4:
+        half, between = four_bits_to_half(value).value, np.dtype(np.float16)
+        return convert(half, between, target, saturate=saturate, hardware=hardware)
+    if target == FLOAT4:
+        if source.itemsize < 4:
+            value = convert(value, source, _SINGLE, hardware=hardware)
+        return single_to_four_bits(_single(Real(value)))
     if source in _FLOAT8:
         return _from_float8(value, source, target, saturate, hardware)
     if target in _FLOAT8:
@@ -212,8 +227,8 @@ def _float_to_float(
     except KeyError:
         raise UnsupportedError(
             f"a conversion from {source} to {target}",
-            expected="float8_e4m3fn, float8_e5m2, float8_e8m0fnu, bfloat16, float16, float32 or"
-            " float64",
+            expected="float4_e2m1fn, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, bfloat16,"
+            " float16, float32 or float64",
         ) from None
     number = Real(value)
     if before.bits == after.bits:

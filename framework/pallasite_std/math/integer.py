@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import math as mlir_math
 from pallasite.plugin import InvalidTypeError
 from pallasite.plugin.ir import types
 from pallasite_std.math.dispatch import BinaryFunction, UnaryFunction, from_compute, to_compute
+from pallasite_std.math.four_bits import is_narrow_float
 from pallasite_std.math.hardware import PTX, Hardware
 from pallasite_std.math.values import Word
 
@@ -73,7 +74,7 @@ def arithmetic(name: str, real: Operation, integer: Operation) -> BinaryFunction
         approximate: bool = False,
         hardware: Hardware = PTX,
     ) -> ir.Value:
-        if types.is_float8(dtype):
+        if is_narrow_float(dtype):
             a, b = to_compute(x, dtype, hardware), to_compute(y, dtype, hardware)
             return from_compute(type(a)(real(a.value, b.value)), dtype, hardware)
         if types.is_bool(dtype):
@@ -103,7 +104,7 @@ def by_sign(
         if types.is_float(dtype):
             if real is None:
                 raise _refuse(name, dtype)
-            if not types.is_float8(dtype):
+            if not is_narrow_float(dtype):
                 return real(x, y)
             a, b = to_compute(x, dtype, hardware), to_compute(y, dtype, hardware)
             return from_compute(type(a)(real(a.value, b.value)), dtype, hardware)
@@ -130,7 +131,7 @@ def comparison(name: str) -> BinaryFunction:
         if types.is_float(dtype):
             a, b = (
                 (to_compute(x, dtype, hardware).value, to_compute(y, dtype, hardware).value)
-                if types.is_float8(dtype)
+                if is_narrow_float(dtype)
                 else (x, y)
             )
             return arith.cmpf(getattr(arith.CmpFPredicate, FLOAT_PREDICATES[name]), a, b)

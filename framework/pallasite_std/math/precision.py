@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.plugin.ir import ops, types
+from pallasite.plugin.ir import ops
 from pallasite_std.math.conversion import convert
+from pallasite_std.math.four_bits import is_narrow_float
 from pallasite_std.math.hardware import PTX, Hardware
 from pallasite_std.math.values import Real
 
@@ -32,7 +33,7 @@ def reduce_precision(
       fraction_bits: stored bits of the significand; more than the dtype has change nothing.
       hardware: the table of instructions.
     """
-    if types.is_float8(dtype):
+    if is_narrow_float(dtype):
         # As XLA does, in the next wider dtype with as many exponent bits, if there is one.
         wide = np.dtype(np.float16 if np.dtype(dtype).name == "float8_e5m2" else np.float32)
         number = convert(value, dtype, wide, hardware=hardware)

@@ -10,9 +10,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallasite.plugin import UnsupportedError
-from pallasite.plugin.ir import ops, types
+from pallasite.plugin.ir import ops
 from pallasite_std.math.conversion import has_one_zero
 from pallasite_std.math.dispatch import from_compute, require_float, to_compute
+from pallasite_std.math.four_bits import is_narrow_float
 from pallasite_std.math.hardware import PTX, Hardware
 from pallasite_std.math.scales import SCALE, SCALE_NAN
 from pallasite_std.math.values import F64, Real, Word, map_elements
@@ -115,11 +116,12 @@ def neg(
     """The negative of a float: its sign bit flipped, if the format has negative numbers."""
     if np.dtype(dtype) == SCALE:
         return ops.constant(SCALE_NAN, value.type)
-    if types.is_float8(dtype):
+    if is_narrow_float(dtype):
         bits = Word(value)
-        flipped = bits ^ 0x80
+        sign = 1 << (bits.width - 1)
+        flipped = bits ^ sign
         if has_one_zero(dtype):
-            flipped = (bits & 0x7F).equals(0).choose(bits, flipped)
+            flipped = (bits & (sign - 1)).equals(0).choose(bits, flipped)
         return flipped.value
     return (-Real(value)).value
 
@@ -130,11 +132,12 @@ def absolute(
     """The magnitude of a float: its sign bit cleared, if the format has one."""
     if np.dtype(dtype) == SCALE:
         return value
-    if types.is_float8(dtype):
+    if is_narrow_float(dtype):
         bits = Word(value)
-        cleared = bits & 0x7F
+        sign = 1 << (bits.width - 1)
+        cleared = bits & (sign - 1)
         if has_one_zero(dtype):
-            cleared = bits.equals(0x80).choose(bits, cleared)
+            cleared = bits.equals(sign).choose(bits, cleared)
         return cleared.value
     return abs(Real(value)).value
 
@@ -143,7 +146,7 @@ def square(
     value: ir.Value, dtype: Any, approximate: bool = False, hardware: Hardware = PTX
 ) -> ir.Value:
     """The square of a float."""
-    if types.is_float8(dtype):
+    if is_narrow_float(dtype):
         x = to_compute(value, dtype, hardware)
         return from_compute(x * x, dtype, hardware)
     x = Real(value)
@@ -155,7 +158,7 @@ def nextafter(
 ) -> ir.Value:
     """The neighbour of x in the direction of y; y itself if they are equal, NaN if one is."""
     require_float("nextafter", dtype)
-    if types.is_float8(dtype):
+    if is_narrow_float(dtype):
         raise UnsupportedError(f"nextafter of {np.dtype(dtype)} values")
     start, target = Real(x), Real(y)
     bits = start.bits()

@@ -79,7 +79,7 @@ def promoted(kernel: KernelContext, value: ir.Value, dtype: np.dtype[Any]) -> tu
         words = string_pointer(kernel, "True"), string_pointer(kernel, "False")
         return "%s", ops.arith.select(value, *words)
     if types.is_float(dtype):
-        digits = _FLOAT_DIGITS[dtype.itemsize] if not types.is_float8(dtype) else 4
+        digits = _FLOAT_DIGITS.get(dtype.itemsize, 4)
         if dtype.itemsize < 4:
             from pallasite_std.math.conversion import convert
 
