@@ -112,8 +112,9 @@ def test_all_reduce(count, shape, method, reduction, dtype):
 def test_methods_are_chosen_by_size(monkeypatch):
     chosen = choice.method_of_all_reduce
     assert [chosen(1 << 10, 2), chosen(4 << 20, 2), chosen(64 << 20, 2)] == [
-        *("one_step", "two_steps", "pipelined"),
+        *("two_steps", "two_steps", "pipelined"),
     ]
+    assert [chosen(1 << 10, 2, False), chosen(4 << 20, 2, False)] == ["one_step", "two_steps"]
     assert [chosen(1 << 10, 8), chosen(4 << 20, 8), chosen(64 << 20, 8)] == [
         *("one_step", "two_steps", "pipelined"),
     ]

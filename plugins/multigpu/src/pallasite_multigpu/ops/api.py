@@ -161,7 +161,7 @@ def all_reduce(
             expected='"one_step", "two_steps", "pipelined" or "multicast"',
         )
     nbytes, count = x.size * x.dtype.itemsize, _count(axis_name)
-    chosen: str = method or choice.method_of_all_reduce(nbytes, count)
+    chosen: str = method or choice.method_of_all_reduce(nbytes, count, x.size % count == 0)
     unroll = choice.UNROLL_PIPELINED if chosen == "pipelined" else choice.UNROLL
     plan = _plan(x, count, num_blocks, tile_size, vec_size, unroll)
     if chosen != "multicast" and num_blocks is tile_size is vec_size is None:
