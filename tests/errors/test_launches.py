@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from refusals import array, build, make, refused
 
+import pallasite
 from pallasite import gpu as plgpu
 from pallasite.errors import (
     InvalidTypeError,
@@ -288,6 +290,26 @@ def test_program_id_beyond_the_grid():
 )
 def test_interpret():
     make(interpret="yes")(lambda x, o: None)  # here
+
+
+@refused(
+    UnsupportedError,
+    r"""
+    HERE: operand 0 of kernel kernel has extents that are symbols
+      got: (rows, 64)
+      expected: numbers: kernels are compiled for certain shapes
+      try: export a program for each shape, or pad to one
+    """,
+)
+def test_shapes_of_any_size():
+    def program(x):
+        def kernel(x_ref, o_ref):  # here
+            o_ref[...] = x_ref[...]
+
+        return plgpu.kernel(kernel, out_type=x)(x)
+
+    (rows,) = jax.export.symbolic_shape("rows")
+    pallasite.compile(program, jax.ShapeDtypeStruct((rows, 64), jnp.float32))
 
 
 @refused(

@@ -42,7 +42,21 @@ def definitions() -> dict[Any, Definition]:
 
 def expand_definitions(jaxpr: Any, context: Any) -> Any:
     """The kernel with calls of their definitions in the place of primitives that have one; None if
-    there are none."""
+    there are none.
+
+    Raises:
+      UnsupportedError: extents of operands are symbols, as in programs for any shape.
+    """
+    for number, variable in enumerate(jaxpr.invars):
+        shape = getattr(variable.aval, "shape", ())
+        if not all(isinstance(extent, int | np.integer) for extent in shape):
+            raise UnsupportedError(
+                f"operand {number} of kernel {context.kernel} has extents that are symbols",
+                got=f"({', '.join(map(str, shape))})",
+                expected="numbers: kernels are compiled for certain shapes",
+                hint="export a program for each shape, or pad to one",
+                location=context.spec.location if context.spec is not None else None,
+            )
     new = _Expansion(definitions(), context.jaxprs).jaxpr(jaxpr)
     return None if new is jaxpr else new
 
