@@ -93,7 +93,7 @@ def _target_of_device(capability: tuple[int, int]) -> Target:
     portable = [
         one
         for one in available.values()
-        if one.name[-1:].isdigit() and one.compute_capability <= capability
+        if one.name == one.architecture.rstrip("af") and one.compute_capability <= capability
     ]
     if not portable:
         raise TargetError(

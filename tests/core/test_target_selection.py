@@ -63,6 +63,24 @@ def test_portable_targets_without_plugins(capability, name):
     assert select_target(local=lambda: capability).name == name
 
 
+def test_variants_of_a_chip_are_chosen_by_name_only():
+    variant = Target(
+        name="chip_2", architecture="sm_120", ptx_version=87, compute_capability=(12, 0)
+    )
+
+    class Plugin:
+        @pallasite.hookimpl
+        def pallasite_targets(self):
+            return [variant]
+
+    pallasite.plugins.register(Plugin(), name="variants")
+    try:
+        assert select_target(local=lambda: (12, 1)).name == "sm_100"
+        assert select_target("chip_2") is variant
+    finally:
+        pallasite.plugins.unregister("variants")
+
+
 def test_local_gpu_that_is_too_old():
     with pytest.raises(TargetError) as error:
         select_target(local=lambda: (8, 9))

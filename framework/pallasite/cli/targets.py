@@ -96,6 +96,11 @@ def _details(target: Target, plugin: str) -> str:
         target.description,
         "",
         f"{_version(target.ptx_version):>8}  PTX version",
+        *(
+            [f"{target.architecture:>8}  architecture"]
+            if target.architecture != target.name
+            else ()
+        ),
         f"{f'{major}.{minor}':>8}  compute capability of the oldest device",
         *(f"{getattr(target, field):>8}  {text}" for field, text in _LIMITS),
         *(f"{limit:>8}  {name} per block" for name, limit in sorted(target.limits.items())),
