@@ -178,7 +178,10 @@ def forward(
         out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
     blocks = max(1, multiprocessors)
-    streamed = None if norm.residual else streamed_rows(rows, columns, dtype, blocks, shared_memory)
+    least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
+    streamed = None
+    if not norm.residual and columns > least:
+        streamed = streamed_rows(rows, columns, dtype, blocks, shared_memory)
     if streamed is None:
         return row_kernel(body, rows, tiling, out_types, norm.name, exchanges)
     parts, staging = streamed
@@ -192,7 +195,8 @@ def forward(
 HELD_SHARE = 0.32
 """Of a lane's registers, for weight and bias while rows are streamed."""
 STREAMED_COLUMNS = 8192
-"""Rows of more are fetched before their turn: a multiprocessor has registers for few."""
+"""Longer rows that are reduced twice are fetched before their turn: a multiprocessor has registers
+for few. Those that are reduced once, from three times as many columns on."""
 STREAMED_WARPGROUPS = range(4, MOST_WARPGROUPS + 1)
 
 
@@ -208,7 +212,7 @@ def streamed_rows(
     """
     size = size_of(dtype)
     vector, stages = VECTOR_BYTES // size, (shared_memory - 4096) // (columns * size)
-    if columns <= STREAMED_COLUMNS or stages < 2 or rows < 4 * blocks:
+    if stages < 2 or rows < 4 * blocks:
         return None
     for threads in STREAMED_WARPGROUPS:
         if columns % (threads * vector) == 0 and columns // threads <= FORWARD.limit(threads):
@@ -237,18 +241,23 @@ def keeps_rows(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> boo
 def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
     tiling = row_tiling(rows, columns, size_of(dtype), GRADIENT)
     sums = norm.weight + norm.bias
+    if tiling.chunk == columns or not sums:
+        return tiling
+
+    def padded(one: RowTiling) -> int:
+        """Columns of all warpgroups with those that fill vectors of sums in float32."""
+        return one.threads * -(-one.chunk // (4 * LANES)) * 4 * LANES
 
     def suits(one: RowTiling) -> bool:
-        enough = _registers(one, sums) <= _available(one, 1)
-        return one.resident and one.chunk % (4 * LANES) == 0 and enough
+        whole = one.resident and one.chunk * size_of(dtype) % _UNIT == 0
+        long = padded(one) >= one.threads * _LEAST_CHUNK and one.chunk <= _MOST_CHUNK
+        return whole and long and 0.93 * _registers(one, sums) <= _available(one, 1)
 
-    if tiling.chunk == columns or not sums or suits(tiling):
-        return tiling
-    # As many warpgroups as have whole vectors of sums in float32, and registers enough.
-    counts = range(MOST_WARPGROUPS, 1, -1)
-    others = (RowTiling(1, threads, columns // threads, columns) for threads in counts)
-    within = (one for one in others if _LEAST_CHUNK <= one.chunk <= _MOST_CHUNK)
-    return next(filter(suits, within), tiling)
+    counts = range(MOST_WARPGROUPS, 2, -1)
+    others = [RowTiling(1, threads, columns // threads, columns) for threads in counts]
+    best = min(filter(suits, others), key=padded, default=tiling)
+    better = padded(best) < padded(tiling) or not (suits(tiling) or tiling.threads < 3)
+    return best if not tiling.resident or better else tiling
 
 
 _LEAST_CHUNK, _MOST_CHUNK = 1024, 4096
@@ -366,7 +375,7 @@ def _registers(tiling: RowTiling, sums: int) -> float:
     """Registers of a lane that the gradients need, about."""
     least, each, most = _TEMPORARIES
     elements = tiling.height * tiling.chunk / LANES
-    return 0.93 * (min(least + each * elements, most) + sums * elements)
+    return min(least + each * elements, most) + sums * elements + (sums > 1)
 
 
 def _available(tiling: RowTiling, resident: int) -> int:

@@ -103,7 +103,11 @@ def streaming_tiling(rows: int, columns: int, registers: Registers) -> RowTiling
     threads = 1 if columns <= 65536 else 2
     while rows * threads < BUSY_ROWS and threads < MOST_WARPGROUPS and columns > threads * 8192:
         threads *= 2
-    return RowTiling(1, threads, (16 if threads == 1 else 32) * LANES, columns)
+    chunk = (16 if threads == 1 else 32) * LANES
+    if columns <= 4 * chunk and columns % chunk and columns % (8 * LANES) == 0:
+        # What is left after the chunks would be a good part of the row.
+        chunk = 8 * LANES
+    return RowTiling(1, threads, chunk, columns)
 
 
 def size_of(dtype: object) -> int:

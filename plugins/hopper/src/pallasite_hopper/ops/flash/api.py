@@ -289,6 +289,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         narrow=problem.narrow,
         blocks=problem.terms.has("block_mask"),
         heads=problem.heads,
+        kv_seq=problem.kv_seq,
     )
     if problem.narrow:
         return default

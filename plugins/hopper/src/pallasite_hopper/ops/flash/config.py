@@ -121,6 +121,7 @@ def default_config(
     narrow: bool = False,
     blocks: bool = False,
     heads: int | None = None,
+    kv_seq: int | None = None,
 ) -> AttentionConfig:
     """The configuration that is used where none is given.
 
@@ -134,6 +135,7 @@ def default_config(
       narrow: whether elements have 8 bits.
       blocks: whether tiles are to divide blocks of a mask.
       heads: of all batches; where they have few tiles, these are smaller.
+      kv_seq: keys of a sequence; steps fit them where they are few.
     """
     if head_dim <= 64:
         config = AttentionConfig(warpgroups=3 if head_dim > 32 and not terms else 2, stages=4)
@@ -157,11 +159,29 @@ def default_config(
         size = next(size for size in (128, 64, 32, 16) if size <= config.block_kv)
         config = dataclasses.replace(config, warpgroups=min(config.warpgroups, 2), block_kv=size)
     needed = -(-q_seq // ROWS)
+    many = heads is not None and -(-needed // config.warpgroups) * heads > MULTIPROCESSORS
+    plain = period is None and not (terms or scattered or narrow or blocks)
+    short = kv_seq is not None and SHORT[0] <= kv_seq <= SHORT[1]
+    if kv_seq is not None and short and many and plain and 64 < head_dim <= 128:
+        config = _of_short_sequences(head_dim, causal, kv_seq)
     warpgroups = max(1, min(config.warpgroups, needed))
     if heads is not None:
         fitting = (n for n in range(1, 4) if -(-needed // n) * heads <= MULTIPROCESSORS)
         warpgroups = min(warpgroups, next(fitting, warpgroups))
     return dataclasses.replace(config, warpgroups=warpgroups)
+
+
+SHORT = (128, 512)
+"""Keys, at least and at most, of sequences of which tiles are done after a few steps."""
+
+
+def _of_short_sequences(head_dim: int, causal: bool, kv_seq: int) -> AttentionConfig:
+    """The configuration of many short sequences: the next tile's operands arrive meanwhile, and
+    steps have few keys that do not exist or, with a causal mask, are not seen."""
+    size = 64 if causal else -(-kv_seq // -(-kv_seq // 128))
+    size += -size % 16
+    config = AttentionConfig(block_kv=size, ping_pong=False)
+    return _as_deep_as_fits(config, head_dim) or config
 
 
 def _blocks_kv(head_dim: int) -> tuple[int, ...]:
