@@ -28,6 +28,8 @@ _KNOWN = ROUNDED | {
 }
 _MOST_EQUATIONS = 1000
 _MOST_ELEMENTS = 1 << 22  # of the results of all equations; XLA takes less time for more
+_OPTIONS = {"xla_allow_excess_precision", "xla_backend_optimization_level"}
+"""Options of XLA with whatever value of which programs mean what is computed here."""
 _OPERANDS = (np.ndarray, np.generic, bool, int, float, literals.TypedNdArray)
 
 
@@ -55,10 +57,10 @@ def _is_plain(operands: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> bo
         and not any(params["donated_invars"])
         and not any(layout is not None for layout in params["in_layouts"])
         and not any(layout is not None for layout in params["out_layouts"])
-        and not params["compiler_options_kvs"]
+        and all(name in _OPTIONS for name, _ in params["compiler_options_kvs"])
         and not jaxpr.effects
         and params["ctx_mesh"].empty
-        and jax.config.jax_default_device is None
+        and jax.config.jax_default_device in (None, jax.devices()[0])
         and not (config.debug_nans.value or config.debug_infs.value)
         and jax.default_backend() == "cpu"
     )
