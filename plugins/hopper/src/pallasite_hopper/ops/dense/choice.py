@@ -44,8 +44,13 @@ _IN_FLIGHT, _IN_FLIGHT_AT_ONCE = 160 << 10, 112 << 10
 where it has one tile: with more, blocks hinder each other at the memory (measured on an H200)."""
 _FEW_TILES = 16
 """If there are more of them along the rows, tiles are visited in groups."""
-_LEAST_GAIN_BY_SWAP = 0.025
+_LEAST_GAIN_BY_SWAP = 0.04
 """What the transposed GEMM has to gain by the estimate where it has several tiles of columns."""
+_LEAST_GAIN_BY_SIZE = 0.042
+"""What tiles of more than 128 x 256 elements have to: power limits them more than it estimates."""
+_LEAST_GAIN_BY_ROWS = 0.02
+"""What tiles of 128 rows have to where several rounds of tiles read a large operand once: those of
+64 rows share it more equally."""
 _DIVIDED = 6
 """So many of the best are considered with another configuration for the rest."""
 _LEAST_GAIN = 0.05
@@ -67,7 +72,11 @@ def _with_rest(sizes: Sizes) -> MatmulConfig | None:
     hardly more time."""
     ordered = _by_estimate(sizes)
     best, limit = None, nanoseconds(ordered[0], sizes) * (1 - _LEAST_GAIN)
-    whole = (one for one in ordered if not one.swap and one.parts == one.split_k == 1)
+    whole = (
+        one
+        for one in ordered
+        if not one.swap and one.parts == one.split_k == 1 and one.tile_m * one.tile_n <= _LARGEST
+    )
     for config in itertools.islice(whole, _DIVIDED):
         m_tiles, n_tiles = -(-sizes.m // config.step_m), -(-sizes.n // config.step_n)
         resident = H200.clusters[config.cluster]
@@ -142,9 +151,21 @@ def _by_estimate(sizes: Sizes) -> tuple[MatmulConfig, ...]:
 
 
 def _rank(sizes: Sizes, config: MatmulConfig) -> float:
-    """The estimated time, and a little more where the transposed GEMM must be worth it."""
+    """The estimated time, and a little more where a configuration must be worth it."""
     several = config.swap and sizes.m > config.tile_n
-    return nanoseconds(config, sizes) * (1 + _LEAST_GAIN_BY_SWAP * several)
+    large = config.tile_m * config.tile_n > _LARGEST
+    rounds = config.swap and config.tile_m > 64 and _reads_once_in_rounds(config, sizes.m, sizes.n)
+    least = max(
+        _LEAST_GAIN_BY_SWAP * several, _LEAST_GAIN_BY_SIZE * large, _LEAST_GAIN_BY_ROWS * rounds
+    )
+    return nanoseconds(config, sizes) * (1 + least)
+
+
+def _reads_once_in_rounds(config: MatmulConfig, m: int, n: int) -> bool:
+    """Whether the transposed GEMM reads a large operand once, in several rounds of tiles."""
+    return (
+        config.evict_first and m <= config.tile_n and -(-n // config.tile_m) > H200.multiprocessors
+    )
 
 
 def _candidates(m: int, n: int, k: int, size: int, out_size: int) -> Iterator[MatmulConfig]:
@@ -169,7 +190,9 @@ def _swapped_candidates(
 ) -> Iterator[MatmulConfig]:
     for columns in _swapped_columns(m, 64 if transpose_a else 8):
         turned = -(-m // columns)
-        for (tile_m, warpgroups, most), depth in itertools.product(_SWAPPED_TILES, (128, 256)):
+        # Of equals the first is taken: several rounds of tiles prefer deep steps.
+        for (tile_m, warpgroups, most), shallow in itertools.product(_SWAPPED_TILES, (True, False)):
+            depth = 128 if shallow == (n <= tile_m * H200.multiprocessors) else 256
             if depth > 128 and columns > 32:
                 continue
             if columns > most:
