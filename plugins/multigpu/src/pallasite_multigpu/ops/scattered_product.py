@@ -24,8 +24,9 @@ from pallasite_hopper.ops.dense.kernel import REGISTERS, Item, MatmulLoop
 from pallasite_multigpu.ops.gathered_product import candidates, has_whole_tiles, problem_of, usual
 from pallasite_std.api import Epilogue, MatmulProblem
 
-CONFIG = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, stages=3, epilogue_buffers=2)
-"""A whole tile has room besides the stages, so that nobody waits while tiles travel."""
+CONFIG = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, stages=4, epilogue_buffers=1)
+"""A stage more is worth more than room for a whole tile besides the stages: 132 and 138 us of a
+product of 2048 x 4096 x 4096 on two H200."""
 
 
 class _ScatteredLoop(MatmulLoop):
