@@ -32,9 +32,25 @@ LANE, WARPGROUP = plgpu.LoweringSemantics.Lane, plgpu.LoweringSemantics.Warpgrou
         Program("part", (56, 113), "uint8", LANE),
         Program("reversed", (47, 27, 25), "uint8", LANE),
         Program("reversed", (251, 247), "uint8", WARPGROUP),
+        Program("softmax", (112, 26), "bfloat16", WARPGROUP),
     ],
     ids=str,
 )
 def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
     own, even = compared(program)
     assert not is_large(own, even), f"{own} instructions, {even} for powers of two"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program("max of columns", (97, 8), "int16", WARPGROUP),
+        Program("max of columns", (25, 157), "float32", WARPGROUP),
+        Program("argmin of rows", (12, 64), "int32", WARPGROUP),
+    ],
+    ids=str,
+)
+def test_small_arrays_use_all_threads(program: Program) -> None:
+    """Loading the result's layout would save a conversion, and leave the work to a few lanes."""
+    own, even = compared(program)
+    assert own <= 2 * even

@@ -149,3 +149,19 @@ def test_the_results_are_right():
     rows = np.concatenate([np.arange(start, start + 64) for start in starts])
     expected = x.astype(np.float32)[rows] @ y.astype(np.float32)
     np.testing.assert_allclose(jax.jit(kernel)(x, y, starts), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_row_that_a_product_needs_is_loaded_as_it_needs_it():
+    """What is loaded once for each lane costs its loads; nothing is computed in several lanes."""
+
+    def body(x, row, out, *, memory):
+        memory[...] = row[...]
+        layout = plgpu.Layout.WGMMA
+        values = plgpu.load(memory, layout=layout.reduce(0))
+        wide = lax.broadcast_in_dim(values, (64, 128), [1])
+        out[...] = plgpu.layout_cast(x[...], layout) - wide
+
+    types = (jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((128,), "float32"))
+    scratch = {"memory": plgpu.SMEM((128,), jnp.float32)}
+    compiled = report_of(body, types[0], scratch, *types)
+    assert not compiled.layouts.conversions

@@ -20,7 +20,7 @@ from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.costs import is_impossible
 from pallasite.lowering.inference.factor_costs import UNIT, KnownFactor
-from pallasite.lowering.inference.problem import Copies, Factor, Fixed, Problem
+from pallasite.lowering.inference.problem import Access, Copies, Factor, Fixed, Problem
 
 _MOST_CANDIDATES = 12
 """Layouts that are tried for a group, besides the default one."""
@@ -33,6 +33,9 @@ _MOST_FOLLOWERS = 64
 
 _LEAST_GAIN = 1
 """In millionths; less is no improvement."""
+
+_KEPT = 0.25
+"""What it takes to keep an array, whose loads are paid for elsewhere, of computing it."""
 
 type Gain = tuple[int, dict[int, int]]
 """What a change adds to the costs, and by allocation the candidate that suits it better."""
@@ -92,15 +95,13 @@ class Solver:
     def _copies(self) -> list[Factor]:
         """For each group, what all the work on it costs that several threads do."""
         found: dict[int, Copies] = {}
-        for number, variable in enumerate(self._problem.variables):
-            group = self._problem.group(number)
-            if not self.varying[number]:
-                continue
-            if group in found:
-                found[group].weight += variable.weight
-                found[group].bits = max(found[group].bits, variable.bits)
-            else:
-                found[group] = Copies(variable.place, variable.weight, group, variable.bits)
+        accesses = {one.place for one in self._problem.factors if isinstance(one, Access)}
+        for number, array in enumerate(self._problem.variables):
+            if self.varying[number]:
+                group = self._problem.group(number)
+                one = found.setdefault(group, Copies(array.place, 0.0, group, array.bits))
+                one.weight += array.weight * (_KEPT if array.place in accesses else 1.0)
+                one.bits = max(one.bits, array.bits)
         return list(found.values())
 
     def solve(self) -> None:
@@ -206,8 +207,7 @@ class Solver:
         return factor.weight * factor.cost(layouts, memory)
 
     def _cost(self, known: KnownFactor, changes: Mapping[int, Layout] = _NOTHING) -> int:
-        memory = [self.memory[choice] for choice in known.choices]
-        return known.cost(changes, self.labels, memory)
+        return known.cost(changes, self.labels, [self.memory[choice] for choice in known.choices])
 
     def _by_candidate(
         self, known: KnownFactor, number: int, changes: Mapping[int, Layout] = _NOTHING
