@@ -121,7 +121,7 @@ def _every_ptx_assembles(
     def run_and_note(stage: str, program: Any, context: Any) -> Any:
         result = run_stage(stage, program, context)
         if stage == "ptx":
-            emitted.append((result, context.target.architecture))
+            emitted.append((result, context.target.architecture or context.target.name))
         return result
 
     def run_program_and_note(command: list[str]) -> Any:

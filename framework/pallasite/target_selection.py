@@ -93,7 +93,8 @@ def _target_of_device(capability: tuple[int, int]) -> Target:
     portable = [
         one
         for one in available.values()
-        if one.name == one.architecture.rstrip("af") and one.compute_capability <= capability
+        if one.name == (one.architecture or one.name).rstrip("af")
+        and one.compute_capability <= capability
     ]
     if not portable:
         raise TargetError(

@@ -15,7 +15,7 @@ class Target:
     Attributes:
       name: the public name, as in ``CompilerParams(target="sm_90a")``.
       ptx_version: version of the PTX ISA that is emitted, times ten (86 is PTX 8.6).
-      architecture: what LLVM and ptxas call the chip; by default ``name``.
+      architecture: what LLVM and ptxas call the chip; where it is empty, ``name``.
       compute_capability: major and minor number of the oldest device that runs it.
       features: names of what rules may rely on, such as ``"tma"``, ``"cluster"``, ``"mbarrier"``.
         A plugin may invent new ones.
@@ -42,9 +42,6 @@ class Target:
     multiprocessors: int = 0
     description: str = ""
     architecture: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "architecture", self.architecture or self.name)
 
     def has(self, *features: str) -> bool:
         """Whether the target has all the features named."""

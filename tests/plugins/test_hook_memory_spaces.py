@@ -345,11 +345,7 @@ class TargetWithStages:
     def pallasite_targets(self):
         return [
             dataclasses.replace(
-                slots_plugin.TARGET,
-                name="sm_120",
-                architecture="sm_120",
-                ptx_version=87,
-                limits={"stages": 4},
+                slots_plugin.TARGET, name="sm_120", ptx_version=87, limits={"stages": 4}
             )
         ]
 

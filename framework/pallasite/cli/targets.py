@@ -98,7 +98,7 @@ def _details(target: Target, plugin: str) -> str:
         f"{_version(target.ptx_version):>8}  PTX version",
         *(
             [f"{target.architecture:>8}  architecture"]
-            if target.architecture != target.name
+            if target.architecture not in ("", target.name)
             else ()
         ),
         f"{f'{major}.{minor}':>8}  compute capability of the oldest device",

@@ -88,7 +88,7 @@ def target_machine(target: Target) -> Any:
     Raises:
       CompilationError: LLVM does not know the chip, or not with this version of PTX.
     """
-    name, version = target.architecture, target.ptx_version
+    name, version = target.architecture or target.name, target.ptx_version
     oldest = _OLDEST_VERSION.get(name, 0)
     if version < oldest:
         raise CompilationError(

@@ -159,7 +159,7 @@ def check_device(target: Target, capability: tuple[int, int] | None, name: str) 
     """
     if capability is None:
         return
-    exact = not target.architecture[-1:].isdigit()
+    exact = not (target.architecture or target.name)[-1:].isdigit()
     if capability == target.compute_capability:
         return
     if exact or capability < target.compute_capability:
