@@ -334,15 +334,17 @@ def main() -> int:
         and case.kind in arguments.kinds
         and (arguments.only is None or number in arguments.only)
     ]
-    rows, failed = [], 0
-    for task, row in side_by_side.results(measure, tasks, arguments.processes, arguments.seconds):
-        if isinstance(row, Exception):
-            failed += 1
-            print(f"{task.number}: {task.case} failed: {str(row)[:300]}", flush=True)
-            continue
+
+    def name(task: Task) -> str:
+        return f"{task.number}: {task.case}"
+
+    def show(task: Task, row: Row) -> str:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
-        print(f"{task.number}: {task.case} {row.pallasite_ms:.4f} ms, {ratio}", flush=True)
-        rows.append(row)
+        return f"{name(task)} {row.pallasite_ms:.4f} ms, {ratio}"
+
+    rows, failed = side_by_side.measured(
+        measure, tasks, arguments.processes, arguments.seconds, name=name, show=show
+    )
     harness.print_table(
         (
             "batch",

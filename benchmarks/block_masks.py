@@ -229,13 +229,9 @@ def main() -> int:
     print(harness.machine())
     cases = [*LARGE, *draw(arguments.seed, arguments.count)]
     tasks = [(arguments.seed, case, arguments.repeats) for case in cases]
-    rows, failed = [], 0
-    for task, row in side_by_side.results(measure, tasks, arguments.processes, arguments.seconds):
-        if isinstance(row, Exception):
-            failed += 1
-            print(f"{task[1]} failed: {str(row)[:300]}", flush=True)
-            continue
-        rows.append(row)
+    rows, failed = side_by_side.measured(
+        measure, tasks, arguments.processes, arguments.seconds, name=lambda task: str(task[1])
+    )
     harness.print_table(
         (
             "batch", "queries", "keys", "heads", "size", "causal", "block", "seen", "ms", "dense",

@@ -186,21 +186,19 @@ def main() -> int:
     drawn = gemm_shapes.draw(arguments.seed, arguments.count, MOST_FLOPS)
     # Others are copied first, or left to XLA, which takes more than a configuration.
     shapes = [(m, n, k) for m, n, k in drawn if n % 8 == 0 and k % 8 == 0]
-    rows, failed = [], 0
-    for shape, row in side_by_side.results(measure, shapes, arguments.processes, arguments.seconds):
-        if isinstance(row, Exception):
-            failed += 1
-            print(f"{shape} failed: {str(row)[:300]}", flush=True)
-            continue
+
+    def show(shape: tuple[int, int, int], row: Measured) -> str:
         default, best = row.configurations[0], min(row.configurations, key=lambda one: one[1])
-        print(
+        line = (
             f"{shape}: rival {row.rival:.1f}, default {default[1]:.1f} ({shown(default[0])}), "
             f"best {best[1]:.1f} ({shown(best[0])}); {row.rival / default[1]:.3f}, "
-            f"{row.rival / best[1]:.3f}",
-            *row.failed,
-            flush=True,
+            f"{row.rival / best[1]:.3f}"
         )
-        rows.append(row)
+        return " ".join([line, *row.failed])
+
+    rows, failed = side_by_side.measured(
+        measure, shapes, arguments.processes, arguments.seconds, show=show
+    )
     for what, pick in (("default", 0), ("best", None)):
         times = [
             row.configurations[0][1] if pick == 0 else min(one[1] for one in row.configurations)

@@ -380,13 +380,7 @@ def main() -> int:
         and (case.name != "rotary" or columns % 128 == 0)
         and ("backward" if backward else "forward") in arguments.directions
     ]  # fmt: skip
-    rows, failed = [], 0
-    for task, row in side_by_side.results(measure, tasks, arguments.processes, arguments.seconds):
-        if isinstance(row, Exception):
-            failed += 1
-            print(f"{task} failed: {str(row)[:300]}", flush=True)
-            continue
-        rows.append(row)
+    rows, failed = side_by_side.measured(measure, tasks, arguments.processes, arguments.seconds)
     header = (
         "operation", "direction", "shape", "dtype", "ms", "TB/s", "of copy", "XLA ms", "vs XLA",
         "PyTorch ms", "vs PyTorch",

@@ -66,6 +66,34 @@ def results[Item, Result](
                 yield item, result
 
 
+def measured[Item, Result](
+    case: Callable[[Item, Any], Result],
+    items: Sequence[Item],
+    processes: int,
+    seconds: float | None = None,
+    *,
+    name: Callable[[Item], str] = str,
+    show: Callable[[Item, Result], str] | None = None,
+) -> tuple[list[Result], int]:
+    """The results of cases as in ``results``, and how many failed, each with a line printed.
+
+    Args:
+      case, items, processes, seconds: see ``results``.
+      name: of an item, for the line about its failure.
+      show: what is printed of a result as soon as it is there.
+    """
+    rows, failed = [], 0
+    for item, row in results(case, items, processes, seconds):
+        if isinstance(row, Exception):
+            failed += 1
+            print(f"{name(item)} failed: {str(row)[:300]}", flush=True)
+            continue
+        if show is not None:
+            print(show(item, row), flush=True)
+        rows.append(row)
+    return rows, failed
+
+
 def _start(lock: Any) -> None:
     global _lock
     _lock = lock
