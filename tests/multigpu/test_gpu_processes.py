@@ -5,52 +5,23 @@ from __future__ import annotations
 import sys
 import textwrap
 
+import gpu_programs
 import jax
 import pytest
 from processes import FOLDER, run
 
 pytestmark = pytest.mark.gpu
 
-START = """
-    from jax import lax
-    from jax.experimental import pallas as pl
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    from acting import Acting, kernel_of
-    from pallasite import config, plugins
-    from pallasite import gpu as plgpu
-    import pallasite_multigpu
-    from pallasite_multigpu import ops
-
-    plugins.register(Acting(), name="acting")
+START = (
+    gpu_programs.START
+    + """
     config.update("peer_timeout", 10)
     config.update("symmetric_heap", "256M")
-    mesh = Mesh(np.array(jax.devices()), ("x",))
     print("devices", jax.devices(), "local", jax.local_devices(), flush=True)
-
-    def on(function, in_specs=P("x"), out_specs=P("x")):
-        return jax.shard_map(
-            function, mesh=mesh, check_vma=False, in_specs=in_specs, out_specs=out_specs
-        )
-
-    def put(x, spec=P("x")):
-        x = np.asarray(x)
-        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda at: x[at])
-
-    def swapped(x):
-        return np.roll(np.asarray(x), len(x) // 2, axis=0)
-
-    def check(array, whole, tolerance=0.0):
-        for shard in array.addressable_shards:
-            found = np.asarray(shard.data).astype(np.float64)
-            np.testing.assert_allclose(found, np.asarray(whole)[shard.index], tolerance, tolerance)
-
-    def done(what):
-        print("done", what, flush=True)
-
-    random = np.random.default_rng(0)
-    x = random.standard_normal(8192).astype(np.float32)
-    pull = kernel_of("pull", size=4096)
 """
+)
+
+LOOPS = gpu_programs.LOOPS + gpu_programs.MIXED
 
 STORE = """
     def swap(x_ref, out_ref, arrived):
@@ -67,46 +38,6 @@ STORE = """
     done("store")
     check(jax.jit(on(pull))(put(x)), swapped(x))
     done("pull")
-"""
-
-LOOPS = """
-    f = jax.jit(on(pull))
-    y = put(x)
-    for _ in range(1000):
-        y = f(y)
-    check(y, x)
-    done("1000 launches")
-    f = jax.jit(on(lambda x: lax.fori_loop(0, 1001, lambda i, y: pull(y), x)))
-    check(f(put(x)), swapped(x))
-    done("loop")
-    f = jax.jit(on(pull), donate_argnums=0)
-    y = put(x)
-    for _ in range(101):
-        y = f(y)
-    check(y, swapped(x))
-    done("donated")
-    other = kernel_of("pull", size=4096, name="another")
-
-    def several(x):
-        for _ in range(3):
-            x = lax.psum(x, "x") * 0.5 + pull(x)
-            x = other(x * 0.5)
-        return x
-
-    z = x.astype(np.float64)
-    for _ in range(3):
-        z = np.tile((z[:4096] + z[4096:]) * 0.5, 2) + swapped(z)
-        z = swapped(z * 0.5)
-    check(jax.jit(on(several))(put(x)), z, 1e-4)
-    done("mixed")
-    large = random.standard_normal(1 << 21).astype(np.float32)
-    f, g = jax.jit(on(pull)), jax.jit(on(kernel_of("pull", size=1 << 20)))
-    a, b = put(x), put(large)
-    for _ in range(50):
-        a, b = f(a), g(b)  # More blocks than fit on the GPU.
-    check(a, x)
-    check(b, large)
-    done("large")
 """
 
 OPERATIONS = """
@@ -200,11 +131,6 @@ UNSIGNALLED = """
     os._exit(0)
 """
 
-GRAPHS = (
-    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE"
-    " --xla_gpu_graph_min_graph_size=1"
-)
-
 
 @pytest.fixture
 def on_gpus(monkeypatch):
@@ -232,7 +158,7 @@ def test_launches(program, memory, on_gpus, monkeypatch):
 
 @pytest.mark.parametrize("program", ["LOOPS", "SYMMETRIC"])
 def test_launches_in_cuda_graphs(program, on_gpus, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", GRAPHS)
+    monkeypatch.setenv("XLA_FLAGS", gpu_programs.GRAPHS)
     assert [code for code, *_ in on_gpus(globals()[program])] == [0, 0]
 
 

@@ -27,6 +27,7 @@ from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.runtime import (
     copy_table,
     heap,
+    host_code,
     symmetric,
     table_launch,
     workspace,
@@ -341,7 +342,9 @@ class Launcher:
 def test_the_launcher_finds_arrays_in_shared_memory(inside, monkeypatch):
     launcher = Launcher()
     target = f"{workspace_handler.TARGET}_{launcher.address:x}"
-    made = workspace_handler.handlers_before({"execute": launcher.address}, None)
+    made = host_code.handlers_before(
+        workspace_handler.TARGET, {"execute": launcher.address}, workspace_handler.handler(None)
+    )
     handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(made["execute"])
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
     memory = np.zeros(1 << 14, np.uint8)
@@ -390,7 +393,9 @@ def test_the_launcher_finds_arrays_in_shared_memory(inside, monkeypatch):
 def test_the_launcher_gets_the_table_of_the_device(known):
     launcher = Launcher()
     target = f"{table_launch.TARGET}_{launcher.address:x}"
-    made = table_launch.handlers_before({"execute": launcher.address})
+    made = host_code.handlers_before(
+        table_launch.TARGET, {"execute": launcher.address}, table_launch.handler()
+    )
     handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(made["execute"])
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
     table = np.arange(7, dtype=np.uint64)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Literal, get_args
 
 import jax
@@ -52,14 +52,13 @@ def all_gather(
       InvalidTypeError, InvalidValueError: arguments that do not fit.
     """
     dimension = _dimension(x, gather_dimension, "gather_dimension")
-    plan = _plan(x, 1, num_blocks, tile_size, vec_size)
-    if num_blocks is tile_size is vec_size is None:
-        plan = tuning.chosen(
-            "all_gather",
-            *([x], axis_name, lambda: tuning.plans(x, 1, (False, True)), plan),
-            lambda one, x: _all_gather(x, axis_name, dimension, one),
-            dimension,
-        )
+    plan = _chosen_plan(
+        "all_gather",
+        *(x, axis_name, 1, (num_blocks, tile_size, vec_size)),
+        lambda one, x: _all_gather(x, axis_name, dimension, one),
+        dimension,
+        ways=(False, True),
+    )
     return _all_gather(x, axis_name, dimension, plan)
 
 
@@ -105,15 +104,12 @@ def reduce_scatter(
     _check_reduction(x, reduction)
     dimension = _dimension(x, scatter_dimension, "scatter_dimension")
     _check_divisible(x, dimension, axis_name, "scatter_dimension")
-    count = _count(axis_name)
-    plan = _plan(x, count, num_blocks, tile_size, vec_size)
-    if num_blocks is tile_size is vec_size is None:
-        plan = tuning.chosen(
-            "reduce_scatter",
-            *([x], axis_name, lambda: tuning.plans(x, count), plan),
-            lambda one, x: _reduce_scatter(x, axis_name, dimension, reduction, one),
-            *(dimension, reduction),
-        )
+    plan = _chosen_plan(
+        "reduce_scatter",
+        *(x, axis_name, _count(axis_name), (num_blocks, tile_size, vec_size)),
+        lambda one, x: _reduce_scatter(x, axis_name, dimension, reduction, one),
+        *(dimension, reduction),
+    )
     if reduction == "add":
         return _sum_scatter(x, axis_name, dimension, plan)
     return _reduce_scatter(x, axis_name, dimension, reduction, plan)
@@ -209,15 +205,12 @@ def all_to_all(
     from_ = _dimension(x, split_dimension, "split_dimension")
     to = _dimension(x, concat_dimension, "concat_dimension")
     _check_divisible(x, from_, axis_name, "split_dimension")
-    count = _count(axis_name)
-    plan = _plan(x, count, num_blocks, tile_size, vec_size)
-    if num_blocks is tile_size is vec_size is None:
-        plan = tuning.chosen(
-            "all_to_all",
-            *([x], axis_name, lambda: tuning.plans(x, count), plan),
-            lambda one, x: _all_to_all(x, axis_name, from_, to, one),
-            *(from_, to),
-        )
+    plan = _chosen_plan(
+        "all_to_all",
+        *(x, axis_name, _count(axis_name), (num_blocks, tile_size, vec_size)),
+        lambda one, x: _all_to_all(x, axis_name, from_, to, one),
+        *(from_, to),
+    )
     return _all_to_all(x, axis_name, from_, to, plan)
 
 
@@ -287,6 +280,26 @@ def _plan(
             expected=f"a multiple of {128 * vec_size}",
         )
     return choice.plan(x.dtype.itemsize, x.size, arrays, num_blocks, tile_size, unroll)
+
+
+def _chosen_plan(
+    name: str,
+    x: jax.Array,
+    axis_name: Hashable,
+    arrays: int,
+    given: tuple[int | None, int | None, int | None],
+    run: Callable[[choice.Plan, jax.Array], jax.Array],
+    *key: Any,
+    ways: Iterable[bool] = (False,),
+) -> choice.Plan:
+    """What the caller wants (``num_blocks``, ``tile_size``, ``vec_size``); else by size, or as
+    measured."""
+    plan = _plan(x, arrays, *given)
+    if any(one is not None for one in given):
+        return plan
+    return tuning.chosen(
+        name, [x], axis_name, lambda: tuning.plans(x, arrays, ways), plan, run, *key
+    )
 
 
 # Differentiation ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ Hopper, one kernel gathers and multiplies at the same time, where the shapes are
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
@@ -53,15 +53,8 @@ def all_gather_matmul(
     if config is None and _fuses(lhs, rhs, axis_name, dtype, None):
         from pallasite_multigpu.ops import gathered_product
 
-        m, (k, n), count = lhs.shape[0], rhs.shape, jax.lax.axis_size(axis_name)
-        config = tuning.chosen(
-            "all_gather_matmul",
-            *([lhs, rhs], axis_name),
-            lambda: [None, *gathered_product.configs(m, n, k, lhs.dtype, dtype, count)],
-            None,
-            lambda one, a, b: _gathered_product(a, b, axis_name, dtype, one),
-            dtype.name,
-        )
+        candidates, run = gathered_product.configs, _gathered_product
+        config = _tuned("all_gather_matmul", lhs, rhs, axis_name, dtype, candidates, run)
     if _fuses(lhs, rhs, axis_name, dtype, config):
         return _gathered_product(lhs, rhs, axis_name, dtype, config)
     whole = all_gather(lhs, axis_name=axis_name)
@@ -110,18 +103,34 @@ def matmul_reduce_scatter(
     if config is None and _scatters(lhs, rhs, axis_name, dtype, None):
         from pallasite_multigpu.ops import scattered_product
 
-        (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
-        config = tuning.chosen(
-            "matmul_reduce_scatter",
-            *([lhs, rhs], axis_name),
-            lambda: [None, *scattered_product.configs(m, n, k, lhs.dtype, dtype, count)],
-            None,
-            lambda one, a, b: _scattered_product(a, b, axis_name, dtype, one),
-            dtype.name,
-        )
+        candidates, run = scattered_product.configs, _scattered_product
+        config = _tuned("matmul_reduce_scatter", lhs, rhs, axis_name, dtype, candidates, run)
     if _scatters(lhs, rhs, axis_name, dtype, config):
         return _scattered_product(lhs, rhs, axis_name, dtype, config)
     return reduce_scatter(_product(lhs, rhs, out_dtype, config), axis_name=axis_name)
+
+
+def _tuned(
+    name: str,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    axis_name: Hashable,
+    dtype: Any,
+    candidates: Callable[..., Iterable[Any]],
+    run: Callable[..., jax.Array],
+) -> Any:
+    """The configuration of a kernel that communicates, if the caller gives none: of those that fit,
+    or None, which is the default."""
+    (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
+    return tuning.chosen(
+        name,
+        [lhs, rhs],
+        axis_name,
+        lambda: [None, *candidates(m, n, k, lhs.dtype, dtype, count)],
+        None,
+        lambda one, a, b: run(a, b, axis_name, dtype, one),
+        dtype.name,
+    )
 
 
 def _scatters(

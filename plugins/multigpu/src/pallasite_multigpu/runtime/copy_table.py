@@ -90,22 +90,13 @@ known:
 """
 """``lookup`` finds the table of a call frame's device in a group, or returns an error."""
 
-_HANDLER = """
+_HANDLER = (
+    """
 @failed = private constant [50 x i8] c"pallasite: the copy of the table of devices fails\\00"
 
-define ptr @HANDLER(ptr %frame) {
-entry:
-  %extension = call ptr @field(ptr %frame, i64 8)
-  %none = icmp eq ptr %extension, null
-  br i1 %none, label %stage, label %asked
-
-asked:  ; Which version this is, and what may be done with it.
-  %type.place = getelementptr i8, ptr %extension, i64 8
-  %type = load i32, ptr %type.place
-  %is.metadata = icmp eq i32 %type, 1
-  br i1 %is.metadata, label %metadata, label %stage
-
-metadata:
+"""
+    + host_code.BEGIN
+    + """metadata:
   %about = call ptr @field(ptr %extension, i64 24)
   %major = getelementptr i8, ptr %about, i64 24
   store i32 0, ptr %major
@@ -116,10 +107,9 @@ metadata:
   ret ptr null
 
 stage:
-  %stage.place = getelementptr i8, ptr %frame, i64 32
-  %stage.now = load i32, ptr %stage.place
-  %executes = icmp eq i32 %stage.now, 3
-  br i1 %executes, label %execute, label %leave
+"""
+    + host_code.WHICH_STAGE
+    + """  br i1 %executes, label %execute, label %leave
 
 leave:
   ret ptr null
@@ -168,6 +158,7 @@ bad:
   ret ptr %error.failed
 }
 """
+)
 
 
 class Tables:

@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import llvmlite.binding as llvm
 
 _keep: list[object] = []
@@ -39,38 +41,51 @@ define private ptr @error(ptr %api, ptr %text) {
 """
 """``field`` and ``word`` load from a distance, ``error`` makes an XLA_FFI_Error of a text."""
 
-BEFORE_LAUNCHER = """define ptr @HANDLER(ptr %frame) {
+BEGIN = """define ptr @HANDLER(ptr %frame) {
 entry:
-  %launcher = inttoptr i64 LAUNCHER to ptr
   %extension = call ptr @field(ptr %frame, i64 8)
   %none = icmp eq ptr %extension, null
   br i1 %none, label %stage, label %asked
 
-asked:  ; The launcher answers for both.
+asked:  ; Which version this is, and what may be done with it.
   %type.place = getelementptr i8, ptr %extension, i64 8
   %type = load i32, ptr %type.place
   %is.metadata = icmp eq i32 %type, 1
-  br i1 %is.metadata, label %answer, label %stage
+  br i1 %is.metadata, label %metadata, label %stage
 
-answer:
-  %answered = call ptr %launcher(ptr %frame)
+"""
+"""How a ``HANDLER`` begins: it goes on at ``metadata`` or at ``stage``."""
+
+WHICH_STAGE = """
+  %stage.place = getelementptr i8, ptr %frame, i64 32
+  %stage.now = load i32, ptr %stage.place
+  %executes = icmp eq i32 %stage.now, 3
+"""
+"""Whether the handler has to do its work now, rather than to prepare it: ``%executes``."""
+
+BEFORE_LAUNCHER = (
+    BEGIN
+    + """metadata:  ; The launcher answers for both.
+  %answering = inttoptr i64 LAUNCHER to ptr
+  %answered = call ptr %answering(ptr %frame)
   ret ptr %answered
 
 stage:  ; The launcher gets a frame with the first attribute only.
+  %launcher = inttoptr i64 LAUNCHER to ptr
   %changed = alloca [176 x i8], align 8
   call void @llvm.memcpy.p0.p0.i64(ptr %changed, ptr %frame, i64 176, i1 false)
   %attributes.place = getelementptr i8, ptr %changed, i64 136
   store i64 1, ptr %attributes.place
-  %stage.place = getelementptr i8, ptr %frame, i64 32
-  %stage.now = load i32, ptr %stage.place
-  %executes = icmp eq i32 %stage.now, 3
-  br i1 %executes, label %execute, label %forward
+"""
+    + WHICH_STAGE
+    + """  br i1 %executes, label %execute, label %forward
 
 forward:
   %forwarded = call ptr %launcher(ptr %changed)
   ret ptr %forwarded
 
 """
+)
 """How a ``HANDLER`` begins that stands before one of JAX's launcher, which is at ``LAUNCHER``: what
 executes goes on at ``execute``, with ``%changed`` as the frame for the launcher, which gets all
 other calls."""
@@ -140,3 +155,27 @@ def handler(address: int) -> Any:
     function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
     _keep.append(function)
     return function
+
+
+def register_before(target: str, launcher_stages: Mapping[str, int], text: str) -> None:
+    """Makes a call known to JAX, for CUDA, whose handlers stand before those of a launcher.
+
+    Args:
+      target: the name of the call.
+      launcher_stages: addresses of the launcher's handlers by stage.
+      text: of the handler, see :data:`BEFORE_LAUNCHER`, and of what it needs beside
+        :data:`HELPERS`.
+    """
+    made = handlers_before(target, launcher_stages, text)
+    capsules = {stage: jax.ffi.pycapsule(handler(at)) for stage, at in made.items()}
+    jax.ffi.register_ffi_target(target, capsules, platform="CUDA")
+
+
+def handlers_before(target: str, launcher_stages: Mapping[str, int], text: str) -> dict[str, int]:
+    """Addresses of the handlers of :func:`register_before`, by stage."""
+    made = {}
+    for stage, address in launcher_stages.items():
+        name = f"{target}_{stage}_{address:x}"
+        whole = HELPERS + text.replace("LAUNCHER", str(address)).replace("HANDLER", name)
+        made[stage] = compiled(whole, name)
+    return made

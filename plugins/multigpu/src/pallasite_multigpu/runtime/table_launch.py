@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -103,21 +102,10 @@ def register() -> None:
     Raises:
       ExecutionError: JAX's launcher is not there.
     """
-    made = handlers_before(workspace_handler.launcher_stages())
-    capsules = {stage: jax.ffi.pycapsule(host_code.handler(at)) for stage, at in made.items()}
-    jax.ffi.register_ffi_target(TARGET, capsules, platform="CUDA")
+    host_code.register_before(TARGET, workspace_handler.launcher_stages(), handler())
 
 
-def handlers_before(launcher_stages: Mapping[str, int]) -> dict[str, int]:
-    """Addresses of handlers that stand before those of a launcher.
-
-    Args:
-      launcher_stages: addresses of the launcher's handlers by stage.
-    """
-    made = {}
-    for stage, address in launcher_stages.items():
-        name = f"{TARGET}_{stage}_{address:x}"
-        text = host_code.HELPERS + copy_table.lookup() + _HANDLER
-        text = text.replace("LAUNCHER", str(address)).replace("HANDLER", name)
-        made[stage] = host_code.compiled(text, name)
-    return made
+def handler() -> str:
+    """The handler in LLVM IR, of the tables of this process; see
+    :func:`~.host_code.register_before`."""
+    return copy_table.lookup() + _HANDLER

@@ -7,8 +7,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from pallasite.plugin.runtime import launcher
 from pallasite_multigpu.runtime import host_code
 from pallasite_multigpu.runtime.cuda import driver
@@ -217,9 +215,8 @@ def register() -> None:
     Raises:
       ExecutionError: JAX's launcher or the CUDA driver is not there.
     """
-    made = handlers_before(launcher_stages(), driver().address("cuMemcpyDtoDAsync_v2"))
-    capsules = {stage: jax.ffi.pycapsule(host_code.handler(at)) for stage, at in made.items()}
-    jax.ffi.register_ffi_target(TARGET, capsules, platform="CUDA")
+    copy = driver().address("cuMemcpyDtoDAsync_v2")
+    host_code.register_before(TARGET, launcher_stages(), handler(copy))
 
 
 def launcher_stages() -> dict[str, int]:
@@ -233,21 +230,13 @@ def launcher_stages() -> dict[str, int]:
     return {stage: _address(capsule) for stage, capsule in stages.items()}
 
 
-def handlers_before(launcher_stages: Mapping[str, int], copy: int | None) -> dict[str, int]:
-    """Addresses of handlers that stand before those of a launcher.
+def handler(copy: int | None) -> str:
+    """The handler in LLVM IR, of this process's memory; see :func:`~.host_code.register_before`.
 
     Args:
-      launcher_stages: addresses of the launcher's handlers by stage.
       copy: see :func:`~.host_code.copying`.
     """
-    made = {}
-    for stage, address in launcher_stages.items():
-        name = f"{TARGET}_{stage}_{address:x}"
-        text = host_code.HELPERS + host_code.copying(copy) + _HANDLER
-        text = text.replace("LAUNCHER", str(address)).replace("HANDLER", name)
-        text = text.replace("HEAP", str(ctypes.addressof(_heap)))
-        made[stage] = host_code.compiled(text, name)
-    return made
+    return host_code.copying(copy) + _HANDLER.replace("HEAP", str(ctypes.addressof(_heap)))
 
 
 def _address(capsule: Any) -> int:
