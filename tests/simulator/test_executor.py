@@ -227,6 +227,40 @@ def test_deadlocks():
     assert "lacks 128 of 128 arrivals" in str(error.value)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_semaphores_of_one_block_and_of_all(shared):
+    """Block 1 waits for block 0, which signals a semaphore of its own."""
+
+    def body(x, o, *semaphores):
+        semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR) if shared else semaphores[0]
+        block = jax.lax.axis_index("blocks")
+
+        @pl.when(block == 0)
+        def _():
+            pl.semaphore_signal(semaphore)
+
+        @pl.when(block == 1)
+        def _():
+            pl.semaphore_wait(semaphore)
+
+        o[block] = x[block]
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=out((2, 128)),
+        grid=(2,),
+        grid_names=("blocks",),
+        scratch_types=[] if shared else [plgpu.SemaphoreType.REGULAR],
+    )
+    x = jnp.ones((2, 128), jnp.float32)
+    if shared:
+        np.testing.assert_array_equal(kernel(x), x)
+        return
+    with pytest.raises(DeadlockError, match="no thread can go on") as error:
+        kernel(x)
+    assert "semaphores of scratch_types are of one block each" in str(error.value)
+
+
 def racing(x, o, tile):
     @pl.when(jax.lax.axis_index("t") == 0)
     def _():

@@ -37,6 +37,12 @@ before that counts as a deadlock: loops over strong loads may be long."""
 PATIENCE_OF_DEVICES = 250
 """The same for several devices, each of which polls until it gives up in its turn."""
 
+SHARED_SEMAPHORES = (
+    "semaphores of scratch_types are of one block each, those of all blocks are"
+    " pl.get_global(plgpu.SemaphoreType.REGULAR)"
+)
+"""A hint for waits that nobody can end, of several blocks."""
+
 LANES_AT_ONCE = 16384
 """How many lanes a wave has if the grid has as many: enough for NumPy, little enough for caches."""
 
@@ -343,10 +349,13 @@ def run_together(parts: Sequence[Waves], orders: Sequence[Array]) -> None:
             running = [wave for one in parts for wave in one.running]
             stuck = vain > patience or not any(one.polling for one in running)
             if running and vain and stuck:
-                raise standstill(running)
-    except SimulationError as error:
-        error.printed = "".join(text for one in parts for text in one.execution.output)
-        error.printed += "".join(
+                error = standstill(running)
+                if any(one.has_semaphores_of_blocks for one in parts):
+                    error.hint = f"{error.hint}; {SHARED_SEMAPHORES}"
+                raise error
+    except SimulationError as failed:
+        failed.printed = "".join(text for one in parts for text in one.execution.output)
+        failed.printed += "".join(
             text for one in parts for wave in one.running for text in wave.output
         )
         raise
@@ -400,6 +409,14 @@ class Waves:
         if watchdog is None and launch.timeout:
             self._watchdog = Watchdog(launch.timeout)
         self._late: Array = np.zeros(0, np.int64)
+
+    @property
+    def has_semaphores_of_blocks(self) -> bool:
+        """Whether there are several blocks, with semaphores of which each has its own."""
+        words, blocks = np.dtype(np.int32).itemsize, self._launch.geometry.blocks
+        pointers = (*self._launch.arguments, *self._launch.arrays)
+        semaphores = [one for one in pointers if isinstance(one, Pointer) and one.semaphores]
+        return blocks > 1 and any(one.array.nbytes % (words * blocks) == 0 for one in semaphores)
 
     def rounds(self, order: Array) -> Iterator[bool]:
         """Runs blocks, in this order as far as nothing makes them wait; says after each round
