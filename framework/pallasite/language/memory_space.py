@@ -229,6 +229,7 @@ class MemorySpace(metaclass=_ByName):
             f"an allocation in {self}",
             got=f"{aval.dtype}{list(aval.shape)}",
             expected="plgpu.SMEM, plgpu.Barrier, plgpu.ClusterBarrier or a semaphore",
+            hint="a value is in registers anyway; global memory to work in is a further output",
         )
 
     # References that are values -------------------------------------------------------------------
