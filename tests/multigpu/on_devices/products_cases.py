@@ -158,11 +158,12 @@ def test_a_product_whose_tiles_are_sent(count, m, n, k, out):
     assert np.abs(of_x - expected).max() < 1e-2 * np.abs(expected).max()
 
 
-def test_blocks_that_send_several_tiles_and_sum_up_several():
-    count, m, n, k = 2, 512, 512, 64
+@pytest.mark.parametrize(("n", "tile_n"), [(512, 128), (384, 192)])
+def test_blocks_that_send_several_tiles_and_sum_up_several(n, tile_n):
+    count, m, k = 2, 512, 64
     x, y = numbers((count, m, k), np.float16), numbers((count, k, n), np.float16, 1)
     mesh, spec = mesh_of(x=count), PartitionSpec("x")
-    chosen = MatmulConfig(tile_m=128, tile_n=128, stages=2, group=3, epilogue_n=32, grid_minor="n")
+    chosen = MatmulConfig(tile_n=tile_n, stages=2, group=3, epilogue_n=32, grid_minor="n")
 
     def one(a, b):
         return scattered_product(a[0], b[0], "x", count, jnp.float32, 3, chosen)[None]

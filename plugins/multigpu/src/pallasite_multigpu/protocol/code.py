@@ -25,6 +25,9 @@ POLLS_BETWEEN_CHECKS = 4096
 """How often a flag or a semaphore is read, which takes some milliseconds, before the time and what
 the host says are: both may take longer than what most kernels wait for."""
 
+SLOTS_AT_ONCE = 4
+"""How many slots are on their way to a thread at the same time."""
+
 _TABLE = [
     f"ld.global.nc.b64 {register}, [$TABLE+{word * layout.WORD}];"
     for register, word in (
@@ -41,7 +44,8 @@ _REGISTERS = [
     ".reg .b64 printed, offset;",
     ".reg .b32 thread, low, high, ticket, next, parity, distance, missing, polls, narrow;",
     ".reg .pred told, mine;",
-    ".reg .b64 front, back;",
+    f".reg .b64 front<{SLOTS_AT_ONCE}>, back<{SLOTS_AT_ONCE}>;",
+    ".reg .pred stale;",
     ".reg .b32 stamp, half, rest;",
 ]
 
@@ -155,10 +159,10 @@ def _entry_begin(
         for line in (
             f"add.s64 word, offset, ${2 + number};" if number else "mov.b64 word, $2;",
             "mov.b64 {half, rest}, word;",
-            "mov.b64 front, {next, half};",
-            "mov.b64 back, {next, rest};",
+            "mov.b64 front0, {next, half};",
+            "mov.b64 back0, {next, rest};",
             f"@{'first' if number else 'mine'} st.relaxed.sys.global.v2.b64"
-            f" [place+{number * layout.SLOT}], {{front, back}};",
+            f" [place+{number * layout.SLOT}], {{front0, back0}};",
         )
     ]
     return [
@@ -212,6 +216,8 @@ def _entry_begin(
 
 
 def _entry_end(fingerprint: int, blocks: int, buffers: int) -> list[str]:
+    before, look = _read_slots(buffers)
+    told = [one.replace("{fingerprint}", _hexadecimal(fingerprint)) for one in _SLOTS_ARE_TOLD]
     return [
         f"mad.wide.u32 flag, thread, {layout.LINE}, own;",
         f"add.s64 flag, flag, {layout.ENTRY_FLAGS};",
@@ -219,7 +225,7 @@ def _entry_end(fingerprint: int, blocks: int, buffers: int) -> list[str]:
         "add.s64 place, place, own;",
         f"mad.wide.u32 place, thread, {layout.SLOTS_OF_DEVICE}, place;",
         f"add.s64 place, place, {layout.SLOTS};",
-        *_wait("b64", fingerprint, Trap.NOT_BEGUN, "BEGIN", _slots_are_told(fingerprint, buffers)),
+        *_wait("b64", fingerprint, Trap.NOT_BEGUN, "BEGIN", before, [*look, *told]),
         # A peer at this epoch must run this kernel; one that is ahead has met us before.
         "setp.eq.and.s32 q, distance, 0, active;",
         f"setp.ne.and.b32 q, high, {_hexadecimal(fingerprint)}, q;",
@@ -236,36 +242,58 @@ def _entry_end(fingerprint: int, blocks: int, buffers: int) -> list[str]:
     ]
 
 
-def _slots_are_told(fingerprint: int, buffers: int) -> list[str]:
-    """Lanes whose device has begun this kernel wait until its slots are of this epoch, too."""
-    lines = [
-        # One that runs another kernel may have fewer of them, and is found out afterwards.
-        f"setp.eq.b32 told, high, {_hexadecimal(fingerprint)};",
-        "setp.gt.or.s32 told, distance, 0, told;",
-        "setp.ge.and.s32 told, distance, 0, told;",
-        "and.pred told, told, active;",
+def _read_slots(buffers: int) -> tuple[list[str], list[str]]:
+    """Loads the slots of each lane's device, and of the own device also what tells launches apart,
+    which is left in the first registers; ``stale`` if they are not all of this epoch.
+
+    Returns:
+      What comes before the flag is read, so that all of this is on its way at the same time, and
+      what looks at what has come.
+    """
+    begin = [
         "cvt.u32.u64 narrow, rank;",
-        "setp.eq.and.u32 mine, thread, narrow, told;",
+        "setp.eq.and.u32 mine, thread, narrow, active;",
+        "setp.ne.and.b32 stale, 1, 1, active;",
     ]
-    for number in (*range(1, 1 + buffers), 0):  # What tells launches apart is left in registers.
-        address = f"[place+{number * layout.SLOT}]"
-        held = "told" if number else "mine"
-        lines.append(f"@{held} ld.relaxed.sys.global.v2.b64 {{front, back}}, {address};")
-        for word in ("front", "back"):
-            lines += [
+    look: list[str] = []
+    first = range(0, 1 + buffers, SLOTS_AT_ONCE)
+    for chunk in (range(one, min(one + SLOTS_AT_ONCE, 1 + buffers)) for one in reversed(first)):
+        begin += look
+        begin += [
+            f"@{'active' if number else 'mine'} ld.relaxed.sys.global.v2.b64"
+            f" {{front{register}, back{register}}}, [place+{number * layout.SLOT}];"
+            for register, number in enumerate(chunk)
+        ]
+        look = [
+            line
+            for register, number in enumerate(chunk)
+            for word in (f"front{register}", f"back{register}")
+            for line in (
                 f"mov.b64 {{stamp, half}}, {word};",
-                f"setp.ne.and.b32 p, stamp, next, {held};",
-                "or.pred pending, pending, p;",
-            ]
-    return lines
+                f"setp.ne.and.b32 p, stamp, next, {'active' if number else 'mine'};",
+                "or.pred stale, stale, p;",
+            )
+        ]
+    return begin, look
+
+
+_SLOTS_ARE_TOLD = (
+    # One that runs another kernel may have fewer of them, and is found out afterwards.
+    "setp.eq.b32 told, high, {fingerprint};",
+    "setp.gt.or.s32 told, distance, 0, told;",
+    "setp.ge.and.s32 told, distance, 0, told;",
+    "and.pred told, told, stale;",
+    "or.pred pending, pending, told;",
+)
+"""Lanes whose device has begun this kernel wait until its slots are of this epoch, too."""
 
 
 def _announced(fingerprint: int) -> list[str]:
     """The launch must be the one that the first block has announced: of the slots of this device,
     the lane of its number has the first one."""
     return [
-        "mov.b64 {stamp, half}, front;",
-        "mov.b64 {stamp, rest}, back;",
+        "mov.b64 {stamp, half}, front0;",
+        "mov.b64 {stamp, rest}, back0;",
         "mov.b64 value, {half, rest};",
         "setp.ne.and.b64 q, value, $2, mine;",
         *_trap("q", Trap.OVERLAP, fingerprint, "ANOTHER"),
@@ -504,24 +532,29 @@ def _hexadecimal(fingerprint: int) -> str:
 
 
 def _wait(
-    kind: str, fingerprint: int, code: Trap, name: str, also: Sequence[str] = ()
+    kind: str,
+    fingerprint: int,
+    code: Trap,
+    name: str,
+    before: Sequence[str] = (),
+    also: Sequence[str] = (),
 ) -> list[str]:
     """The warp waits until the flags of all active lanes have reached the epoch ``next``, and none
-    is made ``pending`` by what is looked at ``also``."""
+    is made ``pending`` by what is loaded ``before`` the flag and ``also`` looked at behind it."""
     load = {
         "b64": ["@pending ld.acquire.sys.global.b64 seen, [flag];", "mov.b64 {low, high}, seen;"],
         "b32": ["@pending ld.acquire.sys.global.b32 low, [flag];"],
     }[kind]
     return [
         "mov.b64 seen, 0;",
-        "mov.b64 front, 0;",
-        "mov.b64 back, 0;",
+        *(f"mov.b64 {name}{at}, 0;" for name in ("front", "back") for at in range(SLOTS_AT_ONCE)),
         "mov.b32 high, 0;",
         "mov.b32 polls, 0;",
         "mov.b32 distance, 0;",
         "setp.ne.and.b32 pending, 1, 0, active;",
         "mov.u64 began, %globaltimer;",
         f"POLL_{name}_${{:uid}}:",
+        *before,
         *load,
         "@pending sub.s32 distance, low, next;",
         "setp.lt.and.s32 pending, distance, 0, active;",
