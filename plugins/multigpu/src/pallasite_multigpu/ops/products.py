@@ -87,7 +87,8 @@ def matmul_reduce_scatter(
       lhs: (m, k), of which the devices have different parts of k; they divide m.
       rhs: (k, n); the same dtype.
       axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
-      out_dtype: of the result, and of the products that are added; by default that of the operands.
+      out_dtype: of the result, and of what devices send of their products, which is rounded to it;
+        sums of these are made in float32. By default that of the operands.
       config: of the product: what ``pallasite.ops.matmul`` takes on this target.
 
     Gradients are taken of both operands.
