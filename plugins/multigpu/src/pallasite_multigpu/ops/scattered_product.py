@@ -1,5 +1,5 @@
-"""A matrix product whose sums over devices are scattered: Hopper's kernel, and in each of its blocks
-one more warpgroup, which writes tiles of the result to the devices that own the rows.
+"""A matrix product whose sums over devices are scattered: Hopper's kernel, and in each of its
+blocks one more warpgroup, which writes tiles of the result to the devices that own the rows.
 
 Blocks compute the rows of other devices first, whose tiles travel while those of the own rows are
 computed. To these is added what has arrived, before they are written.
