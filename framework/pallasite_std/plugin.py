@@ -385,6 +385,7 @@ def pallasite_passes() -> list[Pass]:
     from pallasite_std.passes.counters import carry_remainders
     from pallasite_std.passes.definitions import expand_definitions
     from pallasite_std.passes.negation import exact_negations
+    from pallasite_std.passes.odd_rows import join_odd_rows
     from pallasite_std.passes.parameters import hoist_parameter_addresses
 
     return [
@@ -394,6 +395,13 @@ def pallasite_passes() -> list[Pass]:
             run=expand_definitions,
             before=("check-barriers",),
             description="replaces primitives that others define by their definitions",
+        ),
+        Pass(
+            name="join-odd-rows",
+            stage="jaxpr",
+            run=join_odd_rows,
+            after=("definitions",),
+            description="reduces arrays with odd rows of 16-bit elements by whole vectors",
         ),
         Pass(
             name="check-code-size",

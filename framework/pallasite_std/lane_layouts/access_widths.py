@@ -72,7 +72,8 @@ class AccessWidths:
         limit = self.limit(variable)
         if limit is None or self._variables.group(variable) in self._placed:
             return None
-        return better_row(default_strided(shape, 128 // limit), limit)
+        own = default_strided(shape, 128 // limit)
+        return better_row(own, limit) or (own if own.flat else None)
 
     def _add_equation(self, equation: Any) -> None:
         rule = self._registry.layout_rule(

@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.layouts import Owner, RegisterLayout
+from pallasite.plugin.layouts import LANES, WARPS, Owner, RegisterLayout
 from pallasite.plugin.lowering import LaunchContext, RegisterArray
 from pallasite_std.memory.access import Access
 
@@ -36,13 +36,29 @@ def thread_part(launch: LaunchContext, layout: RegisterLayout, dim: int) -> ir.V
         total: ir.Value | None = None
         for digit, weight in digits:
             index = lane if digit.owner is Owner.LANE else warp
+            limit = LANES if digit.owner is Owner.LANE else WARPS
             value = ops.divide_unsigned(index, digit.stride)
-            value = ops.multiply(ops.remainder_unsigned(value, digit.size), weight)
+            if digit.stride * digit.size < limit or limit % (digit.stride * digit.size):
+                value = ops.remainder_unsigned(value, digit.size)
+            value = ops.multiply(value, weight)
             total = value if total is None else ops.add(total, value)
         assert total is not None
         return total
 
     return launch.emit_once(f"thread_part.{digits}", build)
+
+
+def _unless(predicate: str, value: ir.Value, limit: int) -> ir.Value:
+    """Where a comparison is false. LLVM would repeat it in each block that branches by it, and
+    negate it where most threads go on."""
+    outside = ops.inline_assembly(
+        f"setp.{predicate}.u32 $0, $1, {limit};",
+        "=b,r",
+        value,
+        results=[ops.i1()],
+        side_effects=False,
+    )
+    return ops.bitwise_xor(outside, ops.i1_constant(True))
 
 
 def holds_element(launch: LaunchContext, layout: RegisterLayout, guards: Guards) -> ir.Value | None:
@@ -53,11 +69,10 @@ def holds_element(launch: LaunchContext, layout: RegisterLayout, guards: Guards)
         thread = thread_part(launch, layout, dim)
         if thread is None:  # All threads hold the last elements.
             continue
-        predicate = "eq" if exactly else "ult"
+        predicate = "ne" if exactly else "ge"
         digits = [(d, w) for d, w in layout.weighted_dims[dim] if d.owner.is_thread]
         one = launch.emit_once(
-            f"{predicate}.{limit}.{digits}",
-            functools.partial(ops.compare, predicate, thread, limit),
+            f"{predicate}.{limit}.{digits}", functools.partial(_unless, predicate, thread, limit)
         )
         condition = one if condition is None else ops.arith.andi(condition, one)
     return condition

@@ -15,6 +15,21 @@ from pallasite.plugin.layouts import (
 )
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 
+_GUARD = 5
+"""Instructions for accesses that only some threads make, beside these."""
+
+_TAIL, _PIECE = 3, 4
+"""Instructions for accesses of less than a vector, and for each of them."""
+
+_QUOTIENT = 4
+"""Instructions for the remainder of a lane's or warp's number by what is no power of two."""
+
+_SHORT = 100
+"""Instructions of a kernel that is mostly addresses and conditions."""
+
+_COUNTED = 64
+"""Registers, at most, that are looked at; what guards cost does not matter if there are more."""
+
 
 @functools.lru_cache(maxsize=4096)
 def row(shape: tuple[int, ...], vector_length: int) -> RegisterLayout:
@@ -32,19 +47,31 @@ def row(shape: tuple[int, ...], vector_length: int) -> RegisterLayout:
     return RegisterLayout(tuple(shape), (digits,), vector_length, flat=True)
 
 
+@functools.lru_cache(maxsize=4096)
 def better_row(layout: RegisterLayout, widest: int) -> RegisterLayout | None:
     """A :func:`row` of vectors of at most ``widest`` elements that means much less work for each
     lane than another layout, where only element-wise operations follow; or None."""
-    if layout.size < LANES * WARPS * 4 or not layout.size & (layout.size - 1):
+    if layout.size <= LANES * WARPS or not layout.size & (layout.size - 1):
         return None
-    widths = (n for n in (16, 8, 4, 2) if n <= widest)
+    widths = (n for n in (16, 8, 4, 2, 1) if n <= widest)
     best = min((row(layout.shape, n) for n in widths), key=_work, default=layout)
-    return best if _work(best) * 1.25 < _work(layout) else None
+    own, other = _work(layout), _work(best)
+    return best if (other if own < _SHORT else other * 1.25) < own else None
 
 
 def _work(layout: RegisterLayout) -> int:
-    """Of a lane, if a transfer of a register takes as long as the work on two elements."""
-    return layout.registers * (layout.vector_length + 2)
+    """About the instructions of a lane, if a transfer of a register takes as many as the work on
+    two elements."""
+    work = layout.registers * (layout.vector_length + 2)
+    threads = [digit.size for digit in layout.digits if digit.owner.is_thread]
+    work += _QUOTIENT * sum(size & (size - 1) != 0 for size in threads)
+    if not layout.is_padded:
+        return work
+    rest = layout.size % layout.vector_length if layout.flat else 0
+    if rest:
+        work += _TAIL + _PIECE * rest.bit_count()
+    guards = {layout.guards(number, 0) for number in range(min(layout.registers, _COUNTED))}
+    return work + _GUARD * len(guards - {None, ()})
 
 
 def suitable_layouts(reference: MemoryReference) -> list[Layout]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import scf
 
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin.ir import ops, types
@@ -21,9 +22,11 @@ from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
     LANES,
     WARPS,
+    Digit,
     Extent,
     Layout,
     MemoryLayout,
+    Owner,
     RegisterLayout,
     default_strided,
     padded,
@@ -34,8 +37,11 @@ from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import from_memory, load_array, store_array, to_memory
 
-LOOP = 32
+LOOP = 24
 """Instructions of a loop that copies a view of shared memory, about."""
+
+_EXCHANGE = 32
+"""Instructions around an exchange through shared memory, about."""
 
 PURPOSE = "scratch for layout changes and reductions"
 """What reports say of the memory: one region serves all uses."""
@@ -179,85 +185,153 @@ def copied(
       layout: of the result; a default one if it is None or none of registers.
       shape: of the result; by default, that of the equation's.
     """
+    before = array.shape
     shape = tuple(ctx.avals_out[0].shape if shape is None else shape)
     if not isinstance(layout, RegisterLayout):
         layout = result_layout(ctx, shape, array.dtype)
     bits = types.bit_width(array.dtype)
+    array = _whole(array) or array
     # Of a view, all but the pointer is known before there is memory.
     nowhere: Any = None
-    rows = row_major(array.shape, bits)
+    rows = row_major(before, bits)
     seen = view(MemoryReference(nowhere, rows, array.dtype, MemorySpace.SMEM, alignment=16))
-    arrays = [(array.shape, array.dtype)]
-    room = sum(_bytes(one) for one in (rows, row_major(shape, bits)))
-    if room <= ctx.target.max_shared_memory and _is_long(seen, layout):
-        arrays.append((shape, array.dtype))
-    with scratch_arrays(ctx, *arrays) as (memory, *ordered):
-        store(ctx, memory, array)
-        ctx.synchronize()
-        source = dataclasses.replace(seen, pointer=memory.pointer)
-        for one in ordered:
-            copy_in_order(ctx, source, one)
+    stored = _bytes(row_major(array.shape, bits))
+    parts = _parts(layout, bits, stored, ctx.target.max_shared_memory)
+    if not parts or not _is_long(seen, layout, len(parts)):
+        with scratch_array(ctx, array.shape, array.dtype) as memory:
+            store(ctx, memory, array)
             ctx.synchronize()
-            source = one
-        return load(ctx, source, layout)
+            return load(ctx, dataclasses.replace(seen, pointer=memory.pointer), layout)
+    # In the first step of the loop, all threads move something.
+    most = max(parts[0].size, LANES * WARPS * _unit(seen))
+    arrays = [(array.shape, array.dtype), ((most,), array.dtype)]
+    registers: list[ir.Value] = []
+    with scratch_arrays(ctx, *arrays) as (memory, ordered):
+        store(ctx, memory, array)
+        source = dataclasses.replace(seen, pointer=memory.pointer)
+        done = 0
+        for part in parts:
+            ctx.synchronize()
+            target = ordered.with_layout(row_major(part.shape, bits))
+            copy_in_order(ctx, source, target, done)
+            ctx.synchronize()
+            registers += load_array(ctx.launch, target, part).registers
+            done += part.size
+    return RegisterArray(tuple(registers), layout, array.dtype)
 
 
 def _bytes(rows: MemoryLayout) -> int:
     return -(-rows.size * rows.element_bits // 128) * 16
 
 
-def _is_long(view: MemoryReference, layout: RegisterLayout) -> bool:
-    """Whether the code that loads a view is longer than a loop that copies it, and what then loads
-    row-major memory."""
+def _whole(array: RegisterArray) -> RegisterArray | None:
+    """The registers of an array whose elements lie in one row, padding included."""
+    layout = array.layout
+    if not isinstance(layout, RegisterLayout) or not layout.flat or array.is_splat:
+        return None
+    whole = _registers(layout, layout.registers)
+    return whole and RegisterArray(array.registers, whole, array.dtype)
+
+
+def _registers(layout: RegisterLayout, count: int) -> RegisterLayout | None:
+    """The layout of a row that so many of the first registers of a flat layout hold."""
+    digits = layout.dims[0]
+    others = tuple(digit for digit in digits if digit.owner is not Owner.REGISTER)
+    if len(digits) - len(others) > 1 or (digits != others and digits[0] in others):
+        return None
+    size = count * math.prod(digit.size for digit in others)
+    digits = (Digit(count, Owner.REGISTER, 1), *others)
+    return RegisterLayout((size,), (digits,), layout.vector_length, flat=True)
+
+
+def _parts(layout: RegisterLayout, bits: int, stored: int, most: int) -> list[RegisterLayout]:
+    """The layout as rows, one after the other, of which there is room for one beside what is
+    stored; none if the layout is no row, or each takes much code."""
+    if not layout.flat:
+        rows = _bytes(row_major(layout.shape, bits))
+        return [layout] if stored + rows <= most else []
+    if (one := _registers(layout, 1)) is None or bits < 8:
+        return []
+    room = max(most - stored, 0) // (one.size * bits // 8)
+    if not room:
+        return []
+    count = -(-layout.registers // room)
+    sizes = [len(part) for part in np.array_split(np.arange(layout.registers), count)]
+    parts = [_registers(layout, size) for size in sizes]
+    return [part for part in parts if part is not None]
+
+
+def _is_long(view: MemoryReference, layout: RegisterLayout, parts: int) -> bool:
+    """Whether the code that loads a view is longer than loops that copy it in so many parts, and
+    what then loads row-major memory."""
     if view.element_bits < 8 or view.layout.is_contiguous or view.layout.size == 1:
         return False
     rows = row_major(view.shape, view.element_bits)
     direct = padded(view.shape) if layout.flat else layout
-    more = 2 * direct.registers if layout.flat else 0
+    more = 2 * direct.registers + _EXCHANGE if layout.flat else 0
     loaded = len(plan_access(direct, view.layout, 16).everything) + more
-    return loaded > len(plan_access(layout, rows, 16).everything) + LOOP
+    return loaded > len(plan_access(layout, rows, 16).everything) + LOOP * parts
 
 
-def copy_in_order(ctx: RuleContext, source: MemoryReference, target: MemoryReference) -> None:
-    """Copies the elements of a view of shared memory to row-major memory, in a loop."""
+def copy_in_order(
+    ctx: RuleContext, source: MemoryReference, target: MemoryReference, first: int = 0
+) -> None:
+    """Copies elements of a view of shared memory to row-major memory, in a loop.
+
+    Args:
+      ctx: of the rule.
+      source: the view.
+      target: as many of its elements as it has, and behind them the last one; with room for one
+        move of all threads at least.
+      first: of the elements that are copied.
+    """
     kind = types.memory_type(source.dtype)
     extents = source.layout.flat_extents
     unit = _unit(source)
+    while target.layout.size % unit or first % unit:
+        unit //= 2
     size = unit * source.element_bits // 8
     vector = ops.vector_type(kind, unit)
-    count = source.layout.size // unit
     launch = ctx.launch
-    lane = ops.add(launch.lane_id, ops.multiply(launch.warp_id, LANES))
+    lane = ops.bitwise_and(launch.thread_id, LANES * WARPS - 1)
     start = source.element_offset()
+    first, last = first // unit, (first + target.layout.size) // unit
+    moved = ops.element_pointer(target.pointer, -first * unit, kind)
+    begin = ops.add(lane, first)
+    operation = scf.WhileOp([begin.type], [begin])
+    operation.before.blocks.append(begin.type)
+    operation.after.blocks.append(begin.type)
+    with ir.InsertionPoint(operation.before.blocks[0]):
+        (number,) = operation.before.blocks[0].arguments
+        kept = number
+        if max(last, first + LANES * WARPS) > source.layout.size // unit:
+            kept = ops.arith.minui(number, ops.i32_constant(source.layout.size // unit - 1))
+        offset = ops.add(_offset(kept, extents, unit), start)
+        value = ops.load(vector, ops.element_pointer(source.pointer, offset, kind), alignment=size)
+        where = ops.element_pointer(moved, ops.multiply(number, unit), kind)
+        ops.store(value, where, alignment=size)
+        following = ops.add(number, LANES * WARPS)
+        scf.condition(ops.compare("slt", following, last), [following])
+    with ir.InsertionPoint(operation.after.blocks[0]):
+        scf.yield_(list(operation.after.blocks[0].arguments))
 
-    def move(step: ir.Value, _: list[ir.Value]) -> Sequence[ir.Value]:
-        number = ops.add(ops.multiply(step, LANES * WARPS), lane)
 
-        def emit() -> None:
-            rest, offset = number, ops.add(ops.i32_constant(0), start)
-            for place, extent in enumerate(reversed(extents)):
-                own = extent.size // unit if place == 0 else extent.size
-                index = rest
-                if place < len(extents) - 1:
-                    index = ops.remainder_unsigned(rest, own)
-                    rest = ops.divide_unsigned(rest, own)
-                stride = extent.stride * unit if place == 0 else extent.stride
-                offset = ops.add(offset, ops.multiply(index, stride))
-            value = ops.load(
-                vector, ops.element_pointer(source.pointer, offset, kind), alignment=size
-            )
-            place = ops.element_pointer(target.pointer, ops.multiply(number, unit), kind)
-            ops.store(value, place, alignment=size)
+def _offset(number: ir.Value, extents: Sequence[Extent], unit: int) -> ir.Value:
+    """Elements to the unit of a number, in row-major order of the extents.
 
-        if count % (LANES * WARPS):
-            with ops.when(ops.compare("ult", number, count)):
-                emit()
-        else:
-            emit()
-        return []
-
-    steps = ops.i32_constant(-(-count // (LANES * WARPS)))
-    ops.for_loop(ops.i32_constant(0), steps, [], move, rolled=True)
+    An index is a quotient less a multiple of the one before it, so each quotient has one factor.
+    """
+    sizes = [extent.size for extent in extents]
+    steps = [extent.stride for extent in extents]
+    sizes[-1], steps[-1] = sizes[-1] // unit, steps[-1] * unit
+    total = ops.multiply(number, steps[-1])
+    rest = number
+    for place in reversed(range(len(sizes) - 1)):
+        rest = ops.divide_unsigned(rest, sizes[place + 1])
+        factor = steps[place] - sizes[place + 1] * steps[place + 1]
+        if factor:
+            total = ops.add(total, ops.multiply(rest, factor))
+    return total
 
 
 def _unit(view: MemoryReference) -> int:

@@ -29,6 +29,7 @@ from pallasite_std.memory.padding import (
     load_where,
     where_elements,
 )
+from pallasite_std.memory.pieces import from_pieces, piece_of, piece_type
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 
 type LoadVector = Callable[..., ir.Value]
@@ -245,14 +246,13 @@ def _load_vectors(
         whole = loaded[number]
 
         def complete(tail: Tail = tail, whole: ir.Value = whole) -> list[ir.Value]:
-            pieces = load(tail.accesses)
-            sources = [
-                (place, position)
-                for place, access in enumerate(tail.accesses)
-                for position in range(len(access.parts))
-            ]
-            sources += [(len(pieces), position) for position in range(len(sources), plan.width)]
-            return [*gather([*pieces, whole], [sources])]
+            address_of = access_addresses(launch, reference, plan)
+            pieces = []
+            for access in tail.accesses:
+                kind = piece_type(access.bytes(plan))
+                piece = load_vector(kind, address_of(access), alignment=access.bytes(plan))
+                pieces.append((piece, access.bytes(plan)))
+            return [from_pieces(pieces, whole)]
 
         condition = holds_element(launch, layout, tail.accesses[0].guards)
         (loaded[number],) = load_where(condition, [vector], complete, otherwise=[whole])
@@ -315,8 +315,8 @@ def store_array(
     address_of = access_addresses(launch, reference, plan)
     for guards, accesses in guarded_groups(plan.everything).items():
         with where_elements(launch, layout, guards):
-            vectors = gather(values, [list(access.parts) for access in accesses])
-            for access, value in zip(accesses, vectors, strict=True):
+            for access in accesses:
+                value = piece_of(values, access.parts, plan.element_bits)
                 store(value, address_of(access), alignment=access.bytes(plan))
 
 

@@ -1,0 +1,72 @@
+"""Parts of vectors, as words of registers: how the elements at the end of an array are moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+
+from pallasite.plugin.ir import ops
+from pallasite.plugin.layouts import Source
+from pallasite.plugin.lowering import gather
+
+_WORD = 4
+"""Bytes of a register."""
+
+
+def _integer(size: int) -> ir.Type:
+    return ir.IntegerType.get_signless(8 * size)
+
+
+def piece_type(size: int) -> ir.Type:
+    """The type in which so many bytes (a power of two) are loaded."""
+    if size <= _WORD:
+        return _integer(size)
+    return ir.VectorType.get((size // _WORD,), _integer(_WORD))
+
+
+def from_pieces(pieces: Sequence[tuple[ir.Value, int]], whole: ir.Value) -> ir.Value:
+    """A vector that begins with pieces of memory; bytes behind them are undefined, or another's.
+
+    Args:
+      pieces: values of :func:`piece_type`, with their bytes, in the order of memory; each at a
+        multiple of its size.
+      whole: the other vector, of the result's type.
+    """
+    vector = ir.VectorType(whole.type)
+    total = vector.shape[0] * vector.element_type.width // 8
+    word = min(_WORD, total)
+    others = ops.bitcast(whole, ir.VectorType.get((total // word,), _integer(word)))
+    words: list[ir.Value] = []
+    start = 0
+    for piece, size in pieces:
+        if size >= word:
+            count = size // word
+            words += [ops.extract(piece, n) for n in range(count)] if size > word else [piece]
+        else:
+            part = ops.cast_integer(piece, _integer(word), signed=False)
+            place = start % word
+            if place:
+                part = ops.multiply(part, 1 << 8 * place)
+                words[-1] = ops.arith.ori(words[-1], part)
+            else:
+                words.append(part)
+        start += size
+    words += [ops.extract(others, n) for n in range(len(words), total // word)]
+    return ops.bitcast(ops.from_elements(words), vector)
+
+
+def piece_of(registers: Sequence[ir.Value], parts: Sequence[Source], element_bits: int) -> ir.Value:
+    """The value that stores elements of registers, as an integer if it is less than a word."""
+    (register, first), size = parts[0], len(parts) * element_bits // 8
+    value = registers[register]
+    total = ops.vector_length(value) * element_bits // 8
+    start = first * element_bits // 8
+    run = [(register, first + n) for n in range(len(parts))]
+    if 0 < size < _WORD <= total and len(parts) > 1 and list(parts) == run and not start % size:
+        words = ops.bitcast(value, ir.VectorType.get((total // _WORD,), _integer(_WORD)))
+        word = ops.extract(words, start // _WORD)
+        if start % _WORD:
+            word = ops.arith.shrui(word, ops.constant(8 * (start % _WORD), word.type))
+        return ops.cast_integer(word, _integer(size))
+    return gather(registers, [list(parts)])[0]
