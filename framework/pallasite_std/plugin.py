@@ -400,7 +400,7 @@ def pallasite_passes() -> list[Pass]:
             name="join-odd-rows",
             stage="jaxpr",
             run=join_odd_rows,
-            after=("definitions",),
+            after=("check-stages",),
             description="reduces arrays with odd rows of 16-bit elements by whole vectors",
         ),
         Pass(

@@ -55,18 +55,27 @@ def reduced(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> Registe
       or, if all elements are combined, consecutive vectors of the row-major flattened array. None
       for shapes of which :func:`pallasite.plugin.layouts.default_strided` suits.
     """
-    if not shape or math.prod(shape) < 2 or suits_reduction(shape, axes, bits):
+    if not shape or math.prod(shape) < 2:
+        return None
+    pairs = bits == 16 and len(shape) > 1 and shape[-1] % 2 == 1 and shape[-2] > 1
+    if suits_reduction(shape, axes, bits) and not pairs:
         return None
     widths = [n for n in (16, 8, 4, 2, 1) if 8 <= n * bits <= 128]
     if all(n == 1 or d in axes for d, n in enumerate(shape)):
         return min((row(shape, n) for n in widths), key=lambda one: _row_work(one, bits))
-    best = min(
-        (_work(shape, axes, bits, *one), one)
-        for width in widths
-        if shape[-1] % width == 0
-        for one in _distributions((*shape[:-1], shape[-1] // width), width)
-    )
-    return _layout(shape, *best[1])
+    last = len(shape) - 1
+    if pairs:
+        vectors = (*shape[:-2], -(-shape[-2] // 2), shape[-1])
+        tried = ((last - 1, one) for one in _distributions(vectors, 2))
+    else:
+        tried = (
+            (last, one)
+            for width in widths
+            if shape[-1] % width == 0
+            for one in _distributions((*shape[:-1], shape[-1] // width), width)
+        )
+    best = min((_work(shape, axes, bits, dim, *one), dim, one) for dim, one in tried)
+    return _layout(shape, best[1], *best[2])
 
 
 def _row_work(layout: RegisterLayout, bits: int) -> int:
@@ -97,21 +106,23 @@ def _work(
     shape: tuple[int, ...],
     axes: tuple[int, ...],
     bits: int,
+    along: int,
     width: int,
     lanes: tuple[int, ...],
     warps: tuple[int, ...],
 ) -> float:
     """About how many instructions a lane has, and what it waits for memory."""
-    last = len(shape) - 1
     values = registers = 1
     for dim, extent in enumerate(shape):
-        own = -(-(extent // width if dim == last else extent) // (lanes[dim] * warps[dim]))
+        own = -(-(-(-extent // width) if dim == along else extent) // (lanes[dim] * warps[dim]))
         registers *= own
         if dim not in axes:
-            values *= own * width if dim == last else own
+            values *= own * width if dim == along else own
     steps = sum(lanes[dim].bit_length() - 1 for dim in axes)
     crossing = any(warps[dim] > 1 for dim in axes)
-    work = registers * (2 + width * max(16, bits) / 32 + _sectors(shape, bits, width, lanes) / 8)
+    together = width if along == len(shape) - 1 else 1
+    touched = _sectors(shape, bits, together, lanes) * width / together
+    work = registers * (2 + width * max(16, bits) / 32 + touched / 8)
     work += -(-values * max(16, bits) // 32) * (steps * _EXCHANGE + crossing * _ACROSS_WARPS)
     return work + crossing * _ACROSS_WARPS
 
@@ -127,13 +138,17 @@ def _sectors(shape: Sequence[int], bits: int, width: int, lanes: Sequence[int]) 
 
 
 def _layout(
-    shape: tuple[int, ...], width: int, lanes: tuple[int, ...], warps: tuple[int, ...]
+    shape: tuple[int, ...],
+    along: int,
+    width: int,
+    lanes: tuple[int, ...],
+    warps: tuple[int, ...],
 ) -> RegisterLayout:
-    """The layout with so many lanes and warps along each dimension."""
+    """The layout with so many lanes and warps along each dimension, and vectors along one."""
     dims: list[tuple[Digit, ...]] = []
     strides = [1, 1, 1]
     for dim in reversed(range(len(shape))):
-        vector = width if dim == len(shape) - 1 else 1
+        vector = width if dim == along else 1
         count = -(-shape[dim] // (vector * lanes[dim] * warps[dim]))
         own = []
         owners = (Owner.REGISTER, Owner.WARP, Owner.LANE)

@@ -230,7 +230,7 @@ def _whole(array: RegisterArray) -> RegisterArray | None:
     if not isinstance(layout, RegisterLayout) or not layout.flat or array.is_splat:
         return None
     whole = _registers(layout, layout.registers)
-    return whole and RegisterArray(array.registers, whole, array.dtype)
+    return None if whole is None else RegisterArray(array.registers, whole, array.dtype)
 
 
 def _registers(layout: RegisterLayout, count: int) -> RegisterLayout | None:

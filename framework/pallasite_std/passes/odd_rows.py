@@ -16,13 +16,26 @@ import jax
 
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import types
+from pallasite.plugin.layouts import Layout
+from pallasite_std.memory.relayout import rows_in_registers
+from pallasite_std.primitives import layouts
 
 _TOGETHER = 8
 """Rows of 16-bit elements that are whole vectors of 16 bytes, whatever their length."""
 
-_LEAST = 8192
+_LEAST = 10000
 """Elements of an array for which the second reduction is less than what the first saves."""
 
+
+class _ByColumns(layouts.SomeLayout):
+    """Lanes along the last dimension, the others in registers."""
+
+    def resolve(self, shape: Sequence[int], dtype: Any) -> Layout:
+        """See :class:`SomeLayout`."""
+        return rows_in_registers(shape)
+
+
+_BY_COLUMNS = _ByColumns()
 _lax = _jax.lax_primitives
 _COMBINATIONS = {
     _lax.reduce_max_p: jax.lax.max,
@@ -64,7 +77,7 @@ def _is_whole(load: Any) -> bool:
     """Whether a load takes all elements of an array in global memory as they are."""
     aval = load.invars[0].aval
     space = getattr(aval, "memory_space", None)
-    return (
+    return bool(
         len(load.invars) == 1
         and getattr(space, "is_global", True)
         and load.outvars[0].aval.shape == aval.shape
@@ -82,6 +95,8 @@ def _is_odd(equation: Any) -> bool:
     shape = x.aval.shape
     if axes != list(range(len(axes))) or types.bit_width(x.aval.dtype) != 16:
         return False
+    if equation.primitive is _lax.reduce_sum_p and types.is_float(x.aval.dtype):
+        return False  # Sums are rounded once.
     rows, row = math.prod(shape[: len(axes)]), math.prod(shape[len(axes) :])
     return row % 2 == 1 and row > 1 and rows >= 2 * _TOGETHER and rows * row >= _LEAST
 
@@ -118,10 +133,13 @@ def _joined(load: Any, equation: Any) -> tuple[list[Any], list[Any]]:
 
     def function(main: Any, *rest: Any) -> Sequence[Any]:
         with _jax.location_of_equation(equation):
-            left = primitive.bind(main, **params)
-            found = primitive.bind(left.reshape(_TOGETHER, row), **params)
-            for one in rest:
-                found = combine(found, primitive.bind(one, **params))
+            left = primitive.bind(main, **params).reshape(_TOGETHER, row)
+            found, *others = (
+                primitive.bind(layouts.layout_cast(one, _BY_COLUMNS), **params)
+                for one in (left, *rest)
+            )
+            for one in others:
+                found = combine(found, one)
             return [found.reshape(shape[len(axes) :])]
 
     # In this jaxpr, not in a call: loads follow the layouts that reductions ask for.
