@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -163,7 +163,43 @@ def _compared(function: Any) -> Definition:
     return Definition(compare)
 
 
+def _of_one(*parameters: str) -> Callable[[Any], bool]:
+    """Whether all dimensions that an equation works along have one element."""
+
+    def applies(equation: Any) -> bool:
+        shape = equation.invars[0].aval.shape
+        found = [equation.params[name] for name in parameters]
+        dims = [d for one in found for d in ((one,) if isinstance(one, int) else one)]
+        return all(shape[d] == 1 for d in dims)
+
+    return applies
+
+
+def _squeezed(x: Any, *, axes: Sequence[int], **params: Any) -> list[Any]:
+    return [lax.squeeze(x, axes)]
+
+
+def _same(*operands: Any, **params: Any) -> list[Any]:
+    return list(operands)
+
+
 DEFINITIONS = {
+    **{
+        reduction: Definition(_squeezed, _of_one("axes"))
+        for reduction in (
+            *(lax.reduce_max_p, lax.reduce_min_p, lax.reduce_sum_p, lax.reduce_prod_p),
+            *(lax.reduce_and_p, lax.reduce_or_p, lax.reduce_xor_p),
+        )
+    },
+    primitives.sort_p: Definition(_same, _of_one("dimension")),
+    primitives.rev_p: Definition(_same, _of_one("dimensions")),
+    **{
+        scan: Definition(_same, _of_one("axis"))
+        for scan in (
+            *(primitives.cumsum_p, primitives.cumprod_p),
+            *(primitives.cummax_p, primitives.cummin_p, primitives.cumlogsumexp_p),
+        )
+    },
     primitives.eq_to_p: _compared(lax.eq),
     primitives.le_to_p: _compared(lax.le),
     primitives.lt_to_p: _compared(lax.lt),

@@ -20,6 +20,7 @@ from pallasite.plugin.layouts import (
 from pallasite_std.inference.costs import movement_cost, ordering_cost
 from pallasite_std.memory.reduced_layouts import reduced
 from pallasite_std.memory.relayout import rows_in_registers
+from pallasite_std.memory.rows import better_row
 from pallasite_std.stacking import stacked
 
 
@@ -37,6 +38,17 @@ def bijection(forward: Callable[[Layout], Layout], backward: Callable[[Layout], 
                 yield operand, after
 
     return remembered(pairs)
+
+
+_FETCH = 8.0
+"""An instruction that is fetched to be run once."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _row_registers(shape: tuple[int, ...], bits: int) -> int | None:
+    """Registers of an array of an odd shape in one row, if that suits it."""
+    best = better_row(default_strided(shape, bits), 128 // max(8, bits))
+    return None if best is None else best.registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +97,19 @@ class Movement:
             whole = movement_cost(operand, result, self.bits)
             pieces = result.size // (self.run or 1)
             cost = min(cost + again, whole + ordering_cost(pieces))
+        else:
+            cost += self._code(result)
         return cost
+
+    def _code(self, result: Layout) -> float:
+        """What code costs that a loop would not need: it is fetched, and runs once."""
+        if self.run is None or not isinstance(result, RegisterLayout):
+            return 0.0
+        loop = _row_registers(self.after, self.bits)
+        if loop is None:
+            return 0.0
+        own = result.registers * -(-result.vector_length // self.run)
+        return _FETCH * max(0, own - loop)
 
 
 def nothing(operand: Layout | None, result: Layout | None) -> Sequence[Pair]:

@@ -98,7 +98,7 @@ def _is_odd(equation: Any) -> bool:
     if equation.primitive is _lax.reduce_sum_p and types.is_float(x.aval.dtype):
         return False  # Sums are rounded once.
     rows, row = math.prod(shape[: len(axes)]), math.prod(shape[len(axes) :])
-    return row % 2 == 1 and row > 1 and rows >= 2 * _TOGETHER and rows * row >= _LEAST
+    return bool(row % 2 and row > 1 and rows >= 2 * _TOGETHER and rows * row >= _LEAST)
 
 
 def _joined(load: Any, equation: Any) -> tuple[list[Any], list[Any]]:
