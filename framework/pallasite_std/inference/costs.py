@@ -157,9 +157,30 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     # What several warps load comes out of the cache; lanes are counted in the sectors. One thread
     # accesses the end of an odd extent.
     passes = len(plan.accesses) * _sectors(plan) / 4
-    if layout.is_padded:
-        passes = max(passes, len(plan.accesses))
-    return layout.warp_count * passes + len(plan.everything) - len(plan.accesses) + issue
+    ends = len(plan.everything) - len(plan.accesses)
+    if not _is_odd(layout):
+        return layout.warp_count * passes + ends + issue
+    # Narrow accesses take a pass each, of the warps that load the same, too.
+    passes = max(passes, len(plan.accesses))
+    cost = max(layout.warp_count * passes, WARPS * len(plan.accesses)) + ends + issue
+    return cost + (_reordered(plan) if memory.element_bits < 32 else 0)
+
+
+def _reordered(plan: AccessPlan) -> int:
+    """Elements that share registers with others than in memory."""
+    count = 0
+    for access in plan.accesses:
+        register, first = access.parts[0]
+        run = [(register, first + number) for number in range(len(access.parts))]
+        if list(access.parts) != run:
+            count += len(access.parts)
+    return count
+
+
+def _is_odd(layout: RegisterLayout) -> bool:
+    """Whether a layout is that of an odd shape."""
+    threads = (digit.size for digit in layout.digits if digit.owner.is_thread)
+    return layout.is_padded or any(size & (size - 1) for size in threads)
 
 
 def _sectors(plan: AccessPlan) -> int:

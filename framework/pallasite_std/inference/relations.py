@@ -19,7 +19,7 @@ from pallasite.plugin.layouts import (
 )
 from pallasite_std.inference.costs import movement_cost, ordering_cost
 from pallasite_std.memory.reduced_layouts import reduced
-from pallasite_std.memory.relayout import rows_in_registers
+from pallasite_std.memory.relayout import USUAL, rows_in_registers
 from pallasite_std.memory.rows import better_row
 from pallasite_std.stacking import stacked
 
@@ -39,6 +39,9 @@ def bijection(forward: Callable[[Layout], Layout], backward: Callable[[Layout], 
 
     return remembered(pairs)
 
+
+_TOO_LARGE = 1e6
+"""Of an array that shared memory may not have room for, if there is another way."""
 
 _FETCH = 8.0
 """An instruction that is fetched to be run once."""
@@ -88,9 +91,13 @@ class Movement:
 
     def work(self, operand: Layout, result: Layout) -> float:
         """What it costs between two layouts."""
-        if isinstance(operand, SplatLayout) or (operand, result) in self.exact(operand, result):
+        if isinstance(operand, SplatLayout):
             return 0.0
+        if (operand, result) in self.exact(operand, result):
+            return self._code(result)
         cost = movement_cost(operand, result, self.bits, self.run)
+        if operand.size * self.bits // 8 > USUAL:
+            return cost + _TOO_LARGE
         if isinstance(result, RegisterLayout) and result.flat:
             # Its lanes do not take what a view of rows has; only whole arrays are in one row.
             again = movement_cost(padded(result.shape), result, self.bits)

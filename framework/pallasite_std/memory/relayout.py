@@ -32,7 +32,7 @@ from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import load_array, store_array
 
-_USUAL = 226 * 1024
+USUAL = 226 * 1024
 """Bytes of scratch memory for one array, at most, of chips with 227 KiB."""
 
 _SLICE = 2048
@@ -94,7 +94,7 @@ def fits_scratch(source: Layout, target: Layout, bits: int) -> bool:
     """Whether shared memory of usual size has room for an array that changes its layout, as a whole
     or by slices."""
     size = source.size * bits // 8
-    if size <= _USUAL:
+    if size <= USUAL:
         return True
     extent = source.shape[0] if source.shape else 1
     for pieces in range(2, extent + 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ from pallasite.plugin.lowering import (
     relayout,
 )
 from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.memory.relayout import USUAL
+from pallasite_std.memory.rows import better_row
 from pallasite_std.memory.scratch import (
     copied,
     load,
@@ -231,10 +234,40 @@ def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]
     moves = tuple(permutation) != tuple(range(len(x.shape)))
     if moves and isinstance(layout, RegisterLayout) and layout.flat:
         if types.is_bool(x.dtype) or types.bit_width(x.dtype) >= 8:
-            wanted = ctx.layout_hint or padded(ctx.avals_out[0].shape)
+            shape = tuple(ctx.avals_out[0].shape)
+            bits = types.bit_width(x.dtype)
+            wanted = ctx.layout_hint or better_row(default_strided(shape, bits), 128 // bits)
+            wanted = wanted or padded(shape)
             return copied(ctx, x, lambda memory: _turned(memory, permutation), wanted)
         x = relayout(ctx, x, padded(x.shape))
     return rearrange(x, tf.transpose(x.layout, permutation))
+
+
+_LOOP = 60
+"""Instructions of a transposition through shared memory, beside those that move whole vectors."""
+
+
+@rules.layout(lax.transpose_p)
+def _transpose_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None]
+
+
+def _transpose_moves(avals_in: Any, *, permutation: Sequence[int]) -> bool:
+    """Whether whole vectors, which a loop brings into another order, are much less code than the
+    elements one by one."""
+    (aval,) = avals_in
+    bits = types.bit_width(aval.dtype)
+    shape = tuple(aval.shape)
+    if math.prod(shape) < 2 or bits < 8 or math.prod(shape) * bits // 8 > USUAL:
+        return False
+    own = default_strided(shape, bits)
+    best = better_row(own, 128 // bits)
+    if best is None:
+        return False
+    return 2 * own.registers * own.vector_length > 4 * best.registers + _LOOP
+
+
+_transpose_layout.moves = _transpose_moves  # type: ignore[attr-defined]
 
 
 def _turned(memory: MemoryReference, permutation: Sequence[int]) -> MemoryReference:
