@@ -38,14 +38,16 @@ def thread_part(launch: LaunchContext, layout: RegisterLayout, dim: int) -> ir.V
             index = lane if digit.owner is Owner.LANE else warp
             limit = LANES if digit.owner is Owner.LANE else WARPS
             value = ops.divide_unsigned(index, digit.stride)
-            if digit.stride * digit.size < limit or limit % (digit.stride * digit.size):
+            reach = digit.stride * digit.size
+            # Where nothing is padding, bounds that LLVM knows save more than this instruction.
+            if reach < limit or limit % reach or not layout.is_padded:
                 value = ops.remainder_unsigned(value, digit.size)
             value = ops.multiply(value, weight)
             total = value if total is None else ops.add(total, value)
         assert total is not None
         return total
 
-    return launch.emit_once(f"thread_part.{digits}", build)
+    return launch.emit_once(f"thread_part.{digits}.{layout.is_padded}", build)
 
 
 def _unless(predicate: str, value: ir.Value, limit: int) -> ir.Value:

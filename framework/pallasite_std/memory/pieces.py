@@ -10,8 +10,8 @@ from pallasite.plugin.ir import ops
 from pallasite.plugin.layouts import Source
 from pallasite.plugin.lowering import gather
 
-_WORD = 4
-"""Bytes of a register."""
+_WORD, _HALF = 4, 2
+"""Bytes of a register, and of half of one."""
 
 
 def _integer(size: int) -> ir.Type:
@@ -37,20 +37,22 @@ def from_pieces(pieces: Sequence[tuple[ir.Value, int]], whole: ir.Value) -> ir.V
     total = vector.shape[0] * vector.element_type.width // 8
     word = min(_WORD, total)
     others = ops.bitcast(whole, ir.VectorType.get((total // word,), _integer(word)))
+    half = _integer(_HALF)
     words: list[ir.Value] = []
     start = 0
     for piece, size in pieces:
         if size >= word:
             count = size // word
             words += [ops.extract(piece, n) for n in range(count)] if size > word else [piece]
+        elif start % word == 0:
+            words.append(ops.cast_integer(piece, _integer(word), signed=False))
+        elif word == _WORD and start % word == _HALF:
+            parts = [ops.cast_integer(words[-1], half), ops.cast_integer(piece, half, signed=False)]
+            words[-1] = ops.bitcast(ops.from_elements(parts), _integer(word))
         else:
             part = ops.cast_integer(piece, _integer(word), signed=False)
-            place = start % word
-            if place:
-                part = ops.multiply(part, 1 << 8 * place)
-                words[-1] = ops.arith.ori(words[-1], part)
-            else:
-                words.append(part)
+            part = ops.multiply(part, 1 << 8 * (start % word))
+            words[-1] = ops.arith.ori(words[-1], part)
         start += size
     words += [ops.extract(others, n) for n in range(len(words), total // word)]
     return ops.bitcast(ops.from_elements(words), vector)
@@ -63,10 +65,7 @@ def piece_of(registers: Sequence[ir.Value], parts: Sequence[Source], element_bit
     total = ops.vector_length(value) * element_bits // 8
     start = first * element_bits // 8
     run = [(register, first + n) for n in range(len(parts))]
-    if 0 < size < _WORD <= total and len(parts) > 1 and list(parts) == run and not start % size:
-        words = ops.bitcast(value, ir.VectorType.get((total // _WORD,), _integer(_WORD)))
-        word = ops.extract(words, start // _WORD)
-        if start % _WORD:
-            word = ops.arith.shrui(word, ops.constant(8 * (start % _WORD), word.type))
-        return ops.cast_integer(word, _integer(size))
+    if 0 < size < _WORD <= total and list(parts) == run and start % _HALF == 0:
+        halves = ops.bitcast(value, ir.VectorType.get((total // _HALF,), _integer(_HALF)))
+        return ops.cast_integer(ops.extract(halves, start // _HALF), _integer(size))
     return gather(registers, [list(parts)])[0]

@@ -15,16 +15,19 @@ from pallasite.plugin.layouts import (
 )
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 
-_GUARD = 5
+_TRANSFER = 5
+"""Instructions that move a register, by the work on one element."""
+
+_GUARD = 8
 """Instructions for accesses that only some threads make, beside these."""
 
-_TAIL, _PIECE = 3, 4
+_TAIL, _PIECE = 6, 8
 """Instructions for accesses of less than a vector, and for each of them."""
 
-_QUOTIENT = 4
+_QUOTIENT = 8
 """Instructions for the remainder of a lane's or warp's number by what is no power of two."""
 
-_SHORT = 100
+_SHORT = 200
 """Instructions of a kernel that is mostly addresses and conditions."""
 
 _COUNTED = 64
@@ -60,9 +63,8 @@ def better_row(layout: RegisterLayout, widest: int) -> RegisterLayout | None:
 
 
 def _work(layout: RegisterLayout) -> int:
-    """About the instructions of a lane, if a transfer of a register takes as many as the work on
-    two elements."""
-    work = layout.registers * (layout.vector_length + 2)
+    """About the instructions of a lane, in halves."""
+    work = layout.registers * (layout.vector_length + _TRANSFER)
     threads = [digit.size for digit in layout.digits if digit.owner.is_thread]
     work += _QUOTIENT * sum(size & (size - 1) != 0 for size in threads)
     if not layout.is_padded:

@@ -293,7 +293,9 @@ def copy_in_order(
     size = unit * source.element_bits // 8
     vector = ops.vector_type(kind, unit)
     launch = ctx.launch
-    lane = ops.bitwise_and(launch.thread_id, LANES * WARPS - 1)
+    lane = launch.thread_id
+    if ctx.kernel.geometry.threads > 1:
+        lane = ops.bitwise_and(lane, LANES * WARPS - 1)
     start = source.element_offset()
     first, last = first // unit, (first + target.layout.size) // unit
     moved = ops.element_pointer(target.pointer, -first * unit, kind)
