@@ -1,8 +1,12 @@
-"""Reductions of arrays whose rows are odd numbers of 16-bit elements, by vectors of several rows.
+"""Reductions of whole arrays of odd shapes in global memory, as matrices with suitable rows.
 
-Such rows begin between two words of memory, so that lanes could only load and combine elements one
-by one. But eight rows together are a whole number of vectors of 16 bytes: the array is reduced as
-one of rows that are eight times as long, and then what is left of these.
+Dimensions that are reduced together, or kept together, are one: its extent leaves less padding, and
+rows are multiples of wider vectors.
+
+Rows of an odd number of 16-bit elements begin between two words of memory, so that lanes could only
+load and combine elements one by one. But eight rows together are a whole number of vectors of 16
+bytes: such a matrix is reduced over its rows as one of rows that are eight times as long, and then
+what is left of these.
 """
 
 from __future__ import annotations
@@ -45,11 +49,12 @@ _COMBINATIONS = {
     _lax.reduce_or_p: jax.lax.bitwise_or,
     _lax.reduce_xor_p: jax.lax.bitwise_xor,
 }
+_REDUCTIONS = {*_COMBINATIONS, _lax.reduce_prod_p, _lax.argmax_p, _lax.argmin_p}
 
 
 def join_odd_rows(jaxpr: Any, context: Any) -> Any:
-    """The kernel with other reductions in the place of those over leading dimensions of whole
-    arrays in global memory, loaded for nothing else, whose rows are odd; None if there are none."""
+    """The kernel with other reductions in the place of those of whole arrays in global memory,
+    loaded for nothing else, of odd shapes; None if there are none."""
     del context
     uses = Counter(atom for one in jaxpr.eqns for atom in one.invars if _is_variable(atom))
     uses.update(atom for atom in jaxpr.outvars if _is_variable(atom))
@@ -59,10 +64,13 @@ def join_odd_rows(jaxpr: Any, context: Any) -> Any:
     for equation in jaxpr.eqns:
         if equation.primitive is _jax.get_p and equation.invars[0] in whole:
             loads[equation.outvars[0]] = equation
-        elif equation.primitive in _COMBINATIONS and uses[equation.invars[0]] == 1:
+        elif equation.primitive in _REDUCTIONS and uses[equation.invars[0]] == 1:
             load = loads.get(equation.invars[0])
-            if load is not None and _is_whole(load) and _is_odd(equation):
-                replaced[id(load)], replaced[id(equation)] = _joined(load, equation)
+            if load is None or not _is_whole(load):
+                continue
+            matrix = _matrix(equation)
+            if matrix is not None:
+                replaced[id(load)], replaced[id(equation)] = _joined(load, equation, *matrix)
     if not replaced:
         return None
     equations = [new for one in jaxpr.eqns for new in replaced.get(id(one), [one])]
@@ -88,38 +96,61 @@ def _is_whole(load: Any) -> bool:
     )
 
 
-def _is_odd(equation: Any) -> bool:
-    """Whether a reduction is over leading dimensions, of rows that are odd."""
+def _matrix(equation: Any) -> tuple[int, int, int] | None:
+    """Rows and elements of a row of what a reduction sees as a matrix, and which of the two
+    dimensions it is over; None if it is to stay as it is."""
     (x,) = equation.invars
     axes = sorted(equation.params["axes"])
-    shape = x.aval.shape
-    if axes != list(range(len(axes))) or types.bit_width(x.aval.dtype) != 16:
+    shape, count = x.aval.shape, len(axes)
+    if 0 in shape or not 0 < count < len(shape) or not any(n & (n - 1) for n in shape):
+        return None
+    if axes == list(range(count)):
+        cut, axis = count, 0
+    elif axes == list(range(len(shape) - count, len(shape))):
+        cut, axis = len(shape) - count, 1
+    else:
+        return None
+    if equation.primitive not in _COMBINATIONS and count > 1:
+        return None  # Which element it is does not follow from its number in the matrix.
+    rows, row = math.prod(shape[:cut]), math.prod(shape[cut:])
+    if min(rows, row) == 1:
+        return None
+    joins = _joins(equation, rows, row, axis)
+    return (rows, row, axis) if joins or len(shape) > 2 else None
+
+
+def _joins(equation: Any, rows: int, row: int, axis: int) -> bool:
+    """Whether several rows are reduced together, first."""
+    dtype = equation.invars[0].aval.dtype
+    if axis == 1 or equation.primitive not in _COMBINATIONS or types.bit_width(dtype) != 16:
         return False
-    if equation.primitive is _lax.reduce_sum_p and types.is_float(x.aval.dtype):
+    if equation.primitive is _lax.reduce_sum_p and types.is_float(dtype):
         return False  # Sums are rounded once.
-    rows, row = math.prod(shape[: len(axes)]), math.prod(shape[len(axes) :])
-    return bool(row % 2 and row > 1 and rows >= 2 * _TOGETHER and rows * row >= _LEAST)
+    return row % 2 == 1 and rows >= 2 * _TOGETHER and rows * row >= _LEAST
 
 
-def _joined(load: Any, equation: Any) -> tuple[list[Any], list[Any]]:
+def _joined(
+    load: Any, equation: Any, rows: int, row: int, axis: int
+) -> tuple[list[Any], list[Any]]:
     """What takes the place of the load, and of the reduction."""
     (reference,) = load.invars
-    axes = equation.params["axes"]
-    shape = reference.aval.shape
-    rows, row = math.prod(shape[: len(axes)]), math.prod(shape[len(axes) :])
-    most = rows // _TOGETHER * _TOGETHER
-    parts = [(0, most, (most // _TOGETHER, row * _TOGETHER))]
-    if most < rows:
-        parts.append((most, rows - most, (rows - most, row)))
+    joins = _joins(equation, rows, row, axis)
+    parts = [(0, rows, (rows, row))]
+    if joins:
+        most = rows // _TOGETHER * _TOGETHER
+        parts = [(0, most, (most // _TOGETHER, row * _TOGETHER))]
+        if most < rows:
+            parts.append((most, rows - most, (rows - most, row)))
     made = []
     for start, count, wanted in parts:
         slices = (_jax.Slice(start, count), _jax.Slice(0, row))
-        transforms = (
+        transforms = [
             _jax.ReshapeTransform((rows, row)),
             _jax.NDIndexer(slices, (rows, row), ()),
-            _jax.ReshapeTransform(wanted),
-        )
-        leaves, tree = jax.tree.flatten(transforms)
+        ]
+        if wanted != (count, row):
+            transforms.append(_jax.ReshapeTransform(wanted))
+        leaves, tree = jax.tree.flatten(tuple(transforms))
         aval = load.outvars[0].aval.update(shape=wanted)
         made.append(
             load.replace(
@@ -128,19 +159,21 @@ def _joined(load: Any, equation: Any) -> tuple[list[Any], list[Any]]:
                 params={**load.params, "tree": tree},
             )
         )
-    combine, primitive = _COMBINATIONS[equation.primitive], equation.primitive
-    params = {**equation.params, "axes": (0,)}
+    primitive = equation.primitive
+    params = {**equation.params, "axes": (axis,)}
+    result = equation.outvars[0].aval.shape
 
     def function(main: Any, *rest: Any) -> Sequence[Any]:
         with _jax.location_of_equation(equation):
-            left = primitive.bind(main, **params).reshape(_TOGETHER, row)
-            found, *others = (
-                primitive.bind(layouts.layout_cast(one, _BY_COLUMNS), **params)
-                for one in (left, *rest)
-            )
-            for one in others:
-                found = combine(found, one)
-            return [found.reshape(shape[len(axes) :])]
+            found = primitive.bind(main, **params)
+            if joins:
+                found, *others = (
+                    primitive.bind(layouts.layout_cast(one, _BY_COLUMNS), **params)
+                    for one in (found.reshape(_TOGETHER, row), *rest)
+                )
+                for one in others:
+                    found = _COMBINATIONS[primitive](found, one)
+            return [found.reshape(result)]
 
     # In this jaxpr, not in a call: loads follow the layouts that reductions ask for.
     traced, _ = _jax.trace_to_jaxpr(function, [one.outvars[0].aval for one in made])
