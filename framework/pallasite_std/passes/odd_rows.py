@@ -6,7 +6,7 @@ rows are multiples of wider vectors.
 Rows of an odd number of 16-bit elements begin between two words of memory, so that lanes could only
 load and combine elements one by one. But eight rows together are a whole number of vectors of 16
 bytes: such a matrix is reduced over its rows as one of rows that are eight times as long, and then
-what is left of these.
+what is left of these. The same holds for sixteen rows of bytes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from pallasite.plugin.ir import types
 from pallasite.plugin.layouts import Layout
 from pallasite_std.memory.relayout import rows_in_registers
 from pallasite_std.primitives import layouts
-
-_TOGETHER = 8
-"""Rows of 16-bit elements that are whole vectors of 16 bytes, whatever their length."""
 
 _LEAST = 10000
 """Elements of an array for which the second reduction is less than what the first saves."""
@@ -122,11 +119,12 @@ def _matrix(equation: Any) -> tuple[int, int, int] | None:
 def _joins(equation: Any, rows: int, row: int, axis: int) -> bool:
     """Whether several rows are reduced together, first."""
     dtype = equation.invars[0].aval.dtype
-    if axis == 1 or equation.primitive not in _COMBINATIONS or types.bit_width(dtype) != 16:
+    bits = types.bit_width(dtype)
+    if axis == 1 or equation.primitive not in _COMBINATIONS or bits not in (8, 16):
         return False
     if equation.primitive is _lax.reduce_sum_p and types.is_float(dtype):
         return False  # Sums are rounded once.
-    return row % 2 == 1 and rows >= 2 * _TOGETHER and rows * row >= _LEAST
+    return row * bits % 32 != 0 and rows >= 2 * 128 // bits and rows * row >= _LEAST
 
 
 def _joined(
@@ -135,10 +133,11 @@ def _joined(
     """What takes the place of the load, and of the reduction."""
     (reference,) = load.invars
     joins = _joins(equation, rows, row, axis)
+    together = 128 // types.bit_width(reference.aval.dtype)
     parts = [(0, rows, (rows, row))]
     if joins:
-        most = rows // _TOGETHER * _TOGETHER
-        parts = [(0, most, (most // _TOGETHER, row * _TOGETHER))]
+        most = rows // together * together
+        parts = [(0, most, (most // together, row * together))]
         if most < rows:
             parts.append((most, rows - most, (rows - most, row)))
     made = []
@@ -169,7 +168,7 @@ def _joined(
             if joins:
                 found, *others = (
                     primitive.bind(layouts.layout_cast(one, _BY_COLUMNS), **params)
-                    for one in (found.reshape(_TOGETHER, row), *rest)
+                    for one in (found.reshape(together, row), *rest)
                 )
                 for one in others:
                     found = _COMBINATIONS[primitive](found, one)

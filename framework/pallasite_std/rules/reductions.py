@@ -417,7 +417,7 @@ def _register(primitive: Any, name: str) -> None:
             from pallasite_std.math.conversion import convert
 
             source = x.dtype
-            x = x.map(lambda r: convert(r, source, wide), wide)
+            x = x.map(lambda r: _widened(r, source) or convert(r, source, wide), wide)
             result = reduce_by_name(ctx, x, axes, name)
             return result.map(lambda r: convert(r, wide, back), back)
         return reduce_by_name(ctx, x, axes, name)
@@ -428,6 +428,29 @@ def _register(primitive: Any, name: str) -> None:
     ) -> list[Layout | None]:
         aval = ctx.avals_in[0]
         return [reduced(tuple(aval.shape), tuple(axes), types.bit_width(aval.dtype))]
+
+
+def _widened(value: ir.Value, dtype: np.dtype[Any]) -> ir.Value | None:
+    """Bytes as halves of words, two by one instruction; None of what are no whole words of bytes."""
+    if dtype not in (np.int8, np.uint8) or ops.vector_length(value) % 4:
+        return None
+    count = ops.vector_length(value)
+    # Bytes 0 to 3, each followed by 0 or by its sign (PTX ISA 9.7.10.5, prmt).
+    selectors = (0x9180, 0xB3A2) if dtype == np.int8 else (0x4140, 0x4342)
+    words = ops.bitcast(value, ir.VectorType.get((count // 4,), ops.i32()))
+    wide = [
+        ops.intrinsic(
+            ops.i32(),
+            "llvm.nvvm.prmt",
+            ops.extract(words, number),
+            ops.i32_constant(0),
+            ops.i32_constant(selector),
+        )
+        for number in range(count // 4)
+        for selector in selectors
+    ]
+    half = ir.IntegerType.get_signless(16)
+    return ops.bitcast(ops.from_elements(wide), ir.VectorType.get((count,), half))
 
 
 def _accumulate_in(name: str, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any]]:
