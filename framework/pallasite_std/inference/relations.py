@@ -18,7 +18,7 @@ from pallasite.plugin.layouts import (
     reduction_plan,
 )
 from pallasite_std.inference.costs import movement_cost, ordering_cost
-from pallasite_std.memory.reduced_layouts import reduced
+from pallasite_std.memory.reduced_layouts import by_rows, reduced
 from pallasite_std.memory.relayout import USUAL, rows_in_registers
 from pallasite_std.memory.rows import better_row
 from pallasite_std.stacking import stacked
@@ -222,9 +222,9 @@ def reduction(
             else:
                 yield operand, left
         candidates: tuple[RegisterLayout, ...] = proposals.for_broadcast(shape)
-        suited = reduced(shape, axes, bits)
-        if suited is not None:
-            candidates = (*candidates, suited)
+        for suited in (reduced(shape, axes, bits), by_rows(shape, bits)):
+            if suited is not None:
+                candidates = (*candidates, suited)
         if isinstance(result, RegisterLayout):
             wide = tried(lambda: result.broadcast_in_dim(tuple(shape), kept).layout)
             for candidate in [*candidates, *([wide] if wide is not None else [])]:

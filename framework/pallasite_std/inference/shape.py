@@ -124,7 +124,9 @@ def _slice(
     shape = tuple(ctx.avals_in[0].shape)
     sizes = [limit - start for start, limit in zip(start_indices, limit_indices, strict=True)]
     exact = relations.slice_(shape, tuple(start_indices), tuple(sizes), ctx.proposals)
-    return moved(ctx, x, exact)
+    row = start_indices[-1] if sizes else 0
+    run = math.gcd(sizes[-1], shape[-1], row, 16) if sizes else None
+    return moved(ctx, x, exact, run=run)
 
 
 @rules.inference(primitives.rev_p)

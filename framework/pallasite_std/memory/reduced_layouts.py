@@ -57,7 +57,7 @@ def reduced(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> Registe
     """
     if not shape or math.prod(shape) < 2:
         return None
-    pairs = bits == 16 and len(shape) > 1 and shape[-1] % 2 == 1 and shape[-2] > 1
+    pairs = _in_pairs(shape, bits)
     if suits_reduction(shape, axes, bits) and not pairs:
         return None
     widths = [n for n in (16, 8, 4, 2, 1) if 8 <= n * bits <= 128]
@@ -76,6 +76,34 @@ def reduced(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> Registe
         )
     best = min((_work(shape, axes, bits, dim, *one), dim, one) for dim, one in tried)
     return _layout(shape, best[1], *best[2])
+
+
+@functools.lru_cache(maxsize=4096)
+def by_rows(shape: tuple[int, ...], bits: int) -> RegisterLayout | None:
+    """A layout that suits reductions over rows and over columns: lanes along the last dimension,
+    warps along the one before; None for shapes of powers of two, and of one dimension."""
+    if len(shape) < 2 or 0 in shape or not any(n & (n - 1) for n in shape):
+        return None
+    last = len(shape) - 1
+    vectors = list(shape)
+    along, width = last, 1
+    if _in_pairs(shape, bits):
+        along, width = last - 1, 2
+    else:
+        widths = (n for n in (16, 8, 4, 2, 1) if n * bits <= 128 and shape[-1] % n == 0)
+        width = next((n for n in widths if shape[-1] >= 16 * n), 1)
+    vectors[along] = -(-vectors[along] // width)
+    lanes, warps = [1] * len(shape), [1] * len(shape)
+    lanes[last] = min(LANES, 1 << (vectors[last] - 1).bit_length())
+    left = 1 << (vectors[last - 1] - 1).bit_length()
+    lanes[last - 1] = min(LANES // lanes[last], left)
+    warps[last - 1] = min(WARPS, left // lanes[last - 1])
+    return _layout(shape, along, width, tuple(lanes), tuple(warps))
+
+
+def _in_pairs(shape: tuple[int, ...], bits: int) -> bool:
+    """Whether two rows share registers: each would begin between two words of memory."""
+    return bits == 16 and len(shape) > 1 and shape[-1] % 2 == 1 and shape[-2] > 1
 
 
 def _row_work(layout: RegisterLayout, bits: int) -> int:
