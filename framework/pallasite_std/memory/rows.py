@@ -15,7 +15,7 @@ from pallasite.plugin.layouts import (
 )
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 
-_TRANSFER = 5
+_TRANSFER = 6
 """Instructions that move a register, by the work on one element."""
 
 _GUARD = 8
@@ -57,21 +57,24 @@ def better_row(layout: RegisterLayout, widest: int) -> RegisterLayout | None:
     if layout.size <= LANES * WARPS or not layout.size & (layout.size - 1):
         return None
     widths = (n for n in (16, 8, 4, 2, 1) if n <= widest)
-    best = min((row(layout.shape, n) for n in widths), key=_work, default=layout)
-    own, other = _work(layout), _work(best)
+    work = functools.partial(_work, widest=widest)
+    best = min((row(layout.shape, n) for n in widths), key=work, default=layout)
+    own, other = work(layout), work(best)
     return best if (other if own < _SHORT else other * 1.25) < own else None
 
 
-def _work(layout: RegisterLayout) -> int:
-    """About the instructions of a lane, in halves."""
-    work = layout.registers * (layout.vector_length + _TRANSFER)
+def _work(layout: RegisterLayout, widest: int) -> float:
+    """About the instructions of a lane, in halves, if at most ``widest`` elements are moved."""
+    element = 0.5 if widest > 8 else 1.0
+    work = layout.registers * (element * layout.vector_length + _TRANSFER)
     threads = [digit.size for digit in layout.digits if digit.owner.is_thread]
     work += _QUOTIENT * sum(size & (size - 1) != 0 for size in threads)
     if not layout.is_padded:
         return work
     rest = layout.size % layout.vector_length if layout.flat else 0
     if rest:
-        work += _TAIL + _PIECE * rest.bit_count()
+        words, part = divmod(16 * rest // widest, 4)
+        work += _TAIL + _PIECE * (words.bit_count() / 2 + part.bit_count())
     guards = {layout.guards(number, 0) for number in range(min(layout.registers, _COUNTED))}
     return work + _GUARD * len(guards - {None, ()})
 

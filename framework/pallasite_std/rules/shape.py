@@ -35,7 +35,7 @@ from pallasite.plugin.lowering import (
 )
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.relayout import USUAL
-from pallasite_std.memory.rows import better_row
+from pallasite_std.memory.rows import better_row, row
 from pallasite_std.memory.scratch import (
     copied,
     load,
@@ -235,8 +235,11 @@ def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]
     if moves and isinstance(layout, RegisterLayout) and layout.flat:
         if types.is_bool(x.dtype) or types.bit_width(x.dtype) >= 8:
             shape = tuple(ctx.avals_out[0].shape)
-            bits = types.bit_width(x.dtype)
-            wanted = ctx.layout_hint or better_row(default_strided(shape, bits), 128 // bits)
+            bits = 8 if types.is_bool(x.dtype) else types.bit_width(x.dtype)
+            wanted = ctx.layout_hint
+            if wanted is None and _transpose_moves([x], permutation=permutation):
+                wanted = better_row(default_strided(shape, bits), 128 // bits)
+                wanted = wanted or row(shape, 128 // bits)
             wanted = wanted or padded(shape)
             return copied(ctx, x, lambda memory: _turned(memory, permutation), wanted)
         x = relayout(ctx, x, padded(x.shape))
