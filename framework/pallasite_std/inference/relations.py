@@ -46,6 +46,9 @@ _TOO_LARGE = 1e6
 _FETCH = 8.0
 """An instruction that is fetched to be run once."""
 
+_GUARDS = 4
+"""Instructions for the padding of more than one dimension."""
+
 
 @functools.lru_cache(maxsize=1024)
 def _row_registers(shape: tuple[int, ...], bits: int) -> int | None:
@@ -116,6 +119,8 @@ class Movement:
         if loop is None:
             return 0.0
         own = result.registers * -(-result.vector_length // self.run)
+        if result.is_padded and not result.flat:
+            own += _GUARDS
         return _FETCH * max(0, own - loop)
 
 
