@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from pallasite.plugin.inference import Pair, Pairs, remembered, tried
 from pallasite.plugin.inference import broadcast as broadcast
 from pallasite.plugin.layouts import (
+    LANES,
+    WARPS,
     Layout,
     LayoutProposals,
     RegisterLayout,
@@ -18,6 +21,7 @@ from pallasite.plugin.layouts import (
     reduction_plan,
 )
 from pallasite_std.inference.costs import movement_cost, ordering_cost
+from pallasite_std.memory.access import MAXIMUM_BYTES
 from pallasite_std.memory.reduced_layouts import by_rows, reduced
 from pallasite_std.memory.relayout import USUAL, rows_in_registers
 from pallasite_std.memory.rows import better_row
@@ -46,15 +50,21 @@ _TOO_LARGE = 1e6
 _FETCH = 8.0
 """An instruction that is fetched to be run once."""
 
+_EXCESS = 32.0
+"""One beyond twice as many as for powers of two."""
+
 _GUARDS = 4
 """Instructions for the padding of more than one dimension."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _row_registers(shape: tuple[int, ...], bits: int) -> int | None:
-    """Registers of an array of an odd shape in one row, if that suits it."""
-    best = better_row(default_strided(shape, bits), 128 // max(8, bits))
-    return None if best is None else best.registers
+    """Registers of an array of an odd shape in one row, or in its default layout if that suits it
+    better."""
+    if not math.prod(shape) & (math.prod(shape) - 1):
+        return None
+    default = default_strided(shape, bits)
+    return (better_row(default, 128 // max(8, bits)) or default).registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,31 +107,44 @@ class Movement:
         if isinstance(operand, SplatLayout):
             return 0.0
         if (operand, result) in self.exact(operand, result):
-            return self._code(result)
+            return self._direct(result)
         cost = movement_cost(operand, result, self.bits, self.run)
         if operand.size * self.bits // 8 > USUAL:
             return cost + _TOO_LARGE
-        if isinstance(result, RegisterLayout) and result.flat:
+        if not isinstance(result, RegisterLayout):
+            return cost
+        if result.flat:
             # Its lanes do not take what a view of rows has; only whole arrays are in one row.
-            again = movement_cost(padded(result.shape), result, self.bits)
+            cost += movement_cost(padded(result.shape), result, self.bits)
+        cost += self._code(result, self.run)
+        if result.flat or (operand.size + result.size) * self.bits // 8 <= USUAL:
             whole = movement_cost(operand, result, self.bits)
-            pieces = result.size // (self.run or 1)
-            cost = min(cost + again, whole + ordering_cost(pieces))
-        else:
-            cost += self._code(result)
-        return cost
+            ordered = whole + ordering_cost(result.size // (self.run or 1)) + self._code(result)
+            cost = min(cost, ordered)
+        return cost + self._code(operand)
 
-    def _code(self, result: Layout) -> float:
-        """What code costs that a loop would not need: it is fetched, and runs once."""
+    def _direct(self, result: Layout) -> float:
+        """What the code costs that loads and stores elements one by one, in the same layout."""
         if self.run is None or not isinstance(result, RegisterLayout):
             return 0.0
-        loop = _row_registers(self.after, self.bits)
-        if loop is None:
+        row = _row_registers(result.shape, self.bits)
+        if row is None:
             return 0.0
-        own = result.registers * -(-result.vector_length // self.run)
-        if result.is_padded and not result.flat:
-            own += _GUARDS
-        return _FETCH * max(0, own - loop)
+        own = result.registers * (result.vector_length + 1)
+        powers = math.prod(1 << (n - 1).bit_length() for n in result.shape)
+        usual = 2 * max(1, powers * self.bits // (8 * MAXIMUM_BYTES * LANES * WARPS))
+        return _FETCH * max(0, own - 4 * row - _GUARDS) + _EXCESS * max(0, own - 2 * usual)
+
+    def _code(self, layout: Layout, run: int | None = None) -> float:
+        """What code costs that a row would not need: it is fetched, and runs once."""
+        if self.run is None or not isinstance(layout, RegisterLayout):
+            return 0.0
+        row = _row_registers(layout.shape, self.bits)
+        if row is None:
+            return 0.0
+        pieces = 1 if run is None else -(-layout.vector_length // run)
+        own = layout.registers * pieces + (0 if layout.flat or not layout.is_padded else _GUARDS)
+        return _FETCH * max(0, own - row)
 
 
 def nothing(operand: Layout | None, result: Layout | None) -> Sequence[Pair]:

@@ -13,10 +13,9 @@ from jax.extend.core import primitives
 from pallasite.plugin import PallasiteError, RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext, Pairs
-from pallasite.plugin.layouts import Layout, RegisterLayout, default_strided
+from pallasite.plugin.layouts import Layout, RegisterLayout
 from pallasite_std.inference import relations
 from pallasite_std.inference.costs import reduction_cost
-from pallasite_std.memory.rows import better_row
 from pallasite_std.primitives.layouts import layout_cast_p
 from pallasite_std.stacking import stacked
 
@@ -103,10 +102,8 @@ def _transpose(
     ctx: InferenceContext, x: AbstractValue, *, permutation: Sequence[int]
 ) -> AbstractValue:
     exact = relations.transpose(tuple(permutation), ctx.proposals)
-    if isinstance(x, ArrayValue):
-        layout = default_strided(tuple(x.shape), x.bits)
-        if better_row(layout, 128 // max(8, x.bits)) is not None:
-            return moved(ctx, x, exact, run=1)
+    if isinstance(x, ArrayValue) and x.bits >= 8 and any(n & (n - 1) for n in x.shape):
+        return moved(ctx, x, exact, run=1)
     return _related(ctx, x, exact)
 
 

@@ -431,7 +431,7 @@ def _register(primitive: Any, name: str) -> None:
 
 
 def _widened(value: ir.Value, dtype: np.dtype[Any]) -> ir.Value | None:
-    """Bytes as halves of words, two by one instruction; None of what are no whole words of bytes."""
+    """Bytes as halves of words, two by one instruction; None of what is no whole words of them."""
     if dtype not in (np.int8, np.uint8) or ops.vector_length(value) % 4:
         return None
     count = ops.vector_length(value)

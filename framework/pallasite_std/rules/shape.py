@@ -14,6 +14,8 @@ from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedE
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import (
+    LANES,
+    WARPS,
     Layout,
     Owner,
     RegisterLayout,
@@ -237,7 +239,7 @@ def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]
             shape = tuple(ctx.avals_out[0].shape)
             bits = 8 if types.is_bool(x.dtype) else types.bit_width(x.dtype)
             wanted = ctx.layout_hint
-            if wanted is None and _transpose_moves([x], permutation=permutation):
+            if wanted is None and x.size > LANES * WARPS:
                 wanted = better_row(default_strided(shape, bits), 128 // bits)
                 wanted = wanted or row(shape, 128 // bits)
             wanted = wanted or padded(shape)
@@ -265,8 +267,8 @@ def _transpose_moves(avals_in: Any, *, permutation: Sequence[int]) -> bool:
         return False
     own = default_strided(shape, bits)
     best = better_row(own, 128 // bits)
-    if best is None:
-        return False
+    if best is None or own.flat:
+        return own.flat
     return 2 * own.registers * own.vector_length > 4 * best.registers + _LOOP
 
 
