@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -179,6 +180,17 @@ def _squeezed(x: Any, *, axes: Sequence[int], **params: Any) -> list[Any]:
     return [lax.squeeze(x, axes)]
 
 
+def _broadcast(x: Any, *dynamic: Any, shape: Sequence[int], **params: Any) -> list[Any]:
+    return [lax.reshape(x, shape)]
+
+
+def _adds_dimensions(equation: Any) -> bool:
+    """Whether a broadcast of an array of odd shape adds dimensions of one element only."""
+    before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    odd = len(before) > 1 and any(n & (n - 1) for n in before)
+    return odd and len(equation.invars) == 1 and math.prod(before) == math.prod(after)
+
+
 def _same(*operands: Any, **params: Any) -> list[Any]:
     return list(operands)
 
@@ -191,6 +203,7 @@ DEFINITIONS = {
             *(lax.reduce_and_p, lax.reduce_or_p, lax.reduce_xor_p),
         )
     },
+    primitives.broadcast_in_dim_p: Definition(_broadcast, _adds_dimensions),
     primitives.sort_p: Definition(_same, _of_one("dimension")),
     primitives.rev_p: Definition(_same, _of_one("dimensions")),
     **{

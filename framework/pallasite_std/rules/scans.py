@@ -1,12 +1,14 @@
 """Cumulative sums and the like: in the layout of the array, by steps of doubling distance.
 
-Every element is combined with the one ``2**step`` places before it, which it reads from scratch
-shared memory; a loop over the steps keeps the code as long as the elements of a lane
+Where each lane holds whole lines along the axis, it combines their elements one after the other.
+Elsewhere, every element is combined with the one ``2**step`` places before it, which it reads from
+scratch shared memory; a loop over the steps keeps the code as long as the elements of a lane
 (W. D. Hillis and G. L. Steele, "Data parallel algorithms", 1986).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +17,11 @@ from jax.extend.core import primitives
 from jaxlib.mlir import ir
 
 from pallasite.plugin import RuleSet, Semantics
-from pallasite.plugin.inference import AbstractValue, InferenceContext
+from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext, Pair
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.layouts import RegisterLayout, even, padded
-from pallasite.plugin.lowering import RegisterArray, RuleContext, relayout
+from pallasite.plugin.layouts import Layout, RegisterLayout, even, padded
+from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext, relayout
+from pallasite_std.inference.costs import conversion_cost
 from pallasite_std.math.conversion import convert
 from pallasite_std.math.table import BINARY, UNARY
 from pallasite_std.memory.elements import element_indices
@@ -44,6 +47,8 @@ def scan(
     """
     before = array.layout
     assert isinstance(before, RegisterLayout)
+    if not before.flat and not any(digit.owner.is_thread for digit in before.dims[axis]):
+        return _in_registers(array, axis, reverse, combine)
     layout = padded(array.shape) if before.flat else before
     array = relayout(ctx, array, layout)
     extent = array.shape[axis]
@@ -84,6 +89,32 @@ def scan(
     return relayout(ctx, RegisterArray(tuple(registers), layout, array.dtype), before)
 
 
+def _in_registers(
+    array: RegisterArray, axis: int, reverse: bool, combine: Combine
+) -> RegisterArray:
+    """:func:`scan` of an array of which each lane holds whole lines along the axis."""
+    layout = array.layout
+    assert isinstance(layout, RegisterLayout)
+    lines: dict[tuple[int, ...], dict[int, tuple[int, int]]] = {}
+    for register, position in np.ndindex(layout.registers, layout.vector_length):
+        place = [layout.part_of_register(register, position, d) for d in range(len(array.shape))]
+        number, place[axis] = place[axis], 0
+        if number < array.shape[axis]:
+            lines.setdefault(tuple(place), {})[number] = (register, position)
+    elements = [
+        [ops.extract(register, position) for position in range(layout.vector_length)]
+        for register in array.registers
+    ]
+    for line in lines.values():
+        last = None
+        for _, (register, position) in sorted(line.items(), reverse=reverse):
+            if last is not None:
+                elements[register][position] = combine(last, elements[register][position])
+            last = elements[register][position]
+    registers = tuple(ops.from_elements(own) for own in elements)
+    return RegisterArray(registers, layout, array.dtype)
+
+
 def _log_add_exp(dtype: np.dtype[Any], approximate: bool) -> Combine:
     def combine(x: ir.Value, y: ir.Value) -> ir.Value:
         most = BINARY["max"](x, y, dtype, False)
@@ -96,6 +127,23 @@ def _log_add_exp(dtype: np.dtype[Any], approximate: bool) -> Combine:
         return BINARY["add"](most, rest, dtype, False)
 
     return combine
+
+
+def _hint(ctx: LayoutContext, wanted: Sequence[Layout | None], **params: Any) -> list[Any]:
+    """The result's layout is the operand's; but one row of all elements, as element-wise functions
+    may have, is none in which there are lines."""
+    return list(same_layout_hint(ctx, wanted, **params))
+
+
+def _same(operand: Layout | None, result: Layout | None) -> list[Pair]:
+    return [(one, one) for one in (operand, result) if one is not None]
+
+
+def _work(operand: Layout, result: Layout, bits: int) -> float:
+    """Of bringing an array in one row into lines, and back."""
+    if not isinstance(operand, RegisterLayout) or not operand.flat:
+        return 0.0
+    return 2 * conversion_cost(operand, padded(operand.shape), bits)
 
 
 def _register(primitive: Any, name: str) -> None:
@@ -118,9 +166,12 @@ def _register(primitive: Any, name: str) -> None:
 
     @rules.inference(primitive)
     def _inference(ctx: InferenceContext, x: AbstractValue, **params: Any) -> AbstractValue:
-        return ctx.elementwise(x)
+        result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result()
+        if isinstance(x, ArrayValue):
+            ctx.relate(0, x, result, _same, functools.partial(_work, bits=x.bits))
+        return result
 
-    rules.layout(primitive)(same_layout_hint)
+    rules.layout(primitive)(_hint)
 
 
 for _primitive, _name in (
