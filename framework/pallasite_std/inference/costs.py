@@ -41,6 +41,9 @@ _LOOP_STEP = 1.0
 _ROOMY = 128
 """Registers of a lane that one array can take without others being spilled."""
 
+_WORDS = 1.5
+"""How much longer it takes to exchange elements of two words than two elements."""
+
 _SPILL = 2.0
 """A register that is stored to local memory and loaded again."""
 
@@ -122,6 +125,8 @@ def reduction_cost(layout: Layout, result: Layout, axes: tuple[int, ...], bits: 
     except InvalidValueError:
         return 0.0
     values = len(plan.register_groups) * len(plan.vector_groups) * max(1.0, bits / 32)
+    if bits > 32 and _is_odd(layout):
+        values *= _WORDS
     steps = len(plan.lane_masks) + sum(rotation.size - 1 for rotation in plan.lane_rotations)
     # Narrow elements take a register each while they are reduced.
     cost = copies_cost(layout, max(bits, 32)) + WARPS * values * steps

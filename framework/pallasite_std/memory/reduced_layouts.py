@@ -23,6 +23,9 @@ _EXCHANGE = 3
 _ACROSS_WARPS = 12
 """Instructions by which warps exchange a value; the barriers are as many."""
 
+_GUARD = 5
+"""Instructions for accesses that only some threads make, beside these."""
+
 _SECTOR = 32
 """Bytes of memory that are moved together."""
 
@@ -64,16 +67,15 @@ def reduced(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> Registe
     if all(n == 1 or d in axes for d, n in enumerate(shape)):
         return min((row(shape, n) for n in widths), key=lambda one: _row_work(one, bits))
     last = len(shape) - 1
+    tried = [
+        (last, one)
+        for width in widths
+        if shape[-1] % width == 0
+        for one in _distributions((*shape[:-1], shape[-1] // width), width)
+    ]
     if pairs:
         vectors = (*shape[:-2], -(-shape[-2] // 2), shape[-1])
-        tried = ((last - 1, one) for one in _distributions(vectors, 2))
-    else:
-        tried = (
-            (last, one)
-            for width in widths
-            if shape[-1] % width == 0
-            for one in _distributions((*shape[:-1], shape[-1] // width), width)
-        )
+        tried += [(last - 1, one) for one in _distributions(vectors, 2)]
     best = min((_work(shape, axes, bits, dim, *one), dim, one) for dim, one in tried)
     return _layout(shape, best[1], *best[2])
 
@@ -140,19 +142,29 @@ def _work(
     warps: tuple[int, ...],
 ) -> float:
     """About how many instructions a lane has, and what it waits for memory."""
-    values = registers = 1
+    values = registers = groups = 1
+    unguarded = True
     for dim, extent in enumerate(shape):
-        own = -(-(-(-extent // width) if dim == along else extent) // (lanes[dim] * warps[dim]))
+        vectors = -(-extent // width) if dim == along else extent
+        threads = lanes[dim] * warps[dim]
+        own = -(-vectors // threads)
         registers *= own
+        cut = dim == along and extent % width != 0
+        if own * threads != vectors or (cut and threads > 1):
+            groups *= (own > 1) + 1 + cut
+            unguarded &= own > 1
         if dim not in axes:
             values *= own * width if dim == along else own
     steps = sum(lanes[dim].bit_length() - 1 for dim in axes)
     crossing = any(warps[dim] > 1 for dim in axes)
     together = width if along == len(shape) - 1 else 1
-    touched = _sectors(shape, bits, together, lanes) * width / together
-    work = registers * (2 + width * max(16, bits) / 32 + touched / 8)
+    accesses = width // together
+    touched = _sectors(shape, bits, together, lanes) * accesses
+    # Two elements become one register by one more instruction.
+    combined = max(1.0, width * max(16, bits) / 32) + (accesses - 1) / 2
+    work = registers * (2 * accesses + combined + touched / 8)
     work += -(-values * max(16, bits) // 32) * (steps * _EXCHANGE + crossing * _ACROSS_WARPS)
-    return work + crossing * _ACROSS_WARPS
+    return work + crossing * _ACROSS_WARPS + _GUARD * (groups - unguarded)
 
 
 def _sectors(shape: Sequence[int], bits: int, width: int, lanes: Sequence[int]) -> float:
