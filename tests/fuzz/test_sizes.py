@@ -44,6 +44,36 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
 @pytest.mark.parametrize(
     "program",
     [
+        Program("copy", (238, 11), "uint8", LANE),
+        Program("copy", (181, 3), "uint8", WARPGROUP),
+        Program("copy", (25, 23), "int8", LANE),
+        Program("reversed", (100, 9), "float16", LANE),
+        Program("reversed", (226, 114), "bfloat16", WARPGROUP),
+        Program("reversed", (13, 207), "int8", WARPGROUP),
+        Program("reversed", (255, 255), "bfloat16", LANE),
+        Program("max of rows", (129, 5), "bfloat16", LANE),
+        Program("max of rows", (14, 5, 3), "float16", LANE),
+        Program("max of columns", (188, 203), "bfloat16", LANE),
+        Program("max of columns", (119, 18), "float32", WARPGROUP),
+        Program("max of columns", (57, 8, 63), "float16", WARPGROUP),
+        Program("outer", (101, 255), "bfloat16", WARPGROUP),
+        Program("outer", (61, 114), "bfloat16", WARPGROUP),
+        Program("transposed", (31, 23, 29), "float32", WARPGROUP),
+        Program("transposed", (27, 42, 15), "float32", LANE),
+        Program("cumsum of rows", (22, 20, 2), "float32", LANE),
+        Program("part", (94, 174), "int8", WARPGROUP),
+    ],
+    ids=str,
+)
+def test_code_is_at_most_twice_that_of_the_next_powers_of_two(program: Program) -> None:
+    """Without an allowance; each of these once had more than twice as much."""
+    own, even = compared(program)
+    assert own <= 2 * even
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
         Program("max of columns", (97, 8), "int16", WARPGROUP),
         Program("max of columns", (25, 157), "float32", WARPGROUP),
         Program("argmin of rows", (12, 64), "int32", WARPGROUP),
