@@ -24,8 +24,13 @@ from pallasite.plugin.layouts import Layout
 from pallasite_std.memory.relayout import rows_in_registers
 from pallasite_std.primitives import layouts
 
-_LEAST = 10000
-"""Elements of an array for which the second reduction is less than what the first saves."""
+_THREADS = 128
+
+_SINGLE = 1.5
+"""Instructions that load an element and combine it with others."""
+
+_SECOND = 70
+"""Those around a second reduction."""
 
 
 class _ByColumns(layouts.SomeLayout):
@@ -57,6 +62,15 @@ def join_odd_rows(jaxpr: Any, context: Any) -> Any:
     uses.update(atom for atom in jaxpr.outvars if _is_variable(atom))
     whole = set(jaxpr.invars)
     loads: dict[Any, Any] = {}
+    stores = {
+        one.invars[1]: one
+        for one in jaxpr.eqns
+        if one.primitive is _jax.swap_p
+        and one.invars[0] in whole
+        and _is_variable(one.invars[1])
+        and not any(uses[variable] for variable in one.outvars)
+        and _is_whole(one, operands=2)
+    }
     replaced: dict[int, list[Any]] = {}
     for equation in jaxpr.eqns:
         if equation.primitive is _jax.get_p and equation.invars[0] in whole:
@@ -67,7 +81,13 @@ def join_odd_rows(jaxpr: Any, context: Any) -> Any:
                 continue
             matrix = _matrix(equation)
             if matrix is not None:
-                replaced[id(load)], replaced[id(equation)] = _joined(load, equation, *matrix)
+                made = equation.outvars[0]
+                store = stores.get(made) if uses[made] == 1 else None
+                if store is not None:
+                    made = _jax.new_var(made.aval.update(shape=(math.prod(made.aval.shape),)))
+                    replaced[id(store)] = [_flat(store, made)]
+                replaced[id(load)], body = _joined(load, equation, made, *matrix)
+                replaced[id(equation)] = body
     if not replaced:
         return None
     equations = [new for one in jaxpr.eqns for new in replaced.get(id(one), [one])]
@@ -78,18 +98,33 @@ def _is_variable(atom: Any) -> bool:
     return not isinstance(atom, _jax.Literal)
 
 
-def _is_whole(load: Any) -> bool:
-    """Whether a load takes all elements of an array in global memory as they are."""
-    aval = load.invars[0].aval
+def _is_whole(access: Any, operands: int = 1) -> bool:
+    """Whether a load or store moves all elements of an array in global memory as they are; its
+    transforms follow so many operands."""
+    aval = access.invars[0].aval
     space = getattr(aval, "memory_space", None)
     return bool(
-        len(load.invars) == 1
+        len(access.invars) == operands
         and getattr(space, "is_global", True)
-        and load.outvars[0].aval.shape == aval.shape
+        and access.outvars[0].aval.shape == aval.shape
         and all(
             isinstance(one, _jax.NDIndexer) and one.get_indexer_shape() == aval.shape
-            for one in load.params["tree"].unflatten([])
+            for one in access.params["tree"].unflatten([])
         )
+    )
+
+
+def _flat(store: Any, value: Any) -> Any:
+    """The store of an array in one dimension, to the same memory."""
+    transforms = (
+        _jax.ReshapeTransform(value.aval.shape),
+        _jax.NDIndexer((_jax.Slice(0, value.aval.shape[0]),), value.aval.shape, ()),
+    )
+    leaves, tree = jax.tree.flatten(transforms)
+    return store.replace(
+        invars=[store.invars[0], value, *leaves],
+        outvars=[_jax.new_var(value.aval)],
+        params={**store.params, "tree": tree},
     )
 
 
@@ -112,35 +147,42 @@ def _matrix(equation: Any) -> tuple[int, int, int] | None:
     rows, row = math.prod(shape[:cut]), math.prod(shape[cut:])
     if min(rows, row) == 1:
         return None
-    joins = _joins(equation, rows, row, axis)
-    return (rows, row, axis) if joins or len(shape) > 2 else None
+    together = _together(equation, rows, row, axis)
+    return (rows, row, axis) if together > 1 or len(shape) > 2 else None
 
 
-def _joins(equation: Any, rows: int, row: int, axis: int) -> bool:
-    """Whether several rows are reduced together, first."""
+def _together(equation: Any, rows: int, row: int, axis: int) -> int:
+    """How many rows are one, first; 1 where that is no less code."""
     dtype = equation.invars[0].aval.dtype
     bits = types.bit_width(dtype)
     if axis == 1 or equation.primitive not in _COMBINATIONS or bits not in (8, 16):
-        return False
-    if equation.primitive is _lax.reduce_sum_p and types.is_float(dtype):
-        return False  # Sums are rounded once.
-    return row * bits % 32 != 0 and rows >= 2 * 128 // bits and rows * row >= _LEAST
+        return 1
+    if row * bits % 32 == 0 or (equation.primitive is _lax.reduce_sum_p and types.is_float(dtype)):
+        return 1  # Sums of floats are rounded once.
+    share, columns = row / _THREADS, -(-row // _THREADS)
+
+    def code(count: int) -> float:
+        """Instructions of a lane, about."""
+        vectors = rows // count * share * (1 + count * 8 / bits)
+        return vectors + (count + rows % count) * columns * _SINGLE + _SECOND
+
+    best = min((count for count in (2, 4, 8, 16) if 32 <= count * bits <= 128), key=code)
+    return best if rows >= 2 * best and code(best) < 2 * rows * share else 1
 
 
 def _joined(
-    load: Any, equation: Any, rows: int, row: int, axis: int
+    load: Any, equation: Any, made: Any, rows: int, row: int, axis: int
 ) -> tuple[list[Any], list[Any]]:
-    """What takes the place of the load, and of the reduction."""
+    """What takes the place of the load, and of the reduction, whose result is ``made``."""
     (reference,) = load.invars
-    joins = _joins(equation, rows, row, axis)
-    together = 128 // types.bit_width(reference.aval.dtype)
+    together = _together(equation, rows, row, axis)
     parts = [(0, rows, (rows, row))]
-    if joins:
+    if together > 1:
         most = rows // together * together
         parts = [(0, most, (most // together, row * together))]
         if most < rows:
             parts.append((most, rows - most, (rows - most, row)))
-    made = []
+    moved = []
     for start, count, wanted in parts:
         slices = (_jax.Slice(start, count), _jax.Slice(0, row))
         transforms = [
@@ -151,7 +193,7 @@ def _joined(
             transforms.append(_jax.ReshapeTransform(wanted))
         leaves, tree = jax.tree.flatten(tuple(transforms))
         aval = load.outvars[0].aval.update(shape=wanted)
-        made.append(
+        moved.append(
             load.replace(
                 invars=[reference, *leaves],
                 outvars=[_jax.new_var(aval)],
@@ -160,12 +202,12 @@ def _joined(
         )
     primitive = equation.primitive
     params = {**equation.params, "axes": (axis,)}
-    result = equation.outvars[0].aval.shape
+    result = made.aval.shape
 
     def function(main: Any, *rest: Any) -> Sequence[Any]:
         with _jax.location_of_equation(equation):
             found = primitive.bind(main, **params)
-            if joins:
+            if together > 1:
                 found, *others = (
                     primitive.bind(layouts.layout_cast(one, _BY_COLUMNS), **params)
                     for one in (found.reshape(together, row), *rest)
@@ -175,14 +217,13 @@ def _joined(
             return [found.reshape(result)]
 
     # In this jaxpr, not in a call: loads follow the layouts that reductions ask for.
-    traced, _ = _jax.trace_to_jaxpr(function, [one.outvars[0].aval for one in made])
+    traced, _ = _jax.trace_to_jaxpr(function, [one.outvars[0].aval for one in moved])
     inner = getattr(traced, "jaxpr", traced)
     loads = [
-        one.replace(outvars=[variable]) for one, variable in zip(made, inner.invars, strict=True)
+        one.replace(outvars=[variable]) for one, variable in zip(moved, inner.invars, strict=True)
     ]
     (last,) = inner.outvars
     body = [
-        one.replace(outvars=[equation.outvars[0] if v is last else v for v in one.outvars])
-        for one in inner.eqns
+        one.replace(outvars=[made if v is last else v for v in one.outvars]) for one in inner.eqns
     ]
     return loads, body
