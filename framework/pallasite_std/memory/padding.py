@@ -25,15 +25,42 @@ type Guards = tuple[tuple[int, ...], ...]
 dimension and the only value that its index may have, followed by True."""
 
 
+def consecutive_threads(
+    launch: LaunchContext, digits: Sequence[tuple[Owner, int, int, int]]
+) -> ir.Value | None:
+    """The number of the thread (i32), times its stride, if that is what lanes and warps add up to;
+    else None.
+
+    Args:
+      launch: the kernel's launch context.
+      digits: by owner, ``number // divisor % modulus * stride`` is added.
+    """
+    found = {owner: rest for owner, *rest in digits}
+    lane, warp = found.get(Owner.LANE), found.get(Owner.WARP)
+    if len(digits) != 2 or lane is None or warp is None:
+        return None
+    if lane[:2] != [1, LANES] or warp != [1, WARPS, LANES * lane[2]]:
+        return None
+    number = launch.thread_id
+    if launch.geometry.threads > 1:
+        number = ops.bitwise_and(number, LANES * WARPS - 1)
+    return ops.multiply(number, lane[2])
+
+
 def thread_part(launch: LaunchContext, layout: RegisterLayout, dim: int) -> ir.Value | None:
     """What lane and warp add to the index along a dimension (i32); None if they add nothing."""
     digits = [(d, w) for d, w in layout.weighted_dims[dim] if d.owner.is_thread]
     if not digits:
         return None
-    lane, warp = launch.lane_id, launch.warp_id
 
     def build() -> ir.Value:
         total: ir.Value | None = None
+        if layout.is_padded:
+            each = [(d.owner, d.stride, d.size, weight) for d, weight in digits]
+            total = consecutive_threads(launch, each)
+            if total is not None:
+                return total
+        lane, warp = launch.lane_id, launch.warp_id
         for digit, weight in digits:
             index = lane if digit.owner is Owner.LANE else warp
             limit = LANES if digit.owner is Owner.LANE else WARPS

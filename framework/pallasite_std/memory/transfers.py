@@ -24,6 +24,7 @@ from pallasite_std.memory.matrix_transfers import (
     store_matrices,
 )
 from pallasite_std.memory.padding import (
+    consecutive_threads,
     guarded_groups,
     holds_element,
     load_where,
@@ -57,10 +58,14 @@ def thread_offset(launch: LaunchContext, plan: AccessPlan) -> ir.Value:
     kind = ops.i32() if largest < 2**31 else ops.i64()
     key = f"thread_offset.{plan.thread_terms}"
 
-    lane, warp = launch.lane_id, launch.warp_id
-
     def build() -> ir.Value:
         total: ir.Value | None = None
+        if any(access.guards for access in plan.everything) and kind == ops.i32():
+            each = [(t.owner, t.divisor, t.modulus, t.stride) for t in plan.thread_terms]
+            total = consecutive_threads(launch, each)
+            if total is not None:
+                return total
+        lane, warp = launch.lane_id, launch.warp_id
         for term in plan.thread_terms:
             index = lane if term.owner is Owner.LANE else warp
             limit = LANES if term.owner is Owner.LANE else WARPS
