@@ -95,12 +95,9 @@ def write(
         them for an array.
     """
     width, total = config.epilogue_n, config.warpgroup_m
-    parts = values.shape[1] // width
-    for part in range(parts):
+    for part in range(values.shape[1] // width):
         buffer = buffers.at[part % STAGING]
-        # The first buffer may be that of the last part written before.
-        in_flight = 0 if part == 0 and parts % STAGING else STAGING - 1
-        plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
+        plgpu.wait_smem_to_gmem(STAGING - 1, wait_read_only=True)
         buffer[...] = values[:, part * width : (part + 1) * width].astype(buffer.dtype)
         plgpu.commit_smem()
         _copy_rows(buffer, functools.partial(destination, part * width, width), total, rows)

@@ -2,8 +2,7 @@
 
 Blocks go through the tiles of one group after the other, and read the groups' sizes as they go
 along. Tiles begin at a group's first row, so only the last one of a group has rows that are not
-written: those of the next group, which other tiles compute. If a warpgroup has none but these, it
-does not multiply, and a block computes two such tiles in the time of one.
+written: those of the next group, which other tiles compute.
 
 When only few tiles are left for the last round, several blocks share the columns of each: a round
 that keeps a quarter of the blocks busy would take as long as any other.
@@ -68,7 +67,7 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
         # A step of fewer columns lies at the beginning of its stage, in tiles of its own.
         "right_smem": plgpu.RefUnion(*map(right, loop.widths)),
         "out_smem": staging(config, problem.out_dtype),
-        "full": plgpu.Barrier(num_arrivals=1 + loop.halves, num_barriers=config.stages),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
         "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
     }
     kernel: Callable[..., jax.Array] = plgpu.kernel(
@@ -99,7 +98,6 @@ class _Tile:
       column: the first column.
       rows: of the group, from the first row.
       width: columns.
-      count: so many tiles beside each other along the columns.
     """
 
     group: Any
@@ -107,7 +105,6 @@ class _Tile:
     column: Any
     rows: Any
     width: int
-    count: Any
 
 
 class _Loop:
@@ -117,11 +114,6 @@ class _Loop:
         self.problem, self.config = problem, config
         self.n_tiles = -(-problem.n // config.tile_n)
         self.k_steps = -(-problem.k // config.tile_k)
-
-    @property
-    def halves(self) -> int:
-        """Parts of a tile's rows, of which warpgroups multiply one each."""
-        return COMPUTE if self.config.split == "m" else 1
 
     @property
     def most_tiles(self) -> int:
@@ -153,28 +145,15 @@ class _Loop:
 
     # Which tiles ----------------------------------------------------------------------------------
 
-    def _row_tiles(self, size: Any) -> Any:
-        """Tiles along the rows of a group."""
+    def _tiles_of(self, size: Any) -> Any:
         return lax.div(size + (self.config.tile_m - 1), self.config.tile_m)
 
-    def _whole_row_tiles(self, size: Any) -> Any:
-        """Those of them in which all warpgroups have rows."""
-        return lax.div(size + (self.config.warpgroup_m - 1), self.config.tile_m)
-
-    def _tiles_of(self, size: Any) -> Any:
-        """Units of work of a group: whole tiles, and pairs of those with half of the work."""
-        if self.halves == 1:
-            return self._row_tiles(size) * self.n_tiles
-        whole = self._whole_row_tiles(size)
-        pairs = (self._row_tiles(size) - whole) * -(-self.n_tiles // 2)
-        return whole * self.n_tiles + pairs
-
     def _totals(self, sizes: Any) -> tuple[Any, Any]:
-        """Units of work and rows of all groups."""
+        """Tiles and rows of all groups."""
         tiles, rows = jnp.int32(0), jnp.int32(0)
         for group in range(self.problem.groups):  # All loads are on their way at once.
             size = sizes[group]
-            tiles, rows = tiles + self._tiles_of(size), rows + size
+            tiles, rows = tiles + self._tiles_of(size) * self.n_tiles, rows + size
         return tiles, rows
 
     @property
@@ -203,12 +182,12 @@ class _Loop:
 
         def passed(place: Any) -> Any:
             index, group, _, size = place
-            return (group < groups) & (index >= self._tiles_of(size))
+            return (group < groups) & (index >= self._tiles_of(size) * self.n_tiles)
 
         def advance(place: Any) -> Any:
             index, group, row, size = place
             following = group + 1
-            left = index - self._tiles_of(size)
+            left = index - self._tiles_of(size) * self.n_tiles
             return left, following, row + size, size_of(following)
 
         def find(index: Any) -> Any:
@@ -217,7 +196,7 @@ class _Loop:
 
         def one(state: Any) -> Any:
             number, (index, group, row, size), carry = state
-            carry = self._each(body, self._tile(index, group, row, size), carry)
+            carry = body(self._tile(index, group, row, size), carry)
             place = lax.while_loop(passed, advance, (index + blocks, group, row, size))
             return number + blocks, place, carry
 
@@ -240,7 +219,7 @@ class _Loop:
             tile = self._tile(*find(whole + lax.div(block, some)))
             width = self.config.tile_n // some
             column = tile.column + lax.rem(block, some) * width
-            return self._each(body, dataclasses.replace(tile, column=column, width=width), carry)
+            return body(dataclasses.replace(tile, column=column, width=width), carry)
 
         for some in self.shares:
             carry = lax.cond(
@@ -251,36 +230,17 @@ class _Loop:
             )
         return end
 
-    def _each(self, body: Callable[[_Tile, Any], Any], tile: _Tile, carry: Any) -> Any:
-        """``carry = body(tile, carry)`` for each tile of a unit of work."""
-        if self.halves == 1:
-            return body(tile, carry)
-
-        def one(index: Any, carry: Any) -> Any:
-            column = tile.column + index * self.config.tile_n
-            return body(dataclasses.replace(tile, column=column), carry)
-
-        return lax.fori_loop(0, tile.count, one, carry)
-
     def _tile(self, index: Any, group: Any, row: Any, size: Any) -> _Tile:
-        """A unit of work by its number in the group: bands of rows, along columns, there and back;
-        in the end those with half of the work."""
+        """A tile by its number in the group: bands of rows, along columns, there and back."""
         config = self.config
-        whole = self._row_tiles(size) if self.halves == 1 else self._whole_row_tiles(size)
         band = lax.div(index, config.band * self.n_tiles)
         inside = index - band * (config.band * self.n_tiles)
-        height = jnp.clip(whole - band * config.band, 1, config.band)
+        height = jnp.minimum(config.band, self._tiles_of(size) - band * config.band)
         n = lax.div(inside, height)
         m = band * config.band + inside - n * height
         n = lax.select(lax.bitwise_and(band, 1) == 1, self.n_tiles - 1 - n, n)
-        count = jnp.int32(1)
-        if self.halves > 1:
-            first = 2 * (index - whole * self.n_tiles)
-            m, n = lax.select(first >= 0, whole, m), lax.select(first >= 0, first, n)
-            both = (first >= 0) & (first + 1 < self.n_tiles)
-            count = lax.select(both, jnp.int32(2), count)
         start = m * config.tile_m
-        return _Tile(group, row + start, n * config.tile_n, size - start, config.tile_n, count)
+        return _Tile(group, row + start, n * config.tile_n, size - start, config.tile_n)
 
     # The producer warpgroup -----------------------------------------------------------------------
 
@@ -290,7 +250,7 @@ class _Loop:
         config = self.config
 
         def tile(place: _Tile, carry: Any) -> Any:
-            columns = pl.ds(place.column, place.width)
+            rows, columns = pl.ds(place.row, config.tile_m), pl.ds(place.column, place.width)
             own = right.at[place.group]
 
             def step(index: Any, carry: Any) -> Any:
@@ -301,8 +261,7 @@ class _Loop:
                     own.at[columns, depth] if self.problem.transposed else own.at[depth, columns]
                 )
                 full = stages.full.at[stage]
-                for half in range(self.halves):
-                    self._fetch_half(half, left.at[:, depth], left_smem.at[stage], full, place)
+                plgpu.copy_gmem_to_smem(left.at[rows, depth], left_smem.at[stage], full)
                 destination = right_smem[self.widths.index(place.width)].at[stage, 0]
                 plgpu.copy_gmem_to_smem(window, destination, full)
                 return stages.next(stage), filled + 1
@@ -310,20 +269,6 @@ class _Loop:
             return lax.fori_loop(0, self.k_steps, step, carry)
 
         self._over_tiles(sizes, tile, (jnp.int32(0), jnp.int32(0)))
-
-    def _fetch_half(self, half: int, left: Any, smem: Any, full: Any, place: _Tile) -> None:
-        """Starts the copy of a part of a tile's rows, if any of them is of the group."""
-        count = self.config.tile_m // self.halves
-        first = half * count
-
-        def copy() -> None:
-            rows = pl.ds(place.row + first, count)
-            plgpu.copy_gmem_to_smem(left.at[rows], smem.at[pl.ds(first, count)], full)
-
-        if half == 0:
-            copy()
-        else:
-            lax.cond(place.rows > first, copy, lambda: plgpu.barrier_arrive(full))
 
     # The consumer warpgroups ---------------------------------------------------------------------
 
@@ -380,27 +325,12 @@ class _Loop:
                 write(sums, buffers, destination, config, rows)
                 return stages.next(last)
 
-            def multiplied() -> Any:
-                return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
-
-            def passed() -> Any:
-                """All rows are of the next group: others compute them."""
-
-                def step(_: Any, current: Any) -> Any:
-                    plgpu.barrier_wait(stages.full.at[current])
-                    plgpu.barrier_arrive(stages.empty.at[current], by="warps")
-                    return stages.next(current)
-
-                return lax.fori_loop(0, self.k_steps, step, stage)
-
-            if self.halves == 1:
-                return multiplied()
-            return lax.cond(place.rows > row, multiplied, passed)
+            return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
 
         end = self._over_tiles(sizes, tile, jnp.int32(0))
 
         # Rows of no group are zeros. The last blocks have had the fewest tiles.
-        zero_tiles = self._row_tiles(jnp.maximum(problem.m - end, 0)) * self.n_tiles
+        zero_tiles = self._tiles_of(jnp.maximum(problem.m - end, 0)) * self.n_tiles
         blocks = jnp.int32(jax.lax.axis_size("blocks"))
 
         def clear(index: Any) -> Any:
