@@ -66,6 +66,10 @@ if TYPE_CHECKING:
     from pallasite_std.ops.flash.gradient import (
         differentiable_attention as differentiable_attention,
     )
+    from pallasite_std.ops.flash.kernels import AttentionProblem as AttentionProblem
+    from pallasite_std.ops.flash.kernels import AttentionView as AttentionView
+    from pallasite_std.ops.flash.kernels import over_keys as over_keys
+    from pallasite_std.ops.flash.kernels import over_queries as over_queries
     from pallasite_std.ops.mixed.arguments import MixedProblem as MixedProblem
     from pallasite_std.ops.mixed.arguments import mixed_call as mixed_call
     from pallasite_std.ops.mixed.arguments import multiplied as multiplied
@@ -168,6 +172,7 @@ _NAMES = {
     ),
     "ops.flash.api": ("portable_gradients",),
     "ops.flash.gradient": ("differentiable_attention",),
+    "ops.flash.kernels": ("AttentionProblem", "AttentionView", "over_keys", "over_queries"),
     "ops.mixed.arguments": ("MixedProblem", "mixed_call", "multiplied"),
     "ops.dense.gated": ("gated_product",),
     "ops.rows.gated": ("Activation", "gated_activation"),

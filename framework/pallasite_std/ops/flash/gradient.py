@@ -19,7 +19,9 @@ type Gradients = tuple[Any, Any, Any, Any]
 
 
 def differentiable_attention(
-    forward: Callable[..., tuple[Any, ...]], backward: Callable[..., Gradients]
+    forward: Callable[..., tuple[Any, ...]],
+    backward: Callable[..., Gradients],
+    of_queries: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     """``attention`` and ``attention_forward``: of (q, k, v, extras, call); and
     ``attention_backward``: of (q, k, v, extras, out, lse, d_out, call).
@@ -28,6 +30,8 @@ def differentiable_attention(
       forward: takes the same and whether log-sum-exp is wanted; returns the result, and it.
       backward: takes the call, (q, k, v, extras, out, lse), the cotangent and whether the gradient
         of the bias is wanted; returns those of q, k, v and, if it is, the bias.
+      of_queries: of q, k, extras and the log-sum-exp that ``forward`` returns: that of each head
+        and query. ``backward`` takes both.
     """
 
     def any_forward(
@@ -98,6 +102,8 @@ def differentiable_attention(
         out, lse = without_derivatives(
             "attention_forward", "attention() has derivatives", function
         )(*_matched(q, k, v, extras))
+        if of_queries is not None and lse.shape[2:] != q.shape[1:2]:
+            lse = of_queries(q, k, extras, lse)
         return out, lse
 
     def gradients(q: Any, k: Any, v: Any, extras: Extras, *rest: Any) -> tuple[Any, Any, Any]:

@@ -26,6 +26,8 @@ class Problem:
       left, right: keys before and after a query's own position that it sees; None for all.
       dropout: the fraction of the weights that are dropped.
       mask_block: queries and keys of a block of the block mask.
+      period: if given, queries and keys are sequences of so many, one after the other, and queries
+        see keys of their own sequence only; windows are of the whole.
       operands: which arrays the kernels get beside queries, keys and values, and their order.
       of_batch, of_head: which of these have an entry for each batch, for each head.
     """
@@ -44,6 +46,7 @@ class Problem:
     right: int | None = None
     dropout: float = 0.0
     mask_block: tuple[int, int] = (128, 128)
+    period: int | None = None
     operands: tuple[str, ...] = ()
     of_batch: frozenset[str] = frozenset()
     of_head: frozenset[str] = frozenset()
@@ -134,6 +137,8 @@ class View:
             begin = lax.max(query + self.offset - self.problem.left, 0)
         if self.problem.right is not None:
             end = lax.min(end, query + queries + self.offset + self.problem.right)
+        if self.problem.period is not None:
+            begin, end = self._of_sequences(query, queries, begin, end)
         return begin, jnp.where(query < self.q_length, lax.max(end, 0), 0)
 
     def queries_seeing(self, key: Any, keys: int) -> tuple[Any, Any]:
@@ -143,7 +148,16 @@ class View:
             begin = lax.max(key - self.offset - self.problem.right, 0)
         if self.problem.left is not None:
             end = lax.min(end, key + keys - self.offset + self.problem.left)
+        if self.problem.period is not None:
+            begin, end = self._of_sequences(key, keys, begin, end)
         return begin, jnp.where(key < self.kv_length, lax.max(end, 0), 0)
+
+    def _of_sequences(self, first: Any, count: int, begin: Any, end: Any) -> tuple[Any, Any]:
+        """[begin, end) without what lies before and after the sequences of a tile."""
+        period = self.problem.period
+        assert period is not None
+        after = (lax.div(first + (count - 1), period) + 1) * period
+        return lax.max(begin, lax.div(first, period) * period), lax.min(end, after)
 
     def all_seen(self, query: Any, queries: int, key: Any, keys: int) -> Any:
         """Whether all queries of a tile see all of its keys, as far as lengths and window say."""
@@ -171,6 +185,12 @@ class View:
             shown = shown & (keys <= queries + (self.offset + self.problem.right))
         if self.problem.left is not None:
             shown = shown & (keys >= queries + (self.offset - self.problem.left))
+        if self.problem.period is not None:
+            start = key if keys_axis == 0 else query
+            of_rows = lax.div(start + lax.iota(jnp.int32, shape[0]), self.problem.period)
+            begin = broadcast_rows(of_rows * self.problem.period, shape[1])
+            columns = queries if keys_axis == 0 else keys
+            shown = shown & (columns >= begin) & (columns < begin + self.problem.period)
         if self.problem.has("q_segments"):
             of_queries = self.refs["q_segments"][self.batch, pl.ds(query, shape[1 - keys_axis])]
             of_keys = self.refs["kv_segments"][self.batch, pl.ds(key, shape[keys_axis])]

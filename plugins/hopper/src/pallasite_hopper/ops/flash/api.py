@@ -134,6 +134,7 @@ def attention_backward(
 def _backward(
     options: AttentionCall, residuals: Any, d_out: Any, with_bias: bool
 ) -> tuple[Any, Any, Any, Any]:
+    from pallasite_hopper.ops.flash import single_api
     from pallasite_hopper.ops.flash.backward import attention_backward
 
     if residuals[0].dtype.itemsize == 1:
@@ -143,14 +144,23 @@ def _backward(
         )
     q, k, v, extras, out, lse = residuals
     if with_bias:
+        residuals = (*residuals[:-1], _of_queries(q, k, extras, lse))
         return portable_gradients(options, residuals, d_out, with_bias)
     size, v_size = q.shape[3], v.shape[3]
-    q, k, v, out, d_out = (padded(one, 3, max(size, v_size)) for one in (q, k, v, out, d_out))
     period = packed_period(q, k, extras)
-    shape = q.shape
+    batch = q.shape[:2]
     if period is not None:
+        if lse.shape[0] == batch[0]:
+            lse = jnp.moveaxis(lse, 1, 0).reshape(1, q.shape[2], -1)
         q, k, v, out, d_out = (_joined(one) for one in (q, k, v, out, d_out))
-        lse = jnp.moveaxis(lse, 1, 0).reshape(1, shape[2], -1)
+    problem = single_api.problem_of(q, k, v, options, period)
+    config = single_api.chosen(problem, extras)
+    if config is not None:
+        found = single_api.gradients(problem, config, q, k, v, out, lse, d_out, extras)
+        if period is not None:
+            found = tuple(one.reshape(*batch, *one.shape[2:]) for one in found)
+        return (*found, None)
+    q, k, v, out, d_out = (padded(one, 3, max(size, v_size)) for one in (q, k, v, out, d_out))
     gradients = attention_backward(
         q,
         k,
@@ -169,7 +179,7 @@ def _backward(
         mask_block=options.mask_block,
     )
     if period is not None:
-        gradients = tuple(one.reshape(*shape[:2], *one.shape[2:]) for one in gradients)
+        gradients = tuple(one.reshape(*batch, *one.shape[2:]) for one in gradients)
     d_q, d_k, d_v = gradients
     return d_q[..., :size], d_k[..., :size], d_v[..., :v_size], None
 
@@ -260,12 +270,21 @@ def _forward(
     out = out if v_size == head_dim else out[..., :v_size]
     if period is not None:
         out = out.reshape(*shape[:3], v_size)
-        if lse is not None:
-            lse = jnp.moveaxis(lse.reshape(q_heads, *shape[:2]), 1, 0)
     return out, lse
 
 
-_attention, _with_logarithms, _gradients = differentiable_attention(_forward, _backward)
+def _of_queries(q: Any, k: Any, extras: Extras, lse: Any) -> Any:
+    """Log-sum-exp as (batch, q_heads, q_seq), of what the kernel writes: whole tiles, where several
+    sequences may follow each other."""
+    batch, length, heads, _ = q.shape
+    if packed_period(q, k, extras) is None or lse.shape[0] == batch:
+        return lse[:, :, :length]
+    return jnp.moveaxis(lse[0, :, : batch * length].reshape(heads, batch, length), 1, 0)
+
+
+_attention, _with_logarithms, _gradients = differentiable_attention(
+    _forward, _backward, _of_queries
+)
 
 
 def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
@@ -340,7 +359,7 @@ def _run(problem: Problem, config: AttentionConfig, *operands: Any) -> tuple[jax
         )
         problem = dataclasses.replace(problem, terms=terms)
     out, lse = _kernel(problem, config, MULTIPROCESSORS)(*given, *arrays)
-    return out, None if lse is None else lse[:, :, : problem.q_seq]
+    return out, lse
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,10 +16,13 @@ from pallasite_hopper.ops.flash.backward_config import (
     BackwardProblem,
     default_config,
 )
-from pallasite_hopper.ops.flash.config import HEAD_STEP, LARGEST_HEAD
+from pallasite_hopper.ops.flash.config import LARGEST_HEAD, head_tile
 from pallasite_hopper.ops.flash.terms import MASK_STEP, Terms, given_arrays, with_arrays
 from pallasite_std.api import Extras
 from pallasite_std.api import padded as padded_to
+
+VECTOR = 8
+"""Elements of 16 bytes: rows of the copy engine are whole vectors of these."""
 
 
 def attention_backward(
@@ -48,12 +51,12 @@ def attention_backward(
 
     Args:
       q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim up to
-        256, of which those that 32 does not divide are filled up with zeros first.
+        256, of which those that 8 does not divide are filled up with zeros first.
       k, v: (batch, kv_seq, kv_heads, head_dim), where kv_heads divides q_heads; query head h uses
         head h // (q_heads // kv_heads).
       out: the attention's result, as q.
       lse: (batch, q_heads, q_seq), float32: natural logarithms of the sums of exponentials;
-        negative infinity for a query that sees no key.
+        negative infinity for a query that sees no key. There may be more numbers at the end.
       d_out: the gradient with respect to ``out``, as q.
       causal: query i sees keys up to i + (keys - queries).
       scale: factor of the scores.
@@ -76,10 +79,10 @@ def attention_backward(
     problem = dataclasses.replace(problem, left=window[0], right=window[1])
     _check(problem, q, out, lse, d_out)
     size, kv_heads = problem.head_dim, problem.kv_heads
-    q, k, v, out, d_out = (padded_to(array, 3, HEAD_STEP) for array in (q, k, v, out, d_out))
+    q, k, v, out, d_out = (padded_to(array, 3, VECTOR) for array in (q, k, v, out, d_out))
     arrays = {} if extras is None else given_arrays(extras)
     terms = Terms(period, tuple(arrays))
-    problem = dataclasses.replace(problem, head_dim=q.shape[3], terms=terms)
+    problem = dataclasses.replace(problem, head_dim=head_tile(size), stored=q.shape[3], terms=terms)
     config = default_config(problem) if config is None else config
     given: list[jax.Array] = []
     if terms:
@@ -89,9 +92,8 @@ def attention_backward(
         )
         problem = dataclasses.replace(problem, terms=terms)
     if separate_heads(problem, config):
-        # Each query head gets keys of its own, whose gradients are added up.
-        k, v = (jnp.repeat(one, problem.group, axis=2) for one in (k, v))
-        problem = dataclasses.replace(problem, kv_heads=problem.q_heads)
+        # Each query head has gradients of keys of its own, which are added up.
+        problem = dataclasses.replace(problem, kv_heads=problem.q_heads, sharing=problem.group)
     batch = problem.batch
     lengths = None
     if problem.has_lengths:
@@ -103,13 +105,15 @@ def attention_backward(
     step = math.lcm(config.block_q, backward_rows.ROWS)
     padded = -(-problem.q_seq // step) * step
     row_lengths = None if q_lengths is None else q_lengths.astype(jnp.int32)
-    statistics = backward_rows.row_statistics(problem, out, d_out, lse, row_lengths, padded)
     tiles, shape = backward_tiles.build(problem, config)
+    statistics, zeros = backward_rows.row_statistics(
+        problem, out, d_out, lse, row_lengths, padded, shape
+    )
     operands = [q, k, v, d_out, statistics, *([] if lengths is None else [lengths]), *given]
-    sums, dk, dv = tiles(*operands, jnp.zeros(shape, jnp.float32))
+    sums, dk, dv = tiles(*operands, zeros)
     dk, dv = (_of_shared(_of_parts(one, config.parts), kv_heads) for one in (dk, dv))
     gradients = (backward_rows.convert_dq(problem, config, sums), dk, dv)
-    if size == problem.head_dim:
+    if size == problem.stored_dim:
         return gradients
     dq, dk, dv = (one[..., :size] for one in gradients)
     return dq, dk, dv
@@ -204,9 +208,10 @@ def _check(problem: BackwardProblem, q: Any, out: Any, lse: Any, d_out: Any) -> 
                 expected=f"{q.dtype}{list(q.shape)}",
             )
     shape = (problem.batch, problem.q_heads, problem.q_seq)
-    if lse.shape != shape or lse.dtype != jnp.float32:
+    fits = lse.ndim == 3 and lse.shape[:2] == shape[:2] and lse.shape[2] >= shape[2]
+    if not fits or lse.dtype != jnp.float32:
         raise InvalidValueError(
             "lse does not have one number for each head and query",
             got=f"{lse.dtype}{list(lse.shape)}",
-            expected=f"float32{list(shape)}",
+            expected=f"float32{list(shape)}, or more at the end",
         )

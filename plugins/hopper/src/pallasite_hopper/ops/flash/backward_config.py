@@ -6,7 +6,10 @@ import dataclasses
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
 
 from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.flash.config import MULTIPROCESSORS
@@ -47,7 +50,8 @@ class BackwardConfig:
         gradients at once. Without causal mask only.
       parts: blocks that share a tile of keys, of which each goes through a part of the queries;
         what they have for keys and values is added up afterwards.
-      own_keys: heads of queries that share keys get copies of them, and so blocks of their own.
+      own_keys: heads of queries that share keys have blocks of their own, whose gradients of these
+        are added up afterwards.
       registers: of a lane of a consumer warpgroup.
     """
 
@@ -125,7 +129,8 @@ class BackwardProblem:
     """The attention whose gradients are computed.
 
     Attributes:
-      batch, q_heads, kv_heads, q_seq, kv_seq, head_dim: extents.
+      batch, q_heads, kv_heads, q_seq, kv_seq: extents.
+      head_dim: columns of a head in shared memory and registers.
       dtype: of queries, keys, values and their gradients.
       causal: query i sees keys up to i + (number of keys) - (number of queries).
       scale: of the scores.
@@ -134,6 +139,9 @@ class BackwardProblem:
       left, right: keys before and after a query's own position that it sees, None for all; with
         ``causal`` none after it.
       terms: what else decides which keys are seen and what is added to scores.
+      stored: elements of a head in memory, if fewer: the copy engine fills up with zeros.
+      sharing: heads with gradients of their own, ``kv_heads`` of them, that read the same keys and
+        values.
     """
 
     batch: int
@@ -150,6 +158,22 @@ class BackwardProblem:
     left: int | None = None
     right: int | None = None
     terms: Terms = Terms()
+    stored: int | None = None
+    sharing: int = 1
+
+    @property
+    def stored_dim(self) -> int:
+        """Elements of a head in memory."""
+        return self.head_dim if self.stored is None else self.stored
+
+    @property
+    def head_window(self) -> tuple[Any, ...]:
+        """What a window of an array in memory has in the end: columns of a whole head in shared
+        memory, where those that do not exist are read as zero and not written."""
+        if self.stored_dim == self.head_dim:
+            return ()
+        # A value of the kernel, since a number would be checked.
+        return (pl.ds(lax.add(jnp.int32(0), jnp.int32(0)), self.head_dim),)
 
     @property
     def ahead(self) -> int | None:

@@ -21,6 +21,9 @@ from pallasite_hopper.ops.flash.backward_tiles import DqParts
 ROWS = 64
 """Queries of one block."""
 
+_LINES = 4
+"""Of 256 zeros that are written at once: eight for each lane."""
+
 
 def row_statistics(
     problem: BackwardProblem,
@@ -29,58 +32,79 @@ def row_statistics(
     lse: jax.Array,
     q_lengths: jax.Array | None,
     padded: int,
-) -> jax.Array:
+    sums_shape: tuple[int, ...],
+) -> tuple[jax.Array, jax.Array]:
     """What each query's scores are normalized with, and what is subtracted from their gradients.
 
     Args:
       problem: extents.
-      out, d_out: (batch, q_seq, q_heads, head_dim).
-      lse: (batch, q_heads, q_seq), natural logarithms.
+      out, d_out: (batch, q_seq, q_heads, elements of a head).
+      lse: (batch, q_heads, q_seq or more), natural logarithms. Those of queries that do not exist
+        do not count, as the gradient of their results is zero, but must not be NaN.
       q_lengths: (batch,), or None.
       padded: rows of the result, a multiple of 64.
+      sums_shape: (batch, q_heads, ...), of what the gradient of the queries is added to.
 
     Returns:
       (batch, q_heads, 2, padded) of float32: the logarithms to base 2 of the sums, infinite for
-      queries that see nothing and that do not exist, and ``sum(out * d_out)``.
+      queries that see nothing and that do not exist, and ``sum(out * d_out)``; and zeros of
+      float32, of ``sums_shape``.
     """
-    dim = problem.head_dim
-    if padded != problem.q_seq:
-        rest = padded - problem.q_seq
+    dim, tiles = problem.head_dim, padded // ROWS
+    # Each block writes its part of the zeros.
+    lines = math.prod(sums_shape[2:-1])
+    each = -(-lines // tiles)
+    each += -each % _LINES
+    written = -(-lines // each) * each
+    rest = padded - lse.shape[2]
+    if rest > 0:
         lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rest)), constant_values=math.inf)
 
     def body(out_g: Any, d_out_g: Any, lse_g: Any, *refs: Any) -> None:
-        lengths_g, (stats_g, out_s, d_out_s, loaded) = (
+        lengths_g, (stats_g, zeros_g, out_s, d_out_s, loaded) = (
             (None, refs) if q_lengths is None else (refs[0], refs[1:])
         )
         batch, head, tile = (lax.axis_index(name) for name in ("batch", "head", "tile"))
         rows = pl.ds(tile * ROWS, ROWS)
-        plgpu.copy_gmem_to_smem(out_g.at[batch, rows, head], out_s, loaded)
-        plgpu.copy_gmem_to_smem(d_out_g.at[batch, rows, head], d_out_s, loaded)
+        plgpu.copy_gmem_to_smem(out_g.at[batch, rows, head, *problem.head_window], out_s, loaded)
+        plgpu.copy_gmem_to_smem(
+            d_out_g.at[batch, rows, head, *problem.head_window], d_out_s, loaded
+        )
         logs = lse_g[batch, head, rows]
         logs = jnp.where(logs == -jnp.inf, jnp.inf, logs * LOG2_E)
         if lengths_g is not None:
             number = lax.iota(jnp.int32, ROWS)
             logs = jnp.where(number + tile * ROWS < lengths_g[batch], logs, jnp.inf)
         stats_g[batch, head, 0, rows] = logs
+
+        def clear(number: Any, _: Any) -> None:
+            part = pl.ds(tile * each + number * _LINES, _LINES)
+            zeros_g[batch, head, part] = jnp.zeros((_LINES, sums_shape[-1]), jnp.float32)
+
+        lax.fori_loop(0, jnp.where(tile * each < written, each // _LINES, 0), clear, None)
         plgpu.barrier_wait(loaded)
         products = out_s[...].astype(jnp.float32) * d_out_s[...].astype(jnp.float32)
         stats_g[batch, head, 1, rows] = jnp.sum(products, axis=1)
 
     kernel = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((problem.batch, problem.q_heads, 2, padded), jnp.float32),
+        out_type=(
+            jax.ShapeDtypeStruct((problem.batch, problem.q_heads, 2, padded), jnp.float32),
+            jax.ShapeDtypeStruct((*sums_shape[:2], written, sums_shape[-1]), jnp.float32),
+        ),
         scratch_types=[
             plgpu.SMEM((ROWS, dim), out.dtype),
             plgpu.SMEM((ROWS, dim), out.dtype),
             plgpu.Barrier(num_arrivals=2),
         ],
-        grid=(problem.batch, padded // ROWS, problem.q_heads),
+        grid=(problem.batch, tiles, problem.q_heads),
         grid_names=("batch", "tile", "head"),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         kernel_name="attention_backward_rows",
     )
     operands = [] if q_lengths is None else [q_lengths]
-    return kernel(out, d_out, lse, *operands)
+    statistics, zeros = kernel(out, d_out, lse, *operands)
+    return statistics, zeros[:, :, :lines].reshape(sums_shape)
 
 
 def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array) -> jax.Array:
@@ -92,7 +116,7 @@ def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array
       sums: (batch, q_heads, tiles, parts, lines, 256) of float32.
 
     Returns:
-      (batch, q_seq, q_heads, head_dim), the sums times the scale.
+      (batch, q_seq, q_heads, elements of a head), the sums times the scale.
     """
     dim, block_q = problem.head_dim, config.block_q
     parts = DqParts.of(problem, config)
@@ -108,13 +132,13 @@ def convert_dq(problem: BackwardProblem, config: BackwardConfig, sums: jax.Array
             target.at[window][...] = sums.astype(problem.dtype)
         plgpu.commit_smem()
         queries = pl.ds(tile * block_q, block_q)
-        plgpu.copy_smem_to_gmem(dq_s, dq_g.at[batch, queries, head])
+        plgpu.copy_smem_to_gmem(dq_s, dq_g.at[batch, queries, head, *problem.head_window])
         plgpu.wait_smem_to_gmem(0)
 
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct(
-            (problem.batch, problem.q_seq, problem.q_heads, dim), problem.dtype
+            (problem.batch, problem.q_seq, problem.q_heads, problem.stored_dim), problem.dtype
         ),
         scratch_types=[
             plgpu.SMEM((block_q, dim), problem.dtype),

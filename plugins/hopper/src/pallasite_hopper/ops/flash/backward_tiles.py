@@ -115,7 +115,7 @@ def build(
     """
     tiles = Tiles(problem, config)
     p, c, dq = problem, config, tiles.dq
-    kv_shape = (c.parts * p.batch, p.kv_seq, p.kv_heads, p.head_dim)
+    kv_shape = (c.parts * p.batch, p.kv_seq, p.kv_heads, p.stored_dim)
     line = -(-c.block_q // _LINE) * _LINE
     segments = p.terms.has("q_segments")
     scratch = {
@@ -331,7 +331,8 @@ class Tiles:
         p, c = self.problem, self.config
         q_g, k_g, v_g, do_g, stats_g = refs
         steps = block.end - block.begin
-        keys = (block.batch, pl.ds(block.first_key, c.block_kv), block.kv_head)
+        kv_head = block.kv_head if p.sharing == 1 else lax.div(block.kv_head, p.sharing)
+        keys = (block.batch, pl.ds(block.first_key, c.block_kv), kv_head, *p.head_window)
 
         def load(kind: int, number: Any, head: Any, tile: Any) -> None:
             """Queries and the logarithms of their sums (0), or the other gradient's tile (1)."""
@@ -347,7 +348,7 @@ class Tiles:
             def _() -> None:
                 plgpu.barrier_wait(s[f"{name}_empty"].at[stage])
 
-            rows = source.at[block.batch, queries, head]
+            rows = source.at[block.batch, queries, head, *p.head_window]
             plgpu.copy_gmem_to_smem(rows, s[f"{name}_s"].at[stage], full)
             if kind == 0 and "segments_s" in s:
                 of_queries = self.given["q_segments"].at[block.batch, queries]

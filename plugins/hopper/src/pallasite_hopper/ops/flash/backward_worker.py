@@ -326,7 +326,12 @@ class Worker:
         """Where this warpgroup's gradients go, in shared and in global memory."""
         block = self.block
         keys = pl.ds(block.first_key + self.first_key, ROWS)
-        return (self.rows, slice(None)), (block.result, keys, block.kv_head)
+        return (self.rows, slice(None)), (
+            block.result,
+            keys,
+            block.kv_head,
+            *self.problem.head_window,
+        )
 
 
 def worker_class(config: BackwardConfig) -> type[Worker]:
