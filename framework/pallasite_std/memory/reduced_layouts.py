@@ -14,6 +14,7 @@ from pallasite.plugin.layouts import (
     Owner,
     RegisterLayout,
     default_strided,
+    padded,
 )
 from pallasite_std.memory.rows import row
 
@@ -101,6 +102,23 @@ def by_rows(shape: tuple[int, ...], bits: int) -> RegisterLayout | None:
     lanes[last - 1] = min(LANES // lanes[last], left)
     warps[last - 1] = min(WARPS, left // lanes[last - 1])
     return _layout(shape, along, width, tuple(lanes), tuple(warps))
+
+
+_SHORT = 8
+"""Elements of a line, at most, that one lane has rather than several."""
+
+
+@functools.lru_cache(maxsize=4096)
+def in_lines(shape: tuple[int, ...], axis: int) -> RegisterLayout | None:
+    """A layout in which lanes hold whole lines along an axis, if these are short; None for shapes
+    of powers of two."""
+    extent = shape[axis]
+    if not 1 < extent <= _SHORT or 0 in shape or not any(n & (n - 1) for n in shape):
+        return None
+    others = padded(tuple(1 if d == axis else n for d, n in enumerate(shape)))
+    dims = list(others.dims)
+    dims[axis] = (Digit(extent, Owner.REGISTER, others.registers),)
+    return RegisterLayout(shape, tuple(dims), 1)
 
 
 def _in_pairs(shape: tuple[int, ...], bits: int) -> bool:

@@ -17,14 +17,15 @@ from jax.extend.core import primitives
 from jaxlib.mlir import ir
 
 from pallasite.plugin import RuleSet, Semantics
-from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext, Pair
+from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext, Pair, Pairs
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import Layout, RegisterLayout, even, padded
 from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext, relayout
-from pallasite_std.inference.costs import conversion_cost
+from pallasite_std.inference.costs import conversion_cost, movement_cost
 from pallasite_std.math.conversion import convert
 from pallasite_std.math.table import BINARY, UNARY
 from pallasite_std.memory.elements import element_indices
+from pallasite_std.memory.reduced_layouts import in_lines
 from pallasite_std.memory.scratch import linear, load_element, scratch_array, store, strides
 from pallasite_std.rules.shape import same_layout_hint
 
@@ -129,21 +130,38 @@ def _log_add_exp(dtype: np.dtype[Any], approximate: bool) -> Combine:
     return combine
 
 
-def _hint(ctx: LayoutContext, wanted: Sequence[Layout | None], **params: Any) -> list[Any]:
-    """The result's layout is the operand's; but one row of all elements, as element-wise functions
-    may have, is none in which there are lines."""
-    return list(same_layout_hint(ctx, wanted, **params))
+def _hint(
+    ctx: LayoutContext, wanted: Sequence[Layout | None], *, axis: int, **params: Any
+) -> list[Any]:
+    """Lanes hold short lines whole; else the result's layout is the operand's. One row of all
+    elements, as element-wise functions may have, is none in which there are lines."""
+    hint = in_lines(tuple(ctx.avals_in[0].shape), axis)
+    return list(same_layout_hint(ctx, wanted, **params)) if hint is None else [hint]
 
 
-def _same(operand: Layout | None, result: Layout | None) -> list[Pair]:
-    return [(one, one) for one in (operand, result) if one is not None]
+def _pairs(axis: int, shape: tuple[int, ...]) -> Pairs:
+    short = in_lines(shape, axis)
+
+    def pairs(operand: Layout | None, result: Layout | None) -> list[Pair]:
+        found = [operand, result, short]
+        return [(one, one) for one in dict.fromkeys(found) if one is not None]
+
+    return pairs
 
 
-def _work(operand: Layout, result: Layout, bits: int) -> float:
-    """Of bringing an array in one row into lines, and back."""
-    if not isinstance(operand, RegisterLayout) or not operand.flat:
+def _work(operand: Layout, result: Layout, axis: int, bits: int) -> float:
+    """Of a scan of an odd shape: of steps through shared memory, and of bringing an array in one
+    row into lines, and back."""
+    if not isinstance(operand, RegisterLayout) or not any(n & (n - 1) for n in operand.shape):
         return 0.0
-    return 2 * conversion_cost(operand, padded(operand.shape), bits)
+    lines, cost = operand, 0.0
+    if operand.flat:
+        lines = padded(operand.shape)
+        cost = 2 * conversion_cost(operand, lines, bits)
+    if any(digit.owner.is_thread for digit in lines.dims[axis]):
+        steps = (operand.shape[axis] - 1).bit_length()
+        cost += steps * movement_cost(lines, lines, bits, run=1)
+    return cost
 
 
 def _register(primitive: Any, name: str) -> None:
@@ -165,10 +183,13 @@ def _register(primitive: Any, name: str) -> None:
         return result.map(lambda value: convert(value, wide, dtype), dtype) if narrow else result
 
     @rules.inference(primitive)
-    def _inference(ctx: InferenceContext, x: AbstractValue, **params: Any) -> AbstractValue:
+    def _inference(
+        ctx: InferenceContext, x: AbstractValue, *, axis: int, **params: Any
+    ) -> AbstractValue:
         result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result()
         if isinstance(x, ArrayValue):
-            ctx.relate(0, x, result, _same, functools.partial(_work, bits=x.bits))
+            work = functools.partial(_work, axis=axis, bits=x.bits)
+            ctx.relate(0, x, result, _pairs(axis, tuple(x.shape)), work)
         return result
 
     rules.layout(primitive)(_hint)
