@@ -64,7 +64,8 @@ def _moves_vectors(hint: Layout | None, memory: MemoryReference) -> bool:
     """Whether an array whose elements are in one row, for the sake of wide accesses, has them."""
     if not isinstance(hint, RegisterLayout) or not hint.is_padded:
         return True
-    if hint != row(hint.shape, hint.vector_length):
+    width = hint.vector_length
+    if hint not in (row(hint.shape, width), row(hint.shape, width, alone=True)):
         return True
     try:
         plan = plan_access(hint, memory.layout, min(16, memory.offset_alignment))

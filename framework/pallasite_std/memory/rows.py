@@ -35,12 +35,15 @@ _COUNTED = 64
 
 
 @functools.lru_cache(maxsize=4096)
-def row(shape: tuple[int, ...], vector_length: int) -> RegisterLayout:
+def row(shape: tuple[int, ...], vector_length: int, *, alone: bool = False) -> RegisterLayout:
     """Consecutive vectors of the row-major flattened array go to consecutive threads, whatever the
-    number of elements: padding follows the last one."""
+    number of elements: padding follows the last one. If no threads are to have copies
+    (``alone``), those without elements have padding, too, where there is any."""
     vectors = -(-math.prod(shape) // vector_length)
     lanes = min(LANES, 1 << (vectors - 1).bit_length())
     warps = min(WARPS, 1 << (-(-vectors // lanes) - 1).bit_length())
+    if alone and (vectors % (lanes * warps) or math.prod(shape) % vector_length):
+        lanes, warps = LANES, WARPS
     digits = (
         Digit(-(-vectors // (lanes * warps)), Owner.REGISTER, 1),
         Digit(warps, Owner.WARP, 1),
@@ -58,7 +61,7 @@ def better_row(layout: RegisterLayout, widest: int) -> RegisterLayout | None:
         return None
     widths = (n for n in (16, 8, 4, 2, 1) if n <= widest)
     work = functools.partial(_work, widest=widest)
-    best = min((row(layout.shape, n) for n in widths), key=work, default=layout)
+    best = min((row(layout.shape, n, alone=True) for n in widths), key=work, default=layout)
     own, other = work(layout), work(best)
     return best if (other if own < _SHORT else other * 1.25) < own else None
 
