@@ -50,7 +50,7 @@ _TOO_LARGE = 1e6
 _FETCH = 8.0
 """An instruction that is fetched to be run once."""
 
-_EXCESS = 32.0
+_EXCESS = 64.0
 """One beyond twice as many as for powers of two."""
 
 _GUARDS = 4

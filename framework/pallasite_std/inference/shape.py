@@ -58,6 +58,10 @@ def _reshape(
     ctx: InferenceContext, x: AbstractValue, *dynamic: AbstractValue, **params: Any
 ) -> AbstractValue:
     before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
+    same = [n for n in before if n > 1] == [n for n in after if n > 1]
+    if same and any(n & (n - 1) for n in before) and math.prod(before) > 1:
+        # Any layout loses or gets dimensions of one element.
+        return _related(ctx, x, relations.reshape(before, after))
     return moved(ctx, x, relations.reshape(before, after))
 
 

@@ -222,6 +222,15 @@ def _planned(ctx: RuleContext) -> Layout | None:
     return None if ctx.kernel.plan is None else ctx.layout_hint
 
 
+@rules.layout(lax.squeeze_p)
+def _squeeze_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None]
+
+
+# Elements in one row are so in fewer dimensions, too.
+_squeeze_layout.moves = lambda avals_in, **params: True  # type: ignore[attr-defined]
+
+
 @rules.lowering(lax.squeeze_p, *_ALL)
 def _squeeze(ctx: RuleContext, x: RegisterArray, **params: Any) -> RegisterArray:
     shape = ctx.avals_out[0].shape
