@@ -69,7 +69,8 @@ def test_scratch_memory_grows_in_place(semantics: Any) -> None:
     )
     x = np.random.default_rng(6).standard_normal((193, 33)).astype(np.float32)
     compiled = pallasite.compile(kernel, x, target="sm_90a")
-    # Of the largest array, once or twice (in memory's order, and in the one that is wanted).
-    assert compiled.launch.shared_memory_bytes <= 2 * x.nbytes + 1024
+    # Of the largest array, once or twice (in memory's order, and in the one that is wanted), each
+    # with room for what all lanes hold: 16 bytes in each register of vectors.
+    assert compiled.launch.shared_memory_bytes <= 2 * (x.nbytes + 128 * 16) + 1024
     assert sum("scratch" in row.what for row in compiled.resources.allocations) == 1
     np.testing.assert_array_equal(simulate(compiled, x).outputs[0], x[::-1])
