@@ -31,17 +31,25 @@ _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
 elements read less than those of 64 x 256."""
 
 _LARGEST = 128 * 256
-"""Elements of the tiles of the result at most if the operands' elements have not 16 bits: others
-have not been measured."""
-_SWAPPED_TILES = ((64, 1, 256), (128, 1, 128), (128, 2, 256))
-"""tile_m, consumer warpgroups, most columns."""
-_LEAST_COLUMNS, _MOST_COLUMNS = 64, 256
+"""Elements of the tiles of the result at most of the transposed GEMM, and if the operands' elements
+have not 16 bits: others have not been measured."""
+_SWAPPED_TILES = (
+    (64, 1, 1, 256, "m"),
+    (128, 1, 1, 128, "m"),
+    (128, 2, 1, 256, "m"),
+    (192, 2, 48, 256, "n"),
+    (256, 2, 48, 192, "m"),
+)
+"""tile_m, consumer warpgroups, least and most columns, which extent the warpgroups halve. Large
+tiles of few columns have been no faster anywhere."""
+_LEAST_COLUMNS, _MOST_COLUMNS = 24, 256
 """Of a tile of the transposed GEMM where several are needed."""
 _SHARED_COLUMNS = 64
 """Of a tile at most, that two blocks share in the end: it takes shared memory for its sums."""
-_IN_FLIGHT, _IN_FLIGHT_AT_ONCE = 160 << 10, 112 << 10
-"""Bytes that a block asks for ahead where reading a large operand once takes most of the time, and
-where it has one tile: with more, blocks hinder each other at the memory (measured on an H200)."""
+_IN_FLIGHT, _IN_FLIGHT_AT_ONCE = 128 << 10, 112 << 10
+"""Bytes of the left operand that a block asks for ahead in the transposed GEMM, if all of its tiles
+have the same columns, and where it has one tile: with more, blocks hinder each other at the memory
+(measured on an H200)."""
 _FEW_TILES = 16
 """If there are more of them along the rows, tiles are visited in groups."""
 _LEAST_GAIN_BY_SWAP = 0.04
@@ -191,20 +199,23 @@ def _swapped_candidates(
     for columns in _swapped_columns(m, 64 if transpose_a else 8):
         turned = -(-m // columns)
         # Of equals the first is taken: several rounds of tiles prefer deep steps.
-        for (tile_m, warpgroups, most), shallow in itertools.product(_SWAPPED_TILES, (True, False)):
+        for (tile_m, warpgroups, least, most, split), shallow in itertools.product(
+            _SWAPPED_TILES, (True, False)
+        ):
             depth = 128 if shallow == (n <= tile_m * H200.multiprocessors) else 256
             if depth > 128 and columns > 32:
                 continue
-            if columns > most:
+            across = columns if split == "m" else -(-columns // 16) * 16
+            if not least <= across <= most or tile_m * across > _LARGEST:
                 continue
             tile = MatmulConfig(
                 swap=True,
                 tile_m=tile_m,
-                tile_n=columns,
+                tile_n=across,
                 tile_k=depth // size,
                 stages=2,
                 warpgroups=warpgroups,
-                split="m",
+                split=split,
                 group=_group(tile_m, k * size) if turned > _FEW_TILES else 1,
                 epilogue_n=8,
             )
@@ -243,6 +254,8 @@ def _divided(
     ways: list[dict[str, Any]] = [{}]
     if tiles > 1 and not tile.swap:
         ways += [{"cluster": 2, "cluster_along": along} for along in ("m", "n")]
+    if tile.swap and n > tile.tile_n:
+        ways += [{"cluster": 2, "cluster_along": "n"}]
     most = min(k_steps, 2 * multiprocessors // tiles)
     ways += [{"split_k": split} for split in range(2, min(most, 8) + 1)]
     full = multiprocessors // tiles
@@ -264,10 +277,10 @@ def _divided(
             continue
         config = dataclasses.replace(tile, epilogue_n=epilogue, evict_first=once, **way)
         config = with_most_stages(config, size, out_size)
-        if tile.swap and once:
+        if tile.swap and n <= tile.tile_n:
             units = tiles * config.parts * config.split_k
             ahead = _IN_FLIGHT if units > multiprocessors else _IN_FLIGHT_AT_ONCE
-            stages = max(4, ahead // config.stage_bytes(size))
+            stages = max(4, ahead // (config.tile_m * config.tile_k * size))
             config = dataclasses.replace(config, stages=min(config.stages, stages))
         if config.stages >= 2:
             yield config

@@ -2,8 +2,9 @@
 
 A block goes through its units of work one after the other. Each takes its steps along k and then
 the epilogue; a step takes hardly longer than what is slower of multiplying and of reading its
-operands from the L2 cache. Reading the operands once from memory and writing the result takes a
-time of its own, which overlaps with that.
+operands from the L2 cache, but no stage is filled anew before what it had was multiplied and memory
+has answered. Reading the operands once from memory and writing the result takes a time of its own,
+which overlaps with that.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ class Rates:
       misaligned: share more that rows take which do not begin at lines of the cache.
       empty: share more that rows and columns of a tile take beyond the end of an operand, which the
         copy engine fills with zeros.
-      latency: nanoseconds from asking for a step until it is there.
+      latency: nanoseconds until memory answers, of steps that nobody has read before.
+      held: how many times as long as multiplying takes a stage is not filled anew.
       step_overlap: exponent of the norm that joins the times of multiplying and reading.
-      multicast: share more of a step's time for blocks of a cluster that share operands.
+      multicast_a: share more of a step's time for blocks of a cluster that share the rows of a,
+        which wait for different columns of b.
+      multicast_b: the same for those that share columns of b.
       split: the same for blocks that share the steps of a tile.
       memory: bytes that the GPU moves from and to its memory in a nanosecond.
       block_memory: bytes that one block moves from memory in a nanosecond at most.
-      memory_latency: nanoseconds after which a block has from memory what it asked for.
       evict_first: share less that memory takes if the L2 cache keeps nothing of what is read once.
       overlap: exponent of the norm that joins the times of the blocks and of memory.
       cache: bytes of the L2 cache.
       write: bytes that all multiprocessors write in a nanosecond in the epilogue.
       launch: nanoseconds of a kernel besides its work.
-      cluster: nanoseconds more of an epilogue for blocks in clusters.
+      cluster: nanoseconds more of an epilogue for blocks in clusters that share operands.
       exchange: nanoseconds of adding up sums in a cluster, besides their bytes.
       exchanged: bytes of sums that a block sends in a nanosecond.
       shared: nanoseconds of a last tile that two blocks share, besides its bytes.
@@ -74,12 +77,13 @@ class Rates:
     misaligned: float
     empty: float
     latency: float
+    held: float
     step_overlap: float
-    multicast: float
+    multicast_a: float
+    multicast_b: float
     split: float
     memory: float
     block_memory: float
-    memory_latency: float
     evict_first: float
     overlap: float
     cache: float
@@ -106,32 +110,33 @@ class Rates:
 H200 = Rates(
     multiprocessors=132,
     clusters={1: 132, 2: 66, 3: 38, 4: 30, 5: 22, 6: 18, 7: 14, 8: 14},
-    clock=1.95,
-    operands=9.4,
-    sustained=1_020_000.0,
-    energy=80_000.0,
-    port=135.0,
-    l2=14_800.0,
-    misaligned=1.0,
-    empty=2.75,
-    latency=800.0,
-    step_overlap=3.05,
-    multicast=0.245,
-    split=0.025,
-    memory=4800.0,
+    clock=2.0,
+    operands=16.9,
+    sustained=1_017_000.0,
+    energy=85_700.0,
+    port=160.0,
+    l2=15_500.0,
+    misaligned=0.68,
+    empty=3.83,
+    latency=675.0,
+    held=1.85,
+    step_overlap=2.98,
+    multicast_a=0.37,
+    multicast_b=0.089,
+    split=0.057,
+    memory=4850.0,
     block_memory=120.0,
-    memory_latency=1450.0,
-    evict_first=0.012,
-    overlap=2.46,
+    evict_first=0.004,
+    overlap=2.7,
     cache=50_000_000.0,
-    write=20_000.0,
-    launch=1060.0,
-    cluster=1770.0,
-    exchange=1780.0,
-    exchanged=28.0,
-    shared=500.0,
-    second=2350.0,
-    partial=2030.0,
+    write=5810.0,
+    launch=1300.0,
+    cluster=2500.0,
+    exchange=2475.0,
+    exchanged=8.64,
+    shared=3390.0,
+    second=1500.0,
+    partial=1350.0,
     pad=3500.0,
     crop=1500.0,
     copy=1200.0,
@@ -222,15 +227,20 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     columns = (config.tile_n + rates.empty * beyond_n) * read_b / along_m
     read = (rows + columns) * depth
     fill = read * max(active / rates.l2, 1 / rates.port)
-    fill = max(fill, rates.latency / (config.stages - 1))
     step = _norm(mma, fill, rates.step_overlap)
-    step *= 1 + rates.multicast * (config.cluster > 1) + rates.split * (config.split_k > 1)
+    if config.cluster > 1:
+        shares_b = (along_m > 1) != config.swap
+        step *= 1 + (rates.multicast_b if shares_b else rates.multicast_a)
+    step *= 1 + rates.split * (config.split_k > 1)
+    stages = max(2, min(config.stages, math.ceil(units / resident) * steps))
+    waits = rates.latency * _read_first(config, m, n, units, resident) + rates.held * mma
+    step = max(step, waits / (stages - 1))
     # The epilogue.
     area = config.tile_m * config.tile_n
     epilogue = area * (sizes.out_size if config.parts == 1 else 4) * active / rates.write
     if config.split_k > 1:
         epilogue += rates.exchange + area * 4 * (1 - 1 / config.split_k) / rates.exchanged
-    if blocks > 1:
+    if config.cluster > 1:
         epilogue += rates.cluster
     last = units - (rounds - 1) * resident
     shared = config.last_parts if last * config.last_parts <= resident else 1
@@ -239,11 +249,9 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         saved = (steps - math.ceil(steps / shared)) * step
         busy += rates.shared + area * 4 / rates.exchanged - saved
     # The blocks of the last round may be too few to keep memory busy.
-    asked = config.stages * (config.tile_m - beyond_m + config.tile_n - beyond_n) * depth
-    block_memory = min(rates.block_memory, asked / rates.memory_latency)
     memory = 0.0
     for share, working in ((units - last, resident * blocks), (last, last * blocks * shared)):
-        memory += moved * share / units / min(rates.memory, working * block_memory)
+        memory += moved * share / units / min(rates.memory, working * rates.block_memory)
     memory /= 1 + rates.evict_first * config.evict_first
     time = _norm(busy, memory, rates.overlap)
     calculated = tiles * config.cluster * area * k_steps * depth
@@ -252,6 +260,29 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     if config.parts > 1:
         time += rates.second + partial / rates.partial
     return time
+
+
+def _read_first(config: MatmulConfig, m: int, n: int, units: int, resident: int) -> float:
+    """The share of steps whose operands nobody has read before: all rows of both operands, over
+    those that the rounds of tiles read."""
+    m_tiles, n_tiles = math.ceil(m / config.tile_m), math.ceil(n / config.tile_n)
+    at_once = min(units, resident)
+    tiles = min(units // config.parts, at_once)
+    parts = at_once / tiles / config.parts
+    tiles *= config.cluster
+    if config.grid_minor == "m":
+        rows, columns = _visited(tiles, config.group, m_tiles, n_tiles)
+    else:
+        columns, rows = _visited(tiles, config.group, n_tiles, m_tiles)
+    read = (rows * config.tile_m + columns * config.tile_n) * parts
+    return min(1.0, (m + n) / (math.ceil(units / resident) * read))
+
+
+def _visited(tiles: int, group: int, minor: int, major: int) -> tuple[float, float]:
+    """Extents along both directions, in tiles, of those that are visited one after the other."""
+    group = min(group, minor)
+    along = group if group * major >= tiles else min(minor, tiles / major)
+    return along, min(major, math.ceil(tiles / along))
 
 
 def _beyond(extent: int, tile: int) -> float:
