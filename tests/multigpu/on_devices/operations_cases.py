@@ -109,11 +109,28 @@ def test_all_reduce(count, shape, method, reduction, dtype):
         np.testing.assert_array_equal(row, found[0])
 
 
+@pytest.mark.parametrize(("count", "dtype"), [(2, np.float32), (3, np.int32)])
+def test_large_sums_in_two_steps(count, dtype):
+    """Blocks have whole tiles, and what is left."""
+    unroll = choice.unroll_of_all_reduce("two_steps", 4 << 20, np.dtype(dtype).itemsize)
+    assert unroll == choice.UNROLL_TWO_STEPS
+    tile = choice.plan(4, 1 << 20, count, 4, None, unroll).tile
+    x = numbers((count, 3 * count * tile + 33), dtype)
+    operation = functools.partial(
+        ops.all_reduce, axis_name="x", method="two_steps", num_blocks=2, tile_size=tile
+    )
+    found = on_devices(operation, x)
+    close(found[0], reduced(x, "add"))
+    np.testing.assert_array_equal(found[1:], found[:-1])
+
+
 def test_methods_are_chosen_by_size(monkeypatch):
     chosen = choice.method_of_all_reduce
     assert [chosen(1 << 10, 2), chosen(4 << 20, 2), chosen(64 << 20, 2)] == [
         *("two_steps", "two_steps", "pipelined"),
     ]
+    unrolls = [("two_steps", 1 << 20, 4), ("two_steps", 8 << 20, 4), ("two_steps", 8 << 20, 2)]
+    assert [choice.unroll_of_all_reduce(*one) for one in unrolls] == [8, 32, 8]
     assert [chosen(1 << 10, 2, False), chosen(4 << 20, 2, False)] == ["one_step", "two_steps"]
     assert [chosen(1 << 10, 8), chosen(4 << 20, 8), chosen(64 << 20, 8)] == [
         *("one_step", "two_steps", "pipelined"),

@@ -158,7 +158,7 @@ def all_reduce(
         )
     nbytes, count = x.size * x.dtype.itemsize, _count(axis_name)
     chosen: str = method or choice.method_of_all_reduce(nbytes, count, x.size % count == 0)
-    unroll = choice.UNROLL_PIPELINED if chosen == "pipelined" else choice.UNROLL
+    unroll = choice.unroll_of_all_reduce(chosen, nbytes, x.dtype.itemsize)
     plan = _plan(x, count, num_blocks, tile_size, vec_size, unroll)
     if chosen != "multicast" and num_blocks is tile_size is vec_size is None:
         methods = (method,) if method else ("one_step", "two_steps", "pipelined")
