@@ -55,6 +55,17 @@ def test_store_of_vectors():
     assert "16384" in ptx
 
 
+def test_arrivals_that_order_nothing_else():
+    ptx = storing((64, 64), jnp.float32, relaxed=True)
+    in_order(
+        ptx,
+        r"mbarrier\.expect_tx\.relaxed\.cluster\.shared::cluster\.b64 \[%r\d+\], %r",
+        r"mbarrier\.arrive\.relaxed\.cluster\.shared::cluster\.b64 _, \[%r\d+\], 128;",
+        r"st\.async\.weak\.shared::cluster",
+    )
+    assert "mbarrier.arrive.release.cluster" not in ptx
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype", "form"),
     [

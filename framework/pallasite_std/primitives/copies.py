@@ -409,6 +409,7 @@ def async_store_smem(
     cluster_dim: Any,
     optimized: bool = True,
     atomic: str | None = None,
+    relaxed: bool = False,
 ) -> None:
     """Starts a store from registers to shared memory of a block of the cluster.
 
@@ -420,6 +421,8 @@ def async_store_smem(
       cluster_dim: the name of a cluster axis.
       optimized: an error if the store would have bank conflicts.
       atomic: combine instead of overwrite: one of add, max, min, and, or, xor.
+      relaxed: who waits sees what has been stored, and nothing else that this thread did before,
+        whose stores to global memory need not arrive first: that can take a microsecond.
 
     Raises:
       InvalidTypeError: an argument of the wrong kind.
@@ -452,6 +455,7 @@ def async_store_smem(
         cluster_dim=cluster_dim,
         optimized=bool(optimized),
         atomic=atomic,
+        relaxed=bool(relaxed),
     )
 
 

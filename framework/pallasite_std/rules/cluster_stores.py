@@ -69,6 +69,7 @@ def _async_store_smem(
     cluster_dim: Any,
     optimized: bool,
     atomic: str | None,
+    relaxed: bool,
 ) -> Sequence[Value]:
     """``st.async`` or ``red.async`` (PTX ISA 9.7.9.13, 9.7.13.9), and one arrival of this thread
     on the barrier of the block that is written, which announces the bytes."""
@@ -100,10 +101,11 @@ def _async_store_smem(
         ctx.synchronize()
     count = hardware_arrivals(ctx, resolved)
     arrived = cluster_address(resolved.pointer(), remote.remote)
+    order = "relaxed" if relaxed else "release"
     with ops.when(ctx.leader):
         ops.inline_assembly(
             "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [$0], $1;\n\t"
-            f"mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0], {count};",
+            f"mbarrier.arrive.{order}.cluster.shared::cluster.b64 _, [$0], {count};",
             "r,r,~{memory}",
             arrived,
             ops.i32_constant(size),

@@ -111,11 +111,12 @@ def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple
 
     zero = jnp.zeros((size,), jnp.float32)
     start = (jnp.full((size,), LOWEST, jnp.float32), zero, zero)
-    (most, sums, all_logits), tail = block.fold(step, start)
+    # What is left is on its way while the chunks are read.
+    tail = block.rest()
+    ends = None if tail is None else loss.logits(tail.load(x))
+    most, sums, all_logits = block.fold(step, start)
     mine = jnp.max(most)
-    ends = None
-    if tail is not None:
-        ends = loss.logits(tail.load(x))
+    if ends is not None:
         last = block.thread == block.tiling.threads - 1
         mine = jnp.where(last, jnp.maximum(mine, jnp.max(ends)), mine)
     (largest,) = block.exchange((mine,), ("max",))

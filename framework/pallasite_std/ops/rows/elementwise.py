@@ -19,11 +19,10 @@ ELEMENTS = 16
 
 
 def flattened(*arrays: jax.Array) -> list[jax.Array]:
-    """Arrays of one shape as matrices whose rows are as long as suits the tiles, if possible."""
-    size, columns = arrays[0].size, arrays[0].shape[-1]
-    width = LANES * ELEMENTS
-    if size % width == 0:
-        columns = width
+    """Arrays of one shape as matrices of whole tiles, or of a single row if that is not possible:
+    then all tiles but the last one are whole."""
+    size, width = arrays[0].size, LANES * ELEMENTS
+    columns = width if size % width == 0 else size
     return [one.reshape(size // columns, columns) for one in arrays]
 
 

@@ -59,6 +59,11 @@ class Chunk:
         self.width = width
         self._kept: dict[int, Any] | None = {} if kept else None
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what has been loaded stays in registers."""
+        return self._kept is not None
+
     def load(self, ref: Any) -> Any:
         """Elements of a (rows, columns) matrix as float32: (height, width), or (width,)."""
         if self._kept is None:
@@ -90,7 +95,9 @@ class Chunk:
     def vector(self, ref: Any) -> Any:
         """Elements of a vector with one for each column as float32, the same for all rows."""
         value = self.rows.held.get(id(ref))
-        if value is None:
+        if id(ref) in self.rows.staged:
+            value = self.rows.staged[id(ref)][...]
+        elif value is None:
             value = ref[pl.ds(self.first, self.width)]
         value = value.astype(jnp.float32)
         if self.rows.tiling.height == 1:
@@ -184,7 +191,7 @@ class Rows:
         start = tuple(jnp.full((self.tiling.chunk,), NEUTRAL[kind], jnp.float32) for kind in kinds)
         sums = self._over_chunks(step, start)
         results = tuple(REDUCE[kind](one) for kind, one in zip(kinds, sums, strict=True))
-        rest = self._rest()
+        rest = self.rest()
         if rest is not None:
             # It may hold what only the last warpgroup has written.
             neutral = tuple(jnp.float32(NEUTRAL[kind]) for kind in kinds)
@@ -207,18 +214,15 @@ class Rows:
             return carry
 
         self._over_chunks(step, ())
-        rest = self._rest()
+        rest = self.rest()
         if rest is not None:
             pl.when(self.thread == self.tiling.threads - 1)(lambda: work(rest))
 
-    def fold(self, step: Callable[[Chunk, Any], Any], start: Any) -> tuple[Any, Chunk | None]:
-        """The carry of full chunks of this warpgroup, and the columns that are left, if any.
-
-        The last warpgroup has to add those.
-        """
+    def fold(self, step: Callable[[Chunk, Any], Any], start: Any) -> Any:
+        """The carry of full chunks of this warpgroup."""
         if self.tiling.resident:
-            return step(self.resident, start), None
-        return self._over_chunks(step, start), self._rest()
+            return step(self.resident, start)
+        return self._over_chunks(step, start)
 
     def _over_chunks(self, step: Callable[[Chunk, Any], Any], carry: Any) -> Any:
         chunk, threads = self.tiling.chunk, self.tiling.threads
@@ -232,7 +236,8 @@ class Rows:
 
         return lax.fori_loop(0, mine, body, carry)
 
-    def _rest(self) -> Chunk | None:
+    def rest(self) -> Chunk | None:
+        """The columns behind the full chunks, if any; they are the last warpgroup's."""
         width = self.tiling.columns % self.tiling.chunk
         first = self.tiling.columns - width
         return Chunk(self, first, width, kept=False) if width else None

@@ -24,6 +24,8 @@ from pallasite_std.ops.rows.kernel import (
     row_kernel,
     streamed_row_kernel,
 )
+from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
+from pallasite_std.ops.rows.pipelines import gradient_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.tiling import (
     LANES,
@@ -233,9 +235,40 @@ def affine(norm: Norm, chunk: Chunk, x: Any, weight: Any, bias: Any) -> Any:
 # Backward -----------------------------------------------------------------------------------------
 
 
-def keeps_rows(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> bool:
+def keeps_rows(
+    norm: Norm,
+    rows: int,
+    columns: int,
+    dtype: np.dtype[Any],
+    multiprocessors: int,
+    shared_memory: int,
+) -> bool:
     """Whether :func:`backward` serves: registers hold a row, or there are no sums over rows."""
-    return _gradient_tiling(norm, rows, columns, dtype).resident or not (norm.weight or norm.bias)
+    if _gradient_tiling(norm, rows, columns, dtype).resident or not (norm.weight or norm.bias):
+        return True
+    return _pipeline(norm, rows, columns, dtype, multiprocessors, shared_memory) is not None
+
+
+def _pipeline(
+    norm: Norm,
+    rows: int,
+    columns: int,
+    dtype: np.dtype[Any],
+    multiprocessors: int,
+    shared_memory: int,
+) -> Pipeline | None:
+    """With one reduction, registers that hold a row are as fast without."""
+    held = _gradient_tiling(norm, rows, columns, dtype).resident
+    if held and not norm.centered:
+        return None
+    return gradient_pipeline(
+        rows, columns, _matrices(norm, dtype), norm.weight, multiprocessors, shared_memory
+    )
+
+
+def _matrices(norm: Norm, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
+    """Types of what :func:`backward` reads: x, the cotangents of the result and of the sum."""
+    return (dtype, norm.out_dtype, *((dtype,) if norm.residual else ()))
 
 
 def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
@@ -273,8 +306,8 @@ def backward(
     multiprocessors: int,
     shared_memory: int,
 ) -> Callable[..., Any]:
-    """The kernel, a function of x (or the sum with the residual), d_out, the moments that
-    :func:`forward` saves, weight?, d_sum?.
+    """The kernel, a function of x (or the sum with the residual), d_out, d_sum?, the moments that
+    :func:`forward` saves, weight?.
 
     Returns:
       the gradient by x; then, if there are such operands, sums over the rows of each block from
@@ -286,9 +319,9 @@ def backward(
 
     def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> Work:
         operands = list(refs)
+        d_sum = operands.pop(0) if norm.residual else None
         scale, *mean = (block.values(operands.pop(0)) for _ in range(norm.moments))
         weight = operands.pop(0) if norm.weight else None
-        d_sum = operands.pop(0) if norm.residual else None
         d_x = operands.pop(0)
 
         # Normalised values are x * scale + below.
@@ -335,16 +368,33 @@ def backward(
         in_step([body(block, *refs)], [block])
 
     name, exchanges = f"{norm.name}_gradient", norm.moments
+    dtypes = _matrices(norm, dtype)
+    of_rows = range(len(dtypes), len(dtypes) + norm.moments)
     out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)]
     if not count:
         return row_kernel(alone, rows, tiling, out_types, name, exchanges)
-    resident, staging = staged_rows(tiling, rows, count, (dtype, norm.out_dtype), shared_memory)
+    pipeline = _pipeline(norm, rows, columns, dtype, multiprocessors, shared_memory)
+    if pipeline is not None:
+        groups = pipeline.groups(multiprocessors)
+        out_types += [jax.ShapeDtypeStruct((groups, columns), jnp.float32)] * count
+
+        def finish_part(first: Any, group: Any, sums: tuple[Any, ...], *refs: Any) -> None:
+            for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
+                ref[group, pl.ds(first, value.shape[0])] = value
+
+        return pipelined_row_kernel(
+            body, finish_part, rows, pipeline, groups, dtypes,
+            [("sum",) * norm.moments], count, out_types, name,
+            [of_rows.stop] if norm.weight else [], of_rows,
+            plgpu.CompilerParams(approx_math=size_of(dtype) < 4, min_blocks=pipeline.resident),
+        )  # fmt: skip
+    resident, staging = staged_rows(tiling, rows, count, dtypes, shared_memory)
     group = tiling.height * (1 if staging is None else staging.together)
     blocks = max(1, min(rows // group, multiprocessors * resident))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
     params = None if staging is None else plgpu.CompilerParams(min_blocks=resident)
     held = norm.weight and tiling.height * tiling.chunk <= HELD * LANES
-    vectors = [2 + norm.moments] if held else []
+    vectors = [of_rows.stop] if held else []
     return folding_row_kernel(
         body,
         finish,
@@ -358,7 +408,7 @@ def backward(
         staging,
         params,
         vectors,
-        range(2, 2 + norm.moments),
+        of_rows,
     )
 
 

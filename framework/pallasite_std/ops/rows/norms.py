@@ -239,18 +239,18 @@ def _reference_gradients(
 def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotangents: Any) -> Any:
     rows, d_out = as_rows(x), as_rows(cotangents[0])
     moments = [one.reshape(-1) for one in moments]
-    operands = [] if weight is None else [weight]
-    if norm.residual:
-        operands.append(as_rows(cotangents[1]))
+    vectors = [] if weight is None else [weight]
+    d_sum = [as_rows(cotangents[1])] if norm.residual else []
     machine = _machine()
-    if norm_kernels.keeps_rows(norm, rows.shape[0], rows.shape[1], np.dtype(x.dtype)):
+    count, columns = rows.shape
+    if norm_kernels.keeps_rows(norm, count, columns, np.dtype(x.dtype), *machine):
         kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
-        d_x, *rest = kernel(rows, d_out, *moments, *operands)
+        d_x, *rest = kernel(rows, d_out, *d_sum, *moments, *vectors)
     else:
         reduce = norm_strips.reductions(norm, *rows.shape, np.dtype(x.dtype))
-        reduced = reduce(rows, d_out, *moments, *([] if weight is None else [weight]))
+        reduced = reduce(rows, d_out, *moments, *vectors)
         kernel = norm_strips.gradients(norm, *rows.shape, np.dtype(x.dtype), machine[0])
-        d_x, *rest = kernel(rows, d_out, *moments, *reduced, *operands)
+        d_x, *rest = kernel(rows, d_out, *moments, *reduced, *vectors, *d_sum)
     sums = [jnp.sum(one, axis=0) for one in rest]
     d_weight = None if weight is None else sums.pop(0).astype(weight.dtype)
     d_bias = None if bias is None else sums.pop(0).astype(bias.dtype)

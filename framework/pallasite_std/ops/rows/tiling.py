@@ -73,7 +73,7 @@ def row_tiling(rows: int, columns: int, itemsize: int, registers: Registers) -> 
     """
     if columns <= registers.area // 2:
         height = 1
-        while height < 16 and 2 * height * columns <= registers.area and 2 * height <= rows:
+        while 2 * height * columns <= registers.area and 2 * height <= rows:
             height *= 2
         return RowTiling(height, 1, columns, columns)
     vector = max(1, VECTOR_BYTES // itemsize)
@@ -100,6 +100,9 @@ def streaming_tiling(rows: int, columns: int, registers: Registers) -> RowTiling
     """The tiling of a matrix of which each row is read once, chunk by chunk."""
     if columns <= registers.area:
         return row_tiling(rows, columns, 1, registers)
+    if columns <= registers.limit(1) and rows >= BUSY_ROWS:
+        # All of it is in flight at once.
+        return RowTiling(1, 1, columns, columns)
     threads = 1 if columns <= 65536 else 2
     while rows * threads < BUSY_ROWS and threads < MOST_WARPGROUPS and columns > threads * 8192:
         threads *= 2

@@ -1,0 +1,448 @@
+"""Kernels over rows whose warpgroups do not wait for one another's reductions.
+
+While the sums of a row are on their way, a warpgroup reduces what it has of the next one, and only
+then finishes the first (software pipelining). So rows may be shared by many warpgroups, also of the
+blocks of a cluster, where they are too long for the registers or the shared memory of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_std.ops.rows.kernel import COMBINE, INSIDE, REDUCE, Chunk, Reductions, Rows, Work
+from pallasite_std.ops.rows.tiling import VECTOR_BYTES, RowTiling, size_of
+
+CLUSTER = "side"
+"""The axis of the blocks that share a row."""
+PERIOD = 8
+"""After so many turns the blocks of a cluster tell one another what they have read: an arrival that
+says so waits for the stores to global memory before it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """How rows are shared, and fetched before their turn.
+
+    Attributes:
+      threads: warpgroups of a block that share a row.
+      blocks: of a cluster that share a row.
+      columns: of the matrix.
+      stages: rows in shared memory: at least two more than there are reductions of a row.
+      resident: blocks that a multiprocessor has at a time.
+      chunk: columns of each warpgroup but for the last, which has those that are left, at most as
+        many; whole vectors.
+      together: rows of a stage, which are reduced at once.
+      held: whether vectors with an element for each column stay in registers, or in shared memory.
+    """
+
+    threads: int
+    blocks: int
+    columns: int
+    stages: int
+    resident: int
+    chunk: int
+    together: int = 1
+    held: bool = True
+
+    @property
+    def parts(self) -> int:
+        """Warpgroups that share a row."""
+        return self.threads * self.blocks
+
+    @property
+    def last(self) -> int:
+        """Columns of the last warpgroup."""
+        return self.columns - (self.parts - 1) * self.chunk
+
+    def groups(self, multiprocessors: int) -> int:
+        """Blocks, or clusters, that are resident at a time.
+
+        Clusters lie within parts of the chip that have 16 or 18 multiprocessors.
+        """
+        if self.blocks <= 2:
+            return max(1, multiprocessors * self.resident // self.blocks)
+        return max(1, multiprocessors // 16 * (16 // self.blocks) * self.resident)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """What a warpgroup fetches of a row.
+
+    Rows that do not begin at whole vectors are fetched from the vector before on; what is behind
+    the last whole vector of the matrix cannot be.
+
+    Attributes:
+      width: columns.
+      itemsize: of an element, in bytes.
+      rows, columns: of the matrix.
+    """
+
+    width: int
+    itemsize: int
+    rows: int
+    columns: int
+
+    @property
+    def vector(self) -> int:
+        """Elements."""
+        return VECTOR_BYTES // self.itemsize
+
+    @property
+    def aligned(self) -> bool:
+        """Whether rows begin at whole vectors."""
+        return self.columns % self.vector == 0
+
+    @property
+    def fetched(self) -> int:
+        """Elements that are copied."""
+        if self.aligned:
+            return self.width
+        return -(-(self.width + self.vector - 1) // self.vector) * self.vector
+
+    @property
+    def size(self) -> int:
+        """Elements in shared memory."""
+        return self.fetched if self.aligned else self.fetched + self.vector
+
+    @property
+    def whole(self) -> int:
+        """Elements of the matrix's whole vectors."""
+        return self.rows * self.columns // self.vector * self.vector
+
+    def begin(self, position: Any) -> Any:
+        """From where on elements are copied, for those from ``position`` on."""
+        begin = lax.div(position, self.vector) * self.vector
+        return pl.multiple_of(lax.min(begin, self.whole - self.fetched), self.vector)
+
+
+@dataclasses.dataclass
+class _Flight:
+    """Rows in flight: their step, and of each its values and what is known of its reductions."""
+
+    step: Any
+    values: list[list[Any]]
+    known: list[list[tuple[Any, ...]]]
+
+    @property
+    def turns(self) -> int:
+        """Reductions that are known."""
+        return len(self.known[0])
+
+
+def pipelined_row_kernel(
+    body: Callable[..., Work],
+    finish: Callable[..., None],
+    rows: int,
+    pipeline: Pipeline,
+    groups: int,
+    dtypes: Sequence[np.dtype[Any]],
+    reductions: Sequence[Sequence[str]],
+    sums: int,
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    vectors: Sequence[int] = (),
+    of_rows: Sequence[int] = (),
+    params: Any = None,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """A kernel whose blocks, or clusters, go over many rows each.
+
+    Args:
+      body: ``body(rows, *refs)`` works on one row; it yields what it reduces and what to add to
+        each sum, of the chunk's shape. It is run anew for each part of the work between reductions,
+        so it stores results after the last of them only.
+      finish: ``finish(first, group, sums, *refs)`` stores the sums of a group's rows, each (width,)
+        from column ``first`` on.
+      rows: of the matrices; for each group, one more than there are reductions at least.
+      pipeline: how they are distributed.
+      groups: of blocks that share rows.
+      dtypes: of the first operands, matrices that are fetched.
+      reductions: the kinds of what the body reduces at a time.
+      sums: how many there are.
+      out_types: types of the results.
+      name: of the kernel, in profiles.
+      vectors: numbers of the operands with an element for each column, which stay in registers.
+      of_rows: of those with an element for each row, which is read early.
+      params: ``CompilerParams``.
+    """
+    depth, stages, threads = len(reductions), pipeline.stages, pipeline.threads
+    blocks, parts, columns = pipeline.blocks, pipeline.parts, pipeline.columns
+    together, units = pipeline.together, -(-rows // pipeline.together)
+    vector = VECTOR_BYTES // min(map(size_of, dtypes))
+    flat = columns % vector > 0
+    # Each warpgroup has a place for what it sends: whole vectors.
+    places_of_values = -(-together * sum(map(len, reductions)) // 4) * 4
+    # Of a block, its warpgroups have read a slot when they fill the next; of a cluster, see PERIOD.
+    slots = 2 if blocks == 1 else 2 * PERIOD + depth
+    assert stages >= depth + 2 and units >= groups * (depth + 1)
+
+    def over_rows(*refs: Any, **scratch: Any) -> None:
+        own = lax.axis_index("part") if threads > 1 else 0
+        thread = own if blocks == 1 else own + threads * lax.axis_index(CLUSTER)
+        if pipeline.last == pipeline.chunk:
+            over_columns(pipeline.chunk, own, thread, *refs, **scratch)
+            return
+        last = parts - 1
+        pl.when(thread < last)(lambda: over_columns(pipeline.chunk, own, thread, *refs, **scratch))
+        pl.when(thread == last)(lambda: over_columns(pipeline.last, own, thread, *refs, **scratch))
+
+    def over_columns(
+        width: int, own: Any, thread: Any, *refs: Any, partials: Any, combined: Any, loaded: Any,
+        **buffers: Any,
+    ) -> None:  # fmt: skip
+        group = lax.axis_index("group")
+        staged = [buffers[f"staged_{number}"] for number in range(len(dtypes))]
+        tiling = RowTiling(1, parts, width, width * parts)
+        first = thread * pipeline.chunk
+        window = pl.ds(first, width)
+        windows = [_Window(width, size_of(dtype), rows, columns) for dtype in dtypes]
+        held, kept = dict[int, Any](), dict[int, Any]()
+        for one in vectors:
+            values = refs[one][window]
+            if pipeline.held:
+                held[id(refs[one])] = values
+            else:
+                place = buffers[f"vector_{one}"]
+                place = (place.at[own] if threads > 1 else place).at[pl.ds(0, width)]
+                place[...] = values
+                kept[id(refs[one])] = place
+        steps = lax.div(units - group + (groups - 1), groups)
+
+        def row_of(step: Any, number: int) -> Any:
+            row = (group + step * groups) * together + number
+            # What is not there is the last row once more.
+            return lax.min(row, rows - 1) if rows % together and number else row
+
+        def places(step: Any, number: int) -> list[Any]:
+            there = (lax.rem(step, stages), *((own,) if threads > 1 else ()))
+            return [one.at[(*there, number) if together > 1 else there] for one in staged]
+
+        def position(row: Any) -> Any:
+            return row * columns + first
+
+        def fetch(step: Any) -> None:
+            barrier = loaded.at[lax.rem(step, stages)]
+            for number in range(together):
+                row = row_of(step, number)
+                for source, place, part in zip(refs, places(step, number), windows, strict=False):
+                    if flat:
+                        some = source.at[pl.ds(part.begin(position(row)), part.fetched)]
+                        place = place.at[pl.ds(0, part.fetched)]
+                    else:
+                        some, place = source.at[row, window], place.at[pl.ds(0, width)]
+                    plgpu.copy_gmem_to_smem(some, place, barrier, oob_mode=INSIDE)
+
+        def await_rows(step: Any) -> None:
+            plgpu.barrier_wait(loaded.at[lax.rem(step, stages)])
+            for number in range(together):
+                row = row_of(step, number)
+                for source, place, part in zip(refs, places(step, number), windows, strict=False):
+                    left = rows * columns - part.whole
+                    if flat and left:
+
+                        def add(source: Any, place: Any, part: _Window, left: int) -> None:
+                            place[pl.ds(part.fetched, left)] = source[pl.ds(part.whole, left)]
+
+                        behind = functools.partial(add, source, place, part, left)
+                        pl.when(position(row) + width > part.whole)(behind)
+
+        def early(step: Any) -> list[list[Any]]:
+            step = lax.min(step, steps - 1)
+            rows_there = [row_of(step, number) for number in range(together)]
+            return [[refs[one][row] for one in of_rows] for row in rows_there]
+
+        def start(flight: _Flight, number: int) -> tuple[Rows, Work]:
+            row, there = row_of(flight.step, number), dict(kept)
+            some = places(flight.step, number)
+            for ref, place, part in zip(refs, some, windows, strict=False):
+                begin = position(row)
+                offset = begin - part.begin(begin) if flat else 0
+                there[id(ref)] = place.at[pl.ds(offset, width)]
+            values = dict(
+                zip((id(refs[one]) for one in of_rows), flight.values[number], strict=True)
+            )
+            block = Rows(tiling, row, thread, None, there, held | values)
+            block.resident = Chunk(block, first, width, kept=block.resident.keeps)
+            return block, body(block, *refs)
+
+        def partial(flight: _Flight, number: int) -> list[tuple[str, Any]]:
+            """What is reduced next, with the kinds."""
+            block, work = start(flight, number)
+            asked: Reductions = next(work)
+            for known in flight.known[number]:
+                asked = work.send(known)
+            values, kinds, _ = asked
+            return list(zip(kinds, values(block.resident), strict=True))
+
+        def complete(flight: _Flight, number: int, so_far: list[Any]) -> list[Any]:
+            block, work = start(flight, number)
+            asked: Reductions = next(work)
+            for turn, known in enumerate(flight.known[number]):
+                values, _, added = asked
+                if sums:
+                    values(block.resident)
+                    if added and rows % together and number:
+                        there = (group + flight.step * groups) * together + number < rows
+                        added = [jnp.where(there, one, 0.0) for one in added]
+                    if added:
+                        so_far = [a + b for a, b in zip(so_far, added, strict=True)]
+                try:
+                    asked = work.send(known)
+                except StopIteration:
+                    assert turn == depth - 1
+            return so_far
+
+        def send(turn: Any, given: Sequence[tuple[str, Any]]) -> None:
+            """Reduces arrays, those of a kind at once."""
+            place, scalars = 0, list[Any]()
+            slot = lax.rem(turn, slots)
+            for kind in dict.fromkeys(kind for kind, _ in given):
+                arrays = [array for other, array in given if other == kind]
+                values = REDUCE[kind](jnp.stack(arrays), axis=1)
+                if blocks == 1:
+                    partials[slot, thread, pl.ds(place, values.size)] = values
+                    place += values.size
+                else:
+                    scalars += [values[number] for number in range(values.size)]
+            if blocks == 1:
+                plgpu.barrier_arrive(combined)
+                return
+            lanes = lax.broadcasted_iota(jnp.int32, (places_of_values,), 0)
+            packed = jnp.zeros((places_of_values,), jnp.float32)
+            for place, value in enumerate(scalars):
+                packed = jnp.where(lanes == place, value, packed)
+            for block in range(blocks):
+                plgpu.async_store_smem(
+                    packed, partials.at[slot, thread], combined.at[lax.rem(turn, 2)],
+                    cluster_idx=jnp.int32(block), cluster_dim=CLUSTER, relaxed=True,
+                )  # fmt: skip
+
+        def receive(turn: Any, kinds: Sequence[str]) -> list[Any]:
+            slot = lax.rem(turn, slots)
+            plgpu.barrier_wait(combined if blocks == 1 else combined.at[lax.rem(turn, 2)])
+            order = [n for kind in dict.fromkeys(kinds) for n, k in enumerate(kinds) if k == kind]
+            results: list[Any] = [None] * len(kinds)
+            for place, number in enumerate(order):
+                total = partials[slot, 0, place]
+                for other in range(1, parts):
+                    total = COMBINE[kinds[number]](total, partials[slot, other, place])
+                results[number] = total
+            return results
+
+        def turn(
+            number: Any, flying: list[_Flight], so_far: list[Any], following: Any
+        ) -> tuple[list[_Flight], list[Any], Any]:
+            """Goes on with the rows in flight, and begins the next ones if there are any."""
+            if flying:
+                kinds = [k for one in flying for k in list(reductions[one.turns]) * together]
+                results = receive(number - 1, kinds)
+                for one in flying:
+                    count = len(reductions[one.turns])
+                    for known in one.known:
+                        known.append(tuple(results.pop(0) for _ in range(count)))
+            if following is not None:
+                await_rows(number)
+                flying.append(_Flight(number, following, [[] for _ in range(together)]))
+                following = early(number + 1)
+            waiting = [one for one in flying if one.turns < depth]
+            if waiting:
+                some = [
+                    part for one in waiting for n in range(together) for part in partial(one, n)
+                ]
+                send(number, some)
+            if len(waiting) < len(flying):
+                for n in range(together):
+                    so_far = complete(flying[0], n, so_far)
+            return waiting, so_far, following
+
+        def flights(first_step: Any, values: Any, known: Any) -> list[_Flight]:
+            return [
+                _Flight(first_step + number, list(v), [list(each) for each in k])
+                for number, (v, k) in enumerate(zip(values, known, strict=True))
+            ]
+
+        def one_step(step: Any, carry: Any) -> Any:
+            so_far, values, known, following = carry
+            if blocks > 1:
+
+                def read_until_now() -> None:
+                    pl.when(step > 0)(lambda: plgpu.barrier_wait(buffers["seen"]))
+                    plgpu.barrier_arrive(buffers["seen"])
+
+                pl.when(lax.rem(step, PERIOD) == 0)(read_until_now)
+            pl.when(step + stages - 1 < steps)(lambda: fetch(step + stages - 1))
+            flying = flights(step, values, known)
+            return packed_state(*turn(step + depth, flying, list(so_far), following))
+
+        def packed_state(flying: list[_Flight], so_far: Any, following: Any) -> Any:
+            values, known = [one.values for one in flying], [one.known for one in flying]
+            return tuple(so_far), values, known, following
+
+        ahead = lax.min(steps, stages - 1)
+        lax.fori_loop(0, ahead, lambda step, _: fetch(step), None)
+        flying: list[_Flight] = []
+        so_far = [jnp.zeros((width,), jnp.float32)] * sums
+        following: Any = early(jnp.int32(0))
+        for number in range(depth):
+            flying, so_far, following = turn(jnp.int32(number), flying, so_far, following)
+        carry = packed_state(flying, so_far, following)
+        sums_now, rows_values, rows_known, _ = lax.fori_loop(0, steps - depth, one_step, carry)
+        flying, so_far = flights(steps - depth, rows_values, rows_known), list(sums_now)
+        for number in range(depth):
+            flying, so_far, _ = turn(steps + number, flying, so_far, None)
+        if sums:
+            finish(first, group, tuple(so_far), *refs)
+
+    @functools.lru_cache(maxsize=8)
+    def kernel_of(*vector_types: np.dtype[Any]) -> Callable[..., tuple[jax.Array, ...]]:
+        vector_dtypes = dict(zip(vectors, vector_types, strict=True))
+        inner = tuple(size for size in (threads, together) if size > 1)
+        scratch: dict[str, Any] = {}
+        for number, dtype in enumerate(dtypes):
+            size = _Window(pipeline.chunk, size_of(dtype), rows, columns).size
+            scratch[f"staged_{number}"] = plgpu.SMEM((stages, *inner, size), dtype)
+        for number in () if pipeline.held else vectors:
+            shape = (threads, pipeline.chunk) if threads > 1 else (pipeline.chunk,)
+            scratch[f"vector_{number}"] = plgpu.SMEM(shape, vector_dtypes[number])
+        scratch["partials"] = plgpu.SMEM((slots, parts, places_of_values), jnp.float32)
+        scratch["combined"] = plgpu.Barrier(
+            num_arrivals=parts, num_barriers=1 if blocks == 1 else 2
+        )
+        if blocks > 1:
+            scratch["seen"] = plgpu.ClusterBarrier(collective_axes=(CLUSTER,), num_arrivals=threads)
+        scratch["loaded"] = plgpu.Barrier(
+            num_arrivals=len(dtypes) * together * threads, num_barriers=stages
+        )
+        arguments: dict[str, Any] = dict(scratch_types=scratch)
+        if threads > 1:
+            arguments |= dict(num_threads=threads, thread_name="part")
+        if blocks > 1:
+            arguments |= dict(cluster=(blocks,), cluster_names=(CLUSTER,))
+        kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
+            over_rows,
+            out_type=tuple(out_types),
+            grid=(groups,),
+            grid_names=("group",),
+            kernel_name=name,
+            compiler_params=params,
+            **arguments,
+        )
+        return kernel
+
+    def call(*operands: Any) -> tuple[jax.Array, ...]:
+        kernel = kernel_of(*(np.dtype(operands[one].dtype) for one in vectors))
+        if flat:
+            matrices = [one.reshape(-1) for one in operands[: len(dtypes)]]
+            operands = (*matrices, *operands[len(dtypes) :])
+        return kernel(*operands)
+
+    return call

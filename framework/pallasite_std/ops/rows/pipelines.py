@@ -1,0 +1,75 @@
+"""When gradients of normalisations are computed by pipelined rows, and how they are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pallasite_std.ops.rows.pipelined import Pipeline
+from pallasite_std.ops.rows.tiling import VECTOR_BYTES, size_of
+
+_LEAST = 6 * 1024
+"""Bytes of a row, of all matrices: shorter ones are as fast when a warpgroup has whole rows."""
+
+_LONG, _WIDE = 64 * 1024, 14 * 1024
+"""Bytes, and columns, of what a block has of a row at most: for more, stages and registers do not
+suffice."""
+
+_STEPS = 8
+"""Rows of each block from which the beginning and the end of a pipeline do not count."""
+
+_RESERVED = 4096
+"""Bytes of shared memory for barriers and what warpgroups send one another."""
+
+
+def gradient_pipeline(
+    rows: int,
+    columns: int,
+    dtypes: Sequence[np.dtype[Any]],
+    vectors: int,
+    multiprocessors: int,
+    shared_memory: int,
+) -> Pipeline | None:
+    """How rows are shared, or None if the other kernels are faster or have to do.
+
+    The bounds are from samples of 30 widths between 1024 and 32000 on an H200.
+
+    Args:
+      rows, columns: of the matrices.
+      dtypes: of the matrices that are read.
+      vectors: operands with an element for each column.
+      multiprocessors: of the machine.
+      shared_memory: bytes that a block may have.
+    """
+    sizes = [size_of(dtype) for dtype in dtypes]
+    vector = VECTOR_BYTES // min(sizes)
+    row_bytes = columns * sum(sizes)
+    if row_bytes < _LEAST or columns % vector:
+        return None
+    fitting = (n for n in (1, 2, 4, 8) if row_bytes <= n * _LONG and columns <= n * _WIDE)
+    blocks = next(fitting, None)
+    if blocks is None:
+        return None
+    width, width_bytes = -(-columns // blocks), row_bytes // blocks
+    held, threads, together, resident = False, 4, 1, 1
+    if blocks == 1 and width_bytes <= 14 * 1024:
+        held, threads, together, resident = True, 2, 2, 3
+        if width_bytes > 8 * 1024:
+            held, resident = False, 2
+    elif blocks == 1 and width_bytes <= 28 * 1024:
+        held, threads, together = True, -(-width // 1024), 2
+    chunk = -(-columns // (threads * blocks * vector)) * vector
+    of_stage = chunk * threads * together * sum(sizes)
+    free = shared_memory // resident - _RESERVED
+    if not held and free - vectors * 4 * chunk * threads < 3 * of_stage:
+        held = True
+    if not held:
+        free -= vectors * 4 * chunk * threads
+    stages = min(free // of_stage, 3 if together > 1 else 4)
+    pipeline = Pipeline(threads, blocks, columns, stages, resident, chunk, together, held)
+    if stages < 3 or pipeline.last <= 0:
+        return None
+    enough = rows >= _STEPS * together * pipeline.groups(multiprocessors)
+    return pipeline if enough else None

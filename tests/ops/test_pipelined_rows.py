@@ -1,0 +1,79 @@
+"""Gradients of normalisations by rows in a software pipeline, against formulas in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallasite import ops
+from pallasite_std.ops.rows import norm_kernels, norms
+from pallasite_std.ops.rows.pipelines import gradient_pipeline
+
+pytestmark = pytest.mark.runs_kernels
+
+SHARED_MEMORY = 227 * 1024
+BF16 = np.dtype(jnp.bfloat16)
+
+
+def gradients(x, weight, d_out, d_sum):
+    """By the sum that is normalised, weight and bias, of a layer norm."""
+    x, weight, d_out = (np.asarray(one, np.float64) for one in (x, weight, d_out))
+    x = x - x.mean(-1, keepdims=True)
+    scale = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+    value, g = x * scale, d_out * weight
+    d_x = g - g.mean(-1, keepdims=True) - value * (g * value).mean(-1, keepdims=True)
+    return d_x * scale + np.asarray(d_sum, np.float64), (d_out * value).sum(0), d_out.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "multiprocessors", "residual"),
+    [
+        (50, 1536, BF16, 1, False),  # Three blocks for each multiprocessor, two rows at a time.
+        (35, 3000, BF16, 1, True),  # Warpgroups with different parts, an odd number of rows.
+        (17, 5120, BF16, 1, False),  # A warpgroup for each 1024 columns, which hold the weight.
+        (9, 8192, BF16, 1, False),  # One row at a time.
+        (17, 16384, np.dtype(np.float32), 2, False),  # Two blocks of a cluster share a row.
+    ],
+)
+def test_gradients(rows, columns, dtype, multiprocessors, residual, monkeypatch):
+    machine = multiprocessors, SHARED_MEMORY
+    monkeypatch.setattr(norms, "_machine", lambda: machine)
+    norm_kernels.backward.cache_clear()
+    dtypes = [dtype] * (2 + residual)
+    assert gradient_pipeline(rows, columns, dtypes, 1, *machine) is not None
+    draw = np.random.default_rng(columns)
+    x, other, d_out, d_sum = (
+        jnp.asarray(draw.normal(size=(rows, columns)) + shift, dtype) for shift in (1, 0, 0.5, 0)
+    )
+    weight, bias = (jnp.asarray(draw.normal(size=columns), dtype) for _ in range(2))
+    if residual:
+        _, back = jax.vjp(lambda *a: ops.layer_norm(*a[:3], residual=a[3]), x, weight, bias, other)
+        *found, d_other = back((d_out, d_sum))
+        np.testing.assert_array_equal(np.asarray(d_other), np.asarray(found[0]))
+        wanted = gradients(np.asarray(x + other), weight, d_out, d_sum)
+    else:
+        _, back = jax.vjp(ops.layer_norm, x, weight, bias)
+        found, wanted = back(d_out), gradients(x, weight, d_out, 0)
+    norm_kernels.backward.cache_clear()
+    # The sum of x and the residual is rounded as well.
+    tolerance = 2e-5 if dtype.itemsize == 4 else 6e-3
+    for one, exact in zip(found, wanted, strict=True):
+        error = np.linalg.norm(np.asarray(one, np.float64) - exact) / np.linalg.norm(exact)
+        assert error < tolerance
+
+
+@pytest.mark.parametrize("itemsizes", [(2, 2), (4, 4), (2, 4), (2, 2, 2)])
+def test_pipelines_fit(itemsizes):
+    """Whatever the width, stages and registers suffice, and every column has a warpgroup."""
+    dtypes = [np.dtype(f"f{size}") for size in itemsizes]
+    for columns in range(8, 140_000, 248):
+        found = gradient_pipeline(1 << 20, columns, dtypes, 1, 132, SHARED_MEMORY)
+        if found is None:
+            continue
+        assert 0 < found.last <= found.chunk and found.parts <= 64 and found.threads <= 8
+        assert (found.parts - 1) * found.chunk + found.last == columns
+        stage = found.chunk * found.threads * found.together * sum(itemsizes)
+        weight = 0 if found.held else 4 * found.chunk * found.threads
+        assert found.resident * (found.stages * stage + weight) <= SHARED_MEMORY
