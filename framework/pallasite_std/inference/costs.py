@@ -167,7 +167,10 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
         return layout.warp_count * passes + ends + issue
     # Narrow accesses take a pass each, of the warps that load the same, too.
     passes = max(passes, len(plan.accesses))
-    cost = max(layout.warp_count * passes, WARPS * len(plan.accesses)) + ends + issue
+    all_warps = layout.warp_count * passes
+    if layout.flat and layout.is_padded and memory.is_contiguous:
+        all_warps = memory.size * memory.element_bits / 8 / 128  # Without the padding.
+    cost = max(all_warps, WARPS * len(plan.accesses)) + ends + issue
     return cost + (_reordered(plan) if memory.element_bits < 32 else 0)
 
 
