@@ -257,13 +257,12 @@ def _pipeline(
     multiprocessors: int,
     shared_memory: int,
 ) -> Pipeline | None:
-    """With one reduction, registers that hold a row are as fast without."""
-    held = _gradient_tiling(norm, rows, columns, dtype).resident
-    if held and not norm.centered:
+    """With one reduction, registers that hold a row are as fast, but for the longest rows."""
+    matrices = _matrices(norm, dtype)
+    long = columns * sum(map(size_of, matrices)) > _LONG
+    if not (norm.centered or long) and _gradient_tiling(norm, rows, columns, dtype).resident:
         return None
-    return gradient_pipeline(
-        rows, columns, _matrices(norm, dtype), norm.weight, multiprocessors, shared_memory
-    )
+    return gradient_pipeline(rows, columns, matrices, norm.weight, multiprocessors, shared_memory)
 
 
 def _matrices(norm: Norm, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
@@ -292,6 +291,9 @@ def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) 
     better = padded(best) < padded(tiling) or not (suits(tiling) or tiling.threads < 3)
     return best if not tiling.resident or better else tiling
 
+
+_LONG = 64 * 1024
+"""Bytes of a row, of all matrices, that one block has no room for with others on their way."""
 
 _LEAST_CHUNK, _MOST_CHUNK = 1024, 4096
 """Columns of a warpgroup: with fewer, what it waits for others takes longer than its work."""

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from pallasite_std.ops.rows.pipelined import Pipeline
-from pallasite_std.ops.rows.tiling import VECTOR_BYTES, size_of
+from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, size_of
 
 _LEAST = 6 * 1024
 """Bytes of a row, of all matrices: shorter ones are as fast when a warpgroup has whole rows."""
 
 _LONG, _WIDE = 64 * 1024, 14 * 1024
 """Bytes, and columns, of what a block has of a row at most: for more, stages and registers do not
-suffice."""
+suffice. Clusters of four blocks take longer than the other kernels."""
 
 _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
@@ -48,7 +48,7 @@ def gradient_pipeline(
     row_bytes = columns * sum(sizes)
     if row_bytes < _LEAST or columns % vector:
         return None
-    fitting = (n for n in (1, 2, 4, 8) if row_bytes <= n * _LONG and columns <= n * _WIDE)
+    fitting = (n for n in (1, 2) if row_bytes <= n * _LONG and columns <= n * _WIDE)
     blocks = next(fitting, None)
     if blocks is None:
         return None
@@ -57,9 +57,13 @@ def gradient_pipeline(
     if blocks == 1 and width_bytes <= 14 * 1024:
         held, threads, together, resident = True, 2, 2, 3
         if width_bytes > 8 * 1024:
-            held, resident = False, 2
+            # Lanes that all have whole vectors have room for the weight.
+            full = columns % (LANES * vector) == 0
+            held, threads, resident = full, 3 if full else 2, 2
     elif blocks == 1 and width_bytes <= 28 * 1024:
         held, threads, together = True, -(-width // 1024), 2
+    elif width <= 12 * 1024:
+        threads = -(-width // 2048)
     chunk = -(-columns // (threads * blocks * vector)) * vector
     of_stage = chunk * threads * together * sum(sizes)
     free = shared_memory // resident - _RESERVED
