@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pallasite.errors import InvalidValueError
 from pallasite.layouts.digits import LANES, WARPS, Digit, Owner
@@ -54,13 +54,19 @@ def padded(shape: tuple[int, ...], vector_length: int = 1) -> RegisterLayout:
         raise InvalidValueError(f"vectors of {vector_length} do not divide rows of shape {shape}")
     vectors = (*shape[:-1], shape[-1] // vector_length)
     best: tuple[int, int, tuple[int, ...], tuple[int, ...]] | None = None
-    for lanes in _splits(LANES, len(shape)):
+    for lanes in reversed(_splits(LANES, len(shape))):
+        left = [-(-e // n) for e, n in zip(vectors, lanes, strict=True)]
+        if any(n > 1 and n >= 2 * e for n, e in zip(lanes, vectors, strict=True)):
+            continue
+        touched = _sectors(shape, lanes, vector_length)
+        least = -(-math.prod(left) // WARPS)
+        if best is not None and least * (16 * vector_length + 2 * touched + 1) > best[0]:
+            continue
         for warps in _splits(WARPS, len(shape)):
             threads = [a * b for a, b in zip(lanes, warps, strict=True)]
             if any(n > 1 and n >= 2 * e for n, e in zip(threads, vectors, strict=True)):
                 continue
             count = math.prod(-(-e // n) for e, n in zip(vectors, threads, strict=True))
-            touched = _sectors(shape, lanes, vector_length)
             # Few warps share a row, so that they exchange little where rows are reduced; nor do
             # they where other dimensions are, if warps lie along one.
             shared = warps[-1] if len(shape) > 1 else 1
@@ -92,14 +98,16 @@ def _sectors(shape: tuple[int, ...], lanes: Sequence[int], vector_length: int) -
     return touched
 
 
-def _splits(threads: int, rank: int) -> Iterator[tuple[int, ...]]:
+@functools.cache
+def _splits(threads: int, rank: int) -> tuple[tuple[int, ...], ...]:
     """Powers of two for the dimensions, whose product is at most so many threads."""
     if rank == 0:
-        yield ()
-        return
-    for own in (1 << bit for bit in range(threads.bit_length())):
-        for others in _splits(threads // own, rank - 1):
-            yield (own, *others)
+        return ((),)
+    return tuple(
+        (own, *others)
+        for own in (1 << bit for bit in range(threads.bit_length()))
+        for others in _splits(threads // own, rank - 1)
+    )
 
 
 @functools.lru_cache(maxsize=4096)
