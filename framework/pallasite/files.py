@@ -47,7 +47,7 @@ def write(
     content = data.encode() if isinstance(data, str) else data
     path = pathlib.Path(path)
     if not exclusive:
-        path = pathlib.Path(os.path.realpath(path))
+        path = pathlib.Path(os.path.realpath(path) if os.path.islink(path) else path)
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return

@@ -10,9 +10,9 @@ from pallasite import plugins
 from pallasite.codegen import ptx as ptx_emission
 from pallasite.codegen.assembler import assemble as assemble_ptx
 from pallasite.codegen.assembler import disassemble as disassemble_cubin
-from pallasite.codegen.compiled import CompiledKernel, LoweredKernel
+from pallasite.codegen.compiled import CompiledKernel, LoweredKernel, ModuleText
 from pallasite.codegen.llvm_ir import translate
-from pallasite.ir.context import printed_later
+from pallasite.ir.context import bytecode
 from pallasite.passes.pipeline import PassContext, run_stage
 
 
@@ -45,7 +45,7 @@ def compile_lowered(
     target = lowered.target
     with lowered.module.context:
         module = run_stage("mlir", lowered.module, context)
-        mlir: Any = printed_later(module) if keep else None
+        mlir: Any = ModuleText(bytecode(module)) if keep else None
         with context.timed("translate"):
             llvm = context.llvm = translate(module)
     with contextlib.ExitStack() as stack:

@@ -5,30 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pallasite.launch import (
-    Allocation as Allocation,
-)
-from pallasite.launch import (
-    ArrayParameter as ArrayParameter,
-)
-from pallasite.launch import (
-    Buffer as Buffer,
-)
-from pallasite.launch import (
-    BufferKind as BufferKind,
-)
-from pallasite.launch import (
-    LaunchParameters as LaunchParameters,
-)
-from pallasite.launch import (
-    Parameter as Parameter,
-)
-from pallasite.launch import (
-    ResourceReport as ResourceReport,
-)
-from pallasite.launch import (
-    TensorMapParameter as TensorMapParameter,
-)
+from pallasite.launch import Allocation as Allocation
+from pallasite.launch import ArrayParameter as ArrayParameter
+from pallasite.launch import Buffer as Buffer
+from pallasite.launch import BufferKind as BufferKind
+from pallasite.launch import LaunchParameters as LaunchParameters
+from pallasite.launch import Parameter as Parameter
+from pallasite.launch import ResourceReport as ResourceReport
+from pallasite.launch import TensorMapParameter as TensorMapParameter
 from pallasite.lowering.layout_report import LayoutReport as LayoutReport
 from pallasite.lowering.result import LoweredKernel as LoweredKernel
 from pallasite.targets import Target
@@ -72,6 +56,15 @@ class CompiledKernel:
     def __getstate__(self) -> dict[str, Any]:
         """Its fields, all of them plain data."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+class ModuleText(bytes):
+    """MLIR's bytecode of a module, whose text a call returns."""
+
+    def __call__(self) -> str:
+        from pallasite.ir.context import printed
+
+        return printed(self)
 
 
 class _Text:

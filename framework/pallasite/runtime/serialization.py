@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (makes NumPy know names such as bfloat16)
 import numpy as np
 
-from pallasite.codegen.compiled import CompiledKernel
+from pallasite.codegen.compiled import CompiledKernel, ModuleText
 from pallasite.errors import SourceLocation
 from pallasite.launch import (
     Allocation,
@@ -63,7 +62,7 @@ _RECORDS: dict[str, type] = {
 }
 _KEY = "="
 """The member of a JSON object that says what it stands for."""
-
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 _MAX_BYTES = 2**26
 """Bound on the size of a kernel's JSON; larger kernels are compiled in each process."""
@@ -112,12 +111,24 @@ def loads(data: bytes) -> CompiledKernel:
 
 
 def _encode(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, np.integer | np.floating | np.bool_):
-        return value.item()
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if _RECORDS.get(kind.__name__) is kind:
+        encoded: dict[str, Any] = {_KEY: kind.__name__}
+        stored = vars(value)
+        for name in kind.__dataclass_fields__:
+            field = stored.get(name)  # A module's text is kept as it is, unread.
+            encoded[name] = _encode(field if type(field) is ModuleText else getattr(value, name))
+        return encoded
+    if isinstance(value, ModuleText):
+        return {_KEY: "module", "base64": base64.b64encode(value).decode()}
     if isinstance(value, tuple | list):
         return [_encode(item) for item in value]
+    if isinstance(value, np.generic):
+        return _encode(value.item())
+    if isinstance(value, bool | int | float | str):
+        return value
     if isinstance(value, frozenset):
         return {_KEY: "set", "items": [_encode(item) for item in sorted(value)]}
     if isinstance(value, Mapping):
@@ -126,9 +137,6 @@ def _encode(value: Any) -> Any:
         return {_KEY: "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, BufferKind):
         return {_KEY: "kind", "name": value.name}
-    if dataclasses.is_dataclass(value) and _RECORDS.get(type(value).__name__) is type(value):
-        fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {_KEY: type(value).__name__, **fields}
     if isinstance(value, np.dtype | type):
         return {_KEY: "dtype", "name": np.dtype(value).name}
     raise TypeError(f"cannot keep a {type(value).__qualname__} on disk: {value!r}")
@@ -138,6 +146,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "set": lambda value: frozenset(_decode(value["items"])),
     "mapping": lambda value: dict(_decode(value["items"])),
     "bytes": lambda value: base64.b64decode(value["base64"], validate=True),
+    "module": lambda value: ModuleText(base64.b64decode(value["base64"], validate=True)),
     "kind": lambda value: BufferKind[value["name"]],
     "dtype": lambda value: np.dtype(value["name"]),
 }
