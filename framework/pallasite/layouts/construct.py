@@ -55,11 +55,10 @@ def padded(shape: tuple[int, ...], vector_length: int = 1) -> RegisterLayout:
     vectors = (*shape[:-1], shape[-1] // vector_length)
     best: tuple[int, int, tuple[int, ...], tuple[int, ...]] | None = None
     for lanes in reversed(_splits(LANES, len(shape))):
-        left = [-(-e // n) for e, n in zip(vectors, lanes, strict=True)]
         if any(n > 1 and n >= 2 * e for n, e in zip(lanes, vectors, strict=True)):
             continue
         touched = _sectors(shape, lanes, vector_length)
-        least = -(-math.prod(left) // WARPS)
+        least = -(-math.prod(-(-e // n) for e, n in zip(vectors, lanes, strict=True)) // WARPS)
         if best is not None and least * (16 * vector_length + 2 * touched + 1) > best[0]:
             continue
         for warps in _splits(WARPS, len(shape)):
@@ -103,11 +102,8 @@ def _splits(threads: int, rank: int) -> tuple[tuple[int, ...], ...]:
     """Powers of two for the dimensions, whose product is at most so many threads."""
     if rank == 0:
         return ((),)
-    return tuple(
-        (own, *others)
-        for own in (1 << bit for bit in range(threads.bit_length()))
-        for others in _splits(threads // own, rank - 1)
-    )
+    powers = [1 << bit for bit in range(threads.bit_length())]
+    return tuple((own, *rest) for own in powers for rest in _splits(threads // own, rank - 1))
 
 
 @functools.lru_cache(maxsize=4096)
