@@ -67,6 +67,9 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 _MAX_BYTES = 2**26
 """Bound on the size of a kernel's JSON; larger kernels are compiled in each process."""
 
+_BROKEN = (zlib.error, LookupError, ValueError, TypeError, AttributeError, RecursionError)
+"""What reading bytes that are something else raises."""
+
 
 class CorruptError(Exception):
     """Bytes that no :func:`dumps` of this version wrote."""
@@ -96,14 +99,7 @@ def loads(data: bytes) -> CompiledKernel:
         if not stream.eof or stream.unused_data:
             raise CorruptError(f"no complete stream of at most {_MAX_BYTES} bytes")
         kernel = _decode(json.loads(text))
-    except (
-        zlib.error,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except _BROKEN as error:
         raise CorruptError(str(error)) from error
     if not isinstance(kernel, CompiledKernel):
         raise CorruptError("not a compiled kernel")
