@@ -13,10 +13,6 @@ SHARED_MEMORY = 227 * 1024
 _RESERVE = 1024
 """For barriers."""
 
-_GROUP_ROWS = 1024
-"""Rows of activations that are visited before going on along n where there are many: the cache then
-keeps them and as many rows of weights as all multiprocessors have at once."""
-
 _TILES_M = (256, 192, 128, 96, 64, 48, 32, 16, 8)
 """Rows of activations that one instruction may multiply by."""
 
@@ -138,8 +134,8 @@ def default_config(
         tile_m = min((256, 192, 128), key=lambda tile: (-(-m // tile) * tile, -tile))
     tiles = -(-m // tile_m) * -(-n // 128)
     if tile_m > 128:
-        group_tiles = _GROUP_ROWS // tile_m
-        config = MixedConfig(tile_m=tile_m, epilogue_m=32, group=group_tiles, grid_minor="m")
+        # Rows of weights of a group take as long to read as one tile of activations of 256 rows.
+        config = MixedConfig(tile_m=tile_m, epilogue_m=32, group=16 if tile_m == 256 else 8)
     else:
         config = MixedConfig(tile_m=tile_m, tile_k=128, epilogue_m=min(tile_m, 16))
     depth = config.tile_k * 4
