@@ -14,6 +14,7 @@ from pallasite.codegen.assembler import assemble
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops import DecodeConfig, decode_attention, paged_attention
+from pallasite_hopper.ops.decode.config import evenly
 
 DTYPES = {"bfloat16": (jnp.bfloat16, 2e-2), "float16": (jnp.float16, 3e-3)}
 
@@ -77,6 +78,14 @@ def check(
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.parametrize(
+    ("lines", "most", "count"),
+    [(512, 264, 256), (64, 264, 256), (8, 264, 264), (100, 264, 264), (3, 1, 1)],
+)
+def test_blocks_end_where_lines_do(lines, most, count):
+    assert evenly(lines, most) == count
+
+
 @pytest.mark.parametrize("blocks", [1, 3, 7, 12])
 def test_ranges_of_blocks(blocks):
     """Ranges with whole items, parts of two, and one item in many ranges."""

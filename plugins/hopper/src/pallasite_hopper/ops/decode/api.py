@@ -20,6 +20,7 @@ from pallasite_hopper.ops.decode.config import (
     DecodeConfig,
     decode_configs,
     default_config,
+    evenly,
 )
 from pallasite_hopper.ops.decode.schedule import Problem
 from pallasite_std.api import (
@@ -245,8 +246,11 @@ def _filled(problem: Problem, config: DecodeConfig) -> DecodeConfig:
             got=f"page_size {size}, steps of {config.tile} rows",
             expected=f"a multiple of 8 that divides {config.tile} or that it divides",
         )
-    config = config.filled(problem.head_dim, problem.columns, itemsize)
-    assert config.blocks is not None
+    filled = config.filled(problem.head_dim, problem.columns, itemsize)
+    assert filled.blocks is not None
     tiles = max(1, -(-problem.kv_len // config.tile))
-    total = problem.batch * problem.kv_heads // config.heads * problem.parts * tiles
-    return dataclasses.replace(config, blocks=min(config.blocks, total))
+    lines = problem.batch * problem.kv_heads // config.heads * problem.parts
+    blocks = min(filled.blocks, lines * tiles)
+    if config.blocks is None and config.blocks_per_multiprocessor > 1:
+        blocks = evenly(lines, blocks)
+    return dataclasses.replace(filled, blocks=blocks)

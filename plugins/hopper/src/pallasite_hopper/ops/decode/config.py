@@ -95,6 +95,16 @@ class DecodeConfig:
         return dataclasses.replace(self, stages=stages, blocks=blocks)
 
 
+def evenly(lines: int, most: int) -> int:
+    """How many of ``most`` blocks share lines, each a head of the cache with its sequence.
+
+    A few blocks are left out where lines of one length then end where blocks do: memory is as busy
+    without them if others share their multiprocessors, and fewer partial results are combined.
+    """
+    counts = range(most, most * 31 // 32, -1)
+    return next((n for n in counts if max(n, lines) % min(n, lines) == 0), most)
+
+
 def _within(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or not low <= value <= high:
         raise InvalidValueError(
