@@ -60,10 +60,14 @@ def gradient_pipeline(
             # Lanes that all have whole vectors have room for the weight.
             full = columns % (LANES * vector) == 0
             held, threads, resident = full, 3 if full else 2, 2
+    elif blocks == 1 and columns == 4 * LANES * vector:
+        # Lanes of two blocks have a vector each.
+        held, resident = True, 2
     elif blocks == 1 and width_bytes <= 28 * 1024:
         held, threads, together = True, -(-width // 1024), 2
     elif width <= 12 * 1024:
-        threads = -(-width // 2048)
+        threads = max(threads, -(-width // 2048))
+        held = 7 * 1024 < width <= 8 * 1024
     chunk = -(-columns // (threads * blocks * vector)) * vector
     of_stage = chunk * threads * together * sum(sizes)
     free = shared_memory // resident - _RESERVED
