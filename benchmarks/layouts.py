@@ -19,6 +19,7 @@ import sys
 import tokenize
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import attention
 import contest_tables
@@ -68,7 +69,31 @@ def attend(
     """Attention."""
     problem = attention.Problem(batch, sequence, heads, head_dim, causal, backward)
     ours = functools.partial(attention.ours, problem)
+    if backward:
+        ours = functools.partial(_by_several_kernels, ours)
     return Case("backward" if backward else "forward", attention.make_row(problem), ours)
+
+
+def _by_several_kernels(
+    ours: Callable[[argparse.Namespace], Candidates], arguments: argparse.Namespace
+) -> Candidates:
+    """Those without the one kernel for gradients of few tiles, which has no explicit form."""
+    from pallasite_hopper.ops.flash import single_api
+
+    def several[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with mock.patch.object(single_api, "chosen", lambda *_: None):
+                return function(*args, **kwargs)
+
+        return call
+
+    candidates, milliseconds = ours(arguments), None
+    with contextlib.suppress(StopIteration):
+        while True:
+            candidate = candidates.send(milliseconds)
+            milliseconds = yield dataclasses.replace(
+                candidate, call=jax.jit(several(candidate.call))
+            )
 
 
 def other(family: str, problem: Mixed | Ragged | Decode) -> Case:
