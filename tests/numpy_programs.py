@@ -27,7 +27,7 @@ _KNOWN = ROUNDED | {
     *map(np.dtype, ("uint8", "uint16", "uint32", "uint64")),
 }
 _MOST_EQUATIONS = 1000
-_MOST_ELEMENTS = 1 << 22  # of the results of all equations; XLA takes less time for more
+_MOST_ELEMENTS = 1 << 24  # of the results of all equations; XLA takes less time for more
 _OPTIONS = {"xla_allow_excess_precision", "xla_backend_optimization_level"}
 """Options of XLA with whatever value of which programs mean what is computed here."""
 _OPERANDS = (np.ndarray, np.generic, bool, int, float, literals.TypedNdArray)

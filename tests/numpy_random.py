@@ -16,7 +16,7 @@ from jax._src.random import prng, threefry2x32
 from tests.numpy_rules import RULES, Function, Unsupported
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
-_MOST_NUMBERS = 1 << 16  # XLA takes less time for more.
+_MOST_NUMBERS = 1 << 20  # XLA takes less time for more.
 _PARITY = np.uint32(0x1BD11BDA)
 
 
