@@ -311,6 +311,35 @@ def test_rows_that_the_copy_engine_cannot_read():
     assert len(pallasite.compile_all(matmul, *large, target="sm_90a")) == 1
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
+@pytest.mark.parametrize("out", [np.float16, BFLOAT16, np.float32, ml_dtypes.float8_e4m3fn])
+def test_what_xla_multiplies_has_a_result_that_its_library_has(dtype, out):
+    """cuBLASLt refuses products of float16 with a result in bfloat16 ("GEMM is not supported")."""
+
+    def run(a, b):
+        return matmul(a, b, transpose_a=True, transpose_b=True, out_dtype=out)
+
+    a, b = (random_matrix(seed, (n, 3), dtype) for seed, n in ((1, 3), (2, 17)))
+    equations = products_of_xla(jax.make_jaxpr(run)(a, b).jaxpr)
+    (sums,) = [e.params["preferred_element_type"] for e in equations]
+    assert sums in (dtype, np.float32)
+    result = run(jnp.asarray(a), jnp.asarray(b))
+    assert result.dtype == out
+    expected = (a.T.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float32)
+    wanted = expected.astype(out).astype(np.float64)
+    assert relative_error(np.asarray(result).astype(np.float64), wanted) < 4e-3
+
+
+def products_of_xla(jaxpr):
+    """The products of a jaxpr that are not in a kernel."""
+    found = [one for one in jaxpr.eqns if one.primitive is jax.lax.dot_general_p]
+    for equation in jaxpr.eqns:
+        inner = equation.params.get("call_jaxpr") or equation.params.get("jaxpr")
+        if inner is not None:
+            found += products_of_xla(getattr(inner, "jaxpr", inner))
+    return found
+
+
 EXTENTS = st.integers(1, 4096)
 
 

@@ -76,13 +76,17 @@ def _by_xla(
 ) -> jax.Array:
     contracted = ((0 if problem.transpose_a else 1,), (1 if problem.transpose_b else 0,))
     plain = _is_plain(epilogue)
+    # cuBLASLt has no product of one 16-bit type with results of another one.
+    direct = plain and problem.out_dtype in (problem.dtype_a, problem.accumulator)
     sums = lax.dot_general(
         a,
         b,
         (contracted, ((), ())),
-        preferred_element_type=problem.out_dtype if plain else problem.accumulator,
+        preferred_element_type=problem.out_dtype if direct else problem.accumulator,
     )
-    return sums if plain else _with_epilogue(problem, epilogue, sums, extras)
+    if not plain:
+        return _with_epilogue(problem, epilogue, sums, extras)
+    return sums.astype(problem.out_dtype)
 
 
 def _choose(
