@@ -320,6 +320,15 @@ def test_nested_vmap():
     assert len(blocks) == 6
 
 
+def test_vmap_over_nothing():
+    """There is nothing to launch."""
+    k = kernel(copy_body, out_type=X)
+    x = jnp.zeros((0, *X.shape), X.dtype)
+    out = jax.vmap(jax.vmap(k, in_axes=1), in_axes=1)(jnp.zeros((X.shape[0], 2, 0, *X.shape[1:])))
+    assert jax.jit(jax.vmap(k))(x).shape == x.shape
+    assert out.shape == (2, *x.shape)
+
+
 def test_vmap_selects_in_our_primitives():
     def body(x, total):
         atomic_add(total, x[...])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from math_support import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, FLOAT64, HOST, run, samples
 
-from pallasite.errors import InvalidTypeError
+from pallasite.errors import InvalidTypeError, UnsupportedError
 from pallasite.ir import types
 from pallasite_std.math.conversion import bitcast, convert
 
@@ -157,6 +157,16 @@ def test_bitcast():
     np.testing.assert_array_equal(run(emit, [z], BFLOAT16, 2).view(np.uint16), z)
     with pytest.raises(InvalidTypeError, match="bitcast from float32 to int16"):
         bitcast(None, FLOAT32, np.int16)
+
+
+def test_formats_without_conversions():
+    """An error, whatever the other dtype is: no instruction is looked for that does not exist."""
+    for name in ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz"):
+        other = np.dtype(getattr(ml_dtypes, name))
+        for dtype in FLOATS:
+            for pair in ((other, dtype), (dtype, other)):
+                with pytest.raises(UnsupportedError, match=f"from {pair[0]} to {pair[1]}"):
+                    convert(None, *pair)
 
 
 def test_the_same_dtype_emits_nothing():

@@ -215,6 +215,9 @@ def _batch(
     if all(dim is None for dim in dims):
         return kernel_call_p.bind(*operands, spec=spec), [None] * len(spec.out_avals)
     size, axis = axis_data.size, BatchAxis()
+    if not size:
+        results = [jnp.zeros((0, *aval.shape), aval.dtype) for aval in spec.out_avals]
+        return results, [0] * len(results)
     written, aliased = _written_inputs(spec), {i for i, _ in spec.input_output_aliases}
     values, batched = [], []
     for position, (value, dim) in enumerate(zip(operands, dims, strict=True)):

@@ -74,6 +74,7 @@ _FLOAT8 = {
     np.dtype(ml_dtypes.float8_e4m3fn): Float8("e4m3", 3, 7, 0x7E, 0x7F, 0x7F, 464.0, False),
     np.dtype(ml_dtypes.float8_e5m2): Float8("e5m2", 2, 15, 0x7B, 0x7C, 0x7E, 61440.0, True),
 }
+_CONVERTIBLE = frozenset({SCALE, FLOAT4, *_FORMATS, *_FLOAT8})
 
 
 def convert(
@@ -204,6 +205,12 @@ def _float_to_float(
     saturate: bool,
     hardware: Hardware,
 ) -> ir.Value:
+    if not {source, target} <= _CONVERTIBLE:
+        raise UnsupportedError(
+            f"a conversion from {source} to {target}",
+            expected="float4_e2m1fn, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, bfloat16,"
+            " float16, float32 or float64",
+        )
     if source == SCALE:
         number = scale_to_single(value).value
         return convert(number, _SINGLE, target, saturate=saturate, hardware=hardware)
@@ -222,14 +229,7 @@ def _float_to_float(
         return _from_float8(value, source, target, saturate, hardware)
     if target in _FLOAT8:
         return _to_float8(value, source, target, saturate, hardware)
-    try:
-        before, after = _FORMATS[source], _FORMATS[target]
-    except KeyError:
-        raise UnsupportedError(
-            f"a conversion from {source} to {target}",
-            expected="float4_e2m1fn, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, bfloat16,"
-            " float16, float32 or float64",
-        ) from None
+    before, after = _FORMATS[source], _FORMATS[target]
     number = Real(value)
     if before.bits == after.bits:
         return number.extend(F32).truncate(after).value
