@@ -237,7 +237,7 @@ def ours(problem: Problem, arguments: argparse.Namespace) -> Candidates:
 
 def our_tuned_candidates(problem: Problem, arguments: argparse.Namespace) -> Candidates:
     """Our kernels with other configurations: one field after the other is changed."""
-    from pallasite_hopper.ops.flash import backward, backward_config, config
+    from pallasite_hopper.ops.flash import backward, backward_choice, backward_config, config
 
     if not problem.backward:
         forward_default = config.default_config(problem.head_dim, problem.causal, problem.sequence)
@@ -265,7 +265,7 @@ def our_tuned_candidates(problem: Problem, arguments: argparse.Namespace) -> Can
     described = backward_config.BackwardProblem(
         b, h, h, s, s, d, jnp.dtype(jnp.bfloat16), problem.causal, scale, None, False
     )
-    backward_default = backward_config.default_config(described)
+    backward_default = backward_choice.default_config(described)
     steps = [lambda best: program.variants(best, **OUR_BACKWARD_FIELDS)] * 2
     return program.our_candidates(make, [backward_default], arguments, *steps)
 

@@ -5,8 +5,8 @@ them common ones) and the mask are random: causal or not, and of one in three ei
 window or several sequences packed into one; ``--seed`` is free to choose. ``ops.attention`` without
 a configuration is compared with ``jax.nn.dot_product_attention`` by cuDNN and with PyTorch's
 ``scaled_dot_product_attention`` or, with windows and packed sequences, the FlashAttention in it,
-whichever take the shape; each result is compared with one in float32 before it is timed. Times are
-those of the kernels on the device.
+whichever take the shape; results and gradients are compared with those in float32 before they are
+timed. Times are those of the kernels on the device.
 
     python benchmarks/attention_shapes.py --seed 1 --count 60 --json attention_shapes.json
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
 import statistics
 import sys
@@ -54,6 +55,7 @@ class Case:
     causal: bool
     window: int | None = None
     ends: tuple[int, ...] | None = None
+    dtype: str = "bfloat16"
 
     @property
     def kind(self) -> str:
@@ -82,20 +84,23 @@ class Case:
         return found
 
 
-def draw(seed: int, count: int) -> list[Case]:
-    """Cases of a seed; each depends on the seed and its number alone."""
+def draw(
+    seed: int, count: int, lengths: tuple[int, int] = (1, 32768), dtype: str = "bfloat16"
+) -> list[Case]:
+    """Cases of a seed; each depends on the other arguments and its number alone."""
+    low, high = map(math.log2, lengths)
     cases = []
     for number in range(count):
         dice = random.Random(f"{seed}/{number}")
         while True:
-            length = max(1, round(2 ** dice.uniform(0, 15)))
+            length = max(1, round(2 ** dice.uniform(low, high)))
             head_dim = dice.choice(COMMON_HEADS) if dice.random() < 0.8 else 8 * dice.randint(1, 32)
             kv_heads, group = dice.choice((1, 2, 4, 8, 16)), dice.choice((1, 1, 2, 4, 8))
             batch = max(1, round(2 ** dice.uniform(0, 15)) // length)
             case = Case(batch, length, kv_heads * group, kv_heads, head_dim, dice.random() < 0.5)
             elements = batch * length * case.heads * head_dim
             if case.flops <= MOST_FLOPS and elements <= MOST_ELEMENTS and case.heads <= 64:
-                cases.append(masked(case, dice))
+                cases.append(dataclasses.replace(masked(case, dice), dtype=dtype))
                 break
     return cases
 
@@ -111,28 +116,92 @@ def masked(case: Case, dice: random.Random) -> Case:
     return case
 
 
-def reference(case: Case, q: Any, k: Any, v: Any) -> Any:
-    """The first and the last heads of the first batch, in float32."""
-    picked = sorted({0, case.heads - 1})
-    group = case.heads // case.kv_heads
-    shown = jnp.ones((case.length, case.length), bool)
+def shown(case: Case, rows: Any) -> Any:
+    """Which keys each of some queries sees; queries that do not exist see all."""
+    own, keys = rows[:, None], jnp.arange(case.length)
+    seen = jnp.ones((rows.shape[0], case.length), bool)
     if case.causal:
-        shown = jnp.tri(case.length, dtype=bool)
+        seen &= keys <= own
     if case.window is not None:
-        shown &= ~jnp.tri(case.length, k=-case.window - 1, dtype=bool)
+        seen &= keys >= own - case.window
     if case.ends is not None:
-        segments = case.segments()[0]
-        shown &= segments[:, None] == segments
-    results = []
-    for head in picked:
-        one, key, value = (
-            x[0, :, h].astype(jnp.float32)
-            for x, h in ((q, head), (k, head // group), (v, head // group))
+        ends = jnp.asarray(case.ends)
+        seen &= jnp.searchsorted(ends, own, side="right") == jnp.searchsorted(
+            ends, keys, side="right"
         )
-        scores = jnp.matmul(one, key.T, precision="highest") * case.head_dim**-0.5
-        weights = jax.nn.softmax(jnp.where(shown, scores, -jnp.inf), axis=-1)
-        results.append(jnp.matmul(weights, value, precision="highest"))
-    return jnp.stack(results)
+    return seen | (own >= case.length)
+
+
+def picked_heads(case: Case) -> list[int]:
+    """Heads of keys whose results are compared."""
+    return sorted({0, case.kv_heads - 1})
+
+
+ROWS_AT_ONCE = 1024
+"""Queries of which the reference has weights at the same time."""
+
+
+def reference(case: Case, backward: bool, q: Any, k: Any, v: Any, d: Any) -> tuple[Any, ...]:
+    """Results and, if asked for, gradients of q, k and v in float32.
+
+    Of the first batch and the picked heads only: (picked heads, length, heads of a group,
+    head_dim), and gradients of k and v without the group.
+    """
+    group, scale = case.heads // case.kv_heads, case.head_dim**-0.5
+    matmul = functools.partial(jnp.einsum, precision="highest")
+    rows = min(ROWS_AT_ONCE, case.length)
+    chunks = -(-case.length // rows)
+    results = []
+    for head in picked_heads(case):
+        key, value = (x[0, :, head].astype(jnp.float32) for x in (k, v))
+
+        def of_queries(x: Any, head: int = head) -> Any:
+            x = x[0, :, head * group : (head + 1) * group].astype(jnp.float32)
+            x = jnp.pad(x, ((0, chunks * rows - case.length), (0, 0), (0, 0)))
+            x = jnp.moveaxis(x, 1, 0).reshape(group * chunks, rows, case.head_dim)
+            return x
+
+        def step(sums: Any, given: Any, key: Any = key, value: Any = value) -> Any:
+            number, query, cotangent = given
+            own = jnp.arange(rows) + number % chunks * rows
+            scores = matmul("qd,kd->qk", query, key) * scale
+            weights = jax.nn.softmax(jnp.where(shown(case, own), scores, -jnp.inf), axis=-1)
+            out = matmul("qk,kd->qd", weights, value)
+            if not backward:
+                return sums, (out,)
+            d_weights = matmul("qd,kd->qk", cotangent, value)
+            delta = jnp.sum(weights * d_weights, axis=1, keepdims=True)
+            d_scores = weights * (d_weights - delta) * scale
+            d_key = sums[0] + matmul("qk,qd->kd", d_scores, query)
+            d_value = sums[1] + matmul("qk,qd->kd", weights, cotangent)
+            return (d_key, d_value), (out, matmul("qk,kd->qd", d_scores, key))
+
+        given = jnp.arange(group * chunks), of_queries(q), of_queries(d)
+        nothing = (jnp.zeros_like(key),) * (2 * backward)
+        sums, found = jax.lax.scan(step, nothing, given)
+        of_rows = (
+            jnp.moveaxis(x.reshape(group, chunks * rows, -1)[:, : case.length], 0, 1) for x in found
+        )
+        results.append((*of_rows, *sums))
+    return tuple(jnp.stack(one) for one in zip(*results, strict=True))
+
+
+def picked(case: Case, array: Any, of_queries: bool) -> Any:
+    """What an array like q, or like k, has of the first batch and the picked heads."""
+    group = case.heads // case.kv_heads if of_queries else 1
+    parts = array[0].reshape(case.length, case.kv_heads, group, case.head_dim)
+    chosen = jnp.moveaxis(parts[:, jnp.asarray(picked_heads(case))], 1, 0).astype(jnp.float32)
+    return chosen if of_queries else chosen[:, :, 0]
+
+
+def relative_errors(case: Case, results: Any, wanted: Any) -> list[float]:
+    """Of results and, if there are, of gradients of q, k and v."""
+    errors = []
+    for number, (one, exact) in enumerate(zip(results, wanted, strict=False)):
+        difference = picked(case, one, number < 2) - exact
+        size = max(float(jnp.linalg.norm(exact)), 1e-3 * float(exact.size) ** 0.5)
+        errors.append(float(jnp.linalg.norm(difference)) / size)
+    return errors
 
 
 def cudnn(case: Case) -> Callable[..., Any]:
@@ -150,8 +219,13 @@ def cudnn(case: Case) -> Callable[..., Any]:
 
 
 def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the cotangent and the operands: the gradients, forward included."""
-    return lambda d, *operands: jax.vjp(function, *operands)[1](d)
+    """A function of the cotangent and the operands: the result, and the gradients."""
+
+    def call(d: Any, *operands: Any) -> Any:
+        out, pull_back = jax.vjp(function, *operands)
+        return (out, *pull_back(d))
+
+    return call
 
 
 TORCH_GRID = 65535
@@ -259,13 +333,13 @@ def measure(task: Task, alone: Any) -> Row:
     case, backward, repeats = task.case, task.backward, task.repeats
     shape = (case.batch, case.length, case.heads, case.head_dim)
     kv = (case.batch, case.length, case.kv_heads, case.head_dim)
-    shapes = (shape, kv, kv, shape)
+    shapes, dtype = (shape, kv, kv, shape), jnp.dtype(case.dtype)
 
     def operands_of(key: jax.Array) -> list[jax.Array]:
         keys = jax.random.split(key, 4)
-        return [jax.random.normal(*one, jnp.bfloat16) for one in zip(keys, shapes, strict=True)]
+        return [jax.random.normal(*one, dtype) for one in zip(keys, shapes, strict=True)]
 
-    q, k, v, d = (jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in shapes)
+    q, k, v, d = (jax.ShapeDtypeStruct(one, dtype) for one in shapes)
     options = case.options()
     function = functools.partial(ops.attention, **options)
     rival: Any = cudnn(case)
@@ -275,22 +349,21 @@ def measure(task: Task, alone: Any) -> Row:
         given, ours, theirs = (d, q, k, v), with_gradients(function), with_gradients(rival)
     key = jax.random.key(task.number)
     draw_operands = jax.jit(operands_of).lower(key).compile()
-    checked = jax.jit(function).lower(q, k, v).compile()
-    program = checked if not backward else jax.jit(ours).lower(*given).compile()
-    expected = jax.jit(lambda *a: reference(case, *a), **timing.reference_options())
-    expected_program = expected.lower(q, k, v).compile()
+    program = jax.jit(ours).lower(*given).compile()
+    expected = jax.jit(functools.partial(reference, case, backward), **timing.reference_options())
+    expected_program = expected.lower(q, k, v, d).compile()
     try:
         rival_program = jax.jit(theirs).lower(*given).compile()
     except Exception:  # cuDNN has no kernel for the shape.
         rival_program = None
     with alone:
         q, k, v, d = draw_operands(key)
-        picked = np.array(sorted({0, case.heads - 1}))
-        got = np.asarray(checked(q, k, v)[0][:, picked].astype(jnp.float32))
-        wanted = np.asarray(expected_program(q, k, v)).transpose(1, 0, 2)
-        error = float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+        results = program(d, q, k, v) if backward else [program(q, k, v)]
+        errors = relative_errors(case, results, expected_program(q, k, v, d))
+        error = max(errors)
         if not error < 1.5e-2:
-            raise ValueError(f"wrong result, relative error {error}")
+            raise ValueError(f"wrong result, relative errors {errors}")
+        del results
         arrays = (d, q, k, v) if backward else (q, k, v)
         time = milliseconds("jax", lambda: program(*arrays), repeats)
         rival_time = torch_time = None
@@ -323,13 +396,17 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="*", help="numbers of cases")
     parser.add_argument("--backward", action="store_true", help="forward and gradients together")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
+    parser.add_argument("--lengths", type=int, nargs=2, default=(1, 32768), help="from, to")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
     print(harness.machine())
     tasks = [
         Task(number, case, arguments.backward, arguments.repeats)
-        for number, case in enumerate(draw(arguments.seed, arguments.count))
+        for number, case in enumerate(
+            draw(arguments.seed, arguments.count, tuple(arguments.lengths), arguments.dtype)
+        )
         if number >= arguments.first
         and case.kind in arguments.kinds
         and (arguments.only is None or number in arguments.only)

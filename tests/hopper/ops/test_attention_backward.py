@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 
@@ -13,11 +14,9 @@ import pytest
 import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.flash.backward import attention_backward
-from pallasite_hopper.ops.flash.backward_config import (
-    BackwardConfig,
-    BackwardProblem,
-    default_config,
-)
+from pallasite_hopper.ops.flash.backward_choice import default_config, microseconds
+from pallasite_hopper.ops.flash.backward_config import BackwardConfig, BackwardProblem
+from pallasite_hopper.ops.flash.steps import makespan, meeting
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -105,13 +104,61 @@ def test_lengths_that_do_not_divide_the_tiles(q_seq, kv_seq, causal):
     check(q_seq=q_seq, kv_seq=kv_seq, causal=causal)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_parts_of_queries(causal):
-    """Few blocks of much work: queries that share keys are divided among more of them."""
-    shapes = dict(kv_seq=513, q_seq=513, heads=(4, 2), head_dim=32)
-    problem = BackwardProblem(1, 4, 2, 513, 513, 32, jnp.bfloat16, causal, 1.0, None, False)
-    assert default_config(problem).parts > 1
-    check(**shapes, q_lengths=[400], causal=causal)
+@pytest.mark.parametrize(
+    ("causal", "changes"), [(False, {"parts": 3}), (True, {"parts": 2, "own_keys": True})]
+)
+def test_blocks_that_share_keys(causal, changes):
+    """Blocks go through a part of the queries, or through those of one head of the group."""
+    config = BackwardConfig(block_q=64, warpgroups=1, ds_stages=2, **changes)
+    shapes = dict(kv_seq=300, q_seq=290, heads=(4, 2), head_dim=32)
+    check(**shapes, q_lengths=[200], causal=causal, config=config)
+
+
+@pytest.mark.parametrize(
+    ("shape", "divided"),
+    [
+        # A few blocks more than multiprocessors, and the first go through twice as much as most.
+        (dict(q_heads=16, kv_heads=2, q_seq=4305, kv_seq=4305, head_dim=160, causal=True), True),
+        (dict(q_heads=8, kv_heads=1, q_seq=5000, kv_seq=5000, head_dim=96, causal=True), True),
+        (dict(q_heads=1, kv_heads=1, q_seq=6000, kv_seq=6000, left=4000, right=0), True),
+        (dict(batch=8, causal=True), False),
+        (dict(q_heads=132, kv_heads=132, q_seq=64, kv_seq=64), False),
+    ],
+)
+def test_work_is_divided_where_multiprocessors_would_be_idle(shape, divided):
+    given = problem(**shape)
+    config = default_config(given)
+    assert (config.parts > 1 or config.own_keys) == divided
+    alone = dataclasses.replace(config, parts=1, own_keys=False)
+    assert 0 < microseconds(given, config) <= microseconds(given, alone)
+
+
+def test_time_of_blocks_by_their_order():
+    assert makespan([], 2) == 0
+    assert makespan([5, 3, 3, 1], 2) == 6
+    assert makespan([1, 3, 3, 5], 2) == 8
+
+
+def test_tiles_that_meet():
+    """Counted as pairs of tiles of which some rows see each other."""
+    for left, right, period in ((None, None, None), (None, 0, None), (40, 3, None), (None, 0, 48)):
+        queries, keys = (192, 192) if period else (200, 150)
+        row, column = np.indices((queries, keys))
+        seen = np.ones((queries, keys), bool)
+        shift = keys - queries
+        if left is not None:
+            seen &= column >= row + shift - left
+        if right is not None:
+            seen &= column <= row + shift + right
+        if period is not None:
+            seen &= row // period == column // period
+        counts = meeting(
+            keys, queries, 64, 32, before=right, after=left, shift=-shift, period=period
+        )
+        for tile, count in enumerate(counts):
+            rows = np.flatnonzero(seen[:, tile * 64 : (tile + 1) * 64].any(axis=1)) // 32
+            assert count >= np.unique(rows).size
+            assert count <= np.unique(rows).size + 1
 
 
 @pytest.mark.parametrize(("heads", "causal"), [((4, 2), True), ((3, 1), False)])

@@ -11,11 +11,8 @@ import jax.numpy as jnp
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.flash import backward_rows, backward_tiles
-from pallasite_hopper.ops.flash.backward_config import (
-    BackwardConfig,
-    BackwardProblem,
-    default_config,
-)
+from pallasite_hopper.ops.flash.backward_choice import default_config
+from pallasite_hopper.ops.flash.backward_config import BackwardConfig, BackwardProblem
 from pallasite_hopper.ops.flash.config import LARGEST_HEAD, head_tile
 from pallasite_hopper.ops.flash.terms import MASK_STEP, Terms, given_arrays, with_arrays
 from pallasite_std.api import Extras

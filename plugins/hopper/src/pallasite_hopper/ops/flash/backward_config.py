@@ -201,50 +201,8 @@ class BackwardProblem:
         return int(np.dtype(self.dtype).itemsize)
 
 
-def default_config(problem: BackwardProblem) -> BackwardConfig:
-    """A configuration that suits the head size, the mask and the number of tiles."""
-    config = _for_heads(problem)
-    parts, own_keys = _divided(problem, config)
-    if own_keys:
-        config = _for_heads(dataclasses.replace(problem, kv_heads=problem.q_heads))
-    return dataclasses.replace(config, parts=parts, own_keys=own_keys)
-
-
-MOST_PARTS = 8
-_ADDING = 3
-"""Steps that take as long as it takes to add up what blocks have for the same keys and values."""
-_GAIN = 0.9
-"""What dividing the work of many blocks has to be estimated at, of the time without it."""
-
-
-def _divided(problem: BackwardProblem, config: BackwardConfig) -> tuple[int, bool]:
-    """How many blocks share a tile of keys, where there are few of these or a few too many for the
-    multiprocessors, and whether heads of queries have keys of their own."""
-    seen = problem.q_seq
-    if problem.left is not None:
-        seen = min(seen, problem.left + (problem.ahead or 0) + config.block_kv)
-    steps = -(-seen // config.block_q)
-    tiles = -(-problem.kv_seq // config.block_kv) * problem.batch
-    # Masks that differ among heads need it.
-    fixed = problem.group > 1 and problem.terms.has("block_mask")
-    many = tiles * (problem.q_heads if fixed else problem.kv_heads) >= MULTIPROCESSORS
-    if many and (problem.windowed or problem.terms or problem.has_lengths):
-        return 1, False  # Short blocks fill up what the last round leaves.
-
-    def cost(choice: tuple[int, bool]) -> int:
-        parts, own_keys = choice
-        heads = problem.q_heads if own_keys or fixed else problem.kv_heads
-        rounds = -(-tiles * heads * parts // MULTIPROCESSORS)
-        each = -(-steps // parts) * (problem.q_heads // heads)
-        return rounds * (each + _ADDING * ((parts > 1) + own_keys))
-
-    most = max(1, min(steps, MOST_PARTS))
-    own = (False, True) if problem.group > 1 and not fixed else (False,)
-    best = min(((parts, one) for parts in range(1, most + 1) for one in own), key=cost)
-    return best if not many or cost(best) < _GAIN * cost((1, False)) else (1, False)
-
-
-def _for_heads(problem: BackwardProblem) -> BackwardConfig:
+def config_for_heads(problem: BackwardProblem) -> BackwardConfig:
+    """A configuration that suits the head size and the mask; each block has a tile of keys."""
     # More loops, or more arithmetic, leave too few registers for matmuls across steps.
     simple = problem.group == 1 and problem.soft_cap is None and not problem.terms.biased
     tiles = -(-problem.kv_seq // (2 * ROWS)) * problem.batch * problem.q_heads

@@ -18,6 +18,7 @@ from pallasite_hopper.ops.flash.config import (
     head_tile,
 )
 from pallasite_hopper.ops.flash.single_config import TILE, Kind, SingleConfig, shared_bytes
+from pallasite_hopper.ops.flash.steps import meeting
 from pallasite_std.api import AttentionProblem
 
 SPLITS = (1, 2, 4, 8)
@@ -132,16 +133,6 @@ def _steps(problem: AttentionProblem, other: int, *, by_keys: bool, own: int = T
     if by_keys:
         mine, theirs, shift = theirs, mine, -shift
         before, after = after, before
-    counts = []
-    for start in range(0, mine, own):
-        end = min(start + own, mine)
-        first, last = 0, theirs
-        if before is not None:
-            first = max(first, start + shift - before)
-        if after is not None:
-            last = min(last, end + shift + after)
-        if problem.period is not None:
-            first = max(first, start // problem.period * problem.period)
-            last = min(last, -(-end // problem.period) * problem.period)
-        counts.append(max(-(-last // other) - first // other, 0))
-    return counts
+    return meeting(
+        mine, theirs, own, other, before=before, after=after, shift=shift, period=problem.period
+    )
