@@ -411,3 +411,15 @@ def test_slopes_have_no_derivative():
 
     with on("sm_100a"), pytest.raises(UnsupportedError, match="no derivatives by alibi_slopes"):
         jax.grad(total)(jnp.ones(2))
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_second_derivatives_say_what_has_them(target):
+    q = random(0, (1, 8, 2, 16), "float16")
+
+    def slope(q):
+        return jax.grad(lambda x: pallasite.ops.attention(x, q, q).astype("float32").sum())(q).sum()
+
+    message = "derivative of attention has no derivatives(.|\n)*jax.nn.dot_product_attention has"
+    with on(target), pytest.raises(UnsupportedError, match=message):
+        jax.eval_shape(jax.grad(slope), q)
