@@ -484,7 +484,7 @@ def _refused(function: Callable[[], Any], text: str) -> None:
     try:
         function()
     except pallasite.PallasiteError as error:
-        assert text in str(error), str(error)
+        assert error.location is not None and text in str(error), str(error)
     else:
         raise AssertionError(f"nothing is refused: {text}")
 

@@ -10,6 +10,7 @@ from jaxlib.mlir import ir
 from pallasite import _jax, plugins
 from pallasite.errors import PallasiteError, SourceLocation
 from pallasite.ir.context import make_context
+from pallasite.language.checks import errors_at
 from pallasite.language.effects import programmatic_launch_effect
 from pallasite.language.spec import KernelSpec
 from pallasite.launch import (
@@ -55,21 +56,14 @@ def estimate_kernel(spec: KernelSpec, target: Target) -> Resources:
     Raises:
       ResourceError: more of something than the target has; the message lists who asked.
     """
-    geometry = launch_geometry(spec.mesh, target, _kernel_location(spec))
     location = _kernel_location(spec)
+    geometry = launch_geometry(spec.mesh, target, location)
     estimator = EstimatorContext(
         plugins.registry(), target, geometry, spec.params, location, spec.params.semantics
     )
-    try:
+    with errors_at(lambda: location):
         resources = estimator.estimate(spec.jaxpr)
-    except PallasiteError as error:
-        error.at(_kernel_location(spec))
-        raise
-    try:
         check_limits(spec.name, resources, target, estimator.registry)
-    except PallasiteError as error:
-        error.at(location)
-        raise
     return resources
 
 

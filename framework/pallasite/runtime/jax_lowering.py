@@ -19,6 +19,7 @@ from jax.interpreters import mlir
 from pallasite import _jax, plugins
 from pallasite.errors import InvalidTypeError
 from pallasite.extensions import LaunchRequest
+from pallasite.language import checks
 from pallasite.language.effects import communication_effect
 from pallasite.language.interpretation import interpretation
 from pallasite.language.kernel_call import is_mesh_kernel
@@ -55,34 +56,37 @@ def lower_kernel_call(
       ExecutionError: nothing can run kernels on this platform.
       PallasiteError: the kernel cannot be compiled.
     """
-    if platform is None:
-        platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
-    check_operands(spec, [words_type(aval) for aval in ctx.avals_in])
-    override = current()
-    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
-    request = LaunchRequest(
-        platform=platform,
-        side_effects=has_side_effects(spec),
-        params=spec.params,
-        device_mesh=_device_mesh(ctx),
-        devices=tuple(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else None,
-        ordered=communication_effect in ctx.tokens_in.effects(),
-    )
-    if spec.interpret is not None:
-        run = interpreter(spec.interpret, spec.name, request)
-    elif platform == "cpu" and override.run is not None:
-        run = override.run
-    else:
-        run = find_executor(platform, spec.name, request)
-    compiled = compile_kernel(spec, override.target, keep=False, device_mesh=request.device_mesh)
-    if platform == "cuda" and spec.interpret is None:
-        check_device(compiled.target, local_compute_capability(), spec.name)
-    placement = placement_of(ctx, platform, compiled)
-    run = functools.partial(run_with_hidden, run, compiled, placement, request)
-    if any(map(is_of_keys, (*ctx.avals_in, *ctx.avals_out))):
-        run = functools.partial(_with_words, run, tuple(ctx.avals_out))
-    rule = mlir.lower_fun(run, multiple_results=True)
-    return rule(ctx, *operands)
+    with checks.errors_at(lambda: spec.location):
+        if platform is None:
+            platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
+        check_operands(spec, [words_type(aval) for aval in ctx.avals_in])
+        override = current()
+        mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+        request = LaunchRequest(
+            platform=platform,
+            side_effects=has_side_effects(spec),
+            params=spec.params,
+            device_mesh=_device_mesh(ctx),
+            devices=tuple(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else None,
+            ordered=communication_effect in ctx.tokens_in.effects(),
+        )
+        if spec.interpret is not None:
+            run = interpreter(spec.interpret, spec.name, request)
+        elif platform == "cpu" and override.run is not None:
+            run = override.run
+        else:
+            run = find_executor(platform, spec.name, request)
+        compiled = compile_kernel(
+            spec, override.target, keep=False, device_mesh=request.device_mesh
+        )
+        if platform == "cuda" and spec.interpret is None:
+            check_device(compiled.target, local_compute_capability(), spec.name)
+        placement = placement_of(ctx, platform, compiled)
+        run = functools.partial(run_with_hidden, run, compiled, placement, request)
+        if any(map(is_of_keys, (*ctx.avals_in, *ctx.avals_out))):
+            run = functools.partial(_with_words, run, tuple(ctx.avals_out))
+        rule = mlir.lower_fun(run, multiple_results=True)
+        return rule(ctx, *operands)
 
 
 def _with_words(run: Callable[..., Any], results: Sequence[Any], *operands: Any) -> list[Any]:
@@ -223,7 +227,6 @@ def check_operands(spec: KernelSpec, avals: Sequence[Any]) -> None:
             f"kernel {spec.name!r} is called with the wrong number of operands",
             got=len(avals),
             expected=str(len(expected)),
-            location=spec.location,
         )
     for position, (given, wanted) in enumerate(zip(avals, expected, strict=True)):
         if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
@@ -231,7 +234,6 @@ def check_operands(spec: KernelSpec, avals: Sequence[Any]) -> None:
                 f"operand {position} of kernel {spec.name!r} has the wrong type",
                 got=given.str_short(),
                 expected=wanted.str_short(),
-                location=spec.location,
             )
 
 
