@@ -39,7 +39,7 @@ def gradients(x, weight, d_out, d_sum):
 )
 def test_gradients(rows, columns, dtype, multiprocessors, residual, monkeypatch):
     machine = multiprocessors, SHARED_MEMORY
-    monkeypatch.setattr(norms, "_machine", lambda: machine)
+    monkeypatch.setattr(norms, "machine", lambda: machine)
     norm_kernels.backward.cache_clear()
     dtypes = [dtype] * (2 + residual)
     assert gradient_pipeline(rows, columns, dtypes, 1, *machine) is not None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
 
 FLOATS = tuple(np.dtype(one) for one in (jnp.bfloat16, jnp.float16, jnp.float32))
 QUANTIZED = tuple(np.dtype(one) for one in (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8))
@@ -106,3 +106,10 @@ def small_number(value: Any, what: str) -> float:
 def as_rows(array: jax.Array) -> jax.Array:
     """(rows, columns): all axes but the last are one."""
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
+def machine() -> tuple[int, int]:
+    """Multiprocessors of the target, and shared memory into which its copy engine writes."""
+    target = select_target()
+    staging = target.max_shared_memory if "tma" in target.features else 0
+    return max(1, target.multiprocessors), staging

@@ -12,8 +12,9 @@ import numpy as np
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import matched, positive, with_derivatives_of, zeros
 from pallasite_std.ops.rows import cross_entropy_kernels
-from pallasite_std.ops.rows.arguments import as_rows, float_array, small_number
+from pallasite_std.ops.rows.arguments import as_rows, float_array, machine, small_number
 from pallasite_std.ops.rows.cross_entropy_kernels import CrossEntropy
+from pallasite_std.ops.rows.segments import in_segments
 
 
 def softmax_cross_entropy(
@@ -84,6 +85,8 @@ def _forward(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[jax.Array, A
 
 def _losses(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
     rows = as_rows(logits)
+    if in_segments(rows.shape, machine()[0]):
+        return _of_segments(loss, rows, labels)
     kernel = cross_entropy_kernels.forward(loss, *rows.shape, np.dtype(logits.dtype))
     losses, logarithms = kernel(rows, labels.reshape(-1))
     return losses.reshape(labels.shape), logarithms
@@ -105,17 +108,34 @@ def _gradient(loss: CrossEntropy, logits: Any, labels: Any, logarithms: Any, d_l
     return d_logits.reshape(logits.shape)
 
 
+def _of_segments(loss: CrossEntropy, rows: Any, labels: Any) -> tuple[Any, Any]:
+    """The losses of few long rows."""
+    dtype = np.dtype(rows.dtype)
+    logarithms, *means = cross_entropy_kernels.segments(loss, *rows.shape, dtype)(rows)
+    there = jnp.clip(labels.reshape(-1), 0, rows.shape[-1] - 1)[:, None]
+    chosen = loss.logits(jnp.take_along_axis(rows, there, axis=1)[:, 0].astype(jnp.float32))
+    mean = means[0].reshape(labels.shape) if means else None
+    one, other = logarithms.reshape(labels.shape), chosen.reshape(labels.shape)
+    return _combined(loss, labels, one, other, mean), logarithms
+
+
+def _combined(loss: CrossEntropy, labels: Any, logarithms: Any, chosen: Any, mean: Any) -> Any:
+    """Losses from log-sum-exps, the labels' logits, and means of logits."""
+    losses = logarithms - chosen
+    if mean is not None:
+        losses = losses + loss.smoothing * (chosen - mean)
+    losses = losses + loss.z_loss * logarithms * logarithms
+    return losses if loss.ignored is None else jnp.where(labels == loss.ignored, 0.0, losses)
+
+
 def _reference(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
     """What the forward kernel computes; second derivatives are its."""
     wide = loss.logits(logits.astype(jnp.float32))
     logarithms = jax.nn.logsumexp(wide, axis=-1)
     there = jnp.clip(labels, 0, wide.shape[-1] - 1)[..., None]
     chosen = jnp.take_along_axis(wide, there, axis=-1)[..., 0]
-    losses = logarithms - chosen + loss.smoothing * (chosen - jnp.mean(wide, axis=-1))
-    losses = losses + loss.z_loss * logarithms * logarithms
-    if loss.ignored is not None:
-        losses = jnp.where(labels == loss.ignored, 0.0, losses)
-    return losses, logarithms.reshape(-1)
+    mean = jnp.mean(wide, axis=-1) if loss.smoothing else None
+    return _combined(loss, labels, logarithms, chosen, mean), logarithms.reshape(-1)
 
 
 def _reference_gradient(

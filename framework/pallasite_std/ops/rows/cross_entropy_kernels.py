@@ -19,6 +19,7 @@ from jax import lax
 
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters, row_kernel
+from pallasite_std.ops.rows.segments import segment_kernel
 from pallasite_std.ops.rows.tiling import VECTOR_BYTES, Registers, streaming_tiling
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -127,6 +128,34 @@ def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple
     values = (total, every) if loss.smoothing else (total,)
     total, *means = block.exchange(values, ("sum",) * len(values))
     return largest, total, means[0] / columns if means else None
+
+
+@functools.lru_cache(maxsize=512)
+def segments(
+    loss: CrossEntropy, rows: int, columns: int, dtype: np.dtype[Any]
+) -> Callable[..., Any]:
+    """For few long rows, a function of logits (rows, columns) that is a kernel of their segments.
+
+    Returns: log-sum-exps and, for smoothing, means, float32 (rows,).
+    """
+
+    def work(block: Rows, chunk: Chunk, x: Any) -> tuple[Any, ...]:
+        logits = loss.logits(chunk.load(x))
+        largest = jnp.maximum(jnp.max(logits), LOWEST)
+        total = jnp.sum(jnp.exp(logits - largest))
+        return (largest, total, jnp.sum(logits)) if loss.smoothing else (largest, total)
+
+    count = 3 if loss.smoothing else 2
+    kernel = segment_kernel(work, rows, columns, count, "cross_entropy", parameters(dtype))
+
+    def run(x: jax.Array) -> tuple[jax.Array, ...]:
+        parts, totals, *sums = kernel(x)
+        largest = jnp.max(parts, axis=1)
+        total = jnp.sum(totals * jnp.exp(parts - largest[:, None]), axis=1)
+        means = [jnp.sum(one, axis=1) / columns for one in sums]
+        return jnp.log(total) + largest, *means
+
+    return run
 
 
 @functools.lru_cache(maxsize=512)

@@ -315,6 +315,19 @@ def in_step(
         answers = [tuple(combined.pop(0) for _ in each) for _, each, _ in asked]
 
 
+def alone(body: Callable[..., Work]) -> Callable[..., None]:
+    """A body that yields what it reduces, for :func:`row_kernel`."""
+
+    def work(block: Rows, *refs: Any) -> None:
+        in_step([body(block, *refs)], [block])
+
+    return work
+
+
+def no_sums(first: Any, group: Any, sums: tuple[Any, ...], *refs: Any) -> None:
+    """What is stored of the sums over rows where there are none."""
+
+
 class Exchange:
     """Shared memory through which warpgroups combine values.
 
@@ -621,36 +634,3 @@ def folding_row_kernel(
         **arguments,
     )
     return kernel
-
-
-def streamed_row_kernel(
-    body: Callable[..., Any],
-    rows: int,
-    tiling: RowTiling,
-    blocks: int,
-    staging: Staging,
-    out_types: Sequence[jax.ShapeDtypeStruct],
-    name: str,
-    exchanges: int,
-    vectors: Sequence[int] = (),
-    most_held: float = math.inf,
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """:func:`row_kernel` with blocks that go over many rows, which are fetched before their turn.
-
-    Args:
-      body, rows, out_types, name, exchanges: as of :func:`row_kernel`.
-      tiling: whose warpgroups hold a row.
-      blocks, staging, vectors, most_held: as of :func:`folding_row_kernel`.
-    """
-
-    def work(block: Rows, *refs: Any) -> Work:
-        body(block, *refs)
-        yield from ()
-
-    def finish(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
-        """There are no sums."""
-
-    return folding_row_kernel(
-        work, finish, rows, tiling, blocks, 0, out_types, name, exchanges, staging, None, vectors,
-        most_held=most_held,
-    )  # fmt: skip

@@ -19,13 +19,13 @@ from pallasite_std.ops.rows.kernel import (
     Rows,
     Staging,
     Work,
+    alone,
     folding_row_kernel,
-    in_step,
+    no_sums,
     row_kernel,
-    streamed_row_kernel,
 )
 from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
-from pallasite_std.ops.rows.pipelines import gradient_pipeline
+from pallasite_std.ops.rows.pipelines import forward_pipeline, gradient_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.tiling import (
     LANES,
@@ -100,7 +100,7 @@ def forward(
     """
     tiling = row_tiling(rows, columns, size_of(dtype), FORWARD)
 
-    def body(block: Rows, x: Any, *refs: Any) -> None:
+    def body(block: Rows, x: Any, *refs: Any) -> Work:
         operands = list(refs)
         residual = operands.pop(0) if norm.residual else None
         weight = operands.pop(0) if norm.weight else None
@@ -109,25 +109,33 @@ def forward(
         scales = operands.pop(0) if norm.quantized is not None else None
         summed = operands.pop(0) if norm.residual else None
         saved = operands
-        source = x
-        if residual is not None:
-            # What is normalised is what others read: the rounded sum.
-            def add(chunk: Chunk) -> None:
-                value = chunk.load_again(x) + chunk.load_again(residual)
-                value = value.astype(dtype)
-                chunk.keep(summed, value.astype(jnp.float32))
-                chunk.store(summed, value)
 
-            block.each(add)
-            source = summed
+        def add(chunk: Chunk) -> Any:
+            # What is normalised is what others read: the rounded sum.
+            return (chunk.load_again(x) + chunk.load_again(residual)).astype(dtype)
+
+        def add_first(chunk: Chunk) -> None:
+            value = add(chunk)
+            chunk.keep(summed, value.astype(jnp.float32))
+            chunk.store(summed, value)
+
+        # Rows that wait in shared memory are added anew, and stored at the end.
+        staged = residual is not None and bool(block.staged)
+        if residual is not None and not staged:
+            block.each(add_first)
+
+        def source(chunk: Chunk) -> Any:
+            if staged:
+                return chunk.computed(summed, lambda: add(chunk).astype(jnp.float32))
+            return chunk.load(x if residual is None else summed)
 
         mean = None
         if norm.centered:
-            (total,) = block.reduce(lambda chunk: (chunk.load(source),), "sum")
+            (total,) = yield lambda chunk: (source(chunk),), ("sum",), []
             mean = total / columns
 
         def centered(chunk: Chunk) -> Any:
-            x = chunk.load(source)
+            x = source(chunk)
             return x if mean is None else x - block.spread(mean, chunk)
 
         def weighted(chunk: Chunk) -> Any:
@@ -140,35 +148,37 @@ def forward(
         # Without a bias the largest magnitude is known but for a factor before the norm is.
         early = norm.quantized is not None and bias is None
         if early:
-            total, largest = block.reduce(magnitudes, "sum", "max")
+            total, largest = yield magnitudes, ("sum", "max"), []
         else:
-            (total,) = block.reduce(lambda chunk: (jnp.square(centered(chunk)),), "sum")
+            (total,) = yield lambda chunk: (jnp.square(centered(chunk)),), ("sum",), []
         scale = lax.rsqrt(total / columns + norm.epsilon)
-        for ref, one in zip(saved, (scale, mean), strict=False):
-            block.store(ref, one)
 
         def value(chunk: Chunk) -> Any:
             return affine(norm, chunk, centered(chunk) * block.spread(scale, chunk), weight, bias)
 
-        if scales is None:
-            block.each(lambda chunk: chunk.store(out, value(chunk)))
-            return
-
         def exact(chunk: Chunk) -> Any:
             return weighted(chunk) if early else chunk.computed(out, lambda: value(chunk))
 
-        if not early:
-            (largest,) = block.reduce(lambda chunk: (abs(exact(chunk)),), "max")
-        step, inverse = row_scale(largest, norm.quantized)
-        if early:
-            step = jnp.where(largest == 0.0, 1.0, step * scale)
-        block.store(scales, step)
+        if scales is not None and not early:
+            (largest,) = yield lambda chunk: (abs(exact(chunk)),), ("max",), []
+        if scales is not None:
+            step, inverse = row_scale(largest, norm.quantized)
+            if early:
+                step = jnp.where(largest == 0.0, 1.0, step * scale)
+            block.store(scales, step)
+        for ref, one in zip(saved, (scale, mean), strict=False):
+            block.store(ref, one)
 
-        def quantize(chunk: Chunk) -> None:
+        def store(chunk: Chunk) -> None:
+            if staged:
+                chunk.store(summed, source(chunk))
+            if scales is None:
+                chunk.store(out, value(chunk))
+                return
             units = exact(chunk) * block.spread(inverse, chunk)
             chunk.store(out, quantized_values(units, norm.quantized))
 
-        block.each(quantize)
+        block.each(store)
 
     matrix = (rows, columns)
     out_types = [jax.ShapeDtypeStruct(matrix, norm.quantized or norm.out_dtype)]
@@ -178,20 +188,31 @@ def forward(
         out_types.append(jax.ShapeDtypeStruct(matrix, dtype))
     if saves:
         out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
-    exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
+    kinds: list[tuple[str, ...]] = [("sum",)] * (2 if norm.centered else 1)
+    if norm.quantized is not None:
+        kinds[-1:] = [("sum", "max")] if not norm.bias else [("sum",), ("max",)]
+    exchanges = sum(map(len, kinds))
     blocks = max(1, multiprocessors)
+    dtypes = (dtype,) * (2 if norm.residual else 1)
+    vectors = range(len(dtypes), len(dtypes) + norm.weight + norm.bias)
+    pipeline = forward_pipeline(rows, columns, dtypes, len(vectors), kinds, blocks, shared_memory)
+    if pipeline is not None:
+        groups = pipeline.groups(blocks)
+        return pipelined_row_kernel(
+            body, no_sums, rows, pipeline, groups, dtypes, kinds, 0, out_types, norm.name, vectors
+        )
     least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
     streamed = None
     if not norm.residual and columns > least:
         streamed = streamed_rows(rows, columns, dtype, blocks, shared_memory)
     if streamed is None:
-        return row_kernel(body, rows, tiling, out_types, norm.name, exchanges)
+        return row_kernel(alone(body), rows, tiling, out_types, norm.name, exchanges)
     parts, staging = streamed
-    vectors = range(1, 1 + norm.weight + norm.bias)
     most_held = HELD_SHARE * _WARPGROUPS / parts.threads
-    return streamed_row_kernel(
-        body, rows, parts, blocks, staging, out_types, norm.name, exchanges, vectors, most_held
-    )
+    return folding_row_kernel(
+        body, no_sums, rows, parts, blocks, 0, out_types, norm.name, exchanges, staging, None,
+        vectors, most_held=most_held,
+    )  # fmt: skip
 
 
 HELD_SHARE = 0.32
@@ -366,15 +387,12 @@ def backward(
         for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
             ref[block, pl.ds(first, tiling.chunk)] = value
 
-    def alone(block: Rows, *refs: Any) -> None:
-        in_step([body(block, *refs)], [block])
-
     name, exchanges = f"{norm.name}_gradient", norm.moments
     dtypes = _matrices(norm, dtype)
     of_rows = range(len(dtypes), len(dtypes) + norm.moments)
     out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)]
     if not count:
-        return row_kernel(alone, rows, tiling, out_types, name, exchanges)
+        return row_kernel(alone(body), rows, tiling, out_types, name, exchanges)
     pipeline = _pipeline(norm, rows, columns, dtype, multiprocessors, shared_memory)
     if pipeline is not None:
         groups = pipeline.groups(multiprocessors)

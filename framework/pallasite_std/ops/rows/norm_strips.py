@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
 from pallasite_std.ops.rows.norm_kernels import Norm, affine
+from pallasite_std.ops.rows.segments import in_segments, segment_kernel
 from pallasite_std.ops.rows.tiling import LANES, Registers, RowTiling, row_tiling, size_of
 
 WIDTH = 8 * LANES
@@ -30,7 +31,9 @@ RESIDENT = 8
 
 
 @functools.lru_cache(maxsize=512)
-def reductions(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callable[..., Any]:
+def reductions(
+    norm: Norm, rows: int, columns: int, dtype: np.dtype[Any], multiprocessors: int
+) -> Callable[..., Any]:
     """The first kernel, a function of x, d_out, the moments that the forward saves, and weight?.
 
     Returns:
@@ -39,8 +42,9 @@ def reductions(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Cal
     """
     tiling = row_tiling(rows, columns, size_of(dtype), Registers())
 
-    def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> None:
-        operands = list(refs)
+    def reduced(
+        block: Rows, reduce: Callable[..., tuple[Any, ...]], x: Any, d_out: Any, operands: list[Any]
+    ) -> tuple[Any, ...]:
         scale, *mean = (block.values(operands.pop(0)) for _ in range(norm.moments))
         weight = operands.pop(0) if norm.weight else None
 
@@ -52,12 +56,33 @@ def reductions(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Cal
             along = gradient * (value * block.spread(scale, chunk))
             return (along, gradient) if mean else (along,)
 
-        totals = block.reduce(products, *("sum",) * norm.moments)
+        return reduce(products)
+
+    def body(block: Rows, x: Any, d_out: Any, *refs: Any) -> None:
+        operands = list(refs)
+
+        def whole(products: Callable[[Chunk], Any]) -> tuple[Any, ...]:
+            return block.reduce(products, *("sum",) * norm.moments)
+
+        totals = reduced(block, whole, x, d_out, operands)
         for ref, value in zip(operands, totals, strict=True):
             block.store(ref, value / columns)
 
+    def of_segment(block: Rows, chunk: Chunk, x: Any, d_out: Any, *refs: Any) -> tuple[Any, ...]:
+        def part(products: Callable[[Chunk], Any]) -> tuple[Any, ...]:
+            return tuple(jnp.sum(one) for one in products(chunk))
+
+        return reduced(block, part, x, d_out, list(refs))
+
     out_types = [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     name = f"{norm.name}_gradient_rows"
+    if in_segments((rows, columns), multiprocessors):
+        kernel = segment_kernel(of_segment, rows, columns, norm.moments, name)
+
+        def run(*operands: jax.Array) -> list[jax.Array]:
+            return [jnp.sum(one, axis=1) / columns for one in kernel(*operands)]
+
+        return run
     return row_kernel(body, rows, tiling, out_types, name, norm.moments)
 
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite.plugin import select_target
 from pallasite_std.ops.arguments import (
     float_dtype,
     matched,
@@ -17,17 +16,19 @@ from pallasite_std.ops.arguments import (
     without_derivatives,
     zeros,
 )
-from pallasite_std.ops.rows import norm_kernels, norm_strips
+from pallasite_std.ops.rows import norm_kernels, norm_segments, norm_strips
 from pallasite_std.ops.rows.arguments import (
     FLOATS,
     as_rows,
     float_array,
+    machine,
     per_column,
     quantized_dtype,
     same_type,
     small_number,
 )
 from pallasite_std.ops.rows.norm_kernels import Norm
+from pallasite_std.ops.rows.segments import in_segments
 
 
 def rms_norm(
@@ -147,21 +148,18 @@ def _run(
     rows = as_rows(x)
     operands = [as_rows(residual)] if norm.residual else []
     operands += [one for one in (weight, bias) if one is not None]
-    kernel = norm_kernels.forward(norm, *rows.shape, np.dtype(x.dtype), saves, *_machine())
-    out, *rest = kernel(rows, *operands)
+    here, dtype = machine(), np.dtype(x.dtype)
+    if in_segments(rows.shape, here[0]):
+        out, *rest = norm_segments.forward(norm, *rows.shape, dtype)(rows, *operands)
+        rest = rest if saves else rest[: len(rest) - norm.moments]
+    else:
+        out, *rest = norm_kernels.forward(norm, *rows.shape, dtype, saves, *here)(rows, *operands)
     results = [out.reshape(x.shape)]
     if norm.quantized is not None:
         results.append(rest.pop(0).reshape(x.shape[:-1]))
     if norm.residual:
         results.append(rest.pop(0).reshape(x.shape))
     return (*results, *(one.reshape(x.shape[:-1]) for one in rest))
-
-
-def _machine() -> tuple[int, int]:
-    """Multiprocessors of the target, and shared memory into which its copy engine writes."""
-    target = select_target()
-    staging = target.max_shared_memory if "tma" in target.features else 0
-    return max(1, target.multiprocessors), staging
 
 
 def _quantized(norm: Norm) -> Any:
@@ -241,15 +239,16 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
     moments = [one.reshape(-1) for one in moments]
     vectors = [] if weight is None else [weight]
     d_sum = [as_rows(cotangents[1])] if norm.residual else []
-    machine = _machine()
+    here = machine()
     count, columns = rows.shape
-    if norm_kernels.keeps_rows(norm, count, columns, np.dtype(x.dtype), *machine):
-        kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *machine)
+    few = in_segments((count, columns), here[0])
+    if not few and norm_kernels.keeps_rows(norm, count, columns, np.dtype(x.dtype), *here):
+        kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *here)
         d_x, *rest = kernel(rows, d_out, *d_sum, *moments, *vectors)
     else:
-        reduce = norm_strips.reductions(norm, *rows.shape, np.dtype(x.dtype))
+        reduce = norm_strips.reductions(norm, *rows.shape, np.dtype(x.dtype), here[0])
         reduced = reduce(rows, d_out, *moments, *vectors)
-        kernel = norm_strips.gradients(norm, *rows.shape, np.dtype(x.dtype), machine[0])
+        kernel = norm_strips.gradients(norm, *rows.shape, np.dtype(x.dtype), here[0])
         d_x, *rest = kernel(rows, d_out, *moments, *reduced, *vectors, *d_sum)
     sums = [jnp.sum(one, axis=0) for one in rest]
     d_weight = None if weight is None else sums.pop(0).astype(weight.dtype)

@@ -12,10 +12,20 @@ import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
-from pallasite_std.ops.rows.arguments import FLOATS, QUANTIZED, float_array, names, quantized_dtype
+from pallasite_std.ops.rows.arguments import (
+    FLOATS,
+    QUANTIZED,
+    float_array,
+    machine,
+    names,
+    quantized_dtype,
+)
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
-from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
+from pallasite_std.ops.rows.kernel import Chunk, Rows, Work, alone, no_sums, row_kernel
+from pallasite_std.ops.rows.pipelined import pipelined_row_kernel
+from pallasite_std.ops.rows.pipelines import forward_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
+from pallasite_std.ops.rows.segments import in_segments, segment_kernel
 from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
 
 
@@ -57,18 +67,26 @@ def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax
 
 
 def _run(dtype: np.dtype[Any], rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    values, scales = _kernel(dtype, *rows.shape, np.dtype(rows.dtype))(rows)
+    here = machine()
+    if in_segments(rows.shape, here[0]):
+        return _of_segments(dtype, *rows.shape)(rows)
+    values, scales = _kernel(dtype, *rows.shape, np.dtype(rows.dtype), *here)(rows)
     return values, scales
 
 
 @functools.lru_cache(maxsize=512)
 def _kernel(
-    kind: np.dtype[Any], rows: int, columns: int, dtype: np.dtype[Any]
+    kind: np.dtype[Any],
+    rows: int,
+    columns: int,
+    dtype: np.dtype[Any],
+    multiprocessors: int,
+    shared_memory: int,
 ) -> Callable[..., Any]:
     tiling = row_tiling(rows, columns, size_of(dtype), Registers())
 
-    def body(block: Rows, x: Any, out: Any, scales: Any) -> None:
-        (largest,) = block.reduce(lambda chunk: (abs(chunk.load(x)),), "max")
+    def body(block: Rows, x: Any, out: Any, scales: Any) -> Work:
+        (largest,) = yield lambda chunk: (abs(chunk.load(x)),), ("max",), []
         scale, inverse = row_scale(largest, kind)
 
         def store(chunk: Chunk) -> None:
@@ -82,7 +100,39 @@ def _kernel(
         jax.ShapeDtypeStruct((rows, columns), kind),
         jax.ShapeDtypeStruct((rows,), jnp.float32),
     ]
-    return row_kernel(body, rows, tiling, out_types, "quantize", 1)
+    kinds = [("max",)]
+    pipeline = forward_pipeline(rows, columns, (dtype,), 0, kinds, multiprocessors, shared_memory)
+    if pipeline is not None:
+        groups = pipeline.groups(multiprocessors)
+        return pipelined_row_kernel(
+            body, no_sums, rows, pipeline, groups, (dtype,), kinds, 0, out_types, "quantize"
+        )
+    return row_kernel(alone(body), rows, tiling, out_types, "quantize", 1)
+
+
+@functools.lru_cache(maxsize=512)
+def _of_segments(
+    kind: np.dtype[Any], rows: int, columns: int
+) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+    """Of few long rows: a kernel for the largest magnitudes, and one for the quotients."""
+
+    def magnitude(block: Rows, chunk: Chunk, x: Any) -> tuple[Any, ...]:
+        return (jnp.max(abs(chunk.load(x))),)
+
+    def work(block: Rows, chunk: Chunk, x: Any, inverse: Any, out: Any) -> None:
+        exact = chunk.load(x) * block.spread(inverse[block.place], chunk)
+        chunk.store(out, quantized_values(exact, kind))
+
+    largest_of = segment_kernel(magnitude, rows, columns, 1, "quantize_magnitudes")
+    out_types = [jax.ShapeDtypeStruct((rows, columns), kind)]
+    of_elements = elementwise_kernel(work, rows, columns, out_types, "quantize")
+
+    def run(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        (largest,) = largest_of(x)
+        scale, inverse = row_scale(jnp.max(largest, axis=1), kind)
+        return of_elements(x, inverse)[0], scale
+
+    return run
 
 
 def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) -> jax.Array:

@@ -1,0 +1,81 @@
+"""Few long rows: too few for a block each, so that blocks reduce segments of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_std.ops.rows.kernel import Chunk, Rows
+from pallasite_std.ops.rows.tiling import LANES, RowTiling
+
+WIDTH = 32 * LANES
+"""Columns of a segment: of two matrices, registers have room for what several blocks read."""
+
+LEAST_COLUMNS = 8 * WIDTH
+"""Shorter rows are read by a block each, however few there are: one kernel instead of three."""
+
+
+def in_segments(shape: Sequence[int], multiprocessors: int) -> bool:
+    """Whether blocks are to share the rows of a matrix: not every multiprocessor would have one."""
+    rows, columns = shape
+    return columns >= LEAST_COLUMNS and rows < multiprocessors
+
+
+def segment_kernel(
+    work: Callable[..., tuple[Any, ...]],
+    rows: int,
+    columns: int,
+    count: int,
+    name: str,
+    params: Any = None,
+) -> Callable[..., Sequence[jax.Array]]:
+    """A kernel with a block for each segment of a row.
+
+    Args:
+      work: ``work(rows, chunk, *refs)`` returns what it reduces the chunk to: ``count`` scalars.
+      rows, columns: of the matrices.
+      name: of the kernel, in profiles.
+      params: ``CompilerParams``.
+
+    Returns:
+      A function of the operands that returns ``count`` arrays, float32 (rows, segments).
+    """
+    segments, rest = -(-columns // WIDTH), columns % WIDTH
+
+    def body(*refs: Any) -> None:
+        row, segment = lax.axis_index("row"), lax.axis_index("segment")
+        operands, results = refs[: len(refs) - count], refs[len(refs) - count :]
+
+        def reduce(width: int) -> None:
+            block = Rows(RowTiling(1, 1, width, columns), row, 0)
+            chunk = Chunk(block, pl.multiple_of(segment * WIDTH, WIDTH), width, kept=True)
+            for ref, value in zip(results, work(block, chunk, *operands), strict=True):
+                ref[row, segment] = value
+
+        if not rest:
+            reduce(WIDTH)
+            return
+        pl.when(segment < segments - 1)(lambda: reduce(WIDTH))
+        pl.when(segment == segments - 1)(lambda: reduce(rest))
+
+    kernel: Callable[..., Sequence[jax.Array]] = plgpu.kernel(
+        body,
+        out_type=(jax.ShapeDtypeStruct((rows, segments), jnp.float32),) * count,
+        grid=(rows, segments),
+        grid_names=("row", "segment"),
+        kernel_name=name,
+        compiler_params=params,
+    )
+    return kernel
+
+
+def segment_sizes(columns: int) -> jax.Array:
+    """Columns of each segment, float32."""
+    starts = jnp.arange(0, columns, WIDTH)
+    return jnp.minimum(columns - starts, WIDTH).astype(jnp.float32)
