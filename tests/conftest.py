@@ -168,6 +168,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(*_SELDOM) if HAS_GPU else gc.set_threshold(_NEVER)
 
 
+def pytest_unconfigure() -> None:
+    """Nor does pytest look for garbage at the end: what there is ends with the process."""
+    gc.freeze()
+
+
 _NEVER, _SELDOM = 1 << 30, (100_000, 30, 10)
 
 
