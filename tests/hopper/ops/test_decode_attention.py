@@ -136,6 +136,36 @@ def test_configurations(head_dim, config, dtype):
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.parametrize("layout", [None, "heads_first", "tokens_first"])
+def test_prefill(layout):
+    """Many queries, some before the first key; what is beyond the lengths is not a number."""
+    rng = np.random.default_rng(1)
+    q = random(rng, (3, 40, 16, 24), jnp.float16)
+    lengths, size = np.array([100, 25, 0]), 24
+    table = np.array([[7, 2, 5, 0, 11], [1, 8, 10**6, -1, 10**9], [-5, 99, 0, 0, 0]])
+    shape = (2, 12, size, 24)
+    caches = [np.full(shape, np.nan, np.float16) for _ in range(2)]
+    exact = [np.zeros((3, 120, 2, 24)) for _ in range(2)]
+    for cache, rows in zip(caches, exact, strict=True):
+        for sequence, length in enumerate(lengths):
+            rows[sequence, :length] = rng.normal(size=(length, 2, 24)).astype(np.float16)
+            for row in range(length):
+                page = table[sequence, row // size]
+                cache[:, page, row % size] = rows[sequence, row]
+    if layout is None:
+        exists = (np.arange(120) < lengths[:, None])[..., None, None]
+        k, v = (jnp.asarray(np.where(exists, one, np.nan).astype(np.float16)) for one in exact)
+        result = decode_attention(q, k, v, kv_lengths=jnp.asarray(lengths), soft_cap=3.0)
+    else:
+        axes = (0, 1, 2, 3) if layout == "heads_first" else (1, 2, 0, 3)
+        k, v = (jnp.asarray(one.transpose(axes)) for one in caches)
+        arrays = jnp.asarray(lengths), jnp.asarray(table.clip(-(2**31), 2**31 - 1), jnp.int32)
+        result = paged_attention(q, k, v, *arrays, soft_cap=3.0, page_layout=layout)
+    expected = reference(q, *exact, lengths, 24**-0.5, soft_cap=3.0)
+    assert np.abs(np.asarray(result, np.float64) - expected).max() < 3e-3
+
+
+@pytest.mark.runs_kernels
 def test_soft_cap_and_scale():
     check(DecodeConfig(blocks=3), soft_cap=2.0, scale=0.5, lengths=(100, 192))
 

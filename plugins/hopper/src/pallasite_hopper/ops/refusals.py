@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from pallasite_hopper.ops.decode import prefill
 from pallasite_hopper.ops.decode.config import HEAD_DIMS, MOST_TOKENS, default_config
 from pallasite_hopper.ops.flash.options import OPTIONS, portable_option
 from pallasite_hopper.ops.mixed.config import default_config as default_mixed_config
@@ -59,10 +60,12 @@ def attention(*args: Any, **kwargs: Any) -> str | None:
 
 
 def decode_attention(*args: Any, **kwargs: Any) -> str | None:
-    """Heads of other sizes, many queries, float32, configurations of the portable kernel."""
+    """Heads of other sizes, some queries, float32, configurations of the portable kernel."""
     shape, dtype = _operand(args, kwargs, 0, "q")
     if dtype == jnp.float32:
         return "products of float32"
+    if _is_prefill(args, kwargs, ("k", 2)):
+        return None
     if len(shape) == 4 and shape[1] > MOST_TOKENS:
         return f"{shape[1]} queries of a sequence, it takes {MOST_TOKENS}"
     if len(shape) in (3, 4) and shape[-1] not in HEAD_DIMS:
@@ -73,12 +76,24 @@ def decode_attention(*args: Any, **kwargs: Any) -> str | None:
 def paged_attention(*args: Any, **kwargs: Any) -> str | None:
     """The same, and pages that are neither parts of a step nor made of steps."""
     shape, dtype = _operand(args, kwargs, 1, "k_pages")
+    heads_first = kwargs.get("page_layout", "heads_first") == "heads_first"
+    if _is_prefill(args, kwargs, ("k_pages", 0 if heads_first else 2)):
+        return None
     if kwargs.get("config") is None and len(shape) == 4 and dtype is not None:
-        size = shape[2] if kwargs.get("page_layout", "heads_first") == "heads_first" else shape[1]
+        size = shape[2] if heads_first else shape[1]
         tile = default_config(shape[3], 8, np.dtype(dtype).itemsize).tile
         if size % 8 or (size % tile and tile % size):
             return f"pages of {size} rows"
     return decode_attention(*args, **kwargs)
+
+
+def _is_prefill(args: tuple[Any, ...], kwargs: dict[str, Any], cache: tuple[str, int]) -> bool:
+    """Whether there are many queries; ``cache``: which operand, and its axis of heads."""
+    shape, dtype = _operand(args, kwargs, 0, "q")
+    of_keys, key_dtype = _operand(args, kwargs, 1, cache[0])
+    if kwargs.get("config") is not None or len(of_keys) != 4 or dtype is None:
+        return False
+    return prefill.suits(shape, dtype, of_keys[cache[1]], key_dtype)
 
 
 def _operand(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidValueError
-from pallasite_hopper.ops.decode import combine, kernel
+from pallasite_hopper.ops.decode import combine, kernel, prefill
 from pallasite_hopper.ops.decode.config import (
     HEAD_DIMS,
     MOST_TOKENS,
@@ -34,6 +34,8 @@ from pallasite_std.api import (
 )
 
 _ACCEPTED = DecodeAccepted((jnp.bfloat16, jnp.float16), HEAD_DIMS, DecodeConfig, MOST_TOKENS)
+
+_PREFILL = dataclasses.replace(_ACCEPTED, head_dims=None, tokens=None)
 
 _VERSION = 1
 """Of the kernels, for what was measured."""
@@ -58,8 +60,9 @@ def decode_attention(
 
     Args:
       q: (batch, q_heads, head_dim), or (batch, tokens, q_heads, head_dim) for the last ``tokens``
-        queries of each sequence, 1 to 8: each sees the keys up to its own, which is the last one
-        for the last query. bfloat16 or float16; head_dim is 64, 128 or 256.
+        queries of each sequence: each sees the keys up to its own, which is the last one for the
+        last query. bfloat16 or float16. tokens is up to 8 and head_dim 64, 128 or 256; or, unless
+        the cache has 8 bits, 256 queries or more share a head of it, of up to 256 elements.
       k, v: (batch, kv_len, kv_heads, head_dim) of the dtype of q, or float8_e4m3fn or int8.
         kv_heads divides q_heads; query head h uses head ``h // (q_heads // kv_heads)``. kv_len is
         best a multiple of 8.
@@ -81,6 +84,9 @@ def decode_attention(
     Source: T. Dao et al., "Flash-Decoding for long-context inference", 2023.
     """
     options = DecodeOptions(scale, soft_cap, k_scale, v_scale, config)
+    if config is None and _is_prefill(q, k, 2):
+        problem, operands = decode_call(Problem, _PREFILL, q, k, v, kv_lengths, options)
+        return decoded(functools.partial(prefill.run, problem), operands, "decode_attention")
     problem, operands = decode_call(Problem, _ACCEPTED, q, k, v, kv_lengths, options)
     run = functools.partial(_run, problem, config)
     return decoded(run, operands, "decode_attention")
@@ -134,15 +140,27 @@ def paged_attention(
     PagedAttention", arXiv 2309.06180.
     """
     options = DecodeOptions(scale, soft_cap, k_scale, v_scale, config)
+    many = config is None and _is_prefill(q, k_pages, 0 if page_layout == "heads_first" else 2)
+    accepted = _PREFILL if many else _ACCEPTED
     problem, operands = paged_call(
-        Problem, _ACCEPTED, q, k_pages, v_pages, kv_lengths, page_indices, page_layout, options
+        Problem, accepted, q, k_pages, v_pages, kv_lengths, page_indices, page_layout, options
     )
+    if many:
+        return decoded(functools.partial(prefill.run, problem), operands, "paged_attention")
     head_dim, kv_heads = problem.head_dim, problem.kv_heads
     count = problem.pages * problem.page_size
     rows = (count * kv_heads, head_dim) if problem.heads_first else (count, kv_heads, head_dim)
     operands[1:3] = [pages.reshape(rows) for pages in operands[1:3]]
     run = functools.partial(_run, problem, config)
     return decoded(run, operands, "paged_attention")
+
+
+def _is_prefill(q: Any, k: Any, axis: int) -> bool:
+    """Whether there are many queries; ``axis`` of k is that of heads."""
+    shapes = getattr(q, "shape", ()), getattr(k, "shape", ())
+    if list(map(len, shapes)) != [4, 4]:
+        return False
+    return prefill.suits(shapes[0], q.dtype, shapes[1][axis], k.dtype)
 
 
 # The kernels --------------------------------------------------------------------------------------
