@@ -125,7 +125,7 @@ def build(
         "do_s": plgpu.SMEM((c.d_out_stages, c.block_q, p.head_dim), p.dtype),
         "ds_s": plgpu.SMEM((c.ds_stages, c.block_kv, c.block_q), p.dtype),
         "p_s": plgpu.SMEM((ROWS, c.block_q), p.dtype),
-        "dq_s": plgpu.SMEM((dq.parts, dq.lines, 256), jnp.float32),
+        "dq_s": plgpu.SMEM((dq.parts, dq.lines // c.dq_rounds, 256), jnp.float32),
         "log_s": plgpu.SMEM((c.q_stages, line), jnp.float32),
         "delta_s": plgpu.SMEM((c.d_out_stages, line), jnp.float32),
         "k_full": plgpu.Barrier(),

@@ -282,13 +282,19 @@ class Worker:
     def add_dq(self, step: _Step, sums: Any) -> None:
         """Adds this warpgroup's part of the gradient of the queries to the sums."""
         part = self.s["dq_s"].at[self.thread]
-        parts = self.tiles.dq
-        parts.view(part)[...] = parts.split(sums)
-        plgpu.commit_smem()
         head = self.block.kv_head * self.problem.group + step.group
         tile = self.tiles.q_tile(self.block, step.i)
         target = self.dq_g.at[self.block.batch, head, tile, self.thread]
-        plgpu.copy_smem_to_gmem(part, target, reduction_op="add")
+        rounds = self.config.dq_rounds
+        piece = dataclasses.replace(self.tiles.dq, columns=self.tiles.dq.columns // rounds)
+        for number in range(rounds):
+            if number:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            mine = sums[:, number * piece.columns : (number + 1) * piece.columns]
+            piece.view(part)[...] = piece.split(mine)
+            plgpu.commit_smem()
+            lines = pl.ds(number * piece.lines, piece.lines)
+            plgpu.copy_smem_to_gmem(part, target.at[lines], reduction_op="add")
 
     def dq_operands(self, ds_s: Any) -> tuple[Any, Any]:
         """The operands of this warpgroup's part of the gradient of the queries."""
