@@ -17,10 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallasite_std.ops.rows.aligned import AlignedRow
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters, row_kernel
 from pallasite_std.ops.rows.segments import segment_kernel
-from pallasite_std.ops.rows.tiling import VECTOR_BYTES, Registers, streaming_tiling
+from pallasite_std.ops.rows.tiling import (
+    LANES,
+    VECTOR_BYTES,
+    Registers,
+    RowTiling,
+    size_of,
+    streaming_tiling,
+)
 
 LOWEST = float(np.finfo(np.float32).min)
 
@@ -54,9 +62,15 @@ def forward(
 
     Returns: losses and log-sum-exps, float32 (rows,).
     """
-    tiling = streaming_tiling(rows, columns, Registers())
+    registers, vector = Registers(), VECTOR_BYTES // size_of(dtype)
+    tiling = streaming_tiling(rows, columns, registers)
+    flat = columns % vector > 0 and columns > registers.area and rows * columns < 2**31
+    if flat and tiling.resident:
+        tiling = RowTiling(1, 1, 16 * LANES, columns)
 
     def body(block: Rows, x: Any, labels: Any, losses: Any, logarithms: Any) -> None:
+        if flat:
+            block = AlignedRow(block, rows, columns, vector)
         largest, total, mean = _log_sum_exp(block, loss, x, columns)
         logarithm = jnp.log(total) + largest
         label = labels[block.place]
@@ -72,16 +86,17 @@ def forward(
         block.store(losses, value)
         block.store(logarithms, logarithm)
 
-    vector = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    each = jax.ShapeDtypeStruct((rows,), jnp.float32)
     exchanges = 3 if loss.smoothing else 2
-    return row_kernel(
-        body, rows, tiling, [vector, vector], "cross_entropy", exchanges, parameters(dtype)
+    kernel = row_kernel(
+        body, rows, tiling, [each, each], "cross_entropy", exchanges, parameters(dtype)
     )
+    return (lambda x, labels: kernel(x.reshape(-1), labels)) if flat else kernel
 
 
 def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple[Any, Any, Any]:
     """Each row's maximum, sum of exponentials relative to it, and (for smoothing) mean."""
-    if block.tiling.resident:
+    if block.tiling.resident and not isinstance(block, AlignedRow):
         (largest,) = block.reduce(lambda chunk: (loss.logits(chunk.load(x)),), "max")
         largest = jnp.maximum(largest, LOWEST)
 
@@ -95,7 +110,7 @@ def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple
 
     # A group is what one lane loads: neighbours if rows are aligned to vectors, else every 256th.
     vector = VECTOR_BYTES // x.dtype.itemsize
-    aligned = columns % vector == 0
+    aligned = columns % vector == 0 or isinstance(block, AlignedRow)
     size = block.tiling.chunk // (vector if aligned else 8)
     shape, axis = ((size, vector), 1) if aligned else ((8, size), 0)
 
@@ -113,18 +128,24 @@ def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple
     zero = jnp.zeros((size,), jnp.float32)
     start = (jnp.full((size,), LOWEST, jnp.float32), zero, zero)
     # What is left is on its way while the chunks are read.
-    tail = block.rest()
-    ends = None if tail is None else loss.logits(tail.load(x))
+    ends: list[tuple[Any, Any]]
+    if isinstance(block, AlignedRow):
+        ends = [(loss.logits(one), inside) for one, inside in block.ends(x)]
+    else:
+        tail = block.rest()
+        ends = [] if tail is None else [(loss.logits(tail.load(x)), True)]
     most, sums, all_logits = block.fold(step, start)
     mine = jnp.max(most)
-    if ends is not None:
+    if ends:
         last = block.thread == block.tiling.threads - 1
-        mine = jnp.where(last, jnp.maximum(mine, jnp.max(ends)), mine)
+        largest_of_ends = [jnp.max(jnp.where(inside, one, LOWEST)) for one, inside in ends]
+        mine = jnp.where(last, functools.reduce(jnp.maximum, largest_of_ends, mine), mine)
     (largest,) = block.exchange((mine,), ("max",))
     total, every = jnp.sum(sums * jnp.exp(most - largest)), jnp.sum(all_logits)
-    if ends is not None:
-        total = total + jnp.where(last, jnp.sum(jnp.exp(ends - largest)), 0.0)
-        every = every + jnp.where(last, jnp.sum(ends), 0.0)
+    for one, inside in ends:
+        inside = inside & last
+        total = total + jnp.sum(jnp.where(inside, jnp.exp(one - largest), 0.0))
+        every = every + jnp.sum(jnp.where(inside, one, 0.0))
     values = (total, every) if loss.smoothing else (total,)
     total, *means = block.exchange(values, ("sum",) * len(values))
     return largest, total, means[0] / columns if means else None
@@ -170,19 +191,20 @@ def backward(
     def work(
         block: Rows, chunk: Chunk, x: Any, labels: Any, logarithms: Any, d_losses: Any, d_x: Any
     ) -> None:
-        label, logarithm = labels[block.place], logarithms[block.place]
-        d_loss = d_losses[block.place]
-        if loss.ignored is not None:
-            d_loss = jnp.where(label == loss.ignored, 0.0, d_loss)
-        # Labels outside of the classes read the nearest one, forward and backward.
-        there = jnp.clip(label, 0, columns - 1)
-        factor = d_loss * (1.0 + 2.0 * loss.z_loss * logarithm) if loss.z_loss else d_loss
+        def of_row(label: Any, logarithm: Any, d_loss: Any) -> tuple[Any, ...]:
+            if loss.ignored is not None:
+                d_loss = jnp.where(label == loss.ignored, 0.0, d_loss)
+            factor = d_loss * (1.0 + 2.0 * loss.z_loss * logarithm) if loss.z_loss else d_loss
+            # Labels outside of the classes read the nearest one, forward and backward.
+            return jnp.clip(label, 0, columns - 1), logarithm, d_loss, factor
+
+        vectors = labels, logarithms, d_losses
+        there, logarithm, d_loss, factor = block.row_values(of_row, chunk, *vectors)
         logits = loss.logits(chunk.load(x))
-        value = jnp.exp(logits - block.spread(logarithm, chunk)) * block.spread(factor, chunk)
-        hit = chunk.columns() == block.spread(there, chunk)
-        value = value - jnp.where(hit, block.spread(d_loss * (1.0 - loss.smoothing), chunk), 0.0)
+        value = jnp.exp(logits - logarithm) * factor
+        value = value - jnp.where(chunk.columns() == there, d_loss * (1.0 - loss.smoothing), 0.0)
         if loss.smoothing:
-            value = value - block.spread(d_loss * (loss.smoothing / columns), chunk)
+            value = value - d_loss * (loss.smoothing / columns)
         if loss.soft_cap is not None:
             share = logits / loss.soft_cap
             value = value * (1.0 - share * share)
@@ -190,4 +212,4 @@ def backward(
 
     out = jax.ShapeDtypeStruct((rows, columns), dtype)
     name = "cross_entropy_gradient"
-    return elementwise_kernel(work, rows, columns, [out], name, parameters(dtype))
+    return elementwise_kernel(work, rows, columns, [out], name, parameters(dtype), matrices=1)

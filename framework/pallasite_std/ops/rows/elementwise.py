@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.kernel import Chunk, Rows
-from pallasite_std.ops.rows.tiling import LANES, RowTiling
+from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
 
 ELEMENTS = 16
 """Of each matrix for a lane: enough loads in flight, few enough registers for many blocks."""
@@ -20,10 +22,108 @@ ELEMENTS = 16
 
 def flattened(*arrays: jax.Array) -> list[jax.Array]:
     """Arrays of one shape as matrices of whole tiles, or of a single row if that is not possible:
-    then all tiles but the last one are whole."""
+    then all tiles but the last one are whole. Rows stay as they are if one had too many columns to
+    be counted by 32 bits."""
     size, width = arrays[0].size, LANES * ELEMENTS
     columns = width if size % width == 0 else size
+    if columns > np.iinfo(np.int32).max:
+        columns = arrays[0].shape[-1]
     return [one.reshape(size // columns, columns) for one in arrays]
+
+
+class FlatRows(Rows):
+    """The row, or the two rows, that a tile of a flattened matrix is of."""
+
+    def row_values(
+        self, compute: Callable[..., tuple[Any, ...]], chunk: Chunk, *refs: Any
+    ) -> tuple[Any, ...]:
+        """See the base class."""
+        values = compute(*(ref[self.first] for ref in refs))
+        later = cast(FlatChunk, chunk).later
+        if later is None:
+            return values
+        others = compute(*(ref[self.first + 1] for ref in refs))
+        return tuple(jnp.where(later, two, one) for one, two in zip(values, others, strict=True))
+
+
+class FlatChunk(Chunk):
+    """Consecutive elements of a flattened matrix.
+
+    Attributes:
+      later: which of them are of a second row; None if there is one row alone.
+    """
+
+    def __init__(self, rows: FlatRows, first: Any, width: int, *, several: bool) -> None:
+        super().__init__(rows, first, width, kept=True)
+        end = (rows.first + 1) * rows.tiling.columns
+        self._places = lax.broadcasted_iota(jnp.int32, (width,), 0) + (first - end)
+        self.later = self._places >= 0 if several else None
+
+    def load_again(self, ref: Any) -> Any:
+        """See the base class; of a flattened matrix."""
+        return ref[pl.ds(self.first, self.width)].astype(jnp.float32)
+
+    def store(self, ref: Any, value: Any) -> None:
+        """See the base class; to a flattened matrix."""
+        ref[pl.ds(self.first, self.width)] = value.astype(ref.dtype)
+
+    def columns(self) -> Any:
+        """See the base class."""
+        columns = self.rows.tiling.columns
+        if self.later is None:
+            return self._places + columns
+        return jnp.where(self.later, self._places, self._places + columns)
+
+
+def _flat_kernel(
+    work: Callable[..., None],
+    rows: int,
+    columns: int,
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    params: Any,
+    matrices: int,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """:func:`elementwise_kernel` by tiles of flattened matrices, which begin at whole vectors."""
+    size, width = rows * columns, LANES * ELEMENTS
+    full, rest = divmod(size, width)
+
+    def body(*refs: Any) -> None:
+        number = lax.axis_index("tile")
+
+        def tile(part: int) -> None:
+            first = pl.multiple_of(number * width, width)
+            row = lax.div(first, columns)
+
+            def of(several: bool) -> None:
+                place = FlatRows(RowTiling(1, 1, part, columns), row, 0)
+                work(place, FlatChunk(place, first, part, several=several), *refs)
+
+            several = first + part > (row + 1) * columns
+            pl.when(several)(lambda: of(True))
+            pl.when(jnp.logical_not(several))(lambda: of(False))
+
+        if not rest:
+            tile(width)
+            return
+        pl.when(number < full)(lambda: tile(width))
+        pl.when(number == full)(lambda: tile(rest))
+
+    kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
+        body,
+        out_type=tuple(jax.ShapeDtypeStruct((size,), one.dtype) for one in out_types),
+        grid=(-(-size // width),),
+        grid_names=("tile",),
+        kernel_name=name,
+        compiler_params=params,
+    )
+
+    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        flat = [one.reshape(-1) for one in operands[:matrices]]
+        results = kernel(*flat, *operands[matrices:])
+        return tuple(one.reshape(rows, columns) for one in results)
+
+    return call
 
 
 def elementwise_kernel(
@@ -33,6 +133,7 @@ def elementwise_kernel(
     out_types: Sequence[jax.ShapeDtypeStruct],
     name: str,
     params: Any = None,
+    matrices: int = 0,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel with a block for each tile.
 
@@ -43,8 +144,13 @@ def elementwise_kernel(
       out_types: types of the results.
       name: of the kernel, in profiles.
       params: ``CompilerParams``.
+      matrices: how many of the first operands are matrices, if the others are none, or have an
+        element for each row, of which :meth:`Rows.row_values` gives values.
     """
     area = LANES * ELEMENTS
+    unaligned = any(columns * size_of(one.dtype) % VECTOR_BYTES for one in out_types)
+    if matrices and unaligned and columns >= area and 1 < rows < 2**31 // columns:
+        return _flat_kernel(work, rows, columns, out_types, name, params, matrices)
     width = columns if columns <= area else area
     height = 1
     while 2 * height * width <= area and 2 * height <= rows:

@@ -132,6 +132,7 @@ class Rows:
       staged: by the identity of a matrix, where in shared memory these columns of it are.
       held: by the identity of a vector, its elements for these columns, or rows, if they are in
         registers.
+      exchanged: through which warpgroups that share a row combine values.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Rows:
         self.first = first
         self.place: Any = first if tiling.height == 1 else pl.ds(first, tiling.height)
         self.thread = thread
-        self._exchange = exchange
+        self.exchanged = exchange
         self.staged = staged or {}
         self.held = held or {}
         # What is in shared memory takes less registers if it is read again.
@@ -232,9 +233,13 @@ class Rows:
 
         def body(number: Any, carry: Any) -> Any:
             first = pl.multiple_of((number * threads + self.thread) * chunk, chunk)
-            return step(Chunk(self, first, chunk, kept=False), carry)
+            return step(self.chunk_at(first, chunk), carry)
 
         return lax.fori_loop(0, mine, body, carry)
+
+    def chunk_at(self, first: Any, width: int) -> Chunk:
+        """Columns from ``first`` on."""
+        return Chunk(self, first, width, kept=False)
 
     def rest(self) -> Chunk | None:
         """The columns behind the full chunks, if any; they are the last warpgroup's."""
@@ -254,6 +259,13 @@ class Rows:
         """Elements of a (rows,) vector: (height,), or a scalar."""
         value = self.held.get(id(ref))
         return ref[self.place] if value is None else value
+
+    def row_values(
+        self, compute: Callable[..., tuple[Any, ...]], chunk: Chunk, *refs: Any
+    ) -> tuple[Any, ...]:
+        """Values that are computed from elements of (rows,) vectors, each for all columns."""
+        results = compute(*(self.values(ref) for ref in refs))
+        return tuple(self.spread(one, chunk) for one in results)
 
     def store(self, ref: Any, value: Any) -> None:
         """Writes a value of each row to a (rows,) vector."""
@@ -275,14 +287,14 @@ class Rows:
 
     def use_slots(self, first: Any) -> None:
         """In a loop: which reductions of the body, counted from 0, those of a turn are."""
-        if self._exchange is not None:
-            self._exchange.next = first
+        if self.exchanged is not None:
+            self.exchanged.next = first
 
     def exchange(self, values: Sequence[Any], kinds: Sequence[str]) -> tuple[Any, ...]:
         """Combines values of the warpgroups that share a row; all of them get the results."""
-        if self._exchange is None:
+        if self.exchanged is None:
             return tuple(values)
-        return self._exchange(self.thread, values, kinds)
+        return self.exchanged(self.thread, values, kinds)
 
 
 def in_step(
@@ -600,23 +612,28 @@ def folding_row_kernel(
             carry = over_steps(steps, staging.stages, loaded, fetch, staged_work, carry)
         carry = carry[:sums]
         single = dataclasses.replace(tiling, height=1)
-        for row in range(full * group, rows):
 
-            def rest(carry: tuple[Any, ...], row: int = row) -> tuple[Any, ...]:
-                exchange = exchange_of(steps + (row - full * group))
-                part = Rows(single, row, thread, exchange, None, held)
-                added: list[Any] = []
-                in_step([body(part, *refs)], [part], added.extend)
-                if height == 1:
-                    return tuple(one + more for one, more in zip(carry, added, strict=True))
-                top = lax.broadcasted_iota(jnp.int32, chunk.shape, 0) == 0
-                return tuple(
-                    one + jnp.where(top, lax.broadcast_in_dim(more, chunk.shape, (1,)), 0.0)
-                    for one, more in zip(carry, added, strict=True)
-                )
+        def rest(row: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            exchange = exchange_of(steps + (row - full * group))
+            part = Rows(single, row, thread, exchange, None, held)
+            added: list[Any] = []
+            in_step([body(part, *refs)], [part], added.extend)
+            if height == 1:
+                return tuple(one + more for one, more in zip(carry, added, strict=True))
+            top = lax.broadcasted_iota(jnp.int32, chunk.shape, 0) == 0
+            return tuple(
+                one + jnp.where(top, lax.broadcast_in_dim(more, chunk.shape, (1,)), 0.0)
+                for one, more in zip(carry, added, strict=True)
+            )
 
+        if full * group < rows:
             # They are the last: the block that would be next takes them.
-            carry = lax.cond(block == full % blocks, rest, lambda carry: carry, carry)
+            carry = lax.cond(
+                block == full % blocks,
+                lambda carry: lax.fori_loop(full * group, rows, rest, carry),
+                lambda carry: carry,
+                carry,
+            )
         if height > 1:
             carry = tuple(jnp.sum(one, axis=0) for one in carry)
         finish(chunk.first, block, carry, *refs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -199,8 +200,9 @@ def forward(
     if pipeline is not None:
         groups = pipeline.groups(blocks)
         return pipelined_row_kernel(
-            body, no_sums, rows, pipeline, groups, dtypes, kinds, 0, out_types, norm.name, vectors
-        )
+            body, no_sums, rows, pipeline, groups, dtypes, kinds, 0, out_types, norm.name, vectors,
+            params=plgpu.CompilerParams(min_blocks=pipeline.resident),
+        )  # fmt: skip
     least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
     streamed = None
     if not norm.residual and columns > least:
@@ -294,7 +296,13 @@ def _matrices(norm: Norm, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
 def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
     tiling = row_tiling(rows, columns, size_of(dtype), GRADIENT)
     sums = norm.weight + norm.bias
-    if tiling.chunk == columns or not sums:
+    if not sums:
+        return tiling
+    if tiling.chunk == columns:
+        # So many rows are whole vectors, which are fetched before their turn.
+        unit = _UNIT // math.gcd(_UNIT, columns * size_of(dtype))
+        if tiling.height < unit <= rows and unit * columns <= _MOST_AREA:
+            return dataclasses.replace(tiling, height=unit)
         return tiling
 
     def padded(one: RowTiling) -> int:
@@ -312,6 +320,9 @@ def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) 
     better = padded(best) < padded(tiling) or not (suits(tiling) or tiling.threads < 3)
     return best if not tiling.resident or better else tiling
 
+
+_MOST_AREA = 4096
+"""Elements of short rows that a warpgroup works on at a time."""
 
 _LONG = 64 * 1024
 """Bytes of a row, of all matrices, that one block has no room for with others on their way."""
@@ -468,7 +479,9 @@ def staged_rows(
     """
     most = max(1, round(8 / tiling.threads))
     sizes = [size_of(dtype) for dtype in dtypes]
-    if any(tiling.chunk * size % _UNIT for size in sizes):
+    # Rows of one warpgroup are one piece of memory.
+    piece = tiling.chunk * (tiling.height if tiling.threads == 1 else 1)
+    if any(piece * size % _UNIT for size in sizes):
         return most, None
     stage = sum(sizes) * tiling.height * tiling.columns
     for resident in range(most, 0, -1):

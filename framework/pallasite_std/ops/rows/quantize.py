@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
 from pallasite_std.ops.rows.arguments import (
@@ -105,8 +106,9 @@ def _kernel(
     if pipeline is not None:
         groups = pipeline.groups(multiprocessors)
         return pipelined_row_kernel(
-            body, no_sums, rows, pipeline, groups, (dtype,), kinds, 0, out_types, "quantize"
-        )
+            body, no_sums, rows, pipeline, groups, (dtype,), kinds, 0, out_types, "quantize",
+            params=plgpu.CompilerParams(min_blocks=pipeline.resident),
+        )  # fmt: skip
     return row_kernel(alone(body), rows, tiling, out_types, "quantize", 1)
 
 
@@ -120,12 +122,13 @@ def _of_segments(
         return (jnp.max(abs(chunk.load(x))),)
 
     def work(block: Rows, chunk: Chunk, x: Any, inverse: Any, out: Any) -> None:
-        exact = chunk.load(x) * block.spread(inverse[block.place], chunk)
+        (factor,) = block.row_values(lambda one: (one,), chunk, inverse)
+        exact = chunk.load(x) * factor
         chunk.store(out, quantized_values(exact, kind))
 
     largest_of = segment_kernel(magnitude, rows, columns, 1, "quantize_magnitudes")
     out_types = [jax.ShapeDtypeStruct((rows, columns), kind)]
-    of_elements = elementwise_kernel(work, rows, columns, out_types, "quantize")
+    of_elements = elementwise_kernel(work, rows, columns, out_types, "quantize", matrices=1)
 
     def run(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         (largest,) = largest_of(x)
@@ -173,7 +176,8 @@ def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) 
 @functools.lru_cache(maxsize=512)
 def _dequantization(out: np.dtype[Any], rows: int, columns: int) -> Callable[..., Any]:
     def work(block: Rows, chunk: Chunk, values: Any, scales: Any, result: Any) -> None:
-        chunk.store(result, chunk.load(values) * block.spread(scales[block.place], chunk))
+        (scale,) = block.row_values(lambda one: (one,), chunk, scales)
+        chunk.store(result, chunk.load(values) * scale)
 
     out_types = [jax.ShapeDtypeStruct((rows, columns), out)]
-    return elementwise_kernel(work, rows, columns, out_types, "dequantize")
+    return elementwise_kernel(work, rows, columns, out_types, "dequantize", matrices=1)
