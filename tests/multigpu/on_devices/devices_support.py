@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
@@ -46,7 +47,7 @@ def rows(mesh: jax.sharding.Mesh, shape: tuple[int, ...], dtype: Any, seed: int 
     """Random numbers, a row for each device of the mesh."""
     generator = np.random.default_rng(seed)
     whole = (mesh.devices.size, *shape)
-    if np.issubdtype(np.dtype(dtype), np.integer):
+    if jnp.issubdtype(dtype, np.integer):
         return generator.integers(-1000, 1000, whole).astype(dtype)
     return generator.standard_normal(whole).astype(dtype)
 
@@ -58,7 +59,7 @@ def like(array: Any, shape: tuple[int, ...] | None = None) -> jax.ShapeDtypeStru
 
 def numbers(shape, dtype, seed=0):
     generator = np.random.default_rng(seed)
-    if np.issubdtype(np.dtype(dtype), np.integer):
+    if jnp.issubdtype(dtype, np.integer):
         return generator.integers(-100, 100, shape).astype(dtype)
     return generator.standard_normal(shape).astype(dtype)
 

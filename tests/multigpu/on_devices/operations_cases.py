@@ -33,7 +33,7 @@ def reduced(x, reduction):
 
 def close(found, expected):
     """Equal up to one rounding to the type that was found."""
-    if np.issubdtype(found.dtype, np.integer):
+    if jnp.issubdtype(found.dtype, np.integer):
         np.testing.assert_array_equal(found, expected)
     else:
         tolerance = 4 * float(jnp.finfo(found.dtype).eps)
@@ -50,6 +50,7 @@ def close(found, expected):
         (4, (1000,), 0, np.float16),
         (4, (8, 3, 64), 1, np.int32),
         (8, (3,), 0, np.int32),
+        (2, (5, 1), 1, jnp.int4),
     ],
 )
 def test_all_gather(count, shape, dimension, dtype):
@@ -69,6 +70,7 @@ def test_all_gather(count, shape, dimension, dtype):
         (4, (8, 33), 0, "xor", np.int32),
         (4, (64, 2), 0, "min", np.int8),
         (8, (3, 16), 1, "add", np.int32),
+        (2, (6, 5), 0, "xor", jnp.uint4),
     ],
 )
 def test_reduce_scatter(count, shape, dimension, reduction, dtype):
@@ -98,6 +100,8 @@ def test_reduce_scatter(count, shape, dimension, reduction, dtype):
         (2, (1000,), "multicast", "add", np.float32),
         (4, (7, 33), "multicast", "add", jnp.bfloat16),
         (3, (640,), "multicast", "min", np.int32),
+        (2, (7,), "one_step", "min", jnp.int4),
+        (3, (3, 5), "two_steps", "max", jnp.int4),
     ],
 )
 def test_all_reduce(count, shape, method, reduction, dtype):
@@ -154,6 +158,7 @@ def test_a_scatter_without_a_dimension_is_an_all_reduce():
         (2, (3, 2, 5), jnp.bfloat16, 1, 2),
         (3, (7, 3), np.float16, 1, 0),
         (8, (8, 1), np.int32, 0, 1),
+        (2, (5, 2), jnp.int4, 1, 0),
     ],
 )
 def test_all_to_all(count, shape, dtype, from_, to):

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite.plugin.jax_internals import itemsize_bits
 from pallasite_multigpu.ops import choice, kernels, tuning
 from pallasite_multigpu.ops.tiles import Tiles, split
 
@@ -302,6 +303,18 @@ def _chosen_plan(
     )
 
 
+def _in_whole_bytes(x: jax.Array, columns: int) -> jax.Array:
+    """``x``, in a wider dtype if a row of so many elements of 4 or 2 bits ends within a byte.
+
+    Its values are exact there, and what integers wrap to when it is narrow again is the same.
+    """
+    if columns * itemsize_bits(x.dtype) % 8 == 0:
+        return x
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x.astype(jnp.int8 if jnp.issubdtype(x.dtype, jnp.signedinteger) else jnp.uint8)
+    return x.astype(jnp.float32)
+
+
 # Differentiation ----------------------------------------------------------------------------------
 
 
@@ -315,7 +328,8 @@ def _all_gather(x: jax.Array, axis: Hashable, dimension: int, plan: choice.Plan)
         return x.reshape(shape)
     tiles = plan.tiles(rows, columns)
     gather = kernels.gather_by_writing if plan.writes else kernels.gather_by_reading
-    return gather(x.reshape(rows, columns), axis, count, tiles).reshape(shape)
+    whole = _in_whole_bytes(x, columns).reshape(rows, columns)
+    return gather(whole, axis, count, tiles).reshape(shape).astype(x.dtype)
 
 
 def _all_gather_fwd(x: Any, axis: Any, dimension: Any, plan: Any) -> Any:
@@ -339,8 +353,9 @@ def _reduce_scatter(
         return x.reshape(shape)
     rows, columns = split(tuple(shape), dimension)
     tiles = plan.tiles(rows, columns)
-    whole = x.reshape(rows, count, columns)
-    return kernels.scatter_by_reading(whole, axis, count, reduction, tiles).reshape(shape)
+    whole = _in_whole_bytes(x, columns).reshape(rows, count, columns)
+    made = kernels.scatter_by_reading(whole, axis, count, reduction, tiles)
+    return made.reshape(shape).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -368,12 +383,13 @@ def _all_reduce(
     part = -(-x.size // count)
     if method == "one_step":
         tiles = plan.tiles(1, x.size)
-        flat = x.reshape(1, x.size)
-        return kernels.reduce_in_one_step(flat, axis, count, reduction, tiles).reshape(x.shape)
+        flat = _in_whole_bytes(x, x.size).reshape(1, x.size)
+        made = kernels.reduce_in_one_step(flat, axis, count, reduction, tiles)
+        return made.reshape(x.shape).astype(x.dtype)
     if method in ("pipelined", "multicast"):  # Whole tiles.
         step = plan.tile if method == "multicast" else plan.tiles(1, part).columns_of_tile
         part = -(-part // step) * step
-    flat = x.reshape(x.size)
+    flat = _in_whole_bytes(x, part).reshape(x.size)
     if part * count != x.size:
         flat = jnp.pad(flat, (0, part * count - x.size))
     tiles = plan.tiles(1, part)
@@ -381,11 +397,11 @@ def _all_reduce(
         whole = flat.reshape(count, part)
         width = tiles.columns_of_tile
         made = kernels.reduce_by_writing(whole, axis, count, reduction, width, plan.blocks)
-        return made.reshape(-1)[: x.size].reshape(x.shape)
+        return made.reshape(-1)[: x.size].reshape(x.shape).astype(x.dtype)
     whole = flat.reshape(1, count, part)
     reduce = kernels.reduce_by_multicast if method == "multicast" else kernels.reduce_in_two_steps
     made = reduce(whole, axis, count, reduction, tiles).reshape(-1)
-    return made[: x.size].reshape(x.shape)
+    return made[: x.size].reshape(x.shape).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -416,7 +432,8 @@ def _all_to_all(x: jax.Array, axis: Hashable, from_: int, to: int, plan: choice.
     )
     elements = math.prod(parts.shape[1:])
     tiles: Tiles = plan.tiles(1, elements)
-    got = kernels.exchange_by_reading(parts.reshape(count, 1, elements), axis, count, tiles)
+    whole = _in_whole_bytes(parts, elements).reshape(count, 1, elements)
+    got = kernels.exchange_by_reading(whole, axis, count, tiles).astype(x.dtype)
     whole = jnp.moveaxis(got.reshape(parts.shape), 0, to)
     shape = list(parts.shape[1:])
     shape[to] *= count
