@@ -300,6 +300,9 @@ _NEUTRAL_PATHS = tuple(
 _PACKAGE_PATH = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
+is_user_filename = _source_info_util.is_user_filename
+
+
 def hide_frames_of(path: str) -> None:
     """Makes a file or folder count as library code, so that locations name its caller."""
     _source_info_util.register_exclusion(path)
@@ -341,7 +344,7 @@ def current_user_location() -> SourceLocation | None:
     while frame is not None:
         code = frame.f_code
         is_generated = code.co_filename == "<string>" and code.co_name == "__init__"
-        if not is_generated and _source_info_util.is_user_filename(code.co_filename):
+        if not is_generated and is_user_filename(code.co_filename):
             return SourceLocation(code.co_filename, frame.f_lineno, 0, code.co_name)
         frame = frame.f_back  # type: ignore[assignment]
     return None

@@ -76,3 +76,13 @@ def make(shape: Any = (128, 64), dtype: Any = jnp.float32, **arguments: Any) -> 
 def build(function: Callable[..., Any], *args: Any, target: str = "sm_90a") -> None:
     """Compiles the kernel that a function calls; by default with one input of (128, 64) floats."""
     pallasite.compile(function, *(args or (array(128, 64),)), target=target)
+
+
+def narrowed(x: jax.Array) -> jax.Array:
+    """A library's operation, whose kernel is refused when it is lowered."""
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...].astype(jnp.float8_e4m3fnuz)
+
+    made: jax.Array = kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fnuz))(x)
+    return made

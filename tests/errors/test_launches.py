@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from refusals import array, build, make, refused
+from refusals import array, build, make, narrowed, refused
 
 import pallasite
 from pallasite import gpu as plgpu
@@ -684,3 +684,16 @@ def test_pallas_call_of_blocks_that_do_not_divide():
         o_ref[...] = x_ref[...]
 
     build(_pallas_call(copy), array(100, 64))
+
+
+REFUSED = """
+HERE: a conversion from float32 to float8_e4m3fnuz
+  expected: float4_e2m1fn, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, bfloat16, float16, \
+float32 or float64
+"""
+
+
+@refused(UnsupportedError, REFUSED)
+def test_kernel_of_a_library():
+    """JAX does not tell where it was called, so the line is where the program runs."""
+    jax.jit(narrowed).lower(jnp.ones(128))  # here

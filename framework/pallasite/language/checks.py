@@ -10,12 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pallasite._jax import (
-    current_user_location,
-    last_user_frame,
-    raised_by_user,
-    whole_tracebacks,
-)
+from pallasite import _jax
 from pallasite.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -27,26 +22,29 @@ from pallasite.errors import (
 
 def value_error(message: str, **details: Any) -> InvalidValueError:
     """An :class:`InvalidValueError` at the user's current line."""
-    return InvalidValueError(message, location=current_user_location(), **details)
+    return InvalidValueError(message, location=_jax.current_user_location(), **details)
 
 
 def type_error(message: str, **details: Any) -> InvalidTypeError:
     """An :class:`InvalidTypeError` at the user's current line."""
-    return InvalidTypeError(message, location=current_user_location(), **details)
+    return InvalidTypeError(message, location=_jax.current_user_location(), **details)
 
 
 def unsupported(message: str, **details: Any) -> UnsupportedError:
     """An :class:`UnsupportedError` at the user's current line."""
-    return UnsupportedError(message, location=current_user_location(), **details)
+    return UnsupportedError(message, location=_jax.current_user_location(), **details)
 
 
 @contextlib.contextmanager
 def errors_at(location: Callable[[], SourceLocation | None]) -> Iterator[None]:
-    """Gives errors that know no line that of a function, which is called if one is raised."""
+    """Gives errors that know no line of a user's that of a function, called if one is raised."""
     try:
         yield
     except PallasiteError as error:
-        raise error.at(location()) from error.__cause__
+        where = location()
+        if where and error.location and not _jax.is_user_filename(error.location.file):
+            error.location, error.__notes__ = None, []
+        raise error.at(where) from error.__cause__
 
 
 def is_integer(value: Any) -> bool:
@@ -194,14 +192,14 @@ def errors_at_user_line() -> Iterator[None]:
 
     What the user's own code raises passes through.
     """
-    with whole_tracebacks():
+    with _jax.whole_tracebacks():
         try:
             yield
         except PallasiteError:
             raise
         except Exception as error:
-            location = last_user_frame(error)
-            if location is None or raised_by_user(error):
+            location = _jax.last_user_frame(error)
+            if location is None or _jax.raised_by_user(error):
                 raise
             raise _explained(error, location) from error
 

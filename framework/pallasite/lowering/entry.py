@@ -8,7 +8,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallasite import _jax, plugins
-from pallasite.errors import PallasiteError, SourceLocation
+from pallasite.errors import SourceLocation
 from pallasite.ir.context import make_context
 from pallasite.language.checks import errors_at
 from pallasite.language.effects import programmatic_launch_effect
@@ -154,29 +154,25 @@ def lower_kernel(
             )
             for position, buffer in enumerate((*launch.hidden.inputs, *launch.hidden.outputs))
         ]
-        with mlir_location(location):
-            try:
-                lifecycles = ActiveLifecycles(kernel)
-                launch.named_scopes = lifecycles.named_scopes()
-                lifecycles.call("begin")
-                kernel.accesses = accesses
-                kernel.strategy = plugins.manager().implementation("lane_layouts")(
-                    kernel.registry, target
-                )
-                if kernel.semantics.extends(Semantics.WARPGROUP):
-                    inference = infer_layouts(kernel, spec.jaxpr)
-                    kernel.strategy = PlannedStrategy(inference.plan)
-                    if kernel.recorder is not None:
-                        kernel.recorder.layouts.report = plugins.manager().implementation(
-                            "layout_report"
-                        )(inference)
-                with launch.body():
-                    lifecycles.call("prologue")
-                    lower_jaxpr(kernel, Mode(kernel.semantics), spec.jaxpr, references)
-                parameters = launch.finish(lifecycles)
-            except PallasiteError as error:
-                error.at(location)
-                raise
+        with mlir_location(location), errors_at(lambda: location):
+            lifecycles = ActiveLifecycles(kernel)
+            launch.named_scopes = lifecycles.named_scopes()
+            lifecycles.call("begin")
+            kernel.accesses = accesses
+            kernel.strategy = plugins.manager().implementation("lane_layouts")(
+                kernel.registry, target
+            )
+            if kernel.semantics.extends(Semantics.WARPGROUP):
+                inference = infer_layouts(kernel, spec.jaxpr)
+                kernel.strategy = PlannedStrategy(inference.plan)
+                if kernel.recorder is not None:
+                    kernel.recorder.layouts.report = plugins.manager().implementation(
+                        "layout_report"
+                    )(inference)
+            with launch.body():
+                lifecycles.call("prologue")
+                lower_jaxpr(kernel, Mode(kernel.semantics), spec.jaxpr, references)
+            parameters = launch.finish(lifecycles)
         return LoweredKernel(
             name=spec.name,
             module=module,

@@ -233,12 +233,20 @@ def test_sizes_that_the_caller_chooses():
             InvalidValueError,
             "tile_size 200, vec_size 4\n  expected: a multiple of 512",
         ),
+        (
+            lambda x: ops.all_to_all(x, axis_name="x", split_dimension="y"),
+            InvalidTypeError,
+            "split_dimension is not an integer\n  got: 'y'",
+        ),
+        (lambda x: ops.all_gather([x], axis_name="x"), InvalidTypeError, "got: a list"),
+        (lambda x: ops.all_gather(x * 1j, axis_name="x"), InvalidTypeError, "got: complex64"),
     ],
 )
 def test_arguments_that_do_not_fit(operation, error, text):
     with pytest.raises(error) as caught:
         on_devices(operation, numbers((2, 3, 4), np.float32))
-    assert text in str(caught.value)
+    line = f"{__file__}:{operation.__code__.co_firstlineno} (<lambda>): "
+    assert str(caught.value).startswith(line) and text in str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["one_step", "two_steps", "pipelined"])

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+from collections.abc import Callable
 from typing import Any
+
+from pallasite.plugin import PallasiteError
+from pallasite.plugin.jax_internals import current_user_location
 
 _NAMES = {
     "all_gather": "pallasite_multigpu.ops.api",
@@ -24,11 +30,26 @@ _NAMES = {
 __all__ = list(_NAMES)
 
 
+def _with_lines(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation whose errors begin with the line that calls it."""
+
+    @functools.wraps(operation)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return operation(*args, **kwargs)
+        except PallasiteError as error:
+            raise error.at(current_user_location()) from error.__cause__
+
+    return call
+
+
 def __getattr__(name: str) -> Any:
     module = _NAMES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(module), name)
+    if inspect.isfunction(value):
+        value = _with_lines(value)
     globals()[name] = value
     return value
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite.plugin.jax_internals import itemsize_bits
@@ -36,7 +37,7 @@ def all_gather(
     """The arrays of all devices along an axis, one behind the other: ``lax.all_gather`` (tiled).
 
     Args:
-      x: an array of any dtype; the same shape on all devices.
+      x: an array of numbers or bool, not complex; the same shape on all devices.
       axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
       gather_dimension: the dimension along which they are put together.
       num_blocks: how many blocks the kernel has, at most; by default chosen by size.
@@ -52,6 +53,7 @@ def all_gather(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit.
     """
+    x = _array(x)
     dimension = _dimension(x, gather_dimension, "gather_dimension")
     plan = _chosen_plan(
         "all_gather",
@@ -102,6 +104,7 @@ def reduce_scatter(
             tile_size=tile_size,
             vec_size=vec_size,
         )
+    x = _array(x)
     _check_reduction(x, reduction)
     dimension = _dimension(x, scatter_dimension, "scatter_dimension")
     _check_divisible(x, dimension, axis_name, "scatter_dimension")
@@ -150,6 +153,7 @@ def all_reduce(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit.
     """
+    x = _array(x)
     _check_reduction(x, reduction)
     if method not in (None, *get_args(Method.__value__)):
         raise InvalidValueError(
@@ -188,7 +192,7 @@ def all_to_all(
     """Each device gets its part of each device's array: ``lax.all_to_all`` (tiled).
 
     Args:
-      x: an array of any dtype; the same shape on all devices.
+      x: an array of numbers or bool, not complex; the same shape on all devices.
       axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
       split_dimension: the dimension whose parts the devices get.
       concat_dimension: the dimension along which what they get is put together.
@@ -203,6 +207,7 @@ def all_to_all(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit.
     """
+    x = _array(x)
     from_ = _dimension(x, split_dimension, "split_dimension")
     to = _dimension(x, concat_dimension, "concat_dimension")
     _check_divisible(x, from_, axis_name, "split_dimension")
@@ -223,7 +228,31 @@ def _count(axis_name: Hashable) -> int:
     return int(jax.lax.axis_size(axis_name))
 
 
+def _array(x: Any) -> jax.Array:
+    """An operand as an array: scalars of Python are, too."""
+    if not isinstance(x, bool | int | float | np.generic | np.ndarray | jax.Array):
+        raise InvalidTypeError(
+            "a collective operation is of an array",
+            got=f"a {type(x).__name__}",
+            expected="a jax.Array",
+            hint="jax.tree.map applies an operation to each array of a tree",
+        )
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or jnp.issubdtype(x.dtype, np.complexfloating):
+        raise InvalidTypeError(
+            "kernels have no collective operations of this dtype",
+            got=x.dtype,
+            expected="bool, integers or floating-point numbers",
+            hint="jax.random.key_data(x), or x.real and x.imag",
+        )
+    return x
+
+
 def _dimension(x: jax.Array, dimension: int, name: str) -> int:
+    if not isinstance(dimension, int | np.integer):
+        raise InvalidTypeError(
+            f"{name} is not an integer", got=repr(dimension), expected="a number of a dimension"
+        )
     if not -x.ndim <= dimension < x.ndim:
         raise InvalidValueError(
             f"{name} is out of range", got=dimension, expected=f"one of {x.ndim} dimensions"
@@ -272,7 +301,7 @@ def _plan(
         ("tile_size", tile_size),
         ("vec_size", vec_size),
     ):
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and (not isinstance(value, int | np.integer) or value < 1):
             raise InvalidValueError(f"{name} is no positive number", got=repr(value))
     if tile_size is not None and vec_size is not None and tile_size % (128 * vec_size):
         raise InvalidValueError(
