@@ -197,6 +197,7 @@ CONFIGS = {
     "80": BackwardConfig(block_q=80, transposed_dq=True, ahead="nothing", stagger=True),
     "one_stage": BackwardConfig(q_stages=1, d_out_stages=1, ahead="nothing"),
     "128": BackwardConfig(block_q=128, ds_stages=2, ahead="nothing"),
+    "rounds": BackwardConfig(shared_keys=True, dq_rounds=2),
 }
 
 
@@ -213,10 +214,11 @@ CONFIGS = {
         ("80", True),
         ("one_stage", False),
         ("128", True),
+        ("rounds", True),
     ],
 )
 def test_configurations(name, causal):
-    head_dim = 128 if name == "80" else 64
+    head_dim = {"80": 128, "rounds": 224}.get(name, 64)
     check(q_seq=140, kv_seq=150, head_dim=head_dim, causal=causal, config=CONFIGS[name])
 
 
@@ -281,6 +283,7 @@ def test_what_does_not_fit_together():
         {"ds_stages": 3},
         {"ahead": "x"},
         {"ahead": "dk", "q_stages": 1},
+        {"dq_rounds": 3},
     ],
 )
 def test_configurations_that_cannot_work(arguments):

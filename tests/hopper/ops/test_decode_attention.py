@@ -14,7 +14,8 @@ from pallasite.codegen.assembler import assemble
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops import DecodeConfig, decode_attention, paged_attention
-from pallasite_hopper.ops.decode.config import evenly
+from pallasite_hopper.ops.decode import prefill
+from pallasite_hopper.ops.decode.config import Cache, default_config, evenly
 
 DTYPES = {"bfloat16": (jnp.bfloat16, 2e-2), "float16": (jnp.float16, 3e-3)}
 
@@ -86,6 +87,24 @@ def test_blocks_end_where_lines_do(lines, most, count):
     assert evenly(lines, most) == count
 
 
+@pytest.mark.parametrize(
+    ("cache", "tile"),
+    [
+        (Cache(512, 8192, 64, lengths=True), 128),
+        (Cache(1024, 4096), 128),
+        (Cache(1024, 4096, lengths=True), 64),
+        (Cache(512, 8192, 192), 64),
+        (Cache(8, 8192, 64), 64),
+        (Cache(1, 0), 64),
+    ],
+)
+def test_steps_have_more_rows_where_blocks_have_many(cache, tile):
+    assert default_config(128, 8, 2, cache).tile == tile
+    # Registers do not suffice, or elements are converted in them.
+    for size, columns, item in ((128, 64, 2), (128, 8, 1), (256, 8, 1)):
+        assert default_config(size, columns, item, cache) == default_config(size, columns, item)
+
+
 @pytest.mark.parametrize("blocks", [1, 3, 7, 12])
 def test_ranges_of_blocks(blocks):
     """Ranges with whole items, parts of two, and one item in many ranges."""
@@ -137,8 +156,9 @@ def test_configurations(head_dim, config, dtype):
 
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("layout", [None, "heads_first", "tokens_first"])
-def test_prefill(layout):
+def test_prefill(layout, monkeypatch):
     """Many queries, some before the first key; what is beyond the lengths is not a number."""
+    monkeypatch.setattr(prefill, "LEAST_QUERIES", 320)
     rng = np.random.default_rng(1)
     q = random(rng, (3, 40, 16, 24), jnp.float16)
     lengths, size = np.array([100, 25, 0]), 24
@@ -260,6 +280,7 @@ def test_pages(page_size, config, head_dim, page_layout):
     [
         ((8, 32, 128), (8, 4096, 8, 128), jnp.bfloat16),
         ((8, 4, 128, 64), (8, 4096, 8, 64), jnp.float16),
+        ((64, 256, 128), (64, 8192, 8, 128), jnp.bfloat16),
         ((8, 64, 256), (8, 4096, 2, 256), jnp.bfloat16),
         ((8, 32, 128), (8, 4096, 8, 128), jnp.float8_e4m3fn),
     ],

@@ -17,10 +17,12 @@ from pallasite_hopper.ops.decode import combine, kernel, prefill
 from pallasite_hopper.ops.decode.config import (
     HEAD_DIMS,
     MOST_TOKENS,
+    Cache,
     DecodeConfig,
     decode_configs,
     default_config,
-    evenly,
+    filled_blocks,
+    pages_fit,
 )
 from pallasite_hopper.ops.decode.schedule import Problem
 from pallasite_std.api import (
@@ -62,7 +64,7 @@ def decode_attention(
       q: (batch, q_heads, head_dim), or (batch, tokens, q_heads, head_dim) for the last ``tokens``
         queries of each sequence: each sees the keys up to its own, which is the last one for the
         last query. bfloat16 or float16. tokens is up to 8 and head_dim 64, 128 or 256; or, unless
-        the cache has 8 bits, 256 queries or more share a head of it, of up to 256 elements.
+        the cache has 8 bits, 2048 queries or more share a head of it, of up to 256 elements.
       k, v: (batch, kv_len, kv_heads, head_dim) of the dtype of q, or float8_e4m3fn or int8.
         kv_heads divides q_heads; query head h uses head ``h // (q_heads // kv_heads)``. kv_len is
         best a multiple of 8.
@@ -186,12 +188,14 @@ def _attend(problem: Problem, config: DecodeConfig, *operands: Any) -> jax.Array
 
 def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
     itemsize = np.dtype(problem.cache_dtype).itemsize
+    lines = problem.batch * problem.kv_heads * problem.parts
+    cache = Cache(lines, problem.kv_len, problem.page_size, problem.lengths)
 
     def candidates() -> list[DecodeConfig]:
         found = decode_configs(
             problem.head_dim, problem.columns, itemsize, kv_heads=problem.kv_heads
         )
-        return [one for one in found if _pages_fit(problem.page_size, one)]
+        return [one for one in found if pages_fit(problem.page_size, one)]
 
     def make_inputs(key: jax.Array) -> list[jax.Array]:
         keys = jax.random.split(key, 3)
@@ -212,7 +216,7 @@ def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
         _VERSION,
         operands,
         candidates,
-        default_config(problem.head_dim, problem.columns, itemsize),
+        default_config(problem.head_dim, problem.columns, itemsize, cache),
         functools.partial(_attend, problem),
         key=(
             problem.tokens,
@@ -243,11 +247,6 @@ def _kernels(
     return main, combine.build(problem, config)
 
 
-def _pages_fit(size: int, config: DecodeConfig) -> bool:
-    divides = not size or not config.tile % size or not size % config.tile
-    return size % 8 == 0 and divides
-
-
 def _filled(problem: Problem, config: DecodeConfig) -> DecodeConfig:
     """The configuration with stages and blocks: no more of them than tiles."""
     itemsize = np.dtype(problem.cache_dtype).itemsize
@@ -258,17 +257,13 @@ def _filled(problem: Problem, config: DecodeConfig) -> DecodeConfig:
             expected="a divisor",
         )
     size = problem.page_size
-    if not _pages_fit(size, config):
+    if not pages_fit(size, config):
         raise InvalidValueError(
             "the pages do not fit the steps",
             got=f"page_size {size}, steps of {config.tile} rows",
             expected=f"a multiple of 8 that divides {config.tile} or that it divides",
         )
     filled = config.filled(problem.head_dim, problem.columns, itemsize)
-    assert filled.blocks is not None
     tiles = max(1, -(-problem.kv_len // config.tile))
     lines = problem.batch * problem.kv_heads // config.heads * problem.parts
-    blocks = min(filled.blocks, lines * tiles)
-    if config.blocks is None and config.blocks_per_multiprocessor > 1:
-        blocks = evenly(lines, blocks)
-    return dataclasses.replace(filled, blocks=blocks)
+    return dataclasses.replace(filled, blocks=filled_blocks(config, lines, tiles))

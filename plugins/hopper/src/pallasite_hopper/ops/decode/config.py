@@ -114,18 +114,84 @@ def _within(name: str, value: int, low: int, high: int) -> None:
         )
 
 
-def default_config(head_dim: int, columns: int, itemsize: int) -> DecodeConfig:
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """What is gone through: ``lines``, each a head of the cache with its sequence and a part of the
+    queries, of ``rows``, or with ``lengths`` of up to so many, in pages of ``page_size`` rows, if
+    that is not 0."""
+
+    lines: int
+    rows: int
+    page_size: int = 0
+    lengths: bool = False
+
+
+_STEP = 320
+"""Bytes of the cache that could be read while a step begins and ends: the difference between steps
+of 64 and of 128 rows, 256 and 128 of them a block, measured on an H200."""
+
+_REST = 1.0
+"""Steps whose time a block takes before and after there are copies in flight."""
+
+
+def default_config(
+    head_dim: int, columns: int, itemsize: int, cache: Cache | None = None
+) -> DecodeConfig:
     """The configuration that is used where none is given.
 
     Args:
       head_dim: size of a head.
       columns: queries of a tile.
       itemsize: bytes of an element of the cache.
+      cache: of a given size; steps have more rows where blocks have many.
     """
     tile = 128 if head_dim * itemsize <= 128 else 64
     # What two blocks have of the registers holds this much.
-    shared = 2 if max(tile, head_dim) * columns <= 128 * 32 else 1
-    return DecodeConfig(tile=tile, blocks_per_multiprocessor=shared)
+    shared = 2 if max(tile, head_dim) * columns <= _REGISTERS else 1
+    config = DecodeConfig(tile=tile, blocks_per_multiprocessor=shared)
+    if cache is None:
+        return config
+    larger = dataclasses.replace(config, tile=2 * tile)
+    fits = (
+        (tile, shared) == (64, 2)
+        # Elements of 8 bits are converted in registers.
+        and itemsize == 2
+        and max(2 * tile, head_dim) * columns <= _REGISTERS
+        and larger.room(head_dim, columns, itemsize) >= 3
+        and pages_fit(cache.page_size, larger)
+    )
+    found = [config, larger] if fits else [config]
+    return min(found, key=lambda one: _bytes_of_block(one, head_dim * itemsize, cache))
+
+
+_REGISTERS = 128 * 32
+"""Rows of a step, or elements of a head, times queries: of each of two blocks."""
+
+
+def _bytes_of_block(config: DecodeConfig, row: int, cache: Cache) -> float:
+    """What a block reads at most, with what it could read while it does not."""
+    tiles = max(1, -(-cache.rows // config.tile))
+    blocks = filled_blocks(config, cache.lines, tiles)
+    step = 2 * row * config.tile
+    rest = _REST * step
+    if cache.lengths and not 0 < cache.page_size < config.tile:
+        rest += cache.lines / blocks * step / 2  # A line's last step is half beyond its end.
+    return -(-cache.lines * tiles // blocks) * (step + _STEP) + rest
+
+
+def filled_blocks(config: DecodeConfig, lines: int, tiles: int) -> int:
+    """How many blocks share lines of so many steps."""
+    most = config.blocks or MULTIPROCESSORS * config.blocks_per_multiprocessor
+    blocks = min(most, lines * tiles)
+    if config.blocks is None and config.blocks_per_multiprocessor > 1:
+        blocks = evenly(lines, blocks)
+    return blocks
+
+
+def pages_fit(size: int, config: DecodeConfig) -> bool:
+    """Whether pages of so many rows are parts of a step, or made of steps."""
+    divides = not size or not config.tile % size or not size % config.tile
+    return size % 8 == 0 and divides
 
 
 def decode_configs(

@@ -15,9 +15,9 @@ from pallasite_hopper.ops.decode.config import MOST_TOKENS
 from pallasite_hopper.ops.flash.config import LARGEST_HEAD
 from pallasite_std.api import DecodeProblem
 
-LEAST_QUERIES = 256
-"""Queries that share a head of the cache from which on rows are brought together: copying one takes
-as long as it takes to multiply it by about so many."""
+LEAST_QUERIES = 2048
+"""Queries that share a head of the cache from which on rows are brought together. Copying a
+row takes as long as it takes to multiply it by some 300 of them."""
 
 
 def suits(q_shape: tuple[int, ...], dtype: Any, kv_heads: int, cache_dtype: Any) -> bool:

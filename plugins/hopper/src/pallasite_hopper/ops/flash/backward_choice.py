@@ -1,8 +1,9 @@
 """Among how many blocks the gradients of a tile of keys are divided.
 
-The estimate counts the steps of each block, and lets blocks begin in their order wherever a
-multiprocessor is free: a causal mask, a window, and a few blocks too many for the multiprocessors
-all leave some of these idle.
+The first choice takes all blocks to be as long as the longest, which suits few of them. A causal
+mask or a window makes blocks of very different lengths; where these leave many multiprocessors idle
+in the end, the work is divided further. The estimate for that lets blocks begin in their order
+wherever a multiprocessor is free.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ from pallasite_hopper.ops.flash.backward_tiles import section_heads
 from pallasite_hopper.ops.flash.config import MULTIPROCESSORS
 from pallasite_hopper.ops.flash.steps import makespan, meeting
 
-PARTS = (1, 2, 3, 4, 6, 8)
+MOST_PARTS = 8
 """Blocks that may share a tile of keys."""
+
+_ADDING = 3
+"""Steps that take as long as it takes to add up what blocks have for the same keys and values."""
+
+_GAIN = 0.9
+"""What dividing the work of many blocks has to be estimated at, of the time without it."""
 
 _MANY = 16
 """Blocks of a multiprocessor that are enough: the last ones are a small part of all."""
 
-_GAIN = 0.95
-"""Part of the time without division that it has to be estimated at."""
-
-_SEGMENTS = 4
-"""Sequences that are taken to be packed into one; it is not known before the program runs."""
+_IDLE = 0.7
+"""What dividing the work further has to be estimated at: far beyond what the estimate may be wrong
+by."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,24 +61,58 @@ def default_config(problem: BackwardProblem) -> BackwardConfig:
 
 @functools.lru_cache(maxsize=1024)
 def _default_config(problem: BackwardProblem) -> BackwardConfig:
-    whole = config_for_heads(problem)
-    if _blocks(problem, whole) >= _MANY * MULTIPROCESSORS:
-        return whole
-    # Masks that differ among heads need blocks of their own.
-    divisible = problem.group > 1 and not problem.terms.has("block_mask")
-    found = []
-    for own_keys in (False, True) if divisible else (False,):
-        config = whole
-        if own_keys:
-            alone = dataclasses.replace(problem, kv_heads=problem.q_heads)
-            config = dataclasses.replace(config_for_heads(alone), own_keys=True)
-        most = max(_steps(problem, config))
-        for parts in PARTS:
-            if parts == 1 or (parts <= most and _blocks(problem, config) < _MANY * MULTIPROCESSORS):
-                found.append(dataclasses.replace(config, parts=parts))
-    best = min(found, key=lambda config: microseconds(problem, config))
-    limit = _GAIN * microseconds(problem, whole)
-    return best if microseconds(problem, best) < limit else whole
+    first = _divided(problem, *_by_rounds(problem, config_for_heads(problem)))
+    # How long blocks are is not known before if arrays decide it.
+    known = not problem.has_lengths and not problem.terms.names
+    if not known or _blocks(problem, first) >= _MANY * MULTIPROCESSORS:
+        return first
+    found = [
+        _divided(problem, parts, own_keys)
+        for own_keys in ((False, True) if problem.group > 1 else (False,))
+        for parts in range(1, MOST_PARTS + 1)
+    ]
+    found = [
+        config
+        for config in found
+        if config.parts <= max(_steps(problem, config))
+        and _blocks(problem, config) <= _MANY * MULTIPROCESSORS
+    ]
+    best = min([first, *found], key=lambda config: microseconds(problem, config))
+    limit = _IDLE * microseconds(problem, first)
+    return best if microseconds(problem, best) < limit else first
+
+
+def _divided(problem: BackwardProblem, parts: int, own_keys: bool) -> BackwardConfig:
+    if own_keys:
+        problem = dataclasses.replace(problem, kv_heads=problem.q_heads)
+    return dataclasses.replace(config_for_heads(problem), parts=parts, own_keys=own_keys)
+
+
+def _by_rounds(problem: BackwardProblem, config: BackwardConfig) -> tuple[int, bool]:
+    """How many blocks share a tile of keys, where there are few of these or a few too many for the
+    multiprocessors, and whether heads of queries have keys of their own."""
+    seen = problem.q_seq
+    if problem.left is not None:
+        seen = min(seen, problem.left + (problem.ahead or 0) + config.block_kv)
+    steps = -(-seen // config.block_q)
+    tiles = -(-problem.kv_seq // config.block_kv) * problem.batch
+    # Masks that differ among heads need it.
+    fixed = problem.group > 1 and problem.terms.has("block_mask")
+    many = tiles * (problem.q_heads if fixed else problem.kv_heads) >= MULTIPROCESSORS
+    if many and (problem.windowed or problem.terms or problem.has_lengths):
+        return 1, False  # Short blocks fill up what the last round leaves.
+
+    def cost(choice: tuple[int, bool]) -> int:
+        parts, own_keys = choice
+        heads = problem.q_heads if own_keys or fixed else problem.kv_heads
+        rounds = -(-tiles * heads * parts // MULTIPROCESSORS)
+        each = -(-steps // parts) * (problem.q_heads // heads)
+        return rounds * (each + _ADDING * ((parts > 1) + own_keys))
+
+    most = max(1, min(steps, MOST_PARTS))
+    own = (False, True) if problem.group > 1 and not fixed else (False,)
+    best = min(((parts, one) for parts in range(1, most + 1) for one in own), key=cost)
+    return best if not many or cost(best) < _GAIN * cost((1, False)) else (1, False)
 
 
 def microseconds(problem: BackwardProblem, config: BackwardConfig) -> float:
@@ -103,8 +142,7 @@ def microseconds(problem: BackwardProblem, config: BackwardConfig) -> float:
 
 def _of_blocks(problem: BackwardProblem, config: BackwardConfig) -> BackwardProblem:
     """The problem with as many heads of keys as have blocks."""
-    apart = config.own_keys or problem.terms.has("block_mask")
-    return dataclasses.replace(problem, kv_heads=problem.q_heads) if apart else problem
+    return dataclasses.replace(problem, kv_heads=problem.q_heads) if config.own_keys else problem
 
 
 def _blocks(problem: BackwardProblem, config: BackwardConfig) -> int:
@@ -114,9 +152,6 @@ def _blocks(problem: BackwardProblem, config: BackwardConfig) -> int:
 
 def _steps(problem: BackwardProblem, config: BackwardConfig) -> list[int]:
     """Of each tile of keys, for one head of queries."""
-    terms, period = problem.terms, problem.terms.period
-    if terms.segmented and period is None:
-        period = -(-problem.kv_seq // _SEGMENTS)
     return meeting(
         problem.kv_seq,
         problem.q_seq,
@@ -125,5 +160,5 @@ def _steps(problem: BackwardProblem, config: BackwardConfig) -> list[int]:
         before=problem.ahead,
         after=problem.left,
         shift=problem.q_seq - problem.kv_seq,
-        period=period,
+        period=problem.terms.period,
     )
