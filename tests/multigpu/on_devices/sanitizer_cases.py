@@ -45,6 +45,15 @@ def test_what_is_right():
     assert _found(_right) == ""
 
 
+def test_devices_that_only_ask_which_they_are():
+    """Each runs by itself: the memory there is its own, whichever device of the mesh it is."""
+
+    def body(x_ref, out_ref, semaphore):
+        out_ref[...] = x_ref[...] + lax.axis_index("x").astype(np.float32)
+
+    assert _found(body, count=3) == ""
+
+
 def test_blocks_that_load_from_a_peer():
     """The last block to end tells the peers of what all blocks have done."""
 

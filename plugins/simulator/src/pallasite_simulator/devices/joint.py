@@ -51,7 +51,7 @@ def run_devices(
 
     Args:
       launches: what each device runs, alike but for the contents of arrays; their geometry says
-        which device it is, and all have one sanitizer.
+        which device it is, one number after another, and all have one sanitizer.
       state: through which they find each other.
       raise_findings: whether what the sanitizer found is an error.
 
@@ -65,7 +65,8 @@ def run_devices(
     state = state or SharedState()
     program = launches[0].program
     sanitizer = launches[0].sanitizer
-    launches = [_named(launch, device) for device, launch in enumerate(launches)]
+    first = launches[0].geometry.device or 0
+    launches = [_named(launch, device) for device, launch in enumerate(launches, first)]
     checked = sanitizer is not None and not any(one.blocks for one in launches)
     again = _Again(launches, state) if checked else None
     memory = program.new_memory()
@@ -77,15 +78,16 @@ def run_devices(
         memory.skip_to(start + device * stride)
         arrays.append(Arrays(memory, launch.arrays, launch.arguments))
         for name, size in state.sizes.items():
-            addresses[name].append(memory.allocate(f"{name} of device {device}", size))
+            addresses[name].append(memory.allocate(f"{name} of device {first + device}", size))
         if not stride:
             stride = memory.size - start
             stride += -stride % SEGMENT_ALIGNMENT
-    segments = DeviceSegments(start, stride, len(launches))
+    segments = DeviceSegments(start, stride, len(launches), first)
     memory.segments = segments
     memory.seal()
     program.initialize(memory)
-    multicast = [segments.multicast_distance(device) for device in range(len(launches))]
+    devices = range(first, first + len(launches))
+    multicast = [segments.multicast_distance(device) for device in devices]
     contents = state.fill(addresses, multicast)
     for name, each in contents.items():
         for address, one in zip(addresses[name], each, strict=True):

@@ -68,19 +68,25 @@ class DeviceSegments:
       start: the offset of that of the first device.
       stride: bytes from one to the next.
       count: how many devices there are.
+      first: the number of the first device.
     """
 
     start: int
     stride: int
     count: int
+    first: int = 0
 
     def multicast_distance(self, device: int) -> int:
         """What to add to an address on a device for that of the same place on all devices."""
-        return MULTICAST_WINDOW - GLOBAL_BASE - self.start - device * self.stride
+        return MULTICAST_WINDOW - GLOBAL_BASE - self.start_of(device)
+
+    def start_of(self, device: int) -> int:
+        """The offset of the memory of a device."""
+        return self.start + (device - self.first) * self.stride
 
     def devices(self, offsets: Array) -> Array:
         """Which devices own byte offsets; -1 for what all have in common."""
-        found: Array = (offsets - self.start) // self.stride
+        found: Array = (offsets - self.start) // self.stride + self.first
         return np.where(offsets < self.start, -1, found)
 
 

@@ -73,8 +73,8 @@ class DeviceChecks:
         """
         segments = memory.segments
         assert segments is not None
-        for device in range(segments.count):
-            start = segments.start + device * segments.stride
+        for device in range(segments.first, segments.first + segments.count):
+            start = segments.start_of(device)
             end = min(start + segments.stride, memory.region.bytes.size >> 10 << 10)
             for verb, level, first, found in self._launch.global_memory.known(start, end):
                 self._check_end(memory, device, lasting, verb, level, first, found)
