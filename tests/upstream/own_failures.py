@@ -164,7 +164,7 @@ DIFFERENCES = (
         "the expected error does not occur: it works here",
         "test_barrier_test_is_rejected|test_stationary_input|test_reduction_fails_on_too_little"
         "|test_swizzled_dimension_dynamic_slice_raises|test_profiler_computes_correct_alloc"
-        "|test_collapsing_several_non_unit_tiled_dimensions_raises",
+        "|test_collapsing_several_non_unit_tiled_dimensions_raises|test_permuted_mesh",
         "(ValueError|NotImplementedError) not raised",
     ),
     Own(
@@ -206,6 +206,11 @@ DIFFERENCES = (
         "unexpected keyword argument 'impl'",
     ),
     Own("mma of int4 is not supported", "test_mma5", "there is no mma for these operands"),
+    Own(
+        "the test removes the folder of profiles before it waits for the kernel",
+        "test_remote_dma_with_profiler",
+        "Directory not empty",
+    ),
 )
 
 

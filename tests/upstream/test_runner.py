@@ -200,14 +200,15 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 class KernelTest(absltest.TestCase):
-  def run_kernel(self, expected):
+  def run_kernel(self, expected, **options):
     def body(o_ref, unwritten_ref):
       o_ref[...] = jnp.full(4096, 1.0)
     shapes = (jax.ShapeDtypeStruct((4096,), jnp.float32),) * 2
-    np.testing.assert_array_equal(plgpu.kernel(body, out_type=shapes)()[0], expected)
+    found = plgpu.kernel(body, out_type=shapes, **options)()[0]
+    np.testing.assert_array_equal(found, expected)
 
   def test_print_layout_tmem_with_transforms(self):
-    self.run_kernel(1.0)
+    self.run_kernel(1.0, interpret=plgpu.InterpretGPUParams(detect_races=True))
 
   def test_print_layout_tmem_with_transforms_wrong(self):
     self.run_kernel(2.0)

@@ -15,6 +15,8 @@ import time
 import tomllib
 import traceback
 import unittest
+import unittest.mock
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -205,10 +207,25 @@ def _run(name: str, case: unittest.TestCase, setup: Setup) -> Outcome:
     outcome = _judged(name, result, found, setup)
     if outcome.outcome == "own" and found and setup.backend == "ours":
         # What the sanitizer found has hidden the results.
-        result, _ = _result_of(case, setup, False)
+        with _nothing_sanitized():
+            result, _ = _result_of(case, setup, False)
         if result.problem is not None:
             outcome = _judged(name, result, [], setup)
     return dataclasses.replace(outcome, seconds=time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def _nothing_sanitized() -> Iterator[None]:
+    """Tests that ask for the sanitizer themselves (``detect_races``) do not get it."""
+    from pallasite import config
+
+    scoped = config.scoped
+
+    def without(**options: Any) -> Any:
+        return scoped(**{**options, "sanitize": False})
+
+    with unittest.mock.patch.object(config, "scoped", without):
+        yield
 
 
 def _result_of(case: unittest.TestCase, setup: Setup, sanitize: bool) -> tuple[_Result, list[str]]:
