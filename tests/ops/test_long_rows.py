@@ -14,7 +14,7 @@ from pallasite_std.ops.rows import segments
 
 pytestmark = pytest.mark.runs_kernels
 
-SHAPE = (2, segments.LEAST_COLUMNS + 513)
+SHAPE = (2, 8 * segments.WIDTH + 513)
 
 
 def difference(got, expected):
@@ -24,7 +24,8 @@ def difference(got, expected):
 
 
 @pytest.fixture(autouse=True)
-def in_segments():
+def in_segments(monkeypatch):
+    monkeypatch.setattr(segments, "LEAST_COLUMNS", 8 * segments.WIDTH)
     assert segments.in_segments(SHAPE, 132)
 
 
@@ -49,6 +50,23 @@ def test_gradients_of_layer_norm():
     assert difference(results[0], wanted) < 2e-6 and difference(results[1], total) < 1e-6
     for one, other in zip(found, (d_x, d_weight, d_bias, d_x), strict=True):
         assert difference(one, other) < 4e-6
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_cross_entropy(plain):
+    """Labels that are no classes, logits of minus infinity."""
+    options = {} if plain else dict(label_smoothing=0.1, z_loss=1e-2, ignored_label=-1)
+    x = random(9, SHAPE, "float32") * 4
+    x = x.at[0, 5000:9000].set(-jnp.inf) if plain else x
+    labels = jnp.asarray([SHAPE[1] + 7, 3] if plain else [40, -1])
+    got, back = jax.vjp(lambda x: ops.softmax_cross_entropy(x, labels, **options), x)
+    with jax.enable_x64(True):
+        wanted, pull = jax.vjp(
+            lambda x: row_references.cross_entropy(x, labels, **options), jnp.asarray(exact(x))
+        )
+        (gradient,) = pull(jnp.asarray([1.0, -2.0]))
+    np.testing.assert_allclose(got, wanted, rtol=2e-6)
+    assert difference(back(jnp.asarray([1.0, -2.0], jnp.float32))[0], gradient) < 2e-6
 
 
 @pytest.mark.parametrize("operation", ["layer_norm", "rms_norm", "quantize"])

@@ -108,7 +108,9 @@ def test_norms_to_another_dtype(columns):
         )
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(11, 2048), (7, 3000), (23, 160), (5, 12288), (83, 33), (13, 257)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(11, 2048), (7, 3000), (23, 160), (5, 12288), (83, 33), (13, 257)]
+)
 def test_gradients_of_many_rows_of_a_block(rows, columns):
     """Blocks that go over many rows, two of which are reduced together, and one that is left; long
     rows are fetched before their turn in both directions."""

@@ -22,10 +22,8 @@ from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters, row_kernel
 from pallasite_std.ops.rows.segments import segment_kernel
 from pallasite_std.ops.rows.tiling import (
-    LANES,
     VECTOR_BYTES,
     Registers,
-    RowTiling,
     size_of,
     streaming_tiling,
 )
@@ -64,9 +62,7 @@ def forward(
     """
     registers, vector = Registers(), VECTOR_BYTES // size_of(dtype)
     tiling = streaming_tiling(rows, columns, registers)
-    flat = columns % vector > 0 and columns > registers.area and rows * columns < 2**31
-    if flat and tiling.resident:
-        tiling = RowTiling(1, 1, 16 * LANES, columns)
+    flat = columns % vector > 0 and not tiling.resident and rows * columns < 2**31
 
     def body(block: Rows, x: Any, labels: Any, losses: Any, logarithms: Any) -> None:
         if flat:
@@ -88,9 +84,12 @@ def forward(
 
     each = jax.ShapeDtypeStruct((rows,), jnp.float32)
     exchanges = 3 if loss.smoothing else 2
-    kernel = row_kernel(
-        body, rows, tiling, [each, each], "cross_entropy", exchanges, parameters(dtype)
-    )
+    params = parameters(dtype)
+    if flat:
+        # As many as of rows that begin at whole vectors.
+        least = 10 if tiling.threads == 1 else 8 // tiling.threads
+        params = dataclasses.replace(params, min_blocks=least)
+    kernel = row_kernel(body, rows, tiling, [each, each], "cross_entropy", exchanges, params)
     return (lambda x, labels: kernel(x.reshape(-1), labels)) if flat else kernel
 
 
@@ -128,24 +127,26 @@ def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple
     zero = jnp.zeros((size,), jnp.float32)
     start = (jnp.full((size,), LOWEST, jnp.float32), zero, zero)
     # What is left is on its way while the chunks are read.
-    ends: list[tuple[Any, Any]]
+    ends: list[tuple[Any, Callable[[Any, Any], Any]]]
     if isinstance(block, AlignedRow):
-        ends = [(loss.logits(one), inside) for one, inside in block.ends(x)]
+        ends = [
+            (loss.logits(one), functools.partial(jnp.where, inside))
+            for one, inside in block.ends(x)
+        ]
     else:
         tail = block.rest()
-        ends = [] if tail is None else [(loss.logits(tail.load(x)), True)]
+        ends = [] if tail is None else [(loss.logits(tail.load(x)), lambda one, other: one)]
     most, sums, all_logits = block.fold(step, start)
     mine = jnp.max(most)
-    if ends:
-        last = block.thread == block.tiling.threads - 1
-        largest_of_ends = [jnp.max(jnp.where(inside, one, LOWEST)) for one, inside in ends]
-        mine = jnp.where(last, functools.reduce(jnp.maximum, largest_of_ends, mine), mine)
+    last = block.thread == block.tiling.threads - 1
+    for one, inside in ends:
+        mine = jnp.where(last, jnp.maximum(mine, jnp.max(inside(one, LOWEST))), mine)
     (largest,) = block.exchange((mine,), ("max",))
     total, every = jnp.sum(sums * jnp.exp(most - largest)), jnp.sum(all_logits)
     for one, inside in ends:
-        inside = inside & last
-        total = total + jnp.sum(jnp.where(inside, jnp.exp(one - largest), 0.0))
-        every = every + jnp.sum(jnp.where(inside, one, 0.0))
+        exponentials = inside(jnp.exp(one - largest), 0.0)
+        total = total + jnp.where(last, jnp.sum(exponentials), 0.0)
+        every = every + jnp.where(last, jnp.sum(inside(one, 0.0)), 0.0)
     values = (total, every) if loss.smoothing else (total,)
     total, *means = block.exchange(values, ("sum",) * len(values))
     return largest, total, means[0] / columns if means else None

@@ -20,6 +20,17 @@ ELEMENTS = 16
 """Of each matrix for a lane: enough loads in flight, few enough registers for many blocks."""
 
 
+_LEAST = 8
+"""Tiles in a row from which on, rather than rows, tiles begin at whole vectors: of those that have
+elements of two rows there are few."""
+
+_RESIDENT_BLOCKS = 12
+"""As many as a multiprocessor has of the other kernels."""
+
+_PARTS = 4
+"""Of a tile of two rows, one after the other."""
+
+
 def flattened(*arrays: jax.Array) -> list[jax.Array]:
     """Arrays of one shape as matrices of whole tiles, or of a single row if that is not possible:
     then all tiles but the last one are whole. Rows stay as they are if one had too many columns to
@@ -91,23 +102,34 @@ def _flat_kernel(
     def body(*refs: Any) -> None:
         number = lax.axis_index("tile")
 
-        def tile(part: int) -> None:
-            first = pl.multiple_of(number * width, width)
-            row = lax.div(first, columns)
+        first = pl.multiple_of(number * width, width)
+        row = lax.div(first, columns)
 
-            def of(several: bool) -> None:
-                place = FlatRows(RowTiling(1, 1, part, columns), row, 0)
-                work(place, FlatChunk(place, first, part, several=several), *refs)
+        def part(first: Any, wide: int, *, several: bool) -> None:
+            place = FlatRows(RowTiling(1, 1, wide, columns), row, 0)
+            work(place, FlatChunk(place, first, wide, several=several), *refs)
 
-            several = first + part > (row + 1) * columns
-            pl.when(several)(lambda: of(True))
-            pl.when(jnp.logical_not(several))(lambda: of(False))
+        def of_two_rows() -> None:
+            # Values of both take registers, which the other tiles are to have for more blocks.
+            small = width // _PARTS
+
+            def step(one: Any, carry: tuple[()]) -> tuple[()]:
+                part(pl.multiple_of(first + one * small, small), small, several=True)
+                return carry
+
+            lax.fori_loop(0, _PARTS, step, ())
+
+        def whole() -> None:
+            several = first + width > (row + 1) * columns
+            pl.when(several)(of_two_rows)
+            pl.when(jnp.logical_not(several))(lambda: part(first, width, several=False))
 
         if not rest:
-            tile(width)
+            whole()
             return
-        pl.when(number < full)(lambda: tile(width))
-        pl.when(number == full)(lambda: tile(rest))
+        pl.when(number < full)(whole)
+        # The last elements, fewer than there are columns, are of the last row.
+        pl.when(number == full)(lambda: part(first, rest, several=False))
 
     kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
         body,
@@ -115,7 +137,9 @@ def _flat_kernel(
         grid=(-(-size // width),),
         grid_names=("tile",),
         kernel_name=name,
-        compiler_params=params,
+        compiler_params=dataclasses.replace(
+            params or plgpu.CompilerParams(), min_blocks=_RESIDENT_BLOCKS
+        ),
     )
 
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -149,7 +173,7 @@ def elementwise_kernel(
     """
     area = LANES * ELEMENTS
     unaligned = any(columns * size_of(one.dtype) % VECTOR_BYTES for one in out_types)
-    if matrices and unaligned and columns >= area and 1 < rows < 2**31 // columns:
+    if matrices and unaligned and columns >= _LEAST * area and 1 < rows < 2**31 // columns:
         return _flat_kernel(work, rows, columns, out_types, name, params, matrices)
     width = columns if columns <= area else area
     height = 1

@@ -628,12 +628,14 @@ def folding_row_kernel(
 
         if full * group < rows:
             # They are the last: the block that would be next takes them.
-            carry = lax.cond(
-                block == full % blocks,
-                lambda carry: lax.fori_loop(full * group, rows, rest, carry),
-                lambda carry: carry,
-                carry,
-            )
+
+            def all_of_rest(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+                if rows - full * group == 1:
+                    return rest(full * group, carry)
+                carry = lax.fori_loop(full * group, rows, rest, carry)
+                return carry
+
+            carry = lax.cond(block == full % blocks, all_of_rest, lambda carry: carry, carry)
         if height > 1:
             carry = tuple(jnp.sum(one, axis=0) for one in carry)
         finish(chunk.first, block, carry, *refs)

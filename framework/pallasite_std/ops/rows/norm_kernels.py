@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ from pallasite_std.ops.rows.kernel import (
     row_kernel,
 )
 from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
-from pallasite_std.ops.rows.pipelines import forward_pipeline, gradient_pipeline
+from pallasite_std.ops.rows.pipelines import gradient_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.tiling import (
     LANES,
@@ -189,20 +188,8 @@ def forward(
         out_types.append(jax.ShapeDtypeStruct(matrix, dtype))
     if saves:
         out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
-    kinds: list[tuple[str, ...]] = [("sum",)] * (2 if norm.centered else 1)
-    if norm.quantized is not None:
-        kinds[-1:] = [("sum", "max")] if not norm.bias else [("sum",), ("max",)]
-    exchanges = sum(map(len, kinds))
+    exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
     blocks = max(1, multiprocessors)
-    dtypes = (dtype,) * (2 if norm.residual else 1)
-    vectors = range(len(dtypes), len(dtypes) + norm.weight + norm.bias)
-    pipeline = forward_pipeline(rows, columns, dtypes, len(vectors), kinds, blocks, shared_memory)
-    if pipeline is not None:
-        groups = pipeline.groups(blocks)
-        return pipelined_row_kernel(
-            body, no_sums, rows, pipeline, groups, dtypes, kinds, 0, out_types, norm.name, vectors,
-            params=plgpu.CompilerParams(min_blocks=pipeline.resident),
-        )  # fmt: skip
     least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
     streamed = None
     if not norm.residual and columns > least:
@@ -210,6 +197,7 @@ def forward(
     if streamed is None:
         return row_kernel(alone(body), rows, tiling, out_types, norm.name, exchanges)
     parts, staging = streamed
+    vectors = range(1, 1 + norm.weight + norm.bias)
     most_held = HELD_SHARE * _WARPGROUPS / parts.threads
     return folding_row_kernel(
         body, no_sums, rows, parts, blocks, 0, out_types, norm.name, exchanges, staging, None,
@@ -296,13 +284,7 @@ def _matrices(norm: Norm, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
 def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
     tiling = row_tiling(rows, columns, size_of(dtype), GRADIENT)
     sums = norm.weight + norm.bias
-    if not sums:
-        return tiling
-    if tiling.chunk == columns:
-        # So many rows are whole vectors, which are fetched before their turn.
-        unit = _UNIT // math.gcd(_UNIT, columns * size_of(dtype))
-        if tiling.height < unit <= rows and unit * columns <= _MOST_AREA:
-            return dataclasses.replace(tiling, height=unit)
+    if tiling.chunk == columns or not sums:
         return tiling
 
     def padded(one: RowTiling) -> int:
@@ -320,9 +302,6 @@ def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) 
     better = padded(best) < padded(tiling) or not (suits(tiling) or tiling.threads < 3)
     return best if not tiling.resident or better else tiling
 
-
-_MOST_AREA = 4096
-"""Elements of short rows that a warpgroup works on at a time."""
 
 _LONG = 64 * 1024
 """Bytes of a row, of all matrices, that one block has no room for with others on their way."""
@@ -479,9 +458,7 @@ def staged_rows(
     """
     most = max(1, round(8 / tiling.threads))
     sizes = [size_of(dtype) for dtype in dtypes]
-    # Rows of one warpgroup are one piece of memory.
-    piece = tiling.chunk * (tiling.height if tiling.threads == 1 else 1)
-    if any(piece * size % _UNIT for size in sizes):
+    if any(tiling.chunk * size % _UNIT for size in sizes):
         return most, None
     stage = sum(sizes) * tiling.height * tiling.columns
     for resident in range(most, 0, -1):

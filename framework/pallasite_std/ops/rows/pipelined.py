@@ -339,7 +339,7 @@ def pipelined_row_kernel(
             return results
 
         def turn(
-            number: Any, flying: list[_Flight], so_far: list[Any], following: Any, step: Any = None
+            number: Any, flying: list[_Flight], so_far: list[Any], following: Any
         ) -> tuple[list[_Flight], list[Any], Any]:
             """Goes on with the rows in flight, and begins the next ones if there are any."""
             if flying:
@@ -359,9 +359,6 @@ def pipelined_row_kernel(
                     part for one in waiting for n in range(together) for part in partial(one, n)
                 ]
                 send(number, some)
-            if step is not None and blocks > 1:
-                # Stores to global memory, of the turn before, are hardly on their way any more.
-                pl.when(lax.rem(step, PERIOD) == 0)(lambda: read_until_now(step))
             if len(waiting) < len(flying):
                 for n in range(together):
                     so_far = complete(flying[0], n, so_far)
@@ -373,15 +370,18 @@ def pipelined_row_kernel(
                 for number, (v, k) in enumerate(zip(values, known, strict=True))
             ]
 
-        def read_until_now(step: Any) -> None:
-            pl.when(step > 0)(lambda: plgpu.barrier_wait(buffers["seen"]))
-            plgpu.barrier_arrive(buffers["seen"])
-
         def one_step(step: Any, carry: Any) -> Any:
             so_far, values, known, following = carry
+            if blocks > 1:
+
+                def read_until_now() -> None:
+                    pl.when(step > 0)(lambda: plgpu.barrier_wait(buffers["seen"]))
+                    plgpu.barrier_arrive(buffers["seen"])
+
+                pl.when(lax.rem(step, PERIOD) == 0)(read_until_now)
             pl.when(step + stages - 1 < steps)(lambda: fetch(step + stages - 1))
             flying = flights(step, values, known)
-            return packed_state(*turn(step + depth, flying, list(so_far), following, step))
+            return packed_state(*turn(step + depth, flying, list(so_far), following))
 
         def packed_state(flying: list[_Flight], so_far: Any, following: Any) -> Any:
             values, known = [one.values for one in flying], [one.known for one in flying]

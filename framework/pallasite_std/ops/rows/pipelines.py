@@ -81,16 +81,3 @@ def gradient_pipeline(
         return None
     enough = rows >= _STEPS * together * pipeline.groups(multiprocessors)
     return pipeline if enough else None
-
-
-def forward_pipeline(
-    rows: int,
-    columns: int,
-    dtypes: Sequence[np.dtype[Any]],
-    vectors: int,
-    reductions: Sequence[Sequence[str]],
-    multiprocessors: int,
-    shared_memory: int,
-) -> Pipeline | None:
-    """As :func:`gradient_pipeline`, for kernels without sums over rows."""
-    return None

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
 from pallasite_std.ops.rows.arguments import (
@@ -22,9 +21,7 @@ from pallasite_std.ops.rows.arguments import (
     quantized_dtype,
 )
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
-from pallasite_std.ops.rows.kernel import Chunk, Rows, Work, alone, no_sums, row_kernel
-from pallasite_std.ops.rows.pipelined import pipelined_row_kernel
-from pallasite_std.ops.rows.pipelines import forward_pipeline
+from pallasite_std.ops.rows.kernel import Chunk, Rows, Work, alone, row_kernel
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.segments import in_segments, segment_kernel
 from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
@@ -68,21 +65,15 @@ def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax
 
 
 def _run(dtype: np.dtype[Any], rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    here = machine()
-    if in_segments(rows.shape, here[0]):
+    if in_segments(rows.shape, machine()[0]):
         return _of_segments(dtype, *rows.shape)(rows)
-    values, scales = _kernel(dtype, *rows.shape, np.dtype(rows.dtype), *here)(rows)
+    values, scales = _kernel(dtype, *rows.shape, np.dtype(rows.dtype))(rows)
     return values, scales
 
 
 @functools.lru_cache(maxsize=512)
 def _kernel(
-    kind: np.dtype[Any],
-    rows: int,
-    columns: int,
-    dtype: np.dtype[Any],
-    multiprocessors: int,
-    shared_memory: int,
+    kind: np.dtype[Any], rows: int, columns: int, dtype: np.dtype[Any]
 ) -> Callable[..., Any]:
     tiling = row_tiling(rows, columns, size_of(dtype), Registers())
 
@@ -101,14 +92,6 @@ def _kernel(
         jax.ShapeDtypeStruct((rows, columns), kind),
         jax.ShapeDtypeStruct((rows,), jnp.float32),
     ]
-    kinds = [("max",)]
-    pipeline = forward_pipeline(rows, columns, (dtype,), 0, kinds, multiprocessors, shared_memory)
-    if pipeline is not None:
-        groups = pipeline.groups(multiprocessors)
-        return pipelined_row_kernel(
-            body, no_sums, rows, pipeline, groups, (dtype,), kinds, 0, out_types, "quantize",
-            params=plgpu.CompilerParams(min_blocks=pipeline.resident),
-        )  # fmt: skip
     return row_kernel(alone(body), rows, tiling, out_types, "quantize", 1)
 
 

@@ -17,14 +17,17 @@ from pallasite_std.ops.rows.tiling import LANES, RowTiling
 WIDTH = 32 * LANES
 """Columns of a segment: of two matrices, registers have room for what several blocks read."""
 
-LEAST_COLUMNS = 8 * WIDTH
-"""Shorter rows are read by a block each, however few there are: one kernel instead of three."""
+LEAST_COLUMNS = 1 << 19
+"""One multiprocessor takes longer for shorter rows than for what two more kernels cost."""
+
+FEW = 8
+"""Rows for which an eighth of the multiprocessors suffices leave the others without work."""
 
 
 def in_segments(shape: Sequence[int], multiprocessors: int) -> bool:
-    """Whether blocks are to share the rows of a matrix: not every multiprocessor would have one."""
+    """Whether blocks are to share the rows of a matrix, which are few and long."""
     rows, columns = shape
-    return columns >= LEAST_COLUMNS and rows < multiprocessors
+    return columns >= LEAST_COLUMNS and FEW * rows <= multiprocessors
 
 
 def segment_kernel(
