@@ -26,6 +26,7 @@ from pallasite.errors import (
 )
 from pallasite.runtime.store import CacheWarning
 from pallasite_std.tuning import AutotuneWarning, encoding, entries, policy, timing, winners
+from pallasite_std.tuning.encoding import encode
 from pallasite_std.tuning.search import LAST_REPEATS
 
 
@@ -616,7 +617,7 @@ def test_table_of_winners(tmp_path):
 
     def table(devices, best):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
-        entry = {**question.place(), "best": encoding.encode(best)}
+        entry = {**question.place(), "best": best if isinstance(best, dict) else encode(best)}
         path.write_text(json.dumps({"devices": devices, "winners": [entry]}))
         return path
 
@@ -626,5 +627,8 @@ def test_table_of_winners(tmp_path):
     assert ask(mine, "off") == ask(mine, key=(2, None)) == Tiles(64)
     assert ask(table(["NVIDIA Z1"], Tiles(128))) == Tiles(64)
     assert ask(table([here], Tiles(999))) == Tiles(64)  # No candidate any more.
+    # Written before there were stages.
+    assert ask(table([here], {"class": "Tiles", "rows": 128})) == Tiles(128)
+    assert ask(table([here], {"class": "Others", "rows": 128})) == Tiles(64)
     remember(Tiles(64, stages=4), X, 2, key=(1, None))
     assert ask(mine) == Tiles(64, stages=4)

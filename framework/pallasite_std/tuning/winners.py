@@ -1,7 +1,8 @@
 """Tables of winners that come with operations: what was measured on a kind of GPU.
 
 They are JSON: ``devices`` (beginnings of device kinds), and ``winners``, each with ``operation``,
-``version``, ``arguments``, ``key`` and ``best``, the encoded configuration.
+``version``, ``arguments``, ``key`` and ``best``, the encoded configuration. Attributes that were
+added to a configuration later need not be there: they have their defaults.
 """
 
 from __future__ import annotations
@@ -98,20 +99,32 @@ def find[Configuration: Hashable](
     devices, best = _read(table)
     if not device.startswith(devices):
         return None
-    text = best.get(_text(_place(name, version, args, key)))
-    return (listed[text],) if text is not None and text in listed else None
+    wanted = best.get(_text(_place(name, version, args, key)))
+    if wanted is None:
+        return None
+    return next(((one,) for one in listed.values() if encode(one) == _completed(wanted, one)), None)
+
+
+def _completed(entry: Json, configuration: Any) -> Json:
+    """An entry with what was added since to the attributes of such a configuration."""
+    if not isinstance(entry, dict) or not dataclasses.is_dataclass(configuration):
+        return entry
+    fields = dataclasses.fields(configuration)
+    added = {f.name: encode(f.default) for f in fields if f.default is not dataclasses.MISSING}
+    nested = {name: _completed(entry.get(name), getattr(configuration, name)) for name in added}
+    return added | entry | {name: one for name, one in nested.items() if name in entry}
 
 
 @functools.cache
-def _read(table: pathlib.Path) -> tuple[tuple[str, ...], dict[str, str]]:
+def _read(table: pathlib.Path) -> tuple[tuple[str, ...], dict[str, Json]]:
     try:
         content = json.loads(table.read_text())
     except FileNotFoundError:
         return (), {}
     best = {
-        _text({name: one[name] for name in ("operation", "version", "arguments", "key")}): _text(
-            one["best"]
-        )
+        _text({name: one[name] for name in ("operation", "version", "arguments", "key")}): one[
+            "best"
+        ]
         for one in content["winners"]
     }
     return tuple(content["devices"]), best

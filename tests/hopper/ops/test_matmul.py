@@ -159,6 +159,9 @@ CONFIGS = {
     "swapped tiles of many columns, 256 rows": MatmulConfig(
         swap=True, tile_m=256, tile_n=184, split="m", epilogue_n=64, stages=2
     ),
+    "warpgroups take turns": MatmulConfig(
+        tile_m=64, tile_n=64, alternate=True, stages=4, epilogue_n=64
+    ),
     "swapped pairs": MatmulConfig(
         swap=True, tile_m=128, tile_n=16, split="m", epilogue_n=16, stages=3, cluster=2
     ),
@@ -192,9 +195,57 @@ def test_configurations(name):
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
+        ((300, 200, 200), {}),  # 20 tiles of four steps, three stages.
+        ((130, 130, 320), {"tile_n": 128, "transpose_b": True}),
+        ((150, 520, 136), {"swap": True, "tile_m": 128, "tile_n": 40, "epilogue_n": 16}),
+        ((500, 200, 130), {"cluster": 2, "stages": 2}),
+        ((60, 60, 60), {}),  # One tile: the second warpgroup has none.
+    ],
+)
+def test_warpgroups_that_take_turns(monkeypatch, shape, changes):
+    """Each warpgroup computes tiles of its own; with an epilogue."""
+    monkeypatch.setattr(run, "MULTIPROCESSORS", 4)
+    options = {"transpose_b": changes.pop("transpose_b", False)}
+    tile = {"tile_m": 64, "tile_n": 64, "stages": 3, "epilogue_n": 32, **changes}
+    config = MatmulConfig(alternate=True, **tile)
+    m, n, _ = shape
+    residual = random_matrix(5, (m, n), BFLOAT16)
+    with pallasite.config.scoped(sanitize=True):
+        result, expected = product(*shape, config=config, residual=jnp.asarray(residual), **options)
+    assert relative_error(result, expected + residual.astype(np.float64)) < 4e-3
+    for others in ({"split_k": 2}, {"parts": 2}, {"last_parts": 2}, {"warpgroups": 1}):
+        with pytest.raises(errors.InvalidValueError, match="alternate does not go together"):
+            dataclasses.replace(config, epilogue_n=16, cluster=1, **others)
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ((100, 250, 490), MatmulConfig(split_k=2)),
+        (
+            (70, 180, 1100),
+            MatmulConfig(swap=True, tile_m=192, tile_n=96, epilogue_n=16, stages=5, split_k=3),
+        ),
+    ],
+)
+def test_sums_in_stages(shape, config):
+    """Blocks that share the steps of a tile send their sums where the stages of others were."""
+    assert config.sums_in_stages(2, 2)
+    assert config.shared_bytes(2, 2) <= SHARED_MEMORY
+    with pallasite.config.scoped(sanitize=True):
+        result, expected = product(*shape, config=config)
+    assert relative_error(result, expected) < 4e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
         ((13, 640, 424), {}),  # Ten tiles of 64 columns: two rounds of four, and two that are left.
         ((9, 320, 200), {"tile_n": 16, "epilogue_n": 8, "tile_k": 128}),
         ((70, 200, 130), {"swap": False, "tile_n": 128, "epilogue_n": 64}),
+        # Each block writes a part of the tile; the sums come where the stages were.
+        ((630, 120, 320), {"swap": False, "tile_n": 128, "epilogue_n": 64, "stages": 9}),
+        ((700, 120, 320), {"tile_m": 128, "tile_n": 80, "stages": 7, "epilogue_n": 48}),
         ((20, 130, 64), {"tile_n": 24, "epilogue_n": 16}),  # A step cannot be shared.
         ((5, 448, 136), {}),  # Three are left: too many for two pairs of blocks.
         ((5, 100, 136), {}),  # No whole round.

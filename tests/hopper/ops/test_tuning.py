@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,9 @@ from pallasite import errors
 from pallasite_hopper import ops
 from pallasite_hopper.ops.decode.config import HEAD_DIMS
 from pallasite_hopper.ops.decode.config import default_config as decode_default
+from pallasite_hopper.ops.dense.run import WINNERS
 from pallasite_hopper.ops.flash.config import default_config as attention_default
+from pallasite_std.tuning import winners
 
 
 def random(seed, *shape, dtype=jnp.bfloat16):
@@ -128,3 +132,18 @@ def test_configurations_of_another_kind(name):
     operation, arguments, named = OPERATIONS[name]
     with pytest.raises(errors.InvalidTypeError, match="config is not of type .*Config"):
         operation(*arguments, **named, config="fast")
+
+
+def test_table_that_comes_with_the_library():
+    """Each of its winners is found: it is a candidate of a GEMM that asks for it."""
+    table = json.loads(WINNERS.read_text())
+    assert table["winners"]
+    for entry in table["winners"]:
+        a, b = (
+            jax.ShapeDtypeStruct(tuple(map(int, extents.split(","))), dtype)
+            for dtype, extents in re.findall(r"(\w+)\[([\d,]+)\]", entry["arguments"])
+        )
+        (question,) = winners.questions(ops.matmul, a, b)
+        place = question.name, question.version, question.args, question.key
+        found = winners.find(WINNERS, table["devices"][0], *place, question.listed)
+        assert found is not None and found[0] != question.default, entry["arguments"]

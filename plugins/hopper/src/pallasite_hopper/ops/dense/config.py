@@ -12,6 +12,8 @@ SHARED_MEMORY = 227 * 1024
 _RESERVE = 1024
 """For barriers."""
 
+_FEW_COLUMNS = 64
+
 MAXIMUM_STAGES = 12
 """More steps in flight than this hide nothing more."""
 
@@ -24,6 +26,8 @@ class MatmulConfig:
       tile_m, tile_n: extents of the tile of the result that a block computes at a time. Its compute
         warpgroups share it.
       warpgroups: consumer warpgroups of a block, 1 or 2.
+      alternate: whether the two warpgroups take turns: each computes a tile of its own, and writes
+        it while the other one multiplies. Not together with ``split_k``, ``parts``, ``last_parts``.
       tile_k: depth of one step, in elements: a multiple of what fills the swizzle (128 bytes).
       stages: steps that are in flight.
       split: whether two warpgroups halve the rows (``"m"``) or the columns (``"n"``).
@@ -67,6 +71,7 @@ class MatmulConfig:
     epilogue_n: int = 64
     epilogue_buffers: int = 1
     warpgroups: int = 2
+    alternate: bool = False
     swap: bool = False
     split_k: int = 1
     parts: int = 1
@@ -109,6 +114,13 @@ class MatmulConfig:
                 got=f"cluster={self.cluster}, split_k={self.split_k}, parts={self.parts}, "
                 + ("a rest" if self.rest is not None else "no rest"),
                 expected="cluster = split_k = parts = 1, no rest",
+            )
+        if self.alternate and (self.warpgroups == 1 or max(*others[1:], self.last_parts) > 1):
+            raise InvalidValueError(
+                "MatmulConfig.alternate does not go together with parts of k",
+                got=f"warpgroups={self.warpgroups}, split_k={self.split_k}, parts={self.parts}, "
+                f"last_parts={self.last_parts}",
+                expected="two warpgroups, and split_k = parts = last_parts = 1",
             )
         if self.rest is not None:
             self._check_rest(self.rest)
@@ -153,26 +165,49 @@ class MatmulConfig:
     @property
     def warpgroup_m(self) -> int:
         """Rows of a warpgroup's part of a tile."""
-        return self.tile_m // self.warpgroups if self.split == "m" else self.tile_m
+        halved = self.split == "m" and not self.alternate
+        return self.tile_m // self.warpgroups if halved else self.tile_m
 
     @property
     def warpgroup_n(self) -> int:
         """Columns of a warpgroup's part of a tile."""
-        return self.tile_n // self.warpgroups if self.split == "n" else self.tile_n
+        halved = self.split == "n" and not self.alternate
+        return self.tile_n // self.warpgroups if halved else self.tile_n
 
     def stage_bytes(self, size: int) -> int:
         """Shared memory of a stage; see :meth:`shared_bytes`."""
         return (self.tile_m + self.tile_n) * self.tile_k * size
 
-    def other_bytes(self, out_size: int) -> int:
-        """Shared memory besides the stages; see :meth:`shared_bytes`."""
-        written = out_size if self.parts == 1 else 4
-        staging = (
-            self.warpgroups * self.epilogue_buffers * self.warpgroup_m * self.epilogue_n * written
-        )
+    @property
+    def exchanges_last(self) -> bool:
+        """Whether each block that shares a last tile writes a part of its columns, as with
+        ``split_k``; else one of them gets all sums, since they are few."""
+        width, rest = divmod(self.warpgroup_n, self.last_parts)
+        fits = width % (8 if self.swap else self.epilogue_n) == 0 and not rest
+        return self.last_parts > 1 and self.warpgroup_n > _FEW_COLUMNS and fits
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory for the sums that a block gets from others."""
         sums = self.warpgroups * self.warpgroup_m * self.warpgroup_n * 4
-        received = sums * (self.split_k - 1) // self.split_k + sums * (self.last_parts - 1)
-        return staging + received + _RESERVE
+        last = sums * (self.last_parts - 1)
+        if self.exchanges_last:
+            last //= self.last_parts
+        return sums * (self.split_k - 1) // self.split_k + last
+
+    def staging_bytes(self, out_size: int) -> int:
+        """Shared memory that neither stages nor sums take; see :meth:`shared_bytes`."""
+        written = out_size if self.parts == 1 else 4
+        columns = self.epilogue_n * self.epilogue_buffers
+        return self.warpgroups * self.warpgroup_m * columns * written + _RESERVE
+
+    def sums_in_stages(self, size: int, out_size: int) -> bool:
+        """Whether the sums of others come where the stages were, for want of shared memory.
+
+        Then blocks wait for each other before they send them; see :meth:`shared_bytes`.
+        """
+        apart = self.stages * self.stage_bytes(size) + self.sums_bytes
+        return self.sums_bytes > 0 and apart + self.staging_bytes(out_size) > SHARED_MEMORY
 
     def shared_bytes(self, size: int, out_size: int) -> int:
         """Shared memory that the kernel takes.
@@ -181,7 +216,9 @@ class MatmulConfig:
           size: bytes of an element of the operands.
           out_size: of the result.
         """
-        return self.stages * self.stage_bytes(size) + self.other_bytes(out_size)
+        stages, sums = self.stages * self.stage_bytes(size), self.sums_bytes
+        both = max(stages, sums) if self.sums_in_stages(size, out_size) else stages + sums
+        return both + self.staging_bytes(out_size)
 
     def fits(self, size: int, out_size: int) -> bool:
         """Whether shared memory suffices; see :meth:`shared_bytes`."""

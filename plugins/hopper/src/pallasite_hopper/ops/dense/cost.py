@@ -52,6 +52,7 @@ class Rates:
       exchange: nanoseconds of adding up sums in a cluster, besides their bytes.
       exchanged: bytes of sums that a block sends in a nanosecond.
       shared: nanoseconds of a last tile that two blocks share, besides its bytes.
+      unused: nanoseconds until all blocks of a cluster have read what sums are written over.
       second: nanoseconds of a second kernel that adds up partial sums.
       partial: bytes of partial sums that are written and read in a nanosecond.
       pad: bytes that XLA's copy of an operand to longer rows reads and writes in a nanosecond.
@@ -93,6 +94,7 @@ class Rates:
     exchange: float
     exchanged: float
     shared: float
+    unused: float
     second: float
     partial: float
     pad: float
@@ -135,6 +137,7 @@ H200 = Rates(
     exchange=2475.0,
     exchanged=8.64,
     shared=3390.0,
+    unused=400.0,
     second=1500.0,
     partial=1350.0,
     pad=3500.0,
@@ -240,14 +243,20 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     epilogue = area * (sizes.out_size if config.parts == 1 else 4) * active / rates.write
     if config.split_k > 1:
         epilogue += rates.exchange + area * 4 * (1 - 1 / config.split_k) / rates.exchanged
+    waits = rates.unused * config.sums_in_stages(size, sizes.out_size)
+    if config.split_k > 1:
+        epilogue += waits
     if config.cluster > 1:
         epilogue += rates.cluster
     last = units - (rounds - 1) * resident
     shared = config.last_parts if last * config.last_parts <= resident else 1
     busy = rounds * (steps * step + epilogue)
+    if config.alternate:  # One warpgroup multiplies while the other one writes.
+        busy = rounds * max(steps * step, (steps * step + epilogue) / 2) + epilogue
     if shared > 1:
         saved = (steps - math.ceil(steps / shared)) * step
-        busy += rates.shared + area * 4 / rates.exchanged - saved
+        sent = area * 4 / (shared if config.exchanges_last else 1)
+        busy += rates.shared + sent / rates.exchanged - saved + waits
     # The blocks of the last round may be too few to keep memory busy.
     memory = 0.0
     for share, working in ((units - last, resident * blocks), (last, last * blocks * shared)):

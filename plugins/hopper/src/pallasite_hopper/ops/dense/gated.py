@@ -17,7 +17,8 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.dense import run as products
 from pallasite_hopper.ops.dense.api import matmul
-from pallasite_hopper.ops.dense.choice import default_config, with_most_stages
+from pallasite_hopper.ops.dense.candidates import with_most_stages
+from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
 from pallasite_hopper.ops.dense.kernel import Item, MatmulLoop, build

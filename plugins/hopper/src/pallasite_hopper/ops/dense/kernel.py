@@ -70,11 +70,11 @@ def build(
         "a_smem": plgpu.SMEM((stages, *_turned(a_shape, problem.transpose_a)), problem.dtype_a),
         "b_smem": plgpu.SMEM((stages, *_turned(b_shape, problem.transpose_b)), problem.dtype_b),
         "out_smem": plgpu.SMEM((compute, config.epilogue_buffers, *staging), out_dtype),
-        "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=stages),
-        "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=stages)
+        "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=stages * loop.turns),
+        "empty": plgpu.Barrier(num_arrivals=compute // loop.turns, num_barriers=stages)
         if config.cluster == 1
         else plgpu.ClusterBarrier(
-            collective_axes=("cluster",), num_arrivals=compute, num_barriers=stages
+            collective_axes=("cluster",), num_arrivals=compute // loop.turns, num_barriers=stages
         ),
     }
     if split > 1:
@@ -82,9 +82,14 @@ def build(
         scratch["sums_smem"] = plgpu.SMEM(shape, problem.accumulator)
         scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=compute)
     elif config.last_parts > 1:
-        shape = (compute, config.last_parts - 1, rows, config.warpgroup_n)
+        width = config.warpgroup_n // (config.last_parts if config.exchanges_last else 1)
+        shape = (compute, config.last_parts - 1, rows, width)
         scratch["sums_smem"] = plgpu.SMEM(shape, problem.accumulator)
         scratch["summed"] = plgpu.Barrier(num_arrivals=config.last_parts - 1, num_barriers=compute)
+    if config.sums_in_stages(problem.size, problem.out_dtype.itemsize):
+        operands = scratch.pop("a_smem"), scratch.pop("b_smem")
+        scratch["stages"] = plgpu.RefUnion(operands, scratch.pop("sums_smem"))
+        scratch["unused"] = plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=compute)
     if epilogue.residual:
         scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.epilogue_buffers)
     options: dict[str, Any] = {}
@@ -128,6 +133,7 @@ class Item:
       index: its tile's place in the order of all tiles.
       shared: whether blocks of a cluster have a part of the steps each; None if that is the same of
         all tiles.
+      turn: the warpgroup that computes it, if they take turns.
     """
 
     part: Any
@@ -137,6 +143,7 @@ class Item:
     steps: Any
     index: Any
     shared: Any = None
+    turn: Any = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +158,28 @@ class Region:
     def swapped(self) -> Region:
         """The same of the transposed result."""
         return Region(self.n, self.n_end, self.m, self.m_end)
+
+
+@dataclasses.dataclass(frozen=True)
+class Received:
+    """Where a block gets the sums of others.
+
+    Attributes:
+      sums: shared memory, for each warpgroup.
+      summed: barriers that these sums complete.
+      unused: what warpgroups of all blocks arrive at when they have read the last stage, if
+        ``sums`` is where the stages were; else None.
+    """
+
+    sums: Any
+    summed: Any
+    unused: Any
+
+    def wait_until_unused(self) -> None:
+        """Waits until sums may be sent."""
+        if self.unused is not None:
+            plgpu.barrier_arrive(self.unused)
+            plgpu.barrier_wait(self.unused)
 
 
 class MatmulLoop:
@@ -181,6 +210,11 @@ class MatmulLoop:
         return self.config.tile_n
 
     @property
+    def turns(self) -> int:
+        """Warpgroups that take turns. Each has barriers of its own for filled stages."""
+        return self.config.warpgroups if self.config.alternate else 1
+
+    @property
     def tiles(self) -> int:
         """Tiles of the result that a cluster computes at a time."""
         return self.m_tiles * self.n_tiles
@@ -195,16 +229,20 @@ class MatmulLoop:
         a: Any,
         b: Any,
         *refs: Any,
-        a_smem: Any,
-        b_smem: Any,
         out_smem: Any,
         full: Any,
         empty: Any,
+        a_smem: Any = None,
+        b_smem: Any = None,
         residual_full: Any = None,
         sums_smem: Any = None,
         summed: Any = None,
+        stages: Any = None,
+        unused: Any = None,
     ) -> None:
         """The kernel's body."""
+        if stages is not None:
+            (a_smem, b_smem), sums_smem = stages
         *operands, out = refs
         if self.continues:
             operands.pop()  # The result once more.
@@ -221,10 +259,11 @@ class MatmulLoop:
             write = functools.partial(
                 self.finish, warpgroup, operands, out, out_smem, residual_full
             )
+            received = Received(sums_smem, summed, unused)
             if self.config.split_k > 1:
-                write = functools.partial(self._add_parts, warpgroup, sums_smem, summed, write)
+                write = functools.partial(self._add_parts, warpgroup, received, write)
             elif self.config.last_parts > 1:
-                write = functools.partial(self._add_if_shared, warpgroup, sums_smem, summed, write)
+                write = functools.partial(self._add_if_shared, warpgroup, received, write)
             self.compute(warpgroup, a_smem, b_smem, full, empty, write)
             plgpu.wait_smem_to_gmem(0)
 
@@ -232,15 +271,23 @@ class MatmulLoop:
 
     # Which tiles --------------------------------------------------------------------------------
 
-    def _over_items(self, body: Callable[[Item, Any], Any], carry: Any) -> Any:
-        """``carry = body(item, carry)`` for each of this block's units of work."""
+    def _over_items(self, body: Callable[[Item, Any], Any], carry: Any, turn: Any = None) -> Any:
+        """``carry = body(item, carry)`` for each of this block's units of work.
+
+        Args:
+          turn: if it is given, those of this turn only.
+        """
         config = self.config
         block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
         if config.last_parts > 1:
             return self._over_shared_items(body, carry)
         count = lax.div(self.items - 1 - block, blocks) + 1
+        if turn is not None:
+            count = lax.div(count + (self.turns - 1) - turn, self.turns)
 
         def one(step: Any, carry: Any) -> Any:
+            if turn is not None:
+                step = step * self.turns + turn
             index = block + step * blocks
             part = jnp.int32(0)
             if config.parts > 1:
@@ -254,6 +301,8 @@ class MatmulLoop:
                     n = n * config.cluster + member
             first, steps = self._steps(part)
             item = Item(part, self.first_row(m), n * self.tile_columns, first, steps, index)
+            if self.turns > 1:
+                item = dataclasses.replace(item, turn=lax.rem(step, jnp.int32(self.turns)))
             if self.continues:
                 row, column = item.m + self.region.m, item.n + self.region.n
                 item = dataclasses.replace(item, m=row, n=column)
@@ -313,6 +362,17 @@ class MatmulLoop:
         following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
 
+    def _full(self, turn: Any, stage: Any) -> Any:
+        """The number of the barrier of a filled stage."""
+        return stage if self.turns == 1 else turn * self.config.stages + stage
+
+    def _after(self, stage: Any, steps: int) -> Any:
+        """The stage that comes so many steps later."""
+        following = stage + steps % self.config.stages
+        return lax.select(
+            following >= self.config.stages, following - self.config.stages, following
+        )
+
     # The producer warpgroup ---------------------------------------------------------------------
 
     def begin(self, item: Item) -> None:
@@ -352,8 +412,9 @@ class MatmulLoop:
                 )
                 depth = pl.ds(index * config.tile_k, config.tile_k)
                 a_window = (depth, rows) if problem.transpose_a else (rows, depth)
-                self.fetch_left(a, item, a_window, a_smem.at[stage], full.at[stage], share_a)
-                self.fetch_right(b, item, depth, b_smem.at[stage], full.at[stage], share_b)
+                filled_by = full.at[self._full(item.turn, stage)]
+                self.fetch_left(a, item, a_window, a_smem.at[stage], filled_by, share_a)
+                self.fetch_right(b, item, depth, b_smem.at[stage], filled_by, share_b)
                 return self._next(stage), filled + 1
 
             return lax.fori_loop(item.first, item.first + item.steps, step, carry)
@@ -374,8 +435,9 @@ class MatmulLoop:
         """A consumer: multiplies what is in the stages, and writes the sums of each tile."""
         config, problem = self.config, self.problem
         wm, wn = config.warpgroup_m, config.warpgroup_n
-        row = warpgroup * wm if config.split == "m" else jnp.int32(0)
-        column = warpgroup * wn if config.split == "n" else jnp.int32(0)
+        own = config.alternate  # Each warpgroup has tiles of its own.
+        row = warpgroup * wm if config.split == "m" and not own else jnp.int32(0)
+        column = warpgroup * wn if config.split == "n" and not own else jnp.int32(0)
 
         def left(stage: Any) -> Any:
             rows = pl.ds(row, wm)
@@ -395,12 +457,12 @@ class MatmulLoop:
 
         def tile(item: Item, stage: Any) -> Any:
             def scope(acc: Any) -> Any:
-                plgpu.barrier_wait(full.at[stage])
+                plgpu.barrier_wait(full.at[self._full(warpgroup, stage)])
                 plgpu.wgmma(acc, left(stage), right(stage), accumulate=False)
 
                 def step(_: Any, previous: Any) -> Any:
                     current = self._next(previous)
-                    plgpu.barrier_wait(full.at[current])
+                    plgpu.barrier_wait(full.at[self._full(warpgroup, current)])
                     plgpu.wgmma(acc, left(current), right(current))
                     plgpu.wgmma_wait(1)
                     release(previous)
@@ -411,17 +473,21 @@ class MatmulLoop:
                 release(last)
                 which = item.part if item.shared is None else item.shared
                 write(which, sums, item.m + row, item.n + column)
-                return self._next(last)
+                following = self._next(last)
+                return self._after(following, (self.turns - 1) * self.k_steps) if own else following
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), problem.accumulator))
 
-        self._over_items(tile, jnp.int32(0))
+        if own:
+            first = lax.rem(warpgroup * self.k_steps, jnp.int32(config.stages))
+            self._over_items(tile, first, turn=warpgroup)
+        else:
+            self._over_items(tile, jnp.int32(0))
 
     def _add_parts(
         self,
         warpgroup: Any,
-        sums_smem: Any,
-        summed: Any,
+        received: Received,
         write: Callable[[Any, Any, Any, Any], None],
         part: Any,
         sums: Any,
@@ -432,7 +498,7 @@ class MatmulLoop:
 
         Every block sends the others their columns of its sums.
         """
-        split = self.config.split_k
+        split = max(self.config.split_k, self.config.last_parts)
         width = self.config.warpgroup_n // split
 
         def as_block(block: int) -> None:
@@ -440,50 +506,57 @@ class MatmulLoop:
                 other = (block + distance) % split
                 plgpu.async_store_smem(
                     sums[:, other * width : (other + 1) * width],
-                    sums_smem.at[warpgroup, distance - 1],
-                    summed.at[warpgroup],
+                    received.sums.at[warpgroup, distance - 1],
+                    received.summed.at[warpgroup],
                     cluster_idx=jnp.int32(other),
                     cluster_dim="part",
                 )
             total = sums[:, block * width : (block + 1) * width]
-            plgpu.barrier_wait(summed.at[warpgroup])
+            plgpu.barrier_wait(received.summed.at[warpgroup])
             for place in range(split - 1):
-                total = total + sums_smem[warpgroup, place]
+                total = total + received.sums[warpgroup, place]
             write(part, total, m, n + block * width)
 
+        received.wait_until_unused()
         blocks = [functools.partial(as_block, block) for block in range(split)]
         lax.switch(lax.axis_index("part"), blocks)
 
     def _add_if_shared(
         self,
         warpgroup: Any,
-        sums_smem: Any,
-        summed: Any,
+        received: Received,
         write: Callable[[Any, Any, Any, Any], None],
         shared: Any,
         sums: Any,
         m: Any,
         n: Any,
     ) -> None:
-        """Writes a tile; one that is shared by the first block, to which the others send sums."""
+        """Writes a tile. One that is shared is written by the first block, to which the others send
+        their sums, or each block writes a part of it."""
+        if self.config.exchanges_last:
+            exchange = functools.partial(self._add_parts, warpgroup, received, write)
+            alone = functools.partial(write, jnp.int32(0), sums, m, n)
+            lax.cond(shared, lambda: exchange(jnp.int32(0), sums, m, n), alone)
+            return
 
         def send(block: int) -> None:
             plgpu.async_store_smem(
                 sums,
-                sums_smem.at[warpgroup, block - 1],
-                summed.at[warpgroup],
+                received.sums.at[warpgroup, block - 1],
+                received.summed.at[warpgroup],
                 cluster_idx=jnp.int32(0),
                 cluster_dim="part",
             )
 
         def receive() -> None:
-            plgpu.barrier_wait(summed.at[warpgroup])
+            plgpu.barrier_wait(received.summed.at[warpgroup])
             total = sums
             for place in range(self.config.last_parts - 1):
-                total = total + sums_smem[warpgroup, place]
+                total = total + received.sums[warpgroup, place]
             write(jnp.int32(0), total, m, n)
 
         def add() -> None:
+            received.wait_until_unused()
             others = range(1, self.config.last_parts)
             each = [receive, *(functools.partial(send, block) for block in others)]
             lax.switch(lax.axis_index("part"), each)

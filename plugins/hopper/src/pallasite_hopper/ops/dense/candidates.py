@@ -1,0 +1,260 @@
+"""The configurations among which a GEMM's is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
+from pallasite_hopper.ops.dense.cost import H200, Sizes
+
+_TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
+    (192, 256, 2, "n"),
+    (256, 192, 2, "m"),
+    (128, 256, 2, "n"),
+    (128, 192, 2, "m"),
+    (192, 128, 2, "n"),
+    (128, 128, 2, "m"),
+    (128, 64, 2, "m"),
+    (64, 256, 1, "m"),
+    (64, 192, 1, "m"),
+    (64, 128, 1, "m"),
+    (64, 64, 1, "m"),
+)
+"""Multiples of 64 columns fill the swizzle where rows of ``b`` lie along n. Halves of 128 x 128
+elements read less than those of 64 x 256."""
+
+_ALTERNATE_TILES = ((128, 192), (128, 128), (64, 256))
+"""Of two warpgroups that take turns."""
+_ALTERNATE_COLUMNS = (96, 192)
+"""Columns of such tiles of 128 rows of the transposed GEMM, at least and at most."""
+
+LARGEST = 128 * 256
+"""Elements of the tiles of the result at most of the transposed GEMM, and if the operands' elements
+have not 16 bits: others have not been measured."""
+_SWAPPED_TILES = (
+    (64, 1, 1, 256, "m"),
+    (128, 1, 1, 128, "m"),
+    (128, 2, 1, 256, "m"),
+    (192, 2, 48, 256, "n"),
+    (256, 2, 48, 192, "m"),
+)
+"""tile_m, consumer warpgroups, least and most columns, which extent the warpgroups halve. Large
+tiles of few columns have been no faster anywhere."""
+_LEAST_COLUMNS, _MOST_COLUMNS = 24, 256
+"""Of a tile of the transposed GEMM where several are needed."""
+_SHARED_COLUMNS = 64
+"""Of a tile at most, that two blocks share in the end: it takes shared memory for its sums."""
+_IN_FLIGHT, _IN_FLIGHT_AT_ONCE = 128 << 10, 112 << 10
+"""Bytes of the left operand that a block asks for ahead in the transposed GEMM, if all of its tiles
+have the same columns, and where it has one tile: with more, blocks hinder each other at the memory
+(measured on an H200)."""
+_MOST_SHARED = 4
+"""Blocks at most that share a tile and write sums where stages were."""
+_FEW_TILES = 16
+"""If there are more of them along the rows, tiles are visited in groups."""
+
+
+def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
+    """The configurations that the estimate of the time has been fitted to, in no order."""
+    for tile, across in _tiles(sizes):
+        yield from _divided(tile, *across, sizes)
+
+
+def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
+    """Others, which only measuring can choose: how long they take is not known of enough shapes."""
+    for tile, across in _tiles(sizes):
+        yield from _shared(tile, *across, sizes)
+    for tile, across in _alternate_tiles(sizes):
+        yield from _alternate(tile, *across, sizes)
+
+
+def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
+    """Tilings, and the extents of the GEMM along the tiles' rows and columns."""
+    m, n, k, size = sizes.m, sizes.n, sizes.k, sizes.size
+    for tile_m, tile_n, warpgroups, split in _TILES:
+        if tile_m * tile_n > LARGEST and size != 2:
+            continue
+        tile = MatmulConfig(
+            tile_m=tile_m,
+            tile_n=tile_n,
+            tile_k=128 // size,
+            stages=2,
+            warpgroups=warpgroups,
+            split=split,
+            group=_group(tile_m, k * size),
+            epilogue_n=8,
+        )
+        yield tile, (m, n)
+    for columns in _swapped_columns(sizes):
+        turned = -(-m // columns)
+        # Of equals the first is taken: several rounds of tiles prefer deep steps.
+        for (tile_m, warpgroups, least, most, split), shallow in itertools.product(
+            _SWAPPED_TILES, (True, False)
+        ):
+            depth = 128 if shallow == (n <= tile_m * H200.multiprocessors) else 256
+            if depth > 128 and columns > 32:
+                continue
+            across = columns if split == "m" else -(-columns // 16) * 16
+            if not least <= across <= most or tile_m * across > LARGEST:
+                continue
+            tile = MatmulConfig(
+                swap=True,
+                tile_m=tile_m,
+                tile_n=across,
+                tile_k=depth // size,
+                stages=2,
+                warpgroups=warpgroups,
+                split=split,
+                group=_group(tile_m, k * size) if turned > _FEW_TILES else 1,
+                epilogue_n=8,
+            )
+            yield tile, (n, m)
+
+
+def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
+    """The same of two warpgroups that take turns."""
+    m, n, row = sizes.m, sizes.n, sizes.k * sizes.size
+    usual = MatmulConfig(
+        tile_n=64, tile_k=128 // sizes.size, stages=2, alternate=True, epilogue_n=8
+    )
+    for tile_m, tile_n in _ALTERNATE_TILES:
+        group = _group(tile_m, row)
+        yield dataclasses.replace(usual, tile_m=tile_m, tile_n=tile_n, group=group), (m, n)
+    for columns in _swapped_columns(sizes):
+        if _ALTERNATE_COLUMNS[0] <= columns <= _ALTERNATE_COLUMNS[1]:
+            group = _group(128, row) if -(-m // columns) > _FEW_TILES else 1
+            yield dataclasses.replace(usual, swap=True, tile_n=columns, group=group), (n, m)
+
+
+def _group(tile_m: int, row: int) -> int:
+    """Tiles that are visited before going on: of some 2000 rows, of fewer if these are short."""
+    return (16 if row >= 8192 else 8) * 128 // max(tile_m, 128)
+
+
+def _swapped_columns(sizes: Sizes) -> list[int]:
+    """Columns of the tiles of the transposed GEMM, such that hardly any are left over."""
+    # Of many tiles, multiples of 64, so that rows of ``a`` that lie along m fill the swizzle.
+    m, multiple = sizes.m, 64 if sizes.transpose_a else 8
+    needed = -(-m // 8) * 8
+    found = {c for c in (needed, max(needed, 32), max(needed, 64)) if c <= 128}
+    first = -(-m // _MOST_COLUMNS)
+    for tiles in range(first, max(2 * first, 4) + 1):
+        columns = -(-m // (multiple * tiles)) * multiple
+        if _LEAST_COLUMNS <= columns < _MOST_COLUMNS:
+            found.add(columns)
+    return sorted(found)
+
+
+def _divided(tile: MatmulConfig, m: int, n: int, sizes: Sizes) -> Iterator[MatmulConfig]:
+    """A tiling with its ways to share operands or steps among blocks."""
+    tiles = -(-m // tile.tile_m) * -(-n // tile.tile_n)
+    k_steps = -(-sizes.k // tile.tile_k)
+    multiprocessors = H200.multiprocessors
+    most = min(k_steps, 2 * multiprocessors // tiles)
+    ways: list[dict[str, Any]] = [{}, *_clusters(tile, tiles, n)]
+    ways += [{"split_k": split} for split in range(2, min(most, 8) + 1)]
+    full = multiprocessors // tiles
+    parts = {2, 3, 4, 5, 6, 8, full // 2, full, 2 * full}
+    ways += [{"parts": part} for part in sorted(parts) if 1 < part <= min(k_steps, 2 * most)]
+    if tile.swap and tile.tile_n <= _SHARED_COLUMNS and _leaves_few(tiles):
+        ways += [{"last_parts": 2}]
+    for way in ways:
+        config = _completed(tile, way, m, n, sizes)
+        config = None if config is None else _with_stages(config, tiles, n, sizes)
+        if config is not None:
+            yield config
+
+
+def _shared(tile: MatmulConfig, m: int, n: int, sizes: Sizes) -> Iterator[MatmulConfig]:
+    """A tiling with ways to share steps whose sums come where the stages were, or of last tiles
+    whose columns blocks share."""
+    tiles = -(-m // tile.tile_m) * -(-n // tile.tile_n)
+    most = min(-(-sizes.k // tile.tile_k), H200.multiprocessors // tiles, _MOST_SHARED)
+    ways: list[dict[str, Any]] = [{"split_k": split} for split in range(2, most + 1)]
+    if _leaves_few(tiles):
+        ways += [{"last_parts": 2}]
+    for way in ways:
+        config = _completed(tile, way, m, n, sizes)
+        if config is None or (config.last_parts > 1 and not config.exchanges_last):
+            continue
+        apart = _with_stages(config, tiles, n, sizes)
+        if apart is not None and config.last_parts > 1:
+            yield apart
+        over = _with_stages(config, tiles, n, sizes, over_sums=True)
+        if over is not None and (apart is None or over.stages > apart.stages):
+            yield over
+
+
+def _alternate(tile: MatmulConfig, m: int, n: int, sizes: Sizes) -> Iterator[MatmulConfig]:
+    """A tiling of warpgroups that take turns, where each block has several tiles."""
+    tiles = -(-m // tile.tile_m) * -(-n // tile.tile_n)
+    if tiles <= H200.multiprocessors:
+        return
+    for way in [{}, *_clusters(tile, tiles, n)]:
+        config = _completed(tile, way, m, n, sizes)
+        config = None if config is None else _with_stages(config, tiles, n, sizes)
+        if config is not None:
+            yield config
+
+
+def _clusters(tile: MatmulConfig, tiles: int, n: int) -> list[dict[str, Any]]:
+    """Ways to share operands."""
+    if tiles > 1 and not tile.swap:
+        return [{"cluster": 2, "cluster_along": along} for along in ("m", "n")]
+    return [{"cluster": 2, "cluster_along": "n"}] if tile.swap and n > tile.tile_n else []
+
+
+def _leaves_few(tiles: int) -> bool:
+    """Whether whole rounds leave tiles, at most half as many as there are multiprocessors."""
+    left = tiles % H200.multiprocessors
+    return tiles > H200.multiprocessors and 0 < 2 * left <= H200.multiprocessors
+
+
+def _completed(
+    tile: MatmulConfig, way: dict[str, Any], m: int, n: int, sizes: Sizes
+) -> MatmulConfig | None:
+    """A tiling with a way to share and its epilogue; None if no epilogue divides the columns."""
+    # What is read once, and is too large to stay in the cache anyway.
+    once = n <= tile.tile_n and m * sizes.k * sizes.size > H200.cache
+    once |= m <= tile.tile_m and n * sizes.k * sizes.size > H200.cache
+    width = tile.warpgroup_n
+    split, written = way.get("split_k", 1), 4 if "parts" in way else sizes.out_size
+    most = min(64, 128 // written)
+    fits = (e for e in (64, 32, 16, 8) if e <= most and width % (e * split) == 0)
+    epilogue = min(width, most) if tile.swap and split == 1 else next(fits, None)
+    if epilogue is None:
+        return None
+    return dataclasses.replace(tile, epilogue_n=epilogue, evict_first=once, **way)
+
+
+def _with_stages(
+    config: MatmulConfig, tiles: int, n: int, sizes: Sizes, *, over_sums: bool = False
+) -> MatmulConfig | None:
+    """A configuration with as many stages as are of use; None if there is room for one only."""
+    config = with_most_stages(config, sizes.size, sizes.out_size, over_sums=over_sums)
+    if config.swap and n <= config.tile_n:
+        units = tiles * config.parts * config.split_k
+        ahead = _IN_FLIGHT if units > H200.multiprocessors else _IN_FLIGHT_AT_ONCE
+        stages = max(4, ahead // (config.tile_m * config.tile_k * sizes.size))
+        config = dataclasses.replace(config, stages=min(config.stages, stages))
+    return config if config.stages >= 2 else None
+
+
+def with_most_stages(
+    config: MatmulConfig, size: int, out_size: int, *, over_sums: bool = False
+) -> MatmulConfig:
+    """A configuration with as many stages as fit shared memory; for sizes see its ``fits``.
+
+    Args:
+      over_sums: whether the sums of other blocks may come where the stages were.
+    """
+    free = SHARED_MEMORY - config.staging_bytes(out_size)
+    if not over_sums:
+        free -= config.sums_bytes
+    stages = min(free // config.stage_bytes(size), MAXIMUM_STAGES)
+    if over_sums and stages * config.stage_bytes(size) < config.sums_bytes:
+        stages = 0
+    return dataclasses.replace(config, stages=stages)
