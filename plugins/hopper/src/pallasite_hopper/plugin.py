@@ -68,9 +68,10 @@ def pallasite_memory_spaces() -> list[MemorySpace]:
 @hookimpl
 def pallasite_lowering_rules() -> list[LoweringRule]:
     """Rules of the plugin's primitives."""
+    from pallasite_hopper.matrix import odd_rows
     from pallasite_hopper.matrix import rules as matrix
 
-    return matrix.rules.lowering_rules
+    return [*matrix.rules.lowering_rules, *odd_rows.rules.lowering_rules]
 
 
 @hookimpl
@@ -118,9 +119,9 @@ def pallasite_layouts() -> tuple[NamedLayout, ...]:
 @hookimpl
 def pallasite_inference_rules() -> list[InferenceRule]:
     """Which layouts the plugin's primitives ask for where the program leaves them open."""
-    from pallasite_hopper.matrix import inference
+    from pallasite_hopper.matrix import inference, odd_rows
 
-    return inference.rules.inference_rules
+    return [*inference.rules.inference_rules, *odd_rows.rules.inference_rules]
 
 
 @hookimpl

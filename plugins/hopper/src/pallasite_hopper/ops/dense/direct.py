@@ -1,0 +1,267 @@
+"""GEMM of operands whose rows begin anywhere, and of small ones: a kernel without copies.
+
+The copy engine takes rows that are multiples of 16 bytes. Here warpgroups load their operands
+themselves, word by word (:mod:`pallasite_hopper.matrix.odd_rows`), store them to shared memory and
+multiply them from there, while the words of the next step are on their way. The warpgroups of a
+block, and the blocks of a cluster, share the steps along k of one tile of the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite.plugin import jax_internals as _jax
+from pallasite_hopper.matrix.odd_rows import RowWindow, load_row_words, rows_of_words
+from pallasite_std.api import Epilogue, MatmulProblem
+
+ROWS = 64
+"""Of a tile of the left operand."""
+
+DEPTH_BYTES = 128
+"""Of a step along k."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DirectConfig:
+    """The configuration of the kernel.
+
+    Attributes:
+      columns: of a tile, a multiple of 8; a power of two if the right operand's rows are not along
+        k.
+      warpgroups: of a block, that share the steps of a tile.
+      split_k: blocks of a cluster that share them, 1 to 8.
+      ahead: steps whose words are on their way to a warpgroup.
+      swap: whether the right operand is b.T @ a.T's left one, of which a tile has 64 rows.
+    """
+
+    columns: int
+    warpgroups: int = 4
+    split_k: int = 1
+    swap: bool = False
+    ahead: int = 1
+    weak: bool = False
+
+
+def build(
+    problem: MatmulProblem, config: DirectConfig, epilogue: Epilogue
+) -> Callable[..., jax.Array]:
+    """The kernel as a function of a, b, and the operands of the epilogue: none of them is padded,
+    and scalars are vectors of one element."""
+    return _Direct(problem, config, epilogue).kernel()
+
+
+class _Vector:
+    """An operand of the epilogue: what is beyond its end is zero."""
+
+    def __init__(self, ref: Any):
+        self.ref = ref
+
+    def __getitem__(self, window: Any) -> Any:
+        if isinstance(window, int):
+            return self.ref[window]
+        places = window.start + lax.broadcasted_iota(jnp.int32, (window.size,), 0)
+        mask = places < self.ref.shape[0]
+        return _jax.masked_load(self.ref, (window,), mask=mask, other=jnp.zeros((), self.ref.dtype))
+
+
+class _Direct:
+    """The kernel for one problem and configuration."""
+
+    def __init__(self, problem: MatmulProblem, config: DirectConfig, epilogue: Epilogue):
+        self.config, self.epilogue, self.result = config, epilogue, problem
+        self.problem = problem.swapped() if config.swap else problem
+        self.depth = DEPTH_BYTES // problem.size
+        self.steps = -(-problem.k // self.depth)
+        self.units = config.warpgroups * config.split_k
+        tile = (ROWS, config.columns)
+        self.tile_m, self.tile_n = tile[::-1] if config.swap else tile
+        self.m_tiles = -(-problem.m // self.tile_m)
+        self.n_tiles = -(-problem.n // self.tile_n)
+        left, right = self.problem.transpose_a, not self.problem.transpose_b
+        self.left = self._window(self.problem.m, ROWS, turned=left)
+        self.right = self._window(self.problem.n, config.columns, turned=right)
+
+    def _window(self, extent: int, tile: int, *, turned: bool) -> RowWindow:
+        """Of an operand that is (extent, k), or (k, extent) if ``turned``."""
+        k, size = self.problem.k, self.problem.size
+        if turned:
+            return RowWindow(k, extent, (self.depth, tile), size, exact=False, weak=self.config.weak)
+        return RowWindow(extent, k, (tile, self.depth), size, exact=True, weak=self.config.weak)
+
+    def kernel(self) -> Callable[..., jax.Array]:
+        """The function of the operands."""
+        config, problem = self.config, self.problem
+        compute = config.warpgroups
+        tile = (self.tile_m, self.tile_n)
+        scratch: dict[str, Any] = {
+            "left_smem": plgpu.SMEM((compute, *self.left.shape), problem.dtype_a),
+            "right_smem": plgpu.SMEM((compute, *self.right.shape), problem.dtype_b),
+            "sums_smem": plgpu.SMEM((compute, *tile), problem.accumulator),
+        }
+        if compute > 1:
+            scratch["added"] = plgpu.Barrier(num_arrivals=compute)
+        if config.split_k > 1:
+            shape = (config.split_k - 1, *tile)
+            scratch["parts_smem"] = plgpu.SMEM(shape, problem.accumulator)
+            scratch["summed"] = plgpu.Barrier(num_arrivals=config.split_k - 1)
+        shape = (self.result.m, self.result.n)
+        kernel: Callable[..., jax.Array] = plgpu.kernel(
+            self.body,
+            out_type=jax.ShapeDtypeStruct(shape, problem.out_dtype),
+            grid=(self.m_tiles * self.n_tiles,),
+            grid_names=("tile",),
+            cluster=(config.split_k,),
+            cluster_names=("part",),
+            num_threads=compute,
+            thread_name="warpgroup",
+            scratch_types=scratch,
+            kernel_name="direct_matmul",
+            compiler_params=plgpu.CompilerParams(
+                lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+                unsafe_no_auto_barriers=True,
+                approx_math=True,
+            ),
+        )
+        return kernel
+
+    def body(
+        self,
+        a: Any,
+        b: Any,
+        *refs: Any,
+        left_smem: Any,
+        right_smem: Any,
+        sums_smem: Any,
+        added: Any = None,
+        parts_smem: Any = None,
+        summed: Any = None,
+    ) -> None:
+        """The kernel's body."""
+        *operands, out = refs
+        operands = [ref if len(ref.shape) > 1 else _Vector(ref) for ref in operands]
+        config = self.config
+        left, right = (b, a) if config.swap else (a, b)
+        warpgroup, tile = lax.axis_index("warpgroup"), lax.axis_index("tile")
+        # Neighbours have the same rows of the left operand.
+        if config.swap:
+            m, n = lax.rem(tile, self.m_tiles), lax.div(tile, self.m_tiles)
+        else:
+            m, n = lax.div(tile, self.n_tiles), lax.rem(tile, self.n_tiles)
+        m, n = m * self.tile_m, n * self.tile_n
+        sums = self._sums(warpgroup, left, right, left_smem, right_smem, m, n)
+        own = sums_smem.at[warpgroup]
+        view = plgpu.transpose_ref(own, (1, 0)) if config.swap else own
+        view[...] = sums
+        if config.warpgroups == 1:
+            plgpu.commit_smem()
+        else:
+            plgpu.barrier_arrive(added)
+
+        def finish() -> None:
+            if config.warpgroups > 1:
+                plgpu.barrier_wait(added)
+            total = sums_smem[0]
+            for other in range(1, config.warpgroups):
+                total = total + sums_smem[other]
+            if config.split_k == 1:
+                self._write(operands, out, total, m, n)
+                return
+            part = lax.axis_index("part")
+
+            def send() -> None:
+                target = parts_smem.at[part - 1]
+                plgpu.async_store_smem(total, target, summed, cluster_idx=0, cluster_dim="part")
+
+            def collect() -> None:
+                plgpu.barrier_wait(summed)
+                every = total
+                for other in range(config.split_k - 1):
+                    every = every + parts_smem[other]
+                self._write(operands, out, every, m, n)
+
+            lax.cond(part == 0, collect, send)
+
+        pl.when(warpgroup == 0)(finish)
+
+    def _sums(
+        self,
+        warpgroup: Any,
+        left: Any,
+        right: Any,
+        left_smem: Any,
+        right_smem: Any,
+        m: Any,
+        n: Any,
+    ) -> Any:
+        """A warpgroup's sums of a tile."""
+        problem, depth = self.problem, self.depth
+        row, column = (n, m) if self.config.swap else (m, n)
+        unit = warpgroup
+        if self.config.split_k > 1:
+            unit = unit + lax.axis_index("part") * self.config.warpgroups
+        # One beyond the end has zeros.
+        count = lax.max(lax.div(self.steps - 1 - unit + self.units, self.units), jnp.int32(1))
+        places = functools.partial(self._places, row, column)
+
+        def fetch(step: Any) -> tuple[Any, Any]:
+            k = (unit + step * self.units) * depth
+            at_left, at_right = places(k)
+            return (
+                load_row_words(left, self.left, *at_left),
+                load_row_words(right, self.right, *at_right),
+            )
+
+        left_view, right_view = left_smem.at[warpgroup], right_smem.at[warpgroup]
+        as_left = plgpu.transpose_ref(left_view, (1, 0)) if problem.transpose_a else left_view
+        turned = problem.transpose_b
+        as_right = plgpu.transpose_ref(right_view, (1, 0)) if turned else right_view
+
+        ahead = self.config.ahead
+
+        def scope(acc: Any) -> Any:
+            def step(index: Any, on_their_way: Any) -> Any:
+                words, *waiting = on_their_way
+                k = (unit + index * self.units) * depth
+                at_left, at_right = places(k)
+                rows_left = rows_of_words(words[0], left, self.left, *at_left)
+                rows_right = rows_of_words(words[1], right, self.right, *at_right)
+                plgpu.wgmma_wait(0)
+                left_view[...] = rows_left
+                right_view[...] = rows_right
+                plgpu.commit_smem()
+                following = fetch(index + ahead)
+                plgpu.wgmma(acc, as_left, as_right, accumulate=index > 0)
+                return [*waiting, following]
+
+            lax.fori_loop(0, count, step, [fetch(place) for place in range(ahead)])
+            return acc[...]
+
+        shape = (ROWS, self.config.columns)
+        return pl.run_scoped(scope, plgpu.ACC(shape, problem.accumulator))
+
+    def _places(self, row: Any, column: Any, k: Any) -> tuple[Any, Any]:
+        """Where the parts of both operands begin."""
+        left = (k, row) if self.problem.transpose_a else (row, k)
+        right = (column, k) if self.problem.transpose_b else (k, column)
+        return left, right
+
+    def _write(self, operands: Any, out: Any, values: Any, m: Any, n: Any) -> None:
+        shape = (self.tile_m, self.tile_n)
+        rows, columns = pl.ds(m, self.tile_m), pl.ds(n, self.tile_n)
+        row = m + lax.broadcasted_iota(jnp.int32, shape, 0)
+        column = n + lax.broadcasted_iota(jnp.int32, shape, 1)
+        inside = (row < self.result.m) & (column < self.result.n)
+        residual = None
+        if self.epilogue.residual:
+            residual = _jax.masked_load(operands[-1], (rows, columns), mask=inside)
+        values = self.epilogue.apply(values, operands, rows, columns, residual, swapped=False)
+        _jax.masked_store(out, (rows, columns), values.astype(out.dtype), mask=inside)
