@@ -16,8 +16,10 @@ import pallasite
 from pallasite_hopper.ops.dense.choice import default_config, matmul_configs
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.cost import Sizes
+from pallasite_hopper.ops.dense.direct import DirectConfig
+from pallasite_hopper.ops.dense.direct import build as build_direct
 from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build
-from pallasite_hopper.ops.dense.unaligned import left_to_xla
+from pallasite_hopper.ops.dense.unaligned import left_to_xla, without_copies
 from pallasite_std.api import (
     Epilogue,
     MatmulCall,
@@ -47,20 +49,39 @@ def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array
         a = a.T if problem.transpose_a else a
         b = b if problem.transpose_b else b.T
         problem = dataclasses.replace(problem, transpose_a=False, transpose_b=True)
-    if call.config is None and _left_to_xla(problem, call.epilogue):
-        return _by_xla(problem, call.epilogue, a, b, extras)
+    if call.config is None:
+        direct = _without_copies(problem, call.epilogue)
+        if direct is not None:
+            return _direct(problem, direct, call.epilogue)(a, b, *map(jnp.atleast_1d, extras))
+        if _left_to_xla(problem, call.epilogue):
+            return _by_xla(problem, call.epilogue, a, b, extras)
     config = call.config or _choose(problem, call.epilogue, a, b, extras)
     return _run(problem, call.epilogue, config, a, b, extras)
 
 
+def _without_copies(problem: MatmulProblem, epilogue: Epilogue) -> DirectConfig | None:
+    """The configuration of the kernel that loads any rows, if it is the fastest."""
+    if problem.accumulator not in (np.float32, np.int32):
+        return None
+    xla = _xla_multiplies(problem)
+    return without_copies(_sizes(problem), plain=_is_plain(epilogue), xla=xla)
+
+
 def _left_to_xla(problem: MatmulProblem, epilogue: Epilogue) -> bool:
     """Whether the copies that rows need take so long that XLA is faster."""
+    return _xla_multiplies(problem) and left_to_xla(_sizes(problem), plain=_is_plain(epilogue))
+
+
+def _xla_multiplies(problem: MatmulProblem) -> bool:
+    """Whether XLA has a fast kernel for the operands."""
+    same = problem.dtype_a == problem.dtype_b
+    return problem.size == 2 and same and problem.accumulator == np.float32
+
+
+def _sizes(problem: MatmulProblem) -> Sizes:
     m, n, k, size = problem.m, problem.n, problem.k, problem.size
-    if size != 2 or problem.dtype_a != problem.dtype_b or problem.accumulator != np.float32:
-        return False
     orders = {"transpose_a": problem.transpose_a, "transpose_b": problem.transpose_b}
-    sizes = Sizes(m, n, k, size, problem.out_dtype.itemsize, **orders)
-    return left_to_xla(sizes, plain=_is_plain(epilogue))
+    return Sizes(m, n, k, size, problem.out_dtype.itemsize, **orders)
 
 
 def _is_plain(epilogue: Epilogue) -> bool:
@@ -96,9 +117,9 @@ def _choose(
     b: jax.Array,
     extras: Sequence[jax.Array],
 ) -> MatmulConfig:
-    m, n, k, out_size = problem.m, problem.n, problem.k, problem.out_dtype.itemsize
+    m, n, k = problem.m, problem.n, problem.k
     orders = {"transpose_a": problem.transpose_a, "transpose_b": problem.transpose_b}
-    default = default_config(Sizes(m, n, k, problem.size, out_size, **orders))
+    default = default_config(_sizes(problem))
 
     def attempt(config: MatmulConfig, a: jax.Array, b: jax.Array, *extras: jax.Array) -> jax.Array:
         return _run(problem, epilogue, config, a, b, extras)
@@ -245,3 +266,4 @@ def _most_steps(
 
 
 _kernel = functools.lru_cache(maxsize=256)(build)
+_direct = functools.lru_cache(maxsize=256)(build_direct)

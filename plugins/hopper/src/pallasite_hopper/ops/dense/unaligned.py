@@ -1,7 +1,9 @@
 """GEMM whose rows are no multiples of 16 bytes, which the copy engine cannot read or write.
 
-Our kernel needs copies of them with longer rows; XLA has kernels that read any rows, at a lower
-rate. Which way takes less time is estimated from what is calculated and moved.
+The kernel with copies by that engine needs operands with longer rows; another one loads any rows
+word by word, which pays where few rows or columns are multiplied; XLA has kernels that read any
+rows, at a lower rate. Which way takes the least time is estimated from what is calculated and
+moved.
 """
 
 from __future__ import annotations
@@ -10,7 +12,28 @@ import dataclasses
 
 from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.cost import H200, Rates, Sizes, nanoseconds
+from pallasite_hopper.ops.dense.direct import DirectConfig
+from pallasite_hopper.ops.dense.direct_choice import direct_config
 from pallasite_std.api import padded_columns
+
+
+def without_copies(sizes: Sizes, *, plain: bool = True, xla: bool = True) -> DirectConfig | None:
+    """The configuration of the kernel that loads any rows, where it takes the least time.
+
+    Args:
+      sizes: of the product, with the order of its operands.
+      plain: whether there is no epilogue, for which XLA has another kernel.
+      xla: whether XLA has a kernel for the operands.
+    """
+    if 0 in (sizes.m, sizes.n, sizes.k) or not any(_copied(sizes)):
+        return None
+    direct = direct_config(sizes)
+    if direct is None:
+        return None
+    config, time = direct
+    if xla and nanoseconds_by_xla(sizes, plain=plain) < time:
+        return None
+    return config if time < nanoseconds_with_copies(sizes) else None
 
 
 def left_to_xla(sizes: Sizes, *, plain: bool = True) -> bool:
