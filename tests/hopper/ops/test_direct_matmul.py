@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallasite import errors
 from pallasite_hopper.ops.dense.direct import DirectConfig, build
 from pallasite_std.api import Epilogue, MatmulProblem
 
@@ -101,9 +100,7 @@ def test_epilogue(swap):
     assert error_of(kernel(a, b, rows, np.full(1, 0.5, np.float32), bias, residual), wanted) < 4e-3
 
 
-@pytest.mark.parametrize(
-    "one", [problem(1, 67, 9), problem(5, 66, 135, FLOAT8, tb=True)], ids=str
-)
+@pytest.mark.parametrize("one", [problem(1, 67, 9), problem(5, 66, 135, FLOAT8, tb=True)], ids=str)
 def test_vmap(one):
     """Matrices of a batch that begin anywhere, too."""
     a, b = random_operands(one, (3,))
@@ -122,5 +119,6 @@ def test_rows_see_nothing_of_their_neighbours(tb):
     finite = np.ones((66, 5), bool)
     finite[7], finite[13], finite[:, 3] = False, False, False
     assert (np.isfinite(result) == finite).all()
-    wanted = expected(one, np.nan_to_num(a), np.nan_to_num(b))
+    a, b = (np.where(np.isfinite(x), x, 0) for x in (a, b))
+    wanted = expected(one, a, b)
     np.testing.assert_allclose(result[finite], wanted[finite], rtol=1e-4, atol=1e-4)

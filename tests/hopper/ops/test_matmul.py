@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -24,6 +25,7 @@ from pallasite_hopper.ops.dense.unaligned import (
     left_to_xla,
     nanoseconds_by_xla,
     nanoseconds_with_copies,
+    without_copies,
 )
 
 pytestmark = pytest.mark.runs_kernels
@@ -397,7 +399,7 @@ EXTENTS = st.integers(1, 4096)
 @settings(max_examples=25, deadline=None)
 @given(EXTENTS, EXTENTS, EXTENTS, st.booleans(), st.booleans())
 def test_estimates_of_rows_that_the_copy_engine_cannot_read(m, n, k, across_a, across_b):
-    """Each copy adds to our time, without one nothing is left to XLA; XLA's time grows with what is
+    """Copies add to our time, without one nothing is left to XLA; XLA's time grows with what is
     calculated, and with an epilogue, which has a kernel of its own there."""
     sizes = Sizes(m, n, k, 2, 2, across_a, across_b)
     along_k = not across_a or across_b
@@ -408,8 +410,9 @@ def test_estimates_of_rows_that_the_copy_engine_cannot_read(m, n, k, across_a, a
     assert not left_to_xla(aligned) and (copies or not left_to_xla(sizes))
     if not across_a:
         added = nanoseconds_with_copies(sizes) - nanoseconds_with_copies(aligned)
-        assert added > 1000 * copies if copies else added == 0
-    for name in ("m", "n"):
+        assert added > 300 * copies if copies else added == 0
+    assert copies or without_copies(sizes) is None
+    for name in ("m", "n") if m > 1 else ("n",):
         doubled = dataclasses.replace(sizes, **{name: 2 * getattr(sizes, name)})
         assert nanoseconds_by_xla(doubled) > nanoseconds_by_xla(sizes)
     assert nanoseconds_by_xla(sizes, plain=False) > nanoseconds_by_xla(sizes)
@@ -421,6 +424,26 @@ def test_much_to_calculate_is_not_left_to_xla(order):
     for m, n in ((2049, 3001), (5000, 8190), (16001, 1023)):
         assert not left_to_xla(Sizes(m, n, 9001, 2, 2, *order))
         assert left_to_xla(Sizes(4 * m, 4 * n + 3, 65, 2, 2, *order))
+        assert without_copies(Sizes(m, n, 9001, 2, 2, *order)) is None
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("order", [(False, False), (False, True), (True, True)])
+def test_few_rows_that_nobody_else_reads_fast(order, swapped):
+    """Large operands with unaligned rows, for few rows or columns, are not copied."""
+    m, n = (6003, 17) if swapped else (17, 6003)
+    order = tuple(not one for one in order[::-1]) if swapped else order
+    sizes = Sizes(m, n, 9001, 2, 2, *order)
+    config = without_copies(sizes)
+    assert config is not None and config.swap != swapped
+    shapes = [(9001, m) if order[0] else (m, 9001), (n, 9001) if order[1] else (9001, n)]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    options = {"transpose_a": order[0], "transpose_b": order[1]}
+    kernels = pallasite.compile_all(
+        functools.partial(matmul, **options), *arrays, target="sm_90a", assemble=True
+    )
+    assert [one.name for one in kernels] == ["direct_matmul"]
+    assert kernels[0].resources.spill_store_bytes == 0
 
 
 def test_last_round_of_tiles():

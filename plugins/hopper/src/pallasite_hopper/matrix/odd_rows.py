@@ -54,7 +54,6 @@ class RowWindow:
     shape: tuple[int, int]
     size: int
     exact: bool
-    weak: bool = False
 
     @property
     def pitch(self) -> int:
@@ -118,15 +117,21 @@ def _rows_abstract_eval(*avals: Any, args_tree: Any, window: RowWindow, dtype: A
     return _jax.ShapedArray(window.shape, dtype), set()
 
 
+arguments.no_discharge(rows_of_words_p)
+
+
 def load_row_words(ref: Any, window: RowWindow, row: Any, column: Any) -> list[Any]:
     """The words that hold a part of a matrix; see :func:`rows_of_words`.
+
+    Where rows do not all begin at words, these are two arrays: that of the words in which vectors
+    of elements begin, and that of those behind them.
 
     Args:
       ref: the whole matrix in global memory, that the kernel does not write.
       window: which part.
       row, column: where it begins; the column at a multiple of a word.
 
-    PTX ISA: ``ld.global.nc``.
+    PTX ISA: ``ld.global``.
     """
     whole = arguments.reference(ref, "ref", GMEM)
     row, column = jnp.asarray(row, jnp.int32), jnp.asarray(column, jnp.int32)
@@ -224,15 +229,16 @@ def _last_word(
     kind = ir.IntegerType.get_signless(8 * size)
 
     def build() -> ir.Value:
-        pointer, over = memory.address(), ops.add(ops.i32_constant(total), begin)
+        pointer, over = memory.address(), ops.add(ops.i32_constant(total % WORD), begin)
         over = ops.bitwise_and(over, WORD - 1)
+        wide = ops.cast_integer(over, ops.i64())
         word = ops.i32_constant(0)
         for place in range(WORD // size - 1):
             # Where there are no elements, the matrix' last one is loaded.
             there = ops.compare("sgt", over, place * size)
-            behind = ops.arith.subi(ops.i32_constant(total + place * size), over)
-            behind = ops.arith.select(there, behind, ops.i32_constant(total - size))
-            at = ops.byte_pointer(pointer, ops.cast_integer(behind, ops.i64()))
+            behind = ops.arith.subi(ops.i64_constant(total + place * size), wide)
+            behind = ops.arith.select(there, behind, ops.i64_constant(total - size))
+            at = ops.byte_pointer(pointer, behind)
             value = ops.cast_integer(ops.load(kind, at, alignment=size), ops.i32(), signed=False)
             value = ops.multiply(value, 1 << (8 * size * place))
             value = ops.arith.select(there, value, ops.i32_constant(0))
@@ -251,7 +257,7 @@ def _load(
     reference, row, column = args_tree.unflatten(operands)
     memory = resolve(ctx, reference)
     place = _place(ctx, memory, window, row, column)
-    pitch, rows, words = window.pitch, window.rows, window.words
+    pitch, rows = window.pitch, window.rows
     address = _address(memory, window, place)
     in_row = ops.compare("slt", place.behind, pitch)
     # The end of a lane's first word in the last row, from where that begins.
@@ -302,7 +308,10 @@ def _load_words(
     otherwise: ir.Value,
     window: RowWindow,
 ) -> ir.Value:
-    """A vector of words ``there`` bytes behind an address, if ``below`` is below the limit."""
+    """A vector of words ``there`` bytes behind an address, if ``below`` is below the limit.
+
+    Not ``ld.global.nc``, which ptxas moves in front of fences, that would wait for it.
+    """
     words = window.words
     names = [f"${place}" for place in range(words)]
     at, bound, default = (f"${words + place}" for place in range(3))
@@ -310,11 +319,10 @@ def _load_words(
     target = names[0] if words == 1 else "{" + ", ".join(names) + "}"
     if there >= _FARTHEST:
         address, there = ops.add(address, there), 0
-    cached = "" if window.weak else ".nc"
     text = (
         f"{{ .reg .pred p; setp.gt.s32 p, {bound}, {below}; "
         + " ".join(f"mov.b32 {name}, {default};" for name in names)
-        + f" @p ld.global{cached}.{kind} {target}, [{at}+{there}]; }}"
+        + f" @p ld.global.{kind} {target}, [{at}+{there}]; }}"
     )
     loaded = ops.inline_assembly(
         text, "=&r," * words + "l,r,r", address, limit, otherwise, results=[ops.i32()] * words

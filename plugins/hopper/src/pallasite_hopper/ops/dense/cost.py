@@ -57,14 +57,20 @@ class Rates:
       partial: bytes of partial sums that are written and read in a nanosecond.
       pad: bytes that XLA's copy of an operand to longer rows reads and writes in a nanosecond.
       crop: the same for the copy of a result to shorter rows.
-      copy: nanoseconds of such a copy besides.
+      copy: nanoseconds of the copies of operands besides.
+      copy_back: the same of a result.
       xla: operations of XLA's product in a nanosecond where rows along k are aligned, others not.
       xla_unaligned: the same where rows along k are not aligned.
       xla_memory: bytes that it reads and writes in a nanosecond.
+      xla_unaligned_memory: bytes of operands that it reads where rows along k are not aligned.
       xla_launch: nanoseconds of it besides.
       xla_epilogue: nanoseconds of a further kernel for the epilogue.
-      xla_fill: nanoseconds for each element along k of unaligned rows, until ``xla_most_fill``.
+      xla_fill: nanoseconds for each element along k.
+      xla_unaligned_fill: the same of unaligned rows, until ``xla_most_fill``.
       xla_most_fill: the most of that, since k is divided among blocks then.
+      xla_vector: nanoseconds of its product of one row with a matrix, besides what follows.
+      xla_vector_fill: of that, for each element along k.
+      xla_vector_memory: bytes that it reads.
     """
 
     multiprocessors: int
@@ -100,13 +106,19 @@ class Rates:
     pad: float
     crop: float
     copy: float
+    copy_back: float
     xla: float
     xla_unaligned: float
     xla_memory: float
+    xla_unaligned_memory: float
     xla_launch: float
     xla_epilogue: float
     xla_fill: float
+    xla_unaligned_fill: float
     xla_most_fill: float
+    xla_vector: float
+    xla_vector_fill: float
+    xla_vector_memory: float
 
 
 H200 = Rates(
@@ -140,23 +152,29 @@ H200 = Rates(
     unused=400.0,
     second=1500.0,
     partial=1350.0,
-    pad=3500.0,
-    crop=1500.0,
-    copy=1200.0,
-    xla=600_000.0,
-    xla_unaligned=200_000.0,
-    xla_memory=3000.0,
-    xla_launch=2000.0,
+    pad=3630.0,
+    crop=993.0,
+    copy=1630.0,
+    copy_back=395.0,
+    xla=494_000.0,
+    xla_unaligned=220_000.0,
+    xla_memory=3460.0,
+    xla_unaligned_memory=1026.0,
+    xla_launch=1595.0,
     xla_epilogue=1350.0,
-    xla_fill=15.0,
-    xla_most_fill=8000.0,
+    xla_fill=1.53,
+    xla_unaligned_fill=7.14,
+    xla_most_fill=4820.0,
+    xla_vector=890.0,
+    xla_vector_fill=4.83,
+    xla_vector_memory=3790.0,
 )
 """Fitted to the times of some 4,000 kernels of 190 shapes in bfloat16 on H200s (2026-11), with
 nothing of the operands in the L2 cache. What it chooses of the configurations that were measured of
 33 of them takes 0.9 % more time than the fastest in the mean, also if these are left out of the
-fit. From ``pad`` on: to 28 shapes with extents not divisible by 8 (``benchmarks/shapes.py``,
-seed 79 among others; jax 0.11.2), which both estimates miss by 15 % in the mean; operands in the
-order of rows, the fast rate of XLA by one shape with much to compute (1233 x 51866 x 1280)."""
+fit. With extents not divisible by 8 (``benchmarks/shapes.py``; jax 0.11.2), operands in row order:
+``pad`` to ``copy_back`` to our times of 33 shapes, within 10 % in the mean; from ``xla`` on, but
+for the epilogue, to XLA's times of 63, within 15 %, five of which have one row."""
 
 _LINE = 128
 """Bytes of a line of the L2 cache."""

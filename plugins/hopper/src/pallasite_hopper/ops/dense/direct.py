@@ -48,7 +48,6 @@ class DirectConfig:
     split_k: int = 1
     swap: bool = False
     ahead: int = 1
-    weak: bool = False
 
 
 def build(
@@ -94,8 +93,8 @@ class _Direct:
         """Of an operand that is (extent, k), or (k, extent) if ``turned``."""
         k, size = self.problem.k, self.problem.size
         if turned:
-            return RowWindow(k, extent, (self.depth, tile), size, exact=False, weak=self.config.weak)
-        return RowWindow(extent, k, (tile, self.depth), size, exact=True, weak=self.config.weak)
+            return RowWindow(k, extent, (self.depth, tile), size, exact=False)
+        return RowWindow(extent, k, (tile, self.depth), size, exact=True)
 
     def kernel(self) -> Callable[..., jax.Array]:
         """The function of the operands."""
@@ -110,8 +109,8 @@ class _Direct:
         if compute > 1:
             scratch["added"] = plgpu.Barrier(num_arrivals=compute)
         if config.split_k > 1:
-            shape = (config.split_k - 1, *tile)
-            scratch["parts_smem"] = plgpu.SMEM(shape, problem.accumulator)
+            parts = (config.split_k - 1, *tile)
+            scratch["parts_smem"] = plgpu.SMEM(parts, problem.accumulator)
             scratch["summed"] = plgpu.Barrier(num_arrivals=config.split_k - 1)
         shape = (self.result.m, self.result.n)
         kernel: Callable[..., jax.Array] = plgpu.kernel(

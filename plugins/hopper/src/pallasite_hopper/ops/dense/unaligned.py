@@ -16,6 +16,9 @@ from pallasite_hopper.ops.dense.direct import DirectConfig
 from pallasite_hopper.ops.dense.direct_choice import direct_config
 from pallasite_std.api import padded_columns
 
+_LEAST_GAIN = 0.2
+"""Of the kernel without copies, by the estimates."""
+
 
 def without_copies(sizes: Sizes, *, plain: bool = True, xla: bool = True) -> DirectConfig | None:
     """The configuration of the kernel that loads any rows, where it takes the least time.
@@ -31,9 +34,10 @@ def without_copies(sizes: Sizes, *, plain: bool = True, xla: bool = True) -> Dir
     if direct is None:
         return None
     config, time = direct
-    if xla and nanoseconds_by_xla(sizes, plain=plain) < time:
-        return None
-    return config if time < nanoseconds_with_copies(sizes) else None
+    others = [nanoseconds_with_copies(sizes)]
+    if xla:
+        others.append(nanoseconds_by_xla(sizes, plain=plain))
+    return config if time < (1 - _LEAST_GAIN) * min(others) else None
 
 
 def left_to_xla(sizes: Sizes, *, plain: bool = True) -> bool:
@@ -50,32 +54,35 @@ def left_to_xla(sizes: Sizes, *, plain: bool = True) -> bool:
 
 def nanoseconds_with_copies(sizes: Sizes, rates: Rates = H200) -> float:
     """The time of our kernel and of the copies to and from rows that it can read and write."""
-    padded = _padded(sizes)
-    time = nanoseconds(default_config(padded), padded, rates)
-    moved = (sizes.m * sizes.k, sizes.n * sizes.k, sizes.m * sizes.n)
-    widths = (sizes.size, sizes.size, sizes.out_size)
-    for copied, count, size, rate in zip(
-        _copied(sizes), moved, widths, (rates.pad, rates.pad, rates.crop), strict=True
-    ):
-        if copied:
-            time += rates.copy + 2 * count * size / rate
+    aligned = _padded(sizes)
+    time = nanoseconds(default_config(aligned), aligned, rates)
+    copied_a, copied_b, copied_out = _copied(sizes)
+    padded = (sizes.m * copied_a + sizes.n * copied_b) * sizes.k * sizes.size
+    if padded:
+        time += rates.copy + 2 * padded / rates.pad
+    if copied_out:
+        time += rates.copy_back + 2 * sizes.m * sizes.n * sizes.out_size / rates.crop
     return time
 
 
 def nanoseconds_by_xla(sizes: Sizes, *, plain: bool = True, rates: Rates = H200) -> float:
     """The time of XLA's product of operands of which at least one has unaligned rows."""
     m, n, k = sizes.m, sizes.n, sizes.k
-    time = rates.xla_launch
-    moved = (m + n) * k * sizes.size + m * n * sizes.out_size
-    if not plain:  # Sums are written and read.
-        time += rates.xla_epilogue
-        moved += 2 * m * n * 4
+    read, written = (m + n) * k * sizes.size, m * n * sizes.out_size
+    # Sums are written and read.
+    epilogue = 0 if plain else rates.xla_epilogue + 2 * m * n * 4 / rates.xla_memory
+    if m == 1 and not sizes.transpose_b:  # Columns are summed up by loads of single elements.
+        vector = rates.xla_vector + rates.xla_vector_fill * k + read / rates.xla_vector_memory
+        return vector + epilogue
     # Where rows lie along k, all steps read, and mask, elements of unaligned rows.
     slow = _along_k(sizes) and _unaligned(k, sizes.size)
     if slow:
-        time += min(rates.xla_fill * k, rates.xla_most_fill)
-    calculated = 2 * m * n * k / (rates.xla_unaligned if slow else rates.xla)
-    return time + calculated + moved / rates.xla_memory
+        fill = min(rates.xla_unaligned_fill * k, rates.xla_most_fill)
+        calculated, moved = rates.xla_unaligned, rates.xla_unaligned_memory
+    else:
+        fill, calculated, moved = rates.xla_fill * k, rates.xla, rates.xla_memory
+    time = rates.xla_launch + fill + 2 * m * n * k / calculated + read / moved
+    return time + written / rates.xla_memory + epilogue
 
 
 def _along_k(sizes: Sizes) -> bool:
