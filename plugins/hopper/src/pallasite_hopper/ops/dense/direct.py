@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 from pallasite import gpu as plgpu
 from pallasite.plugin import jax_internals as _jax
@@ -69,7 +70,7 @@ class _Vector:
             return self.ref[window]
         places = window.start + lax.broadcasted_iota(jnp.int32, (window.size,), 0)
         mask = places < self.ref.shape[0]
-        return _jax.masked_load(self.ref, (window,), mask=mask, other=jnp.zeros((), self.ref.dtype))
+        return triton.load(self.ref.at[window], mask=mask, other=jnp.zeros((), self.ref.dtype))
 
 
 class _Direct:
@@ -261,6 +262,6 @@ class _Direct:
         inside = (row < self.result.m) & (column < self.result.n)
         residual = None
         if self.epilogue.residual:
-            residual = _jax.masked_load(operands[-1], (rows, columns), mask=inside)
+            residual = triton.load(operands[-1].at[rows, columns], mask=inside)
         values = self.epilogue.apply(values, operands, rows, columns, residual, swapped=False)
         _jax.masked_store(out, (rows, columns), values.astype(out.dtype), mask=inside)
