@@ -42,7 +42,7 @@ def test_gradients(rows, columns, dtype, multiprocessors, residual, monkeypatch)
     monkeypatch.setattr(norms, "machine", lambda: machine)
     norm_kernels.backward.cache_clear()
     dtypes = [dtype] * (2 + residual)
-    assert gradient_pipeline(rows, columns, dtypes, 1, *machine) is not None
+    assert gradient_pipeline(rows, columns, dtypes, dtype.itemsize, 2, *machine) is not None
     draw = np.random.default_rng(columns)
     x, other, d_out, d_sum = (
         jnp.asarray(draw.normal(size=(rows, columns)) + shift, dtype) for shift in (1, 0, 0.5, 0)
@@ -64,12 +64,33 @@ def test_gradients(rows, columns, dtype, multiprocessors, residual, monkeypatch)
         assert error < tolerance
 
 
+def test_gradients_of_the_widest_rows(monkeypatch):
+    """The weight takes what rows of 64 KiB leave of shared memory; there is one sum."""
+    rows, columns, machine = 8, 32000, (2, SHARED_MEMORY)
+    monkeypatch.setattr(norms, "machine", lambda: machine)
+    norm_kernels.backward.cache_clear()
+    assert gradient_pipeline(rows, columns, [BF16] * 2, 2, 1, *machine) is not None
+    assert gradient_pipeline(rows, columns, [BF16] * 2, 4, 1, *machine) is None
+    draw = np.random.default_rng(3)
+    x, d_out = (jnp.asarray(draw.normal(size=(rows, columns)), BF16) for _ in range(2))
+    weight = jnp.asarray(draw.normal(size=columns), BF16)
+    found = jax.vjp(ops.rms_norm, x, weight)[1](d_out)
+    norm_kernels.backward.cache_clear()
+    wide, g, w = (np.asarray(one, np.float64) for one in (x, d_out, weight))
+    scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)
+    value = wide * scale
+    d_x = (g * w - value * (g * w * value).mean(-1, keepdims=True)) * scale
+    for one, exact in zip(found, (d_x, (g * value).sum(0)), strict=True):
+        error = np.linalg.norm(np.asarray(one, np.float64) - exact) / np.linalg.norm(exact)
+        assert error < 6e-3
+
+
 @pytest.mark.parametrize("itemsizes", [(2, 2), (4, 4), (2, 4), (2, 2, 2)])
 def test_pipelines_fit(itemsizes):
     """Whatever the width, stages and registers suffice, and every column has a warpgroup."""
     dtypes = [np.dtype(f"f{size}") for size in itemsizes]
     for columns in range(8, 140_000, 248):
-        found = gradient_pipeline(1 << 20, columns, dtypes, 1, 132, SHARED_MEMORY)
+        found = gradient_pipeline(1 << 20, columns, dtypes, 4, 2, 132, SHARED_MEMORY)
         if found is None:
             continue
         assert 0 < found.last <= found.chunk and found.parts <= 64 and found.threads <= 8

@@ -57,6 +57,7 @@ class Norm:
       offset: added to the weight.
       weight, bias, residual: which operands there are.
       out_dtype: of the result.
+      weight_size: bytes of an element of the weight.
       quantized: dtype to which the result is quantised, with a scale for each row; or None.
     """
 
@@ -68,6 +69,7 @@ class Norm:
     residual: bool
     out_dtype: np.dtype[Any]
     quantized: np.dtype[Any] | None = None
+    weight_size: int = 4
 
     @property
     def moments(self) -> int:
@@ -273,7 +275,8 @@ def _pipeline(
     long = columns * sum(map(size_of, matrices)) > _LONG
     if not (norm.centered or long) and _gradient_tiling(norm, rows, columns, dtype).resident:
         return None
-    return gradient_pipeline(rows, columns, matrices, norm.weight, multiprocessors, shared_memory)
+    vectors, sums = norm.weight * norm.weight_size, norm.weight + norm.bias
+    return gradient_pipeline(rows, columns, matrices, vectors, sums, multiprocessors, shared_memory)
 
 
 def _matrices(norm: Norm, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:

@@ -121,6 +121,7 @@ def _norm(
         residual=residual is not None,
         out_dtype=float_dtype(x.dtype if out_dtype is None else out_dtype, FLOATS),
         quantized=None if quantize is None else quantized_dtype(quantize),
+        weight_size=4 if weight is None else np.dtype(weight.dtype).itemsize,
     )
     x, weight, bias, residual = matched(x, weight, bias, residual)
     if x.size == 0:

@@ -17,6 +17,9 @@ _LONG, _WIDE = 64 * 1024, 14 * 1024
 """Bytes, and columns, of what a block has of a row at most: for more, stages and registers do not
 suffice. Clusters of four blocks take longer than the other kernels."""
 
+_WIDEST = 16 * 1024
+"""The same columns if there is one sum over rows, and shared memory has room for the weight."""
+
 _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
 
@@ -29,6 +32,7 @@ def gradient_pipeline(
     columns: int,
     dtypes: Sequence[np.dtype[Any]],
     vectors: int,
+    sums: int,
     multiprocessors: int,
     shared_memory: int,
 ) -> Pipeline | None:
@@ -39,7 +43,8 @@ def gradient_pipeline(
     Args:
       rows, columns: of the matrices.
       dtypes: of the matrices that are read.
-      vectors: operands with an element for each column.
+      vectors: bytes of the elements that operands have for each column.
+      sums: over rows, for each column.
       multiprocessors: of the machine.
       shared_memory: bytes that a block may have.
     """
@@ -50,6 +55,9 @@ def gradient_pipeline(
         return None
     fitting = (n for n in (1, 2) if row_bytes <= n * _LONG and columns <= n * _WIDE)
     blocks = next(fitting, None)
+    widest = blocks is None and row_bytes <= 2 * _LONG and columns <= 2 * _WIDEST and sums < 2
+    if widest:
+        blocks = 2
     if blocks is None:
         return None
     width, width_bytes = -(-columns // blocks), row_bytes // blocks
@@ -71,13 +79,15 @@ def gradient_pipeline(
     chunk = -(-columns // (threads * blocks * vector)) * vector
     of_stage = chunk * threads * together * sum(sizes)
     free = shared_memory // resident - _RESERVED
-    if not held and free - vectors * 4 * chunk * threads < 3 * of_stage:
+    if not widest:  # At most so many bytes; stages and registers are chosen for them.
+        vectors = 4 if vectors else 0
+    if not held and free - vectors * chunk * threads < 3 * of_stage:
         held = True
     if not held:
-        free -= vectors * 4 * chunk * threads
+        free -= vectors * chunk * threads
     stages = min(free // of_stage, 3 if together > 1 else 4)
     pipeline = Pipeline(threads, blocks, columns, stages, resident, chunk, together, held)
-    if stages < 3 or pipeline.last <= 0:
+    if stages < 3 or pipeline.last <= 0 or (widest and held):
         return None
     enough = rows >= _STEPS * together * pipeline.groups(multiprocessors)
     return pipeline if enough else None
