@@ -78,7 +78,7 @@ def gradient_pipeline(
         held = 7 * 1024 < width <= 8 * 1024
     chunk = -(-columns // (threads * blocks * vector)) * vector
     of_stage = chunk * threads * together * sum(sizes)
-    free = shared_memory // resident - _RESERVED
+    free = shared_memory // resident - (2 * _RESERVED if widest else _RESERVED)
     if not widest:  # At most so many bytes; stages and registers are chosen for them.
         vectors = 4 if vectors else 0
     if not held and free - vectors * chunk * threads < 3 * of_stage:
