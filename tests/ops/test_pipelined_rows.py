@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallasite
 from pallasite import ops
 from pallasite_std.ops.rows import norm_kernels, norms
 from pallasite_std.ops.rows.pipelines import gradient_pipeline
@@ -98,3 +99,20 @@ def test_pipelines_fit(itemsizes):
         stage = found.chunk * found.threads * found.together * sum(itemsizes)
         weight = 0 if found.held else 4 * found.chunk * found.threads
         assert found.resident * (found.stages * stage + weight) <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "residual"), [(28488, BF16, False), (8744, None, True)]
+)
+def test_kernels_fit(columns, dtype, residual):
+    """Where stages and the weight leave hardly anything of shared memory."""
+    dtype, f32 = dtype or np.dtype(np.float32), jnp.float32
+    norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, residual, dtype)
+    kernel = norm_kernels.backward(norm, 3000, columns, dtype, 132, SHARED_MEMORY)
+    shapes = (
+        [((3000, columns), dtype)] * (2 + residual) + [((3000,), f32)] * 2 + [((columns,), f32)]
+    )
+    compiled = pallasite.compile(
+        kernel, *(jax.ShapeDtypeStruct(*one) for one in shapes), target="sm_90a"
+    )
+    assert 220_000 < compiled.resources.shared_memory_bytes <= SHARED_MEMORY

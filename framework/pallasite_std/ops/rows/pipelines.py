@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pallasite_std.ops.rows.pipelined import Pipeline
+from pallasite_std.ops.rows.pipelined import PERIOD, Pipeline
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, size_of
 
 _LEAST = 6 * 1024
@@ -24,7 +25,25 @@ _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
 
 _RESERVED = 4096
-"""Bytes of shared memory for barriers and what warpgroups send one another."""
+"""Bytes of shared memory for barriers and what warpgroups send one another, about."""
+
+
+def shared_memory_of(
+    pipeline: Pipeline, stages: int, held: bool, sizes: Sequence[int], vectors: int
+) -> int:
+    """Bytes of shared memory that a block takes, with as many stages.
+
+    Args:
+      held: whether vectors with an element for each column are in registers.
+      sizes: bytes of the elements of matrices.
+      vectors: bytes of the elements that vectors have for each column.
+    """
+    one = pipeline.chunk * pipeline.threads
+    slots = 2 if pipeline.blocks == 1 else 2 * PERIOD + 1
+    buffers = [slots * pipeline.parts * 16, 0 if held else one * vectors]
+    buffers += [stages * pipeline.together * one * size for size in sizes]
+    # Each begins at a multiple of 1024, then there are barriers and what reductions need.
+    return sum(-(-size // 1024) * 1024 for size in buffers) + 512
 
 
 def gradient_pipeline(
@@ -78,7 +97,7 @@ def gradient_pipeline(
         held = 7 * 1024 < width <= 8 * 1024
     chunk = -(-columns // (threads * blocks * vector)) * vector
     of_stage = chunk * threads * together * sum(sizes)
-    free = shared_memory // resident - (2 * _RESERVED if widest else _RESERVED)
+    free = shared_memory // resident - _RESERVED
     if not widest:  # At most so many bytes; stages and registers are chosen for them.
         vectors = 4 if vectors else 0
     if not held and free - vectors * chunk * threads < 3 * of_stage:
@@ -87,7 +106,14 @@ def gradient_pipeline(
         free -= vectors * chunk * threads
     stages = min(free // of_stage, 3 if together > 1 else 4)
     pipeline = Pipeline(threads, blocks, columns, stages, resident, chunk, together, held)
-    if stages < 3 or pipeline.last <= 0 or (widest and held):
+    most = shared_memory // resident
+    while stages > 2 and shared_memory_of(pipeline, stages, held, sizes, vectors) > most:
+        stages -= 1
+    if stages < 3 and not held and not widest:
+        held, stages = True, 3
+    pipeline = dataclasses.replace(pipeline, stages=stages, held=held)
+    room = shared_memory_of(pipeline, stages, held, sizes, vectors) <= most
+    if stages < 3 or pipeline.last <= 0 or (widest and held) or not room:
         return None
     enough = rows >= _STEPS * together * pipeline.groups(multiprocessors)
     return pipeline if enough else None
