@@ -102,7 +102,7 @@ def test_pipelines_fit(itemsizes):
 
 
 @pytest.mark.parametrize(
-    ("columns", "dtype", "residual"), [(28488, BF16, False), (8744, None, True)]
+    ("columns", "dtype", "residual"), [(28232, BF16, False), (8680, None, True)]
 )
 def test_kernels_fit(columns, dtype, residual):
     """Where stages and the weight leave hardly anything of shared memory."""
@@ -115,4 +115,4 @@ def test_kernels_fit(columns, dtype, residual):
     compiled = pallasite.compile(
         kernel, *(jax.ShapeDtypeStruct(*one) for one in shapes), target="sm_90a"
     )
-    assert 220_000 < compiled.resources.shared_memory_bytes <= SHARED_MEMORY
+    assert 225_000 < compiled.resources.shared_memory_bytes <= SHARED_MEMORY
