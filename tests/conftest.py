@@ -12,7 +12,12 @@ from typing import Any
 
 import hypothesis
 import pytest
-from tests import session_end, session_folders, xla_programs  # session_end first: see there
+from tests import (  # session_end first: see there
+    collection_order,
+    session_end,
+    session_folders,
+    xla_programs,
+)
 from tests.accepted_ptx import AcceptedPtx
 from tests.checkout_plugins import install_plugins
 
@@ -145,8 +150,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Processes of pytest-xdist do not take long to end."""
+    """Processes of pytest-xdist take less time to begin, and do not take long to end."""
     if hasattr(config, "workerinput"):
+        collection_order.share_work(config)
         session_end.be_quick()
 
 
