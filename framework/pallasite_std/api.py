@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pallasite_std.memory_events import ASYNC as ASYNC
     from pallasite_std.ops.arguments import check_config as check_config
     from pallasite_std.ops.arguments import float_dtype as float_dtype
+    from pallasite_std.ops.arguments import in_32_bits as in_32_bits
     from pallasite_std.ops.arguments import is_portable_config as is_portable_config
     from pallasite_std.ops.arguments import positive as positive
     from pallasite_std.ops.arguments import random_array as random_array
@@ -143,6 +144,7 @@ _NAMES = {
     "ops.arguments": (
         "check_config",
         "float_dtype",
+        "in_32_bits",
         "is_portable_config",
         "positive",
         "random_array",

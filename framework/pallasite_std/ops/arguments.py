@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -135,6 +136,30 @@ def zeros(shape: tuple[int, ...], dtype: Any, *operands: Any) -> jax.Array:
     return result
 
 
+def in_32_bits[**P, T](function: Callable[P, T], *, narrows: bool = True) -> Callable[P, T]:
+    """An operation, or a rule of its derivatives, that computes as without ``jax_enable_x64``.
+
+    Kernels have indices of 32 bits, and intermediate results of 32 bits at most, whatever the
+    types of Python's numbers are in the program. Integers of 64 bits become ones of 32, as labels
+    and sizes may; the operation says what it thinks of other operands.
+    """
+
+    def narrow(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return leaf.astype(jnp.int32) if leaf.dtype in (np.int64, np.uint64) else leaf
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not jax.config.jax_enable_x64:
+            return function(*args, **kwargs)
+        args, kwargs = jax.tree.map(narrow, (args, kwargs))
+        with jax.enable_x64(False):
+            return function(*args, **kwargs)
+
+    return call
+
+
 def without_derivatives[**P, T](what: str, hint: str, function: Callable[P, T]) -> Callable[P, T]:
     """A function of arrays that says what is missing if its derivatives are asked for.
 
@@ -143,7 +168,7 @@ def without_derivatives[**P, T](what: str, hint: str, function: Callable[P, T]) 
       hint: what has.
       function: of positional arguments.
     """
-    wrapped: Any = jax.custom_jvp(function)
+    wrapped: Any = jax.custom_jvp(in_32_bits(function))
 
     def refuse(*_: Any) -> Any:
         raise UnsupportedError(
@@ -164,12 +189,12 @@ def with_derivatives_of[**P, T](
       reference: of operations that JAX differentiates; its results have the same types.
       function: of positional arguments, which calls kernels; it computes the same.
     """
-    wrapped: Any = jax.custom_jvp(function)
+    wrapped: Any = jax.custom_jvp(in_32_bits(function))
 
     def derivative(primals: Any, tangents: Any) -> Any:
         return wrapped(*primals), jax.jvp(reference, primals, tangents)[1]
 
-    wrapped.defjvp(derivative)
+    wrapped.defjvp(in_32_bits(derivative))
     differentiable: Callable[P, T] = wrapped
     return differentiable
 

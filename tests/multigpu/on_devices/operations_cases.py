@@ -190,6 +190,28 @@ def test_sizes_that_the_caller_chooses():
     np.testing.assert_array_equal(on_devices(operation, x)[1], x.reshape(-1))
 
 
+@pytest.fixture
+def _64_bits():
+    """For all threads: XLA calls kernels on its own."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.usefixtures("_64_bits")
+def test_elements_of_64_bits():
+    x = numbers((3, 3, 700), np.float64)
+    for operation in (
+        functools.partial(ops.all_reduce, axis_name="x"),
+        functools.partial(ops.all_reduce, axis_name="x", method="pipelined"),
+        functools.partial(ops.reduce_scatter, axis_name="x", scatter_dimension=None),
+    ):
+        np.testing.assert_allclose(on_devices(operation, x)[2], x.sum(0), 1e-13, 1e-13)
+    whole = np.round(100 * x).astype(np.int64)
+    found = on_devices(functools.partial(ops.all_to_all, axis_name="x"), whole)
+    np.testing.assert_array_equal(found[1], whole[:, 1])
+
+
 @pytest.mark.parametrize(
     ("operation", "error", "text"),
     [

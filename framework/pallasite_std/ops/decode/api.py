@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidValueError, select_target
+from pallasite_std.ops.arguments import in_32_bits
 from pallasite_std.ops.decode import kernel
 from pallasite_std.ops.decode.arguments import (
     DecodeAccepted,
@@ -28,6 +29,7 @@ from pallasite_std.ops.padding import padded
 _ACCEPTED = DecodeAccepted((jnp.bfloat16, jnp.float16, jnp.float32), None, DecodeConfig)
 
 
+@in_32_bits
 def decode_attention(
     q: jax.Array,
     k: jax.Array,
@@ -76,6 +78,7 @@ def decode_attention(
     return decoded(run, operands, "decode_attention")
 
 
+@in_32_bits
 def paged_attention(
     q: jax.Array,
     k_pages: jax.Array,

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from pallasite.plugin import InvalidValueError
+from pallasite_std.ops.arguments import in_32_bits
 from pallasite_std.ops.dense.arguments import matmul_call
 from pallasite_std.ops.dense.config import MatmulConfig
 from pallasite_std.ops.dense.gradient import differentiable_product
@@ -16,6 +17,7 @@ from pallasite_std.ops.dense.run import run
 from pallasite_std.primitives.matrix import MMA_ACCUMULATORS, can_multiply
 
 
+@in_32_bits
 def matmul(
     a: jax.Array,
     b: jax.Array,

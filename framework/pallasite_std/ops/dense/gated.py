@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import matched, zeros
+from pallasite_std.ops.arguments import in_32_bits, matched, zeros
 from pallasite_std.ops.rows.arguments import FLOATS, names
 from pallasite_std.ops.rows.gated import Activation, gated_activation
 
@@ -18,6 +18,7 @@ type Products = Callable[[Activation, jax.Array, jax.Array, jax.Array], jax.Arra
 """Of activation, a, gate and up."""
 
 
+@in_32_bits
 def gated_matmul(
     a: jax.Array, gate: jax.Array, up: jax.Array, *, activation: Activation = jax.nn.silu
 ) -> jax.Array:
@@ -67,7 +68,7 @@ def gated_product(
         return tuple(pull_back(d_out))
 
     wrapped: Any = jax.custom_vjp(run, nondiff_argnums=(0,))
-    wrapped.defvjp(forward, backward)
+    wrapped.defvjp(in_32_bits(forward), in_32_bits(backward))
 
     def operation(a: Any, gate: Any, up: Any, activation: Activation) -> jax.Array:
         a, gate, up = matched(*_checked(a, gate, up))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import UnsupportedError
-from pallasite_std.ops.arguments import matched, zeros
+from pallasite_std.ops.arguments import in_32_bits, matched, zeros
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
 
@@ -42,7 +42,7 @@ def differentiable_product(run: Run) -> Run:
 
     wrapped = jax.custom_vjp(product, nondiff_argnums=(0,))
     # Derivatives are made of products that have some themselves.
-    wrapped.defvjp(forward, functools.partial(_backward, wrapped))
+    wrapped.defvjp(in_32_bits(forward), in_32_bits(functools.partial(_backward, wrapped)))
 
     def differentiable(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
         a, b, *others = matched(a, b, *extras)

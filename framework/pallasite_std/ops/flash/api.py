@@ -12,7 +12,7 @@ import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidValueError, select_target
-from pallasite_std.ops.arguments import random_array
+from pallasite_std.ops.arguments import in_32_bits, random_array
 from pallasite_std.ops.flash import forward
 from pallasite_std.ops.flash.arguments import (
     AttentionCall,
@@ -42,6 +42,7 @@ _VERSION = 2
 """Of the kernel, for what was measured."""
 
 
+@in_32_bits
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -135,6 +136,7 @@ def attention(
     return result
 
 
+@in_32_bits
 def attention_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, **options: Any
 ) -> tuple[jax.Array, jax.Array]:
@@ -155,6 +157,7 @@ def attention_forward(
     return out, lse
 
 
+@in_32_bits
 def attention_backward(
     q: jax.Array,
     k: jax.Array,

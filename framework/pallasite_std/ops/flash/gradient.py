@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pallasite.plugin import UnsupportedError
 from pallasite.plugin.jax_internals import current_user_location
-from pallasite_std.ops.arguments import matched, without_derivatives, zeros
+from pallasite_std.ops.arguments import in_32_bits, matched, without_derivatives, zeros
 from pallasite_std.ops.flash.arguments import AttentionCall, Extras
 
 type Gradients = tuple[Any, Any, Any, Any]
@@ -87,9 +87,9 @@ def differentiable_attention(
         return pull_back(call, saved, d_out)
 
     plain: Any = jax.custom_vjp(attention, nondiff_argnums=(0,))
-    plain.defvjp(lambda call, *arrays: run(call, False, *arrays), pull_back)
+    plain.defvjp(in_32_bits(lambda call, *arrays: run(call, False, *arrays)), in_32_bits(pull_back))
     biased: Any = jax.custom_vjp(attention, nondiff_argnums=(0,))
-    biased.defvjp(run_bias, pull_back_bias, symbolic_zeros=True)
+    biased.defvjp(in_32_bits(run_bias), in_32_bits(pull_back_bias), symbolic_zeros=True)
 
     def differentiable(q: Any, k: Any, v: Any, extras: Extras, call: AttentionCall) -> Any:
         with_bias = extras.bias is not None or extras.slopes is not None

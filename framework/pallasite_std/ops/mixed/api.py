@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import select_target
+from pallasite_std.ops.arguments import in_32_bits
 from pallasite_std.ops.dense.config import MatmulConfig, default_config
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.kernel import Weights, build
@@ -21,6 +22,7 @@ _DEPTHS = (64, 32, 16)
 """Elements of a step along k; a step has weights of one group."""
 
 
+@in_32_bits
 def mixed_matmul(
     a: jax.Array,
     b: jax.Array,

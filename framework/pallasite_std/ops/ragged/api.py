@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import select_target
+from pallasite_std.ops.arguments import in_32_bits
 from pallasite_std.ops.dense.config import MatmulConfig, default_config
 from pallasite_std.ops.padding import aligned, padded_columns
 from pallasite_std.ops.ragged import kernel
@@ -19,6 +20,7 @@ from pallasite_std.ops.ragged.gradient import differentiable_ragged
 DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
+@in_32_bits
 def ragged_matmul(
     a: jax.Array,
     b: jax.Array,
@@ -63,6 +65,7 @@ def ragged_matmul(
     return result
 
 
+@in_32_bits
 def transposed_ragged_matmul(
     a: jax.Array,
     b: jax.Array,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite_std.ops.arguments import matched, zeros
+from pallasite_std.ops.arguments import in_32_bits, matched, zeros
 
 
 def differentiable_ragged(
@@ -60,9 +60,9 @@ def differentiable_ragged(
         return d_a, d_b, no_tangent(sizes)
 
     ragged: Any = jax.custom_vjp(product, nondiff_argnums=(3, 4, 5))
-    ragged.defvjp(forward, backward)
+    ragged.defvjp(in_32_bits(forward), in_32_bits(backward))
     transposed: Any = jax.custom_vjp(transposed_product, nondiff_argnums=(3, 4))
-    transposed.defvjp(transposed_forward, transposed_backward)
+    transposed.defvjp(in_32_bits(transposed_forward), in_32_bits(transposed_backward))
 
     def with_matched(function: Any) -> Callable[..., Any]:
         def differentiable(a: Any, b: Any, sizes: Any, *static: Any) -> Any:

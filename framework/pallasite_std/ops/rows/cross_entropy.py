@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import matched, positive, with_derivatives_of, zeros
+from pallasite_std.ops.arguments import in_32_bits, matched, positive, with_derivatives_of, zeros
 from pallasite_std.ops.rows import cross_entropy_kernels
 from pallasite_std.ops.rows.arguments import as_rows, float_array, machine, small_number
 from pallasite_std.ops.rows.cross_entropy_kernels import CrossEntropy
 from pallasite_std.ops.rows.segments import in_segments
 
 
+@in_32_bits
 def softmax_cross_entropy(
     logits: jax.Array,
     labels: jax.Array,
@@ -145,4 +146,4 @@ def _reference_gradient(
     return pull_back(d_losses)[0]
 
 
-_loss.defvjp(_forward, _backward)
+_loss.defvjp(in_32_bits(_forward), in_32_bits(_backward))

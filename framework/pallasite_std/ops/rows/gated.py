@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite_std.ops.arguments import matched, with_derivatives_of, zeros
+from pallasite_std.ops.arguments import in_32_bits, matched, with_derivatives_of, zeros
 from pallasite_std.ops.rows.arguments import float_array, same_type
 from pallasite_std.ops.rows.elementwise import elementwise_kernel, flattened
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters
@@ -18,11 +18,13 @@ from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters
 type Activation = Callable[[jax.Array], jax.Array]
 
 
+@in_32_bits
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     """``silu(gate) * up``: :func:`gated_activation` with ``jax.nn.silu``."""
     return gated_activation(gate, up, jax.nn.silu)
 
 
+@in_32_bits
 def gated_activation(gate: jax.Array, up: jax.Array, activation: Activation) -> jax.Array:
     """``activation(gate) * up``, element by element, in one kernel for it and one for gradients.
 
@@ -75,7 +77,7 @@ def _backward(activation: Activation, saved: Any, d_out: Any) -> tuple[Any, Any]
     return with_derivatives_of(reference, gradients)(gate, up, d_out)
 
 
-_gated.defvjp(_forward, _backward)
+_gated.defvjp(in_32_bits(_forward), in_32_bits(_backward))
 
 
 @functools.lru_cache(maxsize=512)

@@ -11,6 +11,7 @@ import numpy as np
 
 from pallasite_std.ops.arguments import (
     float_dtype,
+    in_32_bits,
     matched,
     with_derivatives_of,
     without_derivatives,
@@ -31,6 +32,7 @@ from pallasite_std.ops.rows.norm_kernels import Norm
 from pallasite_std.ops.rows.segments import in_segments
 
 
+@in_32_bits
 def rms_norm(
     x: jax.Array,
     weight: jax.Array | None = None,
@@ -67,6 +69,7 @@ def rms_norm(
     return _norm(False, x, weight, None, residual, epsilon, weight_offset, out_dtype, quantize)
 
 
+@in_32_bits
 def layer_norm(
     x: jax.Array,
     weight: jax.Array | None = None,
@@ -257,4 +260,4 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
     return d_x.reshape(x.shape), d_weight, d_bias
 
 
-_differentiable.defvjp(_forward, _backward)
+_differentiable.defvjp(in_32_bits(_forward), in_32_bits(_backward))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import float_dtype, matched, without_derivatives, zeros
+from pallasite_std.ops.arguments import float_dtype, in_32_bits, matched, without_derivatives, zeros
 from pallasite_std.ops.rows.arguments import (
     FLOATS,
     QUANTIZED,
@@ -27,6 +27,7 @@ from pallasite_std.ops.rows.segments import in_segments, segment_kernel
 from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
 
 
+@in_32_bits
 def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax.Array, jax.Array]:
     """Divides rows by a scale each, and rounds them to a narrow dtype, in one kernel.
 
@@ -121,6 +122,7 @@ def _of_segments(
     return run
 
 
+@in_32_bits
 def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) -> jax.Array:
     """``values * scales``, the inverse of :func:`quantize` but for rounding, in one kernel.
 

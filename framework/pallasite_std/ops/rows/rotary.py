@@ -15,12 +15,13 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidTypeError
-from pallasite_std.ops.arguments import matched, positive, without_derivatives, zeros
+from pallasite_std.ops.arguments import in_32_bits, matched, positive, without_derivatives, zeros
 from pallasite_std.ops.rows.arguments import float_array
 from pallasite_std.ops.rows.elementwise import ELEMENTS
 from pallasite_std.ops.rows.tiling import LANES
 
 
+@in_32_bits
 def rotary_embedding(
     x: jax.Array,
     positions: jax.Array,
@@ -120,7 +121,7 @@ def _backward(rotation: _Rotation, positions: Any, d_out: Any) -> tuple[Any, Any
     return d_x, np.zeros(positions.shape, jax.dtypes.float0)
 
 
-_rotate.defvjp(_forward, _backward)
+_rotate.defvjp(in_32_bits(_forward), in_32_bits(_backward))
 
 
 def _together(heads: int, head_dim: int) -> int:

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidValueError
-from pallasite_std.ops.arguments import matched, zeros
+from pallasite_std.ops.arguments import in_32_bits, matched, zeros
 from pallasite_std.ops.rows.arguments import float_array
 from pallasite_std.ops.rows.kernel import Chunk, Exchange, Rows, row_kernel, threads_of
 from pallasite_std.ops.rows.tiling import LANES, Registers, row_tiling, size_of
@@ -27,6 +27,7 @@ _TAKEN = -(2**31)
 """The key of an element that has been found, or does not exist."""
 
 
+@in_32_bits
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """The largest elements of each row and where they are, in one kernel, or in two for long rows.
 
@@ -93,7 +94,7 @@ def _derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 # Not of the indices, too: their derivatives would have to say over which axes of a mesh they vary.
 _differentiable: Any = jax.custom_jvp(_values)
-_differentiable.defjvp(_derivative)
+_differentiable.defjvp(in_32_bits(_derivative))
 
 
 @functools.lru_cache(maxsize=512)

@@ -21,6 +21,7 @@ from pallasite_std.api import (
     MatmulProblem,
     aligned,
     differentiable_product,
+    in_32_bits,
     is_portable_config,
     matmul_call,
     padded_columns,
@@ -30,6 +31,7 @@ _VERSION = 1
 """Of the kernel, for what was measured."""
 
 
+@in_32_bits
 def matmul(
     a: jax.Array,
     b: jax.Array,

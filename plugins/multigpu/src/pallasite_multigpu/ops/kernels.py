@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -37,7 +38,7 @@ def _peer(ref: Any, axis: Hashable, rank: Any) -> Any:
 
 
 def _after(own: Any, offset: int, count: int) -> Any:
-    return lax.rem(own + offset, count)
+    return lax.rem(own + offset, np.int32(count))
 
 
 def _sum_up(parts: list[Any], reduction: str, dtype: Any, accumulate: Any) -> Any:
@@ -150,7 +151,7 @@ def gather_in_bulk(x: jax.Array, axis: Hashable, count: int, tile: int, blocks: 
 
     def body(x_ref: Any, y_ref: Any, buffers: Any, filled: Any, arrived: Any) -> None:
         own, block = lax.axis_index(axis), lax.axis_index(BLOCKS)
-        steps = lax.div(tiles - block + blocks - 1, blocks)
+        steps = lax.div(tiles - block + blocks - 1, np.int32(blocks))
 
         def place(step: Any) -> Any:
             return pl.ds((block + step * blocks) * tile, tile)
@@ -158,14 +159,14 @@ def gather_in_bulk(x: jax.Array, axis: Hashable, count: int, tile: int, blocks: 
         def fetch(step: Any) -> None:
             @pl.when(step < steps)  # type: ignore[untyped-decorator]
             def _() -> None:
-                stage = lax.rem(step, STAGES)
+                stage = lax.rem(step, np.int32(STAGES))
                 plgpu.copy_gmem_to_smem(x_ref.at[place(step)], buffers.at[stage], filled.at[stage])
 
         for stage in range(STAGES - 1):
             fetch(stage)
 
         def move(step: Any, _: Any) -> None:
-            stage = lax.rem(step, STAGES)
+            stage = lax.rem(step, np.int32(STAGES))
             plgpu.barrier_wait(filled.at[stage])
             for offset in range(1, count):
                 there = _peer(y_ref, axis, _after(own, offset, count))
@@ -177,7 +178,7 @@ def gather_in_bulk(x: jax.Array, axis: Hashable, count: int, tile: int, blocks: 
             plgpu.wait_smem_to_gmem(1, wait_read_only=True)
             fetch(step + STAGES - 1)
 
-        lax.fori_loop(0, steps, move, None)
+        lax.fori_loop(np.int32(0), steps, move, None)
         plgpu.wait_smem_to_gmem(0)
         announce(arrived, axis, own, count)
 
@@ -332,13 +333,14 @@ def reduce_by_writing(
                 begin()
                 lax.fori_loop(
                     first,
-                    lax.min(first + length, number),
+                    lax.min(first + length, np.int32(number)),
                     lambda index, _: move(pl.ds(index * tile, tile)),
                     None,
                 )
                 end()
 
-            lax.fori_loop(0, lax.div(pieces - block + blocks - 1, blocks), piece, None)
+            steps = lax.div(pieces - block + blocks - 1, np.int32(blocks))
+            lax.fori_loop(np.int32(0), steps, piece, None)
 
         def send() -> None:
             def move(at: Any) -> None:

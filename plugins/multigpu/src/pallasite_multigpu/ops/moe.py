@@ -15,6 +15,7 @@ from jax import lax
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
 from pallasite_multigpu.ops import moe_kernels
 from pallasite_multigpu.ops.moe_kernels import Experts
+from pallasite_std.api import in_32_bits
 
 BLOCKS_OF_MULTIPROCESSOR = 2
 """Blocks of a kernel for each multiprocessor."""
@@ -44,6 +45,7 @@ class MoeRoute:
     capacity: int
 
 
+@in_32_bits
 def moe_dispatch(
     x: jax.Array,
     experts: jax.Array,
@@ -90,6 +92,7 @@ def moe_dispatch(
     return rows, sizes, route
 
 
+@in_32_bits
 def moe_combine(
     rows: jax.Array,
     weights: jax.Array | None,
@@ -226,7 +229,7 @@ def _dispatch_bwd(layout: Experts, saved: Any, gradients: Any) -> Any:
     return _collect(gradients[0], devices, places, None, layout), None
 
 
-_dispatch.defvjp(_dispatch_fwd, _dispatch_bwd)
+_dispatch.defvjp(in_32_bits(_dispatch_fwd), in_32_bits(_dispatch_bwd))
 
 
 # And back -----------------------------------------------------------------------------------------
@@ -289,4 +292,4 @@ def _combine_bwd(layout: Experts, saved: Any, gradient: Any) -> Any:
     return of_rows, of_weights.astype(weights.dtype), None, None, None
 
 
-_combine.defvjp(_combine_fwd, _combine_bwd)
+_combine.defvjp(in_32_bits(_combine_fwd), in_32_bits(_combine_bwd))

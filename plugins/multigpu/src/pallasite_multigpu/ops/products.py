@@ -18,11 +18,13 @@ from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
 from pallasite_multigpu.ops import choice, tuning
 from pallasite_multigpu.ops.api import all_gather, reduce_scatter
+from pallasite_std.api import in_32_bits
 
 SCATTERS = True
 """Whether a kernel of Hopper sends tiles of a product to the devices that they belong to."""
 
 
+@in_32_bits
 def all_gather_matmul(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -73,6 +75,7 @@ def all_gather_lhs_matmul(
     return all_gather_matmul(lhs, rhs, axis_name=axis_name, out_dtype=dtype, config=config)
 
 
+@in_32_bits
 def matmul_reduce_scatter(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -170,7 +173,7 @@ def _scattered_product_bwd(
     return ops.matmul(whole, rhs, transpose_b=True), ops.matmul(lhs, whole, transpose_a=True)
 
 
-_scattered_product.defvjp(_scattered_product_fwd, _scattered_product_bwd)
+_scattered_product.defvjp(in_32_bits(_scattered_product_fwd), in_32_bits(_scattered_product_bwd))
 
 
 def _fuses(
@@ -212,7 +215,7 @@ def _gathered_product_bwd(
     return reduce_scatter(ops.matmul(gradient, rhs, transpose_b=True), axis_name=axis), of_rhs
 
 
-_gathered_product.defvjp(_gathered_product_fwd, _gathered_product_bwd)
+_gathered_product.defvjp(in_32_bits(_gathered_product_fwd), in_32_bits(_gathered_product_bwd))
 
 
 def _product(lhs: jax.Array, rhs: jax.Array, out_dtype: Any, config: Any) -> jax.Array:

@@ -24,6 +24,7 @@ from pallasite_multigpu.ops.ring_schedule import (
     step_of,
 )
 from pallasite_multigpu.ops.shift import shift
+from pallasite_std.api import in_32_bits
 
 type RingMethod = Literal["ring", "gather"]
 
@@ -49,6 +50,7 @@ class _Call:
         return {"scale": self.scale, "soft_cap": self.soft_cap}
 
 
+@in_32_bits
 def ring_attention(
     q: jax.Array,
     k: jax.Array,
@@ -305,4 +307,4 @@ def _ring_bwd(call: _Call, saved: Any, d_out: Any) -> Any:
     return tuple(one.astype(q.dtype) for one in (d_q, *sums))
 
 
-_ring.defvjp(_ring_fwd, _ring_bwd)
+_ring.defvjp(in_32_bits(_ring_fwd), in_32_bits(_ring_bwd))

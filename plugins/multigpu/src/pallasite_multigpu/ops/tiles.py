@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -46,13 +47,18 @@ class Tiles:
         def _() -> None:
             def step(index: Any, _: Any) -> None:
                 tile = block + index * self.blocks
-                row, column = lax.div(tile, across), lax.rem(tile, across)
+                row, column = lax.div(tile, np.int32(across)), lax.rem(tile, np.int32(across))
                 use(
                     pl.ds(row * self.rows_of_tile, self.rows_of_tile),
                     pl.ds(column * self.columns_of_tile, self.columns_of_tile),
                 )
 
-            lax.fori_loop(0, lax.div(number - block + self.blocks - 1, self.blocks), step, None)
+            lax.fori_loop(
+                np.int32(0),
+                lax.div(number - block + self.blocks - 1, np.int32(self.blocks)),
+                step,
+                None,
+            )
 
         # What is left: the ends of rows, then the last rows, one after another.
         ends = []

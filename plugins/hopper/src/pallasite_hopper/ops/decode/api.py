@@ -31,6 +31,7 @@ from pallasite_std.api import (
     PageLayout,
     decode_call,
     decoded,
+    in_32_bits,
     paged_call,
     random_array,
 )
@@ -43,6 +44,7 @@ _VERSION = 1
 """Of the kernels, for what was measured."""
 
 
+@in_32_bits
 def decode_attention(
     q: jax.Array,
     k: jax.Array,
@@ -94,6 +96,7 @@ def decode_attention(
     return decoded(run, operands, "decode_attention")
 
 
+@in_32_bits
 def paged_attention(
     q: jax.Array,
     k_pages: jax.Array,

@@ -10,9 +10,10 @@ import jax
 from pallasite_hopper.matrix.types import check_dtypes, ptx_type
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.run import run
-from pallasite_std.api import differentiable_product, matmul_call
+from pallasite_std.api import differentiable_product, in_32_bits, matmul_call
 
 
+@in_32_bits
 def matmul(
     a: jax.Array,
     b: jax.Array,

@@ -29,6 +29,7 @@ from pallasite_std.api import (
     aligned,
     gated_activation,
     gated_product,
+    in_32_bits,
     padded_columns,
 )
 
@@ -43,6 +44,7 @@ _JOINING = 0.03
 """Share more that the kernel takes than a product by both weights, measured on an H200."""
 
 
+@in_32_bits
 def gated_matmul(
     a: jax.Array, gate: jax.Array, up: jax.Array, *, activation: Activation = jax.nn.silu
 ) -> jax.Array:

@@ -36,6 +36,7 @@ from pallasite_std.api import (
     attention_options,
     check_residuals,
     differentiable_attention,
+    in_32_bits,
     padded,
     portable_gradients,
     random_array,
@@ -48,6 +49,7 @@ _VERSION = 1
 DTYPES = (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn)
 
 
+@in_32_bits
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
     """``softmax(scale * q @ k.T) @ v`` for each batch and head, in one kernel.
 
@@ -79,6 +81,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.A
     return result
 
 
+@in_32_bits
 def attention_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, **options: Any
 ) -> tuple[jax.Array, jax.Array]:
@@ -99,6 +102,7 @@ def attention_forward(
     return out, lse
 
 
+@in_32_bits
 def attention_backward(
     q: jax.Array,
     k: jax.Array,

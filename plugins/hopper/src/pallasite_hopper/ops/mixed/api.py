@@ -14,7 +14,7 @@ import pallasite
 from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.mixed.config import MixedConfig, default_config, mixed_configs
 from pallasite_hopper.ops.mixed.kernel import build
-from pallasite_std.api import MixedProblem, mixed_call, multiplied, padded
+from pallasite_std.api import MixedProblem, in_32_bits, mixed_call, multiplied, padded
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
@@ -23,6 +23,7 @@ _VERSION = 1
 """Of the kernel, for what was measured."""
 
 
+@in_32_bits
 def mixed_matmul(
     a: jax.Array,
     b: jax.Array,

@@ -16,6 +16,7 @@ from pallasite_hopper.ops.ragged.config import RaggedConfig, default_config, rag
 from pallasite_std.api import (
     aligned,
     differentiable_ragged,
+    in_32_bits,
     padded_columns,
     ragged_call,
     random_array,
@@ -29,6 +30,7 @@ _VERSION = 1
 """Of the kernels, for what was measured."""
 
 
+@in_32_bits
 def ragged_matmul(
     a: jax.Array,
     b: jax.Array,
@@ -72,6 +74,7 @@ def ragged_matmul(
     return _ragged(a, b, sizes, transpose_b, out_dtype, config)
 
 
+@in_32_bits
 def transposed_ragged_matmul(
     a: jax.Array,
     b: jax.Array,
