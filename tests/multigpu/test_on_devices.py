@@ -1,4 +1,4 @@
-"""Kernels of several devices on the simulator: each module of cases in a process with 8 devices."""
+"""Kernels of several devices on the simulator: modules of cases in processes with 8 devices."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ import pytest
 from tests import python_processes
 
 FOLDER = pathlib.Path(__file__).parent / "on_devices"
-MODULES = sorted(FOLDER.glob("*_cases.py"))
+MODULES = {path.stem.removesuffix("_cases"): path for path in sorted(FOLDER.glob("*_cases.py"))}
+
+# What runs a kernel for the first time in a process takes as long as the cases of a small module.
+TOGETHER = [
+    ("accesses", "exchange", "sanitizer", "wrong"),
+    ("attention_gradients", "experts"),
+    ("multicast", "network", "traps", "tuning"),
+]
+ALONE = [(name,) for name in MODULES if not any(name in names for names in TOGETHER)]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
-def test_cases(module: pathlib.Path):
+@pytest.mark.parametrize("names", TOGETHER + ALONE, ids=" ".join)
+def test_cases(names: tuple[str, ...]):
     flags = os.environ.get("XLA_FLAGS", "")
     environment = {
         **os.environ,
@@ -24,7 +32,9 @@ def test_cases(module: pathlib.Path):
     }
     options = ["-q", "-p", "no:cacheprovider", "-o", "python_files=*_cases.py"]
     done = python_processes.run(
-        ["-m", "pytest", *options, str(module)], env=environment, cwd=FOLDER.parents[2]
+        ["-m", "pytest", *options, *(MODULES[name] for name in names)],
+        env=environment,
+        cwd=FOLDER.parents[2],
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
