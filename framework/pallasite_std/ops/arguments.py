@@ -157,6 +157,10 @@ def in_32_bits[**P, T](function: Callable[P, T], *, narrows: bool = True) -> Cal
         with jax.enable_x64(False):
             return function(*args, **kwargs)
 
+    if isinstance(function, functools.partial):
+        # JAX takes a partial's signature for opaque. Seen through this function, defaults of
+        # static parameters would become operands.
+        del call.__wrapped__
     return call
 
 
