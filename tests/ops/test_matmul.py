@@ -159,6 +159,45 @@ def test_errors():
             )
         with pytest.raises(InvalidTypeError, match="config is not of type MatmulConfig"):
             pallasite.ops.matmul(a, b, config=3)
+        with pytest.raises(InvalidTypeError, match="out_dtype is not a dtype of real numbers"):
+            pallasite.ops.matmul(a, b, out_dtype=jnp.complex64)
     for wrong in ({"tile_m": 24}, {"tile_m": 16, "tile_n": 40}, {"stages": 1}, {"group": 0}):
         with pytest.raises(InvalidValueError, match=f"MatmulConfig.{list(wrong)[-1]}"):
             MatmulConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("activation", "message"),
+    [
+        (3, "activation is not a function"),
+        (lambda x: x.sum(axis=0), r"the shape that it is given\n  got: \(7,\) of \(5, 7\)"),
+        (lambda x: (x, x), "the shape that it is given"),
+        (lambda x: None, "got: nothing of"),
+        (lambda x: x * jnp.arange(16.0), "cannot be applied to a matrix of any extents"),
+        (jax.nn.softmax, "not work element by element: kernels .*\n  got: reduce_max of"),
+        (lambda x: jnp.flip(x, 0), "got: rev of the whole array"),
+    ],
+)
+def test_activations_that_see_other_elements(activation, message):
+    """Kernels would apply them to tiles, whose extents nobody knows."""
+    a = random(1, (16, 16), "float16")
+    for operation in (
+        pallasite.ops.matmul,
+        lambda a, b, **o: pallasite.ops.gated_matmul(a, a, b, **o),
+        pallasite.ops.gated_activation,
+    ):
+        with pytest.raises((InvalidTypeError, InvalidValueError), match=message):
+            operation(a, a, activation=activation)
+
+
+def test_activations_of_each_element():
+    """Functions of functions, branches, scalars from outside, and dtypes of their own."""
+    a, factor = random(1, (16, 16), "float16"), jnp.float32(2)
+
+    def inner(x):  # What has rules of its own, too.
+        return jnp.where(x > 0, jax.nn.relu(x) * factor, jnp.exp(x)).astype(jnp.bfloat16)
+
+    twice = jax.vmap(jax.vmap(inner))
+    product = exact(a) @ exact(a)
+    wanted = np.where(product > 0, 2 * product, np.exp(np.minimum(product, 0)))
+    assert error(pallasite.ops.matmul(a, a, activation=twice), wanted) < 5e-3

@@ -63,13 +63,31 @@ def positive(value: Any, what: str) -> float:
     return float(value)
 
 
+def dtype_of(dtype: Any, what: str) -> np.dtype[Any]:
+    """A dtype that arrays can have: without ``jax_enable_x64``, none of 64 bits.
+
+    Raises:
+      InvalidTypeError: it is no dtype of numbers.
+    """
+    try:
+        given = np.dtype(dtype)
+    except TypeError:
+        given = None
+    real = (np.floating, np.integer, np.bool_)
+    if given is None or not any(jnp.issubdtype(given, kind) for kind in real):
+        raise InvalidTypeError(
+            f"{what} is not a dtype of real numbers", got=dtype, expected="such as jnp.bfloat16"
+        )
+    return np.dtype(jax.dtypes.canonicalize_dtype(given))
+
+
 def float_dtype(dtype: Any, accepted: tuple[np.dtype[Any], ...]) -> np.dtype[Any]:
     """The dtype of a result.
 
     Raises:
       InvalidTypeError: it is none of those accepted.
     """
-    result: np.dtype[Any] = np.dtype(dtype)
+    result = dtype_of(dtype, "out_dtype")
     if result not in accepted:
         raise InvalidTypeError(
             "the result cannot have this dtype",

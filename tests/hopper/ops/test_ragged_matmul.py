@@ -36,6 +36,7 @@ SIZES = {
     "ones": [1] * 6,
     "straddling": [63, 65, 1, 66, 0, 5],
     "nothing": [0] * 6,
+    "negative": [-40, 20, -1, 130, 0, 20],
 }
 """All for one kernel: with and without rows after the last group."""
 
@@ -55,7 +56,7 @@ def ragged_reference(a, b, sizes, transpose_b=False):
         b = b.transpose(0, 2, 1)
     result = np.zeros((a.shape[0], b.shape[2]))
     row = 0
-    for matrix, size in zip(b, sizes, strict=True):
+    for matrix, size in zip(b, np.maximum(sizes, 0), strict=True):
         result[row : row + size] = a[row : row + size] @ matrix
         row += size
     return result
@@ -65,7 +66,7 @@ def transposed_reference(a, b, sizes):
     a, b = a.astype(np.float64), b.astype(np.float64)
     result = np.zeros((len(sizes), a.shape[1], b.shape[1]))
     row = 0
-    for group, size in enumerate(sizes):
+    for group, size in enumerate(np.maximum(sizes, 0)):
         result[group] = a[row : row + size].T @ b[row : row + size]
         row += size
     return result
@@ -82,7 +83,7 @@ def check(result, expected, dtype=np.float32):
 def check_ragged(m, k, n, sizes, *, transpose_b=False, config=SMALL, dtype=BF16, out=np.float32):
     """Rows of no group are not finite."""
     a = normal(0, (m, k), dtype)
-    a[sum(sizes) :] = np.nan
+    a[np.maximum(sizes, 0).sum() :] = np.nan
     b = normal(1, (len(sizes), n, k) if transpose_b else (len(sizes), k, n), dtype)
     result = jitted_ragged(
         *map(jnp.asarray, (a, b, sizes)), transpose_b=transpose_b, config=config, out_dtype=out
@@ -92,8 +93,8 @@ def check_ragged(m, k, n, sizes, *, transpose_b=False, config=SMALL, dtype=BF16,
 
 def check_transposed(m, k, n, sizes, *, config=SMALL, dtype=BF16, out=np.float32):
     a, b = normal(0, (m, k), dtype), normal(1, (m, n), dtype)
-    a[sum(sizes) :] = np.nan
-    b[sum(sizes) :] = np.inf
+    a[np.maximum(sizes, 0).sum() :] = np.nan
+    b[np.maximum(sizes, 0).sum() :] = np.inf
     result = jitted_transposed(*map(jnp.asarray, (a, b, sizes)), config=config, out_dtype=out)
     check(result, transposed_reference(a, b, sizes), out)
 
@@ -185,7 +186,7 @@ def test_last_round_is_shared(blocks, transposed):
         m=m, n=n, k=k, groups=4, dtype=BF16, out_dtype=BF16, transposed=transposed
     )  # fmt: skip
     a = normal(0, (m, k))
-    a[sum(sizes) :] = np.nan
+    a[np.maximum(sizes, 0).sum() :] = np.nan
     b = normal(1, (4, n, k) if transposed else (4, k, n))
     run = jax.jit(kernel.build(problem, config, blocks))
     with warnings.catch_warnings(action="error"):

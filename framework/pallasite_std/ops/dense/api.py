@@ -49,8 +49,8 @@ def matmul(
         kernel sums up in float32 and rounds once); int32 for integers.
       row_scale, column_scale: factors of rows (m,) and columns (n,), or numbers.
       bias: (n,).
-      activation: a function of a float32 array, such as ``jax.nn.relu``; the same function object
-        for each call.
+      activation: a function of float32 arrays that is applied to each element, such as
+        ``jax.nn.relu``; the same function object for each call.
       residual: (m, n), of the dtype of the result.
       config: the tiling, of the type that the implementation for the target takes.
         By default it is chosen from the shape, or by measuring if the option ``autotune`` says so

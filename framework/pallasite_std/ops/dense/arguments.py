@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import check_config, check_extents_along_k
+from pallasite_std.ops.activations import check_activation
+from pallasite_std.ops.arguments import check_config, check_extents_along_k, dtype_of
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
 
@@ -64,9 +65,11 @@ def matmul_call(
     check_extents_along_k(a, b, k, k_of_b, transpose_a=transpose_a, transpose_b=transpose_b)
     if accumulator is None:
         accumulator = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
+    accumulator = dtype_of(accumulator, "accumulator")
     check_dtypes(a.dtype, b.dtype, accumulator)
-    if out_dtype is None:
-        out_dtype = _result_dtype(a.dtype)
+    out_dtype = dtype_of(_result_dtype(a.dtype) if out_dtype is None else out_dtype, "out_dtype")
+    if activation is not None:
+        check_activation(activation)
     call = MatmulCall(
         problem=MatmulProblem(
             m=m,
@@ -74,8 +77,8 @@ def matmul_call(
             k=k,
             dtype_a=np.dtype(a.dtype),
             dtype_b=np.dtype(b.dtype),
-            out_dtype=np.dtype(out_dtype),
-            accumulator=np.dtype(accumulator),
+            out_dtype=out_dtype,
+            accumulator=accumulator,
             transpose_a=transpose_a,
             transpose_b=transpose_b,
         ),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite_std.ops.activations import check_activation
 from pallasite_std.ops.arguments import in_32_bits, matched, zeros
 from pallasite_std.ops.rows.arguments import FLOATS, names
 from pallasite_std.ops.rows.gated import Activation, gated_activation
@@ -71,6 +72,7 @@ def gated_product(
     wrapped.defvjp(in_32_bits(forward), in_32_bits(backward))
 
     def operation(a: Any, gate: Any, up: Any, activation: Activation) -> jax.Array:
+        check_activation(activation)
         a, gate, up = matched(*_checked(a, gate, up))
         if 0 in (*a.shape, *gate.shape):
             out = zeros((a.shape[0], gate.shape[1]), np.dtype(a.dtype), a, gate, up)

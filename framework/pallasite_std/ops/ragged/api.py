@@ -39,7 +39,7 @@ def ragged_matmul(
     Args:
       a: (m, k), bfloat16, float16 or float32 (multiplied as tf32).
       b: (groups, k, n), or (groups, n, k) with ``transpose_b``, of the same dtype.
-      group_sizes: (groups,), integers whose sum is at most m.
+      group_sizes: (groups,), integers whose sum is at most m; negative ones count as 0.
       transpose_b: the matrices are given as (n, k).
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
       config: the tiling, of the type that the implementation for the target takes.
@@ -83,7 +83,7 @@ def transposed_ragged_matmul(
     Args:
       a: (m, k), bfloat16, float16 or float32 (multiplied as tf32).
       b: (m, n), of the same dtype.
-      group_sizes: (groups,), integers whose sum is at most m.
+      group_sizes: (groups,), integers whose sum is at most m; negative ones count as 0.
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
       config: the tiling, of the type that the implementation for the target takes;
         tile_m is along k. By default it is chosen from the shape. Derivatives choose their own.

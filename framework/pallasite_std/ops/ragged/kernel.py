@@ -145,8 +145,12 @@ def build_transposed(problem: Problem, config: MatmulConfig) -> Callable[..., ja
     ) -> None:
         group = lax.axis_index("group")
         first_row, first_column = lax.axis_index("row") * tile_m, lax.axis_index("column") * tile_n
-        start = lax.fori_loop(0, group, lambda one, total: total + sizes[one], jnp.int32(0))
-        end = lax.min(start + sizes[group], problem.m)
+
+        def size_of(group: Any) -> Any:
+            return lax.max(sizes[group], jnp.int32(0))
+
+        start = lax.fori_loop(0, group, lambda one, total: total + size_of(one), jnp.int32(0))
+        end = lax.min(start + size_of(group), problem.m)
         rows, columns = pl.ds(first_row, tile_m), pl.ds(first_column, tile_n)
 
         def fetch(step: Any, stage: Any) -> None:

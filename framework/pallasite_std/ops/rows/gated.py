@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallasite_std.ops.activations import check_activation
 from pallasite_std.ops.arguments import in_32_bits, matched, with_derivatives_of, zeros
 from pallasite_std.ops.rows.arguments import float_array, same_type
 from pallasite_std.ops.rows.elementwise import elementwise_kernel, flattened
@@ -35,10 +36,12 @@ def gated_activation(gate: jax.Array, up: jax.Array, activation: Activation) -> 
         ``jax.nn.silu``; the same function object for each call.
 
     Raises:
-      InvalidTypeError: arguments that do not fit together.
+      InvalidTypeError, InvalidValueError: arguments that do not fit together, an activation that
+        does not work element by element.
 
     Source: N. Shazeer, "GLU variants improve transformer", arXiv 2002.05202.
     """
+    check_activation(activation)
     gate = float_array(gate, "gate")
     up = same_type(up, gate, "up", "gate")
     gate, up = matched(gate, up)

@@ -46,8 +46,8 @@ def matmul(
         integers.
       row_scale, column_scale: factors of rows (m,) and columns (n,), or numbers.
       bias: (n,).
-      activation: a function of a float32 array, such as ``jax.nn.relu``; the same function object
-        for each call.
+      activation: a function of float32 arrays that is applied to each element, such as
+        ``jax.nn.relu``; the same function object for each call.
       residual: (m, n), of the dtype of the result.
       config: the tiling; one of :func:`matmul_configs`, say. By default it is chosen
         from the shape, or by measuring if the option ``autotune`` says so (see

@@ -49,7 +49,7 @@ def ragged_matmul(
     Args:
       a: (m, k), bfloat16 or float16.
       b: (groups, k, n), or (groups, n, k) with ``transpose_b``, of the same dtype.
-      group_sizes: (groups,), integers whose sum is at most m.
+      group_sizes: (groups,), integers whose sum is at most m; negative ones count as 0.
       transpose_b: the matrices are given as (n, k).
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
       config: the tiling; one of :func:`ragged_configs`, say. By default it is chosen
@@ -92,7 +92,7 @@ def transposed_ragged_matmul(
     Args:
       a: (m, k), bfloat16 or float16.
       b: (m, n), of the same dtype.
-      group_sizes: (groups,), integers whose sum is at most m.
+      group_sizes: (groups,), integers whose sum is at most m; negative ones count as 0.
       out_dtype: bfloat16, float16 or float32; by default that of ``a``.
       config: the tiling, where tile_m is along k and tile_k along the rows; one of
         ``ragged_configs(k, n)``, say. By default it is chosen from the shape, or by measuring if

@@ -152,7 +152,7 @@ class _Loop:
         """Tiles and rows of all groups."""
         tiles, rows = jnp.int32(0), jnp.int32(0)
         for group in range(self.problem.groups):  # All loads are on their way at once.
-            size = sizes[group]
+            size = lax.max(sizes[group], jnp.int32(0))
             tiles, rows = tiles + self._tiles_of(size) * self.n_tiles, rows + size
         return tiles, rows
 
@@ -178,7 +178,7 @@ class _Loop:
         groups = self.problem.groups
 
         def size_of(group: Any) -> Any:
-            return sizes[jnp.minimum(group, groups - 1)]
+            return lax.max(sizes[jnp.minimum(group, groups - 1)], jnp.int32(0))
 
         def passed(place: Any) -> Any:
             index, group, _, size = place

@@ -148,18 +148,21 @@ class _Loop:
         block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
         count = lax.div(self.tiles * self.problem.groups - 1 - block, blocks) + 1
 
+        def size_of(group: Any) -> Any:
+            return lax.max(sizes[group], jnp.int32(0))
+
         def one(number: Any, state: Any) -> Any:
             group, start, carry = state
             index = block + number * blocks
             target = lax.div(index, self.tiles)
-            start = lax.fori_loop(group, target, lambda g, start: start + sizes[g], start)
+            start = lax.fori_loop(group, target, lambda g, start: start + size_of(g), start)
             row, column = plgpu.planar_snake(
                 index - target * self.tiles,
                 (self.row_tiles, self.column_tiles),
                 0,
                 config.band,
             )
-            size = sizes[target]
+            size = size_of(target)
             steps = lax.div(size + (config.tile_k - 1), config.tile_k)
             tile = _Tile(target, row * config.tile_m, column * config.tile_n, start, size, steps)
             return target, start, body(tile, carry)
