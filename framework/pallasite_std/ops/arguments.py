@@ -78,7 +78,8 @@ def dtype_of(dtype: Any, what: str) -> np.dtype[Any]:
         raise InvalidTypeError(
             f"{what} is not a dtype of real numbers", got=dtype, expected="such as jnp.bfloat16"
         )
-    return np.dtype(jax.dtypes.canonicalize_dtype(given))
+    result: np.dtype[Any] = np.dtype(jax.dtypes.canonicalize_dtype(given))
+    return result
 
 
 def float_dtype(dtype: Any, accepted: tuple[np.dtype[Any], ...]) -> np.dtype[Any]:
