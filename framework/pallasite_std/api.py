@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from pallasite_std.primitives.copy_options import Partitioned as Partitioned
     from pallasite_std.primitives.layouts import SomeLayout as SomeLayout
     from pallasite_std.primitives.layouts import layout_cast as layout_cast
+    from pallasite_std.primitives.semaphores import Coordinates as Coordinates
     from pallasite_std.primitives.semaphores import one_semaphore as one_semaphore
     from pallasite_std.rules import cluster_launch as _cluster_launch_rules
     from pallasite_std.rules import copies as _copy_rules
@@ -186,7 +187,7 @@ _NAMES = {
     "primitives.copies": ("copy_gmem_to_smem_p", "copy_smem_to_gmem_p"),
     "primitives.copy_options": ("CopyPartition", "Partitioned"),
     "primitives.layouts": ("SomeLayout", "layout_cast"),
-    "primitives.semaphores": ("one_semaphore",),
+    "primitives.semaphores": ("Coordinates", "one_semaphore"),
     "rules.shape": ("same_layout_hint",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

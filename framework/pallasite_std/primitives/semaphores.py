@@ -8,6 +8,7 @@ otherwise. With ``memory_scope="gpu"`` they bind primitives of their own, with t
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
@@ -74,6 +75,26 @@ def _check_scope(memory_scope: Any) -> None:
         )
 
 
+@jax.tree_util.register_pytree_node_class
+class Coordinates(dict[Hashable, Any]):
+    """Coordinates by axis, in any order: JAX sorts the keys of a dictionary, and so cannot take
+    names beside tuples of names."""
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Hashable, ...]]:
+        """The coordinates, and what they are along."""
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[Hashable, ...], values: Any) -> Coordinates:
+        """The inverse."""
+        return cls(zip(names, values, strict=True))
+
+
+def by_axis(device_id: Any) -> Any:
+    """The same ``device_id``, with :class:`Coordinates` for a dictionary."""
+    return Coordinates(device_id) if isinstance(device_id, Mapping) else device_id
+
+
 def semaphore_signal(
     semaphore: Any, inc: Any = 1, *, device_id: Any = None, memory_scope: str = "sys"
 ) -> None:
@@ -100,7 +121,7 @@ def semaphore_signal(
     pl.semaphore_signal(
         one_semaphore(semaphore),
         _count(inc, "inc"),
-        device_id=jax.tree.map(lambda i: _count(i, "device_id"), device_id),
+        device_id=jax.tree.map(lambda i: _count(i, "device_id"), by_axis(device_id)),
     )
 
 

@@ -70,6 +70,23 @@ def test_axes_that_an_id_leaves_out_are_the_own_ones():
     np.testing.assert_array_equal(run(kernel, mesh, x), expected)
 
 
+def test_ids_that_join_two_axes_of_three():
+    mesh = mesh_of(a=2, b=2, c=2)
+    x = rows(mesh, (128,), np.float32)
+
+    def body(x_ref, out_ref, semaphore):
+        next_ = lax.rem(lax.axis_index(("a", "b")) + 1, 4)
+        device = {("a", "b"): next_, "c": 1 - lax.axis_index("c")}
+        plgpu.remote_ref(out_ref, device)[...] = x_ref[...]
+        plgpu.semaphore_signal(semaphore, device_id=device)
+        plgpu.semaphore_signal_parallel(plgpu.SemaphoreSignal(semaphore, device_id=device))
+        pl.semaphore_wait(semaphore, 2)
+
+    found = run(plgpu.kernel(body, out_type=like(x), scratch_types=[SEMAPHORE]), mesh, x)
+    expected = np.roll(x.reshape(4, 2, 128), 1, axis=0)[:, ::-1]
+    np.testing.assert_array_equal(found, expected.reshape(8, 128))
+
+
 def test_constant_ids_and_ids_of_loops_and_memory():
     mesh = mesh_of(x=4)
     x = rows(mesh, (128,), np.int32)
@@ -232,6 +249,25 @@ def test_signals_together_and_reading_semaphores():
     assert (found[:, 0] == 7).all() and (found[:, 1] == 0).all()
     for step in range(1, 4):
         np.testing.assert_array_equal(found[:, 1 + step], np.roll(x, step, axis=0))
+
+
+def test_a_loop_reads_a_semaphore_until_its_device_has_come():
+    """All threads of a block go around the loop together, behind barriers of the block."""
+    mesh = mesh_of(x=2)
+    x = rows(mesh, (128,), np.float32)
+
+    def body(x_ref, out_ref, ready, done):
+        peer = 1 - lax.axis_index("x")
+        pl.semaphore_signal(ready, 3)
+        there = plgpu.remote_ref(ready, peer)
+        lax.while_loop(lambda found: found < 3, lambda _: pl.semaphore_read(there), jnp.int32(0))
+        out_ref[...] = plgpu.remote_ref(x_ref, peer)[...]
+        pl.semaphore_signal(done, device_id=peer)
+        pl.semaphore_wait(done)
+        pl.semaphore_wait(ready, 3)
+
+    kernel = plgpu.kernel(body, out_type=like(x), scratch_types=[SEMAPHORE, SEMAPHORE])
+    np.testing.assert_array_equal(run(kernel, mesh, x), x[::-1])
 
 
 def test_global_semaphores_of_many_blocks():

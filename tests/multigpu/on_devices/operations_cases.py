@@ -261,6 +261,11 @@ def test_elements_of_64_bits():
             "split_dimension is not an integer\n  got: 'y'",
         ),
         (lambda x: ops.all_gather([x], axis_name="x"), InvalidTypeError, "got: a list"),
+        (
+            lambda x: ops.all_reduce(x, axis_name=("x", "z")),
+            InvalidValueError,
+            "all_reduce: there is no axis of that name here\n  got: 'z'",
+        ),
         (lambda x: ops.all_gather(x * 1j, axis_name="x"), InvalidTypeError, "got: complex64"),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from devices_support import LANE, SEMAPHORE, like, mesh_of, rows
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec
 
 import pallasite
@@ -54,6 +55,10 @@ _IDS = {
         ["remote_ref: device_id names 'c', which is no axis of the device mesh", "['a', 'b']"],
     ),
     "out of range": (4, ["the device_id is out of range", "got: 4", "expected: 0 to 3"]),
+    "computed, and always the same": (
+        lambda: jnp.int32(3) * 3,
+        ["the device_id is out of range", "got: 9", "expected: 0 to 3"],
+    ),
     "negative": (-1, ["the device_id is out of range", "got: -1"]),
     "coordinate out of range": ((0, 2), ["coordinate along 'b' is out of range", "2 devices"]),
     "out of range by name": ({"a": 5}, ["coordinate along 'a' is out of range", "got: 5"]),
@@ -91,6 +96,21 @@ def test_signals_with_wrong_ids():
     with pytest.raises(pallasite.PallasiteError) as caught:
         _compiled(_signal(7))
     _check(caught, ["semaphore_signal: the device_id is out of range", "got: 7"])
+
+
+def test_semaphores_of_others_are_named_by_their_device():
+    """They can be read; JAX asks for the shape of what is signalled or waited for."""
+
+    def signal(x_ref, out_ref, semaphore):
+        pl.semaphore_signal(plgpu.remote_ref(semaphore, 1))
+
+    def wait(x_ref, out_ref, semaphore):
+        pl.semaphore_wait(plgpu.remote_ref(semaphore, 1))
+
+    for body in (signal, wait):
+        with pytest.raises(pallasite.PallasiteError) as caught:
+            _compiled(body)
+        _check(caught, ["the semaphore of a remote_ref", "pl.semaphore_signal(sem, device_id="])
 
 
 def test_signals_of_the_device_alone_do_not_reach_others():

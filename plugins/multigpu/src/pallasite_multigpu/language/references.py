@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import as_transformed, checks, memory_space_of
+from pallasite_std.api import Coordinates
 
 
 @dataclasses.dataclass
@@ -39,6 +40,15 @@ class PeerMemRef(_jax.Transform):  # type: ignore[misc]
     def commute_ndindexer(self, _: Any, indexer: Any) -> tuple[Any, PeerMemRef]:
         """The same element, if the index comes first."""
         return indexer, self
+
+    def get_indexer_shape(self) -> tuple[int, ...]:
+        """What JAX asks of the last view of a semaphore that is signalled or waited for."""
+        raise checks.value_error(
+            "a signal to, or a wait for, the semaphore of a remote_ref",
+            expected="a semaphore of this device: others' can be signalled by their device_id, and"
+            " read",
+            hint="pl.semaphore_signal(sem, device_id=device), pl.semaphore_read(remote_ref(...))",
+        )
 
     def undo(self, x: Any) -> Any:
         """There is no way back: the other array is another one."""
@@ -176,7 +186,7 @@ def device_coordinates(device_id: Any, device_id_type: Any) -> Any:
             raise checks.type_error(
                 "a logical device_id is a dictionary", got=device_id, expected="an int32 scalar"
             )
-        return {name: _coordinate(value, name) for name, value in device_id.items()}
+        return Coordinates((name, _coordinate(value, name)) for name, value in device_id.items())
     if isinstance(device_id, tuple | list):
         if device_id_type is pl.DeviceIdType.LOGICAL:
             raise checks.type_error(

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pallasite.plugin import PallasiteError
+from pallasite.plugin import InvalidValueError, PallasiteError
 from pallasite.plugin.jax_internals import current_user_location
 
 _NAMES = {
@@ -39,6 +39,17 @@ def _with_lines(operation: Callable[..., Any]) -> Callable[..., Any]:
             return operation(*args, **kwargs)
         except PallasiteError as error:
             raise error.at(current_user_location()) from error.__cause__
+        except NameError as error:
+            _, known, axis = str(error).partition("unbound axis name: ")
+            if not known:
+                raise
+            raise InvalidValueError(
+                f"{operation.__name__}: there is no axis of that name here",
+                got=repr(axis.partition(".")[0]),
+                expected="an axis of the mesh of jax.shard_map around the call, or a tuple of them",
+                hint="call it inside jax.shard_map(..., mesh=mesh), over all axes of the mesh",
+                location=current_user_location(),
+            ) from error
 
     return call
 

@@ -13,7 +13,7 @@ from pallasite.plugin import InvalidTypeError, InvalidValueError, UnsupportedErr
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext, RegisterArray, RuleContext
 from pallasite_multigpu import protocol
-from pallasite_multigpu.rules.ranges import range_of
+from pallasite_multigpu.rules.ranges import LIMIT, range_of
 
 type Index = ir.Value | int
 """An i32, or a number."""
@@ -155,16 +155,18 @@ def _index(ctx: RuleContext, value: Any, what: str) -> Index:
 def _check(ctx: RuleContext, value: Index, size: int, what: str, why: str) -> None:
     """A number has to be in range; where only the kernel knows it, the kernel gives up if not."""
     if isinstance(value, int):
-        if not 0 <= value < size:
-            raise InvalidValueError(
-                f"{what} is out of range", got=value, expected=f"0 to {size - 1}: {why}"
-            )
+        low, high = value, value
+    else:
+        rank = protocol.rank(ctx.kernel)
+        count = protocol.device_count(ctx.kernel)
+        found = range_of(value, lambda one: (0, count - 1) if one == rank else None)
+        low, high = found or (-LIMIT, LIMIT)
+    if low >= 0 and high < size:
         return
-    rank = protocol.rank(ctx.kernel)
-    count = protocol.device_count(ctx.kernel)
-    found = range_of(value, lambda one: (0, count - 1) if one == rank else None)
-    if found is not None and found[0] >= 0 and found[1] < size:
-        return
+    if low == high:  # Whatever else is beyond the mesh may stand in code that does not run there.
+        raise InvalidValueError(
+            f"{what} is out of range", got=low, expected=f"0 to {size - 1}: {why}"
+        )
     with ops.when(ops.compare("uge", value, size)):
         protocol.trap(ctx, protocol.Trap.DEVICE_ID, value)
 

@@ -38,6 +38,14 @@ _WATCH = 255
 IDLE_ROUNDS = 4
 """How many rounds of polling without any effect make a standstill."""
 
+ROUNDS_AT_ONCE = 200
+"""How many rounds of polling a wave has before others have their turn: what a loop that polls does
+besides looks like progress."""
+
+ROUNDS_AT_ONCE = 200
+"""How many rounds of polling a wave has before others have their turn, whatever comes of it: loops
+that poll may have effects of their own."""
+
 _LANES = 256
 """How many groups of lanes are remembered."""
 
@@ -156,6 +164,7 @@ class Wave:
         self._converging: dict[int, Array] = {}
         self._living: Array | None = None
         self._polled = False
+        self._looked: Array | None = None
         self._idle = 0
         self._seen_progress = -1
         self._gave_up_at = -1
@@ -228,14 +237,19 @@ class Wave:
             self._undefined[bits] = found
         return found.copy()
 
-    def poll(self, addresses: Array | None = None) -> None:
+    def poll(self, addresses: Array | None = None, lanes: Lanes | None = None) -> None:
         """Says that the instruction being executed looks whether another thread did something: its
         loop then lets others go first.
 
         Args:
           addresses: where it looks, if that is memory.
+          lanes: who does, if they may wait for one another before their loop goes on.
         """
         self._polled = True
+        if lanes is not None:
+            if self._looked is None:
+                self._looked = np.zeros(self.lane_count, np.bool_)
+            self._looked[lanes.index] = True
         if self.polls is not None and addresses is not None:
             self.polls.append(addresses)
 
@@ -302,6 +316,7 @@ class Wave:
         """Runs until all lanes have ended, or none can go on by itself; returns whether any lane
         made progress."""
         start, schedule = self.progress, self._schedule
+        rounds = 0
         while True:
             while schedule.ready:
                 self._execute(*schedule.begin())
@@ -309,6 +324,9 @@ class Wave:
             if self._parked and self._retry():
                 continue
             self._watch()
+            rounds += 1
+            if schedule.yielded and rounds >= ROUNDS_AT_ONCE:
+                break
             if schedule.yielded and self._idle < IDLE_ROUNDS:
                 self._idle = 0 if self.progress != self._seen_progress else self._idle + 1
                 self._seen_progress = self.progress
@@ -415,6 +433,10 @@ class Wave:
                 schedule.turn += 1
                 if not schedule.turn & _WATCH:
                     self._watch((pc, lanes))
+                # The last block of a loop may stand before the first.
+                if rank[pc] < rank[pc - 1] and self._lets_others_go(lanes):
+                    schedule.put_off(pc, lanes)
+                    return
                 if ready and schedule.stop(pc):
                     schedule.put(pc, lanes)
                     return
@@ -445,7 +467,7 @@ class Wave:
                 continue
             if entry.kind is BRANCH and others is None:
                 back = rank[entry.target] <= rank[pc]
-                if back and self._polled:
+                if back and self._lets_others_go(taken):
                     schedule.put_off(entry.target, taken)
                     return
                 pc = start = entry.target
@@ -460,6 +482,14 @@ class Wave:
                 schedule.put(pc + 1, others)
             self._leave(pc, entry, taken)
             return
+
+    def _lets_others_go(self, lanes: Lanes) -> bool:
+        """Whether lanes whose loop begins again have looked for what others do."""
+        looked = self._looked
+        if looked is None or not looked[lanes.index].any():
+            return self._polled
+        looked[lanes.index] = False
+        return True
 
     def _step(self, pc: int, entry: Entry, lanes: Lanes) -> Lanes | None:
         """Executes a step; returns the lanes that go on behind it."""
@@ -513,7 +543,7 @@ class Wave:
         """Lanes take a branch that not all take, or end."""
         if entry.kind is BRANCH:
             back = self.program.rank[entry.target] <= self.program.rank[pc]
-            if back and self._polled:
+            if back and self._lets_others_go(lanes):
                 self._schedule.put_off(entry.target, lanes)
             else:
                 self._schedule.put(entry.target, lanes)

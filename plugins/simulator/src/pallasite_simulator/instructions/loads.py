@@ -171,7 +171,7 @@ def _bind_load(instruction: Instruction, binder: Binder, words: Words) -> Step:
     def strong_load(lanes: Lanes) -> None:
         places = address(lanes)
         raw = lanes.wave.memory.load(lanes, space, places, size, instruction, kind)
-        lanes.wave.poll(places)
+        lanes.wave.poll(places, lanes)
         tell_order(lanes, space, places, order, instruction)
         write(lanes, raw)
 
