@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.softmax import LOG2_E as LOG2_E
     from pallasite_std.ops.softmax import broadcast_rows as broadcast_rows
     from pallasite_std.ops.softmax import cap as cap
+    from pallasite_std.ops.softmax import exponents as exponents
     from pallasite_std.ops.softmax import lowest as lowest
     from pallasite_std.primitives import arguments as arguments
     from pallasite_std.primitives import arrays as arrays
@@ -182,7 +183,7 @@ _NAMES = {
     "ops.padding": ("aligned", "padded", "padded_columns", "whole_vector"),
     "ops.ragged.arguments": ("ragged_call", "transposed_ragged_call"),
     "ops.ragged.gradient": ("differentiable_ragged",),
-    "ops.softmax": ("LOG2_E", "broadcast_rows", "cap", "lowest"),
+    "ops.softmax": ("LOG2_E", "broadcast_rows", "cap", "exponents", "lowest"),
     "copies.tensor_map_types": ("element_code",),
     "primitives.copies": ("copy_gmem_to_smem_p", "copy_smem_to_gmem_p"),
     "primitives.copy_options": ("CopyPartition", "Partitioned"),

@@ -403,6 +403,40 @@ def test_errors(options, message):
         pallasite.ops.attention(q, q, q, **options)
 
 
+@pytest.mark.parametrize(
+    ("target", "dtype", "low"),
+    [
+        ("sm_90a", "float16", -1e9),
+        ("sm_90a", "bfloat16", -3e10),
+        ("sm_90a", "bfloat16", np.finfo("f4").min),
+        ("sm_100a", "float16", -1e9),
+    ],
+)
+def test_biases_so_low_that_they_hide_keys(target, dtype, low):
+    """A causal mask as a bias, tiles of keys without a visible one first, and rows of nothing else:
+    there float32 knows no differences of scores, and nothing comes back."""
+    seen = np.tri(66, 140, 74, dtype=bool)
+    seen[20:26] = False
+    q, k, v = (random(n, (1, length, 1, 32), dtype) for n, length in ((1, 66), (2, 140), (3, 140)))
+    bias = np.where(seen, 0, low).astype(np.float32)[None, None]
+    with on(target):
+        out, pullback = jax.vjp(
+            lambda *x: pallasite.ops.attention(*x, bias=jnp.asarray(bias)), q, k, v
+        )
+        found = pullback(out)
+    hidden = np.where(seen, 0, -np.inf)[None, None]
+    w = weights(exact(q), exact(k), {"bias": hidden})[0][0, 0]
+    expected = w @ exact(v)[0, :, 0]
+    if low > -1e30:
+        expected[20:26] = exact(v)[0, :, 0].mean(axis=0)
+    assert error(out[0, :, 0], expected) < TOLERANCE[dtype]
+    d_w = expected @ exact(v)[0, :, 0].T
+    d_scores = w * (d_w - (w * d_w).sum(axis=1, keepdims=True)) * 32**-0.5
+    wanted = (d_scores @ exact(k)[0, :, 0], d_scores.T @ exact(q)[0, :, 0], w.T @ expected)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert error(ours[0, :, 0], theirs) < 3 * TOLERANCE[dtype]
+
+
 def test_slopes_have_no_derivative():
     q = random(0, (1, 8, 2, 16), "float16")
 

@@ -25,6 +25,23 @@ def lowest(factor: float) -> float:
     return -_LARGEST / 4 / max(1.0, factor)
 
 
+_COARSE = -float(1 << 24)
+"""Logarithm of a row's sum from which on down float32 has no fractions: of how many keys it is, is
+lost in it."""
+
+
+def exponents(logarithms: Any) -> Any:
+    """What is subtracted from scores, in exponents of 2, for the weights of a gradient.
+
+    Args:
+      logarithms: natural logarithms of the sums of exponentials, of rows.
+
+    Infinite, so that the row has no weights, where it sees no key or where every key has so low a
+    score that the weights cannot be told from the sum, as with a bias of -1e9 for all of them.
+    """
+    return jnp.where(logarithms <= _COARSE, jnp.inf, logarithms * LOG2_E)
+
+
 def broadcast_rows(rows: Any, columns: int) -> Any:
     """A value for each row as a matrix."""
     return lax.broadcast_in_dim(rows, (rows.shape[0], columns), (0,))

@@ -90,7 +90,8 @@ def attention(
         same segment only. If segments are in ascending order, as in packed sequences, tiles without
         common ones are not computed.
       bias: (batch, q_heads, q_seq, kv_seq), each of them or 1, floating point: is added to the
-        scores.
+        scores. Minus infinity hides keys, and so do numbers such as -1e9; only a query of which
+        these hide all keys has a result, the mean of the values, and it has no gradients.
       alibi_slopes: (q_heads,) or (batch, q_heads): slope times the distance between a query's
         position and the key is subtracted from the scores (O. Press et al., arXiv 2108.12409). It
         has no derivative.

@@ -23,7 +23,7 @@ from pallasite_std.ops.flash.problem import Problem, View
 from pallasite_std.ops.flash.steps import over_keys, over_queries, with_operands
 from pallasite_std.ops.padding import padded
 from pallasite_std.ops.rings import PARAMS, over_steps
-from pallasite_std.ops.softmax import LOG2_E, broadcast_rows
+from pallasite_std.ops.softmax import broadcast_rows, exponents
 
 
 def gradients(
@@ -49,9 +49,7 @@ def gradients(
     tile = _tile(problem, extras)
     products = out.astype(jnp.float32) * d_out.astype(jnp.float32)
     deltas = padded(jnp.sum(products, axis=-1).transpose(0, 2, 1), 2, tile)
-    # Rows that see no key have no weights: 2 ** (score - infinity).
-    logarithms = jnp.where(jnp.isneginf(lse), jnp.inf, lse * LOG2_E)
-    logarithms = padded(logarithms, 2, tile)
+    logarithms = padded(exponents(lse), 2, tile)
     operands = (q, k, v, d_out, logarithms, deltas)
     cut = (tile, *_steps(problem, tile))
     width = cut[1]

@@ -12,11 +12,11 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.flash.backward_config import (
-    LOG2_E,
     BackwardConfig,
     BackwardProblem,
 )
 from pallasite_hopper.ops.flash.backward_tiles import DqParts
+from pallasite_std.api import exponents
 
 ROWS = 64
 """Queries of one block."""
@@ -71,7 +71,7 @@ def row_statistics(
             d_out_g.at[batch, rows, head, *problem.head_window], d_out_s, loaded
         )
         logs = lse_g[batch, head, rows]
-        logs = jnp.where(logs == -jnp.inf, jnp.inf, logs * LOG2_E)
+        logs = exponents(logs)
         if lengths_g is not None:
             number = lax.iota(jnp.int32, ROWS)
             logs = jnp.where(number + tile * ROWS < lengths_g[batch], logs, jnp.inf)

@@ -472,8 +472,10 @@ class _Forward:
         """New maxima, the factor of what was summed up under the old ones, and the weights."""
         larger = jnp.maximum(maxima, jnp.max(scores, axis=1))
         shrink = jnp.exp2((maxima - larger) * self.factor)
-        scaled = larger * self.factor
-        weights = softmax.exponentials(scores, self.factor, scaled, self.config.polynomial)
+        biased = self.problem.terms.biased
+        weights = softmax.exponentials(
+            scores, self.factor, larger, self.config.polynomial, large=biased
+        )
         return larger, shrink, weights
 
     def _shown(self, scores: Any, tile: Tile, start: Any, block: Any, stage: Any) -> Any:

@@ -13,10 +13,10 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.flash.single_config import TILE, Kind, SingleConfig
 from pallasite_std.api import (
-    LOG2_E,
     AttentionProblem,
     AttentionView,
     broadcast_rows,
+    exponents,
     over_keys,
     over_queries,
 )
@@ -195,7 +195,7 @@ class Block:
     def _logarithms(self, batch: Any, head: Any, start: Any, count: int) -> Any:
         """To base 2, of the sums of queries; infinite for those that see nothing."""
         logs = self.arrays.lse[batch, head, pl.ds(pl.multiple_of(start, count), count)]
-        return jnp.where(logs == -jnp.inf, jnp.inf, logs * LOG2_E)
+        return exponents(logs)
 
     def _step(
         self,

@@ -14,6 +14,7 @@ from jax import lax
 from pallasite_std.api import LOG2_E as LOG2_E
 from pallasite_std.api import broadcast_rows as broadcast_rows
 from pallasite_std.api import cap as cap
+from pallasite_std.api import exponents as exponents
 from pallasite_std.api import lowest as lowest
 
 COLUMNS = 8
@@ -23,17 +24,28 @@ _EXP2 = (0.99992808, 0.69326099, 0.24261094, 0.05517149)
 """Of 2**x on [-1/2, 1/2], with the least relative error for this degree: 7.5e-5."""
 
 
-def exponentials(scores: Any, factor: float, maxima: Any, polynomial: int) -> Any:
-    """``2 ** (factor * scores - maxima)``; maxima, one for each row, include the factor.
+def exponentials(
+    scores: Any, factor: float, maxima: Any, polynomial: int, large: bool = False
+) -> Any:
+    """``2 ** (factor * (scores - maxima))``, with maxima for each row.
+
+    With ``large`` scores, the difference comes first: a product in a multiply-add is exact, and the
+    largest score would not cancel its own product, which is rounded.
 
     One of ``polynomial`` groups of 8 columns, if that is not 0, is computed by a polynomial.
     """
     columns = scores.shape[1]
+    scaled = maxima if large else maxima * factor
+
+    def exponent(part: Any) -> Any:
+        subtracted = broadcast_rows(scaled, part.shape[1])
+        return (part - subtracted) * factor if large else part * factor - subtracted
+
     if polynomial == 0:
-        return jnp.exp2(scores * factor - broadcast_rows(maxima, columns))
+        return jnp.exp2(exponent(scores))
     parts = []
     for group, start in enumerate(range(0, columns, COLUMNS)):
-        part = scores[:, start : start + COLUMNS] * factor - broadcast_rows(maxima, COLUMNS)
+        part = exponent(scores[:, start : start + COLUMNS])
         chosen = group % polynomial == polynomial - 1
         parts.append(exp2_polynomial(part) if chosen else jnp.exp2(part))
     return jnp.concatenate(parts, axis=1)
