@@ -1,0 +1,19 @@
+"""The dialect ``ub``: values that are not defined, such as elements that nobody has inserted yet."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects._ods_common import _cext
+
+
+@_cext.register_dialect
+class _Dialect(ir.Dialect):
+    DIALECT_NAMESPACE = "ub"
+
+
+@_cext.register_operation(_Dialect)
+class PoisonOp(ir.OpView):
+    """``ub.poison``."""
+
+    OPERATION_NAME = "ub.poison"
+    _ODS_REGIONS = (0, True)
