@@ -15,9 +15,15 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
-from jaxlib.mlir.dialects import math as mlir_math
 
 from pallasite.plugin.ir import ops, parse_type, vector_type
+
+
+def _made(name: str, *operands: ir.Value) -> ir.Value:
+    """The result of a new operation, of its first operand's type: three times as fast as the
+    generated builders."""
+    made: ir.Value = ir.Operation.create(name, [operands[0].type], operands).result
+    return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,16 +92,16 @@ class Mask:
     value: ir.Value
 
     def __and__(self, other: Mask) -> Mask:
-        return Mask(arith.andi(self.value, other.value))
+        return Mask(_made("arith.andi", self.value, other.value))
 
     def __or__(self, other: Mask) -> Mask:
-        return Mask(arith.ori(self.value, other.value))
+        return Mask(_made("arith.ori", self.value, other.value))
 
     def __xor__(self, other: Mask) -> Mask:
-        return Mask(arith.xori(self.value, other.value))
+        return Mask(_made("arith.xori", self.value, other.value))
 
     def __invert__(self) -> Mask:
-        return Mask(arith.xori(self.value, ops.constant(1, self.value.type)))
+        return Mask(_made("arith.xori", self.value, ops.constant(1, self.value.type)))
 
     def choose[T: (Real, Word)](self, yes: T, no: T | Number) -> T:
         """``yes`` where true, else ``no``."""
@@ -122,39 +128,39 @@ class Word:
         return Word(ops.constant(number, self.value.type))
 
     def __add__(self, other: Word | int) -> Word:
-        return Word(arith.addi(self.value, self.lift(other)))
+        return Word(_made("arith.addi", self.value, self.lift(other)))
 
     def __sub__(self, other: Word | int) -> Word:
-        return Word(arith.subi(self.value, self.lift(other)))
+        return Word(_made("arith.subi", self.value, self.lift(other)))
 
     def __rsub__(self, other: int) -> Word:
-        return Word(arith.subi(self.lift(other), self.value))
+        return Word(_made("arith.subi", self.lift(other), self.value))
 
     def __mul__(self, other: Word | int) -> Word:
-        return Word(arith.muli(self.value, self.lift(other)))
+        return Word(_made("arith.muli", self.value, self.lift(other)))
 
     def __and__(self, other: Word | int) -> Word:
-        return Word(arith.andi(self.value, self.lift(other)))
+        return Word(_made("arith.andi", self.value, self.lift(other)))
 
     def __or__(self, other: Word | int) -> Word:
-        return Word(arith.ori(self.value, self.lift(other)))
+        return Word(_made("arith.ori", self.value, self.lift(other)))
 
     def __xor__(self, other: Word | int) -> Word:
-        return Word(arith.xori(self.value, self.lift(other)))
+        return Word(_made("arith.xori", self.value, self.lift(other)))
 
     def __lshift__(self, other: Word | int) -> Word:
-        return Word(arith.shli(self.value, self.lift(other)))
+        return Word(_made("arith.shli", self.value, self.lift(other)))
 
     def __rshift__(self, other: Word | int) -> Word:
-        return Word(arith.shrsi(self.value, self.lift(other)))
+        return Word(_made("arith.shrsi", self.value, self.lift(other)))
 
     def shift_logical(self, other: Word | int) -> Word:
         """Shift to the right that brings in zeros."""
-        return Word(arith.shrui(self.value, self.lift(other)))
+        return Word(_made("arith.shrui", self.value, self.lift(other)))
 
     def divide_unsigned(self, other: Word | int) -> Word:
         """Unsigned quotient."""
-        return Word(arith.divui(self.value, self.lift(other)))
+        return Word(_made("arith.divui", self.value, self.lift(other)))
 
     def compare(self, predicate: str, other: Word | int) -> Mask:
         """Comparison by MLIR's name of the predicate, such as ``"ult"``."""
@@ -222,38 +228,38 @@ class Real:
         return Real(ops.constant(number, self.value.type))
 
     def __add__(self, other: Real | Number) -> Real:
-        return Real(arith.addf(self.value, self.lift(other)))
+        return Real(_made("arith.addf", self.value, self.lift(other)))
 
     def __radd__(self, other: Number) -> Real:
-        return Real(arith.addf(self.lift(other), self.value))
+        return Real(_made("arith.addf", self.lift(other), self.value))
 
     def __sub__(self, other: Real | Number) -> Real:
-        return Real(arith.subf(self.value, self.lift(other)))
+        return Real(_made("arith.subf", self.value, self.lift(other)))
 
     def __rsub__(self, other: Number) -> Real:
-        return Real(arith.subf(self.lift(other), self.value))
+        return Real(_made("arith.subf", self.lift(other), self.value))
 
     def __mul__(self, other: Real | Number) -> Real:
-        return Real(arith.mulf(self.value, self.lift(other)))
+        return Real(_made("arith.mulf", self.value, self.lift(other)))
 
     def __rmul__(self, other: Number) -> Real:
-        return Real(arith.mulf(self.lift(other), self.value))
+        return Real(_made("arith.mulf", self.lift(other), self.value))
 
     def __truediv__(self, other: Real | Number) -> Real:
-        return Real(arith.divf(self.value, self.lift(other)))
+        return Real(_made("arith.divf", self.value, self.lift(other)))
 
     def __rtruediv__(self, other: Number) -> Real:
-        return Real(arith.divf(self.lift(other), self.value))
+        return Real(_made("arith.divf", self.lift(other), self.value))
 
     def __neg__(self) -> Real:
-        return Real(arith.negf(self.value))
+        return Real(_made("arith.negf", self.value))
 
     def __abs__(self) -> Real:
-        return Real(mlir_math.absf(self.value))
+        return Real(_made("math.absf", self.value))
 
     def times_plus(self, factor: Real | Number, addend: Real | Number) -> Real:
         """``self * factor + addend`` with one rounding."""
-        return Real(mlir_math.fma(self.value, self.lift(factor), self.lift(addend)))
+        return Real(_made("math.fma", self.value, self.lift(factor), self.lift(addend)))
 
     def compare(self, predicate: str, other: Real | Number) -> Mask:
         """Comparison by MLIR's name of the predicate, such as ``"ULT"``."""
@@ -286,35 +292,35 @@ class Real:
 
     def at_most(self, bound: Number) -> Real:
         """The smaller of this and a bound; NaN stays."""
-        return Real(arith.minimumf(self.value, self.lift(bound)))
+        return Real(_made("arith.minimumf", self.value, self.lift(bound)))
 
     def at_least(self, bound: Number) -> Real:
         """The larger of this and a bound; NaN stays."""
-        return Real(arith.maximumf(self.value, self.lift(bound)))
+        return Real(_made("arith.maximumf", self.value, self.lift(bound)))
 
     def with_sign_of(self, other: Real) -> Real:
         """The magnitude of this with the sign of the other."""
-        return Real(mlir_math.copysign(self.value, other.value))
+        return Real(_made("math.copysign", self.value, other.value))
 
     def sqrt(self) -> Real:
         """The correctly rounded square root."""
-        return Real(mlir_math.sqrt(self.value))
+        return Real(_made("math.sqrt", self.value))
 
     def round_even(self) -> Real:
         """The nearest integer; of two, the even one."""
-        return Real(mlir_math.roundeven(self.value))
+        return Real(_made("math.roundeven", self.value))
 
     def trunc(self) -> Real:
         """The integer next to this in the direction of zero."""
-        return Real(mlir_math.trunc(self.value))
+        return Real(_made("math.trunc", self.value))
 
     def floor(self) -> Real:
         """The largest integer that is not above this."""
-        return Real(mlir_math.floor(self.value))
+        return Real(_made("math.floor", self.value))
 
     def ceil(self) -> Real:
         """The smallest integer that is not below this."""
-        return Real(mlir_math.ceil(self.value))
+        return Real(_made("math.ceil", self.value))
 
     def bits(self) -> Word:
         """The representation as an integer."""
@@ -442,7 +448,10 @@ def map_elements(function: Callable[..., Any], *values: ir.Value) -> ir.Value:
 def _elements(value: ir.Value, count: int) -> list[ir.Value]:
     """The elements of a vector; a constant with equal elements is one scalar constant."""
     owner = value.owner
-    if not isinstance(owner, ir.Block) and owner.name == "arith.constant":
+    name = "" if isinstance(owner, ir.Block) else owner.name
+    if name == "vector.from_elements":
+        return list(owner.operands)
+    if name == "arith.constant":
         attribute = ir.DenseElementsAttr(owner.attributes["value"])
         if attribute.is_splat:
             return [arith.constant(value.type.element_type, attribute.get_splat_value())] * count
