@@ -236,9 +236,9 @@ def pallasite_operations() -> list[Operation]:
 @hookimpl
 def pallasite_translations() -> list[Translation]:
     """Mathematics, atomic operations, vectors, and the dialects that inlined code emits."""
+    from pallasite_std import dialects
     from pallasite_std.inline.gpu_translation import GPU
     from pallasite_std.inline.memref_translation import MEMREF
-    from pallasite_std import dialects
     from pallasite_std.translations.atomics import ATOMICS
     from pallasite_std.translations.math import MATH
     from pallasite_std.translations.vector import VECTOR

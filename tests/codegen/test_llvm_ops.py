@@ -14,11 +14,22 @@ from codegen_support import (
     compile_host,
     elementwise,
     kernel,
+    parse,
     to_llvm,
     to_ptx,
 )
 
 from pallasite.errors import CompilationError
+from pallasite_std.dialects.ub import PoisonOp
+
+
+def test_undefined_values():
+    """The bindings know the class of ``ub.poison``: else they would look for it every time."""
+    source = kernel("%x = ub.poison : f32\nllvm.store %x, %p : f32, !llvm.ptr", "%p: !llvm.ptr")
+    check(to_llvm(source), "CHECK: store float poison, ptr %a0")
+    module = parse(source)
+    (function,) = module.body.operations
+    assert isinstance(next(iter(function.regions[0].blocks[0].operations)), PoisonOp)
 
 
 def test_addresses():
