@@ -1,6 +1,6 @@
 """Two devices exchange what they have: each stores its part in the memory of the other.
 
-    pallasite run examples/exchange.py --devices 2 --sanitize --statistics
+    pallasite run examples/exchange.py::exchange --arg 'f32[1024]' --devices 2 --statistics
 
 The kernel runs on every device of a mesh, inside `jax.shard_map`. `plgpu.remote_ref` is the same
 array on another device, and `pl.semaphore_signal` with `device_id` tells that device that its
