@@ -282,6 +282,21 @@ def test_aliases():
         spec_of(kernel(copy_body, out_type=X, input_output_aliases={1: 0}), ones(8, 32))
 
 
+def test_loops_stay_loops_without_jit():
+    """``jax.disable_jit`` is for what runs in Python, which a kernel's body never does."""
+
+    def body(x, o):
+        def step(i, total):
+            return total + lax.cond(i < 2, lambda: x[i], lambda: x[0])
+
+        o[0] = lax.fori_loop(0, 4, step, jnp.zeros((32,), F32))
+
+    call = kernel(body, out_type=jax.ShapeDtypeStruct((1, 32), F32))
+    with jax.disable_jit():
+        spec = spec_of(call, ones(2, 32))
+    assert [one.primitive.name for one in spec.jaxpr.eqns].count("scan") == 1
+
+
 # --- vmap ---
 def test_vmap():
     def body(x, y, o, scratch):

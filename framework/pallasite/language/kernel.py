@@ -259,7 +259,7 @@ class _Kernel:
 
         def run(*scratch: Any, **named_scratch: Any) -> None:
             self.check_signature(refs, scratch, named_scratch)
-            with _jax.traced_at(None), checks.errors_at_user_line():
+            with _jax.traced_at(None), checks.errors_at_user_line(), jax.disable_jit(False):
                 result = self.body(*refs, *scratch, **named_scratch)
             if result is not None:
                 raise InvalidTypeError(
