@@ -220,6 +220,18 @@ def test_cross_entropy_of_extremes():
         np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
 
+def test_labels_of_many_bits():
+    """Those that no integer of 32 bits holds are no classes: the nearest one counts."""
+    logits = random(8, (3, 40), "float32")
+    expected = ops.softmax_cross_entropy(logits, jnp.array([39, 39, 1]))
+    labels = jnp.array([2**32 - 1, 2**31 + 3, 1], jnp.uint32)
+    np.testing.assert_array_equal(ops.softmax_cross_entropy(logits, labels), expected)
+    with jax.enable_x64(True):
+        labels = jnp.array([2**40, 2**32, -(2**33)])
+        expected = ops.softmax_cross_entropy(logits, jnp.array([39, 39, 0]))
+        np.testing.assert_array_equal(ops.softmax_cross_entropy(logits, labels), expected)
+
+
 @pytest.mark.parametrize("shape", [(3, 5, 131), (2, 20001)], ids=str)
 def test_gated_activations(shape):
     """SwiGLU, and another function."""
@@ -298,6 +310,14 @@ def test_nothing():
         (lambda x: ops.layer_norm(x, epsilon=-1), InvalidValueError, "epsilon is negative"),
         (lambda x: ops.quantize(x, "int4"), InvalidTypeError, "float8_e4m3fn, float8_e5m2, int8"),
         (lambda x: ops.quantize(x, "int8", group=3), InvalidValueError, "does not divide"),
+        (lambda x: ops.quantize(x, "int8", group="a"), InvalidTypeError, "group must be an int"),
+        (lambda x: ops.quantize(x, "what"), InvalidTypeError, "quotients is not a dtype"),
+        (lambda x: ops.rms_norm("x"), InvalidTypeError, "x is not an array"),
+        (
+            lambda x: ops.softmax_cross_entropy(x, [0, 0], ignored_label=2**40),
+            InvalidValueError,
+            "ignored_label is out of range",
+        ),
         (lambda x: ops.dequantize(x, x[:, 0]), InvalidTypeError, "do not fit together"),
         (lambda x: ops.softmax_cross_entropy(x, x[:, 0]), InvalidTypeError, "labels do not fit"),
         (lambda x: ops.swiglu(x, x[:1]), InvalidTypeError, "up and gate are not"),

@@ -155,18 +155,26 @@ def zeros(shape: tuple[int, ...], dtype: Any, *operands: Any) -> jax.Array:
     return result
 
 
+def saturated(integers: jax.Array) -> jax.Array:
+    """Integers as int32: those that it does not hold as the nearest that it does."""
+    kind, limits = jnp.iinfo(integers.dtype), np.iinfo(np.int32)
+    if kind.max > limits.max:
+        integers = jnp.clip(integers, max(kind.min, limits.min), limits.max)
+    return integers.astype(jnp.int32)
+
+
 def in_32_bits[**P, T](function: Callable[P, T], *, narrows: bool = True) -> Callable[P, T]:
     """An operation, or a rule of its derivatives, that computes as without ``jax_enable_x64``.
 
     Kernels have indices of 32 bits, and intermediate results of 32 bits at most, whatever the
     types of Python's numbers are in the program. Integers of 64 bits become ones of 32, as labels
-    and sizes may; the operation says what it thinks of other operands.
+    and sizes may (:func:`saturated`); the operation says what it thinks of other operands.
     """
 
     def narrow(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return leaf
-        return leaf.astype(jnp.int32) if leaf.dtype in (np.int64, np.uint64) else leaf
+        return saturated(leaf) if leaf.dtype in (np.int64, np.uint64) else leaf
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
+from pallasite_std.ops.arguments import dtype_of
 
 FLOATS = tuple(np.dtype(one) for one in (jnp.bfloat16, jnp.float16, jnp.float32))
 QUANTIZED = tuple(np.dtype(one) for one in (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8))
@@ -20,13 +22,49 @@ def names(dtypes: tuple[np.dtype[Any], ...]) -> str:
     return ", ".join(one.name for one in dtypes)
 
 
+def as_array(value: Any, what: str) -> jax.Array:
+    """An array of numbers.
+
+    Raises:
+      InvalidTypeError: it is none.
+    """
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        kind = type(value).__name__
+        raise InvalidTypeError(
+            f"{what} is not an array of numbers", got=kind, expected="such as a jax.Array"
+        ) from None
+
+
+def integer(value: Any, what: str) -> int:
+    """An integer of 32 bits that is known while tracing.
+
+    Raises:
+      InvalidTypeError: it is none.
+      InvalidValueError: it has more bits.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidTypeError(
+            f"{what} must be an integer that is known while tracing", got=type(value).__name__
+        ) from None
+    limits = np.iinfo(np.int32)
+    if not limits.min <= number <= limits.max:
+        raise InvalidValueError(
+            f"{what} is out of range", got=number, expected="an integer of 32 bits"
+        )
+    return number
+
+
 def float_array(array: Any, what: str, *, rank: int = 1) -> jax.Array:
     """An array of at least ``rank`` axes of a dtype that kernels compute with.
 
     Raises:
       InvalidTypeError: it has another dtype, or too few axes.
     """
-    array = jnp.asarray(array)
+    array = as_array(array, what)
     if np.dtype(array.dtype) not in FLOATS or array.ndim < rank:
         raise InvalidTypeError(
             f"{what} does not fit",
@@ -44,7 +82,7 @@ def per_column(array: Any, what: str, columns: int) -> jax.Array | None:
     """
     if array is None:
         return None
-    array = jnp.asarray(array)
+    array = as_array(array, what)
     if array.shape != (columns,) or np.dtype(array.dtype) not in FLOATS:
         raise InvalidTypeError(
             f"{what} does not fit the rows",
@@ -60,7 +98,7 @@ def same_type(array: Any, other: Any, what: str, others: str) -> jax.Array:
     Raises:
       InvalidTypeError: it differs.
     """
-    array = jnp.asarray(array)
+    array = as_array(array, what)
     if (array.shape, array.dtype) != (other.shape, other.dtype):
         raise InvalidTypeError(
             f"{what} and {others} are not of the same type",
@@ -76,7 +114,7 @@ def quantized_dtype(dtype: Any) -> np.dtype[Any]:
     Raises:
       InvalidTypeError: it is none of those.
     """
-    kind: np.dtype[Any] = np.dtype(dtype)
+    kind = dtype_of(dtype, "the dtype of quotients")
     if kind not in QUANTIZED:
         raise InvalidTypeError(
             "rows are not quantised to this dtype", got=kind.name, expected=names(QUANTIZED)

@@ -10,9 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import in_32_bits, matched, positive, with_derivatives_of, zeros
+from pallasite_std.ops.arguments import (
+    in_32_bits,
+    matched,
+    positive,
+    saturated,
+    with_derivatives_of,
+    zeros,
+)
 from pallasite_std.ops.rows import cross_entropy_kernels
-from pallasite_std.ops.rows.arguments import as_rows, float_array, machine, small_number
+from pallasite_std.ops.rows.arguments import (
+    as_array,
+    as_rows,
+    float_array,
+    integer,
+    machine,
+    small_number,
+)
 from pallasite_std.ops.rows.cross_entropy_kernels import CrossEntropy
 from pallasite_std.ops.rows.segments import in_segments
 
@@ -45,7 +59,7 @@ def softmax_cross_entropy(
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
     """
     logits = float_array(logits, "logits")
-    labels = jnp.asarray(labels)
+    labels = as_array(labels, "labels")
     if labels.shape != logits.shape[:-1] or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise InvalidTypeError(
             "labels do not fit the logits",
@@ -60,13 +74,13 @@ def softmax_cross_entropy(
         smoothing=small_number(label_smoothing, "label_smoothing"),
         z_loss=small_number(z_loss, "z_loss"),
         soft_cap=None if soft_cap is None else positive(soft_cap, "soft_cap"),
-        ignored=None if ignored_label is None else int(ignored_label),
+        ignored=None if ignored_label is None else integer(ignored_label, "ignored_label"),
     )
     if loss.smoothing > 1.0:
         raise InvalidValueError(
             "label_smoothing is no share", got=label_smoothing, expected="a number from 0 to 1"
         )
-    logits, labels = matched(logits, labels.astype(jnp.int32))
+    logits, labels = matched(logits, saturated(labels))
     if logits.size == 0:
         return zeros(labels.shape, np.dtype(np.float32), logits)
     result: jax.Array = _loss(loss, logits, labels)

@@ -15,7 +15,9 @@ from pallasite_std.ops.arguments import float_dtype, in_32_bits, matched, withou
 from pallasite_std.ops.rows.arguments import (
     FLOATS,
     QUANTIZED,
+    as_array,
     float_array,
+    integer,
     machine,
     names,
     quantized_dtype,
@@ -48,6 +50,7 @@ def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax
     """
     x, kind = float_array(x, "x"), quantized_dtype(dtype)
     columns = x.shape[-1]
+    group = None if group is None else integer(group, "group")
     if group is not None and (group <= 0 or columns % group):
         raise InvalidValueError(
             "group does not divide the columns",
@@ -134,7 +137,7 @@ def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) 
     Raises:
       InvalidTypeError: arguments that do not fit together.
     """
-    values, scales = jnp.asarray(values), jnp.asarray(scales)
+    values, scales = as_array(values, "values"), as_array(scales, "scales")
     out = float_dtype(dtype, FLOATS)
     lead, columns = values.shape[:-1], values.shape[-1] if values.ndim else 0
     grouped = scales.ndim == values.ndim and scales.shape[:-1] == lead and scales.shape[-1]

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidTypeError
 from pallasite_std.ops.arguments import in_32_bits, matched, positive, without_derivatives, zeros
-from pallasite_std.ops.rows.arguments import float_array
+from pallasite_std.ops.rows.arguments import as_array, float_array, integer
 from pallasite_std.ops.rows.elementwise import ELEMENTS
 from pallasite_std.ops.rows.tiling import LANES
 
@@ -52,9 +52,9 @@ def rotary_embedding(
 
     Source: J. Su et al., "RoFormer", arXiv 2104.09864.
     """
-    x, positions = float_array(x, "x", rank=3), jnp.asarray(positions)
+    x, positions = float_array(x, "x", rank=3), as_array(positions, "positions")
     *lead, tokens, heads, head_dim = x.shape
-    rotated = head_dim if rotary_dim is None else rotary_dim
+    rotated = head_dim if rotary_dim is None else integer(rotary_dim, "rotary_dim")
     if not 0 < rotated <= head_dim or rotated % 2:
         raise InvalidTypeError(
             "so many elements of a head cannot be rotated",
