@@ -34,6 +34,8 @@ ALLOWANCE = 100
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 NUMBERS = ("int8", "uint8", "int16", "int32", "int64", *FLOATS)
+MOVED = (*NUMBERS, "bool", "uint16", "float8_e4m3fn", "float8_e5m2")
+TRAINED = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +83,88 @@ BODIES = {
 BODIES["outer"] = dataclasses.replace(BODIES["outer"], ranks=(2, 2, 3))
 
 
+def _layer_norm(x: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    return (centred * lax.rsqrt(variance + 1e-5)).astype(x.dtype)
+
+
+def _rms_norm(x: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+
+def _places(x: Any, axis: int) -> Any:
+    """Indices along an axis, in an order without a pattern."""
+    n = x.shape[axis]
+    return (lax.iota(jnp.int32, n) * 7 + 3) % n
+
+
+def _quantized(x: Any) -> Any:
+    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127 + 1e-6
+    return jnp.round(x / scale).astype(jnp.int8)
+
+
+def _triangle(x: Any) -> Any:
+    rows, columns = (lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - n) for n in (2, 1))
+    return jnp.where(columns <= rows, x, jnp.zeros_like(x))
+
+
+ROWS = (2, 2, 3)
+BODIES |= {
+    "layer norm": Body(_layer_norm, TRAINED, ROWS),
+    "rms norm": Body(_rms_norm, TRAINED, ROWS),
+    "log softmax": Body(lambda x: jax.nn.log_softmax(x, axis=-1), TRAINED, ROWS),
+    "softmax of columns": Body(lambda x: jax.nn.softmax(x, axis=0), TRAINED, ROWS),
+    "logsumexp of rows": Body(lambda x: jax.nn.logsumexp(x, axis=-1), TRAINED, ROWS),
+    "mean of columns": Body(lambda x: jnp.mean(x, axis=0), TRAINED, ROWS),
+    "variance of rows": Body(lambda x: jnp.var(x, axis=-1), TRAINED, ROWS),
+    "quantized": Body(_quantized, TRAINED, ROWS),
+    "gelu": Body(jax.nn.gelu, TRAINED),
+    "gated": Body(lambda x: jax.nn.silu(x) * x, TRAINED),
+    "compared": Body(lambda x: x > jnp.zeros_like(x)),
+    "any of rows": Body(lambda x: jnp.any(x != jnp.zeros_like(x), axis=-1), ranks=ROWS),
+    "product of rows": Body(
+        lambda x: jnp.prod(x, axis=-1, dtype=x.dtype), ("float32", "int32"), ROWS
+    ),
+    "min of columns": Body(lambda x: jnp.min(x, axis=0), ranks=ROWS),
+    "argmax of rows": Body(lambda x: jnp.argmax(x, axis=-1), ranks=ROWS),
+    "argsort of rows": Body(lambda x: jnp.argsort(x, -1), ("float32", "int16"), (2,), 16384),
+    "top of rows": Body(lambda x: lax.top_k(x, 1), ("float32", "bfloat16"), (2,), 16384),
+    "cumsum of columns": Body(lambda x: lax.cumsum(x, 0), ("float32", "int32"), ROWS),
+    "cumprod of rows": Body(lambda x: lax.cumprod(x, x.ndim - 1), ("float32",), (2,)),
+    "masked": Body(_triangle, MOVED, ROWS),
+    "joined along rows": Body(lambda x: jnp.concatenate([x, x], -1), MOVED, ROWS, 32768),
+    "joined along columns": Body(lambda x: jnp.concatenate([x, x], 0), MOVED, ROWS, 32768),
+    "stacked": Body(lambda x: jnp.stack([x, -x]), TRAINED, ROWS, 32768),
+    "flat": Body(lambda x: x.reshape(-1), MOVED, ROWS),
+    "one axis more": Body(lambda x: x[:, None] * 2, NUMBERS),
+    "repeated rows": Body(
+        lambda x: jnp.broadcast_to(x[None], (3, *x.shape)), MOVED, (1, 2, 2), 16384
+    ),
+    "first row": Body(lambda x: jnp.broadcast_to(x[:1], x.shape), MOVED, ROWS),
+    "first column": Body(lambda x: x - x[..., :1], NUMBERS, ROWS),
+    "differences": Body(lambda x: x[1:] - x[:-1] if x.shape[0] > 1 else x, NUMBERS, ROWS),
+    "every second row": Body(lambda x: x[::2], MOVED, ROWS),
+    "every second column": Body(lambda x: x[..., ::2], MOVED, ROWS),
+    "rolled": Body(lambda x: jnp.roll(x, 1, axis=-1), MOVED, ROWS),
+    "tiled": Body(lambda x: jnp.tile(x, (1,) * (x.ndim - 1) + (2,)), MOVED, ROWS, 32768),
+    "taken rows": Body(lambda x: jnp.take(x, _places(x, 0), axis=0), NUMBERS, ROWS),
+    "taken columns": Body(lambda x: jnp.take(x, _places(x, -1), axis=-1), NUMBERS, ROWS),
+    "padded below": Body(lambda x: jnp.pad(x, [(0, 3)] * x.ndim), MOVED, ROWS, 32768),
+    "product with itself": Body(
+        lambda x: jnp.dot(x, x.T, preferred_element_type=jnp.float32), TRAINED, (2,)
+    ),
+    "exchanged axes": Body(lambda x: jnp.swapaxes(x, -1, -2), MOVED, (3,)),
+    "halves": Body(
+        lambda x: jnp.multiply(x[..., : x.shape[-1] // 2], x[..., -(x.shape[-1] // 2) :]),
+        TRAINED,
+        ROWS,
+    ),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """A kernel: an array in global memory, a function of it, another array in global memory."""
@@ -102,11 +186,18 @@ def make_program(seed: int) -> Program:
     rank = choose.choice(body.ranks)
     largest = {1: 65536, 2: 256, 3: 64}[rank]
     while True:
-        shape = tuple(choose.randint(1, largest) for _ in range(rank))
+        shape = tuple(_extent(choose, largest) for _ in range(rank))
         if powers_size(shape) <= body.most:
             break
     semantics = choose.choice(list(plgpu.LoweringSemantics))
     return Program(name, shape, choose.choice(body.dtypes), semantics)
+
+
+def _extent(choose: random.Random, largest: int) -> int:
+    """A random extent; one of eight is at a limit, or next to one."""
+    if choose.random() < 0.125:
+        return choose.choice([1, 2, 3, largest - 3, largest - 1, largest])
+    return choose.randint(1, largest)
 
 
 def powers(shape: Sequence[int]) -> tuple[int, ...]:

@@ -431,25 +431,28 @@ def _register(primitive: Any, name: str) -> None:
 
 
 def _widened(value: ir.Value, dtype: np.dtype[Any]) -> ir.Value | None:
-    """Bytes as halves of words, two by one instruction; None of what is no whole words of them."""
-    if dtype not in (np.int8, np.uint8) or ops.vector_length(value) % 4:
+    """Bytes as halves of words, two by one instruction; None of an odd number of bytes."""
+    if dtype not in (np.int8, np.uint8) or ops.vector_length(value) % 2:
         return None
     count = ops.vector_length(value)
     # Bytes 0 to 3, each followed by 0 or by its sign (PTX ISA 9.7.10.5, prmt).
     selectors = (0x9180, 0xB3A2) if dtype == np.int8 else (0x4140, 0x4342)
-    words = ops.bitcast(value, ir.VectorType.get((count // 4,), ops.i32()))
+    half = ir.IntegerType.get_signless(16)
+    if count % 4:
+        selectors = selectors[:1]
+        halves = ops.bitcast(value, ir.VectorType.get((count // 2,), half))
+        parts = [ops.extract(halves, number) for number in range(count // 2)]
+        words = [ops.cast_integer(part, ops.i32(), signed=False) for part in parts]
+    else:
+        whole = ops.bitcast(value, ir.VectorType.get((count // 4,), ops.i32()))
+        words = [ops.extract(whole, number) for number in range(count // 4)]
     wide = [
         ops.intrinsic(
-            ops.i32(),
-            "llvm.nvvm.prmt",
-            ops.extract(words, number),
-            ops.i32_constant(0),
-            ops.i32_constant(selector),
+            ops.i32(), "llvm.nvvm.prmt", word, ops.i32_constant(0), ops.i32_constant(selector)
         )
-        for number in range(count // 4)
+        for word in words
         for selector in selectors
     ]
-    half = ir.IntegerType.get_signless(16)
     return ops.bitcast(ops.from_elements(wide), ir.VectorType.get((count,), half))
 
 
